@@ -180,6 +180,8 @@ pub struct HttpRouteRule {
     pub backend_refs: Vec<HttpBackendRef>,
     /// How long requests may take.
     pub timeouts: Option<HttpRouteTimeouts>,
+    /// When and how often requests are sent again.
+    pub retry: Option<HttpRouteRetry>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -193,6 +195,21 @@ pub struct HttpRouteTimeouts {
     pub request: Option<String>,
     /// One try.
     pub backend_request: Option<String>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// See [`HttpRouteRule::retry`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRouteRetry {
+    /// Statuses of answers.
+    pub codes: Vec<i32>,
+    /// How often at most.
+    pub attempts: Option<i32>,
+    /// What is waited at least, as in GEP-2257.
+    pub backoff: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -213,6 +230,10 @@ pub struct HttpRouteFilter {
     pub request_redirect: Option<HttpRequestRedirect>,
     /// `URLRewrite`.
     pub url_rewrite: Option<HttpUrlRewrite>,
+    /// `RequestMirror`.
+    pub request_mirror: Option<HttpRequestMirror>,
+    /// `CORS`.
+    pub cors: Option<HttpCorsFilter>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -270,6 +291,71 @@ pub struct HttpUrlRewrite {
     pub hostname: Option<String>,
     /// The path.
     pub path: Option<HttpPathModifier>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// Another service that gets requests as well.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpRequestMirror {
+    /// The service.
+    pub backend_ref: BackendReference,
+    /// Its share, 0 to 100.
+    pub percent: Option<i32>,
+    /// Its share.
+    pub fraction: Option<Fraction>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// An object that requests go to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BackendReference {
+    /// API group; empty if left out.
+    pub group: Option<String>,
+    /// Kind; `Service` if left out.
+    pub kind: Option<String>,
+    /// Namespace; the route's if left out.
+    pub namespace: Option<String>,
+    /// Name.
+    pub name: String,
+    /// Port; needed for services.
+    pub port: Option<i32>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// See [`HttpRequestMirror::fraction`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Fraction {
+    /// So many.
+    pub numerator: i32,
+    /// Of so many; 100 if left out.
+    pub denominator: Option<i32>,
+}
+
+/// Which scripts of other origins may read answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HttpCorsFilter {
+    /// Origins.
+    pub allow_origins: Vec<String>,
+    /// Whether requests may carry credentials; no if left out.
+    pub allow_credentials: Option<bool>,
+    /// Methods.
+    pub allow_methods: Vec<String>,
+    /// Headers of requests.
+    pub allow_headers: Vec<String>,
+    /// Headers of answers.
+    pub expose_headers: Vec<String>,
+    /// Seconds; 5 if left out.
+    pub max_age: Option<i32>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,

@@ -6,11 +6,13 @@
 
 mod filters;
 mod lookup;
+mod retry;
 
 use std::sync::Arc;
 
 use ambit_model::{
-    ArcStr, HttpBackend, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts, RouteName,
+    ArcStr, HttpBackend, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
+    RouteName,
 };
 use http::HeaderMap;
 use rand::RngCore;
@@ -19,7 +21,8 @@ use lookup::{Entry, Lookup};
 
 use crate::weights;
 
-pub use filters::{Filters, MatchedPath, Redirect, RedirectError, changed};
+pub use filters::{Applied, Asked, Cors, Filters, MatchedPath, Redirect, RedirectError, changed};
+pub use retry::{is_asked_again, wait};
 
 /// Why requests that a match with a bad expression or header might be meant for are not served.
 const BROKEN: ArcStr =
@@ -53,11 +56,14 @@ pub struct Rule {
     pub route: RouteName,
     /// Its place there.
     pub index: usize,
+    /// What logs call it, besides the route.
+    pub name: Option<ArcStr>,
     backends: Vec<Backend>,
-    /// What is done with its requests.
-    pub filters: Filters,
+    filters: Filters,
     /// How long they may take.
     pub timeouts: HttpTimeouts,
+    /// When they are sent again.
+    pub retry: Option<HttpRetry>,
     /// Why requests that match cannot be served.
     pub unsupported: Option<ArcStr>,
 }
@@ -67,8 +73,7 @@ pub struct Rule {
 pub struct Backend {
     /// The service, and its share.
     pub to: HttpBackend,
-    /// What is done with the requests that go there.
-    pub filters: Filters,
+    filters: Filters,
 }
 
 /// What a table says of a request.
@@ -168,6 +173,8 @@ impl Rule {
         Self {
             route: route.name.clone(),
             index,
+            name: rule.name.clone(),
+            retry: rule.retry.clone(),
             backends,
             filters: filters(&rule.filters),
             timeouts: rule.timeouts,
@@ -178,6 +185,15 @@ impl Rule {
     /// Its backends, in their order.
     pub fn backends(&self) -> &[Backend] {
         &self.backends
+    }
+
+    /// What is done with a request that goes to the backend in a place; by the rule alone if it goes to none.
+    pub fn applied(&self, backend: Option<usize>) -> Applied<'_> {
+        let backend = backend.and_then(|index| self.backends.get(index));
+        Applied {
+            rule: &self.filters,
+            backend: backend.map(|backend| &backend.filters),
+        }
     }
 
     /// A backend for one request, by weight, with its place; `None` if there is none.

@@ -15,5 +15,5 @@ mod value;
 pub use destinations::DestinationMetrics;
 pub use flags::{ResponseFlag, ResponseFlags};
 pub use labels::{HttpLabels, RequestProtocol, ResponseCode};
-pub use metrics::HttpMetrics;
+pub use metrics::{HttpMetrics, MirrorOutcome};
 pub use report::{AccessLogFormat, HttpRequestReport};

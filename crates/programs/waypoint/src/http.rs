@@ -3,18 +3,27 @@
 mod admission;
 mod body;
 mod broken;
+mod budget;
 mod circle;
 mod endpoint;
 mod exchange;
 mod failure;
+mod form;
 mod headers;
+mod mirror;
 mod pace;
 mod record;
+mod replay;
 mod reply;
+mod retrying;
+mod routed;
 mod send;
+mod tee;
 mod upgrade;
 
+pub(crate) use budget::Budgets;
 pub(crate) use circle::Passed;
+pub(crate) use mirror::Mirrors;
 pub(crate) use send::Destination;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};

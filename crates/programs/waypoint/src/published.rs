@@ -9,8 +9,8 @@ use ambit_l7::{
     stream::StreamTable,
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpRoute, NamespacedHostname, PolicyKey, StreamRoute, WaypointGateway,
-    WaypointService,
+    ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PolicyKey, StreamRoute,
+    WaypointGateway, WaypointService,
 };
 use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
@@ -77,15 +77,22 @@ impl Served {
             .clone()
     }
 
-    /// The services that its routes lead to.
+    /// The services that its routes lead to, mirrors among them.
     fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
-        let rules = self.routes.iter().flat_map(|route| &route.rules);
-        let backends = rules.flat_map(|rule| &rule.backends);
+        let rules = || self.routes.iter().flat_map(|route| &route.rules);
+        let backends = || rules().flat_map(|rule| &rule.backends);
+        let filters = rules().flat_map(|rule| &rule.filters);
+        let filters = filters.chain(backends().flat_map(|backend| &backend.filters));
+        let mirrors = filters.filter_map(|filter| match filter {
+            HttpFilter::Mirror(mirror) => Some(&mirror.service),
+            _ => None,
+        });
         let of_requests =
-            backends.filter_map(|backend: &HttpBackend| backend.service.as_ref().ok());
+            backends().filter_map(|backend: &HttpBackend| backend.service.as_ref().ok());
         let routes = self.tls_routes.iter().chain(&self.tcp_routes);
         let backends = routes.flat_map(|route| &route.backends);
-        of_requests.chain(backends.filter_map(|backend| backend.service.as_ref().ok()))
+        let of_connections = backends.filter_map(|backend| backend.service.as_ref().ok());
+        of_requests.chain(mirrors).chain(of_connections)
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 use crate::{
     caller::{Caller, CallerError},
-    http::{self as l7, Passed},
+    http::{self as l7, Budgets, Mirrors, Passed},
     message::Version,
     session::Session,
     sniff::Sniffed,
@@ -84,6 +84,8 @@ fn serve_on_worker(
     let mut listeners = Listeners::new(vec![(TcpListener::from_std(listener)?, ())]);
     let shard = Arc::new(Shard {
         upstreams: Upstreams::new(&waypoint.dialer),
+        mirrors: Mirrors::default(),
+        retries: Budgets::default(),
         waypoint,
     });
     ambit_rt::spawn_essential("listeners", async move {

@@ -12,7 +12,12 @@ use ambit_route::{Route, RouteError};
 use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
-use crate::{config::Config, published::Published, upstream::Upstreams};
+use crate::{
+    config::Config,
+    http::{Budgets, Mirrors},
+    published::Published,
+    upstream::Upstreams,
+};
 
 /// One waypoint.
 #[derive(Debug)]
@@ -52,6 +57,9 @@ pub struct Surroundings {
 pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
     pub(crate) upstreams: Upstreams,
+    pub(crate) mirrors: Mirrors,
+    /// How many requests may be sent again.
+    pub(crate) retries: Budgets,
 }
 
 /// The mesh is not known well enough to serve.

@@ -70,6 +70,8 @@ pub struct HttpRoute {
 /// One rule of a route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpRouteRule {
+    /// What logs call it, besides the route.
+    pub name: Option<ArcStr>,
     /// Any one suffices; none at all matches every request.
     pub matches: Vec<HttpRouteMatch>,
     /// What is done with requests and answers.
@@ -78,6 +80,8 @@ pub struct HttpRouteRule {
     pub backends: Vec<HttpBackend>,
     /// How long things may take.
     pub timeouts: HttpTimeouts,
+    /// When and how often requests are sent again; as without routes if `None`.
+    pub retry: Option<HttpRetry>,
     /// A part of the rule that is not supported: requests that match are answered with 500 and this reason.
     pub unsupported: Option<ArcStr>,
 }
@@ -139,6 +143,10 @@ pub enum HttpFilter {
     Redirect(HttpRedirect),
     /// The request is sent with another host or path.
     Rewrite(HttpRewrite),
+    /// The request is sent to another service as well, whose answer nobody gets. There may be several.
+    Mirror(HttpMirror),
+    /// Which scripts of other origins may read the answer.
+    Cors(HttpCors),
 }
 
 /// Changes of headers, by lower-case name; none of them [reserved](is_reserved_header).
@@ -192,4 +200,46 @@ pub struct HttpTimeouts {
     pub request: Option<Duration>,
     /// One try, until the head of the answer.
     pub backend_request: Option<Duration>,
+}
+
+/// See [`HttpFilter::Mirror`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpMirror {
+    /// The service.
+    pub service: NamespacedHostname,
+    /// A port of the service.
+    pub port: u16,
+    /// Its share: so many requests ...
+    pub numerator: u32,
+    /// ... of so many; not zero.
+    pub denominator: u32,
+}
+
+/// See [`HttpFilter::Cors`]. Lists hold `*` alone, or none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpCors {
+    /// `scheme://host` with or without a port; the host may begin with `*`, which stands for one or more labels.
+    pub allow_origins: Vec<ArcStr>,
+    /// Whether requests may carry credentials.
+    pub allow_credentials: bool,
+    /// Methods besides those that are always allowed.
+    pub allow_methods: Vec<ArcStr>,
+    /// Headers of requests besides those that are always allowed.
+    pub allow_headers: Vec<ArcStr>,
+    /// Headers of answers that scripts may read besides those that they always may.
+    pub expose_headers: Vec<ArcStr>,
+    /// How many seconds a client may keep the answer of a preflight.
+    pub max_age: u32,
+}
+
+/// When a request is sent again, whatever its method: when no answer came, and when one came with one of these
+/// statuses. What was sent of its body has to be sent again too, so that requests with large ones are not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpRetry {
+    /// Statuses, 400 to 599.
+    pub codes: Vec<u16>,
+    /// How often at most.
+    pub attempts: u32,
+    /// What is waited at least before each; short and by chance if `None`.
+    pub backoff: Option<Duration>,
 }

@@ -29,9 +29,9 @@ pub use http_policy::{
     HttpValue, PathPattern,
 };
 pub use http_route::{
-    HeaderChanges, HttpBackend, HttpFilter, HttpPathMatch, HttpRedirect, HttpRewrite, HttpRoute,
-    HttpRouteMatch, HttpRouteRule, HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange,
-    RouteName, is_reserved_header,
+    HeaderChanges, HttpBackend, HttpCors, HttpFilter, HttpMirror, HttpPathMatch, HttpRedirect,
+    HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts, HttpValueMatch,
+    MAX_EXPRESSION, PathChange, RouteName, is_reserved_header,
 };
 pub use identity::{Identity, ParseIdentityError};
 pub use names::{

@@ -58,6 +58,8 @@ enum Refusal {
     Name(#[source] model::ParseNameError),
     #[error("{0}")]
     Identity(#[source] model::ParseIdentityError),
+    #[error("{0} is not a status of an error, 400 to 599")]
+    Status(u32),
     #[error("legacy Istio mTLS is not supported")]
     LegacyTunnel,
     #[error("a match without a value")]

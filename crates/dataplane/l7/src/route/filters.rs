@@ -3,26 +3,31 @@
 //! Filters that contradict each other, or change what no route may change, make nothing of the rule: its requests
 //! are answered with an error.
 
+mod applied;
+mod cors;
+
 use ambit_model::{
-    ArcStr, HeaderChanges, HttpFilter, HttpRedirect, HttpRewrite, PathChange, PathNormalization,
-    is_reserved_header,
+    ArcStr, HeaderChanges, HttpFilter, HttpMirror, HttpRedirect, HttpRewrite, PathChange,
+    PathNormalization, is_reserved_header,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, uri::Authority};
 
 use crate::path::{self, PathError};
+pub use applied::Applied;
+pub use cors::{Asked, Cors};
 
 /// The filters of a rule, or of one of its backends.
 #[derive(Debug, Default)]
 pub struct Filters {
     request: Option<Edits>,
     response: Option<Edits>,
-    /// The request is answered with another address.
-    pub redirect: Option<Redirect>,
-    /// The request is sent with another host or path.
-    pub rewrite: Option<HttpRewrite>,
+    redirect: Option<Redirect>,
+    rewrite: Option<HttpRewrite>,
+    mirrors: Vec<HttpMirror>,
+    cors: Option<Cors>,
 }
 
-/// See [`Filters::redirect`].
+/// Another address that a request is answered with.
 #[derive(Debug)]
 pub struct Redirect {
     to: HttpRedirect,
@@ -79,6 +84,11 @@ impl Filters {
                     check(to.path.as_ref())?;
                     all.rewrite.replace(to.clone()).is_none()
                 }
+                HttpFilter::Mirror(to) => {
+                    all.mirrors.push(to.clone());
+                    true
+                }
+                HttpFilter::Cors(of) => all.cors.replace(Cors::new(of)?).is_none(),
             };
             if !is_new {
                 return Err(arcstr::literal!("a filter is there twice"));
@@ -90,20 +100,6 @@ impl Filters {
             ));
         }
         Ok(all)
-    }
-
-    /// Changes the headers of a request.
-    pub fn change_request(&self, headers: &mut HeaderMap) {
-        if let Some(edits) = &self.request {
-            edits.apply(headers);
-        }
-    }
-
-    /// Changes the headers of an answer.
-    pub fn change_response(&self, headers: &mut HeaderMap) {
-        if let Some(edits) = &self.response {
-            edits.apply(headers);
-        }
     }
 }
 
@@ -154,6 +150,12 @@ impl Redirect {
             to: to.clone(),
             status: status.ok_or_else(|| arcstr::literal!("the status is none of redirects"))?,
         })
+    }
+
+    /// The host that it says, if it says one.
+    #[cfg(test)]
+    fn host(&self) -> Option<&ArcStr> {
+        self.to.hostname.as_ref()
     }
 
     /// Where a request is sent that came for a host, and for a port of a service. Always absolute: nothing in the

@@ -39,6 +39,26 @@ struct PolicyLabels {
     policy: String,
 }
 
+/// What became of a request that was sent to a mirror as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MirrorOutcome {
+    /// The mirror answered.
+    Answered,
+    /// It could not be reached, or broke off.
+    Failed,
+    /// It did not take the body as fast as the original.
+    TooSlow,
+    /// It did not answer in time.
+    Late,
+    /// There were too many already: nothing was sent.
+    Busy,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+}
+
 /// The request metrics of a waypoint, to be made once and shared.
 #[derive(Debug, Default)]
 pub struct HttpMetrics {
@@ -47,6 +67,7 @@ pub struct HttpMetrics {
     dry_run_denied: Family<PolicyLabels, Counter>,
     /// What is done about failing endpoints.
     pub destinations: DestinationMetrics,
+    mirrored: Family<OutcomeLabels, Counter>,
 }
 
 #[derive(Debug, Default)]
@@ -126,6 +147,11 @@ impl HttpMetrics {
             metrics.dry_run_denied.clone(),
         );
         metrics.destinations.register(registry);
+        registry.register(
+            "ambit_requests_mirrored",
+            "The total number of requests for mirrors of routes, by what became of them",
+            metrics.mirrored.clone(),
+        );
         metrics
     }
 
@@ -138,6 +164,20 @@ impl HttpMetrics {
     /// A request was refused for what it is, before any policy or route was asked.
     pub fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// A request was for a mirror as well: it is counted here, and not among requests.
+    pub fn mirrored(&self, outcome: MirrorOutcome) {
+        let outcome = match outcome {
+            MirrorOutcome::Answered => "answered",
+            MirrorOutcome::Failed => "failed",
+            MirrorOutcome::TooSlow => "too_slow",
+            MirrorOutcome::Late => "late",
+            MirrorOutcome::Busy => "busy",
+        };
+        self.mirrored
+            .get_or_create(&OutcomeLabels { outcome })
+            .inc();
     }
 
     /// A dry-run policy would have denied a request.

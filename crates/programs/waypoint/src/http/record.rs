@@ -96,7 +96,8 @@ impl Record {
     }
 
     /// An endpoint has begun to answer.
-    pub(super) fn reached(&mut self, chosen: Chosen) {
+    pub(super) fn reached(&mut self, chosen: Chosen, flags: ResponseFlags) {
+        self.flags = flags;
         self.upstream_time = Some(self.began.elapsed());
         self.chosen = Some(chosen);
         self.details = Some("via_upstream".to_owned());

@@ -1,8 +1,4 @@
 //! Sending a request to an endpoint, and to another if that one cannot take it.
-//!
-//! What may have reached an application is sent again only if that changes nothing: a request without a body
-//! whose method is idempotent (RFC 9110, section 9.2.2), or that HTTP/2 says was not processed (RFC 9113, section
-//! 8.7).
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -13,28 +9,27 @@ use std::{
 use ambit_codec::Forwarded;
 use ambit_model::{AppProtocol, ArcStr, DestinationLimits, NamespacedHostname, Service};
 use ambit_proxy::{Local, report::chain};
-use ambit_resilience::{Outcome, Slot};
+use ambit_resilience::Slot;
 use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
-use ambit_telemetry::http::ResponseFlag;
-use http::{Method, Request, Response, StatusCode};
+use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
+use http::{Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
     broken::Broken,
+    budget::{Account, Active, Permit},
     circle::Passed,
     endpoint::{self, Ruling},
     reply::Reply,
+    retrying::{Again, Outcome, Retrying},
 };
 use crate::{
     destination::{Held, NoWay, in_time},
-    message::{self, Body, Version},
+    message::{Body, Version},
     session::Session,
     target::Target,
     upstream::{Checkout, HttpKey, Keep, UpstreamError, Way},
 };
-
-/// How often a request is sent again.
-const RETRIES: usize = 2;
 
 /// What a request or a connection goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +48,34 @@ pub(super) struct Chosen {
     pub(super) service: Option<Arc<Service>>,
     /// What is counted until the answer's end, where a rule is followed.
     held: Option<Arc<(Held, Arc<Ruling>)>>,
+}
+
+/// How a request is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sending<'a> {
+    pub(super) passed: Passed,
+    /// How long one try may take until it is answered.
+    pub(super) patience: Option<Duration>,
+    pub(super) again: Again<'a>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) response: Response<Incoming>,
+    pub(super) chosen: Chosen,
+    /// What happened on the way to it.
+    pub(super) flags: ResponseFlags,
+}
+
+impl Sent {
+    fn new(response: Response<Incoming>, chosen: Chosen) -> Self {
+        Self {
+            response,
+            chosen,
+            flags: ResponseFlags::default(),
+        }
+    }
 }
 
 /// A request that came to nothing.
@@ -84,6 +107,14 @@ impl Destination {
                 let service = table.service(name);
                 service.map_or(AppProtocol::Unknown, |service| service.app_protocol(*port))
             }
+        }
+    }
+
+    /// Whose retries count together.
+    fn account(&self, session: &Session) -> Account {
+        match self {
+            Self::Target => Account::Address(session.target.address()),
+            Self::Backend(name, port) => Account::Service(name.clone(), *port),
         }
     }
 
@@ -173,30 +204,64 @@ enum NoPlace {
     Upstream(#[from] UpstreamError),
 }
 
-/// Sends a request; returns the answer's head, its body still to come. A try may take `patience`: what has not begun
-/// to answer by then has not failed to be reached, so that nobody else is asked.
+/// The right to send a request again, until it is over.
+enum Leave {
+    /// By the budget that every destination has.
+    Usual {
+        #[expect(dead_code, reason = "what it does is to be held")]
+        permit: Permit,
+    },
+    /// As a rule has it.
+    Ruled {
+        #[expect(dead_code, reason = "what it does is to be held")]
+        slot: Slot,
+    },
+}
+
+impl Leave {
+    fn of(session: &Session, ruling: Option<&Arc<Ruling>>, active: &Active) -> Option<Self> {
+        let says_how_many = |ruling: &&Arc<Ruling>| {
+            let limits = ruling.port.limits();
+            limits.retries > 0 || limits.retry_budget.is_some()
+        };
+        match ruling.filter(says_how_many) {
+            Some(ruling) => {
+                let slot = ruling.port.retry(&session.shard.waypoint).ok()?;
+                Some(Self::Ruled { slot })
+            }
+            None => active.permit().map(|permit| Self::Usual { permit }),
+        }
+    }
+}
+
+/// Sends a request; returns the answer's head, its body still to come.
 pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
-    (passed, patience): (Passed, Option<Duration>),
+    sending: Sending<'_>,
     request: Request<Body>,
-) -> Result<(Response<Incoming>, Chosen), Failure> {
+) -> Result<Sent, Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
         return Err(Failure::unavailable(
             ResponseFlag::NoHealthyUpstream,
             "no_own_workload",
         ));
     };
+    let Sending {
+        passed,
+        patience,
+        again,
+    } = sending;
     let asked = (request.headers(), request.uri());
     let ruling = Ruling::of(session, destination, version, asked).await?;
     let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
     let limits = limits.unwrap_or_default();
-    let replay = Replay::of(&request);
-    let mut request = request;
-    let mut retry: Option<Slot> = None;
+    let has_body = !request.body().is_end_stream();
+    let (mut retrying, mut request) = Retrying::of(again, request);
+    let active = session.shard.retries.active(destination.account(session));
+    let mut leave: Option<Leave> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
-    let mut retries = 0;
     let mut way = destination
         .way(session, &own, ruling.as_ref(), &failed)
         .await;
@@ -217,67 +282,82 @@ pub(super) async fn send(
         passed.tell(request.headers_mut(), to);
         let trying = attempt(session, &own, to, (version, &limits), request);
         let outcome = match patience {
-            None => trying.await,
-            Some(patience) => match tokio::time::timeout(patience, trying).await {
-                Ok(outcome) => outcome,
-                Err(_) => {
-                    // A client that sends its body slowly is not the endpoint's fault.
-                    if let (Some(held), Some(_)) = (&held, &replay) {
-                        held.report(&session.shard.waypoint, Outcome::Failed);
-                    }
-                    return Err(Failure::too_late("backend_request_timeout"));
-                }
-            },
+            None => Some(trying.await),
+            Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
         };
         if let Some(held) = &held {
-            let seen = outcome.as_ref().map(Response::status);
-            let seen = seen.map_err(|attempt| &attempt.broken);
-            if let Some(seen) = endpoint::outcome(seen, replay.is_none()) {
+            let seen = match &outcome {
+                Some(outcome) => {
+                    let status = outcome.as_ref().map(Response::status);
+                    endpoint::outcome(status.map_err(|attempt| &attempt.broken), has_body)
+                }
+                // A client that sends its body slowly is not the endpoint's fault.
+                None => (!has_body).then_some(ambit_resilience::Outcome::Failed),
+            };
+            if let Some(seen) = seen {
                 held.report(&session.shard.waypoint, seen);
             }
         }
         if let (Some(held), Some(ruling)) = (held, &ruling) {
             chosen.held = Some(Arc::new((held, ruling.clone())));
         }
-        let (again, ended) = match outcome {
-            Ok(mut response) => {
+        let mut unsent = None;
+        let (is_reason, mut ended) = match outcome {
+            None => {
+                let late = Failure::too_late("backend_request_timeout");
+                (retrying.is_reason(&Outcome::Late), Err(late))
+            }
+            Some(Ok(mut response)) => {
                 if let Some(ruling) = &ruling {
                     ruling.answer(response.headers_mut());
                 }
-                let is_refusal = response.status() == StatusCode::SERVICE_UNAVAILABLE;
-                let replay = replay.as_ref().filter(|_| is_refusal);
-                (
-                    replay.and_then(|replay| replay.request(false)),
-                    Ok((response, chosen)),
-                )
+                let answer = Outcome::Answer(response.status(), response.headers());
+                let is_reason = retrying.is_reason(&answer);
+                (is_reason, Ok(Sent::new(response, chosen)))
             }
-            Err(Attempt { broken, unsent }) => {
+            Some(Err(Attempt {
+                broken,
+                unsent: whole,
+            })) => {
                 let endpoint = chosen.endpoint;
                 tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
-                let replay = replay.as_ref();
-                let again =
-                    unsent.or_else(|| replay.and_then(|one| one.request(broken.is_untouched)));
-                (again, Err(Failure::of(broken)))
+                unsent = whole.filter(|_| retrying.may_try_another());
+                let is_untouched = broken.is_untouched;
+                let is_reason = retrying.is_reason(&Outcome::Broken { is_untouched });
+                (is_reason, Err(Failure::of(broken)))
             }
         };
-        let Some(next) = again else {
+        // What was not sent is no burden to anybody.
+        let is_burden = unsent.is_none();
+        if is_burden && !is_reason {
+            return ended;
+        }
+        let Some(wait) = retrying.next() else {
+            flag(&mut ended, ResponseFlag::RetryLimitExceeded);
             return ended;
         };
-        if retries == RETRIES {
-            return ended.map_err(Failure::after_retries);
-        }
-        if let Some(ruling) = &ruling {
+        if is_burden {
             // The one before is over.
-            drop(retry.take());
-            match ruling.port.retry(&session.shard.waypoint) {
-                Ok(slot) => retry = Some(slot),
-                Err(_) => return ended.map_err(Failure::without_retry),
+            drop(leave.take());
+            leave = Leave::of(session, ruling.as_ref(), &active);
+            if leave.is_none() {
+                flag(&mut ended, ResponseFlag::UpstreamOverflow);
+                return ended;
             }
         }
-        // Never to the same again: it would be asked to do what it has just failed to do.
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        // To another if there is one: this one would be asked to do what it has just failed to do.
         way = destination
             .way(session, &own, ruling.as_ref(), &failed)
             .await;
+        if way.is_err() && retrying.may_try_the_same() {
+            failed.clear();
+            way = destination
+                .way(session, &own, ruling.as_ref(), &failed)
+                .await;
+        }
         if way.is_err()
             || matches!(
                 (destination, &session.target),
@@ -286,8 +366,18 @@ pub(super) async fn send(
         {
             return ended;
         }
-        retries += 1;
-        request = next;
+        // Only now: who reads the body until then goes on if this is the end.
+        request = match unsent.or_else(|| retrying.request()) {
+            Some(again) => again,
+            None => return ended,
+        };
+    }
+}
+
+fn flag(ended: &mut Result<Sent, Failure>, flag: ResponseFlag) {
+    match ended {
+        Ok(sent) => sent.flags.insert(flag),
+        Err(failure) => failure.reply.flags.insert(flag),
     }
 }
 
@@ -367,47 +457,6 @@ async fn open(
     Ok(upstreams.http.begin(key, stream, keep).await?)
 }
 
-/// A request that may be sent again.
-#[derive(Debug)]
-struct Replay {
-    parts: http::request::Parts,
-    /// Whether sending it twice is like sending it once.
-    is_idempotent: bool,
-}
-
-impl Replay {
-    /// If it has no body.
-    fn of(request: &Request<Body>) -> Option<Self> {
-        let is_idempotent = matches!(
-            *request.method(),
-            Method::GET
-                | Method::HEAD
-                | Method::OPTIONS
-                | Method::PUT
-                | Method::DELETE
-                | Method::TRACE
-        );
-        if !request.body().is_end_stream() {
-            return None;
-        }
-        let (mut parts, ()) = Request::new(()).into_parts();
-        parts.method = request.method().clone();
-        parts.uri = request.uri().clone();
-        parts.version = request.version();
-        parts.headers = request.headers().clone();
-        Some(Self {
-            parts,
-            is_idempotent,
-        })
-    }
-
-    /// The request again, if the endpoint has not touched it, or would only do what it has done already.
-    fn request(&self, is_untouched: bool) -> Option<Request<Body>> {
-        let is_safe = is_untouched || self.is_idempotent;
-        is_safe.then(|| Request::from_parts(self.parts.clone(), message::text("")))
-    }
-}
-
 impl From<NoPlace> for Failure {
     fn from(from: NoPlace) -> Self {
         match from {
@@ -449,17 +498,5 @@ impl Failure {
             ),
             details: details.to_owned(),
         }
-    }
-
-    /// It is not sent again: too many are already.
-    fn without_retry(mut self) -> Self {
-        self.reply.flags.insert(ResponseFlag::UpstreamOverflow);
-        self
-    }
-
-    /// As often as requests are sent again.
-    fn after_retries(mut self) -> Self {
-        self.reply.flags.insert(ResponseFlag::RetryLimitExceeded);
-        self
     }
 }

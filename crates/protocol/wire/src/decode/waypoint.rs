@@ -228,9 +228,23 @@ fn route_rule(from: wire::HttpRouteRule) -> Result<model::HttpRouteRule, DecodeE
             request: timeout(timeouts.request),
             backend_request: timeout(timeouts.backend_request),
         },
+        name: optional(from.name),
+        retry: from.retry.map(retry).transpose()?,
         matches: all(from.matches, route_match)?,
         backends: all(from.backends, backend)?,
         unsupported: optional(from.unsupported),
+    })
+}
+
+fn retry(from: wire::HttpRetry) -> Result<model::HttpRetry, DecodeError> {
+    let code = |code: u32| match u16::try_from(code) {
+        Ok(code @ 400..=599) => Ok(code),
+        _ => Err(DecodeError::new("http_retry.codes", Refusal::Status(code))),
+    };
+    Ok(model::HttpRetry {
+        codes: all(from.codes, code)?,
+        attempts: from.attempts,
+        backoff: (from.backoff > 0).then(|| Duration::from_millis(from.backoff)),
     })
 }
 
@@ -305,8 +319,34 @@ fn filter(from: wire::HttpFilter) -> Result<model::HttpFilter, DecodeError> {
             hostname: optional(rewrite.hostname),
             path: rewrite.path.map(path_change).transpose()?,
         }),
+        Some(Kind::Mirror(from)) => model::HttpFilter::Mirror(mirror(from)?),
+        Some(Kind::Cors(from)) => model::HttpFilter::Cors(cors(from)),
         None => return Err(DecodeError::missing("http_filter.kind")),
     })
+}
+
+fn mirror(from: wire::HttpMirror) -> Result<model::HttpMirror, DecodeError> {
+    if from.denominator == 0 {
+        return Err(DecodeError::missing("http_mirror.denominator"));
+    }
+    Ok(model::HttpMirror {
+        service: hostname("http_mirror.service", from.service)?,
+        port: port("http_mirror.port", from.port)?,
+        numerator: from.numerator,
+        denominator: from.denominator,
+    })
+}
+
+fn cors(from: wire::HttpCors) -> model::HttpCors {
+    let texts = |of: Vec<String>| of.into_iter().map(Into::into).collect();
+    model::HttpCors {
+        allow_origins: texts(from.allow_origins),
+        allow_credentials: from.allow_credentials,
+        allow_methods: texts(from.allow_methods),
+        allow_headers: texts(from.allow_headers),
+        expose_headers: texts(from.expose_headers),
+        max_age: from.max_age,
+    }
 }
 
 fn header_changes(from: wire::HeaderChanges) -> model::HeaderChanges {

@@ -109,6 +109,12 @@ impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
                 request: milliseconds(from.timeouts.request),
                 backend_request: milliseconds(from.timeouts.backend_request),
             }),
+            retry: from.retry.as_ref().map(|retry| wire::HttpRetry {
+                codes: retry.codes.iter().copied().map(u32::from).collect(),
+                attempts: retry.attempts,
+                backoff: milliseconds(retry.backoff),
+            }),
+            name: optional(from.name.as_ref()),
         }
     }
 }
@@ -135,6 +141,20 @@ impl From<&model::HttpFilter> for wire::HttpFilter {
             model::HttpFilter::Rewrite(rewrite) => Kind::Rewrite(wire::HttpRewrite {
                 hostname: optional(rewrite.hostname.as_ref()),
                 path: rewrite.path.as_ref().map(Into::into),
+            }),
+            model::HttpFilter::Mirror(mirror) => Kind::Mirror(wire::HttpMirror {
+                service: Some((&mirror.service).into()),
+                port: mirror.port.into(),
+                numerator: mirror.numerator,
+                denominator: mirror.denominator,
+            }),
+            model::HttpFilter::Cors(cors) => Kind::Cors(wire::HttpCors {
+                allow_origins: texts(&cors.allow_origins),
+                allow_credentials: cors.allow_credentials,
+                allow_methods: texts(&cors.allow_methods),
+                allow_headers: texts(&cors.allow_headers),
+                expose_headers: texts(&cors.expose_headers),
+                max_age: cors.max_age,
             }),
         };
         Self { kind: Some(kind) }
@@ -341,6 +361,10 @@ impl From<&model::HttpValue> for wire::HttpValue {
 
 fn all<'a, M, W: From<&'a M>>(from: &'a [M]) -> Vec<W> {
     from.iter().map(Into::into).collect()
+}
+
+fn texts(of: &[model::ArcStr]) -> Vec<String> {
+    of.iter().map(ToString::to_string).collect()
 }
 
 pub(super) fn optional(text: Option<&model::ArcStr>) -> String {

@@ -98,6 +98,11 @@ pub struct HttpRouteRule {
     pub filters: ::prost::alloc::vec::Vec<HttpFilter>,
     #[prost(message, optional, tag = "5")]
     pub timeouts: ::core::option::Option<HttpTimeouts>,
+    /// None: as without routes.
+    #[prost(message, optional, tag = "6")]
+    pub retry: ::core::option::Option<HttpRetry>,
+    #[prost(string, tag = "7")]
+    pub name: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpRouteMatch {
@@ -168,7 +173,7 @@ pub mod http_backend {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpFilter {
-    #[prost(oneof = "http_filter::Kind", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "http_filter::Kind", tags = "1, 2, 3, 4, 5, 6")]
     pub kind: ::core::option::Option<http_filter::Kind>,
 }
 /// Nested message and enum types in `HttpFilter`.
@@ -183,6 +188,11 @@ pub mod http_filter {
         Redirect(super::HttpRedirect),
         #[prost(message, tag = "4")]
         Rewrite(super::HttpRewrite),
+        /// Several may be there.
+        #[prost(message, tag = "5")]
+        Mirror(super::HttpMirror),
+        #[prost(message, tag = "6")]
+        Cors(super::HttpCors),
     }
 }
 /// Names in lower case.
@@ -285,6 +295,48 @@ pub mod stream_backend {
         #[prost(string, tag = "2")]
         Error(::prost::alloc::string::String),
     }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpMirror {
+    #[prost(message, optional, tag = "1")]
+    pub service: ::core::option::Option<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    /// So many requests of so many; the latter is not zero.
+    #[prost(uint32, tag = "3")]
+    pub numerator: u32,
+    #[prost(uint32, tag = "4")]
+    pub denominator: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpCors {
+    /// `*`, or scheme://host with or without a port, of which the host may begin with `*`.
+    #[prost(string, repeated, tag = "1")]
+    pub allow_origins: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "2")]
+    pub allow_credentials: bool,
+    #[prost(string, repeated, tag = "3")]
+    pub allow_methods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "4")]
+    pub allow_headers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "5")]
+    pub expose_headers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Seconds.
+    #[prost(uint32, tag = "6")]
+    pub max_age: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpRetry {
+    /// Statuses, 400 to 599.
+    #[prost(uint32, repeated, tag = "1")]
+    pub codes: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, tag = "2")]
+    pub attempts: u32,
+    /// Milliseconds; zero leaves it to the waypoint.
+    #[prost(uint64, tag = "3")]
+    pub backoff: u64,
 }
 /// A policy of layer 7. Rules OR; of a rule: any source, any operation, all conditions. Fields of a source or
 /// operation AND; values of a field OR; a not\_ field matches when none of its values does.

@@ -60,6 +60,16 @@ pub(crate) static AMBIT_V1_HTTPROUTERULE: Message = Message {
         (3, None),
         (4, Some(&AMBIT_V1_HTTPFILTER)),
         (5, Some(&AMBIT_V1_HTTPTIMEOUTS)),
+        (6, Some(&AMBIT_V1_HTTPRETRY)),
+        (7, None),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPRETRY: Message = Message {
+    name: "ambit.v1.HttpRetry",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPTIMEOUTS: Message = Message {
@@ -76,6 +86,28 @@ pub(crate) static AMBIT_V1_HTTPFILTER: Message = Message {
         (2, Some(&AMBIT_V1_HEADERCHANGES)),
         (3, Some(&AMBIT_V1_HTTPREDIRECT)),
         (4, Some(&AMBIT_V1_HTTPREWRITE)),
+        (5, Some(&AMBIT_V1_HTTPMIRROR)),
+        (6, Some(&AMBIT_V1_HTTPCORS)),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPCORS: Message = Message {
+    name: "ambit.v1.HttpCors",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPMIRROR: Message = Message {
+    name: "ambit.v1.HttpMirror",
+    fields: &[
+        (1, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (2, None),
+        (3, None),
+        (4, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPREWRITE: Message = Message {

@@ -6,7 +6,8 @@ mod standing;
 pub(super) mod stream;
 
 use ambit_k8s_api::{
-    GRPCRoute, HTTPRoute, Kind, ObjectKey, ObjectMeta, ObjectType, TCPRoute, TLSRoute, created,
+    GRPCRoute, HTTPRoute, Kind, ObjectKey, ObjectMeta, ObjectType, Service, ServiceEntry, TCPRoute,
+    TLSRoute, created,
     gateway::{self, ParentReference},
 };
 use ambit_model::{ArcStr, GatewayName, HttpRoute, RouteName, StreamRoute};
@@ -22,7 +23,7 @@ use crate::{
     },
     problem::{FieldError, Note},
 };
-use backends::BackendInput;
+use backends::{BackendInput, Unresolved};
 use stream::StreamInput;
 
 /// The reason of a condition: the API has it, and this mesh has not.
@@ -32,10 +33,46 @@ pub(super) const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Parent {
     pub(crate) target: ObjectKey,
-    /// All its ports if `None`.
+    /// All its ports if `None`, or those of a name.
     port: Option<u16>,
     /// As it was written.
     reference: ParentReference,
+}
+
+impl Parent {
+    /// The ports of the service that it means, as the service is now: all of them if empty.
+    ///
+    /// # Errors
+    /// When the service has none that it could mean.
+    fn ports(&self, index: &Index) -> Result<Vec<u16>, String> {
+        let target = &self.target;
+        let ports: Option<Vec<(&str, u16)>> = match target.kind {
+            Kind::Service => index.get::<Service>(target).map(|service| {
+                let tcp = service.ports.iter().filter(|port| port.is_tcp);
+                tcp.map(|port| (port.name.as_str(), port.port)).collect()
+            }),
+            _ => index
+                .get::<ServiceEntry>(target)
+                .map(|entry| entry.named_ports().collect()),
+        };
+        let ports = ports.ok_or_else(|| format!("there is no {target}"))?;
+        let (number, name) = (self.port, self.reference.section_name.as_deref());
+        if number.is_none() && name.is_none() {
+            return Ok(Vec::new());
+        }
+        let is_meant = |(its_name, its_number): &(&str, u16)| {
+            number.is_none_or(|number| *its_number == number)
+                && name.is_none_or(|name| *its_name == name)
+        };
+        let meant = ports.into_iter().filter(is_meant).map(|(_, port)| port);
+        let meant: Vec<u16> = meant.collect();
+        if meant.is_empty() {
+            let number = number.map(|port| port.to_string()).unwrap_or_default();
+            let asked: Vec<_> = name.into_iter().chain([number.as_str()]).collect();
+            return Err(format!("{target} has no port {}", asked.join(" ").trim()));
+        }
+        Ok(meant)
+    }
 }
 
 /// A route as the mesh sees it.
@@ -161,8 +198,8 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
         parents.map(|parent| parent.target.clone()).collect()
     };
     let backends = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
-        let backends = route.into_iter().flat_map(|route| route.rules.backends());
-        backends.filter_map(BackendInput::target).cloned().collect()
+        let targets = route.into_iter().flat_map(RouteInput::targets);
+        targets.cloned().collect()
     };
     let (old, new) = (targets(change.old), targets(change.new));
     // Hosts mark the routes of their services, too: what stands on one depends on the others.
@@ -180,6 +217,17 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
 }
 
 impl Rules {
+    /// The objects that they lead to, or copies of requests.
+    fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        let (http, stream) = match self {
+            Self::Http(rules) => (Some(rules), None),
+            Self::Stream(stream) => (None, Some(stream)),
+        };
+        let http = http.into_iter().flatten().flat_map(RuleInput::targets);
+        let stream = stream.into_iter().flat_map(StreamInput::backends);
+        http.chain(stream.filter_map(|backend| backend.to.target()))
+    }
+
     fn backends(&self) -> impl Iterator<Item = &BackendInput> {
         let (http, stream) = match self {
             Self::Http(rules) => (Some(rules), None),
@@ -187,6 +235,15 @@ impl Rules {
         };
         let http = http.into_iter().flatten().flat_map(RuleInput::backends);
         http.chain(stream.into_iter().flat_map(StreamInput::backends))
+    }
+
+    /// Mirrors that requests cannot go to.
+    fn mirror_errors(&self, index: &Index, route: &RouteInput) -> Vec<Unresolved> {
+        let Self::Http(rules) = self else {
+            return Vec::new();
+        };
+        let errors = rules.iter().map(|rule| rule.mirror_errors(index, route));
+        errors.flatten().collect()
     }
 
     /// What in them is not supported.
@@ -201,7 +258,7 @@ impl Rules {
 impl RouteInput {
     /// The objects that it leads to.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.rules.backends().filter_map(BackendInput::target)
+        self.rules.targets()
     }
 
     /// The less, the sooner it is followed where one alone can be.
@@ -226,23 +283,25 @@ impl RouteInput {
         (!self.is_for_all(target, gateway)).then(|| self.name.namespace.clone())
     }
 
-    /// The ports of a service that it is for; all if empty.
-    fn ports(&self, target: &ObjectKey) -> Vec<u16> {
+    /// The ports of a service that it is for, all if empty; `None` if it is for none.
+    fn ports(&self, index: &Index, target: &ObjectKey) -> Option<Vec<u16>> {
         let parents = self
             .parents
             .iter()
             .filter(|parent| parent.target == *target);
-        let mut ports: Vec<u16> = Vec::new();
-        for parent in parents {
-            let Some(port) = parent.port else {
-                ports.clear();
-                break;
-            };
-            ports.push(port);
+        let meant: Vec<Vec<u16>> = parents
+            .filter_map(|parent| parent.ports(index).ok())
+            .collect();
+        if meant.is_empty() {
+            return None;
         }
+        if meant.iter().any(Vec::is_empty) {
+            return Some(Vec::new());
+        }
+        let mut ports = meant.concat();
         ports.sort_unstable();
         ports.dedup();
-        ports
+        Some(ports)
     }
 }
 
@@ -318,7 +377,7 @@ impl Index {
             };
             Some(HttpRoute {
                 name: route.name.clone(),
-                ports: route.ports(target),
+                ports: route.ports(self, target)?,
                 clients: route.clients(target, gateway),
                 rules: rules
                     .iter()
@@ -340,7 +399,7 @@ impl Index {
         let resolved = |route: &RouteInput| match &route.rules {
             Rules::Stream(stream) if route.kind == kind => Some(StreamRoute {
                 name: route.name.clone(),
-                ports: route.ports(target),
+                ports: route.ports(self, target)?,
                 clients: route.clients(target, gateway),
                 ..stream.resolved(self, route)
             }),

@@ -316,6 +316,12 @@ impl ServiceEntryInput {
         })
     }
 
+    /// Its ports, by name.
+    pub(crate) fn named_ports(&self) -> impl Iterator<Item = (&str, u16)> {
+        let ports = self.ports.iter();
+        ports.map(|port| (port.name.as_str(), port.number))
+    }
+
     /// Its virtual addresses with the fields they stand in.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = (&String, &IpNet)> {
         self.addresses.iter().map(|(_, net, field)| (field, net))

@@ -2,8 +2,8 @@
 
 use ambit_k8s_api::Kind;
 use ambit_model::{
-    HeaderChanges, HttpBackend, HttpFilter, HttpPathMatch, HttpRedirect, HttpRewrite,
-    HttpValueMatch, PathChange,
+    HeaderChanges, HttpBackend, HttpCors, HttpFilter, HttpMirror, HttpPathMatch, HttpRedirect,
+    HttpRetry, HttpRewrite, HttpValueMatch, PathChange,
 };
 
 use super::*;
@@ -94,8 +94,8 @@ fn a_route_leads_to_its_backend_and_follows_it() {
 fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
     let rules = "rules: [{matches: [{path: {type: PathPrefix, value: /api/}, method: GET, \
         headers: [{name: X-User, value: a}], queryParams: [{name: Q, type: RegularExpression, value: '[0-9]+'}]}]}, \
-        {filters: [{type: RequestMirror}]}, {timeouts: {request: 1s, other: 2s}}, {retry: {attempts: 2}}, {sessionPersistence: {}}, \
-        {backendRefs: [{name: cart, port: 80, weight: 0, filters: [{type: URLRewrite}]}]}]";
+        {filters: [{type: ExternalAuth}]}, {timeouts: {request: 1s, other: 2s}}, {retry: {codes: [200]}}, {sessionPersistence: {}}, \
+        {backendRefs: [{name: cart, port: 80, weight: 0, filters: [{type: ExtensionRef}]}]}]";
     let spec = format!("{PARENT}, {rules}");
     let mesh = TestMesh::of(&all(&[
         SERVICE,
@@ -122,11 +122,11 @@ fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
     assert_eq!(
         reasons,
         [
-            "spec.rules[1].filters[0]: the filter RequestMirror is not supported",
+            "spec.rules[1].filters[0]: the filter ExternalAuth is not supported",
             "spec.rules[2].timeouts.other: is not supported",
-            "spec.rules[3].retry: is not supported",
+            "spec.rules[3].retry.codes: 200 is not a status of an error, 400 to 599",
             "spec.rules[4].sessionPersistence: is not supported",
-            "spec.rules[5].backendRefs[0].filters[0]: the filter URLRewrite of a backend is not supported",
+            "spec.rules[5].backendRefs[0].filters[0]: the filter ExtensionRef is not supported",
         ]
     );
     assert_eq!(
@@ -382,6 +382,38 @@ fn filters_that_cannot_be_are_said_and_serve_nothing() {
             "filters: [{type: ExtensionRef, extensionRef: {}}]".to_owned(),
             unsupported,
         ),
+        (
+            format!("backendRefs: [{{name: cart, port: 80, filters: [{redirect}, {rewrite}]}}]"),
+            incompatible,
+        ),
+        (
+            format!(
+                "matches: [{{path: {{type: Exact, value: /}}}}], backendRefs: [{{name: cart, port: 80, filters: [{prefix}]}}]"
+            ),
+            incompatible,
+        ),
+        (
+            "filters: [{type: CORS, cors: {}}, {type: CORS, cors: {}}]".to_owned(),
+            incompatible,
+        ),
+        (
+            "filters: [{type: CORS, cors: {allowOrigins: ['*', 'https://a']}}]".to_owned(),
+            unsupported,
+        ),
+        (
+            "filters: [{type: CORS, cors: {allowOrigins: ['https://a/b']}}]".to_owned(),
+            unsupported,
+        ),
+        (
+            "filters: [{type: CORS, cors: {allowMethods: ['GET, PUT']}}]".to_owned(),
+            unsupported,
+        ),
+        (
+            "filters: [{type: CORS, cors: {allowAll: true}}]".to_owned(),
+            unsupported,
+        ),
+        ("retry: {codes: [500, 1000]}".to_owned(), unsupported),
+        ("retry: {budget: 1}".to_owned(), unsupported),
     ] {
         let (told, accepted) = told(&rule);
         assert_eq!(accepted, expected, "{rule}");
@@ -394,6 +426,14 @@ fn filters_that_cannot_be_are_said_and_serve_nothing() {
         "filters: [{type: RequestRedirect, requestRedirect: {hostname: 'a/b'}}]",
         "timeouts: {request: 1.5s}",
         "timeouts: {request: 1s, backendRequest: 2s}",
+        "filters: [{type: RequestMirror}]",
+        "filters: [{type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}, percent: 101}}]",
+        "filters: [{type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}, fraction: {numerator: 1, denominator: 0}}}]",
+        "filters: [{type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}, percent: 1, fraction: {numerator: 1}}}]",
+        "filters: [{type: CORS, cors: {maxAge: 0}}]",
+        "retry: {attempts: 0}",
+        "retry: {backoff: 1.5s}",
+        &format!("filters: [{}]", [redirect; 17].join(", ")),
     ] {
         let (told, _) = told(rule);
         assert_eq!(
@@ -405,6 +445,132 @@ fn filters_that_cannot_be_are_said_and_serve_nothing() {
 }
 
 #[test]
+fn mirrors_cors_and_retries_are_told_as_they_are_written() {
+    let (rule, accepted) = told(
+        "name: first, retry: {codes: [503, 500, 503], attempts: 70, backoff: 100ms}, filters: [\
+         {type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}}}, \
+         {type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}, fraction: {numerator: 1, denominator: 3}}}, \
+         {type: CORS, cors: {allowOrigins: ['https://*.a.b'], allowCredentials: true, allowMethods: [PUT], maxAge: 60}}], \
+         backendRefs: [{name: cart, port: 80, filters: [\
+         {type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}, percent: 20}}]}]",
+    );
+    assert_eq!(accepted, "Accepted=true Accepted");
+    assert_eq!(rule.name.as_deref(), Some("first"));
+    assert_eq!(
+        rule.retry,
+        Some(HttpRetry {
+            codes: vec![500, 503],
+            attempts: 64,
+            backoff: Some(std::time::Duration::from_millis(100)),
+        })
+    );
+    let mirror = |numerator, denominator| {
+        HttpFilter::Mirror(HttpMirror {
+            service: NamespacedHostname::new("shop", "cart.shop.svc.cluster.local"),
+            port: 80,
+            numerator,
+            denominator,
+        })
+    };
+    let cors = HttpFilter::Cors(HttpCors {
+        allow_origins: vec!["https://*.a.b".into()],
+        allow_credentials: true,
+        allow_methods: vec!["PUT".into()],
+        max_age: 60,
+        ..HttpCors::default()
+    });
+    assert_eq!(rule.filters, [mirror(100, 100), mirror(1, 3), cors]);
+    assert_eq!(rule.backends[0].filters, [mirror(20, 100)]);
+    let (rule, _) = told("retry: {}, filters: [{type: CORS, cors: {}}]");
+    assert_eq!(rule.retry.map(|retry| retry.attempts), Some(2));
+    let HttpFilter::Cors(cors) = &rule.filters[0] else {
+        panic!("{:?}", rule.filters)
+    };
+    assert_eq!(cors.max_age, 5);
+}
+
+/// A mirror that is not there is said, and harms nobody.
+#[test]
+fn a_mirror_is_there_when_its_service_is_and_may_be_led_to() {
+    let mirror = |name: &str, namespace: &str| {
+        format!(
+            "{{type: RequestMirror, requestMirror: {{backendRef: {{name: {name}, namespace: {namespace}, port: 81}}}}}}"
+        )
+    };
+    let (own, other) = (mirror("cart-v1", "shop"), mirror("till", "bank"));
+    let spec = format!(
+        "{PARENT}, rules: [{{backendRefs: [{{name: cart, port: 80, filters: [{own}]}}], filters: [{other}]}}]"
+    );
+    let till = backend("till", 81).replace("namespace: shop", "namespace: bank");
+    let mut mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &till,
+        &route("r", "shop", &spec),
+    ]));
+    let count = |mesh: &TestMesh| {
+        let rule = &routes(mesh)[0].rules[0];
+        assert_eq!(rule.unsupported, None);
+        assert!(rule.backends[0].service.is_ok());
+        (rule.filters.len(), rule.backends[0].filters.len())
+    };
+    let resolved = |mesh: &TestMesh| parent_conditions(mesh, "shop", "r")[1].clone();
+    assert_eq!(count(&mesh), (0, 0));
+    assert_eq!(resolved(&mesh), "ResolvedRefs=false RefNotPermitted");
+    let from = "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}";
+    mesh.apply(&grant("bank", from, "{group: '', kind: Service}"));
+    assert_eq!(count(&mesh), (1, 0));
+    assert_eq!(resolved(&mesh), "ResolvedRefs=false BackendNotFound");
+    mesh.apply(&backend("cart-v1", 81));
+    assert_eq!(count(&mesh), (1, 1));
+    assert_eq!(resolved(&mesh), "ResolvedRefs=true ResolvedRefs");
+    mesh.delete(Kind::ReferenceGrant, "bank", "g");
+    assert_eq!(count(&mesh), (0, 1));
+    mesh.delete(Kind::Service, "shop", "cart-v1");
+    assert_eq!(count(&mesh), (0, 0));
+}
+
+#[test]
+fn two_rules_of_one_name_are_refused_as_a_whole() {
+    let spec = format!("{PARENT}, rules: [{{name: a}}, {{name: b}}, {{name: a}}]");
+    let mesh = TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &route("r", "shop", &spec),
+    ]));
+    let rules = &routes(&mesh)[0].rules;
+    assert_eq!(rules.len(), 1);
+    assert!(rules[0].unsupported.is_some());
+}
+
+#[test]
+fn a_section_of_a_parent_is_a_port_by_its_name() {
+    let parent = |section: &str| {
+        format!(
+            "parentRefs: [{{group: \"\", kind: Service, name: cart, {section}}}], rules: [{{}}]"
+        )
+    };
+    let ports = |section: &str| {
+        let mesh = TestMesh::of(&all(&[
+            SERVICE,
+            CART,
+            &gateway("wp", ""),
+            &route("r", "shop", &parent(section)),
+        ]));
+        let ports = routes(&mesh).first().map(|route| route.ports.clone());
+        (ports, parent_conditions(&mesh, "shop", "r")[0].clone())
+    };
+    let good = (Some(vec![80]), "Accepted=true Accepted".to_owned());
+    let bad = (None, "Accepted=false NoMatchingParent".to_owned());
+    assert_eq!(ports("sectionName: http-web"), good);
+    assert_eq!(ports("sectionName: http-web, port: 80"), good);
+    assert_eq!(ports("sectionName: http-web, port: 81"), bad);
+    assert_eq!(ports("sectionName: other"), bad);
+}
+
+#[test]
 fn parents_ports_are_told_together_and_parents_that_are_not_there_are_named() {
     let spec = "parentRefs: [{group: \"\", kind: Service, name: cart, port: 80}, {group: \"\", kind: Service, name: gone}, {group: \"\", kind: Service, name: cart, port: 81}], rules: [{}]";
     let mesh = TestMesh::of(&all(&[
@@ -413,7 +579,7 @@ fn parents_ports_are_told_together_and_parents_that_are_not_there_are_named() {
         &gateway("wp", ""),
         &route("r", "shop", spec),
     ]));
-    assert_eq!(routes(&mesh)[0].ports, [80, 81]);
+    assert_eq!(routes(&mesh)[0].ports, [80]);
     let accepted: Vec<_> = parent_conditions(&mesh, "shop", "r")
         .into_iter()
         .filter(|one| one.starts_with("Accepted"))

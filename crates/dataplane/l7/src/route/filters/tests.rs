@@ -1,5 +1,6 @@
 //! What becomes of requests, and which filters are refused.
 
+use ambit_model::HttpCors;
 use proptest::prelude::*;
 
 use super::*;
@@ -108,9 +109,13 @@ fn headers_are_set_added_and_removed() {
         headers.append(name, HeaderValue::from_static("1"));
         headers.append(name, HeaderValue::from_static("1b"));
     }
-    filters.change_response(&mut headers);
+    let applied = Applied {
+        rule: &filters,
+        backend: None,
+    };
+    applied.change_response(&mut headers);
     assert_eq!(headers.len(), 6);
-    filters.change_request(&mut headers);
+    applied.change_request(&mut headers);
     let all = |name| headers.get_all(name).iter().collect::<Vec<_>>();
     assert_eq!(all("x-set"), ["new"]);
     assert_eq!(all("x-add"), ["1", "1b", "2"]);
@@ -144,6 +149,13 @@ fn what_contradicts_itself_or_is_not_a_routes_to_change_is_refused() {
         })
     };
     let full = |text: &str| rewrite(PathChange::Full(text.into()));
+    let cors = |origin: &str, method: &str| {
+        HttpFilter::Cors(HttpCors {
+            allow_origins: vec![origin.into()],
+            allow_methods: vec![method.into()],
+            ..HttpCors::default()
+        })
+    };
     assert!(Filters::new(&[set("x", "1"), remove("x"), full("/a")]).is_ok());
     for filters in [
         vec![set("x", "1"), set("y", "1")],
@@ -156,6 +168,13 @@ fn what_contradicts_itself_or_is_not_a_routes_to_change_is_refused() {
         vec![remove("transfer-encoding")],
         vec![set("x", "a\r\nb: c")],
         vec![set("a b", "1")],
+        vec![
+            HttpFilter::Cors(HttpCors::default()),
+            HttpFilter::Cors(HttpCors::default()),
+        ],
+        vec![cors("https://a/b", "GET")],
+        vec![cors("https://a", "GET, POST")],
+        vec![cors("https://a", "G\r\nset-cookie: a")],
         vec![full("a")],
         vec![full("")],
         vec![full("/a?b")],

@@ -1,11 +1,12 @@
 //! Encoded and decoded, and broken.
 
 use ambit_model::{
-    HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpFilter,
-    HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect, HttpRewrite, HttpRoute, HttpRouteMatch,
-    HttpRouteRule, HttpRule, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch,
-    NamespacedHostname, PathChange, PathNormalization, PathPattern, PolicyKey, RouteName,
-    ServiceAccountMatch, StreamBackend, StreamRoute, StringMatch, WaypointGateway, WaypointService,
+    HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpCors, HttpFilter,
+    HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect, HttpRetry, HttpRewrite,
+    HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpSource, HttpTimeouts, HttpValue,
+    HttpValueMatch, NamespacedHostname, PathChange, PathNormalization, PathPattern, PolicyKey,
+    RouteName, ServiceAccountMatch, StreamBackend, StreamRoute, StringMatch, WaypointGateway,
+    WaypointService,
 };
 
 use super::*;
@@ -129,7 +130,27 @@ fn services_and_settings_read_back_what_was_written() {
                         hostname: Some("h".into()),
                         path: Some(PathChange::Prefix("".into())),
                     }),
+                    HttpFilter::Mirror(HttpMirror {
+                        service: NamespacedHostname::new("shop", "echo-v2"),
+                        port: 82,
+                        numerator: 1,
+                        denominator: 3,
+                    }),
+                    HttpFilter::Cors(HttpCors {
+                        allow_origins: vec!["https://*.a".into()],
+                        allow_credentials: true,
+                        allow_methods: vec!["PUT".into()],
+                        allow_headers: vec!["x-a".into()],
+                        expose_headers: vec!["x-b".into()],
+                        max_age: 60,
+                    }),
                 ],
+                name: Some("first".into()),
+                retry: Some(HttpRetry {
+                    codes: vec![500, 503],
+                    attempts: 3,
+                    backoff: Some(Duration::from_millis(25)),
+                }),
                 timeouts: HttpTimeouts {
                     request: Some(Duration::from_millis(1500)),
                     backend_request: None,

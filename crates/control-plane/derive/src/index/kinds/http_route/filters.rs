@@ -8,11 +8,49 @@ use ambit_model::{
     is_reserved_header,
 };
 
-use super::{durations, rules::Reader};
-use crate::{index::kinds::route::backends, problem::FieldError};
+use super::{cors, durations, mirrors::MirrorInput, rules::Reader};
+use crate::{
+    index::{
+        Index,
+        kinds::route::{RouteInput, backends},
+    },
+    problem::FieldError,
+};
 
 /// The reason of a condition, as the Gateway API has it.
 const INCOMPATIBLE: &str = "IncompatibleFilters";
+/// Most filters of a rule, or of one of its backends, as the API has it.
+const MOST: usize = 16;
+
+/// A filter, as far as it can be read from the route alone.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum FilterInput {
+    /// As it is.
+    Known(HttpFilter),
+    /// To a service, as that is at the time.
+    Mirror(MirrorInput),
+}
+
+/// With their services as they are now; mirrors that are not to be found are left out.
+pub(super) fn resolved(
+    filters: &[FilterInput],
+    index: &Index,
+    route: &RouteInput,
+) -> Vec<HttpFilter> {
+    let one = |filter: &FilterInput| match filter {
+        FilterInput::Known(filter) => Some(filter.clone()),
+        FilterInput::Mirror(mirror) => mirror.resolved(index, route).map(HttpFilter::Mirror),
+    };
+    filters.iter().filter_map(one).collect()
+}
+
+/// The mirrors among filters.
+pub(super) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorInput> {
+    filters.iter().filter_map(|filter| match filter {
+        FilterInput::Mirror(mirror) => Some(mirror),
+        FilterInput::Known(_) => None,
+    })
+}
 
 impl Reader<'_> {
     /// Reads the filters of a rule, or of one of its backends. What cannot be done makes the rule unusable.
@@ -20,25 +58,46 @@ impl Reader<'_> {
         &mut self,
         at: &str,
         filters: &[HttpRouteFilter],
-        of_backend: bool,
-    ) -> Result<Vec<HttpFilter>, FieldError> {
-        let mut read: Vec<HttpFilter> = Vec::new();
+        namespace: &str,
+    ) -> Result<Vec<FilterInput>, FieldError> {
+        let mut read: Vec<FilterInput> = Vec::new();
+        if filters.len() > MOST {
+            let message = format!("{} are too many: at most {MOST}", filters.len());
+            return Err(FieldError::new(format!("{at}.filters"), message));
+        }
         for (index, filter) in filters.iter().enumerate() {
             let at = format!("{at}.filters[{index}]");
             self.unknown(&at, &filter.other);
-            let Some(filter) = self.filter(&at, filter, of_backend)? else {
+            let Some(filter) = self.filter(&at, filter, namespace)? else {
                 continue;
             };
-            let kind = std::mem::discriminant(&filter);
-            if read
-                .iter()
-                .any(|other| std::mem::discriminant(other) == kind)
-            {
+            let is_again = |other: &FilterInput| match (other, &filter) {
+                (FilterInput::Known(other), FilterInput::Known(filter)) => {
+                    std::mem::discriminant(other) == std::mem::discriminant(filter)
+                }
+                _ => false,
+            };
+            if read.iter().any(is_again) {
                 self.refuse(INCOMPATIBLE, at, "a filter of this type is there already");
             }
             read.push(filter);
         }
+        self.check_pair(at, &read);
         Ok(read)
+    }
+
+    /// A request is sent elsewhere by its client, or with another address, not both.
+    fn check_pair(&mut self, at: &str, filters: &[FilterInput]) {
+        let is_any = |of: fn(&HttpFilter) -> bool| {
+            let mut filters = filters.iter();
+            filters.any(|filter| matches!(filter, FilterInput::Known(filter) if of(filter)))
+        };
+        if is_any(|filter| matches!(filter, HttpFilter::Redirect(_)))
+            && is_any(|filter| matches!(filter, HttpFilter::Rewrite(_)))
+        {
+            let what = "RequestRedirect and URLRewrite exclude each other";
+            self.refuse(INCOMPATIBLE, format!("{at}.filters"), what);
+        }
     }
 
     /// What filters of a rule need of the rest of it.
@@ -46,35 +105,32 @@ impl Reader<'_> {
         &mut self,
         at: &str,
         rule: &gateway::HttpRouteRule,
-        filters: &[HttpFilter],
+        filters: &[FilterInput],
+        backends: &[backends::BackendInput],
     ) {
         let at = format!("{at}.filters");
-        let redirects = |filter: &HttpFilter| matches!(filter, HttpFilter::Redirect(_));
-        let rewrites = |filter: &HttpFilter| matches!(filter, HttpFilter::Rewrite(_));
-        if filters.iter().any(redirects) {
-            if filters.iter().any(rewrites) {
-                let what = "RequestRedirect and URLRewrite exclude each other";
-                self.refuse(INCOMPATIBLE, at.clone(), what);
-            }
-            if !rule.backend_refs.is_empty() {
-                let what = "RequestRedirect and backendRefs exclude each other";
-                self.refuse(INCOMPATIBLE, at.clone(), what);
-            }
+        let redirects =
+            |filter: &FilterInput| matches!(filter, FilterInput::Known(HttpFilter::Redirect(_)));
+        if filters.iter().any(redirects) && !rule.backend_refs.is_empty() {
+            let what = "RequestRedirect and backendRefs exclude each other";
+            self.refuse(INCOMPATIBLE, at.clone(), what);
         }
         let is_prefix = |one: &gateway::HttpRouteMatch| {
             let path = one.path.as_ref();
             let kind = path.and_then(|path| path.type_.as_deref());
             kind.unwrap_or("PathPrefix") == "PathPrefix"
         };
-        let needs_prefix = |filter: &HttpFilter| {
+        let needs_prefix = |filter: &FilterInput| {
             let path = match filter {
-                HttpFilter::Redirect(redirect) => redirect.path.as_ref(),
-                HttpFilter::Rewrite(rewrite) => rewrite.path.as_ref(),
+                FilterInput::Known(HttpFilter::Redirect(redirect)) => redirect.path.as_ref(),
+                FilterInput::Known(HttpFilter::Rewrite(rewrite)) => rewrite.path.as_ref(),
                 _ => None,
             };
             matches!(path, Some(PathChange::Prefix(_)))
         };
-        if filters.iter().any(needs_prefix) && !rule.matches.iter().all(is_prefix) {
+        let of_backends = backends.iter().flat_map(|backend| &backend.filters);
+        let mut all = filters.iter().chain(of_backends);
+        if all.any(needs_prefix) && !rule.matches.iter().all(is_prefix) {
             let what = "ReplacePrefixMatch needs matches of the type PathPrefix";
             self.refuse(INCOMPATIBLE, at, what);
         }
@@ -113,42 +169,50 @@ impl Reader<'_> {
         &mut self,
         at: &str,
         from: &HttpRouteFilter,
-        of_backend: bool,
-    ) -> Result<Option<HttpFilter>, FieldError> {
+        namespace: &str,
+    ) -> Result<Option<FilterInput>, FieldError> {
         let missing = || FieldError::new(at, format!("the filter {} says nothing", from.type_));
-        Ok(match from.type_.as_str() {
+        Ok(Some(FilterInput::Known(match from.type_.as_str() {
             "RequestHeaderModifier" => {
                 let of = from.request_header_modifier.as_ref().ok_or_else(missing)?;
                 let at = format!("{at}.requestHeaderModifier");
-                Some(HttpFilter::RequestHeaders(self.headers(&at, of)))
+                HttpFilter::RequestHeaders(self.headers(&at, of))
             }
             "ResponseHeaderModifier" => {
                 let of = from.response_header_modifier.as_ref();
                 let at = format!("{at}.responseHeaderModifier");
                 let of = of.ok_or_else(missing)?;
-                Some(HttpFilter::ResponseHeaders(self.headers(&at, of)))
+                HttpFilter::ResponseHeaders(self.headers(&at, of))
             }
-            "RequestRedirect" if !of_backend => {
+            "RequestRedirect" => {
                 let of = from.request_redirect.as_ref().ok_or_else(missing)?;
                 let at = format!("{at}.requestRedirect");
-                Some(HttpFilter::Redirect(self.redirect(&at, of)?))
+                HttpFilter::Redirect(self.redirect(&at, of)?)
             }
-            "URLRewrite" if !of_backend => {
+            "URLRewrite" => {
                 let of = from.url_rewrite.as_ref().ok_or_else(missing)?;
                 let at = format!("{at}.urlRewrite");
                 self.unknown(&at, &of.other);
-                Some(HttpFilter::Rewrite(HttpRewrite {
+                HttpFilter::Rewrite(HttpRewrite {
                     hostname: hostname(&at, of.hostname.as_deref())?,
                     path: self.path_change(&at, of.path.as_ref())?,
-                }))
+                })
+            }
+            "RequestMirror" => {
+                let of = from.request_mirror.as_ref().ok_or_else(missing)?;
+                let at = format!("{at}.requestMirror");
+                return Ok(Some(FilterInput::Mirror(self.mirror(&at, of, namespace)?)));
+            }
+            "CORS" => {
+                let of = from.cors.as_ref().ok_or_else(missing)?;
+                HttpFilter::Cors(cors::read(self, &format!("{at}.cors"), of)?)
             }
             other => {
-                let place = if of_backend { " of a backend" } else { "" };
-                let what = format!("the filter {other}{place} is not supported");
+                let what = format!("the filter {other} is not supported");
                 self.unsupported(at.to_owned(), &what);
-                None
+                return Ok(None);
             }
-        })
+        })))
     }
 
     fn headers(&mut self, at: &str, from: &HttpHeaderFilter) -> HeaderChanges {
@@ -253,7 +317,7 @@ fn hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> 
 }
 
 /// Whether a text can be a header's name (RFC 9110, section 5.6.2).
-fn is_token(text: &str) -> bool {
+pub(super) fn is_token(text: &str) -> bool {
     let is_symbol = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty()
         && text

@@ -2,22 +2,30 @@
 //! answered with an error; a part that decides which requests those are makes it match as if it were not
 //! there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_k8s_api::gateway::{self, HttpNamedMatch};
+use ambit_k8s_api::{
+    ObjectKey,
+    gateway::{self, HttpNamedMatch},
+};
 use ambit_model::{
-    ArcStr, HttpBackend, HttpFilter, HttpPathMatch, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
+    ArcStr, HttpBackend, HttpPathMatch, HttpRetry, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
     HttpValueMatch,
 };
 use regex::RegexBuilder;
 use serde_json::Value;
 
+use super::{
+    filters::{self, FilterInput},
+    mirrors::MirrorInput,
+    retries,
+};
 use crate::{
     index::{
         Index,
         kinds::route::{
             RouteInput, UNSUPPORTED_VALUE, Unsupported,
-            backends::{BackendInput, Share},
+            backends::{BackendInput, Reference, Share, Unresolved},
         },
     },
     problem::{FieldError, Note},
@@ -30,10 +38,12 @@ const MOST_MATCHES: usize = 8192;
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RuleInput {
+    name: Option<ArcStr>,
     matches: Vec<HttpRouteMatch>,
-    filters: Vec<HttpFilter>,
+    filters: Vec<FilterInput>,
     backends: Vec<BackendInput>,
     timeouts: HttpTimeouts,
+    retry: Option<HttpRetry>,
     unsupported: Option<Unsupported>,
 }
 
@@ -41,10 +51,12 @@ impl RuleInput {
     /// The only rule of a route that cannot be used.
     pub(in super::super) fn unusable() -> Self {
         Self {
+            name: None,
             matches: Vec::new(),
             filters: Vec::new(),
             backends: Vec::new(),
             timeouts: HttpTimeouts::default(),
+            retry: None,
             unsupported: Some(Unsupported {
                 reason: UNSUPPORTED_VALUE,
                 text: arcstr::literal!("the route cannot be used as it is written"),
@@ -62,24 +74,49 @@ impl RuleInput {
         self.backends.iter()
     }
 
+    /// The objects that requests go to, or copies of them.
+    pub(in super::super) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        let backends = self.backends.iter().map(|backend| &backend.to);
+        let mirrors = self.mirrors().map(|mirror| &mirror.to);
+        backends.chain(mirrors).filter_map(Reference::target)
+    }
+
+    fn mirrors(&self) -> impl Iterator<Item = &MirrorInput> {
+        let of_backends = self.backends.iter();
+        let of_backends = of_backends.flat_map(|backend| filters::mirrors(&backend.filters));
+        filters::mirrors(&self.filters).chain(of_backends)
+    }
+
     /// What in it is not supported.
     pub(in super::super) fn unsupported(&self) -> Option<&Unsupported> {
         self.unsupported.as_ref()
     }
 
+    /// Mirrors that requests cannot go to.
+    pub(in super::super) fn mirror_errors(
+        &self,
+        index: &Index,
+        route: &RouteInput,
+    ) -> Vec<Unresolved> {
+        let found = self.mirrors().map(|one| one.to.find(index, route));
+        found.filter_map(Result::err).collect()
+    }
+
     /// With its backends as they are now.
     pub(in super::super) fn resolved(&self, index: &Index, route: &RouteInput) -> HttpRouteRule {
         let backend = |from: &BackendInput| HttpBackend {
-            service: from.find(index, route).map_err(|error| error.text),
-            port: from.port,
+            service: from.to.find(index, route).map_err(|error| error.text),
+            port: from.to.port,
             weight: from.weight,
-            filters: from.filters.clone(),
+            filters: filters::resolved(&from.filters, index, route),
         };
         HttpRouteRule {
+            name: self.name.clone(),
             matches: self.matches.clone(),
-            filters: self.filters.clone(),
+            filters: filters::resolved(&self.filters, index, route),
             backends: self.backends.iter().map(backend).collect(),
             timeouts: self.timeouts,
+            retry: self.retry.clone(),
             unsupported: self.unsupported.as_ref().map(|one| one.text.clone()),
         }
     }
@@ -104,7 +141,17 @@ pub(super) fn read(
     let matches = rules.iter().map(|rule| rule.matches.len()).sum::<usize>();
     Reader::check_size(rules.len(), matches)?;
     let mut read = Vec::new();
+    let mut names = BTreeSet::new();
     for (index, rule) in rules.iter().enumerate() {
+        if let Some(name) = &rule.name
+            && !names.insert(name)
+        {
+            let message = format!("another rule has the name {name:?} already");
+            return Err(FieldError::new(
+                format!("spec.rules[{index}].name"),
+                message,
+            ));
+        }
         reader.begin(of_all.as_ref());
         read.push(reader.rule(rule, namespace, &format!("spec.rules[{index}]"))?);
     }
@@ -171,9 +218,10 @@ impl<'a> Reader<'a> {
         at: &str,
     ) -> Result<RuleInput, FieldError> {
         self.unknown(at, &rule.other);
-        let filters = self.filters(at, &rule.filters, false)?;
-        self.check_filters(at, rule, &filters);
+        let filters = self.filters(at, &rule.filters, namespace)?;
         let timeouts = self.timeouts(at, rule.timeouts.as_ref())?;
+        let retry = rule.retry.as_ref();
+        let retry = retry.map(|retry| retries::read(self, &format!("{at}.retry"), retry));
         let mut matches = Vec::new();
         for (index, one) in rule.matches.iter().enumerate() {
             matches.push(self.one_match(one, &format!("{at}.matches[{index}]"))?);
@@ -183,7 +231,10 @@ impl<'a> Reader<'a> {
             let at = format!("{at}.backendRefs[{index}]");
             backends.push(self.backend(one, namespace, &at)?);
         }
+        self.check_filters(at, rule, &filters, &backends);
         Ok(RuleInput {
+            name: rule.name.as_deref().map(ArcStr::from),
+            retry: retry.transpose()?,
             matches,
             filters,
             backends,
@@ -290,7 +341,23 @@ impl<'a> Reader<'a> {
         at: &str,
     ) -> Result<BackendInput, FieldError> {
         self.unknown(at, &from.other);
-        let filters = self.filters(at, &from.filters, true)?;
+        let filters = self.filters(at, &from.filters, namespace)?;
         BackendInput::read(from, namespace, (at, Share::Requests), filters, self.notes)
+    }
+
+    pub(super) fn mirror(
+        &mut self,
+        at: &str,
+        from: &gateway::HttpRequestMirror,
+        namespace: &str,
+    ) -> Result<MirrorInput, FieldError> {
+        self.unknown(at, &from.other);
+        self.unknown(&format!("{at}.backendRef"), &from.backend_ref.other);
+        MirrorInput::read(from, namespace, at, self.notes)
+    }
+
+    /// Something that the user should know, and that changes nothing else.
+    pub(super) fn remark(&mut self, field: String, message: impl Into<String>) {
+        self.notes.push(Note::new(field, message));
     }
 }

@@ -1,22 +1,28 @@
 //! Where the requests or connections of a rule go: services, as they are now.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, gateway};
-use ambit_model::{ArcStr, HttpFilter, NamespacedHostname};
+use ambit_model::{ArcStr, NamespacedHostname};
 
 use super::{RouteInput, service_kind};
 use crate::{
-    index::Index,
+    index::{Index, kinds::http_route::FilterInput},
     problem::{FieldError, Note},
 };
+
+/// A service that something goes to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Reference {
+    /// The object; an error if it cannot be used.
+    target: Result<ObjectKey, ArcStr>,
+    pub(in super::super) port: u16,
+}
 
 /// One destination.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendInput {
-    /// The object; an error if it cannot be used.
-    target: Result<ObjectKey, ArcStr>,
-    pub(in super::super) port: u16,
+    pub(in super::super) to: Reference,
     pub(in super::super) weight: u32,
-    pub(in super::super) filters: Vec<HttpFilter>,
+    pub(in super::super) filters: Vec<FilterInput>,
 }
 
 /// What a destination has a share of.
@@ -38,7 +44,7 @@ impl Share {
     }
 }
 
-/// A destination that nothing can go to: its share is refused.
+/// A service that nothing can go to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Unresolved {
     /// For a condition.
@@ -52,15 +58,40 @@ impl BackendInput {
         from: &gateway::HttpBackendRef,
         namespace: &str,
         (at, share): (&str, Share),
-        filters: Vec<HttpFilter>,
+        filters: Vec<FilterInput>,
         notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
-        let group = from.group.as_deref().unwrap_or_default();
-        let kind = from.kind.as_deref().unwrap_or("Service");
         let weight = from.weight.unwrap_or(1);
         let weight = u32::try_from(weight).map_err(|_| {
             FieldError::new(format!("{at}.weight"), format!("{weight} is less than 0"))
         })?;
+        let reference = gateway::BackendReference {
+            group: from.group.clone(),
+            kind: from.kind.clone(),
+            namespace: from.namespace.clone(),
+            name: from.name.clone(),
+            port: from.port,
+            ..gateway::BackendReference::default()
+        };
+        Ok(Self {
+            to: Reference::read(&reference, namespace, at, share.refused(), notes)?,
+            weight,
+            filters,
+        })
+    }
+}
+
+impl Reference {
+    /// Reads one; what cannot be used is noted, with what happens otherwise.
+    pub(in super::super) fn read(
+        from: &gateway::BackendReference,
+        namespace: &str,
+        at: &str,
+        otherwise: &str,
+        notes: &mut Vec<Note>,
+    ) -> Result<Self, FieldError> {
+        let group = from.group.as_deref().unwrap_or_default();
+        let kind = from.kind.as_deref().unwrap_or("Service");
         let is_service = service_kind(group, kind) == Some(Kind::Service);
         let (target, port) = match from.port {
             Some(number) if is_service => {
@@ -71,26 +102,21 @@ impl BackendInput {
                 (Ok(target), number)
             }
             None if is_service => {
-                let message = format!("is needed: {}", share.refused());
+                let message = format!("is needed: {otherwise}");
                 notes.push(Note::new(format!("{at}.port"), message));
                 (Err(arcstr::literal!("a backend without a port")), 0)
             }
             _ => {
-                let message = format!("{kind} is not supported: {}", share.refused());
+                let message = format!("{kind} is not supported: {otherwise}");
                 notes.push(Note::new(format!("{at}.kind"), message));
                 (Err(arcstr::format!("a backend of the kind {kind}")), 0)
             }
         };
-        Ok(Self {
-            target,
-            port,
-            weight,
-            filters,
-        })
+        Ok(Self { target, port })
     }
 
-    /// The object that requests go to.
-    pub(super) fn target(&self) -> Option<&ObjectKey> {
+    /// The object that it is.
+    pub(in super::super) fn target(&self) -> Option<&ObjectKey> {
         self.target.as_ref().ok()
     }
 

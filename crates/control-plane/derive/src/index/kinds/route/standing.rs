@@ -74,12 +74,13 @@ fn json(reference: &ParentReference) -> Value {
 
 fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     let target = &parent.target;
+    let meant = match parent.ports(index) {
+        Ok(meant) => meant,
+        Err(why) => return bad("NoMatchingParent", why),
+    };
     let Some(ports) = ports(index, target) else {
         return bad("NoMatchingParent", format!("there is no {target}"));
     };
-    if let Some(port) = parent.port.filter(|port| !ports.contains_key(port)) {
-        return bad("NoMatchingParent", format!("{target} has no port {port}"));
-    }
     let unsupported = route.rules.unsupported();
     if let Some(Unsupported { reason, .. }) = unsupported.first() {
         let texts: Vec<_> = unsupported.iter().map(|one| one.text.as_str()).collect();
@@ -94,7 +95,7 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     }
     let ports = ports
         .iter()
-        .filter(|(port, _)| parent.port.is_none_or(|only| only == **port));
+        .filter(|(port, _)| meant.is_empty() || meant.contains(port));
     let judged: Vec<_> = ports
         .map(|(port, protocol)| conflicts::of(index, route, target, (*port, *protocol)))
         .collect();
@@ -123,17 +124,26 @@ fn ports(index: &Index, target: &ObjectKey) -> Option<BTreeMap<u16, AppProtocol>
 
 fn resolved(index: &Index, route: &RouteInput) -> Verdict {
     let backends = route.rules.backends();
-    let errors = backends.filter_map(|backend| backend.find(index, route).err());
+    let errors = backends.filter_map(|backend| backend.to.find(index, route).err());
     let errors: Vec<Unresolved> = errors.collect();
-    let Some(Unresolved { reason, .. }) = errors.first() else {
+    let mirrors = route.rules.mirror_errors(index, route);
+    let Some(Unresolved { reason, .. }) = errors.first().or(mirrors.first()) else {
         return good("ResolvedRefs", "every backend is found");
     };
-    let texts: Vec<_> = errors.iter().map(|error| error.text.as_str()).collect();
+    let told = |of: &[Unresolved], what: &str| {
+        let texts: Vec<_> = of.iter().map(|error| error.text.as_str()).collect();
+        (!of.is_empty()).then(|| format!("{}; {what}", texts.join("; ")))
+    };
     let share = match route.rules {
         Rules::Http(_) => "their share of requests is answered with an error",
         Rules::Stream(_) => "their share of connections is refused",
     };
-    bad(reason, format!("{}; {share}", texts.join("; ")))
+    let both = [
+        told(&errors, share),
+        told(&mirrors, "nothing is mirrored there"),
+    ];
+    let message: Vec<_> = both.into_iter().flatten().collect();
+    bad(reason, message.join("; "))
 }
 
 fn at_waypoints(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {

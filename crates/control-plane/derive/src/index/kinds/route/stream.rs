@@ -58,8 +58,8 @@ impl StreamInput {
     /// With its backends as they are now; without what only the whole route says.
     pub(super) fn resolved(&self, index: &Index, route: &RouteInput) -> StreamRoute {
         let backend = |from: &BackendInput| StreamBackend {
-            service: from.find(index, route).map_err(|error| error.text),
-            port: from.port,
+            service: from.to.find(index, route).map_err(|error| error.text),
+            port: from.to.port,
             weight: from.weight,
         };
         StreamRoute {

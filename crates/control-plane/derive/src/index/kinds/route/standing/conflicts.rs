@@ -49,7 +49,9 @@ pub(super) fn of(
     let of_route = clients(route);
     let others = || {
         index.routes_of(target).filter(|other| {
-            let ports = other.ports(target);
+            let Some(ports) = other.ports(index, target) else {
+                return false;
+            };
             ports.is_empty() || ports.contains(&port)
         })
     };

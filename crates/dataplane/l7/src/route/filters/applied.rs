@@ -1,0 +1,74 @@
+//! What is done with a request that a rule sends to one of its backends: what the rule says, and then what the backend
+//! says.
+
+use ambit_model::{HttpMirror, HttpRewrite};
+use http::HeaderMap;
+use rand::{Rng as _, RngCore};
+
+use super::{Cors, Filters, Redirect};
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Applied<'a> {
+    pub(in crate::route) rule: &'a Filters,
+    pub(in crate::route) backend: Option<&'a Filters>,
+}
+
+impl<'a> Applied<'a> {
+    fn all(self) -> impl Iterator<Item = &'a Filters> {
+        std::iter::once(self.rule).chain(self.backend)
+    }
+
+    /// Where the client is sent instead. A backend that redirects takes the place of what the rule rewrites: the
+    /// request is not sent.
+    pub fn redirect(self) -> Option<&'a Redirect> {
+        self.all().find_map(|filters| filters.redirect.as_ref())
+    }
+
+    /// What is rewritten: of what both say, what the backend says. A prefix is always that of the request as it
+    /// came.
+    pub fn rewrite(self) -> Option<HttpRewrite> {
+        let all = self.all().filter_map(|filters| filters.rewrite.as_ref());
+        all.cloned().reduce(|rule, backend| HttpRewrite {
+            hostname: backend.hostname.or(rule.hostname),
+            path: backend.path.or(rule.path),
+        })
+    }
+
+    /// Changes the headers of the request.
+    pub fn change_request(self, headers: &mut HeaderMap) {
+        for edits in self.all().filter_map(|filters| filters.request.as_ref()) {
+            edits.apply(headers);
+        }
+    }
+
+    /// Changes the headers of the answer.
+    pub fn change_response(self, headers: &mut HeaderMap) {
+        for edits in self.all().filter_map(|filters| filters.response.as_ref()) {
+            edits.apply(headers);
+        }
+    }
+
+    /// Who may read the answer: as the backend says, else as the rule does.
+    pub fn cors(self) -> Option<&'a Cors> {
+        let of_backend = self.backend.and_then(|filters| filters.cors.as_ref());
+        of_backend.or(self.rule.cors.as_ref())
+    }
+
+    /// The mirrors that get this one request.
+    pub fn mirrors(self, rng: &mut dyn RngCore) -> Vec<&'a HttpMirror> {
+        let all = self.all().flat_map(|filters| &filters.mirrors);
+        let drawn = |mirror: &&HttpMirror| {
+            let HttpMirror {
+                numerator,
+                denominator,
+                ..
+            } = **mirror;
+            numerator >= denominator || rng.random_range(0..denominator) < numerator
+        };
+        all.filter(drawn).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

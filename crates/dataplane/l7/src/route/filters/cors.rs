@@ -1,0 +1,267 @@
+//! Which scripts of other origins may read answers: CORS, as the Fetch standard has it and the Gateway API writes it.
+//!
+//! The waypoint answers preflights itself. Where a rule has this filter, what an application says of CORS is taken
+//! out of its answers: a rule cannot be widened by what is behind it.
+
+use ambit_model::{ArcStr, HttpCors};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method,
+    header::{
+        ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS,
+        ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS,
+        ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ACCESS_CONTROL_REQUEST_METHOD,
+        ORIGIN, VARY,
+    },
+};
+
+const ANY: &str = "*";
+
+/// What applications say of CORS.
+const SAID: [HeaderName; 6] = [
+    ACCESS_CONTROL_ALLOW_CREDENTIALS,
+    ACCESS_CONTROL_ALLOW_HEADERS,
+    ACCESS_CONTROL_ALLOW_METHODS,
+    ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS,
+    ACCESS_CONTROL_MAX_AGE,
+];
+
+/// The filter, ready to be used.
+#[derive(Debug)]
+pub struct Cors {
+    origins: Vec<Origin>,
+    credentials: bool,
+    methods: List,
+    headers: List,
+    exposed: List,
+    max_age: HeaderValue,
+}
+
+/// What a request asks of CORS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The one origin that it has.
+    origin: Option<HeaderValue>,
+    /// Of a preflight: the method and headers of the request that is to follow.
+    preflight: Option<(HeaderValue, Option<HeaderValue>)>,
+}
+
+#[derive(Debug)]
+enum Origin {
+    Any,
+    Pattern {
+        scheme: ArcStr,
+        /// What the host ends with, after a wildcard; or all of it.
+        host: ArcStr,
+        has_wildcard: bool,
+        port: u16,
+    },
+}
+
+/// Names, as the value of a header.
+#[derive(Debug)]
+enum List {
+    Any,
+    /// None at all if there are none.
+    These(Option<HeaderValue>),
+}
+
+impl Asked {
+    /// What a request asks, before anything of it is changed.
+    pub fn of(method: &Method, headers: &HeaderMap) -> Self {
+        let one = |name: HeaderName| {
+            let mut all = headers.get_all(name).iter();
+            all.next().filter(|_| all.next().is_none()).cloned()
+        };
+        // Two origins are as good as none: they would be allowed by one and read by the other.
+        let origin = one(ORIGIN);
+        let is_asking = *method == Method::OPTIONS && headers.contains_key(ORIGIN);
+        let of_method = one(ACCESS_CONTROL_REQUEST_METHOD).filter(|_| is_asking);
+        Self {
+            origin,
+            preflight: of_method.map(|method| (method, one(ACCESS_CONTROL_REQUEST_HEADERS))),
+        }
+    }
+
+    /// Whether a client asks what it may ask, and nothing else.
+    pub fn is_preflight(&self) -> bool {
+        self.preflight.is_some()
+    }
+}
+
+impl Cors {
+    /// Makes it ready.
+    ///
+    /// # Errors
+    /// With what is wrong with it.
+    pub(super) fn new(from: &HttpCors) -> Result<Self, ArcStr> {
+        let origins = from
+            .allow_origins
+            .iter()
+            .map(|text| Origin::new(text).ok_or_else(|| arcstr::format!("{text:?} is no origin")));
+        Ok(Self {
+            origins: origins.collect::<Result<_, _>>()?,
+            credentials: from.allow_credentials,
+            methods: List::new(&from.allow_methods)?,
+            headers: List::new(&from.allow_headers)?,
+            exposed: List::new(&from.expose_headers)?,
+            max_age: from.max_age.into(),
+        })
+    }
+
+    /// Makes an answer say what the filter says, and nothing else of CORS.
+    pub fn change_answer(&self, asked: &Asked, headers: &mut HeaderMap) {
+        for name in SAID {
+            headers.remove(name);
+        }
+        let is_for_all = self.origins.iter().all(|one| matches!(one, Origin::Any));
+        if !is_for_all || self.credentials {
+            // Nobody else's answer may be taken from a cache.
+            headers.append(VARY, HeaderValue::from_name(ORIGIN));
+        }
+        let Some(origin) = self.allowed(asked) else {
+            return;
+        };
+        let origin = if is_for_all && !self.credentials {
+            HeaderValue::from_static(ANY)
+        } else {
+            origin.clone()
+        };
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        if self.credentials {
+            let yes = HeaderValue::from_static("true");
+            headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, yes);
+        }
+        // With credentials a star is a name like any other.
+        let exposed = self.exposed.allowed(self.credentials, None);
+        insert(headers, ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+        let Some((method, names)) = &asked.preflight else {
+            return;
+        };
+        let methods = self.methods.allowed(self.credentials, Some(method));
+        insert(headers, ACCESS_CONTROL_ALLOW_METHODS, methods);
+        let names = self.headers.allowed(self.credentials, names.as_ref());
+        insert(headers, ACCESS_CONTROL_ALLOW_HEADERS, names);
+        headers.insert(ACCESS_CONTROL_MAX_AGE, self.max_age.clone());
+    }
+
+    /// The origin of a request, if it is allowed.
+    fn allowed<'a>(&self, asked: &'a Asked) -> Option<&'a HeaderValue> {
+        let origin = asked.origin.as_ref()?;
+        let text = origin.to_str().ok()?;
+        let is_allowed = self.origins.iter().any(|one| one.matches(text));
+        is_allowed.then_some(origin)
+    }
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: Option<HeaderValue>) {
+    if let Some(value) = value {
+        headers.insert(name, value);
+    }
+}
+
+impl List {
+    fn new(names: &[ArcStr]) -> Result<Self, ArcStr> {
+        if names.iter().any(|name| name == ANY) {
+            return Ok(Self::Any);
+        }
+        // Names of methods and headers are of the same form.
+        if let Some(name) = names
+            .iter()
+            .find(|name| HeaderName::from_bytes(name.as_bytes()).is_err())
+        {
+            return Err(arcstr::format!("{name:?} is no name of a header or method"));
+        }
+        let joined = names.join(", ");
+        let value = HeaderValue::from_str(&joined);
+        let value = value.map_err(|error| arcstr::format!("{joined:?}: {error}"))?;
+        Ok(Self::These((!names.is_empty()).then_some(value)))
+    }
+
+    /// What a client is told that asks for something: with credentials, a star would not mean all of them.
+    fn allowed(&self, credentials: bool, asked: Option<&HeaderValue>) -> Option<HeaderValue> {
+        match self {
+            Self::These(names) => names.clone(),
+            Self::Any if credentials => asked.cloned(),
+            Self::Any => Some(HeaderValue::from_static(ANY)),
+        }
+    }
+}
+
+impl Origin {
+    fn new(text: &str) -> Option<Self> {
+        if text == ANY {
+            return Some(Self::Any);
+        }
+        let (scheme, host, port) = parts(text)?;
+        let (host, has_wildcard) = match host.strip_prefix('*') {
+            Some(rest) if rest.is_empty() || rest.starts_with('.') => (rest, true),
+            Some(_) => return None,
+            None => (host, false),
+        };
+        (is_host(host) || host.is_empty() && has_wildcard).then(|| Self::Pattern {
+            scheme: scheme.into(),
+            host: host.into(),
+            has_wildcard,
+            port,
+        })
+    }
+
+    fn matches(&self, origin: &str) -> bool {
+        let Self::Pattern {
+            scheme,
+            host,
+            has_wildcard,
+            port,
+        } = self
+        else {
+            return true;
+        };
+        let Some((of_scheme, of_host, of_port)) = parts(origin) else {
+            return false;
+        };
+        if !is_host(of_host) || of_scheme != scheme || of_port != *port {
+            return false;
+        }
+        let split = of_host.len().checked_sub(host.len());
+        match split.and_then(|split| of_host.split_at_checked(split)) {
+            Some((begin, end)) => {
+                end.eq_ignore_ascii_case(host) && begin.is_empty() != *has_wildcard
+            }
+            None => false,
+        }
+    }
+}
+
+/// Scheme, host and port of an origin: the scheme's own if it has none.
+fn parts(text: &str) -> Option<(&str, &str, u16)> {
+    let (scheme, rest) = text.split_once("://")?;
+    let well_known = match scheme {
+        "http" => 80,
+        "https" => 443,
+        _ => return None,
+    };
+    match rest.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => {
+            let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+            let port = port.parse().ok().filter(|port| is_number && *port != 0)?;
+            Some((scheme, host, port))
+        }
+        _ => Some((scheme, rest, well_known)),
+    }
+}
+
+/// Whether a text can be a host or the end of one: nothing in it that ends a host.
+fn is_host(text: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let literal = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
+    match literal {
+        Some(literal) => literal.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !text.is_empty() && text.bytes().all(is_part),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! When a rule has requests sent again (GEP-1731).
+
+use std::time::Duration;
+
+use ambit_model::HttpRetry;
+use http::{HeaderMap, StatusCode};
+use rand::{Rng as _, RngCore};
+
+/// What is waited at most before the first retry of a rule that does not say.
+const SHORT: Duration = Duration::from_millis(25);
+/// The longest wait, in multiples of the first.
+const LONGEST: u32 = 10;
+
+/// The statuses of gRPC that mean that a request was not done: cancelled and unavailable.
+const GRPC: [&[u8]; 2] = [b"1", b"14"];
+
+/// Whether an answer is a reason to ask again.
+pub fn is_asked_again(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) -> bool {
+    let grpc = headers.get("grpc-status");
+    retry.codes.contains(&status.as_u16())
+        || grpc.is_some_and(|status| GRPC.contains(&status.as_bytes()))
+}
+
+/// What is waited before the `nth` retry, counted from 0: by chance, so that those who fail together do not come back
+/// together, and each time longer. Never less than the rule says.
+pub fn wait(retry: &HttpRetry, nth: u32, rng: &mut dyn RngCore) -> Duration {
+    let least = retry.backoff.unwrap_or_default();
+    let first = retry.backoff.unwrap_or(SHORT);
+    let times = 1_u32.checked_shl(nth.saturating_add(1)).unwrap_or(LONGEST);
+    let most = first.saturating_mul(times.min(LONGEST));
+    rng.random_range(least..=most)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn statuses_of_both_kinds_are_reasons() {
+        let retry = HttpRetry {
+            codes: vec![500, 503],
+            ..HttpRetry::default()
+        };
+        let again = |status: u16, grpc: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            if let Some(status) = grpc {
+                headers.insert("grpc-status", HeaderValue::from_static(status));
+            }
+            is_asked_again(&retry, StatusCode::from_u16(status).unwrap(), &headers)
+        };
+        for (status, grpc, expected) in [
+            (500, None, true),
+            (503, None, true),
+            (502, None, false),
+            (200, None, false),
+            (200, Some("0"), false),
+            (200, Some("14"), true),
+            (200, Some("1"), true),
+            (200, Some("13"), false),
+        ] {
+            assert_eq!(again(status, grpc), expected, "{status} {grpc:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn waits_are_between_what_is_asked_and_ten_times_that(backoff in proptest::option::of(1..100_000_u64), nth in any::<u32>()) {
+            let backoff = backoff.map(Duration::from_millis);
+            let retry = HttpRetry { backoff, ..HttpRetry::default() };
+            let wait = wait(&retry, nth, &mut rand::rng());
+            prop_assert!(wait >= backoff.unwrap_or_default());
+            prop_assert!(wait <= backoff.unwrap_or(SHORT) * LONGEST);
+            if nth == 0 {
+                prop_assert!(wait <= backoff.unwrap_or(SHORT) * 2);
+            }
+        }
+    }
+}

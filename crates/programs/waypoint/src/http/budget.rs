@@ -1,0 +1,114 @@
+//! How many requests may be sent again at once: a backend in trouble is not asked many times more than one that is not.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use ambit_model::NamespacedHostname;
+use parking_lot::Mutex;
+
+/// Retries, of a hundred requests under way.
+const PERCENT: usize = 20;
+/// So many always may be.
+const LEAST: usize = 3;
+/// How many destinations without requests are remembered.
+const MOST_IDLE: usize = 1024;
+
+/// What has a budget of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Account {
+    /// What a tunnel asks for.
+    Address(SocketAddr),
+    /// A backend of routes.
+    Service(NamespacedHostname, u16),
+}
+
+/// The budgets of a worker.
+#[derive(Debug, Default)]
+pub(crate) struct Budgets(Mutex<HashMap<Account, Arc<Counts>>>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    active: AtomicUsize,
+    retries: AtomicUsize,
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub(crate) struct Active(Arc<Counts>);
+
+/// A request that is sent again.
+#[derive(Debug)]
+pub(crate) struct Permit(Arc<Counts>);
+
+impl Budgets {
+    /// Counts a request until the value is dropped.
+    pub(crate) fn active(&self, account: Account) -> Active {
+        let mut all = self.0.lock();
+        let counts = all.entry(account).or_default().clone();
+        counts.active.fetch_add(1, Relaxed);
+        if all.len() > MOST_IDLE {
+            all.retain(|_, counts| counts.active.load(Relaxed) > 0);
+        }
+        Active(counts)
+    }
+}
+
+impl Active {
+    /// Leave to send it again.
+    pub(crate) fn permit(&self) -> Option<Permit> {
+        let Counts { active, retries } = &*self.0;
+        let most = LEAST.max(active.load(Relaxed) * PERCENT / 100);
+        // Taken first, so that two do not both take the last.
+        let permit = Permit(self.0.clone());
+        (retries.fetch_add(1, Relaxed) < most).then_some(permit)
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.retries.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifth_of_what_is_under_way_may_be_sent_again_and_three_in_any_case() {
+        let account = || Account::Address(SocketAddr::from(([10, 0, 0, 1], 80)));
+        for (requests, expected) in [(1, 3), (15, 3), (20, 4), (100, 20)] {
+            let budgets = Budgets::default();
+            let active: Vec<_> = (0..requests).map(|_| budgets.active(account())).collect();
+            let permits: Vec<_> = active.iter().cycle().map_while(Active::permit).collect();
+            assert_eq!(permits.len(), expected, "of {requests}");
+            // Others are not concerned.
+            let other = budgets.active(Account::Service(NamespacedHostname::new("a", "b"), 80));
+            assert!(other.permit().is_some());
+            drop(permits);
+            assert!(active[0].permit().is_some());
+        }
+    }
+
+    #[test]
+    fn destinations_without_requests_are_forgotten() {
+        let budgets = Budgets::default();
+        for port in 0..4000 {
+            let address = SocketAddr::from(([10, 0, 0, 1], port));
+            drop(budgets.active(Account::Address(address)));
+        }
+        assert!(budgets.0.lock().len() <= MOST_IDLE + 1);
+    }
+}

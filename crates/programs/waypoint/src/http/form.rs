@@ -1,0 +1,78 @@
+//! The host and path of a request.
+
+use ambit_l7::{path, route::MatchedPath};
+use http::{HeaderValue, Method, Request, StatusCode, header::HOST, uri::PathAndQuery};
+use hyper::body::Incoming;
+
+use super::reply::Reply;
+use crate::session::Session;
+
+/// A request's host and path, in the one form that everything sees.
+#[derive(Debug)]
+pub(super) struct Form {
+    pub(super) host: String,
+    /// Without the query.
+    pub(super) path: String,
+    pub(super) target: PathAndQuery,
+}
+
+impl Form {
+    /// Of whose path a rule's match took `prefix` bytes.
+    pub(super) fn matched(&self, prefix: usize) -> MatchedPath<'_> {
+        MatchedPath {
+            path: &self.path,
+            query: self.target.query(),
+            prefix,
+        }
+    }
+
+    /// Of a request as it came; what could be read in two ways is refused.
+    pub(super) fn of(session: &Session, request: &Request<Incoming>) -> Result<Self, Reply> {
+        if *request.method() == Method::CONNECT {
+            let reply = Reply::refused("CONNECT is not supported", "method");
+            return Err(reply.with_status(StatusCode::METHOD_NOT_ALLOWED));
+        }
+        let host = host(request).map_err(|error| Reply::refused(error, "host"))?;
+        let mode = session
+            .shard
+            .waypoint
+            .published
+            .gateway()
+            .path_normalization;
+        let given = request.uri().path_and_query();
+        let given = given.map_or("/", PathAndQuery::as_str);
+        let normal = path::for_request(request.method(), given, mode);
+        let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
+        let target = PathAndQuery::try_from(normal.as_str());
+        let target = target.map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
+        Ok(Self {
+            host,
+            path: normal.path().to_owned(),
+            target,
+        })
+    }
+}
+
+/// The host that a request is for. What could be read in two ways is refused: another host in the target than in
+/// the header, several headers, or credentials in it.
+fn host(request: &Request<Incoming>) -> Result<String, &'static str> {
+    let mut lines = request.headers().get_all(HOST).iter();
+    let header = lines.next().map(HeaderValue::to_str).transpose();
+    let header = header.map_err(|_| "the host is no text")?;
+    if lines.next().is_some() {
+        return Err("there is more than one host header");
+    }
+    let authority = request.uri().authority().map(|one| one.as_str());
+    let host = match (authority, header) {
+        (Some(authority), Some(header)) if !authority.eq_ignore_ascii_case(header) => {
+            return Err("the host header is another than the target's");
+        }
+        (Some(host), _) | (None, Some(host)) => host,
+        (None, None) if request.version() <= http::Version::HTTP_10 => "",
+        (None, None) => return Err("there is no host"),
+    };
+    if host.contains('@') || (!host.is_empty() && host.parse::<http::uri::Authority>().is_err()) {
+        return Err("the host cannot be one");
+    }
+    Ok(host.to_owned())
+}

@@ -1,0 +1,196 @@
+//! Requests that are sent to mirrors as well. Nothing that a mirror does or fails to do is seen by the client: its
+//! answer is read and thrown away, it never holds the original back, and it is not counted as a request.
+//!
+//! A mirror gets what is forwarded, from what policies have admitted, with `-shadow` after the name of the host, as
+//! Istio and Envoy do it: applications can tell these requests from others.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use ambit_model::{AppProtocol, HttpMirror};
+use ambit_telemetry::http::MirrorOutcome;
+use http::{HeaderValue, Request, header::HOST, request};
+use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
+use tokio::sync::oneshot;
+
+use super::{
+    circle::Passed,
+    exchange,
+    form::Form,
+    retrying::Again,
+    send::{self, Destination, Sending},
+    tee::{self, Behind, Copied},
+};
+use crate::{
+    message::{Body, Version},
+    session::Session,
+};
+
+/// Most requests at once that a worker has mirrors answer.
+const MOST: usize = 256;
+/// How long a mirror may take once it has all of a request.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What mirrors of a worker do.
+#[derive(Debug, Default)]
+pub(crate) struct Mirrors {
+    under_way: Arc<AtomicUsize>,
+    behind: Behind,
+}
+
+/// One request under way to a mirror.
+struct Slot(Arc<AtomicUsize>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Mirrors {
+    fn begin(&self) -> Option<Slot> {
+        let slot = Slot(self.under_way.clone());
+        (self.under_way.fetch_add(1, Relaxed) < MOST).then_some(slot)
+    }
+}
+
+/// Sends a request to mirrors as well; returns its body, of which they get copies.
+pub(super) fn mirror(
+    session: &Arc<Session>,
+    mirrors: &[&HttpMirror],
+    passed: Passed,
+    (head, form): (&request::Parts, &Form),
+    body: Body,
+) -> Body {
+    if mirrors.is_empty() {
+        return body;
+    }
+    let state = &session.shard.mirrors;
+    let metrics = &session.shard.waypoint.http_metrics;
+    let mut begun = Vec::new();
+    for to in mirrors {
+        match state.begin() {
+            Some(slot) => begun.push((to, slot)),
+            None => metrics.mirrored(MirrorOutcome::Busy),
+        }
+    }
+    let (body, copies) = tee::tee(body, begun.len(), &state.behind);
+    for ((to, slot), (copy, copied)) in begun.into_iter().zip(copies) {
+        let destination = Destination::Backend(to.service.clone(), to.port);
+        let version = match destination.app_protocol(session) {
+            AppProtocol::Http11 => Version::Http1,
+            AppProtocol::Http2 | AppProtocol::Grpc => Version::Http2,
+            _ => exchange::version_of(head.version),
+        };
+        let host = shadow(&form.host);
+        let mut request = Request::new(copy);
+        request.method_mut().clone_from(&head.method);
+        request.headers_mut().clone_from(&head.headers);
+        if let Ok(value) = HeaderValue::from_str(&host) {
+            request.headers_mut().insert(HOST, value);
+        }
+        if exchange::address(&mut request, &host, &form.target, version).is_err() {
+            metrics.mirrored(MirrorOutcome::Failed);
+            continue;
+        }
+        let sending = Sending {
+            passed,
+            patience: None,
+            again: Again::Never,
+        };
+        let session = session.clone();
+        ambit_rt::spawn("mirror", async move {
+            let _slot = slot;
+            let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
+            let outcome = tokio::select! {
+                outcome = answer(&session, &destination, version, sending, request) => outcome,
+                outcome = given_up(copied) => outcome,
+                () = drain.cut() => MirrorOutcome::Late,
+            };
+            tracing::debug!(?destination, ?outcome, "a request was mirrored");
+            session.shard.waypoint.http_metrics.mirrored(outcome);
+        });
+    }
+    body
+}
+
+/// Sends it, and throws the answer away.
+async fn answer(
+    session: &Session,
+    destination: &Destination,
+    version: Version,
+    sending: Sending<'_>,
+    request: Request<Body>,
+) -> MirrorOutcome {
+    match send::send(session, destination, version, sending, request).await {
+        Ok(sent) => {
+            let mut body = sent.response.into_body();
+            while !body.is_end_stream() {
+                match body.frame().await {
+                    Some(Ok(_)) => {}
+                    Some(Err(_)) => return MirrorOutcome::Failed,
+                    None => break,
+                }
+            }
+            MirrorOutcome::Answered
+        }
+        Err(failure) => {
+            tracing::debug!(why = failure.details, "a mirror did not answer");
+            MirrorOutcome::Failed
+        }
+    }
+}
+
+/// Ends when the mirror has no more time.
+async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
+    if let Ok(Copied::TooSlow) = copied.await {
+        return MirrorOutcome::TooSlow;
+    }
+    tokio::time::sleep(PATIENCE).await;
+    MirrorOutcome::Late
+}
+
+/// The host that a mirror is told: an address in brackets cannot be marked.
+fn shadow(host: &str) -> String {
+    if host.is_empty() || host.starts_with('[') {
+        return host.to_owned();
+    }
+    match host.rsplit_once(':') {
+        Some((name, port)) => format!("{name}-shadow:{port}"),
+        None => format!("{host}-shadow"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mirrors_are_told_a_host_that_says_so() {
+        for (host, expected) in [
+            ("orders", "orders-shadow"),
+            ("orders.shop:8080", "orders.shop-shadow:8080"),
+            ("10.0.0.1", "10.0.0.1-shadow"),
+            ("[::1]:80", "[::1]:80"),
+            ("", ""),
+        ] {
+            assert_eq!(shadow(host), expected);
+        }
+    }
+
+    #[test]
+    fn only_so_many_are_under_way() {
+        let mirrors = Mirrors::default();
+        let slots: Vec<_> = (0..MOST).map_while(|_| mirrors.begin()).collect();
+        assert_eq!(slots.len(), MOST);
+        assert!(mirrors.begin().is_none() && mirrors.begin().is_none());
+        drop(slots);
+        assert_eq!(mirrors.under_way.load(Relaxed), 0);
+    }
+}

@@ -1,0 +1,254 @@
+//! Bodies of requests that may have to be sent again: what has passed is kept, as long as it is little.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
+
+use crate::message::{Body, BodyError};
+
+/// The largest body that is kept. Requests with larger ones are not sent again.
+pub(super) const MOST_KEPT: usize = 64 << 10;
+/// What a frame counts besides its data.
+const FRAME: usize = 64;
+
+/// A body that can be read again from its beginning, as long as it is not too large.
+#[derive(Clone)]
+pub(super) struct Kept(Arc<Mutex<Inner>>);
+
+struct Inner {
+    source: Body,
+    frames: Vec<Part>,
+    bytes: usize,
+    is_whole: bool,
+    is_lost: bool,
+    /// Who reads: whoever began to earlier does not any more.
+    turn: u64,
+    /// Bytes of all of it, if that is known.
+    length: Option<u64>,
+}
+
+#[derive(Clone)]
+enum Part {
+    Data(Bytes),
+    Trailers(HeaderMap),
+}
+
+struct Reading {
+    kept: Kept,
+    turn: u64,
+    next: usize,
+    /// Bytes to come, if that is known.
+    left: Option<u64>,
+}
+
+/// Another try has begun.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the request is sent again")]
+struct SentAgain;
+
+impl Kept {
+    pub(super) fn new(source: Body) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            length: source.size_hint().exact(),
+            source,
+            frames: Vec::new(),
+            bytes: 0,
+            is_whole: false,
+            is_lost: false,
+            turn: 0,
+        })))
+    }
+
+    /// Whether all that has passed of it is here.
+    pub(super) fn is_kept(&self) -> bool {
+        !self.0.lock().is_lost
+    }
+
+    /// The body from its beginning; `None` if too much of it has passed. Who has read until now gets no more.
+    pub(super) fn rewound(&self) -> Option<Body> {
+        let mut inner = self.0.lock();
+        if inner.is_lost {
+            return None;
+        }
+        inner.turn += 1;
+        let reading = Reading {
+            kept: self.clone(),
+            turn: inner.turn,
+            next: 0,
+            left: inner.length,
+        };
+        drop(inner);
+        Some(reading.boxed_unsync())
+    }
+}
+
+impl Inner {
+    fn keep(&mut self, frame: &Frame<Bytes>) {
+        if self.is_lost {
+            return;
+        }
+        let part = match (frame.data_ref(), frame.trailers_ref()) {
+            (Some(data), _) => Part::Data(data.clone()),
+            (_, Some(trailers)) => Part::Trailers(trailers.clone()),
+            (None, None) => return,
+        };
+        self.bytes += FRAME + frame.data_ref().map_or(0, Bytes::len);
+        self.is_lost = self.bytes > MOST_KEPT;
+        if self.is_lost {
+            self.frames = Vec::new();
+        } else {
+            self.frames.push(part);
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if self.is_whole {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut self.source).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                self.keep(frame);
+                self.is_whole = self.source.is_end_stream();
+            }
+            None => self.is_whole = true,
+            Some(Err(_)) => self.is_lost = true,
+        }
+        Poll::Ready(frame)
+    }
+}
+
+impl HttpBody for Reading {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let mut inner = this.kept.0.lock();
+        if inner.turn != this.turn {
+            return Poll::Ready(Some(Err(SentAgain.into())));
+        }
+        let frame = match inner.frames.get(this.next).cloned() {
+            Some(Part::Data(data)) => Some(Ok(Frame::data(data))),
+            Some(Part::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
+            None => ready!(inner.poll(cx)),
+        };
+        if let Some(Ok(frame)) = &frame {
+            this.next += 1;
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+            this.left = this.left.map(|left| left.saturating_sub(bytes));
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let inner = self.kept.0.lock();
+        let is_whole = inner.is_whole || inner.source.is_end_stream();
+        is_whole && self.next >= inner.frames.len()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.left.map(SizeHint::with_exact).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::StreamBody;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    type Sender = mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>;
+
+    fn body() -> (Sender, Kept) {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+        (sender, Kept::new(StreamBody::new(frames).boxed_unsync()))
+    }
+
+    fn say(sender: &Sender, bytes: &[u8]) {
+        let bytes = Bytes::copy_from_slice(bytes);
+        sender.send(Ok(Frame::data(bytes))).unwrap();
+    }
+
+    async fn hear(body: &mut Body) -> Vec<u8> {
+        let frame = body.frame().await.unwrap().unwrap();
+        frame.into_data().unwrap().to_vec()
+    }
+
+    #[tokio::test]
+    async fn a_body_is_read_again_and_then_to_its_end() {
+        let (sender, kept) = body();
+        let mut first = kept.rewound().unwrap();
+        say(&sender, b"one");
+        say(&sender, b"two");
+        assert_eq!(hear(&mut first).await, b"one");
+        let mut second = kept.rewound().unwrap();
+        // It has no part in it any more.
+        assert!(first.frame().await.unwrap().unwrap_err().is::<SentAgain>());
+        assert_eq!(hear(&mut second).await, b"one");
+        assert_eq!(hear(&mut second).await, b"two");
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-end", http::HeaderValue::from_static("1"));
+        sender.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
+        drop(sender);
+        assert!(second.frame().await.unwrap().unwrap().is_trailers());
+        assert!(second.frame().await.is_none());
+        let third = kept.rewound().unwrap();
+        let third = third.collect().await.unwrap();
+        assert_eq!(third.trailers(), Some(&trailers));
+        assert_eq!(third.to_bytes(), "onetwo");
+    }
+
+    #[tokio::test]
+    async fn a_large_or_broken_body_is_not_kept_and_passes_all_the_same() {
+        let (sender, kept) = body();
+        let mut first = kept.rewound().unwrap();
+        let piece = vec![0; MOST_KEPT / 4];
+        for count in 1..=6 {
+            say(&sender, &piece);
+            assert_eq!(hear(&mut first).await, piece);
+            assert!(kept.0.lock().bytes <= MOST_KEPT + piece.len() + FRAME);
+            if count >= 4 {
+                assert!(kept.rewound().is_none());
+                assert!(kept.0.lock().frames.is_empty());
+            }
+        }
+        drop(sender);
+        assert!(first.frame().await.is_none());
+        let (sender, kept) = body();
+        let mut first = kept.rewound().unwrap();
+        sender.send(Err("broken".into())).unwrap();
+        assert!(first.frame().await.unwrap().is_err());
+        assert!(kept.rewound().is_none());
+    }
+
+    #[tokio::test]
+    async fn no_body_is_none_each_time() {
+        let kept = Kept::new(crate::message::text(""));
+        for _ in 0..2 {
+            let body = kept.rewound().unwrap();
+            assert!(body.is_end_stream() && body.size_hint().exact() == Some(0));
+        }
+        let kept = Kept::new(crate::message::text("abc"));
+        for _ in 0..2 {
+            let mut body = kept.rewound().unwrap();
+            assert!(!body.is_end_stream() && body.size_hint().exact() == Some(3));
+            assert_eq!(hear(&mut body).await, b"abc");
+            assert!(body.is_end_stream());
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Whether a request that came to nothing is sent again.
+//!
+//! Without a rule that says so, what may have reached an application is sent again only if that changes nothing: a
+//! request without a body whose method is idempotent (RFC 9110, section 9.2.2), or that HTTP/2 says was not processed
+//! (RFC 9113, section 8.7). A rule that asks for it has any request sent again whose body is small enough to be kept.
+
+use std::time::Duration;
+
+use ambit_l7::route;
+use ambit_model::HttpRetry;
+use http::{HeaderMap, Method, Request, StatusCode, request};
+use hyper::body::Body as _;
+
+use super::replay::Kept;
+use crate::message::{self, Body};
+
+/// How often a request is sent again if no rule says it.
+const RETRIES: u32 = 2;
+
+/// When a request is sent again.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Again<'a> {
+    /// Whatever happens, it goes to one endpoint.
+    Never,
+    /// When that changes nothing.
+    Safely,
+    /// As a rule says.
+    ByRule(&'a HttpRetry),
+}
+
+/// What came of a try.
+#[derive(Debug)]
+pub(super) enum Outcome<'a> {
+    /// An answer.
+    Answer(StatusCode, &'a HeaderMap),
+    /// None; perhaps the endpoint says that it has done nothing.
+    Broken { is_untouched: bool },
+    /// None in time.
+    Late,
+}
+
+/// One request and its tries.
+pub(super) struct Retrying<'a> {
+    again: Again<'a>,
+    head: Option<request::Parts>,
+    /// None: it has no body.
+    body: Option<Kept>,
+    is_idempotent: bool,
+    done: u32,
+}
+
+impl<'a> Retrying<'a> {
+    /// Keeps what is needed of a request.
+    pub(super) fn of(again: Again<'a>, request: Request<Body>) -> (Self, Request<Body>) {
+        let is_idempotent = matches!(
+            *request.method(),
+            Method::GET
+                | Method::HEAD
+                | Method::OPTIONS
+                | Method::PUT
+                | Method::DELETE
+                | Method::TRACE
+        );
+        let has_body = !request.body().is_end_stream();
+        let is_kept = match again {
+            Again::Never => false,
+            Again::Safely => !has_body,
+            Again::ByRule(_) => true,
+        };
+        let (parts, body) = request.into_parts();
+        let mut retrying = Self {
+            again,
+            head: is_kept.then(|| parts.clone()),
+            body: None,
+            is_idempotent,
+            done: 0,
+        };
+        let body = if is_kept && has_body {
+            let kept = retrying.body.insert(Kept::new(body));
+            // It has just been made.
+            kept.rewound().unwrap_or_else(|| message::text(""))
+        } else {
+            body
+        };
+        (retrying, Request::from_parts(parts, body))
+    }
+
+    /// Whether there is a reason to send it again, and it can be.
+    pub(super) fn is_reason(&self, outcome: &Outcome<'_>) -> bool {
+        let is_reason = match (self.again, outcome) {
+            (Again::Never, _) | (Again::Safely, Outcome::Late) => false,
+            (Again::Safely, Outcome::Answer(status, _)) => {
+                *status == StatusCode::SERVICE_UNAVAILABLE && self.is_idempotent
+            }
+            (Again::Safely, Outcome::Broken { is_untouched }) => {
+                *is_untouched || self.is_idempotent
+            }
+            (Again::ByRule(rule), Outcome::Answer(status, headers)) => {
+                route::is_asked_again(rule, *status, headers)
+            }
+            (Again::ByRule(_), Outcome::Broken { .. } | Outcome::Late) => true,
+        };
+        let is_kept = self.head.is_some() && self.body.as_ref().is_none_or(Kept::is_kept);
+        is_reason && is_kept
+    }
+
+    /// The request again, if it is kept. Who has read its body until now gets no more of it.
+    pub(super) fn request(&self) -> Option<Request<Body>> {
+        let body = match &self.body {
+            Some(kept) => kept.rewound()?,
+            None => message::text(""),
+        };
+        Some(Request::from_parts(self.head.clone()?, body))
+    }
+
+    /// Whether it is sent again when nothing of it was sent.
+    pub(super) fn may_try_another(&self) -> bool {
+        !matches!(self.again, Again::Never)
+    }
+
+    /// Whether it may be sent to the same endpoint if there is no other.
+    pub(super) fn may_try_the_same(&self) -> bool {
+        matches!(self.again, Again::ByRule(_))
+    }
+
+    /// Counts a retry, if there may be another: what is waited before it.
+    pub(super) fn next(&mut self) -> Option<Duration> {
+        let (most, wait) = match self.again {
+            Again::Never => (0, Duration::ZERO),
+            Again::Safely => (RETRIES, Duration::ZERO),
+            Again::ByRule(rule) => {
+                let wait = route::wait(rule, self.done, &mut rand::rng());
+                (rule.attempts, wait)
+            }
+        };
+        let is_left = self.done < most;
+        self.done += 1;
+        is_left.then_some(wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(method: Method, body: &'static str) -> Request<Body> {
+        let mut request = Request::new(message::text(body));
+        *request.method_mut() = method;
+        request
+    }
+
+    /// What is sent again, of a request of that kind.
+    fn again(again: Again<'_>, method: &Method, body: &'static str) -> [bool; 5] {
+        let (retrying, _first) = Retrying::of(again, request(method.clone(), body));
+        let none = HeaderMap::new();
+        [
+            Outcome::Answer(StatusCode::SERVICE_UNAVAILABLE, &none),
+            Outcome::Answer(StatusCode::INTERNAL_SERVER_ERROR, &none),
+            Outcome::Broken { is_untouched: true },
+            Outcome::Broken {
+                is_untouched: false,
+            },
+            Outcome::Late,
+        ]
+        .map(|outcome| {
+            let is_reason = retrying.is_reason(&outcome);
+            assert!(!is_reason || retrying.request().is_some());
+            is_reason
+        })
+    }
+
+    #[test]
+    fn what_is_sent_again_is_what_may_be() {
+        let rule = HttpRetry {
+            codes: vec![500],
+            attempts: 1,
+            backoff: None,
+        };
+        let by_rule = Again::ByRule(&rule);
+        let (none, all) = ([false; 5], [false, true, true, true, true]);
+        for (kind, method, body, expected) in [
+            (
+                Again::Safely,
+                Method::GET,
+                "",
+                [true, false, true, true, false],
+            ),
+            (
+                Again::Safely,
+                Method::POST,
+                "",
+                [false, false, true, false, false],
+            ),
+            (Again::Safely, Method::PUT, "a", none),
+            (by_rule, Method::GET, "", all),
+            (by_rule, Method::POST, "a", all),
+            (Again::Never, Method::GET, "", none),
+        ] {
+            assert_eq!(
+                again(kind, &method, body),
+                expected,
+                "{kind:?} {method} {body}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_rule_says_how_often() {
+        for (attempts, backoff) in [(1, 5), (3, 7)] {
+            let rule = HttpRetry {
+                codes: Vec::new(),
+                attempts,
+                backoff: Some(Duration::from_secs(backoff)),
+            };
+            let (mut retrying, _) = Retrying::of(Again::ByRule(&rule), request(Method::GET, ""));
+            for _ in 0..attempts {
+                assert!(retrying.next().unwrap() >= Duration::from_secs(backoff));
+            }
+            assert_eq!(retrying.next(), None);
+        }
+        let (mut retrying, _) = Retrying::of(Again::Safely, request(Method::GET, ""));
+        assert_eq!(
+            [(); 3].map(|()| retrying.next().is_some()),
+            [true, true, false]
+        );
+        let (mut retrying, _) = Retrying::of(Again::Never, request(Method::GET, ""));
+        assert_eq!(retrying.next(), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! What the routes of a service make of a request.
+
+use std::sync::Arc;
+
+use ambit_l7::route::{self, Applied, Asked, Choice, RouteRequest, Rule};
+use ambit_model::{HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
+use ambit_telemetry::http::ResponseFlag;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::LOCATION};
+use hyper::body::Incoming;
+
+use super::{form::Form, record::Record, reply::Reply, send::Destination};
+use crate::{
+    message::{self, Body},
+    session::Session,
+    target::Target,
+};
+
+/// The kind of routes whose requests are gRPC's.
+const GRPC_ROUTE: &str = "GRPCRoute";
+
+/// What becomes of a request.
+pub(super) enum Routed {
+    /// It is sent.
+    On(Taken),
+    /// It is answered here: with another address, or a preflight with what is allowed.
+    Answered(Response<Body>),
+}
+
+/// Where a request is sent, and what is done with it on the way.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) destination: Destination,
+    /// None: the service leads to itself.
+    rule: Option<Chosen>,
+}
+
+/// What was chosen of a rule.
+#[derive(Clone, Debug)]
+struct Chosen {
+    rule: Arc<Rule>,
+    /// Which of its backends; none if it has none.
+    backend: Option<usize>,
+    /// Bytes of the path that the match took as prefix.
+    prefix: usize,
+}
+
+/// What the answer to a request, whoever gives it, is to say of other origins.
+#[derive(Debug, Default)]
+pub(super) struct Crossing(Option<(Chosen, Asked)>);
+
+impl Chosen {
+    fn applied(&self) -> Applied<'_> {
+        self.rule.applied(self.backend)
+    }
+}
+
+impl Crossing {
+    /// Says it, and takes out what others say.
+    pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
+        if let Some((chosen, asked)) = &self.0
+            && let Some(cors) = chosen.applied().cors()
+        {
+            cors.change_answer(asked, headers);
+        }
+    }
+}
+
+impl Taken {
+    fn itself() -> Self {
+        Self {
+            destination: Destination::Target,
+            rule: None,
+        }
+    }
+
+    pub(super) fn timeouts(&self) -> HttpTimeouts {
+        let rule = self.rule.as_ref();
+        rule.map(|chosen| chosen.rule.timeouts).unwrap_or_default()
+    }
+
+    pub(super) fn retry(&self) -> Option<&HttpRetry> {
+        self.rule.as_ref()?.rule.retry.as_ref()
+    }
+
+    /// The mirrors that get this request.
+    pub(super) fn mirrors(&self) -> Vec<&HttpMirror> {
+        let applied = self.rule.as_ref().map(Chosen::applied);
+        applied.map_or_else(Vec::new, |applied| applied.mirrors(&mut rand::rng()))
+    }
+
+    /// Changes the request as the rule has it, and then as the backend has it.
+    pub(super) fn change(
+        &self,
+        session: &Session,
+        headers: &mut HeaderMap,
+        form: &mut Form,
+    ) -> Result<(), Reply> {
+        let Some(chosen) = &self.rule else {
+            return Ok(());
+        };
+        let applied = chosen.applied();
+        applied.change_request(headers);
+        let Some(rewrite) = applied.rewrite() else {
+            return Ok(());
+        };
+        if let Some(host) = &rewrite.hostname {
+            host.as_str().clone_into(&mut form.host);
+        }
+        if rewrite.path.is_some() {
+            let published = &session.shard.waypoint.published;
+            let mode = published.gateway().path_normalization;
+            let asked = form.matched(chosen.prefix);
+            let target = route::changed(rewrite.path.as_ref(), asked, mode);
+            let target = target.map_err(|error| unroutable(&error.to_string()))?;
+            form.target = target
+                .try_into()
+                .map_err(|error: http::uri::InvalidUri| unroutable(&error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Changes the answer in the same order.
+    pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
+        if let Some(chosen) = &self.rule {
+            chosen.applied().change_response(headers);
+        }
+    }
+}
+
+/// A request that its rule leads nowhere.
+fn unroutable(text: &str) -> Reply {
+    let status = StatusCode::INTERNAL_SERVER_ERROR;
+    Reply::new(status, text, ResponseFlag::NoCluster)
+}
+
+/// The same, as the kind of its route has it: of a GRPCRoute, `UNAVAILABLE`.
+fn leads_nowhere(rule: &Rule, text: &str) -> Reply {
+    let reply = unroutable(text);
+    if rule.route.kind == GRPC_ROUTE {
+        return reply.with_status(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    reply
+}
+
+/// Where a request goes, by the routes of its service.
+pub(super) fn route(
+    session: &Session,
+    request: &Request<Incoming>,
+    form: &Form,
+    record: &mut Record,
+    crossing: &mut Crossing,
+) -> Result<Routed, Reply> {
+    let Target::Service {
+        served, address, ..
+    } = &session.target
+    else {
+        return Ok(Routed::On(Taken::itself()));
+    };
+    // As it is now: the tunnel may be older than the routes.
+    let now = session.shard.waypoint.published.service(&served.name);
+    let Some(served) = now else {
+        let text = "this waypoint does not serve the service any more";
+        return Err(Reply::new(
+            StatusCode::NOT_FOUND,
+            text,
+            ResponseFlag::NoRoute,
+        ));
+    };
+    let table = served.routes(address.port(), session.caller.namespace());
+    let choice = table.choose(&RouteRequest {
+        method: request.method().as_str(),
+        path: &form.path,
+        query: form.target.query(),
+        headers: request.headers(),
+    });
+    let (rule, prefix) = match choice {
+        Choice::Itself => return Ok(Routed::On(Taken::itself())),
+        Choice::NoMatch => {
+            return Err(Reply::new(StatusCode::NOT_FOUND, "", ResponseFlag::NoRoute));
+        }
+        Choice::Rule(rule, prefix) => (rule, prefix),
+    };
+    record.route = Some(match &rule.name {
+        Some(name) => format!("{}/{name}", rule.route),
+        None => rule.route.to_string(),
+    });
+    if let Some(why) = &rule.unsupported {
+        return Err(leads_nowhere(rule, why));
+    }
+    let drawn = rule.backend(&mut rand::rng());
+    let chosen = Chosen {
+        rule: rule.clone(),
+        backend: drawn.map(|(place, _)| place),
+        prefix,
+    };
+    let applied = chosen.applied();
+    if applied.cors().is_some() {
+        let asked = Asked::of(request.method(), request.headers());
+        let is_preflight = asked.is_preflight();
+        crossing.0 = Some((chosen.clone(), asked));
+        if is_preflight {
+            return Ok(Routed::Answered(Response::new(message::text(""))));
+        }
+    }
+    if let Some((_, to)) = drawn
+        && let Err(why) = &to.to.service
+    {
+        return Err(leads_nowhere(rule, why));
+    }
+    if let Some(redirect) = applied.redirect() {
+        let published = &session.shard.waypoint.published;
+        let mode = published.gateway().path_normalization;
+        let to = redirect.location(&form.host, address.port(), form.matched(prefix), mode);
+        let location = to.map_err(|error| unroutable(&error.to_string()))?;
+        let location = HeaderValue::from_str(&location);
+        let location = location.map_err(|error| unroutable(&error.to_string()))?;
+        let mut response = Response::new(message::text(""));
+        *response.status_mut() = redirect.status;
+        response.headers_mut().insert(LOCATION, location);
+        applied.change_response(response.headers_mut());
+        return Ok(Routed::Answered(response));
+    }
+    let (_, to) = drawn.ok_or_else(|| leads_nowhere(rule, "no backend"))?;
+    let destination = match &to.to.service {
+        Ok(name) if *name == served.name && to.to.port == address.port() => Destination::Target,
+        Ok(name) => Destination::Backend(NamespacedHostname::clone(name), to.to.port),
+        Err(why) => return Err(leads_nowhere(rule, why)),
+    };
+    Ok(Routed::On(Taken {
+        destination,
+        rule: Some(chosen),
+    }))
+}

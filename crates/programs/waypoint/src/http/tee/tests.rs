@@ -1,0 +1,102 @@
+//! Originals with mirrors that keep up, and that do not.
+
+use http::{HeaderMap, HeaderValue};
+use http_body_util::StreamBody;
+use tokio::sync::oneshot::error::TryRecvError;
+
+use super::*;
+
+/// A body whose frames are sent by the test.
+fn body() -> (mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>, Body) {
+    let (sender, mut receiver) = mpsc::unbounded_channel();
+    let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+    (sender, StreamBody::new(frames).boxed_unsync())
+}
+
+fn data(bytes: Vec<u8>) -> Result<Frame<Bytes>, BodyError> {
+    Ok(Frame::data(bytes.into()))
+}
+
+#[tokio::test]
+async fn copies_are_what_the_original_is() {
+    let (sender, original) = body();
+    let (mut original, copies) = tee(original, 2, &Behind::default());
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-end", HeaderValue::from_static("1"));
+    sender.send(data(b"one".to_vec())).unwrap();
+    sender.send(data(b"two".to_vec())).unwrap();
+    sender.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
+    drop(sender);
+    while original.frame().await.is_some() {}
+    for (copy, mut end) in copies {
+        let copy = copy.collect().await.unwrap();
+        assert_eq!(copy.trailers(), Some(&trailers));
+        assert_eq!(copy.to_bytes(), "onetwo");
+        assert_eq!(end.try_recv(), Ok(Copied::Over));
+    }
+}
+
+#[tokio::test]
+async fn a_slow_mirror_is_given_up_and_holds_nobody_back() {
+    let behind = Behind::default();
+    let (sender, original) = body();
+    let (mut original, mut copies) = tee(original, 2, &behind);
+    let (mut fast, mut fast_end) = copies.pop().unwrap();
+    let (mut slow, mut slow_end) = copies.pop().unwrap();
+    let piece = MOST_BEHIND / 4;
+    for _ in 0..8 {
+        sender.send(data(vec![0; piece])).unwrap();
+        let frame = original.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap().len(), piece);
+        assert!(fast.frame().await.unwrap().is_ok());
+        assert!(behind.0.load(Relaxed) <= MOST_BEHIND + piece + FRAME);
+    }
+    assert_eq!(slow_end.try_recv(), Ok(Copied::TooSlow));
+    assert_eq!(fast_end.try_recv(), Err(TryRecvError::Empty));
+    // What it has got is no request that looks whole.
+    let error = loop {
+        match slow.frame().await {
+            Some(Ok(_)) => {}
+            other => break other,
+        }
+    };
+    assert!(error.unwrap().unwrap_err().is::<GivenUp>());
+    drop(sender);
+    assert!(original.frame().await.is_none() && fast.frame().await.is_none());
+    assert_eq!(fast_end.try_recv(), Ok(Copied::Over));
+    assert_eq!(behind.0.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_breaks_off_for_mirrors_too() {
+    for is_dropped in [false, true] {
+        let (sender, original) = body();
+        let (mut original, mut copies) = tee(original, 1, &Behind::default());
+        sender.send(data(b"one".to_vec())).unwrap();
+        assert!(original.frame().await.unwrap().is_ok());
+        if !is_dropped {
+            sender.send(Err("broken".into())).unwrap();
+            assert!(original.frame().await.unwrap().is_err());
+        }
+        drop(original);
+        let (copy, _) = copies.pop().unwrap();
+        assert!(copy.collect().await.is_err(), "{is_dropped}");
+    }
+}
+
+#[tokio::test]
+async fn mirrors_that_go_away_leave_nothing_behind() {
+    let behind = Behind::default();
+    let (sender, original) = body();
+    let (mut original, copies) = tee(original, 3, &behind);
+    for _ in 0..3 {
+        sender.send(data(vec![0; 1000])).unwrap();
+        assert!(original.frame().await.unwrap().is_ok());
+    }
+    assert_eq!(behind.0.load(Relaxed), 9 * (1000 + FRAME));
+    drop(copies);
+    assert_eq!(behind.0.load(Relaxed), 0);
+    sender.send(data(vec![0; 1000])).unwrap();
+    assert!(original.frame().await.unwrap().is_ok());
+    assert_eq!(behind.0.load(Relaxed), 0);
+}

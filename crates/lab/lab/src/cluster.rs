@@ -149,22 +149,23 @@ impl Cluster {
             .collect()
     }
 
-    /// The Gateways of waypoints, with their status.
+    /// The Gateways, with their status: of those that no waypoint is made for, what is written of it.
     pub(crate) fn gateways(&self) -> Vec<Value> {
         let all = self.objects.iter().filter_map(|(key, object)| {
-            let status = match self.waypoints.problems.get(key) {
-                Some(why) => overlay::refused_gateway(key, why),
-                None => self
-                    .waypoints
-                    .gateways
-                    .contains(key)
-                    .then(|| self.gateway(key))?,
-            };
             let Object::Gateway(gateway) = object else {
                 return None;
             };
             let mut value = serde_json::to_value(&**gateway).ok()?;
-            json_patch::merge(&mut value, &json!({"status": status.get("status")}));
+            let made = match self.waypoints.problems.get(key) {
+                Some(why) => Some(overlay::refused_gateway(key, why)),
+                None => {
+                    let is_made = self.waypoints.gateways.contains(key);
+                    is_made.then(|| self.gateway(key))
+                }
+            };
+            if let Some(made) = made {
+                json_patch::merge(&mut value, &json!({"status": made.get("status")}));
+            }
             Some(value)
         });
         all.collect()

@@ -70,6 +70,8 @@ pub(crate) struct EndpointWaypoint {
     pub(crate) identities: Vec<String>,
     /// Everything has to come through it.
     pub(crate) enforce: bool,
+    /// What does not is refused, and not led there.
+    pub(crate) refuse: bool,
 }
 
 /// A service.

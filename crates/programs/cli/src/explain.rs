@@ -106,15 +106,39 @@ pub(crate) fn explain(
             source_ip,
             destination: SocketAddr::new(ip, port),
         };
-        let waypoint = waypoint(dump, to, server, connection.source.as_ref());
-        let explanation = match &waypoint {
+        let led = waypoint(dump, to, server, connection.source.as_ref());
+        let explanation = match &led {
             Some(_) => policies.explain_peer_authentication(server, &connection),
             None => policies.explain(server, &connection),
         };
         let report = report(&client, server, &connection, &explanation);
-        reports.push(Report { waypoint, ..report });
+        let is_refused = report.allowed && is_refused(dump, server, &connection);
+        reports.push(match led {
+            Some(waypoint) if is_refused => refused(report, &waypoint),
+            waypoint => Report { waypoint, ..report },
+        });
     }
     Ok(reports)
+}
+
+/// Whether a client that knows of no waypoint comes to a pod whose waypoint could not be told who it is.
+fn is_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
+    let mut entries = dump.workloads.known();
+    let entry = entries.find(|entry| entry.uid == server.uid.as_str());
+    let attached = entry.and_then(|entry| entry.endpoint_waypoint.as_ref());
+    connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
+}
+
+fn refused(report: Report, waypoint: &str) -> Report {
+    Report {
+        allowed: false,
+        decided_by: None,
+        why: format!(
+            "the server is reached through the waypoint {waypoint} alone, which is another controller's and cannot be \
+             told who this is"
+        ),
+        ..report
+    }
 }
 
 struct Client {

@@ -234,7 +234,7 @@ fn what_is_killed_while_the_control_plane_is_away_goes_on_with_what_it_knew() {
             answer.is_some_and(|answer| answer.contains(&called_by_waypoint))
         });
     }
-    let _away = scene.mesh.hang("control", None);
+    let away = scene.mesh.hang("control", None);
     scene.kill_worker(&waypoint.0);
     scene.until_all_work("after the waypoint's worker was killed");
     for node in ["node-1", "node-2"] {
@@ -245,6 +245,16 @@ fn what_is_killed_while_the_control_plane_is_away_goes_on_with_what_it_knew() {
         let answer = scene.ask(client, scene.pod(), "after").unwrap();
         assert!(answer.contains(&called_by_waypoint), "{answer}");
     }
+    // What changes afterwards is followed: the service loses its endpoint. (Of two files that give an object, the one
+    // that is first by name counts.)
+    drop(away);
+    let of_nobody = SERVICE.replace("app: server", "app: nobody");
+    scene.mesh.apply("app", &of_nobody);
+    until("the waypoint finds no endpoint of the service", || {
+        scene.ask("shop/client", Scene::service(), "gone").is_none()
+    });
+    scene.mesh.remove("app");
+    scene.until_all_work("after the service has its endpoint again");
 }
 
 /// What the first test sees where there is nothing to see.

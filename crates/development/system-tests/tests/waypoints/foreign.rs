@@ -73,6 +73,11 @@ fn what_labels_bind_to_another_controllers_gateway_goes_there_and_nowhere_else()
     for url in ["http://named.shop:8080/", &direct, "http://server.shop/"] {
         until_answered(&mesh, "shop/client", url, "far-text");
     }
+    // `ambit waypoint list` shows it as it is written.
+    let gateways = mesh.client().status().unwrap().gateways;
+    let far = gateways.iter().find(|one| one["metadata"]["name"] == "far");
+    let address = &far.unwrap()["status"]["addresses"][0]["value"];
+    assert_eq!(address, "10.96.0.90");
     // It alone delivers.
     until_answered(&mesh, "shop/far", &direct, "plain-marker");
     until("who does not come through it is refused", || {

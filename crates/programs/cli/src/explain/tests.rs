@@ -168,6 +168,36 @@ fn what_goes_through_a_waypoint_is_followed_there() {
 }
 
 #[test]
+fn what_cannot_be_led_to_another_controllers_waypoint_is_refused() {
+    let attached = r#""endpointWaypoint": {"waypoint": {"destination": "/10.0.9.9"}, "identities": [],
+        "enforce": true, "refuse": true, "forServices": false},"#;
+    let dump = DUMP.replace(
+        r#""name": "web-a-1","#,
+        &format!(r#""name": "web-a-1", {attached}"#),
+    );
+    let dump = Dump::parse(dump.as_bytes()).unwrap();
+    let explained = |from: &str| {
+        explain(&dump, from, "10.0.0.2", 80, false)
+            .unwrap()
+            .remove(0)
+    };
+    let captured = explained("shop/front");
+    assert_eq!(
+        (captured.allowed, captured.waypoint.as_deref()),
+        (true, Some("/10.0.9.9"))
+    );
+    let outside = explained("batch");
+    assert_eq!(
+        (outside.allowed, outside.waypoint.as_deref()),
+        (false, None)
+    );
+    assert!(
+        words(&outside)
+            .contains("DENIED: the server is reached through the waypoint /10.0.9.9 alone")
+    );
+}
+
+#[test]
 fn a_service_s_waypoint_takes_what_captured_clients_send_to_the_service() {
     let bound =
         r#""hostname": "web.shop.svc.cluster.local", "waypoint": {"destination": "shop/w"},"#;

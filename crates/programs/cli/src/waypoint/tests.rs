@@ -57,6 +57,18 @@ fn gateways_of_others_that_are_meant_as_waypoints_are_listed_with_their_class() 
 }
 
 #[test]
+fn what_of_a_gateway_has_no_effect_is_among_its_conditions() {
+    let of_ours = json!({"type": "ambit.io/Effective", "status": "False", "reason": "PartlyUsed",
+        "message": "Pod evil carries the label"});
+    let status = json!({"conditions": [of_ours]});
+    let text = conditions(&[seen("a", json!({}), status)], false);
+    insta::assert_snapshot!(text, @"
+    NAME  STATUS  TYPE                REASON      MESSAGE
+    a     False   ambit.io/Effective  PartlyUsed  Pod evil carries the label
+    ");
+}
+
+#[test]
 fn a_waypoint_is_programmed_when_what_is_wished_now_is() {
     let [mut a, b] = two();
     assert!(a.is_programmed() && !b.is_programmed());

@@ -5,7 +5,6 @@ package conformance
 import (
 	"flag"
 	"os"
-	"slices"
 	"sort"
 	"testing"
 
@@ -23,13 +22,11 @@ func TestMesh(t *testing.T) {
 	options := conformance.DefaultOptions(t)
 	options.ConformanceProfiles = []suite.ConformanceProfileName{
 		suite.MeshHTTPConformanceProfileName,
+		suite.MeshGRPCConformanceProfileName,
 	}
 	options.NamespaceLabels = map[string]string{"istio.io/dataplane-mode": "ambient"}
 	options.SupportedFeatures = features.SetsToNamesSet(features.MeshExtendedFeatures).UnsortedList()
-	tests := slices.DeleteFunc(meshtests.MeshConformanceTests, func(test suite.ConformanceTest) bool {
-		return slices.Contains(test.Features, features.SupportGRPCRoute)
-	})
-	for _, test := range tests {
+	for _, test := range meshtests.MeshConformanceTests {
 		options.SupportedFeatures = append(options.SupportedFeatures, test.Features...)
 	}
 	require.NoError(t, options.Implementation.Validate())
@@ -37,8 +34,8 @@ func TestMesh(t *testing.T) {
 	require.NoError(t, err)
 	// Of a run that has ended only, which it has after the cleanup that the run itself asks for.
 	t.Cleanup(func() { write(t, mesh) })
-	mesh.Setup(t, tests)
-	require.NoError(t, mesh.Run(t, tests))
+	mesh.Setup(t, meshtests.MeshConformanceTests)
+	require.NoError(t, mesh.Run(t, meshtests.MeshConformanceTests))
 }
 
 func write(t *testing.T, mesh *suite.ConformanceTestSuite) {

@@ -96,10 +96,11 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
             match tls {
                 None => converse(connection, peer, port).await,
                 // A client that does not speak it is told by the end of the connection.
-                Some(tls) => match tls.accept(connection).await {
-                    Ok(connection) => converse(connection, peer, port).await,
-                    Err(_) => {}
-                },
+                Some(tls) => {
+                    if let Ok(connection) = tls.accept(connection).await {
+                        converse(connection, peer, port).await;
+                    }
+                }
             }
         });
     }

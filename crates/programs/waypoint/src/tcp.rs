@@ -178,7 +178,7 @@ async fn open(session: &Session) -> Result<Opened, TcpError> {
     let mut permit = None;
     if let Some(port) = &port {
         port.supported()?;
-        permit = port.connection(waypoint)?;
+        permit = port.connection(waypoint.around())?;
     }
     let mut failed = Vec::new();
     let mut first = None;
@@ -232,7 +232,12 @@ async fn connect(
             }
             _ => None,
         };
-        port.route(waypoint, &own.workload, true, Wish { hash, failed })
+        port.route(
+            waypoint.around(),
+            &own.workload,
+            true,
+            Wish { hash, failed },
+        )
     });
     let ruled = ruled.transpose().map_err(Failed::Nowhere)?.flatten();
     let (route, held) = match ruled {
@@ -263,7 +268,7 @@ async fn connect(
             Ok(_) => Outcome::Connected,
             Err(_) => Outcome::Failed,
         };
-        held.report(waypoint, outcome);
+        held.report(waypoint.around(), outcome);
     }
     let uid = || way.workload().map(|one| one.uid().clone());
     let stream = connected.map_err(|error| Failed::At(error, uid()))?;

@@ -12,7 +12,7 @@ use ambit_route::{Route, RouteError};
 use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
-use crate::{config::Config, published::Published, upstream::Upstreams};
+use crate::{config::Config, destination::Around, published::Published, upstream::Upstreams};
 
 /// One waypoint.
 #[derive(Debug)]
@@ -106,6 +106,15 @@ impl Waypoint {
     /// What is open, and how it ends.
     pub fn lifecycle(&self) -> &Lifecycle {
         &self.lifecycle
+    }
+
+    /// For rules of destinations.
+    pub(crate) fn around(&self) -> Around<'_> {
+        Around {
+            state: &self.state,
+            metrics: &self.http_metrics,
+            address: &self.address,
+        }
     }
 
     /// Its own workload.

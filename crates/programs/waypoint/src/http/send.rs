@@ -26,7 +26,7 @@ use super::{
     reply::Reply,
 };
 use crate::{
-    destination::{Held, NoWay, in_time},
+    destination::{Held, NoWay, Port, in_time},
     message::{self, Body, Version},
     session::Session,
     target::Target,
@@ -114,6 +114,22 @@ impl Destination {
         }
     }
 
+    /// The port of a service that it is, if there is a rule for it.
+    fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
+        let (name, number) = match (self, &session.target) {
+            (Self::Backend(name, number), _) => (name, *number),
+            (
+                Self::Target,
+                Target::Service {
+                    served, address, ..
+                },
+            ) => (&served.name, address.port()),
+            (Self::Target, Target::Pod { .. }) => return None,
+        };
+        let published = &session.shard.waypoint.published;
+        Some(published.destination(name)?.port(number))
+    }
+
     fn chosen(&self, session: &Session, way: &Way) -> Chosen {
         let service = match self {
             Self::Target => session.target.named().cloned(),
@@ -143,7 +159,10 @@ impl Destination {
             let is_target = *self == Self::Target;
             let waypoint = &session.shard.waypoint;
             let wish = ruling.wish(failed);
-            match ruling.port.route(waypoint, &own.workload, is_target, wish) {
+            match ruling
+                .port
+                .route(waypoint.around(), &own.workload, is_target, wish)
+            {
                 Ok(Some((route, held))) => {
                     return Ok((Way::of(route, ipv6).await?, Some(held)));
                 }
@@ -184,7 +203,10 @@ pub(super) async fn send(
         ));
     };
     let asked = (request.headers(), request.uri());
-    let ruling = Ruling::of(session, destination, version, asked).await?;
+    let ruling = match destination.ruled(session) {
+        Some(port) => Some(Ruling::of(session, port, version, asked).await?),
+        None => None,
+    };
     let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
     let limits = limits.unwrap_or_default();
     let replay = Replay::of(&request);
@@ -218,7 +240,7 @@ pub(super) async fn send(
                 Err(_) => {
                     // A client that sends its body slowly is not the endpoint's fault.
                     if let (Some(held), Some(_)) = (&held, &replay) {
-                        held.report(&session.shard.waypoint, Outcome::Failed);
+                        held.report(session.shard.waypoint.around(), Outcome::Failed);
                     }
                     return Err(Failure::too_late("backend_request_timeout"));
                 }
@@ -228,7 +250,7 @@ pub(super) async fn send(
             let seen = outcome.as_ref().map(Response::status);
             let seen = seen.map_err(|attempt| &attempt.broken);
             if let Some(seen) = endpoint::outcome(seen, replay.is_none()) {
-                held.report(&session.shard.waypoint, seen);
+                held.report(session.shard.waypoint.around(), seen);
             }
         }
         if let (Some(held), Some(ruling)) = (held, &ruling) {
@@ -264,7 +286,7 @@ pub(super) async fn send(
         if let Some(ruling) = &ruling {
             // The one before is over.
             drop(retry.take());
-            match ruling.port.retry(&session.shard.waypoint) {
+            match ruling.port.retry(session.shard.waypoint.around()) {
                 Ok(slot) => retry = Some(slot),
                 Err(_) => return ended.map_err(Failure::without_retry),
             }
@@ -400,6 +422,29 @@ impl Replay {
     fn request(&self, is_untouched: bool) -> Option<Request<Body>> {
         let is_safe = is_untouched || self.is_idempotent;
         is_safe.then(|| Request::from_parts(self.parts.clone(), message::text("")))
+    }
+}
+
+impl From<NoWay> for Failure {
+    fn from(from: NoWay) -> Self {
+        let details = from.to_string();
+        let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+        let reply = match from {
+            NoWay::Unsupported(why) => {
+                Reply::new(unavailable, why.as_str(), ResponseFlag::NoCluster)
+            }
+            NoWay::Overflow(_) => Reply::new(
+                unavailable,
+                "upstream connect error or disconnect/reset before headers. reset reason: overflow",
+                ResponseFlag::UpstreamOverflow,
+            ),
+            NoWay::Ejected(_) | NoWay::Route(_) => Reply::new(
+                unavailable,
+                "no healthy upstream",
+                ResponseFlag::NoHealthyUpstream,
+            ),
+        };
+        Self { reply, details }
     }
 }
 

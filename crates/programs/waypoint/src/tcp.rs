@@ -203,7 +203,7 @@ async fn open(session: &Session) -> Result<Opened, TcpError> {
             }
             Err(Failed::At(error, _)) => return Err(first.unwrap_or(error).into()),
             Err(Failed::Nowhere(error)) => {
-                return Err(first.map_or(error.into(), TcpError::Upstream));
+                return Err(first.map_or_else(|| error.into(), TcpError::Upstream));
             }
         }
     }

@@ -16,7 +16,7 @@ use ambit_proxy::{Local, report::chain};
 use ambit_resilience::{Outcome, Slot};
 use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use ambit_telemetry::http::ResponseFlag;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
@@ -130,6 +130,19 @@ impl Destination {
         Some(published.destination(name)?.port(number))
     }
 
+    /// What a rule says of a request to it, if there is one.
+    async fn ruling(
+        &self,
+        session: &Session,
+        version: Version,
+        asked: (&HeaderMap, &Uri),
+    ) -> Result<Option<Arc<Ruling>>, NoWay> {
+        match self.ruled(session) {
+            Some(port) => Ok(Some(Ruling::of(session, port, version, asked).await?)),
+            None => Ok(None),
+        }
+    }
+
     fn chosen(&self, session: &Session, way: &Way) -> Chosen {
         let service = match self {
             Self::Target => session.target.named().cloned(),
@@ -203,10 +216,7 @@ pub(super) async fn send(
         ));
     };
     let asked = (request.headers(), request.uri());
-    let ruling = match destination.ruled(session) {
-        Some(port) => Some(Ruling::of(session, port, version, asked).await?),
-        None => None,
-    };
+    let ruling = destination.ruling(session, version, asked).await?;
     let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
     let limits = limits.unwrap_or_default();
     let replay = Replay::of(&request);
@@ -218,10 +228,7 @@ pub(super) async fn send(
         .way(session, &own, ruling.as_ref(), &failed)
         .await;
     loop {
-        let (to, held) = match way {
-            Ok(found) => found,
-            Err(error) => return Err(error.into()),
-        };
+        let (to, held) = way?;
         let to = &to;
         let mut chosen = destination.chosen(session, to);
         failed.extend(
@@ -246,16 +253,8 @@ pub(super) async fn send(
                 }
             },
         };
-        if let Some(held) = &held {
-            let seen = outcome.as_ref().map(Response::status);
-            let seen = seen.map_err(|attempt| &attempt.broken);
-            if let Some(seen) = endpoint::outcome(seen, replay.is_none()) {
-                held.report(session.shard.waypoint.around(), seen);
-            }
-        }
-        if let (Some(held), Some(ruling)) = (held, &ruling) {
-            chosen.held = Some(Arc::new((held, ruling.clone())));
-        }
+        report(session, held.as_ref(), &outcome, replay.is_none());
+        chosen.held = held.zip(ruling.clone()).map(Arc::new);
         let (again, ended) = match outcome {
             Ok(mut response) => {
                 if let Some(ruling) = &ruling {
@@ -305,6 +304,20 @@ pub(super) async fn send(
         }
         retries += 1;
         request = next;
+    }
+}
+
+/// Tells of an endpoint that a rule chose what came of a try.
+fn report(
+    session: &Session,
+    held: Option<&Held>,
+    outcome: &Result<Response<Incoming>, Attempt>,
+    has_body: bool,
+) {
+    let seen = outcome.as_ref().map(Response::status);
+    let seen = endpoint::outcome(seen.map_err(|attempt| &attempt.broken), has_body);
+    if let (Some(held), Some(seen)) = (held, seen) {
+        held.report(session.shard.waypoint.around(), seen);
     }
 }
 

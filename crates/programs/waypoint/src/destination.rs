@@ -8,8 +8,10 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, DestinationLimits, DestinationPolicy, NamespacedHostname, WaypointDestination, Workload,
+    ArcStr, DestinationLimits, DestinationPolicy, GatewayAddress, NamespacedHostname,
+    WaypointDestination, Workload,
 };
+use ambit_proxy::state::SharedState;
 use ambit_resilience::{
     Candidate, Chosen, Destination, Fault, NoEndpoint, Outcome, Overflow, Place, Slot, Wish,
 };
@@ -18,7 +20,15 @@ use ambit_telemetry::http::HttpMetrics;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::waypoint::Waypoint;
+/// What of a waypoint is needed to follow rules.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Around<'a> {
+    /// Workloads and services.
+    pub(crate) state: &'a SharedState,
+    pub(crate) metrics: &'a HttpMetrics,
+    /// How records name the waypoint.
+    pub(crate) address: &'a GatewayAddress,
+}
 
 /// A service with a rule.
 #[derive(Debug)]
@@ -137,41 +147,41 @@ impl Port {
         why.map_or(Ok(()), |why| Err(NoWay::Unsupported(why)))
     }
 
-    fn overflow(&self, waypoint: &Waypoint, limit: Overflow) -> NoWay {
-        let metrics = &waypoint.http_metrics.destinations;
+    fn overflow(&self, around: Around<'_>, limit: Overflow) -> NoWay {
+        let metrics = &around.metrics.destinations;
         metrics.overflowed(&self.service.hostname, limit.as_str());
         NoWay::Overflow(limit)
     }
 
     /// A request begins.
-    pub(crate) fn request(&self, waypoint: &Waypoint) -> Result<Slot, NoWay> {
+    pub(crate) fn request(&self, around: Around<'_>) -> Result<Slot, NoWay> {
         let slot = self.destination.limits().request(self.limits());
-        slot.map_err(|limit| self.overflow(waypoint, limit))
+        slot.map_err(|limit| self.overflow(around, limit))
     }
 
     /// A request is about to be sent again.
-    pub(crate) fn retry(&self, waypoint: &Waypoint) -> Result<Slot, NoWay> {
+    pub(crate) fn retry(&self, around: Around<'_>) -> Result<Slot, NoWay> {
         let slot = self.destination.limits().retry(self.limits());
-        slot.map_err(|limit| self.overflow(waypoint, limit))
+        slot.map_err(|limit| self.overflow(around, limit))
     }
 
     /// The right to use a connection at once.
     pub(crate) fn connection(
         &self,
-        waypoint: &Waypoint,
+        around: Around<'_>,
     ) -> Result<Option<OwnedSemaphorePermit>, NoWay> {
         let Some(connections) = &self.connections else {
             return Ok(None);
         };
         let permit = connections.free.clone().try_acquire_owned();
-        let permit = permit.map_err(|_| self.overflow(waypoint, Overflow::Connections))?;
+        let permit = permit.map_err(|_| self.overflow(around, Overflow::Connections))?;
         Ok(Some(permit))
     }
 
     /// The right to use a connection, waited for.
     pub(crate) async fn awaited_connection(
         &self,
-        waypoint: &Waypoint,
+        around: Around<'_>,
     ) -> Result<Option<OwnedSemaphorePermit>, NoWay> {
         let Some(connections) = &self.connections else {
             return Ok(None);
@@ -180,7 +190,7 @@ impl Port {
             return Ok(Some(permit));
         }
         let waiting = self.destination.limits().pending(self.limits());
-        let _waiting = waiting.map_err(|limit| self.overflow(waypoint, limit))?;
+        let _waiting = waiting.map_err(|limit| self.overflow(around, limit))?;
         // Never closed.
         Ok(connections.free.clone().acquire_owned().await.ok())
     }
@@ -188,20 +198,20 @@ impl Port {
     /// The way to an endpoint, and what is held there. The first is `None` where the service's own waypoint chooses.
     pub(crate) fn route(
         self: &Arc<Self>,
-        waypoint: &Waypoint,
+        around: Around<'_>,
         own: &Workload,
         is_target: bool,
         wish: Wish<'_>,
     ) -> Result<Option<(Route, Held)>, NoWay> {
         let request = BackendRequest {
             waypoint: own,
-            own: &waypoint.address,
+            own: around.address,
             is_target,
             failed: &[],
         };
         let mut rng = rand::rng();
         let now = Instant::now();
-        let table = waypoint.state.table();
+        let table = around.state.table();
         let revision = table.backend_revision(&request, &self.service, &mut rng);
         let Some(revision) = revision else {
             return Ok(None);
@@ -248,14 +258,14 @@ impl Port {
 
 impl Held {
     /// Says what came of it.
-    pub(crate) fn report(&self, waypoint: &Waypoint, outcome: Outcome) {
+    pub(crate) fn report(&self, around: Around<'_>, outcome: Outcome) {
         let Some(ejection) = self.chosen.report(outcome, Instant::now()) else {
             return;
         };
         let (service, endpoint) = (&self.port.service, self.chosen.uid());
         let (cause, duration) = (ejection.fault.as_str(), ejection.duration);
         tracing::warn!(%service, %endpoint, cause, ?duration, "an endpoint is ejected for errors in a row");
-        let metrics = &waypoint.http_metrics.destinations;
+        let metrics = &around.metrics.destinations;
         metrics.ejected(&service.hostname, cause);
     }
 }

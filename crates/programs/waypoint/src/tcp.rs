@@ -212,7 +212,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let mut permit = None;
     if let Some(port) = &port {
         port.supported()?;
-        permit = port.connection(waypoint)?;
+        permit = port.connection(waypoint.around())?;
     }
     let mut failed = Vec::new();
     let mut first = None;
@@ -237,7 +237,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
             }
             Err(Failed::At(error, _)) => return Err(first.unwrap_or(error).into()),
             Err(Failed::Nowhere(error)) => {
-                return Err(first.map_or(error.into(), TcpError::Upstream));
+                return Err(first.map_or_else(|| error.into(), TcpError::Upstream));
             }
         }
     }
@@ -267,7 +267,8 @@ async fn connect(
             _ => None,
         };
         let is_target = *destination == Destination::Target;
-        port.route(waypoint, &own.workload, is_target, Wish { hash, failed })
+        let wish = Wish { hash, failed };
+        port.route(waypoint.around(), &own.workload, is_target, wish)
     });
     let ruled = ruled.transpose().map_err(Failed::Nowhere)?.flatten();
     let (route, held) = match ruled {
@@ -295,7 +296,7 @@ async fn connect(
             Ok(_) => Outcome::Connected,
             Err(_) => Outcome::Failed,
         };
-        held.report(waypoint, outcome);
+        held.report(waypoint.around(), outcome);
     }
     let uid = || way.workload().map(|one| one.uid().clone());
     let stream = connected.map_err(|error| Failed::At(error, uid()))?;

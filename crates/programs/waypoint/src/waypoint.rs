@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
+    destination::Around,
     http::{Budgets, Mirrors},
     published::Published,
     upstream::Upstreams,
@@ -114,6 +115,15 @@ impl Waypoint {
     /// What is open, and how it ends.
     pub fn lifecycle(&self) -> &Lifecycle {
         &self.lifecycle
+    }
+
+    /// For rules of destinations.
+    pub(crate) fn around(&self) -> Around<'_> {
+        Around {
+            state: &self.state,
+            metrics: &self.http_metrics,
+            address: &self.address,
+        }
     }
 
     /// Its own workload.

@@ -13,16 +13,11 @@ use http::{
 use rand::Rng as _;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{
-    broken::Broken,
-    reply::Reply,
-    send::{Destination, Failure},
-};
+use super::broken::Broken;
 use crate::{
     destination::{NoWay, Port},
     message::Version,
     session::Session,
-    target::Target,
 };
 
 /// What a rule says of one request. Counts as one of the destination's requests until it is dropped.
@@ -37,35 +32,32 @@ pub(super) struct Ruling {
 }
 
 impl Ruling {
-    /// `None` if there is no rule for the destination.
+    /// Of a request to a port with a rule.
     pub(super) async fn of(
         session: &Session,
-        destination: &Destination,
+        port: Arc<Port>,
         version: Version,
         (headers, uri): (&HeaderMap, &Uri),
-    ) -> Result<Option<Arc<Self>>, Failure> {
-        let Some(port) = port(session, destination) else {
-            return Ok(None);
-        };
-        let waypoint = &session.shard.waypoint;
+    ) -> Result<Arc<Self>, NoWay> {
+        let around = session.shard.waypoint.around();
         port.supported()?;
-        let active = port.request(waypoint)?;
+        let active = port.request(around)?;
         // One of HTTP/2 carries many at once: there requests are what is limited.
         let connection = match version {
-            Version::Http1 => port.awaited_connection(waypoint).await?,
+            Version::Http1 => port.awaited_connection(around).await?,
             Version::Http2 => None,
         };
         let (hash, cookie) = match &port.policy().balancing {
             Balancing::Hash(policy) => hashed(session, policy, headers, uri),
             _ => (None, None),
         };
-        Ok(Some(Arc::new(Self {
+        Ok(Arc::new(Self {
             port,
             hash,
             cookie,
             _request: active,
             _connection: connection,
-        })))
+        }))
     }
 
     pub(super) fn wish<'a>(&self, failed: &'a [ArcStr]) -> Wish<'a> {
@@ -81,22 +73,6 @@ impl Ruling {
             headers.append(SET_COOKIE, cookie.clone());
         }
     }
-}
-
-/// The port of a service that a destination is, if there is a rule for it.
-fn port(session: &Session, destination: &Destination) -> Option<Arc<Port>> {
-    let published = &session.shard.waypoint.published;
-    let (name, number) = match (destination, &session.target) {
-        (Destination::Backend(name, number), _) => (name, *number),
-        (
-            Destination::Target,
-            Target::Service {
-                served, address, ..
-            },
-        ) => (&served.name, address.port()),
-        (Destination::Target, Target::Pod { .. }) => return None,
-    };
-    Some(published.destination(name)?.port(number))
 }
 
 /// What an answer, or none, means for the endpoint; `None` if it may be the client's doing. Without a body nothing of it
@@ -192,29 +168,6 @@ fn new_cookie(of: &HashCookie) -> Option<(String, HeaderValue)> {
     }
     add(format_args!("; HttpOnly"));
     Some((value, HeaderValue::from_str(&text).ok()?))
-}
-
-impl From<NoWay> for Failure {
-    fn from(from: NoWay) -> Self {
-        let details = from.to_string();
-        let unavailable = StatusCode::SERVICE_UNAVAILABLE;
-        let reply = match from {
-            NoWay::Unsupported(why) => {
-                Reply::new(unavailable, why.as_str(), ResponseFlag::NoCluster)
-            }
-            NoWay::Overflow(_) => Reply::new(
-                unavailable,
-                "upstream connect error or disconnect/reset before headers. reset reason: overflow",
-                ResponseFlag::UpstreamOverflow,
-            ),
-            NoWay::Ejected(_) | NoWay::Route(_) => Reply::new(
-                unavailable,
-                "no healthy upstream",
-                ResponseFlag::NoHealthyUpstream,
-            ),
-        };
-        Self { reply, details }
-    }
 }
 
 #[cfg(test)]

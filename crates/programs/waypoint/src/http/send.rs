@@ -12,7 +12,7 @@ use ambit_proxy::{Local, report::chain};
 use ambit_resilience::Slot;
 use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
@@ -24,7 +24,7 @@ use super::{
     retrying::{Again, Outcome, Retrying},
 };
 use crate::{
-    destination::{Held, NoWay, in_time},
+    destination::{Held, NoWay, Port, in_time},
     message::{Body, Version},
     session::Session,
     target::Target,
@@ -157,6 +157,35 @@ impl Destination {
         }
     }
 
+    /// The port of a service that it is, if there is a rule for it.
+    fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
+        let (name, number) = match (self, &session.target) {
+            (Self::Backend(name, number), _) => (name, *number),
+            (
+                Self::Target,
+                Target::Service {
+                    served, address, ..
+                },
+            ) => (&served.name, address.port()),
+            (Self::Target, Target::Pod { .. }) => return None,
+        };
+        let published = &session.shard.waypoint.published;
+        Some(published.destination(name)?.port(number))
+    }
+
+    /// What a rule says of a request to it, if there is one.
+    async fn ruling(
+        &self,
+        session: &Session,
+        version: Version,
+        asked: (&HeaderMap, &Uri),
+    ) -> Result<Option<Arc<Ruling>>, NoWay> {
+        match self.ruled(session) {
+            Some(port) => Ok(Some(Ruling::of(session, port, version, asked).await?)),
+            None => Ok(None),
+        }
+    }
+
     fn chosen(&self, session: &Session, way: &Way) -> Chosen {
         Chosen {
             endpoint: way.endpoint(),
@@ -179,7 +208,10 @@ impl Destination {
             let is_target = *self == Self::Target;
             let waypoint = &session.shard.waypoint;
             let wish = ruling.wish(failed);
-            match ruling.port.route(waypoint, &own.workload, is_target, wish) {
+            match ruling
+                .port
+                .route(waypoint.around(), &own.workload, is_target, wish)
+            {
                 Ok(Some((route, held))) => {
                     return Ok((Way::of(route, ipv6).await?, Some(held)));
                 }
@@ -226,7 +258,7 @@ impl Leave {
         };
         match ruling.filter(says_how_many) {
             Some(ruling) => {
-                let slot = ruling.port.retry(&session.shard.waypoint).ok()?;
+                let slot = ruling.port.retry(session.shard.waypoint.around()).ok()?;
                 Some(Self::Ruled { slot })
             }
             None => active.permit().map(|permit| Self::Usual { permit }),
@@ -254,7 +286,7 @@ pub(super) async fn send(
         again,
     } = sending;
     let asked = (request.headers(), request.uri());
-    let ruling = Ruling::of(session, destination, version, asked).await?;
+    let ruling = destination.ruling(session, version, asked).await?;
     let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
@@ -266,10 +298,7 @@ pub(super) async fn send(
         .way(session, &own, ruling.as_ref(), &failed)
         .await;
     loop {
-        let (to, held) = match way {
-            Ok(found) => found,
-            Err(error) => return Err(error.into()),
-        };
+        let (to, held) = way?;
         let to = &to;
         let mut chosen = destination.chosen(session, to);
         failed.extend(
@@ -285,22 +314,8 @@ pub(super) async fn send(
             None => Some(trying.await),
             Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
         };
-        if let Some(held) = &held {
-            let seen = match &outcome {
-                Some(outcome) => {
-                    let status = outcome.as_ref().map(Response::status);
-                    endpoint::outcome(status.map_err(|attempt| &attempt.broken), has_body)
-                }
-                // A client that sends its body slowly is not the endpoint's fault.
-                None => (!has_body).then_some(ambit_resilience::Outcome::Failed),
-            };
-            if let Some(seen) = seen {
-                held.report(&session.shard.waypoint, seen);
-            }
-        }
-        if let (Some(held), Some(ruling)) = (held, &ruling) {
-            chosen.held = Some(Arc::new((held, ruling.clone())));
-        }
+        report(session, held.as_ref(), outcome.as_ref(), has_body);
+        chosen.held = held.zip(ruling.clone()).map(Arc::new);
         let mut unsent = None;
         let (is_reason, mut ended) = match outcome {
             None => {
@@ -381,6 +396,26 @@ fn flag(ended: &mut Result<Sent, Failure>, flag: ResponseFlag) {
     }
 }
 
+/// Tells of an endpoint that a rule chose what came of a try.
+fn report(
+    session: &Session,
+    held: Option<&Held>,
+    outcome: Option<&Result<Response<Incoming>, Attempt>>,
+    has_body: bool,
+) {
+    let seen = match outcome {
+        Some(outcome) => {
+            let status = outcome.as_ref().map(Response::status);
+            endpoint::outcome(status.map_err(|attempt| &attempt.broken), has_body)
+        }
+        // It took too long; a client that sends its body slowly is not the endpoint's fault.
+        None => (!has_body).then_some(ambit_resilience::Outcome::Failed),
+    };
+    if let (Some(held), Some(seen)) = (held, seen) {
+        held.report(session.shard.waypoint.around(), seen);
+    }
+}
+
 /// A try that failed.
 struct Attempt {
     broken: Broken,
@@ -455,6 +490,29 @@ async fn open(
         requests: limits.requests_per_connection,
     };
     Ok(upstreams.http.begin(key, stream, keep).await?)
+}
+
+impl From<NoWay> for Failure {
+    fn from(from: NoWay) -> Self {
+        let details = from.to_string();
+        let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+        let reply = match from {
+            NoWay::Unsupported(why) => {
+                Reply::new(unavailable, why.as_str(), ResponseFlag::NoCluster)
+            }
+            NoWay::Overflow(_) => Reply::new(
+                unavailable,
+                "upstream connect error or disconnect/reset before headers. reset reason: overflow",
+                ResponseFlag::UpstreamOverflow,
+            ),
+            NoWay::Ejected(_) | NoWay::Route(_) => Reply::new(
+                unavailable,
+                "no healthy upstream",
+                ResponseFlag::NoHealthyUpstream,
+            ),
+        };
+        Self { reply, details }
+    }
 }
 
 impl From<NoPlace> for Failure {

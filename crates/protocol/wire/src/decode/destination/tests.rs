@@ -1,3 +1,5 @@
+//! What is written reads back, and nothing else is read.
+
 use ambit_model::{
     Balancing, DestinationLimits, DestinationPolicy, HashCookie, HashPolicy, HashSource, HashTable,
     LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares,

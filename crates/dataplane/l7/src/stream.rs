@@ -149,7 +149,7 @@ mod tests {
 
     fn chosen(table: &StreamTable, opening: Opening<'_>) -> String {
         let rule = table.choose(opening);
-        rule.map_or("none".to_owned(), |rule| rule.route.name.to_string())
+        rule.map_or_else(|| "none".to_owned(), |rule| rule.route.name.to_string())
     }
 
     #[test]

@@ -156,7 +156,9 @@ impl Reader<'_> {
                         self.expression(&format!("{at}.{name}"), value);
                     }
                 }
-                let part = |of: Option<String>| of.map_or(ANY.to_owned(), |of| format!("(?:{of})"));
+                let part = |of: Option<String>| {
+                    of.map_or_else(|| ANY.to_owned(), |of| format!("(?:{of})"))
+                };
                 let pattern = arcstr::format!("/{}/{}", part(service), part(method));
                 Ok(Some(HttpPathMatch::Regex(pattern)))
             }

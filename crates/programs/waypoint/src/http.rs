@@ -3,13 +3,13 @@
 mod admission;
 mod body;
 mod broken;
-mod budget;
 mod circle;
 mod exchange;
 mod failure;
 mod form;
 mod headers;
 mod mirror;
+mod outgoing;
 mod record;
 mod replay;
 mod reply;
@@ -18,9 +18,6 @@ mod routed;
 mod send;
 mod tee;
 mod upgrade;
-
-pub(crate) use budget::Budgets;
-pub(crate) use mirror::Mirrors;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 

@@ -13,10 +13,7 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    config::Config,
-    http::{Budgets, Mirrors},
-    published::Published,
-    upstream::Upstreams,
+    budget::Budgets, config::Config, mirrors::Mirrors, published::Published, upstream::Upstreams,
 };
 
 /// One waypoint.

@@ -16,12 +16,12 @@ use hyper::body::Incoming;
 
 use super::{
     broken::Broken,
-    budget::Account,
     circle::Passed,
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
 use crate::{
+    budget::Account,
     message::{Body, Version},
     session::Session,
     target::Target,

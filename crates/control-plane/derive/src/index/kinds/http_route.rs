@@ -5,6 +5,8 @@ mod cors;
 mod durations;
 mod filters;
 mod mirrors;
+mod reader;
+mod references;
 mod retries;
 mod rules;
 mod standing;
@@ -215,7 +217,7 @@ fn parents(
         let Some(kind) = service_kind(group, kind) else {
             continue;
         };
-        let port = reference.port.map(backends::port).transpose();
+        let port = reference.port.map(references::port).transpose();
         let port = port.map_err(|message| {
             FieldError::new(format!("spec.parentRefs[{index}].port"), message)
         })?;

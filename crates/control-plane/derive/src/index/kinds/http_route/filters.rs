@@ -8,7 +8,12 @@ use ambit_model::{
     is_reserved_header,
 };
 
-use super::{RouteInput, backends, cors, durations, mirrors::MirrorInput, rules::Reader};
+use super::{
+    RouteInput, cors, durations,
+    mirrors::MirrorInput,
+    reader::{Reader, is_token},
+    references,
+};
 use crate::{index::Index, problem::FieldError};
 
 /// The reason of a condition, as the Gateway API has it.
@@ -95,12 +100,12 @@ impl Reader<'_> {
     }
 
     /// What filters of a rule need of the rest of it.
-    pub(super) fn check_filters(
+    pub(super) fn check_filters<'a>(
         &mut self,
         at: &str,
         rule: &gateway::HttpRouteRule,
-        filters: &[FilterInput],
-        backends: &[backends::BackendInput],
+        filters: &'a [FilterInput],
+        of_backends: impl Iterator<Item = &'a FilterInput>,
     ) {
         let at = format!("{at}.filters");
         let redirects =
@@ -122,12 +127,22 @@ impl Reader<'_> {
             };
             matches!(path, Some(PathChange::Prefix(_)))
         };
-        let of_backends = backends.iter().flat_map(|backend| &backend.filters);
         let mut all = filters.iter().chain(of_backends);
         if all.any(needs_prefix) && !rule.matches.iter().all(is_prefix) {
             let what = "ReplacePrefixMatch needs matches of the type PathPrefix";
             self.refuse(INCOMPATIBLE, at, what);
         }
+    }
+
+    fn mirror(
+        &mut self,
+        at: &str,
+        from: &gateway::HttpRequestMirror,
+        namespace: &str,
+    ) -> Result<MirrorInput, FieldError> {
+        self.unknown(at, &from.other);
+        self.unknown(&format!("{at}.backendRef"), &from.backend_ref.other);
+        MirrorInput::read(from, namespace, at, self.notes)
     }
 
     /// How long requests may take.
@@ -257,7 +272,7 @@ impl Reader<'_> {
         if !matches!(from.scheme.as_deref(), None | Some("http" | "https")) {
             self.unsupported(format!("{at}.scheme"), "is neither http nor https");
         }
-        let port = from.port.map(backends::port).transpose();
+        let port = from.port.map(references::port).transpose();
         Ok(HttpRedirect {
             scheme: from.scheme.as_deref().map(ArcStr::from),
             hostname: hostname(at, from.hostname.as_deref())?,
@@ -308,15 +323,6 @@ fn hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> 
         )),
         text => Ok(text.map(ArcStr::from)),
     }
-}
-
-/// Whether a text can be a header's name (RFC 9110, section 5.6.2).
-pub(super) fn is_token(text: &str) -> bool {
-    let is_symbol = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
-    !text.is_empty()
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || is_symbol(byte))
 }
 
 /// Whether a text can be a header's value.

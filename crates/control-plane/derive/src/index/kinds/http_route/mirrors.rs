@@ -3,7 +3,7 @@
 use ambit_k8s_api::gateway::{Fraction, HttpRequestMirror};
 use ambit_model::HttpMirror;
 
-use super::{RouteInput, backends::Reference};
+use super::{RouteInput, references::Reference};
 use crate::{
     index::Index,
     problem::{FieldError, Note},

@@ -3,7 +3,7 @@
 use ambit_k8s_api::gateway::HttpRouteRetry;
 use ambit_model::HttpRetry;
 
-use super::{durations, rules::Reader};
+use super::{durations, reader::Reader};
 use crate::problem::FieldError;
 
 /// How often, if nothing is said: as Istio.

@@ -2,7 +2,7 @@
 //! answered with an error; a part that decides which requests those are makes it match as if it were not
 //! there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use ambit_k8s_api::{
     ObjectKey,
@@ -13,13 +13,14 @@ use ambit_model::{
     HttpValueMatch,
 };
 use regex::RegexBuilder;
-use serde_json::Value;
 
 use super::{
     RouteInput,
-    backends::{BackendInput, Reference, Unresolved},
+    backends::BackendInput,
     filters::{self, FilterInput},
     mirrors::MirrorInput,
+    reader::{Reader, UNSUPPORTED_VALUE, Unsupported},
+    references::{Reference, Unresolved},
     retries,
 };
 use crate::{
@@ -31,9 +32,6 @@ use crate::{
 const MOST_RULES: usize = 1024;
 const MOST_MATCHES: usize = 8192;
 
-/// The reason of a condition: the API has it, and this mesh has not.
-const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
-
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RuleInput {
@@ -44,14 +42,6 @@ pub(super) struct RuleInput {
     timeouts: HttpTimeouts,
     retry: Option<HttpRetry>,
     unsupported: Option<Unsupported>,
-}
-
-/// What of a rule cannot be done.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Unsupported {
-    /// For a condition.
-    pub(super) reason: &'static str,
-    pub(super) text: ArcStr,
 }
 
 impl RuleInput {
@@ -166,32 +156,7 @@ pub(super) fn read(
     Ok(read)
 }
 
-/// Reads one rule.
-pub(super) struct Reader<'a> {
-    notes: &'a mut Vec<Note>,
-    /// The first thing in the rule that is not supported.
-    unsupported: Option<Unsupported>,
-}
-
 impl Reader<'_> {
-    pub(super) fn unsupported(&mut self, field: String, what: &str) {
-        self.refuse(UNSUPPORTED_VALUE, field, what);
-    }
-
-    /// The rule is not followed: its requests are answered with an error.
-    pub(super) fn refuse(&mut self, reason: &'static str, field: String, what: &str) {
-        let text = arcstr::format!("{field}: {what}");
-        self.unsupported.get_or_insert(Unsupported { reason, text });
-        let message = format!("{what}: requests that the rule matches are answered with 500");
-        self.notes.push(Note::new(field, message));
-    }
-
-    pub(super) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
-        for name in other.keys() {
-            self.unsupported(format!("{at}.{name}"), "is not supported");
-        }
-    }
-
     fn rule(
         &mut self,
         rule: &gateway::HttpRouteRule,
@@ -212,7 +177,8 @@ impl Reader<'_> {
             let at = format!("{at}.backendRefs[{index}]");
             backends.push(self.backend(one, namespace, &at)?);
         }
-        self.check_filters(at, rule, &filters, &backends);
+        let of_backends = backends.iter().flat_map(|backend| &backend.filters);
+        self.check_filters(at, rule, &filters, of_backends);
         Ok(RuleInput {
             name: rule.name.as_deref().map(ArcStr::from),
             retry: retry.transpose()?,
@@ -315,21 +281,5 @@ impl Reader<'_> {
         self.unknown(at, &from.other);
         let filters = self.filters(at, &from.filters, namespace)?;
         BackendInput::read(from, namespace, at, filters, self.notes)
-    }
-
-    pub(super) fn mirror(
-        &mut self,
-        at: &str,
-        from: &gateway::HttpRequestMirror,
-        namespace: &str,
-    ) -> Result<MirrorInput, FieldError> {
-        self.unknown(at, &from.other);
-        self.unknown(&format!("{at}.backendRef"), &from.backend_ref.other);
-        MirrorInput::read(from, namespace, at, self.notes)
-    }
-
-    /// Something that the user should know, and that changes nothing else.
-    pub(super) fn remark(&mut self, field: String, message: impl Into<String>) {
-        self.notes.push(Note::new(field, message));
     }
 }

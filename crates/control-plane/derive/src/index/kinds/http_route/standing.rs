@@ -7,7 +7,7 @@ use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentRefer
 use ambit_model::{ArcStr, GatewayName};
 use serde_json::{Map, Value, json};
 
-use super::{Parent, RouteInput, backends::Unresolved, rules::Unsupported};
+use super::{Parent, RouteInput, reader::Unsupported, references::Unresolved};
 use crate::{
     condition::{Part, Standing, Verdict},
     index::{CONTROLLER, Index, names},

@@ -99,7 +99,7 @@ fn resolved(index: &Index, route: &RouteInput) -> Verdict {
         .iter()
         .flat_map(|rule| rule.mirror_errors(index, route));
     let mirrors: Vec<Unresolved> = mirrors.collect();
-    let Some(Unresolved { reason, .. }) = errors.first().or(mirrors.first()) else {
+    let Some(Unresolved { reason, .. }) = errors.first().or_else(|| mirrors.first()) else {
         return good("ResolvedRefs", "every backend is found");
     };
     let told = |of: &[Unresolved], what: &str| {

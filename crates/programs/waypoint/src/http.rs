@@ -3,7 +3,6 @@
 mod admission;
 mod body;
 mod broken;
-mod budget;
 mod circle;
 mod endpoint;
 mod exchange;
@@ -11,6 +10,7 @@ mod failure;
 mod form;
 mod headers;
 mod mirror;
+mod outgoing;
 mod pace;
 mod record;
 mod replay;
@@ -21,9 +21,7 @@ mod send;
 mod tee;
 mod upgrade;
 
-pub(crate) use budget::Budgets;
 pub(crate) use circle::Passed;
-pub(crate) use mirror::Mirrors;
 pub(crate) use send::Destination;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};

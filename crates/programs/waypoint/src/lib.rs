@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+mod budget;
 mod caller;
 pub mod command;
 pub mod config;
@@ -14,6 +15,7 @@ mod http;
 mod listeners;
 mod message;
 mod metered;
+mod mirrors;
 pub mod published;
 pub mod server;
 mod session;

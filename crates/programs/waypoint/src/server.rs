@@ -12,9 +12,11 @@ use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
 
 use crate::{
+    budget::Budgets,
     caller::{Caller, CallerError},
-    http::{self as l7, Budgets, Mirrors, Passed},
+    http::{self as l7, Passed},
     message::Version,
+    mirrors::Mirrors,
     session::Session,
     sniff::Sniffed,
     target::{Target, TargetError},

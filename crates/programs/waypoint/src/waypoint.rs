@@ -13,10 +13,7 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    config::Config,
-    destination::Around,
-    http::{Budgets, Mirrors},
-    published::Published,
+    budget::Budgets, config::Config, destination::Around, mirrors::Mirrors, published::Published,
     upstream::Upstreams,
 };
 

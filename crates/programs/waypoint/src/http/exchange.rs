@@ -5,9 +5,8 @@ use std::sync::Arc;
 use ambit_model::AppProtocol;
 use ambit_telemetry::http::ResponseFlag;
 use http::{
-    HeaderValue, Request, Response, StatusCode, Uri,
+    HeaderValue, Request, Response, StatusCode,
     header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST},
-    uri::PathAndQuery,
 };
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -17,7 +16,7 @@ use super::{
     body::Passing,
     circle::Passed,
     form::Form,
-    headers, mirror,
+    headers, mirror, outgoing,
     record::Record,
     reply::Reply,
     retrying::Again,
@@ -103,7 +102,7 @@ async fn answer(
     let version = match (&upgrade, destination.app_protocol(session)) {
         (Some(_), _) | (None, AppProtocol::Http11) => Version::Http1,
         (None, AppProtocol::Http2 | AppProtocol::Grpc) => Version::Http2,
-        (None, _) => version_of(request.version()),
+        (None, _) => outgoing::version_of(request.version()),
     };
     complete(session, &mut request, &form);
     let (parts, incoming) = request.into_parts();
@@ -116,14 +115,14 @@ async fn answer(
         Some(_) => Vec::new(),
     };
     let body = mirror::mirror(session, &mirrors, passed, (&parts, &form), body);
-    let mut outgoing = Request::from_parts(parts, body);
-    address(&mut outgoing, &form.host, &form.target, version)?;
+    let mut sent_on = Request::from_parts(parts, body);
+    outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
     let sending = Sending {
         passed,
         patience: taken.timeouts().backend_request,
         again: taken.retry().map_or(Again::Safely, Again::ByRule),
     };
-    let sending = send::send(session, destination, version, sending, outgoing);
+    let sending = send::send(session, destination, version, sending, sent_on);
     let sent = match deadline {
         None => sending.await,
         Some(at) => match tokio::time::timeout_at(at, sending).await {
@@ -158,14 +157,6 @@ async fn answer(
     }
     taken.change_answer(response.headers_mut());
     Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline)))
-}
-
-pub(super) fn version_of(version: http::Version) -> Version {
-    if version == http::Version::HTTP_2 {
-        Version::Http2
-    } else {
-        Version::Http1
-    }
 }
 
 fn judge(
@@ -217,29 +208,4 @@ fn complete(session: &Session, request: &mut Request<Incoming>, form: &Form) {
         let client = session.caller.identity.as_ref();
         headers::add_client_identity(all, &waypoint.dialer.identity, client);
     }
-}
-
-/// Gives the target the form that the version wants.
-pub(super) fn address(
-    request: &mut Request<Body>,
-    host: &str,
-    target: &PathAndQuery,
-    version: Version,
-) -> Result<(), Reply> {
-    let mut parts = http::uri::Parts::default();
-    parts.path_and_query = Some(target.clone());
-    match version {
-        Version::Http1 => *request.version_mut() = http::Version::HTTP_11,
-        Version::Http2 => {
-            *request.version_mut() = http::Version::HTTP_2;
-            request.headers_mut().remove(HOST);
-            let authority = host.parse();
-            parts.scheme = Some(http::uri::Scheme::HTTP);
-            parts.authority =
-                Some(authority.map_err(|_| Reply::refused("there is no host", "host"))?);
-        }
-    }
-    *request.uri_mut() =
-        Uri::from_parts(parts).map_err(|error| Reply::refused(error.to_string(), "target"))?;
-    Ok(())
 }

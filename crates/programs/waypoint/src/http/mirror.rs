@@ -4,13 +4,7 @@
 //! A mirror gets what is forwarded, from what policies have admitted, with `-shadow` after the name of the host, as
 //! Istio and Envoy do it: applications can tell these requests from others.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use ambit_model::{AppProtocol, HttpMirror};
 use ambit_telemetry::http::MirrorOutcome;
@@ -21,44 +15,19 @@ use tokio::sync::oneshot;
 
 use super::{
     circle::Passed,
-    exchange,
     form::Form,
+    outgoing,
     retrying::Again,
     send::{self, Destination, Sending},
-    tee::{self, Behind, Copied},
+    tee::{self, Copied},
 };
 use crate::{
     message::{Body, Version},
     session::Session,
 };
 
-/// Most requests at once that a worker has mirrors answer.
-const MOST: usize = 256;
 /// How long a mirror may take once it has all of a request.
 const PATIENCE: Duration = Duration::from_secs(15);
-
-/// What mirrors of a worker do.
-#[derive(Debug, Default)]
-pub(crate) struct Mirrors {
-    under_way: Arc<AtomicUsize>,
-    behind: Behind,
-}
-
-/// One request under way to a mirror.
-struct Slot(Arc<AtomicUsize>);
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
-impl Mirrors {
-    fn begin(&self) -> Option<Slot> {
-        let slot = Slot(self.under_way.clone());
-        (self.under_way.fetch_add(1, Relaxed) < MOST).then_some(slot)
-    }
-}
 
 /// Sends a request to mirrors as well; returns its body, of which they get copies.
 pub(super) fn mirror(
@@ -86,7 +55,7 @@ pub(super) fn mirror(
         let version = match destination.app_protocol(session) {
             AppProtocol::Http11 => Version::Http1,
             AppProtocol::Http2 | AppProtocol::Grpc => Version::Http2,
-            _ => exchange::version_of(head.version),
+            _ => outgoing::version_of(head.version),
         };
         let host = shadow(&form.host);
         let mut request = Request::new(copy);
@@ -95,7 +64,7 @@ pub(super) fn mirror(
         if let Ok(value) = HeaderValue::from_str(&host) {
             request.headers_mut().insert(HOST, value);
         }
-        if exchange::address(&mut request, &host, &form.target, version).is_err() {
+        if outgoing::address(&mut request, &host, &form.target, version).is_err() {
             metrics.mirrored(MirrorOutcome::Failed);
             continue;
         }
@@ -182,15 +151,5 @@ mod tests {
         ] {
             assert_eq!(shadow(host), expected);
         }
-    }
-
-    #[test]
-    fn only_so_many_are_under_way() {
-        let mirrors = Mirrors::default();
-        let slots: Vec<_> = (0..MOST).map_while(|_| mirrors.begin()).collect();
-        assert_eq!(slots.len(), MOST);
-        assert!(mirrors.begin().is_none() && mirrors.begin().is_none());
-        drop(slots);
-        assert_eq!(mirrors.under_way.load(Relaxed), 0);
     }
 }

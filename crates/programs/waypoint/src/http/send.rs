@@ -17,13 +17,13 @@ use hyper::body::{Body as _, Incoming};
 
 use super::{
     broken::Broken,
-    budget::{Account, Active, Permit},
     circle::Passed,
     endpoint::{self, Ruling},
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
 use crate::{
+    budget::{Account, Active, Permit},
     destination::{Held, NoWay, Port, in_time},
     message::{Body, Version},
     session::Session,

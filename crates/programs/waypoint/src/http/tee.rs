@@ -15,7 +15,10 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::message::{self, Body, BodyError};
+use crate::{
+    message::{self, Body, BodyError},
+    mirrors::Behind,
+};
 
 /// How many bytes of a request one mirror may be behind.
 pub(super) const MOST_BEHIND: usize = 1 << 20;
@@ -23,10 +26,6 @@ pub(super) const MOST_BEHIND: usize = 1 << 20;
 const MOST_BEHIND_ALL: usize = 32 << 20;
 /// What a frame counts besides its data.
 const FRAME: usize = 64;
-
-/// Bytes that all mirrors of a worker are behind.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Behind(Arc<AtomicUsize>);
 
 /// How the copying of a body ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

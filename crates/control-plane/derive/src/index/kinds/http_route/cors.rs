@@ -15,6 +15,9 @@ const MAX_AGE: i32 = 5;
 const ORIGIN: &str =
     r"^https?://(?:(?:\*\.)?(?:[a-zA-Z0-9-]+\.)*[a-zA-Z0-9-]+|\*)(?::([0-9]{1,5}))?$";
 
+/// Whether a text can stand in a list.
+type IsOne = fn(&str) -> bool;
+
 /// Reads the filter. What cannot be done makes the rule unusable.
 pub(super) fn read(
     reader: &mut Reader<'_>,
@@ -26,7 +29,7 @@ pub(super) fn read(
     let max_age = u32::try_from(max_age).ok().filter(|age| *age > 0);
     let max_age = max_age
         .ok_or_else(|| FieldError::new(format!("{at}.maxAge"), "is not a number of seconds"))?;
-    let lists: [(&str, &[String], fn(&str) -> bool); 4] = [
+    let lists: [(_, &[String], IsOne); 4] = [
         ("allowOrigins", &from.allow_origins, is_origin),
         ("allowMethods", &from.allow_methods, is_token),
         ("allowHeaders", &from.allow_headers, is_token),

@@ -1,0 +1,40 @@
+//! The form that requests are sent in.
+
+use http::{Request, Uri, header::HOST, uri::PathAndQuery};
+
+use super::reply::Reply;
+use crate::message::{Body, Version};
+
+/// The version of a request that nothing else says the version of.
+pub(super) fn version_of(version: http::Version) -> Version {
+    if version == http::Version::HTTP_2 {
+        Version::Http2
+    } else {
+        Version::Http1
+    }
+}
+
+/// Gives the target the form that the version wants.
+pub(super) fn address(
+    request: &mut Request<Body>,
+    host: &str,
+    target: &PathAndQuery,
+    version: Version,
+) -> Result<(), Reply> {
+    let mut parts = http::uri::Parts::default();
+    parts.path_and_query = Some(target.clone());
+    match version {
+        Version::Http1 => *request.version_mut() = http::Version::HTTP_11,
+        Version::Http2 => {
+            *request.version_mut() = http::Version::HTTP_2;
+            request.headers_mut().remove(HOST);
+            let authority = host.parse();
+            parts.scheme = Some(http::uri::Scheme::HTTP);
+            parts.authority =
+                Some(authority.map_err(|_| Reply::refused("there is no host", "host"))?);
+        }
+    }
+    *request.uri_mut() =
+        Uri::from_parts(parts).map_err(|error| Reply::refused(error.to_string(), "target"))?;
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! What mirrors of routes cost a worker: bounded, however many requests are mirrored.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+/// Most requests at once that a worker has mirrors answer.
+const MOST: usize = 256;
+/// What mirrors of a worker do.
+#[derive(Debug, Default)]
+pub(crate) struct Mirrors {
+    under_way: Arc<AtomicUsize>,
+    pub(crate) behind: Behind,
+}
+
+/// One request under way to a mirror.
+#[derive(Debug)]
+pub(crate) struct Slot(Arc<AtomicUsize>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Mirrors {
+    /// Leave to send one more.
+    pub(crate) fn begin(&self) -> Option<Slot> {
+        let slot = Slot(self.under_way.clone());
+        (self.under_way.fetch_add(1, Relaxed) < MOST).then_some(slot)
+    }
+}
+
+/// Bytes that all mirrors of a worker are behind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Behind(pub(crate) Arc<AtomicUsize>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_so_many_are_under_way() {
+        let mirrors = Mirrors::default();
+        let slots: Vec<_> = (0..MOST).map_while(|_| mirrors.begin()).collect();
+        assert_eq!(slots.len(), MOST);
+        assert!(mirrors.begin().is_none() && mirrors.begin().is_none());
+        drop(slots);
+        assert_eq!(mirrors.under_way.load(Relaxed), 0);
+    }
+}

@@ -3,7 +3,6 @@
 mod admission;
 mod body;
 mod broken;
-mod circle;
 mod exchange;
 mod failure;
 mod headers;
@@ -12,7 +11,6 @@ mod reply;
 mod send;
 mod upgrade;
 
-pub(crate) use circle::Passed;
 pub(crate) use send::Destination;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};

@@ -7,6 +7,7 @@
 
 pub mod app;
 mod caller;
+mod circle;
 pub mod command;
 pub mod config;
 mod http;

@@ -13,7 +13,8 @@ use tokio::net::TcpListener;
 
 use crate::{
     caller::{Caller, CallerError},
-    http::{self as l7, Passed},
+    circle::Passed,
+    http as l7,
     message::Version,
     session::Session,
     sniff::Sniffed,

@@ -5,8 +5,6 @@ mod authorization_policy;
 mod endpoint_slice;
 mod gateway;
 mod gateway_class;
-mod grpc_route;
-mod http_route;
 mod namespace;
 mod node;
 mod others;

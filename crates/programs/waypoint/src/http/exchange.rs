@@ -19,7 +19,6 @@ use tokio::time::Instant;
 use super::{
     admission::Admission,
     body::Passing,
-    circle::Passed,
     headers,
     record::Record,
     reply::Reply,
@@ -27,6 +26,7 @@ use super::{
     upgrade::{self, Leftover},
 };
 use crate::{
+    circle::Passed,
     message::{self, Body, Version},
     session::Session,
     target::Target,
@@ -87,7 +87,7 @@ async fn answer(
     let upgrade = upgrade::requested(&request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
-    let passed = Passed::take(request.headers_mut())?;
+    let passed = Passed::take(request.headers_mut()).ok_or_else(in_a_circle)?;
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
@@ -326,6 +326,12 @@ impl Taken {
             backend.filters.change_response(headers);
         }
     }
+}
+
+/// A request that has passed too many waypoints.
+fn in_a_circle() -> Reply {
+    let text = "the routes of waypoints lead in a circle";
+    Reply::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)
 }
 
 /// A request that its rule leads nowhere.

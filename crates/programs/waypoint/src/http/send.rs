@@ -18,8 +18,9 @@ use ambit_telemetry::http::ResponseFlag;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
-use super::{broken::Broken, circle::Passed, reply::Reply};
+use super::{broken::Broken, reply::Reply};
 use crate::{
+    circle::Passed,
     message::{self, Body, Version},
     session::Session,
     target::Target,
@@ -175,7 +176,7 @@ pub(super) async fn send(
                 .map(|workload| workload.uid().clone()),
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
-        passed.tell(request.headers_mut(), to);
+        passed.tell(request.headers_mut(), to.leads_to_waypoint());
         let trying = attempt(session, &own, to, version, request);
         let outcome = match patience {
             None => trying.await,

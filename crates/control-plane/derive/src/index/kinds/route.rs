@@ -2,6 +2,8 @@
 //! rules of a kind say is read in its own file.
 
 pub(super) mod backends;
+mod grpc_route;
+mod http_route;
 mod standing;
 pub(super) mod stream;
 
@@ -12,7 +14,6 @@ use ambit_k8s_api::{
 use ambit_model::{ArcStr, GatewayName, HttpRoute, RouteName, StreamRoute};
 use serde_json::Value;
 
-use super::http_route::RuleInput;
 use crate::{
     MeshConfig, PodDirectory,
     condition::{PartsType, Standing},
@@ -23,6 +24,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 use backends::BackendInput;
+use http_route::RuleInput;
 use stream::StreamInput;
 
 /// The reason of a condition: the API has it, and this mesh has not.

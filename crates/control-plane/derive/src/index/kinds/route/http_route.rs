@@ -7,7 +7,7 @@ mod rules;
 use ambit_k8s_api::{HTTPRoute, gateway::ParentReference};
 use serde_json::Value;
 
-use super::route::{RouteObject, Rules, note_hostnames};
+use super::{RouteObject, Rules, note_hostnames};
 use crate::problem::{FieldError, Note};
 
 pub(super) use rules::{Reader, RuleInput};

@@ -11,8 +11,9 @@ use ambit_model::{HttpPathMatch, HttpRouteMatch};
 use serde_json::Value;
 
 use super::{
+    RouteObject, Rules,
     http_route::{Reader, RuleInput},
-    route::{RouteObject, Rules, note_hostnames},
+    note_hostnames,
 };
 use crate::problem::{FieldError, Note};
 

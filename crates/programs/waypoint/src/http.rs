@@ -3,7 +3,6 @@
 mod admission;
 mod body;
 mod broken;
-mod circle;
 mod endpoint;
 mod exchange;
 mod failure;
@@ -21,7 +20,6 @@ mod send;
 mod tee;
 mod upgrade;
 
-pub(crate) use circle::Passed;
 pub(crate) use send::Destination;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};

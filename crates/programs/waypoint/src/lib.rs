@@ -8,6 +8,7 @@
 pub mod app;
 mod budget;
 mod caller;
+mod circle;
 pub mod command;
 pub mod config;
 mod destination;

@@ -14,7 +14,8 @@ use tokio::net::TcpListener;
 use crate::{
     budget::Budgets,
     caller::{Caller, CallerError},
-    http::{self as l7, Passed},
+    circle::Passed,
+    http as l7,
     message::Version,
     mirrors::Mirrors,
     session::Session,

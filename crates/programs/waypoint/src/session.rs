@@ -6,18 +6,13 @@ use std::{
 };
 
 use ambit_l7::remote::remote_address;
-use ambit_model::NetworkAddress;
+use ambit_model::{NetworkAddress, Service};
 use ambit_route::WorkloadRef;
 use ambit_rt::OpenWork;
 use ambit_telemetry::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
 use http::HeaderMap;
 
-use crate::{
-    caller::Caller,
-    http::{Destination, Passed},
-    target::Target,
-    waypoint::Shard,
-};
+use crate::{caller::Caller, circle::Passed, target::Target, waypoint::Shard};
 
 /// See the module.
 #[derive(Debug)]
@@ -93,9 +88,8 @@ impl Session {
         }
     }
 
-    /// A connection that goes to a destination, in metrics.
-    pub(crate) fn traffic_labels_of(&self, destination: &Destination) -> TrafficLabels {
-        let service = destination.service(self);
+    /// A connection that goes to a service, in metrics.
+    pub(crate) fn traffic_labels_of(&self, service: Option<Arc<Service>>) -> TrafficLabels {
         TrafficLabels {
             service: service.map(|service| ServiceName::from(&*service)),
             ..self.traffic_labels()

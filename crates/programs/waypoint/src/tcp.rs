@@ -325,7 +325,7 @@ async fn relay<A, B>(
     let sni = routed.sni.as_deref();
     note(session, &judge(session, sni));
     let waypoint = &session.shard.waypoint;
-    let labels = session.traffic_labels_of(&routed.destination);
+    let labels = session.traffic_labels_of(routed.destination.service(session));
     let metrics = waypoint.metrics.traffic().open(&labels);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let copied = {

@@ -15,7 +15,7 @@ use ambit_proxy::{
 };
 use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
 
-use crate::http::Passed;
+use crate::circle::Passed;
 
 pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep};
 pub(crate) use stream::Stream;
@@ -120,7 +120,7 @@ impl Upstreams {
             Way::Tunnel(route) => {
                 let mut headers = tunnel_headers(own, forwarded);
                 if let Some(passed) = passed {
-                    passed.tell(&mut headers, way);
+                    passed.tell(&mut headers, way.leads_to_waypoint());
                 }
                 let ip = own.workload.workload_ips.first().copied();
                 let source = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));

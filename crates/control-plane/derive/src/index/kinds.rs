@@ -6,8 +6,6 @@ mod destination_rule;
 mod endpoint_slice;
 mod gateway;
 mod gateway_class;
-mod grpc_route;
-mod http_route;
 mod namespace;
 mod node;
 mod others;

@@ -14,7 +14,6 @@ use tokio::time::Instant;
 use super::{
     admission::Admission,
     body::Passing,
-    circle::Passed,
     form::Form,
     headers, mirror, outgoing,
     record::Record,
@@ -25,6 +24,7 @@ use super::{
     upgrade::{self, Leftover},
 };
 use crate::{
+    circle::Passed,
     message::{Body, Version},
     session::Session,
 };
@@ -85,7 +85,7 @@ async fn answer(
     let upgrade = upgrade::requested(&request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
-    let passed = Passed::take(request.headers_mut())?;
+    let passed = Passed::take(request.headers_mut()).ok_or_else(in_a_circle)?;
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
@@ -174,6 +174,12 @@ fn judge(
     );
     record.judged(&decision);
     admission.ok_or_else(Reply::denied)
+}
+
+/// A request that has passed too many waypoints.
+fn in_a_circle() -> Reply {
+    let text = "the routes of waypoints lead in a circle";
+    Reply::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)
 }
 
 /// Removes the headers that are not sent on.

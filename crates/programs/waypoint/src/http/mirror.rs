@@ -14,7 +14,6 @@ use hyper::body::Body as _;
 use tokio::sync::oneshot;
 
 use super::{
-    circle::Passed,
     form::Form,
     outgoing,
     retrying::Again,
@@ -22,6 +21,7 @@ use super::{
     tee::{self, Copied},
 };
 use crate::{
+    circle::Passed,
     message::{Body, Version},
     session::Session,
 };

@@ -17,13 +17,13 @@ use hyper::body::{Body as _, Incoming};
 
 use super::{
     broken::Broken,
-    circle::Passed,
     endpoint::{self, Ruling},
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
 use crate::{
     budget::{Account, Active, Permit},
+    circle::Passed,
     destination::{Held, NoWay, Port, in_time},
     message::{Body, Version},
     session::Session,
@@ -308,7 +308,7 @@ pub(super) async fn send(
                 .map(|workload| workload.uid().clone()),
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
-        passed.tell(request.headers_mut(), to);
+        passed.tell(request.headers_mut(), to.leads_to_waypoint());
         let trying = attempt(session, &own, to, (version, &limits), request);
         let outcome = match patience {
             None => Some(trying.await),

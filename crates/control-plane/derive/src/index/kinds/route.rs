@@ -1,9 +1,17 @@
 //! Routes of services, of every kind: what they are attached to, where they lead, and what stands on them. What the
 //! rules of a kind say is read in its own file.
 
-pub(super) mod backends;
+mod backends;
+mod cors;
+mod durations;
+mod filters;
+mod grpc_route;
+mod http_route;
+mod mirrors;
+mod reader;
+mod references;
 mod standing;
-pub(super) mod stream;
+mod stream;
 
 use ambit_k8s_api::{
     GRPCRoute, HTTPRoute, Kind, ObjectKey, ObjectMeta, ObjectType, Service, ServiceEntry, TCPRoute,
@@ -13,7 +21,6 @@ use ambit_k8s_api::{
 use ambit_model::{ArcStr, GatewayName, HttpRoute, RouteName, StreamRoute};
 use serde_json::Value;
 
-use super::http_route::RuleInput;
 use crate::{
     MeshConfig, PodDirectory,
     condition::{PartsType, Standing},
@@ -23,7 +30,9 @@ use crate::{
     },
     problem::{FieldError, Note},
 };
-use backends::{BackendInput, Unresolved};
+use backends::BackendInput;
+use http_route::RuleInput;
+use references::Unresolved;
 use stream::StreamInput;
 
 /// The reason of a condition: the API has it, and this mesh has not.
@@ -326,7 +335,7 @@ fn parents(references: &[ParentReference], namespace: &str) -> Result<Vec<Parent
         let Some(kind) = service_kind(group, kind) else {
             continue;
         };
-        let port = reference.port.map(backends::port).transpose();
+        let port = reference.port.map(references::port).transpose();
         let port = port.map_err(|message| {
             FieldError::new(format!("spec.parentRefs[{index}].port"), message)
         })?;

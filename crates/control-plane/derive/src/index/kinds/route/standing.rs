@@ -9,7 +9,7 @@ use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentRefer
 use ambit_model::{AppProtocol, ArcStr, GatewayName};
 use serde_json::{Map, Value, json};
 
-use super::{Parent, RouteInput, Rules, Unsupported, backends::Unresolved};
+use super::{Parent, RouteInput, Rules, Unsupported, references::Unresolved};
 use crate::{
     condition::{Part, Standing, Verdict},
     index::{CONTROLLER, Index, names},

@@ -3,11 +3,9 @@
 use ambit_k8s_api::gateway::{Fraction, HttpRequestMirror};
 use ambit_model::HttpMirror;
 
+use super::{RouteInput, references::Reference};
 use crate::{
-    index::{
-        Index,
-        kinds::route::{RouteInput, backends::Reference},
-    },
+    index::Index,
     problem::{FieldError, Note},
 };
 

@@ -1,11 +1,7 @@
 //! Requests and connections that go from waypoint to waypoint, because routes lead to services that have waypoints of their own:
 //! not in circles.
 
-use ambit_telemetry::http::ResponseFlag;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-
-use super::reply::Reply;
-use crate::upstream::Way;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// How many waypoints a request, or the connection in a tunnel, has passed. Only waypoints see it.
 const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
@@ -24,23 +20,17 @@ impl Passed {
         (passed < MOST).then_some(Self(passed))
     }
 
-    /// Of a request as it came; without the header from then on. Whoever says too much harms itself; too little is made good at the next waypoint.
-    ///
-    /// # Errors
-    /// When these are too many.
-    pub(super) fn take(headers: &mut HeaderMap) -> Result<Self, Reply> {
+    /// Of a request as it came; without the header from then on. Whoever says too much harms itself; too little is
+    /// made good at the next waypoint.
+    pub(crate) fn take(headers: &mut HeaderMap) -> Option<Self> {
         let passed = Self::of(headers);
         headers.remove(PASSED);
-        passed.ok_or_else(|| {
-            let text = "the routes of waypoints lead in a circle";
-            let flag = ResponseFlag::NoRoute;
-            Reply::new(StatusCode::LOOP_DETECTED, text, flag)
-        })
+        passed
     }
 
     /// Tells it to the waypoint that is next, if one is.
-    pub(crate) fn tell(self, headers: &mut HeaderMap, way: &Way) {
-        if way.leads_to_waypoint() {
+    pub(crate) fn tell(self, headers: &mut HeaderMap, one_is_next: bool) {
+        if one_is_next {
             headers.insert(PASSED, HeaderValue::from(u16::from(self.0) + 1));
         } else {
             headers.remove(PASSED);
@@ -52,24 +42,24 @@ impl Passed {
 mod tests {
     use super::*;
 
-    fn taken(said: &'static str) -> Result<Passed, StatusCode> {
+    fn taken(said: &'static str) -> Option<Passed> {
         let mut headers = HeaderMap::new();
         headers.insert(PASSED, HeaderValue::from_static(said));
         let taken = Passed::take(&mut headers);
         assert!(headers.is_empty());
-        taken.map_err(|reply| reply.status)
+        taken
     }
 
     #[test]
     fn too_many_waypoints_are_a_circle() {
-        assert_eq!(Passed::take(&mut HeaderMap::new()), Ok(Passed(0)));
-        assert_eq!(taken("7"), Ok(Passed(7)));
+        assert_eq!(Passed::take(&mut HeaderMap::new()), Some(Passed(0)));
+        assert_eq!(taken("7"), Some(Passed(7)));
         for said in ["8", "255"] {
-            assert_eq!(taken(said), Err(StatusCode::LOOP_DETECTED), "{said}");
+            assert_eq!(taken(said), None, "{said}");
         }
         // No waypoint says that.
         for said in ["", "-1", "256", "x"] {
-            assert_eq!(taken(said), Ok(Passed(0)), "{said}");
+            assert_eq!(taken(said), Some(Passed(0)), "{said}");
         }
     }
 }

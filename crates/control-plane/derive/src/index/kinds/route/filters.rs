@@ -8,17 +8,16 @@ use ambit_model::{
     is_reserved_header,
 };
 
-use super::{cors, durations, mirrors::MirrorInput, rules::Reader};
-use crate::{
-    index::{
-        Index,
-        kinds::route::{RouteInput, backends},
-    },
-    problem::FieldError,
+use super::{
+    RouteInput, cors, durations,
+    mirrors::MirrorInput,
+    reader::{Reader, is_token},
+    references,
 };
+use crate::{index::Index, problem::FieldError};
 
 /// The reason of a condition, as the Gateway API has it.
-const INCOMPATIBLE: &str = "IncompatibleFilters";
+pub(super) const INCOMPATIBLE: &str = "IncompatibleFilters";
 /// Most filters of a rule, or of one of its backends, as the API has it.
 const MOST: usize = 16;
 
@@ -100,42 +99,6 @@ impl Reader<'_> {
         }
     }
 
-    /// What filters of a rule need of the rest of it.
-    pub(super) fn check_filters(
-        &mut self,
-        at: &str,
-        rule: &gateway::HttpRouteRule,
-        filters: &[FilterInput],
-        backends: &[backends::BackendInput],
-    ) {
-        let at = format!("{at}.filters");
-        let redirects =
-            |filter: &FilterInput| matches!(filter, FilterInput::Known(HttpFilter::Redirect(_)));
-        if filters.iter().any(redirects) && !rule.backend_refs.is_empty() {
-            let what = "RequestRedirect and backendRefs exclude each other";
-            self.refuse(INCOMPATIBLE, at.clone(), what);
-        }
-        let is_prefix = |one: &gateway::HttpRouteMatch| {
-            let path = one.path.as_ref();
-            let kind = path.and_then(|path| path.type_.as_deref());
-            kind.unwrap_or("PathPrefix") == "PathPrefix"
-        };
-        let needs_prefix = |filter: &FilterInput| {
-            let path = match filter {
-                FilterInput::Known(HttpFilter::Redirect(redirect)) => redirect.path.as_ref(),
-                FilterInput::Known(HttpFilter::Rewrite(rewrite)) => rewrite.path.as_ref(),
-                _ => None,
-            };
-            matches!(path, Some(PathChange::Prefix(_)))
-        };
-        let of_backends = backends.iter().flat_map(|backend| &backend.filters);
-        let mut all = filters.iter().chain(of_backends);
-        if all.any(needs_prefix) && !rule.matches.iter().all(is_prefix) {
-            let what = "ReplacePrefixMatch needs matches of the type PathPrefix";
-            self.refuse(INCOMPATIBLE, at, what);
-        }
-    }
-
     /// How long requests may take.
     pub(super) fn timeouts(
         &mut self,
@@ -163,6 +126,17 @@ impl Reader<'_> {
             return Err(FieldError::new(field, "is longer than timeouts.request"));
         }
         Ok(timeouts)
+    }
+
+    fn mirror(
+        &mut self,
+        at: &str,
+        from: &gateway::HttpRequestMirror,
+        namespace: &str,
+    ) -> Result<MirrorInput, FieldError> {
+        self.unknown(at, &from.other);
+        self.unknown(&format!("{at}.backendRef"), &from.backend_ref.other);
+        MirrorInput::read(from, namespace, at, self.notes)
     }
 
     fn filter(
@@ -263,7 +237,7 @@ impl Reader<'_> {
         if !matches!(from.scheme.as_deref(), None | Some("http" | "https")) {
             self.unsupported(format!("{at}.scheme"), "is neither http nor https");
         }
-        let port = from.port.map(backends::port).transpose();
+        let port = from.port.map(references::port).transpose();
         Ok(HttpRedirect {
             scheme: from.scheme.as_deref().map(ArcStr::from),
             hostname: hostname(at, from.hostname.as_deref())?,
@@ -314,15 +288,6 @@ fn hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> 
         )),
         text => Ok(text.map(ArcStr::from)),
     }
-}
-
-/// Whether a text can be a header's name (RFC 9110, section 5.6.2).
-pub(super) fn is_token(text: &str) -> bool {
-    let is_symbol = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
-    !text.is_empty()
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || is_symbol(byte))
 }
 
 /// Whether a text can be a header's value.

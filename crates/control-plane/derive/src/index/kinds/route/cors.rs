@@ -4,7 +4,7 @@ use ambit_k8s_api::gateway::HttpCorsFilter;
 use ambit_model::{ArcStr, HttpCors};
 use regex::Regex;
 
-use super::{filters::is_token, rules::Reader};
+use super::reader::{Reader, is_token};
 use crate::problem::FieldError;
 
 /// Most entries of a list, as the API has it.

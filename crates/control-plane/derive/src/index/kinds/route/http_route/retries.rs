@@ -3,8 +3,10 @@
 use ambit_k8s_api::gateway::HttpRouteRetry;
 use ambit_model::HttpRetry;
 
-use super::{durations, rules::Reader};
-use crate::problem::FieldError;
+use crate::{
+    index::kinds::route::{durations, reader::Reader},
+    problem::FieldError,
+};
 
 /// How often, if nothing is said: as Istio.
 const ATTEMPTS: i32 = 2;

@@ -2,38 +2,33 @@
 //! answered with an error; a part that decides which requests those are makes it match as if it were not
 //! there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use ambit_k8s_api::{
     ObjectKey,
     gateway::{self, HttpNamedMatch},
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpPathMatch, HttpRetry, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
-    HttpValueMatch,
+    ArcStr, HttpBackend, HttpFilter, HttpPathMatch, HttpRetry, HttpRouteMatch, HttpRouteRule,
+    HttpTimeouts, HttpValueMatch, PathChange,
 };
 use regex::RegexBuilder;
-use serde_json::Value;
 
-use super::{
-    filters::{self, FilterInput},
-    mirrors::MirrorInput,
-    retries,
-};
+use super::retries;
 use crate::{
     index::{
         Index,
         kinds::route::{
             RouteInput, UNSUPPORTED_VALUE, Unsupported,
-            backends::{BackendInput, Reference, Share, Unresolved},
+            backends::{BackendInput, Share},
+            filters::{self, FilterInput, INCOMPATIBLE},
+            mirrors::MirrorInput,
+            reader::Reader,
+            references::{Reference, Unresolved},
         },
     },
     problem::{FieldError, Note},
 };
-
-/// Most rules of a route, and most matches of all of them together.
-const MOST_RULES: usize = 1024;
-const MOST_MATCHES: usize = 8192;
 
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,56 +153,40 @@ pub(super) fn read(
     Ok(read)
 }
 
-/// Reads one rule after the other.
-pub(crate) struct Reader<'a> {
-    notes: &'a mut Vec<Note>,
-    /// The first thing in the rule that is not supported.
-    unsupported: Option<Unsupported>,
-}
-
-impl<'a> Reader<'a> {
-    pub(in super::super) fn new(notes: &'a mut Vec<Note>) -> Self {
-        Self {
-            notes,
-            unsupported: None,
+impl Reader<'_> {
+    /// What filters of a rule need of the rest of it.
+    fn check_filters(
+        &mut self,
+        at: &str,
+        rule: &gateway::HttpRouteRule,
+        filters: &[FilterInput],
+        backends: &[BackendInput],
+    ) {
+        let at = format!("{at}.filters");
+        let redirects =
+            |filter: &FilterInput| matches!(filter, FilterInput::Known(HttpFilter::Redirect(_)));
+        if filters.iter().any(redirects) && !rule.backend_refs.is_empty() {
+            let what = "RequestRedirect and backendRefs exclude each other";
+            self.refuse(INCOMPATIBLE, at.clone(), what);
         }
-    }
-
-    /// Begins a rule of a route, in which something is not supported whatever its rules are.
-    pub(in super::super) fn begin(&mut self, unsupported: Option<&Unsupported>) {
-        self.unsupported = unsupported.cloned();
-    }
-
-    pub(in super::super) fn take_unsupported(&mut self) -> Option<Unsupported> {
-        self.unsupported.take()
-    }
-
-    /// Whether a route is small enough to be followed.
-    pub(in super::super) fn check_size(rules: usize, matches: usize) -> Result<(), FieldError> {
-        if rules > MOST_RULES || matches > MOST_MATCHES {
-            let message = format!(
-                "{rules} rules with {matches} matches are too many: at most {MOST_RULES} with {MOST_MATCHES}"
-            );
-            return Err(FieldError::new("spec.rules", message));
-        }
-        Ok(())
-    }
-
-    pub(in super::super) fn unsupported(&mut self, field: String, what: &str) {
-        self.refuse(UNSUPPORTED_VALUE, field, what);
-    }
-
-    /// The rule is not followed: its requests are answered with an error.
-    pub(super) fn refuse(&mut self, reason: &'static str, field: String, what: &str) {
-        let text = arcstr::format!("{field}: {what}");
-        self.unsupported.get_or_insert(Unsupported { reason, text });
-        let message = format!("{what}: requests that the rule matches are answered with 500");
-        self.notes.push(Note::new(field, message));
-    }
-
-    pub(in super::super) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
-        for name in other.keys() {
-            self.unsupported(format!("{at}.{name}"), "is not supported");
+        let is_prefix = |one: &gateway::HttpRouteMatch| {
+            let path = one.path.as_ref();
+            let kind = path.and_then(|path| path.type_.as_deref());
+            kind.unwrap_or("PathPrefix") == "PathPrefix"
+        };
+        let needs_prefix = |filter: &FilterInput| {
+            let path = match filter {
+                FilterInput::Known(HttpFilter::Redirect(redirect)) => redirect.path.as_ref(),
+                FilterInput::Known(HttpFilter::Rewrite(rewrite)) => rewrite.path.as_ref(),
+                _ => None,
+            };
+            matches!(path, Some(PathChange::Prefix(_)))
+        };
+        let of_backends = backends.iter().flat_map(|backend| &backend.filters);
+        let mut all = filters.iter().chain(of_backends);
+        if all.any(needs_prefix) && !rule.matches.iter().all(is_prefix) {
+            let what = "ReplacePrefixMatch needs matches of the type PathPrefix";
+            self.refuse(INCOMPATIBLE, at, what);
         }
     }
 
@@ -343,21 +322,5 @@ impl<'a> Reader<'a> {
         self.unknown(at, &from.other);
         let filters = self.filters(at, &from.filters, namespace)?;
         BackendInput::read(from, namespace, (at, Share::Requests), filters, self.notes)
-    }
-
-    pub(super) fn mirror(
-        &mut self,
-        at: &str,
-        from: &gateway::HttpRequestMirror,
-        namespace: &str,
-    ) -> Result<MirrorInput, FieldError> {
-        self.unknown(at, &from.other);
-        self.unknown(&format!("{at}.backendRef"), &from.backend_ref.other);
-        MirrorInput::read(from, namespace, at, self.notes)
-    }
-
-    /// Something that the user should know, and that changes nothing else.
-    pub(super) fn remark(&mut self, field: String, message: impl Into<String>) {
-        self.notes.push(Note::new(field, message));
     }
 }

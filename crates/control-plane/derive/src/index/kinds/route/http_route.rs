@@ -1,20 +1,15 @@
 //! HTTP routes of services: where a waypoint sends requests.
 
-mod cors;
-mod durations;
-mod filters;
-mod mirrors;
 mod retries;
 mod rules;
 
 use ambit_k8s_api::{HTTPRoute, gateway::ParentReference};
 use serde_json::Value;
 
-use super::route::{RouteObject, Rules, note_hostnames};
+use super::{RouteObject, Rules, note_hostnames};
 use crate::problem::{FieldError, Note};
 
-pub(super) use filters::FilterInput;
-pub(super) use rules::{Reader, RuleInput};
+pub(super) use rules::RuleInput;
 
 impl RouteObject for HTTPRoute {
     fn parent_refs(&self) -> &[ParentReference] {

@@ -10,10 +10,7 @@ use ambit_k8s_api::{
 use ambit_model::{HttpPathMatch, HttpRouteMatch};
 use serde_json::Value;
 
-use super::{
-    http_route::{Reader, RuleInput},
-    route::{RouteObject, Rules, note_hostnames},
-};
+use super::{RouteObject, Rules, http_route::RuleInput, note_hostnames, reader::Reader};
 use crate::problem::{FieldError, Note};
 
 /// What GRPCRoute may do with requests, of what HTTPRoute may.

@@ -1,5 +1,4 @@
 //! Failing and crowded backends behind a waypoint, with a `DestinationRule` and real programs.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     collections::BTreeSet,

@@ -62,10 +62,9 @@ fn gateway(
     )
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    let app = prop_oneof![Just("x"), Just("y")];
-    let mode = prop_oneof![Just("STRICT"), Just("PERMISSIVE"), Just("UNSET")];
-    let kinds = prop_oneof![
+/// The kinds, and how the names of their objects begin.
+fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
+    prop_oneof![
         Just((Kind::Pod, "pod")),
         Just((Kind::Service, "svc")),
         Just((Kind::ServiceEntry, "se")),
@@ -83,7 +82,13 @@ fn step() -> impl Strategy<Value = Step> {
         Just((Kind::Namespace, "ns")),
         Just((Kind::VirtualService, "vs")),
         Just((Kind::DestinationRule, "dr")),
-    ];
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let app = prop_oneof![Just("x"), Just("y")];
+    let mode = prop_oneof![Just("STRICT"), Just("PERMISSIVE"), Just("UNSET")];
+    let kinds = kinds();
     let apply = (kinds.clone(), namespaces(), 0..3_u8, app, mode, 0..3_u8, any::<bool>()).prop_map(
         |((kind, prefix), namespace, number, app, mode, variant, flag)| {
             let waypoint = match (mode, variant) {

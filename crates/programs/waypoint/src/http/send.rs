@@ -316,32 +316,11 @@ pub(super) async fn send(
         };
         report(session, held.as_ref(), outcome.as_ref(), has_body);
         chosen.held = held.zip(ruling.clone()).map(Arc::new);
-        let mut unsent = None;
-        let (is_reason, mut ended) = match outcome {
-            None => {
-                let late = Failure::too_late("backend_request_timeout");
-                (retrying.is_reason(&Outcome::Late), Err(late))
-            }
-            Some(Ok(mut response)) => {
-                if let Some(ruling) = &ruling {
-                    ruling.answer(response.headers_mut());
-                }
-                let answer = Outcome::Answer(response.status(), response.headers());
-                let is_reason = retrying.is_reason(&answer);
-                (is_reason, Ok(Sent::new(response, chosen)))
-            }
-            Some(Err(Attempt {
-                broken,
-                unsent: whole,
-            })) => {
-                let endpoint = chosen.endpoint;
-                tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
-                unsent = whole.filter(|_| retrying.may_try_another());
-                let is_untouched = broken.is_untouched;
-                let is_reason = retrying.is_reason(&Outcome::Broken { is_untouched });
-                (is_reason, Err(Failure::of(broken)))
-            }
-        };
+        let Tried {
+            mut ended,
+            is_reason,
+            unsent,
+        } = Tried::of(outcome, chosen, &retrying, ruling.as_deref());
         // What was not sent is no burden to anybody.
         let is_burden = unsent.is_none();
         if is_burden && !is_reason {
@@ -386,6 +365,57 @@ pub(super) async fn send(
             Some(again) => again,
             None => return ended,
         };
+    }
+}
+
+/// What a try came to.
+struct Tried {
+    ended: Result<Sent, Failure>,
+    /// Whether that is a reason for another.
+    is_reason: bool,
+    /// The request, if nothing of it was sent and it may go to another endpoint.
+    unsent: Option<Request<Body>>,
+}
+
+impl Tried {
+    /// Without an outcome its time was over.
+    fn of(
+        outcome: Option<Result<Response<Incoming>, Attempt>>,
+        chosen: Chosen,
+        retrying: &Retrying<'_>,
+        ruling: Option<&Ruling>,
+    ) -> Self {
+        let mut unsent = None;
+        let (is_reason, ended) = match outcome {
+            None => {
+                let late = Failure::too_late("backend_request_timeout");
+                (retrying.is_reason(&Outcome::Late), Err(late))
+            }
+            Some(Ok(mut response)) => {
+                if let Some(ruling) = ruling {
+                    ruling.answer(response.headers_mut());
+                }
+                let answer = Outcome::Answer(response.status(), response.headers());
+                let is_reason = retrying.is_reason(&answer);
+                (is_reason, Ok(Sent::new(response, chosen)))
+            }
+            Some(Err(Attempt {
+                broken,
+                unsent: whole,
+            })) => {
+                let endpoint = chosen.endpoint;
+                tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
+                unsent = whole.filter(|_| retrying.may_try_another());
+                let is_untouched = broken.is_untouched;
+                let is_reason = retrying.is_reason(&Outcome::Broken { is_untouched });
+                (is_reason, Err(Failure::of(broken)))
+            }
+        };
+        Self {
+            ended,
+            is_reason,
+            unsent,
+        }
     }
 }
 

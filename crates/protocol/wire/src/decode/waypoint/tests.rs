@@ -79,6 +79,41 @@ fn policies_read_back_what_was_written() {
 }
 
 #[test]
+fn routes_of_connections_read_back_what_was_written() {
+    let service = WaypointService {
+        service: NamespacedHostname::new("shop", "echo.shop.svc.cluster.local"),
+        routes: Vec::new(),
+        tcp_routes: vec![StreamRoute {
+            name: RouteName {
+                kind: "TCPRoute".into(),
+                namespace: "bank".into(),
+                name: "t".into(),
+            },
+            ports: vec![9000],
+            clients: Some("bank".into()),
+            hostnames: vec![],
+            backends: vec![StreamBackend {
+                service: Err("no such service".into()),
+                port: 0,
+                weight: 1,
+            }],
+            unsupported: Some("rules".into()),
+        }],
+        tls_routes: vec![StreamRoute {
+            hostnames: vec!["*.example".into(), "a.example".into()],
+            backends: vec![StreamBackend {
+                service: Ok(NamespacedHostname::new("shop", "echo-v1")),
+                port: 443,
+                weight: 3,
+            }],
+            ..StreamRoute::default()
+        }],
+    };
+    let encoded = wire::WaypointService::from(&service).encode_to_vec();
+    assert_eq!(waypoint_service(&encoded), Ok(service));
+}
+
+#[test]
 fn services_and_settings_read_back_what_was_written() {
     let service = WaypointService {
         service: NamespacedHostname::new("shop", "echo.shop.svc.cluster.local"),
@@ -159,31 +194,7 @@ fn services_and_settings_read_back_what_was_written() {
             }],
             clients: Some("bank".into()),
         }],
-        tcp_routes: vec![StreamRoute {
-            name: RouteName {
-                kind: "TCPRoute".into(),
-                namespace: "bank".into(),
-                name: "t".into(),
-            },
-            ports: vec![9000],
-            clients: Some("bank".into()),
-            hostnames: vec![],
-            backends: vec![StreamBackend {
-                service: Err("no such service".into()),
-                port: 0,
-                weight: 1,
-            }],
-            unsupported: Some("rules".into()),
-        }],
-        tls_routes: vec![StreamRoute {
-            hostnames: vec!["*.example".into(), "a.example".into()],
-            backends: vec![StreamBackend {
-                service: Ok(NamespacedHostname::new("shop", "echo-v1")),
-                port: 443,
-                weight: 3,
-            }],
-            ..StreamRoute::default()
-        }],
+        ..WaypointService::default()
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();
     assert_eq!(waypoint_service(&encoded), Ok(service));

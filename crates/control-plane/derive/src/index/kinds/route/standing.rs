@@ -127,7 +127,7 @@ fn resolved(index: &Index, route: &RouteInput) -> Verdict {
     let errors = backends.filter_map(|backend| backend.to.find(index, route).err());
     let errors: Vec<Unresolved> = errors.collect();
     let mirrors = route.rules.mirror_errors(index, route);
-    let Some(Unresolved { reason, .. }) = errors.first().or(mirrors.first()) else {
+    let Some(Unresolved { reason, .. }) = errors.first().or_else(|| mirrors.first()) else {
         return good("ResolvedRefs", "every backend is found");
     };
     let told = |of: &[Unresolved], what: &str| {

@@ -53,7 +53,12 @@ pub struct MeshConfig {
     pub trusted_proxies: u32,
     /// Whether routes need a grant to lead to services of other namespaces.
     pub reference_grants: ReferenceGrants,
+    /// Gateways of this revision are run by this control plane, those of others by others.
+    pub revision: ArcStr,
 }
+
+/// The revision of Gateways that name none.
+pub const DEFAULT_REVISION: &str = "default";
 
 /// Whether routes need a `ReferenceGrant` to lead to services of other namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +104,7 @@ impl Default for MeshConfig {
             path_normalization: PathNormalization::default(),
             trusted_proxies: 0,
             reference_grants: ReferenceGrants::default(),
+            revision: DEFAULT_REVISION.into(),
         }
     }
 }

@@ -62,6 +62,8 @@ pub const USE_WAYPOINT_CANARY_NAMESPACE: &str = "istio.io/use-waypoint-canary-na
 pub const USE_WAYPOINT_CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weight";
 /// Label of a Service or Namespace: whether ingress gateways send through the service's waypoint, `true` or `false`.
 pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
+/// Of a Gateway or its namespace: the revision of the control plane that takes care of it.
+pub const REVISION: &str = "istio.io/rev";
 /// Label of a Gateway or GatewayClass: what the waypoint serves, `service`, `workload`, `all` or `none`.
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 /// Annotation of a Gateway: the one service account whose pods it takes.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ambit_k8s_api::Gateway;
+use ambit_k8s_api::{Gateway, labels::REVISION};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// The class of waypoints.
@@ -13,8 +13,6 @@ pub const CONTROLLER: &str = "istio.io/mesh-controller";
 pub const MANAGED: &str = "gateway.istio.io/managed";
 /// Value of [`MANAGED`] on a waypoint's objects.
 pub const MANAGED_BY: &str = "istio.io-mesh-controller";
-/// Label of a Gateway: the revision of the control plane that takes care of it.
-const REVISION: &str = "istio.io/rev";
 
 /// Whether a Gateway's waypoint is to be made by a control plane of this revision. Namespaces choose a
 /// revision too: `namespace` are the labels of the Gateway's own.

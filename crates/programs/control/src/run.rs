@@ -289,6 +289,7 @@ fn mesh_config(args: &Args) -> MeshConfig {
         path_normalization: args.path_normalization.into(),
         trusted_proxies: args.trusted_proxies,
         reference_grants: args.reference_grants.into(),
+        revision: args.revision.as_str().into(),
     }
 }
 

@@ -16,7 +16,7 @@ use ambit_model::{
 };
 
 use super::{Index, binding::Binding, foreign::Foreign, kind::MeshKind};
-use crate::{Labels, WaypointAttachment, WaypointMissing};
+use crate::{DEFAULT_REVISION, Labels, WaypointAttachment, WaypointMissing};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
@@ -183,8 +183,20 @@ impl Index {
         name.name == DEFAULT_ACCOUNT || service.is_some_and(|service| !service.is_managed)
     }
 
-    /// Whether a Gateway is a waypoint of ours.
+    /// Whether a Gateway is a waypoint of ours: of another revision, another control plane runs it, and it may be
+    /// another implementation's.
     pub(crate) fn is_waypoint(&self, gateway: &GatewayInput) -> bool {
+        let of_namespace = || {
+            let namespaces = self.objects("")?.all::<Namespace>();
+            let labels = &namespaces.get(&gateway.name.namespace)?.labels;
+            labels.get(labels::REVISION).map(String::as_str)
+        };
+        let own = gateway.revision.as_deref().or_else(of_namespace);
+        self.is_of_waypoints(gateway) && own.unwrap_or(DEFAULT_REVISION) == self.config.revision
+    }
+
+    /// Whether a Gateway is a waypoint by its class.
+    fn is_of_waypoints(&self, gateway: &GatewayInput) -> bool {
         let class = || self.class(&gateway.class);
         gateway.class == WAYPOINT_CLASS
             || class().is_some_and(|class| class.controller == CONTROLLER)
@@ -238,7 +250,7 @@ impl Index {
     fn waypoints_of(&self, namespace: &str) -> Vec<&GatewayInput> {
         let gateways = self.objects(namespace).map(|all| all.all::<Gateway>());
         let gateways = gateways.into_iter().flat_map(|all| all.values());
-        let mut found: Vec<_> = gateways.filter(|one| self.is_waypoint(one)).collect();
+        let mut found: Vec<_> = gateways.filter(|one| self.is_of_waypoints(one)).collect();
         found.sort_by_key(|one| (&one.created, &one.name.name));
         found
     }
@@ -327,7 +339,7 @@ impl Index {
             origin: Origin::Gateway,
             gateway: gateway.name.clone(),
             outcome: self.usable(gateway).map(|_| serves),
-            foreign: None,
+            foreign: self.foreign(gateway),
         }
     }
 

@@ -148,6 +148,18 @@ impl Index {
         self.stale.extend(gateways);
     }
 
+    /// The Gateways of a namespace, and what depends on them.
+    pub(crate) fn mark_gateways_of(&mut self, namespace: &ArcStr) {
+        let Some(objects) = self.namespaces.get(namespace) else {
+            return;
+        };
+        let gateways = objects.all::<Gateway>().values();
+        let gateways = gateways.map(|one| (one.name.clone(), one.class.clone()));
+        for (name, class) in gateways.collect::<Vec<_>>() {
+            self.mark_gateway(&name, &class);
+        }
+    }
+
     /// A Service may have the name of a Gateway, or no more.
     pub(crate) fn mark_gateway_of(&mut self, service: &ObjectKey) {
         let (namespace, name) = (service.namespace.clone(), service.name.clone());

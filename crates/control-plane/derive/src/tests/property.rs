@@ -42,6 +42,11 @@ fn gateway(
         ", istio.io/waypoint-for: all",
         ", istio.io/waypoint-for: workload",
     ][usize::from(variant)];
+    let revision = if number == 2 && mode == "STRICT" {
+        ", istio.io/rev: other"
+    } else {
+        ""
+    };
     let account = if flag {
         ", annotations: {istio.io/for-service-account: default}"
     } else {
@@ -58,7 +63,7 @@ fn gateway(
         "class0"
     };
     format!(
-        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: gw{number}, namespace: {namespace}, labels: {{a: b{serves}}}{account}}}\nspec: {{gatewayClassName: {class}, listeners: [{{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {{namespaces: {{{from}}}}}}}]}}\n"
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: gw{number}, namespace: {namespace}, labels: {{a: b{serves}{revision}}}{account}}}\nspec: {{gatewayClassName: {class}, listeners: [{{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {{namespaces: {{{from}}}}}}}]}}\n"
     )
 }
 
@@ -121,7 +126,7 @@ fn step() -> impl Strategy<Value = Step> {
                     "addressType: IPv4\nendpoints: [{{addresses: [192.0.2.{variant}]}}, {{addresses: [10.0.0.1], targetRef: {{kind: Pod, name: pod{variant}, namespace: {namespace}}}}}]\nports: [{{port: 9{variant}}}]\n"
                 ),
                 Kind::Namespace => {
-                    format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}, labels: {{app: {app}{waypoint}}}}}\n")
+                    format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}, labels: {{app: {app}{waypoint}{}}}}}\n", if flag { ", istio.io/rev: other" } else { "" })
                 }
                 Kind::Gateway => gateway((namespace, number), app, mode, variant, flag),
                 Kind::VirtualService => head("networking.istio.io/v1"),

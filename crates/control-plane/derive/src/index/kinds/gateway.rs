@@ -34,6 +34,8 @@ impl Followed for Gateway {
 pub(crate) struct GatewayInput {
     pub(crate) name: GatewayName,
     pub(crate) class: ArcStr,
+    /// The revision that it names.
+    pub(crate) revision: Option<ArcStr>,
     pub(crate) created: String,
     /// What it says that it serves.
     pub(crate) serves: Option<Serves>,
@@ -48,6 +50,12 @@ pub(crate) struct GatewayInput {
     pub(crate) is_unusable: bool,
     /// Names of its listeners, and whether each is the one that waypoints have.
     listeners: Vec<(String, bool)>,
+}
+
+/// The revision that a Gateway names.
+fn revision(metadata: &ObjectMeta) -> Option<ArcStr> {
+    let all = metadata.labels.as_ref()?;
+    all.get(labels::REVISION).map(ArcStr::from)
 }
 
 impl MeshKind for Gateway {
@@ -69,6 +77,7 @@ impl MeshKind for Gateway {
         let input = GatewayInput {
             name: name_of(metadata),
             class: self.spec.gateway_class_name.as_str().into(),
+            revision: revision(metadata),
             created: created(metadata),
             serves: serves(metadata.labels.as_ref())?,
             account: account.map(ArcStr::from),
@@ -92,6 +101,7 @@ impl MeshKind for Gateway {
         Some(GatewayInput {
             name: name_of(metadata),
             class: self.spec.gateway_class_name.as_str().into(),
+            revision: revision(metadata),
             created: created(metadata),
             serves: None,
             account: account.map(ArcStr::from),

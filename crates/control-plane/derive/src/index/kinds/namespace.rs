@@ -72,6 +72,10 @@ impl MeshKind for Namespace {
         if other_waypoint {
             index.mark_namespace(name);
         }
+        // Gateways may have become another control plane's, or ours.
+        if old.labels.get(labels::REVISION) != new.labels.get(labels::REVISION) {
+            index.mark_gateways_of(name);
+        }
         if *name == index.config.root_namespace && index.network != new.network {
             index.network = new.network.clone();
             index.mark_mesh();

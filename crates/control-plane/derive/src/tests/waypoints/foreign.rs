@@ -108,6 +108,35 @@ fn without_a_label_no_gateway_of_another_class_takes_anything() {
 }
 
 #[test]
+fn a_gateway_of_another_revision_is_another_control_planes() {
+    // Of our class: who wrote it means it for the namespace, whoever runs it.
+    let of = |revision: &str| {
+        let labels = format!(", labels: {{istio.io/waypoint-for: all{revision}}}");
+        gateway("wp", &labels) + &format!("status: {{addresses: {AT}}}\n")
+    };
+    let other = of(", istio.io/rev: other");
+    let mut mesh = TestMesh::of(&all(&[&other, CART, SERVICE]));
+    let found = |mesh: &TestMesh| {
+        let of_pod = mesh.pod("cart-1").endpoint_waypoint.as_ref().unwrap();
+        let at = of_pod.waypoint.destination.to_string();
+        assert_eq!(service_waypoint(mesh).as_ref(), Some(&at));
+        (at, of_pod.refuse, mesh.waypoint_gateways.is_empty())
+    };
+    let ours = ("shop/wp.shop.svc.cluster.local".to_owned(), false, false);
+    let foreign = (IP.to_owned(), true, true);
+    assert_eq!(found(&mesh), foreign);
+    mesh.apply(&of(""));
+    assert_eq!(found(&mesh), ours);
+    mesh.apply(&namespace("istio.io/rev: other"));
+    assert_eq!(found(&mesh), foreign, "its namespace says so");
+    mesh.apply(&of(", istio.io/rev: default"));
+    assert_eq!(found(&mesh), ours, "it goes before its namespace");
+    mesh.apply(&gateway("wp", ", labels: {istio.io/rev: other}"));
+    let (at, ..) = found(&mesh);
+    assert_eq!(at, "shop/no-address.wp.shop.waypoint.invalid");
+}
+
+#[test]
 fn it_is_followed_as_its_address_comes_changes_and_goes() {
     let mut mesh = TestMesh::of(&all(&[
         &foreign(FOR_ALL, "[]"),

@@ -257,9 +257,11 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
             .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
         ambit_rt::spawn("api server connection", async move {
             tokio::select! {
+                biased;
+                // What is on its way is cut off, too.
+                _ = cut.changed() => {}
                 // Clients may disconnect at any time.
                 ended = connection => drop(ended),
-                _ = cut.changed() => {}
             }
         });
     }
@@ -399,6 +401,10 @@ fn write(
 }
 
 fn open_watch(state: &mut State, target: Target) -> Response<Answer> {
+    if state.away {
+        // Its connection is about to be cut.
+        return failure(503, "ServiceUnavailable");
+    }
     let Some(since) = state.store.since(target.from_version) else {
         return failure(410, "Expired");
     };

@@ -133,6 +133,8 @@ impl Files {
             }))]}],
         });
         json!({
+            // Wanted of whoever follows a file.
+            "node": {"id": "waypoint", "cluster": "waypoint"},
             "bootstrap_extensions": [typed("envoy.bootstrap.internal_listener",
                 "envoy.extensions.bootstrap.internal_listener.v3.InternalListener", json!({}))],
             "static_resources": {

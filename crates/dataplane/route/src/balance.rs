@@ -74,15 +74,7 @@ impl MeshTable {
         rng: &mut dyn RngCore,
     ) -> Option<(&WorkloadRef, u16)> {
         let default = LoadBalancing::default();
-        let choice = Choice {
-            workloads: &self.workloads,
-            name: service.namespaced_hostname(),
-            service_target: service.ports.get(&port).copied(),
-            balancing: service.load_balancing.as_ref().unwrap_or(&default),
-            vantage,
-            port,
-            mode,
-        };
+        let choice = self.choice(vantage, service, &default, port, mode);
         if let (true, Some(client)) = (service.session_affinity, vantage.address) {
             return choice.stick(endpoints, client);
         }
@@ -93,9 +85,27 @@ impl MeshTable {
             LbMode::Strict | LbMode::Failover => choice.scan(endpoints, rng),
         }
     }
-}
 
-impl MeshTable {
+    /// What a service's endpoints are chosen by; as `default` says where it says nothing itself.
+    fn choice<'t, 'a>(
+        &'t self,
+        vantage: Vantage<'a>,
+        service: &'a Service,
+        default: &'a LoadBalancing,
+        port: u16,
+        mode: Mode<'a>,
+    ) -> Choice<'t, 'a> {
+        Choice {
+            workloads: &self.workloads,
+            name: service.namespaced_hostname(),
+            service_target: service.ports.get(&port).copied(),
+            balancing: service.load_balancing.as_ref().unwrap_or(default),
+            vantage,
+            port,
+            mode,
+        }
+    }
+
     /// All endpoints of `service` that may be chosen, each with the port to use on it and how well its place fits.
     pub(crate) fn all_usable(
         &self,
@@ -105,15 +115,7 @@ impl MeshTable {
         port: u16,
     ) -> Vec<(&WorkloadRef, u16, usize)> {
         let default = LoadBalancing::default();
-        let choice = Choice {
-            workloads: &self.workloads,
-            name: service.namespaced_hostname(),
-            service_target: service.ports.get(&port).copied(),
-            balancing: service.load_balancing.as_ref().unwrap_or(&default),
-            vantage,
-            port,
-            mode: Mode::Standard,
-        };
+        let choice = self.choice(vantage, service, &default, port, Mode::Standard);
         let slots = endpoints.usable(choice.balancing.health_policy);
         let usable = slots.filter_map(|slot| {
             let (workload, port) = choice.usable(slot)?;

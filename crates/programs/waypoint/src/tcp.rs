@@ -22,7 +22,6 @@ use crate::{
     metered::Metered,
     session::Session,
     sniff::Sniffed,
-    target::Target,
     upstream::{Stream, UpstreamError, Way},
 };
 use routed::{RouteError, Routed};
@@ -184,22 +183,6 @@ struct Ruled {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The port of a service for which there is a rule.
-fn ruled(session: &Session, destination: &Destination) -> Option<Arc<Port>> {
-    let (name, number) = match (destination, &session.target) {
-        (Destination::Backend(name, number), _) => (name, *number),
-        (
-            Destination::Target,
-            Target::Service {
-                served, address, ..
-            },
-        ) => (&served.name, address.port()),
-        (Destination::Target, Target::Pod { .. }) => return None,
-    };
-    let published = &session.shard.waypoint.published;
-    Some(published.destination(name)?.port(number))
-}
-
 /// Judges a connection, and connects it to an endpoint.
 async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let decision = judge(session, routed.sni.as_deref());
@@ -208,7 +191,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     }
     let waypoint = &session.shard.waypoint;
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
-    let port = ruled(session, &routed.destination);
+    let port = routed.destination.ruled(session);
     let mut permit = None;
     if let Some(port) = &port {
         port.supported()?;

@@ -158,7 +158,7 @@ impl Destination {
     }
 
     /// The port of a service that it is, if there is a rule for it.
-    fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
+    pub(crate) fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
         let (name, number) = match (self, &session.target) {
             (Self::Backend(name, number), _) => (name, *number),
             (

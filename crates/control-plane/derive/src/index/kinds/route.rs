@@ -18,7 +18,7 @@ use ambit_k8s_api::{
     TLSRoute, created,
     gateway::{self, ParentReference},
 };
-use ambit_model::{ArcStr, GatewayName, HttpRoute, RouteName, StreamRoute};
+use ambit_model::{AppProtocol, ArcStr, GatewayName, HttpRoute, RouteName, StreamRoute};
 use serde_json::Value;
 
 use crate::{
@@ -55,25 +55,17 @@ impl Parent {
     /// When the service has none that it could mean.
     fn ports(&self, index: &Index) -> Result<Vec<u16>, String> {
         let target = &self.target;
-        let ports: Option<Vec<(&str, u16)>> = match target.kind {
-            Kind::Service => index.get::<Service>(target).map(|service| {
-                let tcp = service.ports.iter().filter(|port| port.is_tcp);
-                tcp.map(|port| (port.name.as_str(), port.port)).collect()
-            }),
-            _ => index
-                .get::<ServiceEntry>(target)
-                .map(|entry| entry.named_ports().collect()),
-        };
+        let ports = declared_ports(index, target);
         let ports = ports.ok_or_else(|| format!("there is no {target}"))?;
         let (number, name) = (self.port, self.reference.section_name.as_deref());
         if number.is_none() && name.is_none() {
             return Ok(Vec::new());
         }
-        let is_meant = |(its_name, its_number): &(&str, u16)| {
+        let is_meant = |(its_name, its_number, _): &DeclaredPort<'_>| {
             number.is_none_or(|number| *its_number == number)
                 && name.is_none_or(|name| *its_name == name)
         };
-        let meant = ports.into_iter().filter(is_meant).map(|(_, port)| port);
+        let meant = ports.into_iter().filter(is_meant).map(|(_, port, _)| port);
         let meant: Vec<u16> = meant.collect();
         if meant.is_empty() {
             let number = number.map(|port| port.to_string()).unwrap_or_default();
@@ -82,6 +74,21 @@ impl Parent {
         }
         Ok(meant)
     }
+}
+
+/// The name and number of a port, and what it speaks.
+type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
+
+/// The ports of a service that routes can be for.
+fn declared_ports<'a>(index: &'a Index, target: &ObjectKey) -> Option<Vec<DeclaredPort<'a>>> {
+    if target.kind == Kind::Service {
+        let service = index.get::<Service>(target)?;
+        let tcp = service.ports.iter().filter(|port| port.is_tcp);
+        let ports = tcp.map(|port| (port.name.as_str(), port.port, port.app_protocol));
+        return Some(ports.collect());
+    }
+    let entry = index.get::<ServiceEntry>(target)?;
+    Some(entry.declared_ports().collect())
 }
 
 /// A route as the mesh sees it.

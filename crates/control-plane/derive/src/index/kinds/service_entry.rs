@@ -307,19 +307,13 @@ impl ServiceEntryInput {
         all.filter_map(|binding| binding.gateway().cloned())
     }
 
-    /// The numbers of its ports, and what these speak.
-    pub(crate) fn app_protocols(&self) -> impl Iterator<Item = (u16, AppProtocol)> {
+    /// The names and numbers of its ports, and what these speak.
+    pub(crate) fn declared_ports(&self) -> impl Iterator<Item = (&str, u16, AppProtocol)> {
         let ports = self.ports.iter();
         ports.map(|port| {
             let protocol = app_protocol(Some(&port.protocol), &port.name, port.number);
-            (port.number, protocol)
+            (port.name.as_str(), port.number, protocol)
         })
-    }
-
-    /// Its ports, by name.
-    pub(crate) fn named_ports(&self) -> impl Iterator<Item = (&str, u16)> {
-        let ports = self.ports.iter();
-        ports.map(|port| (port.name.as_str(), port.number))
     }
 
     /// Its virtual addresses with the fields they stand in.
@@ -373,7 +367,10 @@ impl ServiceEntryInput {
         };
         ServiceRecord {
             ingress_use_waypoint: false,
-            app_protocols: self.app_protocols().map(|(_, protocol)| protocol).collect(),
+            app_protocols: self
+                .declared_ports()
+                .map(|(.., protocol)| protocol)
+                .collect(),
             service: model::Service {
                 name: self.name.clone(),
                 namespace: self.namespace.clone(),

@@ -6,10 +6,10 @@ mod conflicts;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentReference};
-use ambit_model::{AppProtocol, ArcStr, GatewayName};
+use ambit_model::{ArcStr, GatewayName};
 use serde_json::{Map, Value, json};
 
-use super::{Parent, RouteInput, Rules, Unsupported, references::Unresolved};
+use super::{Parent, RouteInput, Rules, Unsupported, declared_ports, references::Unresolved};
 use crate::{
     condition::{Part, Standing, Verdict},
     index::{CONTROLLER, Index, names},
@@ -78,9 +78,6 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
         Ok(meant) => meant,
         Err(why) => return bad("NoMatchingParent", why),
     };
-    let Some(ports) = ports(index, target) else {
-        return bad("NoMatchingParent", format!("there is no {target}"));
-    };
     let unsupported = route.rules.unsupported();
     if let Some(Unsupported { reason, .. }) = unsupported.first() {
         let texts: Vec<_> = unsupported.iter().map(|one| one.text.as_str()).collect();
@@ -93,11 +90,13 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
         };
         return bad(reason, message);
     }
+    let mut ports = declared_ports(index, target).unwrap_or_default();
+    ports.sort_by_key(|(_, port, _)| *port);
     let ports = ports
         .iter()
-        .filter(|(port, _)| meant.is_empty() || meant.contains(port));
+        .filter(|(_, port, _)| meant.is_empty() || meant.contains(port));
     let judged: Vec<_> = ports
-        .map(|(port, protocol)| conflicts::of(index, route, target, (*port, *protocol)))
+        .map(|(_, port, protocol)| conflicts::of(index, route, target, (*port, *protocol)))
         .collect();
     let lost: Vec<_> = judged.iter().flatten().collect();
     let texts: Vec<_> = lost.iter().map(|one| one.text.as_str()).collect();
@@ -109,17 +108,6 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
             format!("the route is followed, but: {}", texts.join("; ")),
         ),
     }
-}
-
-/// What the ports of a service speak.
-fn ports(index: &Index, target: &ObjectKey) -> Option<BTreeMap<u16, AppProtocol>> {
-    if target.kind == Kind::Service {
-        let service = index.get::<Service>(target)?;
-        let tcp = service.ports.iter().filter(|port| port.is_tcp);
-        return Some(tcp.map(|port| (port.port, port.app_protocol)).collect());
-    }
-    let entry = index.get::<ServiceEntry>(target)?;
-    Some(entry.app_protocols().collect())
 }
 
 fn resolved(index: &Index, route: &RouteInput) -> Verdict {

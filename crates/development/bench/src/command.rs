@@ -1,4 +1,4 @@
-//! The command line: which part, and of `cluster` which scenario.
+//! The command line: which part, of `cluster` which scenario, of `waypoint` which of its parts.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     }
     if wanted("waypoint") {
         let envoy = std::env::var_os(ENVOY).context(ENVOY)?;
-        waypoint::run(Path::new(&envoy))?;
+        waypoint::run(Path::new(&envoy), names.get(1..).unwrap_or_default())?;
         if only.is_some() {
             return Ok(());
         }

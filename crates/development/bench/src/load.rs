@@ -1,6 +1,6 @@
 //! The load generators: their commands in a pod, and the parsing of their reports.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 
@@ -13,6 +13,23 @@ pub(crate) struct HttpLoad {
     pub(crate) p99: Option<Duration>,
     pub(crate) requests: u64,
     pub(crate) errors: u64,
+}
+
+impl HttpLoad {
+    /// With the times of `h2load --log-file`: a line a request of when it began, its status, and how long it took
+    /// in microseconds.
+    pub(crate) fn with_times(self, log: &str) -> Result<Self> {
+        let time = |line: &str| line.split('\t').nth(2)?.parse().ok();
+        let mut times: Vec<u64> = log.lines().filter_map(time).collect();
+        times.sort_unstable();
+        let at = |share: usize| times.get(times.len() * share / 100).copied();
+        let of = |share| at(share).context("h2load wrote no times of requests");
+        Ok(Self {
+            median: Some(Duration::from_micros(of(50)?)),
+            p99: Some(Duration::from_micros(of(99)?)),
+            ..self
+        })
+    }
 }
 
 /// A `wrk` command: one thread, `connections` connections, `seconds` long.
@@ -74,22 +91,37 @@ fn wrk_time(text: &str) -> Result<Duration> {
     Ok(Duration::from_secs_f64(number.parse::<f64>()? * scale))
 }
 
-/// An `h2load` command: one thread, `connections` connections of ten requests at a time.
-pub(crate) fn h2load(connections: u32, seconds: u32, url: &str) -> Vec<String> {
-    let connections = connections.to_string();
-    let seconds = seconds.to_string();
-    [
-        "h2load",
-        "-t1",
-        "-m10",
-        "-c",
-        &connections,
-        "-D",
-        &seconds,
-        url,
-    ]
-    .map(Into::into)
-    .into()
+/// An `h2load` command: one thread, `connections` connections of ten requests at a time; the time of each request
+/// goes to a file.
+pub(crate) fn h2load(connections: u32, seconds: u32, times: &Path, url: &str) -> Vec<String> {
+    let mut command: Vec<String> = ["h2load", "-t1", "-m10"].map(Into::into).into();
+    command.push(format!("-c{connections}"));
+    command.push(format!("-D{seconds}"));
+    command.push(format!("--log-file={}", times.display()));
+    command.push(url.into());
+    command
+}
+
+/// The method that gRPC's load calls: of the echo server of the conformance tests, by its empty request.
+pub(crate) const GRPC_METHOD: &str = "/proto.EchoTestService/Echo";
+
+/// The same of unary calls of [`GRPC_METHOD`]; the message is put into the directory.
+pub(crate) fn grpc(
+    connections: u32,
+    seconds: u32,
+    directory: &Path,
+    times: &Path,
+    url: &str,
+) -> Result<Vec<String>> {
+    // Not compressed, no bytes.
+    let message = directory.join("message");
+    fs::write(&message, [0; 5])?;
+    let mut command = h2load(connections, seconds, times, url);
+    command.push(format!("--data={}", message.display()));
+    for header in ["content-type: application/grpc", "te: trailers"] {
+        command.push(format!("--header={header}"));
+    }
+    Ok(command)
 }
 
 /// Parses the output of `h2load -D`.
@@ -194,6 +226,11 @@ mod tests {
         assert_eq!((load.requests, load.errors), (60, 5));
         assert!((load.requests_per_second - 12.4).abs() < 1e-9);
         assert!(parse_h2load("nothing").is_err());
+        let log = "1700000000\t200\t30\n1700000001\t200\t10\n1700000002\t200\t20\n";
+        let timed = load.with_times(log).unwrap();
+        assert_eq!(timed.median, Some(Duration::from_micros(20)));
+        assert_eq!(timed.p99, Some(Duration::from_micros(30)));
+        assert!(load.with_times("").is_err());
     }
 
     #[test]

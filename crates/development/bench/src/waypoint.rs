@@ -4,6 +4,7 @@
 mod change;
 mod envoy;
 mod manifests;
+mod rollout;
 mod table;
 
 use std::{
@@ -13,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 pub(crate) use self::envoy::stand_in;
 use self::{envoy::Files, table::Row};
@@ -50,6 +51,8 @@ enum Load {
     Large(u32),
     /// HTTP/2 over so many connections, ten requests each at a time.
     Http2(u32),
+    /// Unary calls over so many connections, ten each at a time.
+    Grpc(u32),
 }
 
 /// What a load came to, and the processor time that the waypoint took a request.
@@ -73,6 +76,13 @@ struct Side {
     address: &'static str,
 }
 
+impl Side {
+    /// The file of its Gateway.
+    fn gateway(self) -> String {
+        format!("gateway-{}.yaml", self.name)
+    }
+}
+
 const OURS: Side = Side {
     name: "ours",
     program: "ambit-waypoint",
@@ -84,48 +94,90 @@ const ENVOY: Side = Side {
     address: "10.97.0.2",
 };
 
-/// All figures of this kind, printed; `envoy` is the program to compare with.
-pub(crate) fn run(envoy: &Path) -> Result<()> {
+/// A part of the figures, which has a lab of its own.
+type Part = fn(envoy: &Path) -> Result<Vec<Row>>;
+
+/// By the names that the command line takes.
+const PARTS: &[(&str, Part)] = &[
+    ("loads", loads),
+    ("grpc", grpc),
+    ("policies", policies),
+    ("rules", rules),
+    ("many-rules", many_rules),
+    ("rollout", rollout::compare),
+];
+
+/// The figures of these parts, of all if none is named, printed; `envoy` is the program to compare with.
+pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<()> {
     ensure!(envoy.exists(), "there is no Envoy at {}", envoy.display());
-    let mut rows = Vec::new();
-    {
-        let bench = Bench::up(envoy, Work::default())?;
-        rows.push(bench.memory("idle", true)?);
-        for load in [
-            Load::Http1(1),
-            Load::Http1(32),
-            Load::Http1(1000),
-            Load::Http2(8),
-            Load::Large(8),
-        ] {
-            rows.extend(bench.compare("", load)?);
-        }
-        rows.push(change::compare(&bench)?);
+    let known = |name: &str| PARTS.iter().any(|(part, _)| *part == name);
+    if let Some(unknown) = only.iter().find(|name| !known(name)) {
+        let all: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
+        bail!("there is no part {unknown:?} but {}", all.join(", "));
     }
-    let policies = Work {
+    let mut rows = Vec::new();
+    for (name, part) in PARTS {
+        if only.is_empty() || only.iter().any(|wanted| wanted == name) {
+            rows.extend(part(envoy)?);
+        }
+    }
+    table::print(&rows);
+    Ok(())
+}
+
+fn loads(envoy: &Path) -> Result<Vec<Row>> {
+    let bench = Bench::up(envoy, Work::default())?;
+    let mut rows = vec![bench.memory("idle", true)?];
+    for load in [
+        Load::Http1(1),
+        Load::Http1(32),
+        Load::Http1(1000),
+        Load::Http2(8),
+        Load::Large(8),
+    ] {
+        rows.extend(bench.compare("", load)?);
+    }
+    rows.push(change::compare(&bench)?);
+    Ok(rows)
+}
+
+fn grpc(envoy: &Path) -> Result<Vec<Row>> {
+    let bench = Bench::up(envoy, Work::default())?;
+    let mut rows = bench.compare("", Load::Grpc(1))?;
+    rows.extend(bench.compare("", Load::Grpc(8))?);
+    Ok(rows)
+}
+
+fn policies(envoy: &Path) -> Result<Vec<Row>> {
+    let work = Work {
         policies: 100,
         ..Work::default()
     };
-    let rules = Work {
+    with_work(envoy, "100 policies", work)
+}
+
+fn rules(envoy: &Path) -> Result<Vec<Row>> {
+    let work = Work {
         rules: 100,
         ..Work::default()
     };
-    let many = Work {
+    with_work(envoy, "100 rules", work)
+}
+
+fn many_rules(envoy: &Path) -> Result<Vec<Row>> {
+    let work = Work {
         rules: RULES_OF_SERVICE,
         services: 9,
         ..Work::default()
     };
-    for (what, work) in [
-        ("100 policies", policies),
-        ("100 rules", rules),
-        ("10,000 rules", many),
-    ] {
-        let bench = Bench::up(envoy, work)?;
-        rows.push(bench.memory(what, true)?);
-        rows.extend(bench.compare(&format!("{what}, "), Load::Http1(32))?);
-    }
-    table::print(&rows);
-    Ok(())
+    with_work(envoy, "10,000 rules", work)
+}
+
+fn with_work(envoy: &Path, what: &str, work: Work) -> Result<Vec<Row>> {
+    let bench = Bench::up(envoy, work)?;
+    let mut rows = vec![bench.memory(what, true)?];
+    rows.extend(bench.compare(&format!("{what}, "), Load::Http1(32))?);
+    Ok(rows)
 }
 
 /// A lab with both waypoints.
@@ -133,15 +185,21 @@ struct Bench {
     rig: Rig,
     work: Work,
     envoy: Files,
-    _scratch: tempfile::TempDir,
+    scratch: tempfile::TempDir,
 }
 
 impl Bench {
     fn up(envoy: &Path, work: Work) -> Result<Self> {
         let scratch = tempfile::tempdir()?;
         let programs = programs(scratch.path(), envoy)?;
-        let manifests = manifests::of(scratch.path(), work)?;
-        let rig = Rig::start(&programs, &[("rig.yaml".into(), manifests)])?;
+        let mut files = vec![(
+            "rig.yaml".to_owned(),
+            manifests::of(scratch.path(), &programs, work)?,
+        )];
+        for side in [OURS, ENVOY] {
+            files.push((side.gateway(), manifests::gateway(side, 0)));
+        }
+        let rig = Rig::start(&programs, &files)?;
         rig.until("the servers ready", |status| {
             let servers = status.pods.iter().filter(|pod| pod.name == "server");
             servers.filter(|pod| pod.ready && pod.captured).count() == 2
@@ -155,7 +213,7 @@ impl Bench {
             rig,
             work,
             envoy: files,
-            _scratch: scratch,
+            scratch,
         };
         for side in [OURS, ENVOY] {
             bench.measure(side, Load::Http1(4))?;
@@ -191,40 +249,16 @@ impl Bench {
     }
 
     fn measure(&self, side: Side, load: Load) -> Result<Figures> {
-        let client = format!("{}/client", side.name);
-        let path = match (load, self.work.rules) {
-            (Load::Large(_), _) => "large".to_owned(),
-            (_, 0) => String::new(),
-            (_, rules) => format!("route/{}/x", rules - 1),
-        };
-        let command = match load {
-            Load::Http1(connections) | Load::Large(connections) => {
-                let url = format!("http://server.{}/{path}", side.name);
-                load::wrk(connections, SECONDS, true, &url)
-            }
-            Load::Http2(connections) => {
-                let url = format!("http://server.{}:81/{path}", side.name);
-                load::h2load(connections, SECONDS, &url)
-            }
-        };
         let pids = self.pids(side)?;
         let before = process::cpu_time(&pids)?;
-        let said = self.rig.exec(&client, &command)?;
-        let spent = process::cpu_time(&pids)? - before;
         let HttpLoad {
             requests_per_second,
             median,
             p99,
             requests,
             errors,
-        } = match load {
-            Load::Http2(_) => load::parse_h2load(&said)?,
-            Load::Http1(_) | Load::Large(_) => load::parse_wrk(&said)?,
-        };
-        ensure!(
-            requests > 0,
-            "nothing came of {load} through {side:?}: {said}"
-        );
+        } = self.send(side, load, SECONDS)?;
+        let spent = process::cpu_time(&pids)? - before;
         if errors > 0 {
             eprintln!("  {side:?}, {load}: {errors} of {requests} requests failed");
         }
@@ -239,6 +273,46 @@ impl Bench {
             p99,
             cpu,
         })
+    }
+
+    /// The load, for so many seconds.
+    fn send(&self, side: Side, load: Load, seconds: u32) -> Result<HttpLoad> {
+        let client = format!("{}/client", side.name);
+        let log = self.scratch.path().join("requests.log");
+        let path = match (load, self.work.rules) {
+            (Load::Large(_), _) => "large".to_owned(),
+            (_, 0) => String::new(),
+            (_, rules) => format!("route/{}/x", rules - 1),
+        };
+        let command = match load {
+            Load::Http1(connections) | Load::Large(connections) => {
+                let url = format!("http://server.{}/{path}", side.name);
+                load::wrk(connections, seconds, true, &url)
+            }
+            Load::Http2(connections) => {
+                let url = format!("http://server.{}:81/{path}", side.name);
+                load::h2load(connections, seconds, &log, &url)
+            }
+            Load::Grpc(connections) => {
+                let url = format!("http://server.{}:82{}", side.name, load::GRPC_METHOD);
+                load::grpc(connections, seconds, self.scratch.path(), &log, &url)?
+            }
+        };
+        if log.exists() {
+            fs::remove_file(&log)?;
+        }
+        let said = self.rig.exec(&client, &command)?;
+        let sent = match load {
+            Load::Http2(_) | Load::Grpc(_) => {
+                load::parse_h2load(&said)?.with_times(&fs::read_to_string(&log)?)?
+            }
+            Load::Http1(_) | Load::Large(_) => load::parse_wrk(&said)?,
+        };
+        ensure!(
+            sent.requests > 0,
+            "nothing came of {load} through {side:?}: {said}"
+        );
+        Ok(sent)
     }
 }
 
@@ -274,6 +348,9 @@ impl std::fmt::Display for Load {
             Self::Http1(connections) => write!(f, "HTTP/1.1, {connections} connections"),
             Self::Http2(connections) => {
                 write!(f, "HTTP/2, {connections} connections of 10 requests")
+            }
+            Self::Grpc(connections) => {
+                write!(f, "gRPC, {connections} connections of 10 calls")
             }
             Self::Large(connections) => write!(f, "1 MiB answers, {connections} connections"),
         }

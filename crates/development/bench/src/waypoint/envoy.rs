@@ -1,14 +1,12 @@
 //! The same waypoint by Envoy: the program that takes our waypoint's place in a pod. It gets the pod's
-//! certificate as ours does, and becomes Envoy.
+//! certificate as ours does, and runs Envoy.
 
 mod configuration;
 
 use std::{
-    fs, io,
-    os::unix::process::CommandExt,
+    fs,
+    net::Ipv4Addr,
     path::{Path, PathBuf},
-    process::Command,
-    thread,
     time::Duration,
 };
 
@@ -20,8 +18,14 @@ use ambit_tls::TlsSettings;
 use ambit_wire::citadel::{
     IstioCertificateRequest, istio_certificate_service_client::IstioCertificateServiceClient,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    process::Command,
+    signal::unix::{SignalKind, signal},
+};
 use tonic::Request;
 
 use super::Work;
@@ -31,6 +35,11 @@ const ROUTES: &str = "routes.json";
 
 /// Threads, as many as our waypoint has workers.
 const WORKERS: &str = "2";
+/// The port of its administration, in the pod.
+const ADMIN: u16 = 15000;
+/// How long it goes on after it has been told to drain: the default of Istio's agent.
+const DRAIN: Duration = Duration::from_secs(5);
+
 /// The files of one Envoy.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
@@ -66,20 +75,49 @@ impl Files {
     }
 }
 
-/// Gets the pod's certificate, waits for the configuration, and becomes `envoy`. Returns only on failure.
+/// Gets the pod's certificate, waits for the configuration, and runs `envoy` until it or the pod ends.
 pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
     let files = Files::new(directory);
-    ambit_rt::current_thread()?.block_on(certify(&Env::from_process(), &files))?;
-    let configuration = files.path("envoy.json");
-    while !configuration.exists() {
-        thread::sleep(Duration::from_millis(50));
-    }
-    let error: io::Error = Command::new(envoy)
-        .args(["--concurrency", WORKERS, "--disable-hot-restart"])
-        .args(["--log-level", "warning", "--config-path"])
-        .arg(configuration)
-        .exec();
-    Err(error).with_context(|| format!("cannot start {}", envoy.display()))
+    ambit_rt::current_thread()?.block_on(async {
+        // From the beginning, so that none is missed.
+        let mut end = signal(SignalKind::terminate())?;
+        certify(&Env::from_process(), &files).await?;
+        let configuration = files.path("envoy.json");
+        while !configuration.exists() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let mut envoy = Command::new(envoy)
+            .args(["--concurrency", WORKERS, "--disable-hot-restart"])
+            .args(["--log-level", "warning", "--config-path"])
+            .arg(configuration)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {}", envoy.display()))?;
+        tokio::select! {
+            ended = envoy.wait() => bail!("Envoy has ended: {}", ended?),
+            _ = end.recv() => {}
+        }
+        // As Istio's agent does it.
+        let drained = drain().await;
+        tokio::time::sleep(DRAIN).await;
+        envoy.kill().await?;
+        drained
+    })
+}
+
+/// Tells Envoy to let go of its connections.
+async fn drain() -> Result<()> {
+    let mut admin = TcpStream::connect((Ipv4Addr::LOCALHOST, ADMIN)).await?;
+    let request = "POST /drain_listeners?graceful HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\
+        connection: close\r\n\r\n";
+    admin.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    admin.read_to_string(&mut answer).await?;
+    ensure!(
+        answer.starts_with("HTTP/1.1 200"),
+        "Envoy does not drain: {answer}"
+    );
+    Ok(())
 }
 
 async fn certify(env: &Env, files: &Files) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The objects of both sides: a client, a server, a Gateway, and what the waypoint has to look at.
 
-use std::{fmt::Write, fs, path::Path};
+use std::{fmt::Write, fs, os::unix::fs::symlink, path::Path};
 
 use anyhow::Result;
 
@@ -9,9 +9,12 @@ use super::{ENVOY, OURS, RULES_OF_SERVICE, Side, Work};
 /// HTTPRoute allows so many.
 const RULES_PER_ROUTE: usize = 16;
 
-/// As one file.
-pub(super) fn of(scratch: &Path, work: Work) -> Result<String> {
+/// All but the Gateways, as one file.
+pub(super) fn of(scratch: &Path, programs: &Path, work: Work) -> Result<String> {
     fs::write(scratch.join("large"), vec![b'x'; 1 << 20])?;
+    // Its name tells the program what it is to be.
+    let echo = scratch.join("server");
+    symlink(programs.join("ambit-conformance-echo"), &echo)?;
     let mut text = String::new();
     for side in [OURS, ENVOY] {
         let nginx = nginx(scratch, side.name)?;
@@ -38,6 +41,10 @@ spec:
     image: none
     command: [nginx, -c, {nginx}]
     readinessProbe: {{tcpSocket: {{port: 8080}}}}
+  - name: echo
+    image: none
+    command: [{echo}, --grpc=8082]
+    readinessProbe: {{tcpSocket: {{port: 8082}}}}
 ---
 apiVersion: v1
 kind: Service
@@ -48,17 +55,12 @@ spec:
   ports:
   - {{name: http, port: 80, targetPort: 8080}}
   - {{name: http2, port: 81, targetPort: 8081}}
----
-apiVersion: gateway.networking.k8s.io/v1
-kind: Gateway
-metadata: {{name: {name}, namespace: {name}}}
-spec:
-  gatewayClassName: istio-waypoint
-  listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]
+  - {{name: grpc, port: 82, targetPort: 8082}}
 ---
 ",
             name = side.name,
             address = side.address,
+            echo = echo.display(),
         )?;
         for n in 0..work.policies {
             text += &policy(side.name, n);
@@ -80,6 +82,21 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
         }
     }
     Ok(text)
+}
+
+/// The Gateway; another revision is another template of its pods.
+pub(super) fn gateway(side: Side, revision: usize) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {{name: {name}, namespace: {name}}}
+spec:
+  gatewayClassName: istio-waypoint
+  infrastructure: {{labels: {{revision: r{revision}}}}}
+  listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]
+",
+        name = side.name,
+    )
 }
 
 /// A route that adds a header to all answers.

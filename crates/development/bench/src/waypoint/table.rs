@@ -31,7 +31,37 @@ impl Row {
         Self::smaller("changed route", "ms", middle(ours), middle(envoy), 1.0)
     }
 
-    fn smaller(what: &str, unit: &'static str, ours: f64, envoy: f64, wanted: f64) -> Self {
+    /// Requests that failed where none should.
+    pub(super) fn failed(what: &str, ours: u64, envoy: u64) -> Self {
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "counts of requests, far below 2^52"
+        )]
+        let (ours, envoy) = (ours as f64, envoy as f64);
+        Self {
+            // None at all is as many times better as can be wanted.
+            times: if ours > 0.0 {
+                envoy / ours
+            } else {
+                f64::INFINITY
+            },
+            ..Self::smaller(
+                &format!("{what}: failed"),
+                "requests",
+                ours,
+                envoy,
+                f64::INFINITY,
+            )
+        }
+    }
+
+    pub(super) fn smaller(
+        what: &str,
+        unit: &'static str,
+        ours: f64,
+        envoy: f64,
+        wanted: f64,
+    ) -> Self {
         eprintln!("  {what}: {ours:.2}, Envoy {envoy:.2} {unit}");
         Self {
             what: what.to_owned(),
@@ -97,9 +127,19 @@ impl Row {
     }
 }
 
-fn median(mut figures: Vec<f64>) -> Option<f64> {
+/// The middle one.
+pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied()
+}
+
+/// A number; a dash where nothing can be divided by.
+fn of_finite(number: f64, digits: usize) -> String {
+    if number.is_finite() {
+        format!("{number:.digits$}")
+    } else {
+        "-".into()
+    }
 }
 
 /// Prints the table.
@@ -130,8 +170,8 @@ pub(super) fn print(rows: &[Row]) {
             row.unit.to_owned(),
             format!("{:.1}", row.ours),
             format!("{:.1}", row.envoy),
-            format!("{:.2}", row.times),
-            format!("{:.1}", row.wanted),
+            of_finite(row.times, 2),
+            of_finite(row.wanted, 1),
             verdict.to_owned(),
         ]);
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{RULES_OF_SERVICE, Work},
-    Files, ROUTES,
+    ADMIN, Files, ROUTES,
 };
 
 /// Istio's default format.
@@ -42,9 +42,14 @@ impl Files {
 
     /// The routes of requests, which Envoy follows by a file of their own.
     pub(super) fn routes(work: Work, mark: Option<usize>) -> Value {
-        let mut hosts = vec![json!({
-            "name": "http2", "domains": ["*:81"], "routes": work.routes(8081),
-        })];
+        let mut hosts = vec![
+            json!({
+                "name": "http2", "domains": ["*:81"], "routes": work.routes(8081),
+            }),
+            json!({
+                "name": "grpc", "domains": ["*:82"], "routes": work.routes(8082),
+            }),
+        ];
         for n in 0..work.services {
             let name = format!("many-{n}");
             let many = Work {
@@ -133,16 +138,19 @@ impl Files {
             }))]}],
         });
         json!({
+            "admin": {"address": socket("127.0.0.1", ADMIN)},
             // Wanted of whoever follows a file.
             "node": {"id": "waypoint", "cluster": "waypoint"},
             "bootstrap_extensions": [typed("envoy.bootstrap.internal_listener",
                 "envoy.extensions.bootstrap.internal_listener.v3.InternalListener", json!({}))],
             "static_resources": {
-                "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081), ready],
+                "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081),
+                    to_tunnel(backend, 8082), ready],
                 "clusters": [
                     internal("requests", "requests"),
                     backends(8080),
                     backends(8081),
+                    backends(8082),
                     self.hbone(backend),
                 ],
             },

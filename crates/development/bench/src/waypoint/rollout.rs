@@ -1,0 +1,69 @@
+//! A waypoint that is replaced under load: what fails, and how long requests take meanwhile.
+
+use std::{collections::BTreeSet, path::Path, thread, time::Duration};
+
+use anyhow::{Result, anyhow};
+
+use super::{
+    Bench, ENVOY, Load, OURS, Side, Work, manifests,
+    table::{Row, median},
+};
+use crate::load::HttpLoad;
+
+/// Before the new template of pods, so that the load is there.
+const LEAD: Duration = Duration::from_secs(2);
+/// Of the load; a rollout takes about half of it.
+const SECONDS: u32 = 20;
+/// Rollouts of each.
+const ROUNDS: usize = 3;
+
+/// Both, alternately: requests that failed in all rollouts, and the 99th percentile of one.
+pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
+    let bench = Bench::up(envoy, Work::default())?;
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for revision in 1..=ROUNDS {
+        ours.push(roll(&bench, OURS, revision)?);
+        theirs.push(roll(&bench, ENVOY, revision)?);
+    }
+    let failed = |all: &[HttpLoad]| all.iter().map(|load| load.errors).sum();
+    let p99 = |all: &[HttpLoad]| {
+        let times = all.iter().filter_map(|load| load.p99);
+        median(times.map(|time| time.as_secs_f64() * 1e6).collect()).unwrap_or(f64::NAN)
+    };
+    Ok(vec![
+        Row::failed("rollout", failed(&ours), failed(&theirs)),
+        Row::smaller("rollout: p99", "us", p99(&ours), p99(&theirs), 1.0),
+    ])
+}
+
+/// The load, and the rollout in it.
+fn roll(bench: &Bench, side: Side, revision: usize) -> Result<HttpLoad> {
+    let before = pods(bench, side)?;
+    thread::scope(|scope| {
+        let load = scope.spawn(|| bench.send(side, Load::Http1(32), SECONDS));
+        thread::sleep(LEAD);
+        let gateway = manifests::gateway(side, revision);
+        bench.rig.apply(&side.gateway(), &gateway)?;
+        bench.rig.until("the rollout is over", |status| {
+            let of_waypoint = status.pods.iter().filter(|pod| {
+                pod.namespace == side.name && pod.name.starts_with(&format!("{}-", side.name))
+            });
+            let now: Vec<_> = of_waypoint.collect();
+            !now.is_empty()
+                && now
+                    .iter()
+                    .all(|pod| pod.ready && !before.contains(&pod.name))
+        })?;
+        load.join().map_err(|_| anyhow!("the load panicked"))?
+    })
+}
+
+/// Those of the waypoint, by their names.
+fn pods(bench: &Bench, side: Side) -> Result<BTreeSet<String>> {
+    let status = bench.rig.until("pods are known", |_| true)?;
+    let of_namespace = status
+        .pods
+        .into_iter()
+        .filter(|pod| pod.namespace == side.name);
+    Ok(of_namespace.map(|pod| pod.name).collect())
+}

@@ -5,15 +5,26 @@ use std::{
     collections::HashSet,
     io,
     path::{Path, PathBuf},
-    sync::mpsc::{self, RecvTimeoutError},
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::Duration,
 };
 
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use notify::{
+    EventKind, RecommendedWatcher, RecursiveMode, Watcher,
+    event::{AccessKind, AccessMode, ModifyKind},
+};
+use parking_lot::Mutex;
 use tokio::sync::mpsc as changes;
 
-use crate::{Change, Snapshot, scan::Scanner, tree::Tree};
+use crate::{
+    Change, Snapshot,
+    scan::{Scanner, Written},
+    tree::Tree,
+};
 
 /// How long to wait for further events after one.
 const DEBOUNCE: Duration = Duration::from_millis(10);
@@ -52,7 +63,7 @@ pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
         .collect();
     check(&layers)?;
     let mut tree = Tree::default();
-    Scanner::new(layers).look(&mut tree, true);
+    Scanner::new(layers).look(&mut tree, true, &Written::new());
     Ok(tree.snapshot())
 }
 
@@ -117,15 +128,17 @@ fn follow(
     woken: &mpsc::Receiver<Wake>,
     sender: &changes::Sender<Change>,
 ) {
-    let mut watch = Watch::new(waker);
+    let whole = Whole::default();
+    let mut watch = Watch::new(waker, whole.clone());
     let mut scanner = Scanner::new(directories);
     let mut tree = Tree::default();
     let mut first = true;
     while !sender.is_closed() {
-        let mut look = scanner.look(&mut tree, first);
+        let written = whole.take();
+        let mut look = scanner.look(&mut tree, first, &written);
         if watch.add(&look.directories) {
             // What was written between the scan and the watch.
-            look = scanner.look(&mut tree, first);
+            look = scanner.look(&mut tree, first, &written);
         }
         let change = tree.take_change();
         if let Some(change) = change.or_else(|| first.then(Change::default)) {
@@ -150,6 +163,24 @@ fn follow(
     }
 }
 
+/// Files that their writer has closed or renamed into place, with the time of their last change then: nothing of
+/// them is missing unless they have changed since.
+#[derive(Clone, Debug, Default)]
+struct Whole(Arc<Mutex<Written>>);
+
+impl Whole {
+    fn add(&self, path: &Path) {
+        let meta = std::fs::metadata(path);
+        if let Ok(modified) = meta.and_then(|meta| meta.modified()) {
+            self.0.lock().insert(path.to_owned(), modified);
+        }
+    }
+
+    fn take(&self) -> Written {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
 /// The inotify watches.
 struct Watch {
     watcher: Option<RecommendedWatcher>,
@@ -157,12 +188,26 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(waker: mpsc::SyncSender<Wake>) -> Self {
+    fn new(waker: mpsc::SyncSender<Wake>, whole: Whole) -> Self {
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Our own reading causes access events; a full queue means that a scan is due anyway.
-            if event.is_ok_and(|event| !event.kind.is_access()) {
-                let _ = waker.try_send(Wake::Look);
+            let Ok(event) = event else {
+                return;
+            };
+            let closed = EventKind::Access(AccessKind::Close(AccessMode::Write));
+            let is_whole = match event.kind {
+                kind if kind == closed => true,
+                EventKind::Modify(ModifyKind::Name(_)) => true,
+                // Our own reading.
+                EventKind::Access(_) => return,
+                _ => false,
+            };
+            if is_whole {
+                for path in &event.paths {
+                    whole.add(path);
+                }
             }
+            // A full queue means that a scan is due anyway.
+            let _ = waker.try_send(Wake::Look);
         });
         let watcher = watcher
             .inspect_err(

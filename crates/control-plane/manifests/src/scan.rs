@@ -1,7 +1,8 @@
 //! Finds the files of the layers and reads those that changed, once they have settled.
 //!
 //! A file is read when its signature (device, inode, size, times) differs from the one last read and
-//! it has not been written to for [`SETTLE`], so that no half-written file is read. A file that became
+//! it has not been written to for [`SETTLE`], or its writer is known to be done with it, so that no half-written
+//! file is read. A file that became
 //! empty waits longer, because editors truncate before they write; one that vanished waits too, because
 //! editors rename.
 
@@ -52,6 +53,9 @@ impl From<&Metadata> for Signature {
     }
 }
 
+/// Files whose writers were done with them, and when each was last modified then.
+pub(crate) type Written = HashMap<PathBuf, SystemTime>;
+
 /// The state of the files.
 #[derive(Debug)]
 pub(crate) struct Scanner {
@@ -94,7 +98,7 @@ impl Scanner {
 
     /// Scans every file and reads into `tree` what changed. The first scan does not wait for files to
     /// settle, since there is nothing to lose.
-    pub(crate) fn look(&mut self, tree: &mut Tree, first: bool) -> Look {
+    pub(crate) fn look(&mut self, tree: &mut Tree, first: bool, written: &Written) -> Look {
         let mut look = Look::default();
         let mut found = Found::default();
         for (layer, root) in self.layers.clone().into_iter().enumerate() {
@@ -120,7 +124,14 @@ impl Scanner {
             if self.read.get(id) == Some(&signature) {
                 continue;
             }
-            if let (false, Some(wait)) = (first, unquiet(meta, tree.holds_objects(id))) {
+            let is_whole = written
+                .get(&*id.path)
+                .is_some_and(|then| meta.modified().is_ok_and(|now| now == *then));
+            let is_emptied = meta.len() == 0 && tree.holds_objects(id);
+            if !first
+                && (is_emptied || !is_whole)
+                && let Some(wait) = unquiet(meta, is_emptied)
+            {
                 look.again_in(wait);
                 continue;
             }
@@ -188,15 +199,11 @@ impl Scanner {
 
 /// How long to wait until the file counts as settled; `None` if it is. A time in the future counts as
 /// settled: it carries no information.
-fn unquiet(meta: &Metadata, held_objects: bool) -> Option<Duration> {
+fn unquiet(meta: &Metadata, is_emptied: bool) -> Option<Duration> {
     let age = SystemTime::now()
         .duration_since(meta.modified().ok()?)
         .ok()?;
-    let settle = if meta.len() == 0 && held_objects {
-        SETTLE_EMPTY
-    } else {
-        SETTLE
-    };
+    let settle = if is_emptied { SETTLE_EMPTY } else { SETTLE };
     settle.checked_sub(age).filter(|wait| !wait.is_zero())
 }
 
@@ -272,3 +279,6 @@ fn read_text(path: &Path) -> io::Result<(String, Signature)> {
     let signature = Signature::from(&file.metadata()?);
     Ok((text, signature))
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,6 +28,8 @@ use crate::{
 const SECONDS: u32 = 5;
 /// Each figure is the median of so many, measured alternately.
 const ROUNDS: usize = 3;
+/// So many times requests may fail before the first measurement.
+const WARM_UPS: usize = 6;
 /// Of each of the further services.
 const RULES_OF_SERVICE: usize = 1000;
 
@@ -216,9 +218,19 @@ impl Bench {
             scratch,
         };
         for side in [OURS, ENVOY] {
-            bench.measure(side, Load::Http1(4))?;
+            bench.warm_up(side)?;
         }
         Ok(bench)
+    }
+
+    /// Sends requests until none fails: connections are refused until the node proxy has heard of the waypoint.
+    fn warm_up(&self, side: Side) -> Result<()> {
+        for _ in 0..WARM_UPS {
+            if self.send(side, Load::Http1(4), SECONDS)?.errors == 0 {
+                return Ok(());
+            }
+        }
+        bail!("requests through {side:?} fail after {WARM_UPS} times {SECONDS} s")
     }
 
     fn pids(&self, side: Side) -> Result<Vec<u32>> {

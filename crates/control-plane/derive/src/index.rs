@@ -8,6 +8,7 @@ mod binding;
 mod canary;
 mod foreign;
 mod hosts;
+mod inbound_binding;
 mod instances;
 mod kind;
 mod kinds;

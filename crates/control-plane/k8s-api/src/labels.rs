@@ -70,6 +70,9 @@ pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 pub const FOR_SERVICE_ACCOUNT: &str = "istio.io/for-service-account";
 /// Annotation of a Gateway: whether applications are told the caller in `x-forwarded-client-cert`.
 pub const XFCC_CLIENT_IDENTITY: &str = "ambient.istio.io/xfcc-include-client-identity";
+/// Annotation of a Gateway or GatewayClass: how node proxies hand tunnels over to the pods of a waypoint that they
+/// stand before: `PROXY` or `NONE`, with a port behind a slash.
+pub const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 /// Annotation of a Gateway: settings of its waypoint, as YAML.
 pub const PROXY_CONFIG: &str = "proxy.istio.io/config";
 /// Label of a pod that is an instance of a Gateway: the Gateway's name.

@@ -202,7 +202,7 @@ impl Index {
             || class().is_some_and(|class| class.controller == CONTROLLER)
     }
 
-    fn class(&self, name: &ArcStr) -> Option<&<GatewayClass as MeshKind>::Input> {
+    pub(super) fn class(&self, name: &ArcStr) -> Option<&<GatewayClass as MeshKind>::Input> {
         self.objects("")?.all::<GatewayClass>().get(name)
     }
 

@@ -152,16 +152,21 @@ impl Index {
         self.instances.any_ready(gateway)
     }
 
+    /// The Gateway that a pod says that it is part of.
+    pub(super) fn gateway_of(&self, pod: &PodInput) -> Option<GatewayName> {
+        let name = label(&pod.labels)?;
+        Some(GatewayName::new(pod.namespace.clone(), name))
+    }
+
     /// Whether a pod is part of a Gateway, which no waypoint stands before. Of Gateways that are not ours, the label
     /// is all that is known.
     pub(crate) fn is_instance(&self, pod: &PodInput) -> bool {
-        let Some(name) = label(&pod.labels) else {
+        let Some(gateway) = self.gateway_of(pod) else {
             return false;
         };
-        let gateway = GatewayName::new(pod.namespace.clone(), name);
         match self.gateway(&gateway) {
             Some(found) if self.is_waypoint(found) => {
-                self.waypoint(&gateway).is_some() && pod.service_account == name
+                self.waypoint(&gateway).is_some() && pod.service_account == gateway.name
             }
             found => found.is_some(),
         }

@@ -9,7 +9,7 @@ use ambit_k8s_api::{
     gateway::{GatewaySpec, Listener, RouteNamespaces},
     labels,
 };
-use ambit_model::{ArcStr, GatewayName, HBONE_PORT, WaypointGateway};
+use ambit_model::{AppTunnel, ArcStr, GatewayName, HBONE_PORT, WaypointGateway};
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{ConditionType, EFFECTIVE, Part, PartsType, Standing, Verdict},
     index::{
-        Consent, Index, Serves, foreign,
+        Consent, Index, Serves, foreign, inbound_binding,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
     },
     problem::{FieldError, Note},
@@ -44,6 +44,8 @@ pub(crate) struct GatewayInput {
     pub(crate) consent: Consent,
     /// Where it is, by what its controller says. Of ours the name is enough.
     pub(crate) address: Option<foreign::Address>,
+    /// How tunnels are handed over to its pods.
+    pub(crate) inbound_binding: Option<AppTunnel>,
     client_identity_header: bool,
     config: ProxyConfig,
     /// Whether it cannot be used as it is written: what it takes is refused.
@@ -74,6 +76,7 @@ impl MeshKind for Gateway {
         let annotation = |name: &str| metadata.annotations.as_ref().and_then(|all| all.get(name));
         let mut notes = Vec::new();
         let account = annotation(labels::FOR_SERVICE_ACCOUNT).filter(|name| !name.is_empty());
+        let inbound_binding = inbound_binding::read(metadata, &mut notes);
         let input = GatewayInput {
             name: name_of(metadata),
             class: self.spec.gateway_class_name.as_str().into(),
@@ -81,7 +84,8 @@ impl MeshKind for Gateway {
             created: created(metadata),
             serves: serves(metadata.labels.as_ref())?,
             account: account.map(ArcStr::from),
-            consent: consent(&self.spec.listeners, &mut notes),
+            consent: consent(&self.spec.listeners, inbound_binding, &mut notes),
+            inbound_binding,
             address: foreign::address(&self.status),
             client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
                 .is_some_and(|value| value == "true"),
@@ -107,6 +111,7 @@ impl MeshKind for Gateway {
             account: account.map(ArcStr::from),
             consent: Consent::Nobody,
             address: None,
+            inbound_binding: None,
             client_identity_header: false,
             listeners: Vec::new(),
             config: ProxyConfig::default(),
@@ -166,6 +171,11 @@ impl MeshKind for Gateway {
         let conflicts = is_waypoint.then(|| {
             let mut notes = index.strangers(&gateway.name);
             notes.extend(unread::note(index, &gateway.name));
+            notes.extend(
+                gateway
+                    .inbound_binding
+                    .map(|_| inbound_binding::without_effect()),
+            );
             notes
         });
         Rendered {
@@ -201,6 +211,9 @@ fn listeners(of: &[Listener], notes: &mut Vec<Note>) -> Vec<(String, bool)> {
     }
     listeners
 }
+
+/// The protocol of listeners that get what a node proxy hands over.
+const BEHIND_NODE_PROXY: &str = "istio.io/PROXY";
 
 fn is_hbone(listener: &Listener) -> bool {
     listener.protocol == "HBONE" && listener.port == i32::from(HBONE_PORT)
@@ -266,9 +279,17 @@ pub(super) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError>
     Serves::read(value).map(Some).ok_or_else(unknown)
 }
 
-/// Who may use the waypoint: what its HBONE listener says of routes.
-fn consent(listeners: &[Listener], notes: &mut Vec<Note>) -> Consent {
-    let found = listeners.iter().enumerate().find(|(_, one)| is_hbone(one));
+/// Who may use the waypoint: what the listener says of routes to which tunnels are handed over, else its HBONE listener.
+fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<Note>) -> Consent {
+    let is_behind = |one: &Listener| {
+        let port = binding.and_then(|binding| binding.port).map(i32::from);
+        one.protocol == BEHIND_NODE_PROXY || Some(one.port) == port
+    };
+    let first = |wanted: &dyn Fn(&Listener) -> bool| {
+        let mut all = listeners.iter().enumerate();
+        all.find(|(_, one)| wanted(one))
+    };
+    let found = first(&is_behind).or_else(|| first(&is_hbone));
     let namespaces = found.and_then(|(index, one)| {
         let allowed = one.allowed_routes.as_ref()?;
         Some((index, allowed.namespaces.as_ref()?))

@@ -1,13 +1,13 @@
 //! Gateway classes: which Gateways are waypoints.
 
 use ambit_k8s_api::GatewayClass;
-use ambit_model::ArcStr;
+use ambit_model::{AppTunnel, ArcStr};
 
 use super::gateway;
 use crate::{
     MeshConfig, PodDirectory,
     index::{
-        Index, Serves,
+        Index, Serves, inbound_binding,
         kind::{Change, Extent, Followed, MeshKind, Read},
     },
     problem::FieldError,
@@ -24,6 +24,8 @@ pub(crate) struct ClassInput {
     pub(crate) controller: ArcStr,
     /// What waypoints of the class serve, if they do not say so themselves.
     pub(crate) serves: Option<Serves>,
+    /// How tunnels are handed over to pods of the class's Gateways, if those do not say so themselves.
+    pub(crate) inbound_binding: Option<AppTunnel>,
 }
 
 impl MeshKind for GatewayClass {
@@ -31,15 +33,17 @@ impl MeshKind for GatewayClass {
 
     fn read(&self, _: &MeshConfig) -> Result<Read<ClassInput>, FieldError> {
         // Its Gateways are waypoints whatever its labels say.
-        let (serves, note) = match gateway::serves(self.metadata.labels.as_ref()) {
-            Ok(serves) => (serves, None),
-            Err(note) => (None, Some(note)),
-        };
+        let mut notes = Vec::new();
+        let serves = gateway::serves(self.metadata.labels.as_ref()).unwrap_or_else(|note| {
+            notes.push(note);
+            None
+        });
         let input = ClassInput {
             controller: self.spec.controller_name.as_str().into(),
             serves,
+            inbound_binding: inbound_binding::read(&self.metadata, &mut notes),
         };
-        Ok(Read::of(Some(input), note.into_iter().collect()))
+        Ok(Read::of(Some(input), notes))
     }
 
     fn changed(index: &mut Index, change: &Change<'_, ClassInput>, _: &mut PodDirectory) {

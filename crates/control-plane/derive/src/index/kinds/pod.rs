@@ -336,6 +336,7 @@ fn without_waypoint(index: &Index, objects: &Objects, pod: &PodInput) -> Workloa
         } else {
             WorkloadStatus::Unhealthy
         },
+        application_tunnel: index.inbound_binding(pod),
         locality: node::locality(index, &pod.node),
         services: services(index, objects, pod),
         ..index.base(&pod.namespace, &pod.name)

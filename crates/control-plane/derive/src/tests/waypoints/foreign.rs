@@ -1,6 +1,7 @@
 //! Gateways of other controllers, which labels name.
 
 use ambit_k8s_api::Kind;
+use ambit_model::{AppTunnel, AppTunnelProtocol};
 
 use super::{
     attachment::{namespace, pod_labelled, service_labelled, service_waypoint, waypoint},
@@ -13,6 +14,7 @@ const USE_WP: &str = "istio.io/use-waypoint: wp";
 const FOR_ALL: &str = ", labels: {istio.io/waypoint-for: all}";
 const AT: &str = "[{type: IPAddress, value: 10.96.0.10}]";
 const IP: &str = "/10.96.0.10";
+const BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 
 /// A Gateway `wp` of `shop`, of a class that is not ours.
 fn foreign(more_metadata: &str, addresses: &str) -> String {
@@ -348,4 +350,66 @@ fn policies_say_what_another_controllers_waypoint_means_for_them() {
             .any(|one| one.contains("behind the waypoint")),
         "{problems:?}"
     );
+}
+
+#[test]
+fn tunnels_are_handed_over_to_its_pods_as_it_says() {
+    let part = || pod("wp-1", LABEL, "wp", "10.1.2.50");
+    let of = |annotation: &str| {
+        let annotations = format!(", annotations: {{{BINDING}: {annotation}}}");
+        foreign(&annotations, AT)
+    };
+    let class = "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {name: other, annotations: {ambient.istio.io/waypoint-inbound-binding: NONE/8080}}\nspec: {controllerName: example.com/other}\n";
+    let tunnel = |protocol, port| Some(AppTunnel { protocol, port });
+    let proxy = AppTunnelProtocol::Proxy;
+    for (annotation, expected) in [
+        ("PROXY/15088", tunnel(proxy, Some(15088))),
+        ("PROXY", tunnel(proxy, None)),
+        ("NONE/80", tunnel(AppTunnelProtocol::None, Some(80))),
+        ("PROXY/0", None),
+        ("PROXY/70000", None),
+        ("PROXY/", None),
+        ("proxy", None),
+        ("''", None),
+    ] {
+        let mesh = TestMesh::of(&all(&[&of(annotation), &part(), CART]));
+        let found = mesh.pod("wp-1").application_tunnel;
+        assert_eq!(found, expected, "{annotation}");
+        assert_eq!(mesh.pod("cart-1").application_tunnel, None);
+        let is_noted = mesh.problems().concat().contains(BINDING);
+        assert_eq!(is_noted, expected.is_none(), "{annotation}");
+    }
+    let mut mesh = TestMesh::of(&all(&[&foreign("", AT), &part()]));
+    let found = |mesh: &TestMesh| mesh.pod("wp-1").application_tunnel;
+    assert_eq!(found(&mesh), None);
+    mesh.apply(class);
+    let by_class = tunnel(AppTunnelProtocol::None, Some(8080));
+    assert_eq!(found(&mesh), by_class, "as its class says");
+    mesh.apply(&of("PROXY/15088"));
+    assert_eq!(found(&mesh), tunnel(proxy, Some(15088)), "itself first");
+    let ours = of("PROXY/15088").replace(
+        "gatewayClassName: other",
+        "gatewayClassName: istio-waypoint",
+    );
+    mesh.apply(&ours);
+    assert_eq!(found(&mesh), None, "our own speak HBONE");
+    assert!(mesh.problems().concat().contains("has no effect"));
+}
+
+#[test]
+fn who_may_use_it_is_said_by_the_listener_that_gets_what_is_handed_over() {
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: cart, namespace: far, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop}}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n";
+    for (protocol, annotation, allowed) in [
+        ("istio.io/PROXY", "PROXY", true),
+        ("TCP", "PROXY/15088", true),
+        ("TCP", "PROXY/15089", false),
+    ] {
+        let gateway = format!(
+            "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: wp, namespace: shop, annotations: {{{BINDING}: {annotation}}}}}\nspec:\n  gatewayClassName: other\n  listeners:\n  - {{name: mesh, port: 15008, protocol: HBONE}}\n  - {{name: behind, port: 15088, protocol: {protocol}, allowedRoutes: {{namespaces: {{from: All}}}}}}\nstatus: {{addresses: {AT}}}\n"
+        );
+        let mesh = TestMesh::of(&all(&[&gateway, service]));
+        let found = mesh.services.values().next().unwrap().waypoint.as_ref();
+        let found = found.unwrap().destination.to_string();
+        assert_eq!(found == IP, allowed, "{protocol} {annotation}: {found}");
+    }
 }

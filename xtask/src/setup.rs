@@ -96,7 +96,13 @@ const IMAGES: &[Need] = &[
     },
 ];
 
-/// To measure.
+/// A server and proxy that is not ours.
+const NGINX: &[Need] = &[Need {
+    paths: &["/usr/sbin/nginx"],
+    package: "nginx-light",
+}];
+
+/// To measure, beside [`NGINX`].
 const BENCH: &[Need] = &[
     Need {
         paths: &["/usr/bin/iperf3"],
@@ -109,10 +115,6 @@ const BENCH: &[Need] = &[
     Need {
         paths: &["/usr/bin/h2load"],
         package: "nghttp2-client",
-    },
-    Need {
-        paths: &["/usr/sbin/nginx"],
-        package: "nginx-light",
     },
     Need {
         paths: &["/usr/bin/python3", "/usr/local/bin/python3"],
@@ -144,7 +146,7 @@ impl Tests {
             "cni" => (&[LAB, PLUGINS], true, false),
             // A lab runs in a user namespace where there is no root.
             "cli" => (&[LAB, PLUGINS], false, true),
-            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS], true, true),
+            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX], true, true),
             "install" => (&[GO], false, false),
             "cluster-tests" => (&[LAB, IPTABLES, PLUGINS, GO, CLUSTER], true, true),
             _ => (&[], false, false),
@@ -159,7 +161,7 @@ impl Tests {
     /// Of all crates.
     pub(crate) fn all() -> Self {
         Self {
-            needs: &[LAB, IPTABLES, PLUGINS, CLOCKS, GO, CLUSTER],
+            needs: &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, CLUSTER],
             root: true,
             binaries: true,
         }
@@ -191,7 +193,7 @@ pub(crate) enum Purpose {
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],
-        Purpose::Bench => &[BUILD, LAB, BENCH],
+        Purpose::Bench => &[BUILD, LAB, NGINX, BENCH],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
     })
 }

@@ -1,7 +1,7 @@
 //! A Gateway of another controller that labels name: a captured pod of its own stands for its waypoint, whose node
 //! proxy takes tunnels for what the waypoint serves and hands them over.
 
-use std::net::IpAddr;
+use std::{fmt::Write as _, fs, net::IpAddr};
 
 use ambit_system_tests::{Mesh, PAIR, until};
 
@@ -112,4 +112,56 @@ fn without_its_address_or_its_pods_nothing_is_reached_until_it_has_them_again() 
     for url in [named, &direct] {
         until_answered(&mesh, "shop/client", url, "far-text");
     }
+}
+
+/// nginx, which learns from the PROXY header who called what, says so, and hands what it is asked for on.
+fn nginx(scratch: &std::path::Path) -> String {
+    let config = scratch.join("nginx.conf");
+    let scratch = scratch.display();
+    let text = format!(
+        "worker_processes 1; daemon off; error_log /dev/null; pid {scratch}/nginx.pid; user root;
+events {{}}
+http {{ access_log off;
+  server {{
+    listen 15088 proxy_protocol;
+    location = /who {{ return 200 \"$proxy_protocol_addr asks for $proxy_protocol_server_addr:$proxy_protocol_server_port\\n\"; }}
+    location / {{ proxy_pass http://$proxy_protocol_server_addr:$proxy_protocol_server_port; }}
+  }} }}\n"
+    );
+    fs::write(&config, text).unwrap();
+    config.display().to_string()
+}
+
+#[test]
+fn a_proxy_that_speaks_no_hbone_is_a_waypoint_behind_its_node_proxy() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bound = PAIR.replace(
+        "{name: server, namespace: shop, labels: {app: server}}",
+        "{name: server, namespace: shop, labels: {app: server, istio.io/use-waypoint: far}}",
+    );
+    let gateway = GATEWAY.replace(
+        "labels: {istio.io/waypoint-for: all}",
+        "labels: {istio.io/waypoint-for: all}, annotations: {ambient.istio.io/waypoint-inbound-binding: PROXY/15088}",
+    );
+    let serves = "[$AMBIT, lab-tool, serve, --port, '8080', --name, far, --text, far-text]";
+    let nginx = format!("[nginx, -c, {}]", nginx(scratch.path()));
+    let foreign = FOREIGN.replace(serves, &nginx);
+    let foreign = foreign.replace("{port: 8080}", "{port: 15088}");
+    let mut manifests = format!("{bound}\n---{gateway}");
+    writeln!(
+        manifests,
+        "status: {{addresses: [{{type: IPAddress, value: 10.96.0.90}}]}}{foreign}"
+    )
+    .unwrap();
+    let mesh = Mesh::up(&manifests);
+    let (client, server) = (mesh.ip("shop/client"), mesh.ip("shop/server"));
+    for asked in [format!("{server}:8080"), "10.96.0.91:8080".to_owned()] {
+        let said = format!("{client} asks for {asked}");
+        until_answered(&mesh, "shop/client", &format!("http://{asked}/who"), &said);
+    }
+    // It delivers as itself.
+    let direct = format!("http://{server}:8080/");
+    until_answered(&mesh, "shop/client", &direct, "plain-marker");
+    let far = mesh.ip("shop/far");
+    until_answered(&mesh, "shop/client", &direct, &format!("called by {far}"));
 }

@@ -5,7 +5,10 @@ use std::net::IpAddr;
 use ambit_k8s_api::{ObjectKey, labels};
 use serde_json::{Value, json};
 
-use super::{ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME};
+use super::{
+    ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME,
+    waypoints::Problem,
+};
 
 pub(super) fn node(node: &NodeInfo) -> Value {
     let addresses: Vec<_> = node
@@ -77,16 +80,40 @@ pub(super) fn gateway(key: &ObjectKey, host: &str, ips: &[IpAddr], ready: bool) 
 }
 
 /// The same of one for which no waypoint can be made.
-pub(super) fn refused_gateway(key: &ObjectKey, why: &str) -> Value {
-    let condition = |name: &str, message: &str| json!({"type": name, "status": "False", "reason": "Invalid", "message": message});
+pub(super) fn refused_gateway(key: &ObjectKey, problem: &Problem) -> Value {
+    let none = condition("Programmed", "Invalid", "no waypoint is made for it");
     json!({
         "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "metadata": meta(key),
-        "status": {"conditions": [
-            condition("Accepted", why),
-            condition("Programmed", "no waypoint is made for it"),
-        ]},
+        "status": {"conditions": [not_accepted(problem), none]},
     })
+}
+
+/// The condition of a Gateway that is of no use as it is written.
+pub(super) fn not_accepted(problem: &Problem) -> Value {
+    condition("Accepted", problem.reason, &problem.why)
+}
+
+/// The condition of a Gateway that asks for an autoscaler.
+pub(super) fn no_autoscaler() -> Value {
+    condition(
+        "ambit.io/Autoscaled",
+        "NotInLab",
+        "a lab has no autoscalers: its waypoint has the least number of pods that the HorizontalPodAutoscaler allows",
+    )
+}
+
+fn condition(name: &str, reason: &str, message: &str) -> Value {
+    json!({"type": name, "status": "False", "reason": reason, "message": message})
+}
+
+/// Puts a condition in place of what has its type, or adds it.
+pub(super) fn set_condition(object: &mut Value, condition: Value) {
+    let conditions = object.pointer_mut("/status/conditions");
+    if let Some(conditions) = conditions.and_then(Value::as_array_mut) {
+        conditions.retain(|one| one.get("type") != condition.get("type"));
+        conditions.push(condition);
+    }
 }
 
 pub(super) fn pod(

@@ -166,6 +166,20 @@ impl Cluster {
         all.collect()
     }
 
+    /// The objects that policies hang on, with what the lab adds to them.
+    pub(crate) fn objects(&self) -> Vec<Value> {
+        let mut all: BTreeMap<_, _> = self
+            .objects
+            .iter()
+            .filter_map(|(key, object)| Some((key, overlay::of_policies(object)?)))
+            .collect();
+        let added = self.added.iter();
+        for (key, more) in added.filter(|(key, _)| overlay::POLICIES_HANG_ON.contains(&key.kind)) {
+            json_patch::merge(all.entry(key).or_insert(Value::Null), more);
+        }
+        all.into_values().collect()
+    }
+
     /// The objects of the manifests and those made for their Gateways.
     fn all_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Object)> {
         let made = self.waypoints.made.iter();

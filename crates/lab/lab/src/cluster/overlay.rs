@@ -2,13 +2,43 @@
 
 use std::net::IpAddr;
 
-use ambit_k8s_api::{ObjectKey, labels};
+use ambit_k8s_api::{Kind, Object, ObjectKey, labels};
 use serde_json::{Value, json};
 
 use super::{
     ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME,
     waypoints::Problem,
 };
+
+/// The kinds by which is decided what policies apply to whom.
+pub(super) const POLICIES_HANG_ON: [Kind; 9] = [
+    Kind::Namespace,
+    Kind::Pod,
+    Kind::Service,
+    Kind::ServiceEntry,
+    Kind::WorkloadEntry,
+    Kind::GatewayClass,
+    Kind::Gateway,
+    Kind::AuthorizationPolicy,
+    Kind::PeerAuthentication,
+];
+
+/// An object of one of these kinds in the form of a manifest.
+pub(super) fn of_policies(object: &Object) -> Option<Value> {
+    let value = match object {
+        Object::Namespace(object) => serde_json::to_value(&**object),
+        Object::Pod(object) => serde_json::to_value(&**object),
+        Object::Service(object) => serde_json::to_value(&**object),
+        Object::ServiceEntry(object) => serde_json::to_value(&**object),
+        Object::WorkloadEntry(object) => serde_json::to_value(&**object),
+        Object::GatewayClass(object) => serde_json::to_value(&**object),
+        Object::Gateway(object) => serde_json::to_value(&**object),
+        Object::AuthorizationPolicy(object) => serde_json::to_value(&**object),
+        Object::PeerAuthentication(object) => serde_json::to_value(&**object),
+        _ => return None,
+    };
+    value.ok()
+}
 
 pub(super) fn node(node: &NodeInfo) -> Value {
     let addresses: Vec<_> = node

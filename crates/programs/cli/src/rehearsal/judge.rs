@@ -385,10 +385,9 @@ impl AtWaypoint {
         };
         let (most, least) = (decide(&self.most), decide(&self.least));
         if most.is_allowed() != least.is_allowed() {
-            let asking: Vec<_> = self.asking(scope).collect();
             return Verdict::Undecided(format!(
                 "it hangs on what logs do not tell: headers in {}",
-                asking.join(", ")
+                self.asking(scope).join(", ")
             ));
         }
         match least.why {
@@ -417,17 +416,12 @@ impl AtWaypoint {
     }
 
     /// The policies that have two readings.
-    fn asking(&self, scope: Scope<'_>) -> impl Iterator<Item = String> {
-        let most: BTreeMap<_, _> = in_scope(&self.most, scope)
-            .map(|policy| (policy.key.clone(), policy))
-            .collect();
-        let least: BTreeMap<_, _> = in_scope(&self.least, scope)
-            .map(|policy| (policy.key.clone(), policy))
-            .collect();
-        let differ = most
-            .into_iter()
-            .filter(move |(key, policy)| least.get(key) != Some(policy));
-        differ.map(|(key, _)| key.to_string())
+    fn asking(&self, scope: Scope<'_>) -> Vec<String> {
+        let least: Vec<_> = in_scope(&self.least, scope).collect();
+        let differ = in_scope(&self.most, scope).filter(|policy| !least.contains(policy));
+        let mut names: Vec<_> = differ.map(|policy| policy.key.to_string()).collect();
+        names.sort();
+        names
     }
 }
 

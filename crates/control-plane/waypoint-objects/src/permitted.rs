@@ -41,7 +41,7 @@ const VARIABLES_OF: [&str; 6] = [
     "POOL_",
 ];
 /// Below these, files may be mounted: nothing there is a program, a library, or read unasked.
-const MOUNTS: [&str; 4] = ["/data/", "/etc/certs/", "/mnt/", "/var/lib/"];
+const MOUNTS: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
 
 /// What is allowed at one place.
 enum Rule {
@@ -394,7 +394,7 @@ fn mount(path: &Value) -> Result<(), &'static str> {
     let climbs = path.split('/').any(|part| part == "..");
     allowed(
         is_below && !climbs,
-        "is not below /mnt, /data, /etc/certs or /var/lib, where files may be mounted",
+        "is not below /mnt, /data or /etc/certs, where files may be mounted",
     )
 }
 

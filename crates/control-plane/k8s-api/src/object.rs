@@ -8,10 +8,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, EnvoyFilter, GRPCRoute,
-    Gateway, GatewayClass, HTTPRoute, Namespace, Node, PeerAuthentication, Pod, ReferenceGrant,
-    RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status, TCPRoute, TLSRoute,
-    Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
+    GRPCRoute, Gateway, GatewayClass, HTTPRoute, Namespace, Node, PeerAuthentication, Pod,
+    ReferenceGrant, RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status, TCPRoute,
+    TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.
@@ -27,6 +27,7 @@ macro_rules! for_each_kind {
             Namespace, false, BuiltIn, "A namespace.";
             Node, false, BuiltIn, "A node.";
             ServiceAccount, true, BuiltIn, "A service account.";
+            ConfigMap, true, BuiltIn, "Settings of others, and overlays of a waypoint's objects.";
             Pod, true, BuiltIn, "A pod.";
             Deployment, true, BuiltIn, "A deployment (expanded to pods by the lab or by Kubernetes).";
             Service, true, BuiltIn, "A service.";

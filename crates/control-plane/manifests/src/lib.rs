@@ -12,7 +12,7 @@ mod lines;
 mod scan;
 mod tree;
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
 
 use ambit_k8s_api::{Object, ObjectKey};
 
@@ -46,6 +46,41 @@ pub struct Change {
     pub events: Vec<ObjectEvent>,
     /// All current problems.
     pub problems: Arc<[Problem]>,
+}
+
+/// Reads the text of one file. Of an object that is in it twice the last counts.
+pub fn parse(file: &Path, text: &str) -> Snapshot {
+    let format = match file.extension().and_then(|extension| extension.to_str()) {
+        Some("json") => document::Format::Json,
+        _ => document::Format::Yaml,
+    };
+    let file: Arc<Path> = file.into();
+    let at = |line| Origin {
+        file: Arc::clone(&file),
+        line,
+    };
+    let parsed = document::parse(text, format, false, &document::Known::new());
+    let mut snapshot = Snapshot::default();
+    for document in parsed.documents {
+        match Object::from_value(document.key.kind, &document.value()) {
+            Ok(object) => {
+                let place = (object, at(document.line));
+                snapshot.objects.insert(document.key, place);
+            }
+            Err(error) => snapshot.problems.push(Problem {
+                origin: at(document.line),
+                object: Some(document.key),
+                message: error.to_string(),
+            }),
+        }
+    }
+    let bad = parsed.bad.into_iter().map(|bad| Problem {
+        origin: at(bad.line),
+        object: bad.key,
+        message: bad.message,
+    });
+    snapshot.problems.extend(bad);
+    snapshot
 }
 
 /// Everything in the directories at one moment.

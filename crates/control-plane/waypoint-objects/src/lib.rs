@@ -1,13 +1,21 @@
-//! The Kubernetes objects that make a Gateway's waypoint run, as a pure function of the Gateway and the
-//! settings of the installation. The control plane applies them to a cluster, and the lab runs them.
+//! The Kubernetes objects that make a Gateway's waypoint run, as a pure function of the Gateway, the settings of
+//! the installation and the ConfigMaps with overlays. The control plane applies them to a cluster, and the lab runs them.
 #![forbid(unsafe_code)]
 
+mod merge;
 mod objects;
 mod ours;
+mod overlay;
+mod parameters;
+mod part;
+mod permitted;
+mod place;
 mod pod;
 mod settings;
 
-pub use objects::{Unusable, WaypointObjects, objects, says_replicas};
+pub use objects::{Unusable, WaypointObjects, objects};
 pub use ours::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, is_managed, is_ours};
+pub use parameters::{ConfigMaps, InvalidParameters, Parameters, refers_to};
+pub use part::Part;
 pub use pod::{GATEWAY_NAME, HBONE_PORT};
 pub use settings::{Files, Settings};

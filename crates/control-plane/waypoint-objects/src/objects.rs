@@ -6,12 +6,12 @@ use ambit_k8s_api::{Gateway, is_dns_name};
 use serde_json::{Value, json};
 
 use crate::{
-    CLASS, MANAGED, MANAGED_BY, Settings,
+    CLASS, ConfigMaps, InvalidParameters, MANAGED, MANAGED_BY, Part, Settings,
     pod::{self, GATEWAY_NAME, HBONE_PORT, READINESS_PORT},
 };
 
 /// Label: the class of the Gateway that an object is for.
-const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
+pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
 /// Annotation of a Gateway: how many pods its waypoint has.
 const REPLICAS: &str = "ambit.io/waypoint-replicas";
 /// Annotation of a Gateway: the type of its Service.
@@ -34,21 +34,29 @@ pub struct WaypointObjects {
     pub service_account: Value,
     /// Where clients find it.
     pub service: Value,
-    /// Its pods.
+    /// Its pods. Under an autoscaler it says nothing of how many.
     pub deployment: Value,
-    /// How many of them may be evicted at once.
-    pub disruption_budget: Value,
+    /// How many pods it has, if an overlay asks for one.
+    pub autoscaler: Option<Value>,
+    /// How many of them may be evicted at once, unless an overlay wants none.
+    pub disruption_budget: Option<Value>,
+    /// Whether the Gateway or an overlay says how many pods there are, whoever scales them.
+    pub says_replicas: bool,
 }
 
 impl WaypointObjects {
     /// All of them, in the order in which they are made.
-    pub fn all(&self) -> [&Value; 4] {
-        [
-            &self.service_account,
-            &self.service,
-            &self.deployment,
-            &self.disruption_budget,
-        ]
+    pub fn all(&self) -> Vec<(Part, &Value)> {
+        let all = [
+            (Part::ServiceAccount, Some(&self.service_account)),
+            (Part::Service, Some(&self.service)),
+            (Part::Deployment, Some(&self.deployment)),
+            (Part::Autoscaler, self.autoscaler.as_ref()),
+            (Part::DisruptionBudget, self.disruption_budget.as_ref()),
+        ];
+        let all = all.into_iter();
+        all.filter_map(|(part, object)| Some((part, object?)))
+            .collect()
     }
 }
 
@@ -60,11 +68,9 @@ pub enum Unusable {
         "the name {0:?} cannot be a Service's: use at most 63 lower-case letters, digits and '-', and a letter first"
     )]
     Name(String),
-    /// It refers to overlays.
-    #[error(
-        "spec.infrastructure.parametersRef is not supported: use spec.infrastructure.labels and annotations, or the chart's values for waypoints"
-    )]
-    Parameters,
+    /// What is to be laid over its objects is of no use.
+    #[error(transparent)]
+    Parameters(#[from] InvalidParameters),
     /// The number of replicas is none.
     #[error("annotation ambit.io/waypoint-replicas: {0:?} is not a number of pods")]
     Replicas(String),
@@ -80,22 +86,42 @@ pub enum Unusable {
     OtherName(&'static str),
 }
 
-/// The objects of a Gateway's waypoint.
+impl Unusable {
+    /// The reason that the Gateway's condition gives.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Parameters(_) => "InvalidParameters",
+            Self::Name(_) | Self::Replicas(_) | Self::ServiceType(_) | Self::OtherName(_) => {
+                "Invalid"
+            }
+        }
+    }
+}
+
+/// The objects of a Gateway's waypoint, with the overlays that concern it.
 ///
 /// # Errors
-/// When the Gateway asks for what there is not, or has a name that its Service cannot have.
-pub fn objects(gateway: &Gateway, settings: &Settings) -> Result<WaypointObjects, Unusable> {
+/// When the Gateway asks for what there is not, has a name that its Service cannot have, or when an overlay cannot be
+/// laid over its object.
+pub fn objects(
+    gateway: &Gateway,
+    settings: &Settings,
+    maps: &ConfigMaps,
+) -> Result<WaypointObjects, Unusable> {
     let made = Made::new(gateway, settings)?;
-    Ok(WaypointObjects {
-        service_account: made.object("v1", "ServiceAccount", json!({})),
+    let mut objects = WaypointObjects {
+        service_account: made.object(Part::ServiceAccount, json!({})),
         service: made.service(),
         deployment: made.deployment(),
-        disruption_budget: made.object(
-            "policy/v1",
-            "PodDisruptionBudget",
+        autoscaler: None,
+        disruption_budget: Some(made.object(
+            Part::DisruptionBudget,
             json!({"spec": {"maxUnavailable": 1, "selector": made.selector()}}),
-        ),
-    })
+        )),
+        says_replicas: annotation(gateway, REPLICAS).is_some(),
+    };
+    made.overlay(&mut objects, maps)?;
+    Ok(objects)
 }
 
 /// A Gateway and what is the same in all its objects.
@@ -117,10 +143,6 @@ impl<'a> Made<'a> {
         if let Some(other) = other_name(gateway, name) {
             return Err(Unusable::OtherName(other));
         }
-        let infrastructure = gateway.spec.infrastructure.as_ref();
-        if infrastructure.is_some_and(|own| own.parameters_ref.is_some()) {
-            return Err(Unusable::Parameters);
-        }
         Ok(Self {
             gateway,
             settings,
@@ -130,10 +152,53 @@ impl<'a> Made<'a> {
         })
     }
 
+    /// Lays over the objects what is to be laid over them.
+    fn overlay(
+        &self,
+        objects: &mut WaypointObjects,
+        maps: &ConfigMaps,
+    ) -> Result<(), InvalidParameters> {
+        let plain = objects.clone();
+        let scaler = self.object(Part::Autoscaler, json!({"spec": {"scaleTargetRef": {
+            "apiVersion": Part::Deployment.api_version(), "kind": Part::Deployment.kind(), "name": self.name,
+        }}}));
+        for overlay in maps.of(self.gateway)? {
+            let says = overlay.read()?;
+            let lay = |over: &mut Value, base: &Value| {
+                let laid = overlay.lay(&says, Some(std::mem::take(over)), base)?;
+                *over = laid.unwrap_or_default();
+                Ok::<_, InvalidParameters>(())
+            };
+            match overlay.part {
+                Part::ServiceAccount => lay(&mut objects.service_account, &plain.service_account)?,
+                Part::Service => lay(&mut objects.service, &plain.service)?,
+                Part::Deployment => {
+                    lay(&mut objects.deployment, &plain.deployment)?;
+                    let replicas = says.pointer("/spec/replicas");
+                    objects.says_replicas |= replicas.is_some_and(|number| !number.is_null());
+                }
+                Part::Autoscaler => {
+                    objects.autoscaler = overlay.lay(&says, objects.autoscaler.take(), &scaler)?;
+                }
+                Part::DisruptionBudget => {
+                    let base = plain.disruption_budget.as_ref().unwrap_or(&Value::Null);
+                    let over = objects.disruption_budget.take();
+                    objects.disruption_budget = overlay.lay(&says, over, base)?;
+                }
+            }
+        }
+        pod::adjust(&mut objects.deployment, &self.selector(), self.settings);
+        if objects.autoscaler.is_some() {
+            let spec = objects.deployment.get_mut("spec");
+            let spec = spec.and_then(Value::as_object_mut);
+            drop(spec.and_then(|spec| spec.remove("replicas")));
+        }
+        Ok(())
+    }
+
     fn service(&self) -> Value {
         let mut service = self.object(
-            "v1",
-            "Service",
+            Part::Service,
             json!({"spec": {
                 "type": self.service_type,
                 "ipFamilyPolicy": "PreferDualStack",
@@ -164,8 +229,7 @@ impl<'a> Made<'a> {
         }
         merge(&mut metadata, "/labels", &self.labels());
         self.object(
-            "apps/v1",
-            "Deployment",
+            Part::Deployment,
             json!({"spec": {
                 "replicas": self.replicas,
                 "selector": self.selector(),
@@ -187,12 +251,12 @@ impl<'a> Made<'a> {
     }
 
     /// An object of the Gateway: with its name, in its namespace, and gone when it goes.
-    fn object(&self, api_version: &str, kind: &str, rest: Value) -> Value {
+    fn object(&self, part: Part, rest: Value) -> Value {
         let metadata = &self.gateway.metadata;
         let (labels, annotations) = self.copied();
         let mut object = json!({
-            "apiVersion": api_version,
-            "kind": kind,
+            "apiVersion": part.api_version(),
+            "kind": part.kind(),
             "metadata": {
                 "name": self.name,
                 "namespace": metadata.namespace.as_deref().unwrap_or("default"),
@@ -235,11 +299,6 @@ impl<'a> Made<'a> {
         annotations.retain(|name, _| !name.starts_with(OF_THE_MANIFEST));
         (metadata.labels.clone().unwrap_or_default(), annotations)
     }
-}
-
-/// Whether a Gateway says how many pods its waypoint has.
-pub fn says_replicas(gateway: &Gateway) -> bool {
-    annotation(gateway, REPLICAS).is_some()
 }
 
 fn annotation<'a>(gateway: &'a Gateway, name: &str) -> Option<&'a str> {

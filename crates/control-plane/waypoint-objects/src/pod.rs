@@ -16,6 +16,12 @@ pub(crate) const READINESS_PORT: u16 = 15021;
 const METRICS_PORT: u16 = 15020;
 /// Lifetime of a token, in seconds; Kubernetes renews it long before.
 const TOKEN_LIFETIME: u32 = 43_200;
+/// Variable: how long the pod may take to end.
+const GRACE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
+/// The name of the one container.
+pub(crate) const CONTAINER: &str = "istio-proxy";
+/// The volumes that it has: the token and the roots by which it gets its certificates, and room.
+pub(crate) const VOLUMES: [&str; 3] = ["istio-token", "istiod-ca-cert", "tmp"];
 /// An account without rights.
 const USER: u32 = 1337;
 
@@ -71,7 +77,7 @@ pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Valu
 fn container(gateway: &str, settings: &Settings) -> Value {
     let ready = json!({"path": "/healthz/ready", "port": READINESS_PORT});
     let mut container = json!({
-        "name": "istio-proxy",
+        "name": CONTAINER,
         "image": settings.image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": settings.command,
@@ -133,7 +139,7 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         ("CLUSTER_ID", &settings.cluster_id),
         ("CLUSTER_DOMAIN", &settings.cluster_domain),
         ("NETWORK", &settings.network),
-        ("TERMINATION_GRACE_PERIOD_SECONDS", &grace),
+        (GRACE, &grace),
         ("RUST_LOG", &settings.log_level),
         ("LOG_FORMAT", format),
     ];
@@ -153,13 +159,14 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
 }
 
 fn volumes() -> Value {
+    let [token_name, roots, room] = VOLUMES;
     let token = json!({
         "path": "istio-token", "audience": "istio-ca", "expirationSeconds": TOKEN_LIFETIME,
     });
     json!([
-        {"name": "istio-token", "projected": {"sources": [{"serviceAccountToken": token}]}},
-        {"name": "istiod-ca-cert", "configMap": {"name": "istio-ca-root-cert"}},
-        {"name": "tmp", "emptyDir": {}},
+        {"name": token_name, "projected": {"sources": [{"serviceAccountToken": token}]}},
+        {"name": roots, "configMap": {"name": "istio-ca-root-cert"}},
+        {"name": room, "emptyDir": {}},
     ])
 }
 
@@ -172,6 +179,12 @@ fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
         [] => usual.to_vec(),
         given => given.to_vec(),
     };
+    select(&mut constraints, selector);
+    constraints
+}
+
+/// Whom constraints are about, where they do not say it.
+fn select(constraints: &mut [Value], selector: &Value) {
     for constraint in constraints.iter_mut().filter_map(Value::as_object_mut) {
         constraint
             .entry("labelSelector")
@@ -180,7 +193,31 @@ fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
             .entry("matchLabelKeys")
             .or_insert_with(|| json!([POD_TEMPLATE_HASH]));
     }
-    constraints
+}
+
+/// Makes what follows from other fields follow from them again, in a Deployment that overlays were laid over.
+pub(crate) fn adjust(deployment: &mut Value, selector: &Value, settings: &Settings) {
+    let Some(spec) = deployment.pointer_mut("/spec/template/spec") else {
+        return;
+    };
+    let constraints = spec.get_mut("topologySpreadConstraints");
+    if let Some(constraints) = constraints.and_then(Value::as_array_mut) {
+        select(constraints, selector);
+    }
+    let grace = spec.get("terminationGracePeriodSeconds");
+    let Some(grace) = grace.and_then(Value::as_u64) else {
+        return;
+    };
+    if grace == u64::from(settings.termination_grace_period_seconds) {
+        return;
+    }
+    let env = spec.pointer_mut("/containers/0/env");
+    let env = env.and_then(Value::as_array_mut).into_iter().flatten();
+    for variable in env.filter(|variable| variable.get("name").is_some_and(|name| name == GRACE)) {
+        if let Some(value) = variable.get_mut("value") {
+            *value = grace.to_string().into();
+        }
+    }
 }
 
 /// Leaves out what says nothing, so that applying it claims no field for nothing.

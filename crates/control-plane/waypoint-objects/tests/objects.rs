@@ -8,7 +8,7 @@
 )]
 
 use ambit_k8s_api::{Deployment, Gateway, Kind, Object, Pod};
-use ambit_waypoint_objects::{Settings, Unusable, WaypointObjects, objects};
+use ambit_waypoint_objects::{ConfigMaps, Settings, Unusable, WaypointObjects};
 use serde_json::{Value, json};
 
 fn gateway(metadata: Value, spec: Value) -> Gateway {
@@ -27,13 +27,20 @@ fn gateway(metadata: Value, spec: Value) -> Gateway {
     serde_json::from_value(value).unwrap()
 }
 
+fn objects(gateway: &Gateway, settings: &Settings) -> Result<WaypointObjects, Unusable> {
+    let none = ConfigMaps::new("istio-system");
+    ambit_waypoint_objects::objects(gateway, settings, &none)
+}
+
 fn ordinary() -> WaypointObjects {
     objects(&gateway(json!({}), json!({})), &Settings::default()).unwrap()
 }
 
 #[test]
 fn an_ordinary_waypoint() {
-    insta::assert_yaml_snapshot!("ordinary", ordinary().all());
+    let made = ordinary();
+    let all: Vec<_> = made.all().into_iter().map(|(_, object)| object).collect();
+    insta::assert_yaml_snapshot!("ordinary", all);
 }
 
 #[test]
@@ -87,7 +94,8 @@ fn labels_and_annotations_asked_for_are_everywhere_and_change_nothing_of_ours() 
     );
     let made = made.unwrap();
     let pod = &made.deployment["spec"]["template"];
-    for object in made.all().into_iter().chain([pod]) {
+    let all = made.all().into_iter().map(|(_, object)| object);
+    for object in all.chain([pod]) {
         let metadata = &object["metadata"];
         assert_eq!(metadata["labels"]["team"], "a");
         assert_eq!(metadata["annotations"]["note"], "b");
@@ -113,7 +121,7 @@ fn without_infrastructure_the_gateways_own_labels_are_copied_but_not_to_its_pods
     let own = json!({"labels": {"own": "c"},
         "annotations": {"note": "b", "kubectl.kubernetes.io/last-applied-configuration": "{}"}});
     let made = objects(&gateway(own, json!({})), &Settings::default()).unwrap();
-    for object in made.all() {
+    for (_, object) in made.all() {
         assert_eq!(object["metadata"]["labels"]["own"], "c");
         assert_eq!(object["metadata"]["annotations"]["note"], "b");
         let last = "kubectl.kubernetes.io/last-applied-configuration";
@@ -185,8 +193,4 @@ fn what_cannot_be_made_is_said() {
         let annotated = gateway(json!({"annotations": {annotation: value}}), json!({}));
         assert_eq!(objects(&annotated, &Settings::default()), Err(why));
     }
-    let overlay = json!({"infrastructure": {"parametersRef":
-        {"group": "", "kind": "ConfigMap", "name": "overlay"}}});
-    let made = objects(&gateway(json!({}), overlay), &Settings::default());
-    assert_eq!(made, Err(Unusable::Parameters));
 }

@@ -189,6 +189,21 @@ impl Mesh {
         output.stdout
     }
 
+    /// The command line, told of this lab.
+    pub fn ambit(&self, args: &[&str]) -> Said {
+        let lab = self.client.status().expect("the lab answers").name;
+        let output = std::process::Command::new(binary("ambit"))
+            .args(args)
+            .env("AMBIT_LAB_DIR", self.base.path())
+            .env("AMBIT_LAB", lab)
+            .output()
+            .expect("the command line runs");
+        Said {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        }
+    }
+
     /// A `GET` from inside a pod, by the lab's own client.
     pub fn get(&self, pod: &str, url: &str) -> Answer {
         let ambit = binary("ambit");
@@ -391,6 +406,15 @@ impl Mesh {
         }
         text
     }
+}
+
+/// What the command line said.
+#[derive(Debug)]
+pub struct Said {
+    /// Its exit code.
+    pub code: i32,
+    /// What it printed.
+    pub stdout: String,
 }
 
 /// A daemon that hangs until this value is dropped.

@@ -36,6 +36,7 @@ struct Inner {
     replace: Vec<(String, Option<String>, mpsc::Sender<Replace>)>,
     problems: Vec<String>,
     gateways: Vec<Value>,
+    objects: Vec<Value>,
 }
 
 /// One pod.
@@ -131,10 +132,15 @@ impl Board {
             .map(|(_, _, replace)| replace.clone())
     }
 
-    /// What cannot be used, and the Gateways of waypoints.
-    pub(crate) fn decided(&self, problems: Vec<String>, gateways: Vec<Value>) {
+    /// What cannot be used, the Gateways of waypoints, and the objects that policies hang on.
+    pub(crate) fn decided(&self, problems: Vec<String>, gateways: Vec<Value>, objects: Vec<Value>) {
         let mut inner = self.inner.lock();
-        (inner.problems, inner.gateways) = (problems, gateways);
+        (inner.problems, inner.gateways, inner.objects) = (problems, gateways, objects);
+    }
+
+    /// The objects that policies hang on.
+    pub(crate) fn objects(&self) -> Vec<Value> {
+        self.inner.lock().objects.clone()
     }
 
     pub(crate) fn daemons(&self) -> Vec<DaemonStatus> {

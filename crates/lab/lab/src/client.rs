@@ -79,6 +79,18 @@ impl Client {
         }
     }
 
+    /// The objects that policies hang on, as the control plane reads them: pods with their addresses, services,
+    /// Gateways, policies.
+    ///
+    /// # Errors
+    /// When the lab does not answer.
+    pub fn objects(&self) -> Result<Vec<serde_json::Value>, ClientError> {
+        match self.ask(&Request::Objects, &[])?.0 {
+            Reply::Objects(objects) => Ok(objects),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// Polls until `enough` returns true; on timeout returns the last status.
     ///
     /// # Errors

@@ -142,9 +142,11 @@ impl Cluster {
 
     /// Pods that no node can take, and Gateways without a waypoint, and why.
     pub(crate) fn problems(&self) -> Vec<String> {
+        let gateways = self.waypoints.problems.iter();
+        let gateways = gateways.map(|(key, problem)| (key, &problem.why));
         self.unschedulable
             .iter()
-            .chain(&self.waypoints.problems)
+            .chain(gateways)
             .map(|(key, why)| format!("{key}: {why}"))
             .collect()
     }
@@ -156,19 +158,26 @@ impl Cluster {
                 return None;
             };
             let mut value = serde_json::to_value(&**gateway).ok()?;
-            let made = match self.waypoints.problems.get(key) {
-                Some(why) => Some(overlay::refused_gateway(key, why)),
-                None => {
-                    let is_made = self.waypoints.gateways.contains(key);
-                    is_made.then(|| self.gateway(key))
-                }
-            };
-            if let Some(made) = made {
+            if let Some(made) = self.gateway(key) {
                 json_patch::merge(&mut value, &json!({"status": made.get("status")}));
             }
             Some(value)
         });
         all.collect()
+    }
+
+    /// The objects that policies hang on, with what the lab adds to them.
+    pub(crate) fn objects(&self) -> Vec<Value> {
+        let mut all: BTreeMap<_, _> = self
+            .objects
+            .iter()
+            .filter_map(|(key, object)| Some((key, overlay::of_policies(object)?)))
+            .collect();
+        let added = self.added.iter();
+        for (key, more) in added.filter(|(key, _)| overlay::POLICIES_HANG_ON.contains(&key.kind)) {
+            json_patch::merge(all.entry(key).or_insert(Value::Null), more);
+        }
+        all.into_values().collect()
     }
 
     /// The objects of the manifests and those made for their Gateways.
@@ -291,11 +300,10 @@ impl Cluster {
                 wanted.insert(key.clone(), overlay::service(key, whole, ips));
             }
         }
-        for key in &self.waypoints.gateways {
-            wanted.insert(key.clone(), self.gateway(key));
-        }
-        for (key, why) in &self.waypoints.problems {
-            wanted.insert(key.clone(), overlay::refused_gateway(key, why));
+        let refused = self.waypoints.problems.keys();
+        for key in self.waypoints.gateways.iter().chain(refused) {
+            let gateway = self.gateway(key);
+            wanted.extend(gateway.map(|gateway| (key.clone(), gateway)));
         }
         for (key, record) in &self.pods {
             let Record {
@@ -316,8 +324,13 @@ impl Cluster {
         self.added = wanted;
     }
 
-    /// A Gateway with the addresses of its waypoint, and whether there is one.
-    fn gateway(&self, key: &ObjectKey) -> Value {
+    /// A Gateway with the addresses of its waypoint, and whether there is one; nothing if none was to be made.
+    fn gateway(&self, key: &ObjectKey) -> Option<Value> {
+        let problem = self.waypoints.problems.get(key);
+        let stands = self.waypoints.gateways.contains(key);
+        if !stands {
+            return problem.map(|problem| overlay::refused_gateway(key, problem));
+        }
         let service = ObjectKey::new(Kind::Service, key.namespace.clone(), key.name.clone());
         let ips = self
             .service_ips
@@ -331,7 +344,14 @@ impl Cluster {
                 && !record.terminating
                 && record.observed.is_ready()
         });
-        overlay::gateway(key, &self.waypoints.host(key), ips, ready)
+        let mut gateway = overlay::gateway(key, &self.waypoints.host(key), ips, ready);
+        if let Some(problem) = problem {
+            overlay::set_condition(&mut gateway, overlay::not_accepted(problem));
+        }
+        if self.waypoints.autoscaled.contains(key) {
+            overlay::set_condition(&mut gateway, overlay::no_autoscaler());
+        }
+        Some(gateway)
     }
 
     fn view_services(&mut self, effects: &mut Vec<Effect>) {

@@ -27,7 +27,7 @@ use crate::{
 /// Port of the control plane's xDS and CA.
 const XDS_PORT: u16 = 15012;
 /// The namespace of the mesh's own pods.
-const SYSTEM: &str = "istio-system";
+pub(crate) const SYSTEM: &str = "istio-system";
 /// How long the control plane may take to write its root certificate.
 const ROOT_CERT_WAIT: Duration = Duration::from_secs(20);
 

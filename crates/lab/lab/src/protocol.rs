@@ -74,6 +74,8 @@ pub enum Replacement {
 pub(crate) enum Request {
     /// The whole status.
     Status,
+    /// The objects that policies hang on.
+    Objects,
     /// Run a command in a container's namespaces with the three descriptors attached.
     Exec {
         pod: String,
@@ -111,6 +113,7 @@ pub(crate) enum Request {
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
     Status(Box<Status>),
+    Objects(Vec<serde_json::Value>),
     Exited(i32),
     Done,
     Error(String),

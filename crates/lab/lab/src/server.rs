@@ -69,6 +69,7 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
     let error = |text: String| protocol::send(stream, &Reply::Error(text), &[]);
     match request {
         Request::Status => protocol::send(stream, &Reply::Status(Box::new(board.status())), &[]),
+        Request::Objects => protocol::send(stream, &Reply::Objects(board.objects()), &[]),
         Request::Exec {
             pod,
             container,

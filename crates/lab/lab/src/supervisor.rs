@@ -263,7 +263,9 @@ impl Supervisor {
         let effects = self.cluster.apply(event);
         let mut problems = self.problems.clone();
         problems.extend(self.cluster.problems());
-        self.board.decided(problems, self.cluster.gateways());
+        let cluster = &self.cluster;
+        self.board
+            .decided(problems, cluster.gateways(), cluster.objects());
         effects
     }
 

@@ -14,6 +14,7 @@ use crate::{
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
     output::Format,
     pod::PodArgs,
+    rehearsal::RehearsalArgs,
     rollout::RolloutArgs,
     status::StatusArgs,
     tool::Tool,
@@ -93,6 +94,8 @@ pub(crate) enum Command {
 pub(crate) enum PolicyCommand {
     /// Explain which policy decides a connection, and why
     Explain(ExplainArgs),
+    /// Rehearse policies: who of those seen so far would be refused
+    Test(RehearsalArgs),
 }
 
 #[derive(Debug, Subcommand)]

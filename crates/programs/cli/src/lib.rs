@@ -25,6 +25,7 @@ mod membership;
 mod output;
 mod pod;
 mod reach;
+mod rehearsal;
 mod rollout;
 mod source;
 mod status;
@@ -57,6 +58,7 @@ pub fn main() -> ExitCode {
         Command::Connections(args) => inspect::connections(&args).map(done),
         Command::LogLevel(args) => inspect::log_level(&args).map(done),
         Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args).map(done),
+        Command::Policy(PolicyCommand::Test(args)) => rehearsal::run(&args),
         Command::Waypoint(command) => waypoint::run(&command).map(done),
         Command::Install(args) => install::install(&args).map(done),
         Command::Upgrade(args) => install::upgrade(&args).map(done),

@@ -14,11 +14,12 @@ use std::{collections::BTreeSet, time::Duration};
 use ambit_k8s_api::Gateway;
 use ambit_kube_kit::watch::{self as objects, ObjectId, Watch, WatchEvent};
 use ambit_rt::{Backoff, ErrorChain};
-use ambit_waypoint_objects::{CLASS, MANAGED, MANAGED_BY, Settings};
+use ambit_waypoint_objects::{CLASS, MANAGED, MANAGED_BY, Parameters, Part, Settings};
 use k8s_openapi::{
     api::{
         apps::v1::Deployment,
-        core::v1::{Namespace, Service, ServiceAccount},
+        autoscaling::v2::HorizontalPodAutoscaler,
+        core::v1::{ConfigMap, Namespace, Service, ServiceAccount},
         policy::v1::PodDisruptionBudget,
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -30,7 +31,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use book::{Book, Class, ClassWork, Name, Part, Plan, Standing};
+use book::{Book, Class, ClassWork, Name, Plan, Standing};
 use release::Release;
 use status::Verdict;
 
@@ -39,8 +40,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// The definition without which there are no Gateways.
 const DEFINITION: &str = "gateways.gateway.networking.k8s.io";
 
-/// Deploys whenever the cluster has Gateways; never returns.
-pub(crate) async fn run(client: Client, settings: Settings, revision: String) {
+/// Deploys whenever the cluster has Gateways; never returns. `namespace`: the system's.
+pub(crate) async fn run(client: Client, settings: Settings, revision: String, namespace: String) {
     let config = objects::config().fields(&format!("metadata.name={DEFINITION}"));
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     let mut definition = Watch::new("CustomResourceDefinition", api, config, |definition| {
@@ -54,7 +55,12 @@ pub(crate) async fn run(client: Client, settings: Settings, revision: String) {
             continue;
         };
         release.warn();
-        let book = Book::new(settings.clone(), revision.clone(), release.clone());
+        let book = Book::new(
+            settings.clone(),
+            revision.clone(),
+            release.clone(),
+            &namespace,
+        );
         tokio::select! {
             () = deploy(&client, book) => {}
             now = changed(&mut definition, Some(&release)) => there = now,
@@ -90,7 +96,10 @@ struct Watches {
     accounts: Watch<PartialObjectMeta<ServiceAccount>, Standing>,
     services: Watch<Service, Standing>,
     deployments: Watch<Deployment, Standing>,
+    autoscalers: Watch<PartialObjectMeta<HorizontalPodAutoscaler>, Standing>,
     budgets: Watch<PartialObjectMeta<PodDisruptionBudget>, Standing>,
+    /// Any may be referred to; of those that say nothing of waypoints only the name is kept.
+    config_maps: Watch<ConfigMap, Parameters>,
 }
 
 impl Watches {
@@ -121,12 +130,21 @@ impl Watches {
                 managed(),
                 deployment,
             ),
+            autoscalers: Watch::new(
+                "HorizontalPodAutoscaler",
+                Api::all(client.clone()),
+                managed(),
+                standing,
+            ),
             budgets: Watch::new(
                 "PodDisruptionBudget",
                 Api::all(client.clone()),
                 managed(),
                 standing,
             ),
+            config_maps: Watch::new("ConfigMap", Api::all(client.clone()), config(), |map| {
+                Some(Parameters::of(map))
+            }),
         }
     }
 
@@ -154,6 +172,15 @@ impl Watches {
             event = self.accounts.next() => return take(book, Part::ServiceAccount, event, "accounts"),
             event = self.services.next() => return take(book, Part::Service, event, "services"),
             event = self.deployments.next() => return take(book, Part::Deployment, event, "deployments"),
+            event = self.autoscalers.next() => {
+                return take(book, Part::Autoscaler, event, "autoscalers");
+            }
+            event = self.config_maps.next() => match event {
+                WatchEvent::Object(id, parameters) => book.config_map(&name(id), Some(parameters)),
+                WatchEvent::Gone(id) => book.config_map(&name(id), None),
+                WatchEvent::Listed => return Some("config maps"),
+                WatchEvent::Listing | WatchEvent::Away(_) => {}
+            },
             event = self.budgets.next() => return take(book, Part::DisruptionBudget, event, "budgets"),
         }
         None
@@ -161,7 +188,7 @@ impl Watches {
 }
 
 /// How many kinds are listed before anything is written: until then, what seems missing may be there.
-const KINDS: usize = 7;
+const KINDS: usize = 9;
 
 fn take(
     book: &mut Book,
@@ -245,6 +272,7 @@ fn deployment(deployment: &Deployment) -> Option<Standing> {
     let ready = status.and_then(|status| status.ready_replicas);
     Some(Standing {
         replicas_ours: book::replicas_ours(&deployment.metadata),
+        replicas: deployment.spec.as_ref().and_then(|spec| spec.replicas),
         is_ready: ready.unwrap_or_default() > 0,
         ..standing(deployment)?
     })
@@ -309,9 +337,12 @@ async fn carry_out(
     let verdict: Verdict = match plan {
         Plan::Release(removals) => return write::release(client, name, &removals).await,
         Plan::Refuse(verdict) => verdict,
-        Plan::Apply(writes) => {
+        Plan::Apply(writes, removals) => {
             let taken = write::apply(client, name, &writes).await?;
-            taken.unwrap_or_else(|| book.progress(name))
+            if taken.is_none() {
+                write::remove(client, name, &removals).await?;
+            }
+            taken.unwrap_or_else(|| Verdict::Made(book.progress(name)))
         }
     };
     match book.status(name, &verdict) {

@@ -201,8 +201,14 @@ fn lead(
     if let Some(settings) = &args.waypoints {
         let settings = waypoint_settings(settings, args)?;
         let (client, revision) = (cluster.client.clone(), args.revision.clone());
+        let namespace = args.root_namespace.clone();
         let deploy = while_leading(cluster.leads.clone(), drain.clone(), move || {
-            deployments::run(client.clone(), settings.clone(), revision.clone())
+            deployments::run(
+                client.clone(),
+                settings.clone(),
+                revision.clone(),
+                namespace.clone(),
+            )
         });
         ambit_rt::spawn("waypoints", deploy);
     }

@@ -752,7 +752,7 @@ fn put_one_of_each_kind(cluster: &Cluster) {
 #[tokio::test]
 async fn the_roles_are_what_is_used() {
     let cluster = Cluster::with_gateways();
-    cluster.gateway("way");
+    cluster.scaled_gateway("way");
     cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
     cluster.pod("shop", "web-1", "web", "10.0.0.1");
     mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
@@ -792,7 +792,13 @@ async fn the_roles_are_what_is_used() {
     })
     .await;
     shown("the Gateway's conditions", || cluster.programmed("way")).await;
-    followed(&cluster, DEPLOYMENTS).await;
+    for collection in [DEPLOYMENTS, AUTOSCALERS, CONFIG_MAPS] {
+        followed(&cluster, collection).await;
+    }
+    shown("the autoscaler", || {
+        cluster.server.get(AUTOSCALERS, "shop", "way")
+    })
+    .await;
     for collection in &others {
         followed(&cluster, collection).await;
     }
@@ -833,7 +839,7 @@ async fn followed(cluster: &Cluster, collection: &str) {
 
 /// Used where this scenario may not come: when a revocation list is taken away, when a kind seems to be gone,
 /// when the root is renewed, when an event is written again, when a Gateway gets another class.
-const ELSEWHERE: [&str; 8] = [
+const ELSEWHERE: [&str; 9] = [
     "delete core/configmaps istio-ca-root-cert,istio-ca-crl",
     "get apiextensions.k8s.io/customresourcedefinitions",
     "update core/secrets istio-ca-secret",
@@ -841,6 +847,7 @@ const ELSEWHERE: [&str; 8] = [
     "delete core/serviceaccounts",
     "delete core/services",
     "delete apps/deployments",
+    "delete autoscaling/horizontalpodautoscalers",
     "delete policy/poddisruptionbudgets",
 ];
 
@@ -870,6 +877,7 @@ const TLS_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tlsroutes";
 const TCP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tcproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
 const CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
+const AUTOSCALERS: &str = "/apis/autoscaling/v2/horizontalpodautoscalers";
 const DEPLOYMENTS: &str = "/apis/apps/v1/deployments";
 const ACCOUNTS: &str = "/api/v1/serviceaccounts";
 const BUDGETS: &str = "/apis/policy/v1/poddisruptionbudgets";
@@ -921,6 +929,44 @@ impl Cluster {
                 "spec": {"gatewayClassName": "istio-waypoint",
                     "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}]}}),
         );
+    }
+
+    /// A Gateway with overlays in the ConfigMap `own`, which asks for an autoscaler.
+    fn scaled_gateway(&self, name: &str) {
+        self.gateway(name);
+        let mut gateway = self.server.get(GATEWAYS, "shop", name).unwrap();
+        gateway["spec"]["infrastructure"] =
+            json!({"parametersRef": {"group": "", "kind": "ConfigMap", "name": "own"}});
+        self.server.put(GATEWAYS, gateway);
+        self.overlays(json!({"horizontalPodAutoscaler": "spec: {minReplicas: 3, maxReplicas: 9}"}));
+    }
+
+    fn overlays(&self, data: Value) {
+        self.server.put(
+            CONFIG_MAPS,
+            json!({"apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": "own", "namespace": "shop"}, "data": data}),
+        );
+    }
+
+    /// What the API server says of who applies an object of `way`: its label, and these fields of `spec`.
+    fn applied_by_us(&self, collection: &str, fields: Value) {
+        let mut object = self.server.get(collection, "shop", "way").unwrap();
+        object["metadata"]["managedFields"] = json!([{
+            "manager": "ambit-waypoints", "operation": "Apply", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:metadata": {"f:labels": {"f:gateway.istio.io/managed": {}}}, "f:spec": fields},
+        }]);
+        self.server.put(collection, object);
+    }
+
+    fn accepted(&self, name: &str) -> Option<(String, String)> {
+        let gateway = self.server.get(GATEWAYS, "shop", name)?;
+        let conditions = gateway["status"]["conditions"].as_array()?.clone();
+        let one = conditions.iter().find(|one| one["type"] == "Accepted")?;
+        Some((
+            one["reason"].as_str()?.to_owned(),
+            one["message"].as_str()?.to_owned(),
+        ))
     }
 
     fn programmed(&self, name: &str) -> Option<String> {
@@ -981,6 +1027,74 @@ async fn a_gateway_gets_a_waypoint_that_is_made_again_and_programmed_when_it_is_
     .await;
     let gateway = cluster.server.get(GATEWAYS, "shop", "way").unwrap();
     assert_eq!(gateway["status"]["addresses"][0]["value"], "10.96.0.9");
+}
+
+#[tokio::test]
+async fn overlays_are_followed_undone_and_refused_where_they_cannot_be() {
+    let cluster = Cluster::with_gateways();
+    cluster.scaled_gateway("way");
+    let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
+    let deployment = || cluster.server.get(DEPLOYMENTS, "shop", "way");
+    let scaler = shown("the autoscaler", || {
+        cluster.server.get(AUTOSCALERS, "shop", "way")
+    })
+    .await;
+    assert_eq!(scaler["spec"]["maxReplicas"], 9);
+    assert_eq!(deployment().unwrap()["spec"].get("replicas"), None);
+    cluster.applied_by_us(AUTOSCALERS, json!({}));
+
+    cluster.overlays(json!({"deployment": "spec: {replicas: 4, minReadySeconds: 7}"}));
+    shown("the key is followed", || {
+        (deployment()?["spec"]["minReadySeconds"] == 7).then_some(())
+    })
+    .await;
+    assert_eq!(deployment().unwrap()["spec"]["replicas"], 4);
+    shown("no autoscaler any more", || {
+        let gone = cluster.server.get(AUTOSCALERS, "shop", "way").is_none();
+        gone.then_some(())
+    })
+    .await;
+
+    cluster.applied_by_us(DEPLOYMENTS, json!({"f:replicas": {}}));
+    let stood = deployment().unwrap();
+    let evil = "spec: {template: {spec: {serviceAccountName: admin}}}";
+    cluster.overlays(json!({"deployment": evil}));
+    let (_, message) = shown("it is refused", || {
+        let (reason, message) = cluster.accepted("way")?;
+        (reason == "InvalidParameters").then_some((reason, message))
+    })
+    .await;
+    let place = "ConfigMap shop/own, key deployment: spec.template.spec.serviceAccountName: ";
+    assert!(message.starts_with(place), "{message}");
+    assert_eq!(
+        deployment().unwrap()["spec"],
+        stood["spec"],
+        "what stood stays"
+    );
+
+    cluster.overlays(json!({}));
+    shown("what the keys said is undone", || {
+        let spec = deployment()?["spec"].clone();
+        (spec["replicas"] == 2).then_some(())
+    })
+    .await;
+    shown("it is accepted again", || {
+        (cluster.accepted("way")?.0 == "Accepted").then_some(())
+    })
+    .await;
+
+    cluster.server.put(
+        CONFIG_MAPS,
+        json!({"apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "defaults", "namespace": "istio-system",
+                "labels": {"gateway.istio.io/defaults-for-class": "istio-waypoint"}},
+            "data": {"service": "spec: {type: NodePort}"}}),
+    );
+    shown("what is said for all", || {
+        let service = cluster.server.get(SERVICES, "shop", "way")?;
+        (service["spec"]["type"] == "NodePort").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -12,6 +12,8 @@ mod circles;
 mod faults;
 mod foreign;
 mod kinds;
+mod overlays;
 mod progress;
 mod protocols;
+mod rehearsal;
 mod rollout;

@@ -2,10 +2,43 @@
 
 use std::net::IpAddr;
 
-use ambit_k8s_api::{ObjectKey, labels};
+use ambit_k8s_api::{Kind, Object, ObjectKey, labels};
 use serde_json::{Value, json};
 
-use super::{ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME};
+use super::{
+    ContainerObserved, ContainerState, NodeInfo, Observed, PodPlan, schedule::HOSTNAME,
+    waypoints::Problem,
+};
+
+/// The kinds by which is decided what policies apply to whom.
+pub(super) const POLICIES_HANG_ON: [Kind; 9] = [
+    Kind::Namespace,
+    Kind::Pod,
+    Kind::Service,
+    Kind::ServiceEntry,
+    Kind::WorkloadEntry,
+    Kind::GatewayClass,
+    Kind::Gateway,
+    Kind::AuthorizationPolicy,
+    Kind::PeerAuthentication,
+];
+
+/// An object of one of these kinds in the form of a manifest.
+pub(super) fn of_policies(object: &Object) -> Option<Value> {
+    let value = match object {
+        Object::Namespace(object) => serde_json::to_value(&**object),
+        Object::Pod(object) => serde_json::to_value(&**object),
+        Object::Service(object) => serde_json::to_value(&**object),
+        Object::ServiceEntry(object) => serde_json::to_value(&**object),
+        Object::WorkloadEntry(object) => serde_json::to_value(&**object),
+        Object::GatewayClass(object) => serde_json::to_value(&**object),
+        Object::Gateway(object) => serde_json::to_value(&**object),
+        Object::AuthorizationPolicy(object) => serde_json::to_value(&**object),
+        Object::PeerAuthentication(object) => serde_json::to_value(&**object),
+        _ => return None,
+    };
+    value.ok()
+}
 
 pub(super) fn node(node: &NodeInfo) -> Value {
     let addresses: Vec<_> = node
@@ -77,16 +110,40 @@ pub(super) fn gateway(key: &ObjectKey, host: &str, ips: &[IpAddr], ready: bool) 
 }
 
 /// The same of one for which no waypoint can be made.
-pub(super) fn refused_gateway(key: &ObjectKey, why: &str) -> Value {
-    let condition = |name: &str, message: &str| json!({"type": name, "status": "False", "reason": "Invalid", "message": message});
+pub(super) fn refused_gateway(key: &ObjectKey, problem: &Problem) -> Value {
+    let none = condition("Programmed", "Invalid", "no waypoint is made for it");
     json!({
         "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "metadata": meta(key),
-        "status": {"conditions": [
-            condition("Accepted", why),
-            condition("Programmed", "no waypoint is made for it"),
-        ]},
+        "status": {"conditions": [not_accepted(problem), none]},
     })
+}
+
+/// The condition of a Gateway that is of no use as it is written.
+pub(super) fn not_accepted(problem: &Problem) -> Value {
+    condition("Accepted", problem.reason, &problem.why)
+}
+
+/// The condition of a Gateway that asks for an autoscaler.
+pub(super) fn no_autoscaler() -> Value {
+    condition(
+        "ambit.io/Autoscaled",
+        "NotInLab",
+        "a lab has no autoscalers: its waypoint has the least number of pods that the HorizontalPodAutoscaler allows",
+    )
+}
+
+fn condition(name: &str, reason: &str, message: &str) -> Value {
+    json!({"type": name, "status": "False", "reason": reason, "message": message})
+}
+
+/// Puts a condition in place of what has its type, or adds it.
+pub(super) fn set_condition(object: &mut Value, condition: Value) {
+    let conditions = object.pointer_mut("/status/conditions");
+    if let Some(conditions) = conditions.and_then(Value::as_array_mut) {
+        conditions.retain(|one| one.get("type") != condition.get("type"));
+        conditions.push(condition);
+    }
 }
 
 pub(super) fn pod(

@@ -355,3 +355,54 @@ fn a_gateway_that_cannot_have_a_waypoint_is_a_problem_and_others_objects_stay() 
     assert!(started(&effects).is_empty());
     assert_eq!(cluster.problems().len(), 1);
 }
+
+fn overlays(data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "own", "namespace": "shop"}, "data": data})
+}
+
+#[test]
+fn overlays_are_laid_over_a_waypoint_and_what_stands_stays_when_they_cannot_be() {
+    let mut cluster = cluster(2);
+    let mut refers = gateway(json!({}));
+    refers["spec"]["infrastructure"] =
+        json!({"parametersRef": {"group": "", "kind": "ConfigMap", "name": "own"}});
+    let two = json!({"deployment": "spec: {replicas: 2}"});
+    let effects = cluster.apply(Event::Manifests(vec![
+        applied(refers),
+        applied(overlays(two)),
+    ]));
+    assert_eq!(started(&effects).len(), 2);
+
+    let bad = json!({"deployment": "spec: {replicas: [}"});
+    let effects = cluster.apply(Event::Manifests(vec![applied(overlays(bad))]));
+    assert_eq!((started(&effects).len(), stopped(&effects)), (0, 0));
+    let problems = cluster.problems();
+    let beginning =
+        "Gateway shop/waypoint: ConfigMap shop/own, key deployment: line 1: is not YAML";
+    assert!(problems[0].starts_with(beginning), "{problems:?}");
+    let status = &written(&effects, Kind::Gateway).unwrap()["status"];
+    let condition = |status: &Value, name: &str| {
+        let all = status["conditions"].as_array().unwrap().iter();
+        let mut found = all.filter(|one| one["type"] == name);
+        let one = found.next().unwrap();
+        assert_eq!(found.next(), None, "once");
+        one["reason"].clone()
+    };
+    assert_eq!(condition(status, "Accepted"), "InvalidParameters");
+    assert_eq!(condition(status, "Programmed"), "AddressNotUsable");
+    assert_eq!(status["addresses"][0]["value"], "10.96.1.0");
+
+    // A lab does not scale by itself, and says so.
+    let scaled = json!({"horizontalPodAutoscaler": "spec: {minReplicas: 3, maxReplicas: 5}"});
+    let effects = cluster.apply(Event::Manifests(vec![applied(overlays(scaled))]));
+    assert_eq!((started(&effects).len(), stopped(&effects)), (1, 0));
+    assert!(cluster.problems().is_empty());
+    let status = &written(&effects, Kind::Gateway).unwrap()["status"];
+    assert_eq!(condition(status, "Accepted"), "Accepted");
+    assert_eq!(condition(status, "ambit.io/Autoscaled"), "NotInLab");
+
+    // What the key said is undone.
+    let effects = cluster.apply(Event::Manifests(vec![applied(overlays(json!({})))]));
+    assert_eq!((started(&effects).len(), stopped(&effects)), (0, 2));
+}

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{Gateway, Kind, Object, ObjectKey};
-use ambit_waypoint_objects::{self as waypoint, Settings, is_ours};
-use serde_json::Value;
+use ambit_waypoint_objects::{self as waypoint, ConfigMaps, Parameters, Settings, is_ours};
+use serde_json::{Value, json};
+
+use crate::mesh::SYSTEM;
 
 /// The revision of the lab's control plane.
 const REVISION: &str = "default";
@@ -16,12 +18,24 @@ pub(super) struct Waypoints {
     pub(super) made: BTreeMap<ObjectKey, Made>,
     /// The Gateways that have a waypoint.
     pub(super) gateways: BTreeSet<ObjectKey>,
-    /// Gateways that have none, and why.
-    pub(super) problems: BTreeMap<ObjectKey, String>,
+    /// Gateways that have none as they are written now, and why. Some have one as they were written before.
+    pub(super) problems: BTreeMap<ObjectKey, Problem>,
+    /// Those that ask for an autoscaler, which a lab has not.
+    pub(super) autoscaled: BTreeSet<ObjectKey>,
+}
+
+/// Why a Gateway cannot have a waypoint.
+pub(super) struct Problem {
+    /// The condition's reason.
+    pub(super) reason: &'static str,
+    pub(super) why: String,
 }
 
 /// One object.
+#[derive(Clone)]
 pub(super) struct Made {
+    /// The Gateway that it is for.
+    gateway: ObjectKey,
     pub(super) object: Object,
     /// The same as a manifest.
     pub(super) manifest: Value,
@@ -34,6 +48,7 @@ impl Waypoints {
             made: BTreeMap::new(),
             gateways: BTreeSet::new(),
             problems: BTreeMap::new(),
+            autoscaled: BTreeSet::new(),
         }
     }
 
@@ -46,12 +61,14 @@ impl Waypoints {
 
     /// Makes everything anew from what the manifests say.
     pub(super) fn follow(&mut self, objects: &BTreeMap<ObjectKey, Object>) {
-        self.made.clear();
+        let before = std::mem::take(&mut self.made);
         self.gateways.clear();
         self.problems.clear();
+        let were_autoscaled = std::mem::take(&mut self.autoscaled);
         let Some(settings) = self.settings.clone() else {
             return;
         };
+        let maps = config_maps(objects);
         for (key, object) in objects {
             let Object::Gateway(gateway) = object else {
                 continue;
@@ -59,40 +76,108 @@ impl Waypoints {
             if !is_ours(gateway, &namespace_labels(objects, key), REVISION) {
                 continue;
             }
-            match make(gateway, &settings, objects) {
-                Ok(made) => {
-                    self.made.extend(made);
+            match make(gateway, &settings, &maps, objects) {
+                Ok(Waypoint {
+                    objects,
+                    is_autoscaled,
+                }) => {
+                    self.made.extend(objects);
                     self.gateways.insert(key.clone());
+                    if is_autoscaled {
+                        self.autoscaled.insert(key.clone());
+                    }
                 }
-                Err(why) => drop(self.problems.insert(key.clone(), why)),
+                Err(problem) => {
+                    // What was made before stays, unless the manifests bring their own now.
+                    let of_it = before.iter().filter(|(_, made)| made.gateway == *key);
+                    let of_it: Vec<_> = of_it.collect();
+                    let is_free = of_it.iter().all(|(name, _)| !objects.contains_key(*name));
+                    if is_free && !of_it.is_empty() {
+                        let of_it = of_it.into_iter();
+                        self.made
+                            .extend(of_it.map(|(name, made)| (name.clone(), made.clone())));
+                        self.gateways.insert(key.clone());
+                        if were_autoscaled.contains(key) {
+                            self.autoscaled.insert(key.clone());
+                        }
+                    }
+                    self.problems.insert(key.clone(), problem);
+                }
             }
         }
     }
 }
 
+/// The ConfigMaps of the manifests.
+fn config_maps(objects: &BTreeMap<ObjectKey, Object>) -> ConfigMaps {
+    let mut maps = ConfigMaps::new(SYSTEM);
+    for (key, object) in objects {
+        if let Object::ConfigMap(map) = object {
+            maps.set(&key.namespace, &key.name, Some(Parameters::of(map)));
+        }
+    }
+    maps
+}
+
+/// A waypoint of a Gateway.
+struct Waypoint {
+    objects: Vec<(ObjectKey, Made)>,
+    is_autoscaled: bool,
+}
+
 fn make(
     gateway: &Gateway,
     settings: &Settings,
+    maps: &ConfigMaps,
     objects: &BTreeMap<ObjectKey, Object>,
-) -> Result<Vec<(ObjectKey, Made)>, String> {
-    let manifests = waypoint::objects(gateway, settings).map_err(|error| error.to_string())?;
+) -> Result<Waypoint, Problem> {
+    let manifests = waypoint::objects(gateway, settings, maps).map_err(|error| Problem {
+        reason: error.reason(),
+        why: error.to_string(),
+    })?;
+    let invalid = |why: String| Problem {
+        reason: "Invalid",
+        why,
+    };
+    let mut deployment = manifests.deployment;
+    if let Some(scaler) = &manifests.autoscaler {
+        let least = scaler.pointer("/spec/minReplicas").cloned();
+        json_patch::merge(
+            &mut deployment,
+            &json!({"spec": {"replicas": least.unwrap_or_else(|| 1.into())}}),
+        );
+    }
     let mut made = Vec::new();
-    // The others are for what a lab has not: evictions.
+    // The others are for what a lab has not: evictions and autoscalers.
     for (kind, manifest) in [
         (Kind::ServiceAccount, manifests.service_account),
         (Kind::Service, manifests.service),
-        (Kind::Deployment, manifests.deployment),
+        (Kind::Deployment, deployment),
     ] {
-        let object = Object::from_value(kind, &manifest).map_err(|error| error.to_string())?;
+        let object =
+            Object::from_value(kind, &manifest).map_err(|error| invalid(error.to_string()))?;
         let key = object.key();
         if objects.contains_key(&key) {
-            return Err(format!(
+            return Err(invalid(format!(
                 "there is a {key} in the manifests already: rename the Gateway or that object"
-            ));
+            )));
         }
-        made.push((key, Made { object, manifest }));
+        let gateway = ObjectKey::new(
+            Kind::Gateway,
+            key.namespace.clone(),
+            gateway.metadata.name.as_deref().unwrap_or_default(),
+        );
+        let made_for_it = Made {
+            gateway,
+            object,
+            manifest,
+        };
+        made.push((key, made_for_it));
     }
-    Ok(made)
+    Ok(Waypoint {
+        objects: made,
+        is_autoscaled: manifests.autoscaler.is_some(),
+    })
 }
 
 fn namespace_labels(

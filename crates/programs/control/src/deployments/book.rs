@@ -3,35 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::Gateway;
-use ambit_waypoint_objects::{self as waypoint, CLASS, CONTROLLER, MANAGED, Settings, is_ours};
+use ambit_waypoint_objects::{
+    self as waypoint, CLASS, CONTROLLER, ConfigMaps, MANAGED, Parameters, Part, Settings, is_ours,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     release::Release,
-    status::{self, Verdict},
+    status::{self, Progress, Verdict},
 };
 
 /// The field manager of everything that is written here.
 pub(super) const MANAGER: &str = "ambit-waypoints";
-
-/// One of the objects of a waypoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Part {
-    ServiceAccount,
-    Service,
-    Deployment,
-    DisruptionBudget,
-}
-
-impl Part {
-    pub(super) const ALL: [Self; 4] = [
-        Self::ServiceAccount,
-        Self::Service,
-        Self::Deployment,
-        Self::DisruptionBudget,
-    ];
-}
+/// That of a Deployment's number of pods, from when it is an autoscaler's to say until that says it: a field that
+/// nobody applies any more would go back to one pod.
+pub(super) const REPLICAS_MANAGER: &str = "ambit-waypoint-replicas";
 
 /// Namespace and name: those of a Gateway and of all its objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -64,6 +51,8 @@ pub(super) struct Standing {
     pub(super) labels: BTreeMap<String, String>,
     /// Of a Deployment: whether the number of pods is still ours to say; scaling takes it over.
     pub(super) replicas_ours: bool,
+    /// Of a Deployment: that number.
+    pub(super) replicas: Option<i32>,
     /// Of a Service: its addresses in the cluster.
     pub(super) ips: Vec<String>,
     /// Of a Service: its addresses at load balancers.
@@ -135,8 +124,8 @@ pub(super) enum ClassWork<'a> {
 /// What is to be done for a Gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Plan {
-    /// Write these. Those marked as new must not exist as objects of somebody else.
-    Apply(Vec<Write>),
+    /// Write these, and then remove those. What is marked as new must not exist as an object of somebody else.
+    Apply(Vec<Write>, Vec<Removal>),
     /// Nothing; and what its status is to say.
     Refuse(Verdict),
     /// It is a waypoint no longer: nothing is said of it any more, and what was made for it goes.
@@ -157,6 +146,8 @@ pub(super) struct Write {
     pub(super) part: Part,
     pub(super) object: Value,
     pub(super) is_new: bool,
+    /// The field manager.
+    pub(super) manager: &'static str,
 }
 
 /// See the module above.
@@ -172,11 +163,17 @@ pub(super) struct Book {
     /// Of every class.
     gateways: BTreeMap<Name, Gateway>,
     standing: BTreeMap<(Part, Name), Standing>,
+    maps: ConfigMaps,
     due: BTreeSet<Name>,
 }
 
 impl Book {
-    pub(super) fn new(settings: Settings, revision: String, release: Release) -> Self {
+    pub(super) fn new(
+        settings: Settings,
+        revision: String,
+        release: Release,
+        system_namespace: &str,
+    ) -> Self {
         Self {
             settings,
             revision,
@@ -185,6 +182,7 @@ impl Book {
             namespaces: BTreeMap::new(),
             gateways: BTreeMap::new(),
             standing: BTreeMap::new(),
+            maps: ConfigMaps::new(system_namespace),
             due: BTreeSet::new(),
         }
     }
@@ -231,6 +229,14 @@ impl Book {
         }
     }
 
+    pub(super) fn config_map(&mut self, map: &Name, parameters: Option<Parameters>) {
+        let concerns_all = self.maps.set(&map.namespace, &map.name, parameters);
+        let concerned = self.gateways.iter().filter(|(_, gateway)| {
+            concerns_all || waypoint::refers_to(gateway, &map.namespace, &map.name)
+        });
+        self.due.extend(concerned.map(|(name, _)| name.clone()));
+    }
+
     pub(super) fn object(&mut self, part: Part, name: Name, standing: Option<Standing>) {
         let key = (part, name.clone());
         let before = match standing.clone() {
@@ -271,22 +277,31 @@ impl Book {
         if let Some(other) = others.into_iter().next() {
             return Some(Plan::Refuse(Verdict::Other(other)));
         }
-        let objects = match waypoint::objects(gateway, &self.settings) {
+        let objects = match waypoint::objects(gateway, &self.settings, &self.maps) {
             Ok(objects) => objects,
-            Err(why) => return Some(Plan::Refuse(Verdict::Unusable(why))),
+            Err(why) => {
+                // What was made before stays.
+                let stands = self.is_its(Part::Deployment, name, gateway);
+                let progress = stands.then(|| self.progress(name));
+                return Some(Plan::Refuse(Verdict::Unusable(why, progress)));
+            }
         };
-        let all = objects.all().into_iter().cloned();
-        let mut writes: Vec<_> = parts()
-            .zip(all)
-            .map(|(part, object)| Write {
-                part,
-                object,
-                is_new: self.stands(part, name).is_none(),
-            })
-            .collect();
+        let mut writes = Vec::new();
+        if objects.autoscaler.is_some() {
+            writes.extend(self.hand_over(name));
+        }
+        writes.extend(objects.all().into_iter().map(|(part, object)| Write {
+            part,
+            object: object.clone(),
+            is_new: self.stands(part, name).is_none(),
+            manager: MANAGER,
+        }));
+        let unwanted = |part: &Part| !objects.all().iter().any(|(wanted, _)| wanted == part);
+        let removals = self.removals(name, gateway, unwanted);
+        let was_autoscaled = removals.iter().any(|of| of.part == Part::Autoscaler);
         let deployment = self.stands(Part::Deployment, name);
         let is_scaled = deployment.is_some_and(|standing| !standing.replicas_ours);
-        if is_scaled && !waypoint::says_replicas(gateway) {
+        if is_scaled && !was_autoscaled && !objects.says_replicas {
             for write in writes
                 .iter_mut()
                 .filter(|write| write.part == Part::Deployment)
@@ -295,22 +310,55 @@ impl Book {
                 drop(spec.and_then(|spec| spec.remove("replicas")));
             }
         }
-        Some(Plan::Apply(writes))
+        Some(Plan::Apply(writes, removals))
+    }
+
+    /// The number of pods that a Deployment has, said once more by another manager: see [`REPLICAS_MANAGER`].
+    fn hand_over(&self, name: &Name) -> Option<Write> {
+        let standing = self.stands(Part::Deployment, name)?;
+        let replicas = standing.replicas.filter(|_| standing.replicas_ours)?;
+        let part = Part::Deployment;
+        Some(Write {
+            part,
+            object: json!({
+                "apiVersion": part.api_version(),
+                "kind": part.kind(),
+                "metadata": {"name": &*name.name, "namespace": &*name.namespace},
+                "spec": {"replicas": replicas},
+            }),
+            is_new: false,
+            manager: REPLICAS_MANAGER,
+        })
     }
 
     /// For a Gateway of another class: away with what was made for it while it was a waypoint.
     fn release(&self, name: &Name, gateway: &Gateway) -> Option<Plan> {
-        let removals: Vec<_> = Part::ALL
-            .into_iter()
-            .filter_map(|part| {
-                let standing = self.stands(part, name)?;
-                let is_its =
-                    standing.made_for.is_some() && standing.made_for == gateway.metadata.uid;
-                let uid = standing.uid.clone();
-                is_its.then_some(Removal { part, uid })
-            })
-            .collect();
+        let removals = self.removals(name, gateway, |_| true);
         (!removals.is_empty()).then_some(Plan::Release(removals))
+    }
+
+    /// What was made for a Gateway, of those parts.
+    fn removals(
+        &self,
+        name: &Name,
+        gateway: &Gateway,
+        parts: impl Fn(&Part) -> bool,
+    ) -> Vec<Removal> {
+        let of_it = Part::ALL.into_iter().filter(parts);
+        let of_it = of_it.filter(|part| self.is_its(*part, name, gateway));
+        let removal = |part| {
+            let uid = self.stands(part, name)?.uid.clone();
+            Some(Removal { part, uid })
+        };
+        of_it.filter_map(removal).collect()
+    }
+
+    /// Whether an object was made by us for this very Gateway.
+    fn is_its(&self, part: Part, name: &Name, gateway: &Gateway) -> bool {
+        let made_for = self
+            .stands(part, name)
+            .and_then(|of| of.made_for.as_deref());
+        made_for.is_some() && made_for == gateway.metadata.uid.as_deref()
     }
 
     /// What a Gateway's status is to say; nothing if it says so.
@@ -320,9 +368,9 @@ impl Book {
     }
 
     /// How far the waypoint is whose objects are written.
-    pub(super) fn progress(&self, name: &Name) -> Verdict {
+    pub(super) fn progress(&self, name: &Name) -> Progress {
         let service = self.stands(Part::Service, name);
-        Verdict::Made {
+        Progress {
             hostname: format!(
                 "{}.{}.svc.{}",
                 name.name, name.namespace, self.settings.cluster_domain

@@ -9,19 +9,23 @@ use serde_json::{Value, json};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
     /// Its objects are written.
-    Made {
-        hostname: String,
-        ips: Vec<String>,
-        /// At load balancers.
-        outside: Vec<String>,
-        is_ready: bool,
-    },
-    /// None can be made.
-    Unusable(Unusable),
+    Made(Progress),
+    /// None can be made as it is written now; what was made before, if anything, stays.
+    Unusable(Unusable, Option<Progress>),
     /// An object of its name is there that was not made for a waypoint.
     Taken(String),
     /// Another controller takes care of it: its field manager.
     Other(String),
+}
+
+/// How far a waypoint is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub(super) hostname: String,
+    pub(super) ips: Vec<String>,
+    /// At load balancers.
+    pub(super) outside: Vec<String>,
+    pub(super) is_ready: bool,
 }
 
 struct Condition {
@@ -79,34 +83,12 @@ pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
 fn wanted(verdict: &Verdict) -> Vec<Condition> {
     let accepted = || condition("Accepted", true, "Accepted", "a waypoint is made for it");
     match verdict {
-        Verdict::Made {
-            is_ready: true,
-            ips,
-            ..
-        } if !ips.is_empty() => vec![
-            accepted(),
-            condition("Programmed", true, "Programmed", "the waypoint is ready"),
-        ],
-        Verdict::Made { ips, .. } => {
-            let reason = if ips.is_empty() {
-                "AddressNotAssigned"
-            } else {
-                "AddressNotUsable"
-            };
-            let message = "the waypoint is not ready: what is bound to it is refused";
-            vec![accepted(), condition("Programmed", false, reason, message)]
-        }
-        Verdict::Unusable(why) => {
-            let reason = match why {
-                Unusable::Parameters => "InvalidParameters",
-                Unusable::Name(_)
-                | Unusable::Replicas(_)
-                | Unusable::ServiceType(_)
-                | Unusable::OtherName(_) => "Invalid",
-            };
+        Verdict::Made(progress) => vec![accepted(), programmed(progress)],
+        Verdict::Unusable(why, stands) => {
+            let none = || condition("Programmed", false, "Invalid", "no waypoint is made for it");
             vec![
-                condition("Accepted", false, reason, why.to_string()),
-                condition("Programmed", false, "Invalid", "no waypoint is made for it"),
+                condition("Accepted", false, why.reason(), why.to_string()),
+                stands.as_ref().map_or_else(none, programmed),
             ]
         }
         Verdict::Taken(what) => vec![
@@ -132,17 +114,29 @@ fn wanted(verdict: &Verdict) -> Vec<Condition> {
     }
 }
 
+fn programmed(progress: &Progress) -> Condition {
+    let reason = match progress {
+        Progress { ips, .. } if ips.is_empty() => "AddressNotAssigned",
+        Progress {
+            is_ready: false, ..
+        } => "AddressNotUsable",
+        _ => return condition("Programmed", true, "Programmed", "the waypoint is ready"),
+    };
+    let message = "the waypoint is not ready: what is bound to it is refused";
+    condition("Programmed", false, reason, message)
+}
+
 /// Its addresses, as soon as a pod was ready behind them. From then on they stay, since bindings hang on them.
 fn addresses(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
-    let Verdict::Made {
+    let (Verdict::Made(progress) | Verdict::Unusable(_, Some(progress))) = verdict else {
+        return None;
+    };
+    let Progress {
         hostname,
         ips,
         outside,
         is_ready,
-    } = verdict
-    else {
-        return None;
-    };
+    } = progress;
     let had = gateway.status.get("addresses").and_then(Value::as_array);
     let had = had.is_some_and(|addresses| !addresses.is_empty());
     if ips.is_empty() || !(*is_ready || had) {

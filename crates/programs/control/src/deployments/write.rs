@@ -1,6 +1,6 @@
 //! The requests to the API server.
 
-use ambit_waypoint_objects::{CLASS, CONTROLLER, is_managed};
+use ambit_waypoint_objects::{CLASS, CONTROLLER, Part, is_managed};
 use kube::{
     Api, Client,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
@@ -10,7 +10,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    book::{MANAGER, Name, Part, Removal, Write},
+    book::{MANAGER, Name, Removal, Write},
     release::Release,
     status::{Verdict, now},
 };
@@ -18,40 +18,35 @@ use super::{
 /// What the class is for; 64 bytes at most.
 const DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
 
-/// `group`, `version`, `kind` and the name of the kind in paths.
-fn resource(group: &str, kind: &str, plural: &str) -> ApiResource {
-    let version = "v1";
-    let api_version = match group {
-        "" => version.to_owned(),
-        group => format!("{group}/{version}"),
-    };
+/// A kind of the Gateway API.
+fn resource(kind: &str, plural: &str) -> ApiResource {
+    let group = ambit_k8s_api::gateway::GROUP;
     ApiResource {
         group: group.to_owned(),
-        version: version.to_owned(),
-        api_version,
+        version: "v1".to_owned(),
+        api_version: format!("{group}/v1"),
         kind: kind.to_owned(),
         plural: plural.to_owned(),
     }
 }
 
 pub(super) fn gateways() -> ApiResource {
-    resource(ambit_k8s_api::gateway::GROUP, "Gateway", "gateways")
+    resource("Gateway", "gateways")
 }
 
 pub(super) fn classes() -> ApiResource {
-    resource(
-        ambit_k8s_api::gateway::GROUP,
-        "GatewayClass",
-        "gatewayclasses",
-    )
+    resource("GatewayClass", "gatewayclasses")
 }
 
 fn resource_of(part: Part) -> ApiResource {
-    match part {
-        Part::ServiceAccount => resource("", "ServiceAccount", "serviceaccounts"),
-        Part::Service => resource("", "Service", "services"),
-        Part::Deployment => resource("apps", "Deployment", "deployments"),
-        Part::DisruptionBudget => resource("policy", "PodDisruptionBudget", "poddisruptionbudgets"),
+    let api_version = part.api_version();
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: api_version.to_owned(),
+        kind: part.kind().to_owned(),
+        plural: part.plural().to_owned(),
     }
 }
 
@@ -71,7 +66,7 @@ pub(super) async fn apply(
             let what = format!("{} {}/{}", resource.kind, name.namespace, name.name);
             return Ok(Some(Verdict::Taken(what)));
         }
-        let params = PatchParams::apply(MANAGER).force();
+        let params = PatchParams::apply(write.manager).force();
         api.patch(&name.name, &params, &Patch::Apply(&write.object))
             .await?;
     }
@@ -86,6 +81,15 @@ pub(super) async fn release(
 ) -> Result<(), kube::Error> {
     // What one applies no more is gone.
     status(client, name, &json!({})).await?;
+    remove(client, name, removals).await
+}
+
+/// Deletes what was made for a Gateway.
+pub(super) async fn remove(
+    client: &Client,
+    name: &Name,
+    removals: &[Removal],
+) -> Result<(), kube::Error> {
     for removal in removals {
         let resource = resource_of(removal.part);
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);

@@ -25,7 +25,13 @@ fn gateway(metadata: Value, status: Value) -> Gateway {
 
 /// A book that knows the class and one Gateway.
 fn book(metadata: Value) -> Book {
-    let mut book = Book::new(Settings::default(), "default".into(), Release::of(None));
+    let release = Release::of(None);
+    let mut book = Book::new(
+        Settings::default(),
+        "default".into(),
+        release,
+        "istio-system",
+    );
     book.class(Some(class(CONTROLLER)));
     book.gateway(name(), Some(gateway(metadata, Value::Null)));
     book
@@ -52,11 +58,17 @@ fn applied_by(manager: &str, fields: Value) -> Value {
     json!({"manager": manager, "operation": "Apply", "fieldsType": "FieldsV1", "fieldsV1": all})
 }
 
-fn writes(book: &Book) -> Vec<Write> {
+fn applied(book: &Book) -> (Vec<Write>, Vec<Removal>) {
     match book.plan(&name()) {
-        Some(Plan::Apply(writes)) => writes,
+        Some(Plan::Apply(writes, removals)) => (writes, removals),
         other => panic!("{other:?}"),
     }
+}
+
+fn writes(book: &Book) -> Vec<Write> {
+    let (writes, removals) = applied(book);
+    assert_eq!(removals, []);
+    writes
 }
 
 fn replicas(book: &Book) -> Value {
@@ -241,8 +253,157 @@ fn a_deployment_that_was_scaled_keeps_its_number_unless_the_gateway_says_one() {
 #[test]
 fn a_gateway_that_cannot_be_made_is_refused() {
     let book = book(json!({"annotations": {"ambit.io/waypoint-replicas": "x"}}));
-    let why = Verdict::Unusable(Unusable::Replicas("x".into()));
+    let why = Verdict::Unusable(Unusable::Replicas("x".into()), None);
     assert_eq!(book.plan(&name()), Some(Plan::Refuse(why)));
+}
+
+/// A Gateway that refers to the ConfigMap `own`.
+fn refers() -> Gateway {
+    let mut gateway = gateway(json!({}), Value::Null);
+    let infrastructure =
+        json!({"parametersRef": {"group": "", "kind": "ConfigMap", "name": "own"}});
+    gateway.spec.infrastructure = serde_json::from_value(infrastructure).unwrap();
+    gateway
+}
+
+fn map(name: &str) -> Name {
+    Name {
+        namespace: "shop".into(),
+        name: name.into(),
+    }
+}
+
+fn parameters(data: Value) -> Option<Parameters> {
+    let map = serde_json::from_value(json!({"metadata": {}, "data": data})).unwrap();
+    Some(Parameters::of(&map))
+}
+
+/// One of our objects, made for the Gateway, whose fields we apply.
+fn made(fields: Value) -> Standing {
+    let mut metadata = metadata(json!([applied_by(MANAGER, fields)]));
+    let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+        "name": "way", "uid": "1"}]);
+    metadata.owner_references = serde_json::from_value(owner).unwrap();
+    Standing {
+        replicas_ours: replicas_ours(&metadata),
+        replicas: Some(2),
+        ..Standing::of(&metadata)
+    }
+}
+
+#[test]
+fn gateways_are_looked_at_again_when_their_config_map_changes_and_others_are_not() {
+    let mut book = book(json!({}));
+    book.gateway(name(), Some(refers()));
+    book.take_due();
+    for (map_name, data, is_due) in [
+        ("own", json!({"deployment": "spec: {replicas: 3}"}), true),
+        ("other", json!({"deployment": "spec: {replicas: 3}"}), false),
+        ("own", json!({}), true),
+    ] {
+        book.config_map(&map(map_name), parameters(data));
+        assert_eq!(!book.take_due().is_empty(), is_due, "{map_name}");
+    }
+    assert_eq!(replicas(&book), 2, "what the key said is undone");
+    book.config_map(&map("own"), None);
+    assert!(!book.take_due().is_empty());
+    let plan = book.plan(&name());
+    assert!(
+        matches!(plan, Some(Plan::Refuse(Verdict::Unusable(_, None)))),
+        "{plan:?}"
+    );
+}
+
+#[test]
+fn what_cannot_be_laid_over_changes_nothing_of_what_stands_and_is_said() {
+    let mut book = book(json!({}));
+    book.gateway(name(), Some(refers()));
+    book.config_map(
+        &map("own"),
+        parameters(json!({"service": "spec: {type: ["})),
+    );
+    book.object(Part::Deployment, name(), Some(made(json!({}))));
+    let Some(Plan::Refuse(verdict)) = book.plan(&name()) else {
+        panic!("refused");
+    };
+    let status = book.status(&name(), &verdict).unwrap();
+    let expected = [
+        "Accepted=False InvalidParameters",
+        "Programmed=False AddressNotAssigned",
+    ];
+    assert_eq!(conditions(&status), expected);
+    let message = status["conditions"][0]["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("ConfigMap shop/own, key service: line 1"),
+        "{message}"
+    );
+    let service = Standing {
+        ips: vec!["10.96.0.7".into()],
+        ..made(json!({}))
+    };
+    book.object(Part::Service, name(), Some(service));
+    let ready = Standing {
+        is_ready: true,
+        ..made(json!({}))
+    };
+    book.object(Part::Deployment, name(), Some(ready));
+    let Some(Plan::Refuse(verdict)) = book.plan(&name()) else {
+        panic!("refused");
+    };
+    let status = book.status(&name(), &verdict).unwrap();
+    let expected = [
+        "Accepted=False InvalidParameters",
+        "Programmed=True Programmed",
+    ];
+    assert_eq!(conditions(&status), expected);
+    assert_eq!(
+        status["addresses"][0]["value"], "10.96.0.7",
+        "clients keep their way"
+    );
+}
+
+/// An autoscaler takes the number of pods over as it is, and leaves it to us when it goes.
+#[test]
+fn the_number_of_pods_is_handed_to_an_autoscaler_and_taken_back() {
+    let mut book = book(json!({}));
+    book.gateway(name(), Some(refers()));
+    let scaled = json!({"horizontalPodAutoscaler": "spec: {maxReplicas: 5}"});
+    book.config_map(&map("own"), parameters(scaled));
+    book.object(
+        Part::Deployment,
+        name(),
+        Some(made(json!({"f:spec": {"f:replicas": {}}}))),
+    );
+    let writes = writes(&book);
+    let first = &writes[0];
+    assert_eq!(
+        (first.part, first.manager),
+        (Part::Deployment, REPLICAS_MANAGER)
+    );
+    assert_eq!(first.object["spec"], json!({"replicas": 2}));
+    let ours: Vec<_> = writes
+        .iter()
+        .filter(|write| write.manager == MANAGER)
+        .collect();
+    assert!(ours.iter().any(|write| write.part == Part::Autoscaler));
+    let deployment = ours.iter().find(|write| write.part == Part::Deployment);
+    assert_eq!(deployment.unwrap().object["spec"].get("replicas"), None);
+
+    // From then on nothing is said of it.
+    book.object(Part::Deployment, name(), Some(made(json!({}))));
+    book.object(Part::Autoscaler, name(), Some(made(json!({}))));
+    assert!(
+        self::writes(&book)
+            .iter()
+            .all(|write| write.manager == MANAGER)
+    );
+
+    book.config_map(&map("own"), parameters(json!({})));
+    let (writes, removals) = applied(&book);
+    let parts: Vec<_> = removals.iter().map(|removal| removal.part).collect();
+    assert_eq!(parts, [Part::Autoscaler]);
+    let deployment = writes.iter().find(|write| write.part == Part::Deployment);
+    assert_eq!(deployment.unwrap().object["spec"]["replicas"], 2);
 }
 
 fn conditions(status: &Value) -> Vec<String> {
@@ -262,7 +423,7 @@ fn conditions(status: &Value) -> Vec<String> {
 #[test]
 fn addresses_come_with_the_first_ready_pod_and_stay_without_one() {
     let mut book = book(json!({}));
-    let progress = |book: &Book| book.status(&name(), &book.progress(&name()));
+    let progress = |book: &Book| book.status(&name(), &Verdict::Made(book.progress(&name())));
     let status = progress(&book).unwrap();
     assert_eq!(
         conditions(&status),

@@ -1,0 +1,311 @@
+//! Strategic merge, as `kubectl patch` does it: maps are merged, `null` removes, lists of objects that have a key are
+//! merged by it, other lists are replaced; `$patch: replace` and `$patch: delete` say otherwise.
+//!
+//! `k8s_openapi::DeepMerge` knows the same keys, but can remove nothing, replaces `nodeSelector` as a whole and takes
+//! ports of two protocols for one; in everything else the tests hold the two against each other.
+
+use serde_json::{Map, Value};
+
+use crate::place::{Place, Wrong};
+
+/// The directive of a map or of an element of a list.
+pub(crate) const DIRECTIVE: &str = "$patch";
+
+/// Whether a patch as a whole says that the object is not to be.
+pub(crate) fn deletes(patch: &Value) -> bool {
+    patch.get(DIRECTIVE).and_then(Value::as_str) == Some("delete")
+}
+
+/// Lays a patch over an object.
+pub(crate) fn merge(into: &mut Value, patch: &Value) -> Result<(), Wrong> {
+    let Some(members) = patch.as_object() else {
+        return Err(Place::default().wrong("is not a map"));
+    };
+    merge_map(into, members, &Place::default())
+}
+
+/// What a directive says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Strategy {
+    Merge,
+    Replace,
+    Delete,
+}
+
+fn strategy(members: &Map<String, Value>, place: &Place) -> Result<Strategy, Wrong> {
+    let other = members
+        .keys()
+        .find(|name| name.starts_with('$') && *name != DIRECTIVE);
+    if let Some(other) = other {
+        return Err(place.member(other).wrong(
+            "is a directive that is not supported: there are $patch: delete, replace and merge",
+        ));
+    }
+    match members.get(DIRECTIVE).map(Value::as_str) {
+        None | Some(Some("merge")) => Ok(Strategy::Merge),
+        Some(Some("replace")) => Ok(Strategy::Replace),
+        Some(Some("delete")) => Ok(Strategy::Delete),
+        Some(_) => Err(place
+            .member(DIRECTIVE)
+            .wrong("is none of delete, replace and merge")),
+    }
+}
+
+fn merge_map(into: &mut Value, patch: &Map<String, Value>, place: &Place) -> Result<(), Wrong> {
+    if strategy(patch, place)? == Strategy::Replace || !into.is_object() {
+        *into = Value::Object(Map::new());
+    }
+    let Some(members) = into.as_object_mut() else {
+        return Ok(());
+    };
+    for (name, value) in patch.iter().filter(|(name, _)| *name != DIRECTIVE) {
+        let place = place.member(name);
+        match value {
+            Value::Null => drop(members.remove(name)),
+            Value::Object(patch) if strategy(patch, &place)? == Strategy::Delete => {
+                members.remove(name);
+            }
+            Value::Object(patch) => {
+                merge_map(members.entry(name).or_insert(Value::Null), patch, &place)?;
+            }
+            Value::Array(patch) => {
+                merge_list(members.entry(name).or_insert(Value::Null), patch, &place)?;
+            }
+            plain => drop(members.insert(name.clone(), plain.clone())),
+        }
+    }
+    Ok(())
+}
+
+fn merge_list(into: &mut Value, patch: &[Value], place: &Place) -> Result<(), Wrong> {
+    let replaces = patch.iter().any(is_replacement);
+    let keys = keys(place);
+    if keys.is_none() || replaces || !into.is_array() {
+        *into = Value::Array(Vec::new());
+    }
+    let Some(list) = into.as_array_mut() else {
+        return Ok(());
+    };
+    for (index, element) in patch.iter().enumerate() {
+        let place = place.element(index);
+        let (Some(keys), Value::Object(members)) = (keys, element) else {
+            list.push(element.clone());
+            continue;
+        };
+        if is_replacement(element) {
+            continue;
+        }
+        let wanted = key_of(element, keys, &place)?;
+        let found = list
+            .iter()
+            .position(|one| key_of(one, keys, &place).is_ok_and(|key| key == wanted));
+        match (strategy(members, &place)?, found) {
+            (Strategy::Delete, Some(found)) => drop(list.remove(found)),
+            (Strategy::Delete, None) => {}
+            (_, Some(found)) => {
+                if let Some(there) = list.get_mut(found) {
+                    merge_map(there, members, &place)?;
+                }
+            }
+            (_, None) => {
+                let mut new = Value::Null;
+                merge_map(&mut new, members, &place)?;
+                list.push(new);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An element that only says that what is there goes.
+fn is_replacement(element: &Value) -> bool {
+    element.as_object().is_some_and(|members| {
+        members.len() == 1 && members.get(DIRECTIVE).and_then(Value::as_str) == Some("replace")
+    })
+}
+
+type Keys = &'static [&'static str];
+
+/// By which fields the elements of a list are the same, in the kinds that a waypoint is made of.
+fn keys(of: &Place) -> Option<Keys> {
+    let name = of.last_member()?;
+    Some(match name {
+        "containers" | "initContainers" | "env" | "volumes" | "imagePullSecrets" | "secrets" => {
+            &["name"]
+        }
+        "volumeMounts" => &["mountPath"],
+        "hostAliases" => &["ip"],
+        "topologySpreadConstraints" => &["topologyKey"],
+        "ports" if of.is_below("containers") => &["containerPort", "protocol"],
+        "ports" => &["port", "protocol"],
+        _ => return None,
+    })
+}
+
+/// The key of one element.
+fn key_of(element: &Value, keys: Keys, place: &Place) -> Result<Vec<Value>, Wrong> {
+    let part = |name: &&str| match element.get(name) {
+        Some(value) if !value.is_null() => Ok(value.clone()),
+        _ if *name == "protocol" => Ok("TCP".into()),
+        _ => Err(place.wrong(format!(
+            "has no {name}, by which it is known which one is meant"
+        ))),
+    };
+    keys.iter().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::{DeepMerge, api::apps::v1::Deployment, api::core::v1::Service};
+    use serde_json::json;
+
+    use super::*;
+
+    fn merged(mut into: Value, patch: Value) -> Value {
+        merge(&mut into, &patch).unwrap();
+        into
+    }
+
+    /// The library knows the keys of every list; we know them of some, and remove besides.
+    #[test]
+    fn what_can_be_said_without_directives_is_merged_as_the_library_does() {
+        let pod = |spec: Value| json!({"spec": {"selector": {}, "template": {"spec": spec}}});
+        let base = pod(json!({
+            "containers": [{"name": "a", "image": "i",
+                "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+                "args": ["x", "y"],
+                "ports": [{"containerPort": 1, "protocol": "TCP"}, {"containerPort": 3, "protocol": "UDP"}],
+                "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+                "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+            "imagePullSecrets": [{"name": "one"}],
+            "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a"]}],
+            "tolerations": [{"key": "k", "operator": "Exists"}],
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+        }));
+        let patch = pod(json!({
+            "containers": [{"name": "a",
+                "env": [{"name": "B", "value": "3"}, {"name": "C", "value": "4"}],
+                "args": ["z"],
+                "ports": [{"containerPort": 3, "protocol": "UDP", "name": "u"}, {"containerPort": 2, "protocol": "TCP"}],
+                "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": true}, {"name": "v", "mountPath": "/w"}],
+                "resources": {"limits": {"cpu": "2"}}}, {"name": "b"}],
+            "volumes": [{"name": "v", "emptyDir": {"medium": "Memory"}}, {"name": "w", "emptyDir": {}}],
+            "imagePullSecrets": [{"name": "one"}, {"name": "two"}],
+            "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["b"]}, {"ip": "10.0.0.2"}],
+            "tolerations": [{"key": "l", "operator": "Exists"}],
+            "topologySpreadConstraints": [
+                {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"},
+                {"maxSkew": 1, "topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway"}],
+        }));
+        assert_eq!(
+            merged(base.clone(), patch.clone()),
+            by_library::<Deployment>(base, patch)
+        );
+        let base = json!({"spec": {"type": "ClusterIP",
+            "ports": [{"port": 1, "protocol": "TCP", "name": "a"}, {"port": 2, "protocol": "TCP"}]}});
+        let patch = json!({"spec": {"type": "NodePort",
+            "ports": [{"port": 1, "protocol": "TCP", "nodePort": 30000}, {"port": 3, "protocol": "UDP"}]}});
+        assert_eq!(
+            merged(base.clone(), patch.clone()),
+            by_library::<Service>(base, patch)
+        );
+    }
+
+    fn by_library<T>(base: Value, patch: Value) -> Value
+    where
+        T: DeepMerge + serde::Serialize + serde::de::DeserializeOwned,
+    {
+        let mut object: T = serde_json::from_value(base).unwrap();
+        object.merge_from(serde_json::from_value(patch).unwrap());
+        let mut value = serde_json::to_value(object).unwrap();
+        // The library writes what kind it is.
+        let members = value.as_object_mut().unwrap();
+        for name in ["apiVersion", "kind", "metadata"] {
+            members.remove(name);
+        }
+        value
+    }
+
+    #[test]
+    fn ports_of_two_protocols_are_two() {
+        let base = json!({"ports": [{"port": 53, "name": "t"}, {"port": 53, "protocol": "UDP"}]});
+        let patch = json!({"ports": [{"port": 53, "protocol": "UDP", "name": "u"}, {"port": 53, "protocol": "TCP", "$patch": "delete"}]});
+        let left = json!({"ports": [{"port": 53, "protocol": "UDP", "name": "u"}]});
+        assert_eq!(merged(base, patch), left);
+    }
+
+    #[test]
+    fn null_and_directives_remove_and_replace() {
+        let base = || {
+            json!({"spec": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
+                "nodeSelector": {"a": "b"},
+                "volumes": [{"name": "v"}, {"name": "w", "emptyDir": {}}]}})
+        };
+        for (patch, place, expected) in [
+            (json!({"strategy": null}), "/spec/strategy", None),
+            (
+                json!({"strategy": {"$patch": "replace", "type": "Recreate"}}),
+                "/spec/strategy",
+                Some(json!({"type": "Recreate"})),
+            ),
+            (
+                json!({"strategy": {"$patch": "delete"}}),
+                "/spec/strategy",
+                None,
+            ),
+            (
+                json!({"volumes": [{"name": "v", "$patch": "delete"}]}),
+                "/spec/volumes",
+                Some(json!([{"name": "w", "emptyDir": {}}])),
+            ),
+            (
+                json!({"volumes": [{"$patch": "replace"}, {"name": "x"}]}),
+                "/spec/volumes",
+                Some(json!([{"name": "x"}])),
+            ),
+            (
+                json!({"volumes": [{"name": "w", "$patch": "replace", "secret": {}}]}),
+                "/spec/volumes/1",
+                Some(json!({"name": "w", "secret": {}})),
+            ),
+            (
+                json!({"volumes": [{"name": "absent", "$patch": "delete"}]}),
+                "/spec/volumes/2",
+                None,
+            ),
+            (
+                json!({"nodeSelector": {"a": null, "c": "d"}}),
+                "/spec/nodeSelector",
+                Some(json!({"c": "d"})),
+            ),
+            // Nulls of what is new say nothing.
+            (
+                json!({"dnsConfig": {"options": null, "searches": ["s"]}}),
+                "/spec/dnsConfig",
+                Some(json!({"searches": ["s"]})),
+            ),
+        ] {
+            let merged = merged(base(), json!({"spec": patch}));
+            assert_eq!(merged.pointer(place), expected.as_ref(), "{patch}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_named_with_its_place() {
+        for (patch, place) in [
+            (json!([]), "."),
+            (
+                json!({"spec": {"volumes": [{"emptyDir": {}}]}}),
+                "spec.volumes[0]",
+            ),
+            (json!({"spec": {"$retainKeys": ["a"]}}), "spec.$retainKeys"),
+            (json!({"spec": {"$patch": "remove"}}), "spec.$patch"),
+            (json!({"spec": {"$patch": 7}}), "spec.$patch"),
+        ] {
+            let wrong = merge(&mut json!({}), &patch).unwrap_err();
+            assert_eq!(wrong.place, place, "{patch}");
+        }
+    }
+}

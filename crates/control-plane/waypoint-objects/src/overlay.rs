@@ -1,0 +1,174 @@
+//! One overlay: read, checked, laid over an object, and the result checked.
+
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    autoscaling::v2::HorizontalPodAutoscaler,
+    core::v1::{Service, ServiceAccount},
+    policy::v1::PodDisruptionBudget,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
+
+use crate::{
+    InvalidParameters, Part,
+    merge::{self, merge},
+    permitted,
+    place::{Place, Wrong},
+};
+
+/// A text of a ConfigMap.
+pub(crate) struct Overlay<'a> {
+    /// Namespace and name of the ConfigMap.
+    pub(crate) map: String,
+    pub(crate) part: Part,
+    pub(crate) text: &'a str,
+}
+
+impl Overlay<'_> {
+    /// What it says.
+    pub(crate) fn read(&self) -> Result<Value, InvalidParameters> {
+        read(self.text).map_err(|wrong| self.invalid(wrong))
+    }
+
+    /// The object with what this says laid over it; `None`: it is not to be. `base`: as we make it.
+    pub(crate) fn lay(
+        &self,
+        overlay: &Value,
+        over: Option<Value>,
+        base: &Value,
+    ) -> Result<Option<Value>, InvalidParameters> {
+        let laid = self.try_lay(overlay, over, base);
+        laid.map_err(|wrong| self.invalid(wrong))
+    }
+
+    fn invalid(&self, Wrong { place, why }: Wrong) -> InvalidParameters {
+        InvalidParameters::Overlay {
+            map: self.map.clone(),
+            key: self.part.key(),
+            place,
+            why,
+        }
+    }
+
+    fn try_lay(
+        &self,
+        overlay: &Value,
+        over: Option<Value>,
+        base: &Value,
+    ) -> Result<Option<Value>, Wrong> {
+        let may_go = matches!(self.part, Part::Autoscaler | Part::DisruptionBudget);
+        if may_go && merge::deletes(overlay) {
+            return Ok(None);
+        }
+        permitted::check(self.part, overlay, base)?;
+        let mut object = over.unwrap_or_else(|| base.clone());
+        merge(&mut object, overlay)?;
+        if self.part == Part::DisruptionBudget {
+            give_way(&mut object, overlay);
+        }
+        check(self.part, &object)?;
+        Ok(Some(object))
+    }
+}
+
+/// `yes` and `on` are strings, not booleans: a label may have such a value.
+fn read(text: &str) -> Result<Value, Wrong> {
+    let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+    let value = serde_saphyr::from_str_with_options(text, options).map_err(|error| Wrong {
+        place: error
+            .location()
+            .map_or_else(|| ".".to_owned(), |at| format!("line {}", at.line())),
+        why: format!("is not YAML: {}", error.without_snippet()),
+    })?;
+    match value {
+        Value::Null => Ok(Value::Object(Map::new())),
+        value => Ok(value),
+    }
+}
+
+/// Of the two ways to say what a budget is, Kubernetes takes one: what an overlay says replaces the other.
+fn give_way(budget: &mut Value, overlay: &Value) {
+    let says = |field: &str| {
+        let value = overlay.get("spec").and_then(|spec| spec.get(field));
+        value.is_some_and(|value| !value.is_null())
+    };
+    let other = match (says("minAvailable"), says("maxUnavailable")) {
+        (true, false) => "maxUnavailable",
+        (false, true) => "minAvailable",
+        _ => return,
+    };
+    let spec = budget.get_mut("spec").and_then(Value::as_object_mut);
+    if let Some(spec) = spec {
+        spec.remove(other);
+    }
+}
+
+/// Whether an object is one that Kubernetes reads, without unknown fields.
+fn check(part: Part, object: &Value) -> Result<(), Wrong> {
+    match part {
+        Part::ServiceAccount => typed::<ServiceAccount>(object),
+        Part::Service => typed::<Service>(object),
+        Part::Deployment => typed::<Deployment>(object),
+        Part::DisruptionBudget => {
+            typed::<PodDisruptionBudget>(object)?;
+            let both = ["minAvailable", "maxUnavailable"].map(|field| number(object, field));
+            match both {
+                [Some(_), Some(_)] => Err(Place::default()
+                    .member("spec")
+                    .wrong("has both minAvailable and maxUnavailable: give one")),
+                _ => Ok(()),
+            }
+        }
+        Part::Autoscaler => {
+            typed::<HorizontalPodAutoscaler>(object)?;
+            let least = number(object, "minReplicas").and_then(Value::as_i64);
+            let most = number(object, "maxReplicas").and_then(Value::as_i64);
+            let most_at = Place::default().member("spec").member("maxReplicas");
+            match most {
+                None => Err(most_at.wrong("is missing")),
+                Some(most) if most < least.unwrap_or(1).max(1) => {
+                    Err(most_at.wrong("is less than minReplicas"))
+                }
+                Some(_) => Ok(()),
+            }
+        }
+    }
+}
+
+fn number<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
+    object.get("spec")?.get(field)
+}
+
+fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), Wrong> {
+    let read: T = serde_path_to_error::deserialize(object).map_err(|error| Wrong {
+        place: error.path().to_string(),
+        why: error.into_inner().to_string(),
+    })?;
+    let written =
+        serde_json::to_value(read).map_err(|error| Place::default().wrong(error.to_string()))?;
+    match lost(object, &written, &Place::default()) {
+        Some(place) => Err(place.wrong("is no field of this kind")),
+        None => Ok(()),
+    }
+}
+
+/// The first member that reading and writing an object loses.
+fn lost(before: &Value, after: &Value, place: &Place) -> Option<Place> {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => before.iter().find_map(|(name, value)| {
+            let place = place.member(name);
+            match after.get(name) {
+                Some(after) => lost(value, after, &place),
+                None if value.is_null() => None,
+                None => Some(place),
+            }
+        }),
+        (Value::Array(before), Value::Array(after)) => {
+            let pairs = before.iter().zip(after).enumerate();
+            let mut lost = pairs
+                .filter_map(|(index, (before, after))| lost(before, after, &place.element(index)));
+            lost.next()
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,140 @@
+//! The ConfigMaps with overlays: those that Gateways refer to, and those for all waypoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::{ConfigMap, Gateway};
+use serde_json::Value;
+
+use crate::{CLASS, Part, overlay::Overlay};
+
+/// Label of a ConfigMap of the system namespace: the class for whose Gateways it holds overlays.
+const DEFAULTS_FOR_CLASS: &str = "gateway.istio.io/defaults-for-class";
+
+/// Namespace and name.
+type Name = (Box<str>, Box<str>);
+
+/// What a ConfigMap says of waypoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parameters {
+    /// Texts, by the part that they are for.
+    texts: BTreeMap<Part, Box<str>>,
+    /// Whether it is meant for every waypoint.
+    is_default: bool,
+}
+
+impl Parameters {
+    /// Those of a ConfigMap.
+    pub fn of(map: &ConfigMap) -> Self {
+        let text = |part: Part| Some((part, map.data.as_ref()?.get(part.key())?.as_str().into()));
+        let labels = map.metadata.labels.as_ref();
+        let class = labels.and_then(|labels| labels.get(DEFAULTS_FOR_CLASS));
+        Self {
+            texts: Part::ALL.into_iter().filter_map(text).collect(),
+            is_default: class.is_some_and(|class| class == CLASS),
+        }
+    }
+}
+
+/// Why the ConfigMaps of a Gateway are of no use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidParameters {
+    /// It refers to something else.
+    #[error(
+        "spec.infrastructure.parametersRef: {0} is no ConfigMap: give group \"\", kind ConfigMap and a name"
+    )]
+    Reference(String),
+    /// There is none.
+    #[error("spec.infrastructure.parametersRef: there is no ConfigMap {0}")]
+    Missing(String),
+    /// A text of it cannot be laid over the object.
+    #[error("ConfigMap {map}, key {key}: {place}: {why}")]
+    Overlay {
+        /// Namespace and name.
+        map: String,
+        /// The key.
+        key: &'static str,
+        /// Path of the field.
+        place: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// Every ConfigMap that there is.
+#[derive(Clone, Debug)]
+pub struct ConfigMaps {
+    /// Where those for all waypoints are.
+    system: Box<str>,
+    all: BTreeMap<Name, Parameters>,
+    defaults: BTreeSet<Name>,
+}
+
+impl ConfigMaps {
+    /// None yet.
+    pub fn new(system_namespace: &str) -> Self {
+        Self {
+            system: system_namespace.into(),
+            all: BTreeMap::new(),
+            defaults: BTreeSet::new(),
+        }
+    }
+
+    /// A ConfigMap is this, or is gone. Returns whether that may concern every waypoint.
+    pub fn set(&mut self, namespace: &str, name: &str, to: Option<Parameters>) -> bool {
+        let key: Name = (namespace.into(), name.into());
+        let was_default = self.defaults.remove(&key);
+        let Some(to) = to else {
+            self.all.remove(&key);
+            return was_default;
+        };
+        let is_default = to.is_default && *namespace == *self.system;
+        if is_default {
+            self.defaults.insert(key.clone());
+        }
+        let before = self.all.insert(key.clone(), to);
+        (was_default || is_default)
+            && (was_default != is_default || before.as_ref() != self.all.get(&key))
+    }
+
+    /// The overlays of a Gateway's objects: first those for all, in the order of their names, then its own.
+    pub(crate) fn of(&self, gateway: &Gateway) -> Result<Vec<Overlay<'_>>, InvalidParameters> {
+        let mut names: Vec<_> = self.defaults.iter().cloned().collect();
+        names.extend(reference(gateway)?);
+        let mut overlays = Vec::new();
+        for name in names {
+            let map = format!("{}/{}", name.0, name.1);
+            let Some(parameters) = self.all.get(&name) else {
+                return Err(InvalidParameters::Missing(map));
+            };
+            let texts = parameters.texts.iter();
+            overlays.extend(texts.map(|(part, text)| Overlay {
+                map: map.clone(),
+                part: *part,
+                text,
+            }));
+        }
+        Ok(overlays)
+    }
+}
+
+/// Whether a Gateway refers to a ConfigMap.
+pub fn refers_to(gateway: &Gateway, namespace: &str, name: &str) -> bool {
+    let to = reference(gateway).ok().flatten();
+    to.is_some_and(|(of, it)| *of == *namespace && *it == *name)
+}
+
+/// The ConfigMap that a Gateway refers to: of its own namespace.
+fn reference(gateway: &Gateway) -> Result<Option<Name>, InvalidParameters> {
+    let infrastructure = gateway.spec.infrastructure.as_ref();
+    let Some(to) = infrastructure.and_then(|own| own.parameters_ref.as_ref()) else {
+        return Ok(None);
+    };
+    let text = |field: &str| to.get(field).and_then(Value::as_str).unwrap_or_default();
+    let (group, kind, name) = (text("group"), text("kind"), text("name"));
+    if !group.is_empty() || kind != "ConfigMap" || name.is_empty() {
+        let what = format!("{group}/{kind} {name:?}");
+        return Err(InvalidParameters::Reference(what));
+    }
+    let namespace = gateway.metadata.namespace.as_deref().unwrap_or("default");
+    Ok(Some((namespace.into(), name.into())))
+}

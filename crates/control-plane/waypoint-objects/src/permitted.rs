@@ -1,0 +1,402 @@
+//! What overlays may change. Who may write a ConfigMap and a Gateway need not be one who may run programs in the
+//! namespace, and what a waypoint is trusted for is more than its namespace: so an overlay says where, how many and
+//! how large its pods are, and never what runs in them, under which identity, or where it gets its keys.
+//! What is not listed here is refused.
+
+use serde_json::{Map, Value};
+
+use crate::{
+    MANAGED,
+    merge::DIRECTIVE,
+    part::Part,
+    place::{Place, Wrong},
+    pod::{CONTAINER, GATEWAY_NAME, HBONE_PORT, VOLUMES},
+};
+use ambit_k8s_api::labels::DATAPLANE_MODE;
+
+/// Labels by which an object is known as a waypoint's.
+const LABELS: [&str; 5] = [
+    MANAGED,
+    GATEWAY_NAME,
+    crate::objects::GATEWAY_CLASS_NAME,
+    DATAPLANE_MODE,
+    "sidecar.istio.io/inject",
+];
+/// Variables that may be set: those that say nothing of identities, keys and who is believed.
+const VARIABLES: [&str; 6] = [
+    "RUST_LOG",
+    "LOG_FORMAT",
+    "CONNECTION_TERMINATION_DEADLINE",
+    "ZTUNNEL_WORKER_THREADS",
+    "AMBIT_WAYPOINT_LINGER",
+    "AMBIT_REQUEST_HEADERS_TIMEOUT",
+];
+/// The same, by how their names begin.
+const VARIABLES_OF: [&str; 6] = [
+    "AMBIT_ACCESS_LOG",
+    "AMBIT_MAX_SETUPS_",
+    "HTTP2_",
+    "KEEPALIVE_",
+    "OTEL_",
+    "POOL_",
+];
+/// Below these, files may be mounted: nothing there is a program, a library, or read unasked.
+const MOUNTS: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
+
+/// What is allowed at one place.
+enum Rule {
+    /// Everything, removal too.
+    Any,
+    /// These members, and no others.
+    Fields(&'static [(&'static str, Rule)]),
+    /// What is there already; for those who write whole objects.
+    Same,
+    /// Any labels but ours.
+    Labels,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// Elements that are known by a member.
+    List(&'static List),
+}
+
+struct List {
+    key: &'static str,
+    is_allowed: fn(&Value) -> Result<(), &'static str>,
+    element: Rule,
+    /// Whether elements may be removed or replaced as a whole.
+    may_go: bool,
+}
+
+const METADATA: Rule = Rule::Fields(&[
+    ("name", Rule::Same),
+    ("namespace", Rule::Same),
+    ("labels", Rule::Labels),
+    ("annotations", Rule::Any),
+]);
+
+const SERVICE_ACCOUNT: &[(&str, Rule)] = &[("imagePullSecrets", Rule::Any)];
+
+const SERVICE: &[(&str, Rule)] = &[(
+    "spec",
+    Rule::Fields(&[
+        (
+            "type",
+            Rule::OneOf(&["ClusterIP", "NodePort", "LoadBalancer"]),
+        ),
+        ("allocateLoadBalancerNodePorts", Rule::Any),
+        ("externalTrafficPolicy", Rule::Any),
+        ("healthCheckNodePort", Rule::Any),
+        ("internalTrafficPolicy", Rule::Any),
+        ("ipFamilies", Rule::Any),
+        ("ipFamilyPolicy", Rule::Any),
+        ("loadBalancerClass", Rule::Any),
+        ("loadBalancerIP", Rule::Any),
+        ("loadBalancerSourceRanges", Rule::Any),
+        ("sessionAffinity", Rule::Any),
+        ("sessionAffinityConfig", Rule::Any),
+        ("trafficDistribution", Rule::Any),
+        (
+            "ports",
+            Rule::List(&List {
+                key: "port",
+                is_allowed: port,
+                element: Rule::Any,
+                may_go: true,
+            }),
+        ),
+    ]),
+)];
+
+const DEPLOYMENT: &[(&str, Rule)] = &[(
+    "spec",
+    Rule::Fields(&[
+        ("replicas", Rule::Any),
+        ("strategy", Rule::Any),
+        ("minReadySeconds", Rule::Any),
+        ("revisionHistoryLimit", Rule::Any),
+        ("progressDeadlineSeconds", Rule::Any),
+        ("paused", Rule::Any),
+        (
+            "template",
+            Rule::Fields(&[
+                (
+                    "metadata",
+                    Rule::Fields(&[("labels", Rule::Labels), ("annotations", Rule::Any)]),
+                ),
+                ("spec", Rule::Fields(POD)),
+            ]),
+        ),
+    ]),
+)];
+
+const POD: &[(&str, Rule)] = &[
+    ("affinity", Rule::Any),
+    ("nodeSelector", Rule::Any),
+    ("tolerations", Rule::Any),
+    ("topologySpreadConstraints", Rule::Any),
+    ("priorityClassName", Rule::Any),
+    ("schedulerName", Rule::Any),
+    ("runtimeClassName", Rule::Any),
+    ("terminationGracePeriodSeconds", Rule::Any),
+    ("dnsConfig", Rule::Any),
+    ("dnsPolicy", Rule::Any),
+    ("hostAliases", Rule::Any),
+    ("imagePullSecrets", Rule::Any),
+    (
+        "securityContext",
+        Rule::Fields(&[
+            ("fsGroup", Rule::Any),
+            ("fsGroupChangePolicy", Rule::Any),
+            ("runAsGroup", Rule::Any),
+            ("runAsUser", Rule::Any),
+            ("seLinuxOptions", Rule::Any),
+            ("supplementalGroups", Rule::Any),
+        ]),
+    ),
+    (
+        "containers",
+        Rule::List(&List {
+            key: "name",
+            is_allowed: container,
+            element: Rule::Fields(PROXY),
+            may_go: false,
+        }),
+    ),
+    (
+        "volumes",
+        Rule::List(&List {
+            key: "name",
+            is_allowed: volume,
+            element: Rule::Fields(&[
+                ("name", Rule::Any),
+                ("configMap", Rule::Any),
+                ("downwardAPI", Rule::Any),
+                ("emptyDir", Rule::Any),
+                ("persistentVolumeClaim", Rule::Any),
+                ("secret", Rule::Any),
+            ]),
+            may_go: true,
+        }),
+    ),
+];
+
+const PROXY: &[(&str, Rule)] = &[
+    ("name", Rule::Any),
+    ("imagePullPolicy", Rule::Any),
+    ("resources", Rule::Any),
+    ("livenessProbe", PROBE),
+    ("readinessProbe", PROBE),
+    ("startupProbe", PROBE),
+    (
+        "securityContext",
+        Rule::Fields(&[
+            ("runAsGroup", Rule::Any),
+            ("runAsUser", Rule::Any),
+            ("seLinuxOptions", Rule::Any),
+        ]),
+    ),
+    (
+        "env",
+        Rule::List(&List {
+            key: "name",
+            is_allowed: variable,
+            element: Rule::Fields(&[("name", Rule::Any), ("value", Rule::Any)]),
+            may_go: true,
+        }),
+    ),
+    (
+        "volumeMounts",
+        Rule::List(&List {
+            key: "mountPath",
+            is_allowed: mount,
+            element: Rule::Any,
+            may_go: true,
+        }),
+    ),
+];
+
+/// Never `exec`, which would run a program, and no other host, which kubelet would call.
+const PROBE: Rule = Rule::Fields(&[
+    ("failureThreshold", Rule::Any),
+    (
+        "httpGet",
+        Rule::Fields(&[
+            ("httpHeaders", Rule::Any),
+            ("path", Rule::Any),
+            ("port", Rule::Any),
+            ("scheme", Rule::Any),
+        ]),
+    ),
+    ("initialDelaySeconds", Rule::Any),
+    ("periodSeconds", Rule::Any),
+    ("successThreshold", Rule::Any),
+    ("terminationGracePeriodSeconds", Rule::Any),
+    ("timeoutSeconds", Rule::Any),
+]);
+
+const AUTOSCALER: &[(&str, Rule)] = &[(
+    "spec",
+    Rule::Fields(&[
+        ("scaleTargetRef", Rule::Same),
+        ("minReplicas", Rule::Any),
+        ("maxReplicas", Rule::Any),
+        ("metrics", Rule::Any),
+        ("behavior", Rule::Any),
+    ]),
+)];
+
+const DISRUPTION_BUDGET: &[(&str, Rule)] = &[(
+    "spec",
+    Rule::Fields(&[
+        ("selector", Rule::Same),
+        ("minAvailable", Rule::Any),
+        ("maxUnavailable", Rule::Any),
+        ("unhealthyPodEvictionPolicy", Rule::Any),
+    ]),
+)];
+
+/// Checks an overlay of one of a waypoint's objects, as it is without it.
+pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), Wrong> {
+    let own = match part {
+        Part::ServiceAccount => SERVICE_ACCOUNT,
+        Part::Service => SERVICE,
+        Part::Deployment => DEPLOYMENT,
+        Part::Autoscaler => AUTOSCALER,
+        Part::DisruptionBudget => DISRUPTION_BUDGET,
+    };
+    let root = Place::default();
+    let members = overlay
+        .as_object()
+        .ok_or_else(|| root.wrong("is not a map"))?;
+    for (name, value) in members {
+        let place = root.member(name);
+        let base = base.get(name);
+        match name.as_str() {
+            "apiVersion" | "kind" => judge(&Rule::Same, value, base, &place)?,
+            "metadata" => judge(&METADATA, value, base, &place)?,
+            _ => member(own, name, value, base, &place)?,
+        }
+    }
+    Ok(())
+}
+
+fn member(
+    rules: &[(&str, Rule)],
+    name: &str,
+    value: &Value,
+    base: Option<&Value>,
+    place: &Place,
+) -> Result<(), Wrong> {
+    let rule = rules.iter().find(|(known, _)| *known == name);
+    let (_, rule) = rule.ok_or_else(|| {
+        place.wrong("is not for overlays: they say where, how many and how large a waypoint's pods are, not what runs in them and as whom")
+    })?;
+    judge(rule, value, base, place)
+}
+
+fn judge(rule: &Rule, value: &Value, base: Option<&Value>, place: &Place) -> Result<(), Wrong> {
+    match rule {
+        Rule::Any => Ok(()),
+        Rule::Same if base == Some(value) => Ok(()),
+        Rule::Same => Err(place.wrong("is the Gateway's to say, and not for overlays")),
+        Rule::OneOf(words) if value.as_str().is_some_and(|word| words.contains(&word)) => Ok(()),
+        Rule::OneOf(words) => Err(place.wrong(format!("is none of {}", words.join(", ")))),
+        Rule::Labels => labels(map(value, place)?, place),
+        Rule::Fields(rules) => {
+            for (name, value) in map(value, place)? {
+                let base = base.and_then(|base| base.get(name));
+                member(rules, name, value, base, &place.member(name))?;
+            }
+            Ok(())
+        }
+        Rule::List(list) => elements(list, value, place),
+    }
+}
+
+/// What holds things that must stay can be neither removed nor replaced.
+fn map<'a>(value: &'a Value, place: &Place) -> Result<&'a Map<String, Value>, Wrong> {
+    let members = value
+        .as_object()
+        .ok_or_else(|| place.wrong("must be a map: what it holds cannot all be removed"))?;
+    match members.contains_key(DIRECTIVE) {
+        true => Err(place.wrong("cannot be removed or replaced as a whole: some of it must stay")),
+        false => Ok(members),
+    }
+}
+
+fn labels(given: &Map<String, Value>, place: &Place) -> Result<(), Wrong> {
+    match given.keys().find(|name| LABELS.contains(&name.as_str())) {
+        Some(name) => Err(place
+            .member(name)
+            .wrong("is how a waypoint is known, and not for overlays")),
+        None => Ok(()),
+    }
+}
+
+fn elements(list: &List, value: &Value, place: &Place) -> Result<(), Wrong> {
+    let Some(elements) = value.as_array() else {
+        return Err(place.wrong("must be a list: what it holds cannot all be removed"));
+    };
+    for (index, element) in elements.iter().enumerate() {
+        let place = place.element(index);
+        let key = element.get(list.key).ok_or_else(|| {
+            place.wrong(format!(
+                "has no {}: the list cannot be replaced as a whole",
+                list.key
+            ))
+        })?;
+        (list.is_allowed)(key).map_err(|why| place.member(list.key).wrong(why))?;
+        let mut element = element.clone();
+        if list.may_go
+            && let Some(members) = element.as_object_mut()
+        {
+            members.remove(DIRECTIVE);
+        }
+        judge(&list.element, &element, None, &place)?;
+    }
+    Ok(())
+}
+
+fn allowed(is_allowed: bool, why: &'static str) -> Result<(), &'static str> {
+    is_allowed.then_some(()).ok_or(why)
+}
+
+fn port(port: &Value) -> Result<(), &'static str> {
+    let is_ours = port.as_u64() == Some(HBONE_PORT.into());
+    allowed(!is_ours, "15008 is where clients find the waypoint")
+}
+
+fn container(name: &Value) -> Result<(), &'static str> {
+    let why = "is another container, which would run under the waypoint's identity";
+    allowed(name.as_str() == Some(CONTAINER), why)
+}
+
+fn volume(name: &Value) -> Result<(), &'static str> {
+    let is_ours = name.as_str().is_none_or(|name| VOLUMES.contains(&name));
+    allowed(!is_ours, "is a volume that the waypoint cannot do without")
+}
+
+fn variable(name: &Value) -> Result<(), &'static str> {
+    let name = name.as_str().unwrap_or_default();
+    let is_known = VARIABLES.contains(&name)
+        || VARIABLES_OF
+            .iter()
+            .any(|beginning| name.starts_with(beginning));
+    allowed(
+        is_known,
+        "is no variable that overlays may set: the chart's values for waypoints can",
+    )
+}
+
+fn mount(path: &Value) -> Result<(), &'static str> {
+    let path = path.as_str().unwrap_or_default();
+    let is_below = MOUNTS.iter().any(|dir| path.starts_with(dir));
+    let climbs = path.split('/').any(|part| part == "..");
+    allowed(
+        is_below && !climbs,
+        "is not below /mnt, /data or /etc/certs, where files may be mounted",
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+//! What overlays cannot do.
+
+use serde_json::json;
+
+use super::*;
+
+/// A Deployment with one place of its pods' specification set.
+fn pod(spec: Value) -> Value {
+    json!({"spec": {"template": {"spec": spec}}})
+}
+
+fn proxy(fields: Value) -> Value {
+    let mut container = json!({"name": "istio-proxy"});
+    let into = container.as_object_mut().unwrap();
+    into.extend(fields.as_object().unwrap().clone());
+    pod(json!({"containers": [container]}))
+}
+
+fn refused(part: Part, overlay: &Value) -> Option<String> {
+    let base = json!({"kind": part.kind(), "metadata": {"name": "way", "namespace": "shop"},
+        "spec": {"selector": {"a": "b"}, "scaleTargetRef": {"name": "way"}}});
+    check(part, overlay, &base).err().map(|wrong| wrong.place)
+}
+
+#[test]
+fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
+    let in_pod = "spec.template.spec";
+    let in_proxy = "spec.template.spec.containers[0]";
+    for (overlay, place) in [
+        // As whom it runs.
+        (
+            pod(json!({"serviceAccountName": "admin"})),
+            format!("{in_pod}.serviceAccountName"),
+        ),
+        (
+            pod(json!({"serviceAccount": "admin"})),
+            format!("{in_pod}.serviceAccount"),
+        ),
+        (
+            pod(json!({"automountServiceAccountToken": true})),
+            format!("{in_pod}.automountServiceAccountToken"),
+        ),
+        // What runs.
+        (proxy(json!({"image": "evil"})), format!("{in_proxy}.image")),
+        (
+            proxy(json!({"command": ["sh"]})),
+            format!("{in_proxy}.command"),
+        ),
+        (proxy(json!({"args": ["-c"]})), format!("{in_proxy}.args")),
+        (
+            proxy(json!({"lifecycle": {"preStop": {"exec": {}}}})),
+            format!("{in_proxy}.lifecycle"),
+        ),
+        (
+            proxy(json!({"livenessProbe": {"exec": {"command": ["sh"]}}})),
+            format!("{in_proxy}.livenessProbe.exec"),
+        ),
+        (
+            proxy(json!({"readinessProbe": {"httpGet": {"host": "10.0.0.1"}}})),
+            format!("{in_proxy}.readinessProbe.httpGet.host"),
+        ),
+        (
+            pod(json!({"containers": [{"name": "spy", "image": "evil"}]})),
+            format!("{in_proxy}.name"),
+        ),
+        (
+            pod(json!({"initContainers": [{"name": "spy"}]})),
+            format!("{in_pod}.initContainers"),
+        ),
+        (
+            pod(json!({"containers": null})),
+            format!("{in_pod}.containers"),
+        ),
+        (
+            pod(json!({"containers": [{"$patch": "replace"}]})),
+            in_proxy.to_owned(),
+        ),
+        (proxy(json!({"$patch": "replace"})), in_proxy.to_owned()),
+        (
+            pod(json!({"shareProcessNamespace": true})),
+            format!("{in_pod}.shareProcessNamespace"),
+        ),
+        (pod(json!({"hostPID": true})), format!("{in_pod}.hostPID")),
+        // Where it is.
+        (
+            pod(json!({"hostNetwork": true})),
+            format!("{in_pod}.hostNetwork"),
+        ),
+        // Where it gets its keys, and whom it believes.
+        (
+            proxy(json!({"env": [{"name": "CA_ADDRESS", "value": "evil:1"}]})),
+            format!("{in_proxy}.env[0].name"),
+        ),
+        (
+            proxy(json!({"env": [{"name": "LD_PRELOAD", "value": "/mnt/evil"}]})),
+            format!("{in_proxy}.env[0].name"),
+        ),
+        (
+            proxy(json!({"env": [{"name": "XDS_ROOT_CA", "$patch": "delete"}]})),
+            format!("{in_proxy}.env[0].name"),
+        ),
+        (
+            proxy(json!({"env": [{"$patch": "replace"}]})),
+            format!("{in_proxy}.env[0]"),
+        ),
+        (proxy(json!({"env": null})), format!("{in_proxy}.env")),
+        (
+            proxy(json!({"env": [{"name": "RUST_LOG", "valueFrom": {"secretKeyRef": {}}}]})),
+            format!("{in_proxy}.env[0].valueFrom"),
+        ),
+        (proxy(json!({"envFrom": []})), format!("{in_proxy}.envFrom")),
+        (
+            proxy(json!({"volumeMounts": [{"mountPath": "/var/run/secrets/tokens", "name": "v"}]})),
+            format!("{in_proxy}.volumeMounts[0].mountPath"),
+        ),
+        (
+            proxy(json!({"volumeMounts": [{"mountPath": "/lib", "name": "v"}]})),
+            format!("{in_proxy}.volumeMounts[0].mountPath"),
+        ),
+        (
+            proxy(json!({"volumeMounts": [{"mountPath": "/mnt/../lib", "name": "v"}]})),
+            format!("{in_proxy}.volumeMounts[0].mountPath"),
+        ),
+        (
+            pod(json!({"volumes": [{"name": "istio-token", "$patch": "delete"}]})),
+            format!("{in_pod}.volumes[0].name"),
+        ),
+        (
+            pod(json!({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]})),
+            format!("{in_pod}.volumes[0].hostPath"),
+        ),
+        (
+            pod(json!({"volumes": [{"name": "v", "projected": {}}]})),
+            format!("{in_pod}.volumes[0].projected"),
+        ),
+        // What confines it.
+        (
+            pod(json!({"securityContext": {"runAsNonRoot": false}})),
+            format!("{in_pod}.securityContext.runAsNonRoot"),
+        ),
+        (
+            proxy(json!({"securityContext": {"privileged": true}})),
+            format!("{in_proxy}.securityContext.privileged"),
+        ),
+        // How it is known.
+        (
+            json!({"spec": {"selector": {}}}),
+            "spec.selector".to_owned(),
+        ),
+        (
+            json!({"spec": {"template": {"metadata": {"labels": {"istio.io/dataplane-mode": "ambient"}}}}}),
+            "spec.template.metadata.labels.istio.io/dataplane-mode".to_owned(),
+        ),
+        (
+            json!({"spec": {"template": {"metadata": {"labels": {"$patch": "replace"}}}}}),
+            "spec.template.metadata.labels".to_owned(),
+        ),
+        (
+            json!({"metadata": {"labels": {"gateway.istio.io/managed": null}}}),
+            "metadata.labels.gateway.istio.io/managed".to_owned(),
+        ),
+        (
+            json!({"metadata": {"ownerReferences": []}}),
+            "metadata.ownerReferences".to_owned(),
+        ),
+        (
+            json!({"metadata": {"name": "other"}}),
+            "metadata.name".to_owned(),
+        ),
+        (
+            json!({"metadata": {"namespace": "other"}}),
+            "metadata.namespace".to_owned(),
+        ),
+        (json!({"metadata": null}), "metadata".to_owned()),
+        (json!({"kind": "Pod"}), "kind".to_owned()),
+        (json!({"spec": {"$patch": "replace"}}), "spec".to_owned()),
+        (json!({"$patch": "delete"}), "$patch".to_owned()),
+        (json!({"status": {}}), "status".to_owned()),
+    ] {
+        assert_eq!(
+            refused(Part::Deployment, &overlay),
+            Some(place),
+            "{overlay}"
+        );
+    }
+    for (part, overlay, place) in [
+        (
+            Part::Service,
+            json!({"spec": {"selector": {}}}),
+            "spec.selector",
+        ),
+        (
+            Part::Service,
+            json!({"spec": {"type": "ExternalName"}}),
+            "spec.type",
+        ),
+        (
+            Part::Service,
+            json!({"spec": {"externalIPs": []}}),
+            "spec.externalIPs",
+        ),
+        (
+            Part::Service,
+            json!({"spec": {"clusterIP": "None"}}),
+            "spec.clusterIP",
+        ),
+        (
+            Part::Service,
+            json!({"spec": {"ports": [{"port": 15008, "targetPort": 1}]}}),
+            "spec.ports[0].port",
+        ),
+        (
+            Part::Service,
+            json!({"spec": {"ports": [{"$patch": "replace"}]}}),
+            "spec.ports[0]",
+        ),
+        (Part::ServiceAccount, json!({"secrets": []}), "secrets"),
+        (
+            Part::Autoscaler,
+            json!({"spec": {"scaleTargetRef": {"name": "other"}}}),
+            "spec.scaleTargetRef",
+        ),
+        (
+            Part::DisruptionBudget,
+            json!({"spec": {"selector": null}}),
+            "spec.selector",
+        ),
+    ] {
+        assert_eq!(refused(part, &overlay).as_deref(), Some(place), "{overlay}");
+    }
+}
+
+#[test]
+fn where_how_many_and_how_large_is_for_overlays() {
+    for (part, overlay) in [
+        (
+            Part::Deployment,
+            json!({"kind": "Deployment", "metadata": {"name": "way", "namespace": "shop",
+            "labels": {"team": "a"}, "annotations": {"a": null}},
+            "spec": {"replicas": 3, "strategy": {"$patch": "replace", "type": "Recreate"},
+                "template": {"metadata": {"labels": {"team": "a"}, "annotations": {"$patch": "delete"}}}}}),
+        ),
+        (
+            Part::Deployment,
+            pod(
+                json!({"nodeSelector": {"a": "b"}, "tolerations": [], "affinity": null,
+            "priorityClassName": "p", "volumes": [{"name": "v", "secret": {"secretName": "s"}}, {"name": "w", "$patch": "delete"}]}),
+            ),
+        ),
+        (
+            Part::Deployment,
+            proxy(json!({"resources": {"limits": {"cpu": "1"}},
+            "env": [{"name": "RUST_LOG", "value": "debug"}, {"name": "AMBIT_ACCESS_LOG", "$patch": "delete"}],
+            "volumeMounts": [{"mountPath": "/mnt/a", "name": "v"}]})),
+        ),
+        (
+            Part::Service,
+            json!({"spec": {"type": "LoadBalancer", "ports": [{"port": 15021, "$patch": "delete"}, {"port": 80}]}}),
+        ),
+        (
+            Part::ServiceAccount,
+            json!({"metadata": {"annotations": {"cloud": "role"}}}),
+        ),
+        (
+            Part::Autoscaler,
+            json!({"spec": {"maxReplicas": 5, "metrics": []}}),
+        ),
+        (Part::DisruptionBudget, json!({"spec": {"minAvailable": 1}})),
+    ] {
+        assert_eq!(refused(part, &overlay), None, "{overlay}");
+    }
+}

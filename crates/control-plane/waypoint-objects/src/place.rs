@@ -1,0 +1,74 @@
+//! A place in an object, and what is wrong there.
+
+use std::fmt;
+
+/// One step to a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Member(String),
+    Element(usize),
+}
+
+/// See the module above.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place(Vec<Step>);
+
+/// Something wrong, and where: a path as `spec.ports[0]`, or `.` for the object itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wrong {
+    pub(crate) place: String,
+    pub(crate) why: String,
+}
+
+impl Place {
+    pub(crate) fn member(&self, name: &str) -> Self {
+        self.with(Step::Member(name.to_owned()))
+    }
+
+    pub(crate) fn element(&self, index: usize) -> Self {
+        self.with(Step::Element(index))
+    }
+
+    fn with(&self, step: Step) -> Self {
+        let mut steps = self.0.clone();
+        steps.push(step);
+        Self(steps)
+    }
+
+    /// The name of the member that this is.
+    pub(crate) fn last_member(&self) -> Option<&str> {
+        match self.0.last()? {
+            Step::Member(name) => Some(name),
+            Step::Element(_) => None,
+        }
+    }
+
+    /// Whether a member of that name is on the way.
+    pub(crate) fn is_below(&self, name: &str) -> bool {
+        let is_it = |step: &Step| matches!(step, Step::Member(member) if member == name);
+        self.0.iter().any(is_it)
+    }
+
+    pub(crate) fn wrong(&self, why: impl Into<String>) -> Wrong {
+        Wrong {
+            place: self.to_string(),
+            why: why.into(),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str(".");
+        }
+        for (index, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Member(name) if index == 0 => write!(f, "{name}")?,
+                Step::Member(name) => write!(f, ".{name}")?,
+                Step::Element(number) => write!(f, "[{number}]")?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! A waypoint is as the ConfigMap says that its Gateway refers to, stays as it was when that cannot be, and goes back to
+//! what it would be without it.
+
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, until};
+
+/// The mesh with this in the ConfigMap.
+fn manifests(data: &str) -> String {
+    let reference =
+        "spec:\n  infrastructure: {parametersRef: {group: '', kind: ConfigMap, name: own}}\n";
+    let gateway = GATEWAY.replace("spec:\n", reference);
+    format!(
+        "{PAIR}\n---{gateway}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {data}\n"
+    )
+}
+
+/// The names of the waypoint's pods.
+fn pods(mesh: &Mesh) -> Vec<String> {
+    let pods = mesh.client().status().unwrap().pods.into_iter();
+    let of_it = pods.filter(|pod| pod.namespace == "shop" && pod.name.starts_with("waypoint-"));
+    of_it.map(|pod| pod.name).collect()
+}
+
+/// The reason of a condition of the Gateway.
+fn reason(mesh: &Mesh, condition: &str) -> Option<String> {
+    let gateways = mesh.client().status().unwrap().gateways;
+    let conditions = gateways.first()?["status"]["conditions"].as_array()?;
+    let found = conditions.iter().find(|one| one["type"] == condition)?;
+    found["reason"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn a_waypoint_is_as_its_overlays_say_and_stays_when_they_cannot_be() {
+    let mesh = Mesh::up(&manifests("{deployment: 'spec: {replicas: 2}'}"));
+    let first = pods(&mesh);
+    assert_eq!(first.len(), 2);
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    let by_client = format!("called by {}\n", mesh.ip("shop/client"));
+    let goes_through = || {
+        until("requests go through a waypoint", || {
+            let answer = mesh.get("shop/client", &direct);
+            answer.succeeded() && !answer.body.contains(by_client.trim())
+        });
+    };
+    goes_through();
+
+    for (bad, place) in [
+        (
+            "{deployment: 'spec: {replicas: ['}",
+            "key deployment: line 1",
+        ),
+        (
+            "{deployment: 'spec: {template: {spec: {serviceAccountName: server}}}'}",
+            "key deployment: spec.template.spec.serviceAccountName",
+        ),
+    ] {
+        mesh.apply("manifests", &manifests(bad));
+        mesh.until("it is said", |status| {
+            status
+                .problems
+                .iter()
+                .any(|problem| problem.contains(place))
+        });
+        assert_eq!(
+            reason(&mesh, "Accepted").as_deref(),
+            Some("InvalidParameters")
+        );
+        assert_eq!(reason(&mesh, "Programmed").as_deref(), Some("Programmed"));
+        assert_eq!(pods(&mesh), first);
+        goes_through();
+    }
+
+    let scaled = "{horizontalPodAutoscaler: 'spec: {minReplicas: 3, maxReplicas: 5}'}";
+    mesh.apply("manifests", &manifests(scaled));
+    until("there are three", || pods(&mesh).len() == 3);
+    assert_eq!(reason(&mesh, "Accepted").as_deref(), Some("Accepted"));
+    assert_eq!(
+        reason(&mesh, "ambit.io/Autoscaled").as_deref(),
+        Some("NotInLab")
+    );
+
+    mesh.apply("manifests", &manifests("{}"));
+    until("one is left", || pods(&mesh).len() == 1);
+    assert_eq!(reason(&mesh, "ambit.io/Autoscaled"), None);
+    goes_through();
+}

@@ -1,0 +1,81 @@
+//! `ambit policy test`: a rehearsal of policies that are not applied yet. What node proxies and waypoints have seen,
+//! by their access logs, is judged twice by the code that judges in them: with the policies that there are, and with
+//! those of the files besides.
+
+mod judge;
+mod observed;
+mod report;
+mod world;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use crate::{
+    CliError, ErrorKind,
+    cluster::Target,
+    output::{self, Format},
+};
+use judge::Rehearsal;
+use world::World;
+
+/// See the module.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct RehearsalArgs {
+    /// Manifests with the AuthorizationPolicies and PeerAuthentications to rehearse: files or directories. They go
+    /// before what has their names
+    #[arg(required_unless_present = "enforce_dry_run")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Directory of manifests of the mesh as it is, with its pods and services and their addresses; instead of a
+    /// lab's or a cluster's
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["lab", "kubeconfig", "context"])]
+    pub(crate) objects: Vec<PathBuf>,
+    /// Access logs of node proxies and waypoints, text or JSON; `-` is standard input. Instead of those that a lab's
+    /// or a cluster's have written
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Vec<PathBuf>,
+    /// Policies that are marked as a dry run are rehearsed, too, as if they were not
+    #[arg(long)]
+    pub(crate) enforce_dry_run: bool,
+    /// What cannot be decided is a failure, too
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// The trust domain; a cluster's is asked for there
+    #[arg(long)]
+    pub(crate) trust_domain: Option<String>,
+    /// This lab; otherwise the lab called default if it is up, else the cluster
+    #[arg(long, env = "AMBIT_LAB")]
+    pub(crate) lab: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
+}
+
+/// Succeeds if nobody would be refused who is not refused already.
+pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
+    let policies = world::policies(&args.files)?;
+    let World {
+        objects,
+        lines,
+        mut config,
+    } = World::look(args)?;
+    if let Some(trust_domain) = &args.trust_domain {
+        config.trust_domain = trust_domain.as_str().into();
+    }
+    if lines.is_empty() {
+        return Err(CliError::new(
+            ErrorKind::NotFound,
+            "nothing has been seen that could be judged",
+        )
+        .hint("--log FILE gives access logs of node proxies and waypoints"));
+    }
+    let rehearsal = Rehearsal::new(config, objects, policies, args.enforce_dry_run);
+    let mut report = rehearsal.report(&lines);
+    report.sort();
+    output::print(args.output, &report, || report.words())?;
+    let fails = !report.refused.is_empty() || (args.strict && !report.undecided.is_empty());
+    Ok(ExitCode::from(u8::from(fails)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,513 @@
+//! The mesh as it is and as it would be, and what either makes of what was seen. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use ambit_authz::{Connection, Explanation, Outcome, PolicySet, Why};
+use ambit_derive::{Delta, Index, MeshConfig, PodDirectory, Severity};
+use ambit_k8s_api::{Object, ObjectEvent, ObjectKey, labels};
+use ambit_l7::authz::{self as l7, Scope};
+use ambit_model::{
+    Action, Authorization, GatewayName, HttpAction, HttpAttribute, HttpPolicy, NamespacedHostname,
+    PolicyKey, Protocol, Service, Workload, WorkloadUid,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::{
+    observed::{At, Observed, Request, Seen},
+    report::{Report, Row},
+};
+
+/// Headers that access logs tell.
+const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
+
+/// What policies make of something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Allowed,
+    /// By which policies, and why.
+    Refused {
+        by: String,
+        why: String,
+    },
+    /// Why it cannot be said.
+    Undecided(String),
+}
+
+/// See the module.
+pub(crate) struct Rehearsal {
+    now: Mesh,
+    then: Mesh,
+    /// What is said of the policies to rehearse.
+    notes: Vec<String>,
+}
+
+impl Rehearsal {
+    /// The mesh of `objects`, and with `policies` besides.
+    pub(crate) fn new(
+        config: MeshConfig,
+        objects: Vec<ObjectEvent>,
+        policies: Vec<ObjectEvent>,
+        enforce_dry_run: bool,
+    ) -> Self {
+        let config = MeshConfig {
+            dry_run_policies: true,
+            ..config
+        };
+        let mut index = Index::new(config);
+        let mut pods = PodDirectory::default();
+        for event in &objects {
+            index.handle(event, &mut pods);
+        }
+        let mut records = Records::default();
+        records.update(index.flush());
+        let now = Mesh::new(&records);
+        let marked = objects.iter().filter(|_| enforce_dry_run);
+        let enforced: Vec<_> = marked.chain(&policies).collect();
+        for event in enforced {
+            let event = match enforce_dry_run {
+                true => without_dry_run(event),
+                false => event.clone(),
+            };
+            index.handle(&event, &mut pods);
+        }
+        records.update(index.flush());
+        let rehearsed = |event: &ObjectEvent| match event {
+            ObjectEvent::Applied { object, .. } => Some(object.key()),
+            ObjectEvent::Refused { .. } | ObjectEvent::Deleted(_) => None,
+        };
+        let keys: BTreeSet<ObjectKey> = policies.iter().filter_map(rehearsed).collect();
+        let problems = index.problems();
+        let notes = problems.filter(|problem| keys.contains(&problem.object));
+        let notes = notes.map(|problem| match problem.severity {
+            Severity::Error => format!("error: {problem}"),
+            Severity::Warning => format!("note: {problem}"),
+        });
+        Self {
+            now,
+            then: Mesh::new(&records),
+            notes: notes.collect(),
+        }
+    }
+
+    /// What becomes of what was seen, line by line.
+    pub(crate) fn report(&self, lines: &[Observed]) -> Report {
+        let mut report = Report {
+            notes: self.notes.clone(),
+            ..Report::default()
+        };
+        for seen in lines {
+            let row = |by: String, why: String| Row {
+                from: self.then.who(seen),
+                to: self.then.whom(seen),
+                what: what(seen),
+                times: 1,
+                by,
+                why,
+            };
+            match (self.now.judge(seen), self.then.judge(seen)) {
+                (_, Verdict::Undecided(why)) => report.undecided.push(row(String::new(), why)),
+                (Verdict::Refused { .. }, Verdict::Refused { .. }) => report.refused_already += 1,
+                (Verdict::Refused { by, why }, Verdict::Allowed) => {
+                    report.admitted.push(row(by, why));
+                }
+                (_, Verdict::Refused { by, why }) => report.refused.push(row(by, why)),
+                (_, Verdict::Allowed) => report.allowed += 1,
+            }
+        }
+        report.count();
+        report
+    }
+}
+
+/// A policy as if it were not marked.
+fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
+    let mut event = event.clone();
+    if let ObjectEvent::Applied {
+        object: Object::AuthorizationPolicy(policy),
+        ..
+    } = &mut event
+    {
+        let policy = Arc::make_mut(policy);
+        if let Some(annotations) = policy.metadata.annotations.as_mut() {
+            annotations.remove(labels::DRY_RUN);
+        }
+    }
+    event
+}
+
+fn what(seen: &Observed) -> String {
+    match &seen.at {
+        At::Pod => format!("port {}", seen.to.port()),
+        At::Waypoint(Seen {
+            request: Some(request),
+            ..
+        }) => format!("{} {}", request.method, request.path),
+        At::Waypoint(_) => format!("port {}", seen.to.port()),
+    }
+}
+
+/// The records that decide.
+#[derive(Default)]
+struct Records {
+    workloads: BTreeMap<WorkloadUid, Arc<Workload>>,
+    services: BTreeMap<NamespacedHostname, Arc<Service>>,
+    policies: BTreeMap<PolicyKey, Arc<Authorization>>,
+    served: BTreeSet<(GatewayName, NamespacedHostname)>,
+    at_waypoints: BTreeMap<(GatewayName, PolicyKey), Arc<HttpPolicy>>,
+}
+
+impl Records {
+    fn update(&mut self, delta: Delta) {
+        lay(&mut self.workloads, delta.workloads);
+        lay(&mut self.policies, delta.policies);
+        lay(&mut self.at_waypoints, delta.waypoint_policies);
+        for (name, record) in delta.services {
+            match record {
+                Some(record) => self.services.insert(name, Arc::new(record.service.clone())),
+                None => self.services.remove(&name),
+            };
+        }
+        for (name, record) in delta.waypoint_services {
+            match record {
+                Some(_) => self.served.insert(name),
+                None => self.served.remove(&name),
+            };
+        }
+    }
+}
+
+fn lay<N: Ord, R>(all: &mut BTreeMap<N, Arc<R>>, changed: Vec<(N, Option<Arc<R>>)>) {
+    for (name, record) in changed {
+        match record {
+            Some(record) => all.insert(name, record),
+            None => all.remove(&name),
+        };
+    }
+}
+
+/// The policies of one waypoint. What asks for headers that logs do not tell is there in two readings: what admits
+/// the most, and what admits the least.
+#[derive(Default)]
+struct AtWaypoint {
+    most: l7::Policies,
+    least: l7::Policies,
+}
+
+/// The mesh at one time, ready to judge.
+struct Mesh {
+    by_address: HashMap<IpAddr, Arc<Workload>>,
+    services: Vec<Arc<Service>>,
+    served: BTreeSet<(GatewayName, NamespacedHostname)>,
+    policies: PolicySet,
+    at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
+}
+
+impl Mesh {
+    fn new(records: &Records) -> Self {
+        let mut policies = PolicySet::default();
+        for policy in records.policies.values() {
+            policies.insert(Authorization::clone(policy));
+        }
+        let mut at_waypoints = BTreeMap::<_, AtWaypoint>::new();
+        for ((gateway, _), policy) in &records.at_waypoints {
+            let at = at_waypoints.entry(gateway.clone()).or_default();
+            let admits = policy.action == HttpAction::Allow;
+            at.most.insert(reading(policy, admits));
+            at.least.insert(reading(policy, !admits));
+        }
+        let addresses = |workload: &Arc<Workload>| {
+            let each = workload.workload_ips.clone().into_iter();
+            let workload = Arc::clone(workload);
+            each.map(move |ip| (ip, Arc::clone(&workload)))
+        };
+        Self {
+            by_address: records.workloads.values().flat_map(addresses).collect(),
+            services: records.services.values().cloned().collect(),
+            served: records.served.clone(),
+            policies,
+            at_waypoints,
+        }
+    }
+
+    fn pod(&self, ip: IpAddr) -> Option<&Arc<Workload>> {
+        self.by_address.get(&ip.to_canonical())
+    }
+
+    /// The caller, for people.
+    fn who(&self, seen: &Observed) -> String {
+        match (&seen.identity, self.pod(seen.from.ip())) {
+            (Some(identity), _) => identity.to_string(),
+            (None, Some(pod)) if pod.protocol == Protocol::Hbone && seen.at != At::Pod => {
+                pod.identity().to_string()
+            }
+            (None, Some(pod)) => format!("{}/{} (plaintext)", pod.namespace, pod.name),
+            (None, None) => seen.from.ip().to_string(),
+        }
+    }
+
+    /// What was called, for people.
+    fn whom(&self, seen: &Observed) -> String {
+        match (self.service(seen), self.pod(seen.to.ip())) {
+            (Some(service), _) => format!("{}/{}", service.namespace, service.name),
+            (None, Some(pod)) => format!("{}/{}", pod.namespace, pod.name),
+            (None, None) => seen.to.to_string(),
+        }
+    }
+
+    /// The service that was called at a waypoint.
+    fn service(&self, seen: &Observed) -> Option<&Arc<Service>> {
+        let At::Waypoint(at) = &seen.at else {
+            return None;
+        };
+        let ip = seen.to.ip().to_canonical();
+        let has_address =
+            |service: &&Arc<Service>| service.vips.iter().any(|vip| vip.address == ip);
+        let is_named = |service: &&Arc<Service>| {
+            at.host
+                .as_deref()
+                .is_some_and(|host| *service.hostname == *host)
+        };
+        let mut all = self.services.iter();
+        all.clone().find(has_address).or_else(|| all.find(is_named))
+    }
+
+    fn judge(&self, seen: &Observed) -> Verdict {
+        match &seen.at {
+            At::Pod => self.at_pod(seen),
+            At::Waypoint(at) => self.at_waypoint(seen, at),
+        }
+    }
+
+    /// As the node proxy of the pod does: what does not come from the pod's waypoint is led there, after
+    /// PeerAuthentication.
+    fn at_pod(&self, seen: &Observed) -> Verdict {
+        let Some(pod) = self.pod(seen.to.ip()) else {
+            return unknown("the pod that was called", seen.to.ip());
+        };
+        if pod.protocol != Protocol::Hbone {
+            return Verdict::Allowed;
+        }
+        let connection = Connection {
+            source: seen.identity.clone(),
+            source_ip: seen.from.ip(),
+            destination: seen.to,
+        };
+        let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
+        let is_led = waypoint.is_some_and(|waypoint| {
+            let source = seen.identity.as_ref();
+            source.is_none_or(|source| !waypoint.identities.contains(source))
+        });
+        let explanation = match is_led {
+            true => self.policies.explain_peer_authentication(pod, &connection),
+            false => self.policies.explain(pod, &connection),
+        };
+        of_explanation(&explanation)
+    }
+
+    /// As the waypoint does.
+    fn at_waypoint(&self, seen: &Observed, at: &Seen) -> Verdict {
+        let Some(caller) = self.pod(seen.from.ip()) else {
+            return unknown("the caller", seen.from.ip());
+        };
+        let identity = (caller.protocol == Protocol::Hbone).then(|| caller.identity());
+        if at.request.as_ref().is_some_and(Request::is_cut) {
+            return Verdict::Undecided("the log holds only the beginning of the path".to_owned());
+        }
+        let service = self.service(seen);
+        let host = service.map(|service| {
+            NamespacedHostname::new(service.namespace.clone(), service.hostname.clone())
+        });
+        let gateways: Vec<GatewayName> = match &host {
+            Some(host) => {
+                let of_it = self.served.iter().filter(|(_, served)| served == host);
+                of_it.map(|(gateway, _)| gateway.clone()).collect()
+            }
+            None => self.waypoint_of_pod(seen.to.ip()).into_iter().collect(),
+        };
+        if gateways.is_empty() {
+            return Verdict::Undecided(format!("no waypoint is before {} now", seen.to));
+        }
+        let scope = host.as_ref().map_or(Scope::Pod, Scope::Service);
+        let connection = l7::Connection {
+            source: identity.as_ref(),
+            source_ip: seen.from.ip(),
+            remote_ip: seen.from.ip(),
+            destination: seen.to,
+            sni: at.sni.as_deref(),
+        };
+        let none = AtWaypoint::default();
+        // Of several (a canary) the one that refuses counts.
+        for gateway in &gateways {
+            let policies = self.at_waypoints.get(gateway).unwrap_or(&none);
+            let verdict = policies.judge(scope, &connection, at.request.as_ref());
+            if verdict != Verdict::Allowed {
+                return verdict;
+            }
+        }
+        Verdict::Allowed
+    }
+
+    fn waypoint_of_pod(&self, ip: IpAddr) -> Option<GatewayName> {
+        let waypoint = self.pod(ip)?.endpoint_waypoint.as_ref()?;
+        // Its account has its name.
+        let identity = waypoint.identities.first()?;
+        Some(GatewayName::new(
+            identity.namespace.clone(),
+            identity.service_account.clone(),
+        ))
+    }
+}
+
+impl AtWaypoint {
+    fn judge(
+        &self,
+        scope: Scope<'_>,
+        connection: &l7::Connection<'_>,
+        request: Option<&Request>,
+    ) -> Verdict {
+        let headers = request.map(headers).unwrap_or_default();
+        let decide = |policies: &l7::Policies| match request {
+            Some(request) => policies.evaluate(
+                scope,
+                &l7::Request {
+                    connection: *connection,
+                    method: &request.method,
+                    host: &request.authority,
+                    path: &request.path,
+                    headers: &headers,
+                },
+            ),
+            None => policies.evaluate_connection(scope, connection),
+        };
+        let (most, least) = (decide(&self.most), decide(&self.least));
+        if most.is_allowed() != least.is_allowed() {
+            return Verdict::Undecided(format!(
+                "it hangs on what logs do not tell: headers in {}",
+                self.asking(scope).join(", ")
+            ));
+        }
+        match least.why {
+            l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => Verdict::Allowed,
+            l7::Why::Denied(rule) => Verdict::Refused {
+                by: rule.policy.to_string(),
+                why: format!("rule {} of a DENY policy matches", rule.rule + 1),
+            },
+            l7::Why::NotUnderstood { policy, why } => Verdict::Refused {
+                by: policy.to_string(),
+                why: format!("it is not understood ({why}) and denies all that it covers"),
+            },
+            l7::Why::NoneAllows => Verdict::Refused {
+                by: self.allowing(scope).join(", "),
+                why: "no rule of these ALLOW policies matches".to_owned(),
+            },
+        }
+    }
+
+    fn allowing(&self, scope: Scope<'_>) -> Vec<String> {
+        let allowing = in_scope(&self.least, scope);
+        let allowing = allowing.filter(|policy| policy.action == HttpAction::Allow);
+        let mut names: Vec<_> = allowing.map(|policy| policy.key.to_string()).collect();
+        names.sort();
+        names
+    }
+
+    /// The policies that have two readings.
+    fn asking(&self, scope: Scope<'_>) -> Vec<String> {
+        let least: Vec<_> = in_scope(&self.least, scope).collect();
+        let differ = in_scope(&self.most, scope).filter(|policy| !least.contains(policy));
+        let mut names: Vec<_> = differ.map(|policy| policy.key.to_string()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn in_scope<'a>(
+    policies: &'a l7::Policies,
+    scope: Scope<'a>,
+) -> impl Iterator<Item = &'a HttpPolicy> {
+    let applies = move |policy: &&HttpPolicy| {
+        let of_service = match scope {
+            Scope::Service(service) => policy.services.contains(service),
+            Scope::Pod => false,
+        };
+        !policy.dry_run && (policy.for_gateway || of_service)
+    };
+    policies.iter().filter(applies)
+}
+
+fn headers(request: &Request) -> HeaderMap {
+    let headers = request.headers.iter();
+    let header = |(name, value): (&&'static str, &String)| {
+        let value = HeaderValue::from_str(value).ok()?;
+        Some((HeaderName::from_static(name), value))
+    };
+    headers.filter_map(header).collect()
+}
+
+/// A policy as if what logs do not tell matched, or did not.
+fn reading(policy: &HttpPolicy, unknown_matches: bool) -> HttpPolicy {
+    let mut policy = policy.clone();
+    for rule in &mut policy.rules {
+        if unknown_matches {
+            rule.conditions
+                .retain(|condition| is_told(&condition.attribute));
+        }
+    }
+    if !unknown_matches {
+        policy.rules.retain(|rule| {
+            let mut conditions = rule.conditions.iter();
+            conditions.all(|condition| is_told(&condition.attribute))
+        });
+    }
+    policy
+}
+
+fn is_told(attribute: &HttpAttribute) -> bool {
+    match attribute {
+        HttpAttribute::Header(name) => LOGGED.contains(&name.as_str()),
+        HttpAttribute::SourceIp
+        | HttpAttribute::RemoteIp
+        | HttpAttribute::SourceNamespace
+        | HttpAttribute::SourceServiceAccount
+        | HttpAttribute::SourceTrustDomain
+        | HttpAttribute::SourcePrincipal
+        | HttpAttribute::DestinationIp
+        | HttpAttribute::DestinationPort
+        | HttpAttribute::ConnectionSni => true,
+    }
+}
+
+fn unknown(who: &str, ip: IpAddr) -> Verdict {
+    Verdict::Undecided(format!("{who}, {ip}, is no pod that is known now"))
+}
+
+fn of_explanation(explanation: &Explanation) -> Verdict {
+    let decision = &explanation.decision;
+    if decision.allowed {
+        return Verdict::Allowed;
+    }
+    let by = decision.decided_by.as_ref();
+    let of_it = explanation
+        .policies
+        .iter()
+        .find(|verdict| Some(&verdict.policy) == by);
+    let allowing: Vec<_> = explanation
+        .policies
+        .iter()
+        .filter(|verdict| verdict.action == Action::Allow && !verdict.dry_run)
+        .map(|verdict| verdict.policy.to_string())
+        .collect();
+    let by = by.map_or_else(|| allowing.join(", "), ToString::to_string);
+    let why = match (&decision.why, of_it.map(|verdict| verdict.outcome)) {
+        (Why::Denied, Some(Outcome::Matches { rule })) => {
+            format!("rule {} of a DENY policy matches", rule + 1)
+        }
+        (Why::NoneAllowed, _) => "no rule of these ALLOW policies matches".to_owned(),
+        _ => decision.to_string(),
+    };
+    Verdict::Refused { by, why }
+}

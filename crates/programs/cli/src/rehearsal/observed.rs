@@ -1,0 +1,184 @@
+//! What a proxy has seen, read from a line of its access log: a node proxy's, text or JSON, or a waypoint's, in
+//! Istio's default text or JSON.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use ambit_model::Identity;
+use serde_json::{Map, Value};
+
+use crate::access_log::AccessLine;
+
+/// Where a waypoint's log cuts texts.
+const CUT: &str = "...";
+
+/// One connection or request that somebody decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Observed {
+    /// Of the caller.
+    pub(crate) from: SocketAddr,
+    /// That the caller proved, where the line says so.
+    pub(crate) identity: Option<Identity>,
+    /// What was called.
+    pub(crate) to: SocketAddr,
+    pub(crate) at: At,
+}
+
+/// Who saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    /// The node proxy of the pod that was called.
+    Pod,
+    /// A waypoint.
+    Waypoint(Seen),
+}
+
+/// What a waypoint saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// The service's host name, if it was sent on.
+    pub(crate) host: Option<String>,
+    /// Of TLS that was passed through.
+    pub(crate) sni: Option<String>,
+    /// `None`: it was no HTTP.
+    pub(crate) request: Option<Request>,
+}
+
+/// A request, as far as logs tell it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    /// Without the query.
+    pub(crate) path: String,
+    pub(crate) authority: String,
+    /// By lower-case name.
+    pub(crate) headers: BTreeMap<&'static str, String>,
+}
+
+impl Request {
+    /// Whether the log holds only its beginning.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.path.ends_with(CUT) || self.authority.ends_with(CUT)
+    }
+}
+
+/// Reads a line; `None` if it says nothing that can be judged.
+pub(crate) fn read(line: &str) -> Option<Observed> {
+    let line = line.trim();
+    if line.starts_with('{') {
+        let map: Map<String, Value> = serde_json::from_str(line).ok()?;
+        let field = |name: &str| {
+            let text = map.get(name)?.as_str()?;
+            (!text.is_empty() && text != "-").then_some(text)
+        };
+        return match map.contains_key("downstream_remote_address") {
+            true => of_waypoint(field),
+            false => of_node_proxy(field),
+        };
+    }
+    if line.starts_with('[') {
+        let fields = fields(line);
+        let words = fields
+            .get(1)
+            .map(|request| request.splitn(3, ' ').collect());
+        let request: Vec<&str> = words.unwrap_or_default();
+        return of_waypoint(|name| {
+            let text = match name {
+                "method" => request.first().copied(),
+                "path" => request.get(1).copied(),
+                _ => {
+                    let (_, place) = PLACES.iter().find(|(known, _)| *known == name)?;
+                    fields.get(*place).map(String::as_str)
+                }
+            };
+            text.filter(|text| !text.is_empty() && *text != "-")
+        });
+    }
+    let line = AccessLine::parse(line)?;
+    of_node_proxy(|name| line.field(name))
+}
+
+/// Of a waypoint's line of text: where the members of its JSON form are.
+const PLACES: [(&str, usize); 8] = [
+    ("x_forwarded_for", 11),
+    ("user_agent", 12),
+    ("request_id", 13),
+    ("authority", 14),
+    ("upstream_cluster", 16),
+    ("downstream_local_address", 18),
+    ("downstream_remote_address", 19),
+    ("requested_server_name", 20),
+];
+
+/// Splits at spaces outside quotes. Texts of requests have no quotes of their own.
+fn fields(line: &str) -> Vec<String> {
+    let mut fields = vec![String::new()];
+    let mut is_quoted = false;
+    for c in line.chars() {
+        match c {
+            '"' => is_quoted = !is_quoted,
+            ' ' if !is_quoted => fields.push(String::new()),
+            c => {
+                if let Some(last) = fields.last_mut() {
+                    last.push(c);
+                }
+            }
+        }
+    }
+    fields
+}
+
+/// Connections are judged where they arrive; each has one line when it is over, or is refused.
+fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
+    let is_over = field("duration").is_some() || field("error").is_some();
+    if field("direction") != Some("inbound") || !is_over {
+        return None;
+    }
+    let inside = field("dst.hbone_addr").and_then(|address| address.parse().ok());
+    let to = match inside {
+        Some(inside) => inside,
+        None => field("dst.addr")?.parse().ok()?,
+    };
+    let identity = match field("src.identity") {
+        Some(text) => Some(text.parse().ok()?),
+        None => None,
+    };
+    Some(Observed {
+        from: field("src.addr")?.parse().ok()?,
+        identity,
+        to,
+        at: At::Pod,
+    })
+}
+
+fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
+    let owned = |name: &str| field(name).map(str::to_owned);
+    // For instance inbound-vip|80|http|web.shop.svc.cluster.local.
+    let cluster = field("upstream_cluster").and_then(|name| name.rsplit_once('|'));
+    let headers = [
+        ("user-agent", "user_agent"),
+        ("x-forwarded-for", "x_forwarded_for"),
+        ("x-request-id", "request_id"),
+    ];
+    let headers = headers.into_iter();
+    let request = owned("method").map(|method| Request {
+        method,
+        path: field("path")
+            .and_then(|path| path.split(['?', '#']).next())
+            .unwrap_or_default()
+            .to_owned(),
+        authority: owned("authority").unwrap_or_default(),
+        headers: headers
+            .filter_map(|(header, member)| Some((header, owned(member)?)))
+            .collect(),
+    });
+    Some(Observed {
+        from: field("downstream_remote_address")?.parse().ok()?,
+        identity: None,
+        to: field("downstream_local_address")?.parse().ok()?,
+        at: At::Waypoint(Seen {
+            host: cluster.map(|(_, host)| host.to_owned()),
+            sni: owned("requested_server_name"),
+            request,
+        }),
+    })
+}

@@ -1,0 +1,121 @@
+//! What a rehearsal comes to, for people and programs.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::output::table;
+
+/// One kind of thing that was seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Row {
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) what: String,
+    pub(crate) times: usize,
+    /// The policies that decide; empty if it cannot be said.
+    pub(crate) by: String,
+    pub(crate) why: String,
+}
+
+/// See the module.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Report {
+    /// Who would be refused, and is not now.
+    pub(crate) refused: Vec<Row>,
+    /// Who would be admitted, and is not now; with what refuses now.
+    pub(crate) admitted: Vec<Row>,
+    /// What cannot be decided, and why.
+    pub(crate) undecided: Vec<Row>,
+    /// How often somebody is refused now and would be.
+    pub(crate) refused_already: usize,
+    /// How often somebody would be admitted as now.
+    pub(crate) allowed: usize,
+    /// What is to be said of the policies.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Report {
+    /// Makes one row of those that say the same.
+    pub(crate) fn count(&mut self) {
+        for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {
+            let mut counted = BTreeMap::<_, usize>::new();
+            for Row {
+                from,
+                to,
+                what,
+                times,
+                by,
+                why,
+            } in rows.drain(..)
+            {
+                *counted.entry((from, to, what, by, why)).or_default() += times;
+            }
+            let row = |((from, to, what, by, why), times)| Row {
+                from,
+                to,
+                what,
+                times,
+                by,
+                why,
+            };
+            *rows = counted.into_iter().map(row).collect();
+        }
+    }
+
+    /// What happened most comes first.
+    pub(crate) fn sort(&mut self) {
+        for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {
+            rows.sort_by_key(|row| std::cmp::Reverse(row.times));
+        }
+    }
+
+    /// The report for people.
+    pub(crate) fn words(&self) -> String {
+        let times = |rows: &[Row]| rows.iter().map(|row| row.times).sum::<usize>();
+        let mut text = String::new();
+        for note in &self.notes {
+            text.push_str(&format!("{note}\n"));
+        }
+        for (what, by, rows) in [
+            ("would be refused", "BY", &self.refused),
+            (
+                "would be admitted, and are refused now",
+                "NOW REFUSED BY",
+                &self.admitted,
+            ),
+            ("cannot be decided", "", &self.undecided),
+        ] {
+            if rows.is_empty() {
+                continue;
+            }
+            let rows_of = rows.iter().map(|row| {
+                vec![
+                    row.times.to_string(),
+                    row.from.clone(),
+                    row.to.clone(),
+                    row.what.clone(),
+                    row.by.clone(),
+                    row.why.clone(),
+                ]
+            });
+            let header = ["TIMES", "FROM", "TO", "WHAT", by, "WHY"];
+            text.push_str(&format!(
+                "{} {what}:\n{}\n\n",
+                times(rows),
+                table(&header, rows_of)
+            ));
+        }
+        text.push_str(&format!(
+            "{} refused, {} admitted, {} undecided, {} refused as now, {} allowed as now",
+            times(&self.refused),
+            times(&self.admitted),
+            times(&self.undecided),
+            self.refused_already,
+            self.allowed
+        ));
+        text
+    }
+}

@@ -1,0 +1,278 @@
+//! What there is: the objects of the mesh and what its proxies have logged, from files, a lab or a cluster.
+
+use std::{fs, io, path::Path};
+
+use ambit_derive::{MeshConfig, WaypointAttachment};
+use ambit_install::cluster::Cluster;
+use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey, Pod};
+use ambit_lab::LogSource;
+use ambit_manifests::Snapshot;
+use ambit_waypoint_objects::GATEWAY_NAME;
+use serde_json::Value;
+
+use super::{
+    RehearsalArgs,
+    observed::{self, Observed},
+};
+use crate::{CliError, ErrorKind, cluster::wait, install::failed, labs, reach};
+
+/// The kinds by which is decided what policies apply to whom.
+const KINDS: [Kind; 10] = [
+    Kind::Namespace,
+    Kind::Node,
+    Kind::Pod,
+    Kind::Service,
+    Kind::ServiceEntry,
+    Kind::WorkloadEntry,
+    Kind::GatewayClass,
+    Kind::Gateway,
+    Kind::AuthorizationPolicy,
+    Kind::PeerAuthentication,
+];
+/// Versions of kinds, the best first.
+const VERSIONS: [&str; 5] = ["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
+/// Lines of a cluster's logs, each from its end.
+const LOG_LINES: i64 = 100_000;
+/// The control plane's Deployment, which has the settings of the mesh.
+const CONTROL: &str = "ambit-control";
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct World {
+    pub(super) objects: Vec<ObjectEvent>,
+    pub(super) lines: Vec<Observed>,
+    pub(super) config: MeshConfig,
+}
+
+impl World {
+    pub(super) fn look(args: &RehearsalArgs) -> Result<Self, CliError> {
+        let mut world = if !args.objects.is_empty() {
+            Self {
+                objects: directories(&args.objects)?,
+                ..Self::default()
+            }
+        } else if let Some(lab) = labs::chosen(args.lab.as_deref(), &args.target) {
+            Self::of_lab(&lab, args.log.is_empty())?
+        } else {
+            wait(async {
+                let cluster = args.target.cluster().await?;
+                Self::of_cluster(&cluster, &args.target.mesh_namespace, args.log.is_empty()).await
+            })?
+        };
+        world.config.root_namespace = args.target.mesh_namespace.as_str().into();
+        for file in &args.log {
+            world.read(&text_of(file)?);
+        }
+        Ok(world)
+    }
+
+    fn read(&mut self, log: &str) {
+        self.lines.extend(log.lines().filter_map(observed::read));
+    }
+
+    fn of_lab(lab: &str, with_logs: bool) -> Result<Self, CliError> {
+        let client = labs::find(lab)?;
+        let mut world = Self::default();
+        let values = client.objects().map_err(labs::client_error)?;
+        let mut sources = vec![LogSource::Daemon {
+            name: "proxy".to_owned(),
+            node: None,
+        }];
+        for value in &values {
+            let object = event(value)?;
+            if let ObjectEvent::Applied {
+                object: Object::Pod(pod),
+                ..
+            } = &object
+                && is_waypoint(pod)
+            {
+                let key = object_key(&object);
+                sources.push(LogSource::Pod {
+                    pod: format!("{}/{}", key.namespace, key.name),
+                    container: None,
+                });
+            }
+            world.objects.push(object);
+        }
+        for source in sources.into_iter().filter(|_| with_logs) {
+            let log = client.log_text(source).map_err(labs::client_error)?;
+            world.read(&log);
+        }
+        Ok(world)
+    }
+
+    async fn of_cluster(
+        cluster: &Cluster,
+        mesh_namespace: &str,
+        with_logs: bool,
+    ) -> Result<Self, CliError> {
+        let mut world = Self {
+            config: settings(cluster, mesh_namespace).await?,
+            ..Self::default()
+        };
+        let mut logged = reach::pods(cluster, mesh_namespace, reach::PROXY.0).await?;
+        for kind in KINDS {
+            for value in list(cluster, kind).await? {
+                let event = event(&value)?;
+                if let ObjectEvent::Applied {
+                    object: Object::Pod(pod),
+                    ..
+                } = &event
+                    && is_waypoint(pod)
+                {
+                    logged.push(Pod::clone(pod));
+                }
+                world.objects.push(event);
+            }
+        }
+        for pod in logged.iter().filter(|_| with_logs) {
+            let metadata = &pod.metadata;
+            let text = |value: &Option<String>| value.clone().unwrap_or_default();
+            let (namespace, name) = (text(&metadata.namespace), text(&metadata.name));
+            for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
+                let lines = Some(LOG_LINES);
+                let log = cluster.logs(&namespace, &name, &container.name, lines, false);
+                if let Some(log) = log.await {
+                    world.read(&log);
+                }
+            }
+        }
+        Ok(world)
+    }
+}
+
+/// The policies to rehearse. One that cannot be read is an error: to leave it out would be to say something else.
+pub(super) fn policies(files: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, CliError> {
+    let mut events = Vec::new();
+    for path in files.iter().map(AsRef::as_ref) {
+        let snapshot = if path.is_dir() {
+            ambit_manifests::read(&[path]).map_err(|error| unreadable(path, error))?
+        } else {
+            ambit_manifests::parse(path, &text_of(path)?)
+        };
+        let found = readable(snapshot)?;
+        let is_policy =
+            |kind: Kind| matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
+        let policies: Vec<_> = found
+            .into_iter()
+            .filter(|event| is_policy(object_key(event).kind))
+            .collect();
+        if policies.is_empty() {
+            let what = format!(
+                "{} holds no AuthorizationPolicy and no PeerAuthentication",
+                path.display()
+            );
+            return Err(CliError::new(ErrorKind::Usage, what));
+        }
+        events.extend(policies);
+    }
+    Ok(events)
+}
+
+fn directories(paths: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, CliError> {
+    let snapshot = ambit_manifests::read(paths);
+    readable(snapshot.map_err(|error| {
+        CliError::new(ErrorKind::NotFound, "the objects cannot be read").because(error)
+    })?)
+}
+
+fn readable(snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
+    if let Some(problem) = snapshot.problems.first() {
+        return Err(CliError::new(ErrorKind::Usage, problem.to_string()));
+    }
+    let objects = snapshot.objects.into_values();
+    let applied = |(object, origin)| ObjectEvent::Applied {
+        object,
+        origin: Some(origin),
+    };
+    Ok(objects.map(applied).collect())
+}
+
+fn unreadable(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CliError {
+    let what = format!("cannot read {}", path.display());
+    CliError::new(ErrorKind::NotFound, what).because(error)
+}
+
+fn text_of(path: &Path) -> Result<String, CliError> {
+    let text = match path.to_str() {
+        Some("-") => io::read_to_string(io::stdin()),
+        _ => fs::read_to_string(path),
+    };
+    text.map_err(|error| unreadable(path, error))
+}
+
+/// An object from its JSON form, in whatever state it is: what cannot be read is judged as the control plane does.
+fn event(value: &Value) -> Result<ObjectEvent, CliError> {
+    let key = ObjectKey::read(value)
+        .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))?;
+    Ok(match Object::from_value(key.kind, value) {
+        Ok(object) => ObjectEvent::Applied {
+            object,
+            origin: None,
+        },
+        Err(error) => ObjectEvent::Refused {
+            key,
+            error,
+            value: Box::new(value.clone()),
+        },
+    })
+}
+
+fn object_key(event: &ObjectEvent) -> ObjectKey {
+    match event {
+        ObjectEvent::Applied { object, .. } => object.key(),
+        ObjectEvent::Refused { key, .. } | ObjectEvent::Deleted(key) => key.clone(),
+    }
+}
+
+fn is_waypoint(pod: &Pod) -> bool {
+    let labels = pod.metadata.labels.as_ref();
+    labels.is_some_and(|labels| labels.contains_key(GATEWAY_NAME))
+}
+
+/// All objects of a kind, in the best version that is served.
+async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, CliError> {
+    for version in VERSIONS {
+        let api_version = match kind.group() {
+            "" => version.to_owned(),
+            group => format!("{group}/{version}"),
+        };
+        let found = cluster.list(&api_version, kind.as_str(), None, None).await;
+        let found = found.map_err(|error| failed(error.into()))?;
+        if !found.is_empty() || kind.group().is_empty() {
+            return Ok(found);
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// The settings of the mesh, as the control plane has them.
+async fn settings(cluster: &Cluster, mesh_namespace: &str) -> Result<MeshConfig, CliError> {
+    let all = cluster.list("apps/v1", "Deployment", Some(mesh_namespace), None);
+    let all = all.await.map_err(|error| failed(error.into()))?;
+    let control = all
+        .iter()
+        .find(|one| one.pointer("/metadata/name").and_then(Value::as_str) == Some(CONTROL));
+    let env = control.and_then(|one| one.pointer("/spec/template/spec/containers/0/env"));
+    let env = env.and_then(Value::as_array);
+    let text = |name: &str| {
+        let mut all = env.into_iter().flatten();
+        let found = all.find(|one| one.get("name").and_then(Value::as_str) == Some(name))?;
+        let text = found.get("value")?.as_str()?;
+        (!text.is_empty()).then_some(text)
+    };
+    let mut config = MeshConfig::default();
+    for (place, name) in [
+        (&mut config.trust_domain, "TRUST_DOMAIN"),
+        (&mut config.cluster_id, "CLUSTER_ID"),
+        (&mut config.cluster_domain, "CLUSTER_DOMAIN"),
+    ] {
+        if let Some(text) = text(name) {
+            *place = text.into();
+        }
+    }
+    if text("AMBIT_WAYPOINT_ATTACHMENT") == Some("labels") {
+        config.waypoint_attachment = WaypointAttachment::Labels;
+    }
+    Ok(config)
+}

@@ -27,7 +27,7 @@ macro_rules! for_each_kind {
             Namespace, false, BuiltIn, "A namespace.";
             Node, false, BuiltIn, "A node.";
             ServiceAccount, true, BuiltIn, "A service account.";
-            ConfigMap, true, BuiltIn, "Settings of others, and overlays of a waypoint's objects.";
+            ConfigMap, true, BuiltIn, "Settings of the mesh, and overlays of a waypoint's objects.";
             Pod, true, BuiltIn, "A pod.";
             Deployment, true, BuiltIn, "A deployment (expanded to pods by the lab or by Kubernetes).";
             Service, true, BuiltIn, "A service.";

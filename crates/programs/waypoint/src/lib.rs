@@ -8,6 +8,7 @@
 pub mod app;
 mod budget;
 mod caller;
+mod calls;
 mod circle;
 pub mod command;
 pub mod config;

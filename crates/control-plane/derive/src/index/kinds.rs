@@ -2,6 +2,7 @@
 //! and has no file here does not compile.
 
 mod authorization_policy;
+mod config_map;
 mod destination_rule;
 mod endpoint_slice;
 mod gateway;

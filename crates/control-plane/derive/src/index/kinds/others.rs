@@ -1,6 +1,6 @@
 //! Kinds that the lab reads and the control plane does not.
 
-use ambit_k8s_api::{ConfigMap, Deployment, ServiceAccount};
+use ambit_k8s_api::{Deployment, ServiceAccount};
 
 use crate::{
     MeshConfig, PodDirectory,
@@ -29,4 +29,4 @@ macro_rules! not_read {
     };
 }
 
-not_read! { ConfigMap Deployment ServiceAccount }
+not_read! { Deployment ServiceAccount }

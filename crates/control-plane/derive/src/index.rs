@@ -6,6 +6,7 @@ mod addresses;
 mod attachment;
 mod binding;
 mod canary;
+mod extensions;
 mod foreign;
 mod hosts;
 mod instances;
@@ -95,6 +96,8 @@ pub struct Index {
     pub(crate) route_backends: References<ObjectKey>,
     /// Destination rules by the hosts that they are for.
     pub(crate) destination_rules: References<ArcStr>,
+    /// Those of them that have subsets.
+    pub(crate) subset_rules: BTreeSet<ObjectKey>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
     /// The waypoints of services' endpoints.
@@ -136,6 +139,7 @@ impl Index {
             route_parents: References::default(),
             route_backends: References::default(),
             destination_rules: References::default(),
+            subset_rules: BTreeSet::new(),
             policy_targets: References::default(),
             served: Served::default(),
             behind: Served::default(),

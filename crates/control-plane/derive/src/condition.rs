@@ -118,6 +118,12 @@ pub(crate) const RULE_USED: ConditionType = ConditionType {
     ..USED
 };
 
+/// Which routes inject a fault.
+pub(crate) const FAULT_USED: ConditionType = ConditionType {
+    manager: "ambit-http-fault",
+    ..RULE_USED
+};
+
 /// Whether all that concerns a waypoint has the effect that one might expect.
 pub(crate) const EFFECTIVE: ConditionType = ConditionType {
     name: "ambit.io/Effective",

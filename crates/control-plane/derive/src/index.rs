@@ -6,6 +6,7 @@ mod addresses;
 mod attachment;
 mod binding;
 mod canary;
+mod extensions;
 mod foreign;
 mod hosts;
 mod inbound_binding;
@@ -98,6 +99,8 @@ pub struct Index {
     pub(crate) destination_rules: References<ArcStr>,
     /// Objects by the hosts that waypoints call because of them.
     pub(crate) callees: References<ArcStr>,
+    /// Those of them that have subsets.
+    pub(crate) subset_rules: BTreeSet<ObjectKey>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
     /// The waypoints of services' endpoints.
@@ -140,6 +143,7 @@ impl Index {
             route_backends: References::default(),
             destination_rules: References::default(),
             callees: References::default(),
+            subset_rules: BTreeSet::new(),
             policy_targets: References::default(),
             served: Served::default(),
             behind: Served::default(),

@@ -35,10 +35,11 @@ pub const TEMPLATES: &[File] = files![
     "templates/release-hook.yaml",
 ];
 
-/// Definitions of Istio's kinds.
+/// Definitions of Istio's kinds, and of our own.
 pub const CRDS: &[File] = files![
     "crds/authorizationpolicies.yaml",
     "crds/destinationrules.yaml",
+    "crds/httpfaults.yaml",
     "crds/peerauthentications.yaml",
     "crds/serviceentries.yaml",
     "crds/workloadentries.yaml",

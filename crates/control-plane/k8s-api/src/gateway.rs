@@ -234,6 +234,23 @@ pub struct HttpRouteFilter {
     pub request_mirror: Option<HttpRequestMirror>,
     /// `CORS`.
     pub cors: Option<HttpCorsFilter>,
+    /// `ExtensionRef`.
+    pub extension_ref: Option<LocalObjectReference>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// An object of the namespace of what refers to it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LocalObjectReference {
+    /// API group.
+    pub group: String,
+    /// Kind.
+    pub kind: String,
+    /// Name.
+    pub name: String,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,

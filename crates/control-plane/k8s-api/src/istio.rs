@@ -13,6 +13,11 @@ use crate::status::{self, Status};
 
 macro_rules! custom_resource {
     ($(#[$doc:meta])* $name:ident, $spec:ident, $group:literal, $plural:literal, $scope:ty) => {
+        $crate::istio::custom_resource! {
+            $(#[$doc])* $name, $spec, $group, $plural, $scope, "v1"
+        }
+    };
+    ($(#[$doc:meta])* $name:ident, $spec:ident, $group:literal, $plural:literal, $scope:ty, $version:literal) => {
         $(#[$doc])*
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -35,10 +40,10 @@ macro_rules! custom_resource {
         }
 
         impl k8s_openapi::Resource for $name {
-            const API_VERSION: &'static str = concat!($group, "/v1");
+            const API_VERSION: &'static str = concat!($group, "/", $version);
             const GROUP: &'static str = $group;
             const KIND: &'static str = stringify!($name);
-            const VERSION: &'static str = "v1";
+            const VERSION: &'static str = $version;
             const URL_PATH_SEGMENT: &'static str = $plural;
             type Scope = $scope;
         }

@@ -5,6 +5,7 @@
 //! no files, clients or tasks.
 #![forbid(unsafe_code)]
 
+pub mod ambit;
 pub mod destination;
 pub mod enablement;
 mod event;
@@ -17,6 +18,7 @@ pub mod selector;
 pub mod status;
 pub mod unread;
 
+pub use ambit::HTTPFault;
 pub use destination::DestinationRule;
 pub use event::{ObjectEvent, Origin};
 pub use gateway::{

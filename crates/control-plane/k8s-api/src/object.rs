@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::{
     AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
-    GRPCRoute, Gateway, GatewayClass, HTTPRoute, Namespace, Node, PeerAuthentication, Pod,
-    ReferenceGrant, RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status, TCPRoute,
-    TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Namespace, Node, PeerAuthentication,
+    Pod, ReferenceGrant, RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status,
+    TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.
@@ -37,6 +37,7 @@ macro_rules! for_each_kind {
             GatewayClass, false, Custom, "Who takes care of gateways.";
             Gateway, true, Custom, "A waypoint, if its class is one of waypoints.";
             ReferenceGrant, true, Custom, "Who of other namespaces may refer to what is in its own.";
+            HTTPFault, true, Custom, "Faults that rules of routes inject.";
             HTTPRoute, true, Custom, "Where requests to a service go.";
             DestinationRule, true, Custom, "How backends are called.";
             GRPCRoute, true, Custom, "Where gRPC requests to a service go.";
@@ -100,6 +101,11 @@ macro_rules! kinds {
             /// Its API group; empty for the core group.
             pub fn group(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::GROUP,)* }
+            }
+
+            /// The version of its API that is read in full.
+            pub fn version(self) -> &'static str {
+                match self { $(Self::$kind => <$kind as Resource>::VERSION,)* }
             }
 
             /// Its name in paths.
@@ -173,6 +179,12 @@ impl Kind {
     /// Whether it is one of Istio's, which have conventions of their own.
     pub fn is_istio(self) -> bool {
         self.group().ends_with(".istio.io")
+    }
+
+    /// Whether a field that is `null` in it is an error.
+    fn has_no_nulls(self) -> bool {
+        (self.is_istio() && self.definition() != Definition::Unread)
+            || self.group() == crate::ambit::GROUP
     }
 }
 
@@ -349,16 +361,10 @@ fn null_path(value: &Value, path: &mut String) -> bool {
 fn check_nulls(kind: Kind, value: &Value) -> Result<(), InvalidObject> {
     let mut path = "spec".to_owned();
     match value.get("spec") {
-        Some(spec)
-            if kind.is_istio()
-                && kind.definition() != Definition::Unread
-                && null_path(spec, &mut path) =>
-        {
-            Err(InvalidObject {
-                field: path,
-                message: "is null; give a value, or leave it out".to_owned(),
-            })
-        }
+        Some(spec) if kind.has_no_nulls() && null_path(spec, &mut path) => Err(InvalidObject {
+            field: path,
+            message: "is null; give a value, or leave it out".to_owned(),
+        }),
         _ => Ok(()),
     }
 }

@@ -21,7 +21,9 @@ use lookup::{Entry, Lookup};
 
 use crate::weights;
 
-pub use filters::{Applied, Asked, Cors, Filters, MatchedPath, Redirect, RedirectError, changed};
+pub use filters::{
+    Applied, Asked, Cors, Filters, Injected, MatchedPath, Redirect, RedirectError, changed,
+};
 pub use retry::{is_asked_again, wait};
 
 /// Why requests that a match with a bad expression or header might be meant for are not served.

@@ -35,6 +35,7 @@ const KINDS: &[(&str, &str)] = &[
     ("security.istio.io/v1", "PeerAuthentication"),
     ("networking.istio.io/v1", "ServiceEntry"),
     ("networking.istio.io/v1", "WorkloadEntry"),
+    ("ambit.io/v1alpha1", "HTTPFault"),
 ];
 /// Kinds of which the objects in the mesh's own namespace are taken.
 const OWN_KINDS: &[(&str, &str)] = &[

@@ -15,11 +15,13 @@
 //! | telemetry.istio.io | telemetries | list, watch |
 //! | extensions.istio.io | wasmplugins | list, watch |
 //! | gateway.networking.k8s.io | gateways, gatewayclasses, httproutes, referencegrants, grpcroutes, tcproutes, tlsroutes | list, watch |
+//! | ambit.io | httpfaults | list, watch |
 //! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
 //! | core | services/status | patch |
 //! | networking.istio.io | serviceentries/status, workloadentries/status, destinationrules/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |
+//! | ambit.io | httpfaults/status | patch |
 //! | gateway.networking.k8s.io | gateways/status, gatewayclasses/status, httproutes/status, grpcroutes/status, tcproutes/status, tlsroutes/status | patch |
 //! | core | configmaps | create, list, watch; those named istio-ca-root-cert, istio-ca-crl: patch, delete |
 //! | events.k8s.io | events | create, patch |

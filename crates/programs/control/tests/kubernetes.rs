@@ -738,6 +738,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             "networking.istio.io/v1",
             json!({"host": "one"}),
         ),
+        (
+            FAULTS,
+            "HTTPFault",
+            "ambit.io/v1alpha1",
+            json!({"abort": {"httpStatus": 503}}),
+        ),
     ] {
         cluster.server.put(
             collection,
@@ -764,6 +770,7 @@ async fn the_roles_are_what_is_used() {
     );
     cluster.policy("bad", json!({"rulez": [{}]}));
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
+    cluster.define_as("ambit.io", "httpfaults", "HTTPFault", "v1alpha1");
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
@@ -772,7 +779,14 @@ async fn the_roles_are_what_is_used() {
     replica.certificate(&token("good"), "web").await.unwrap();
     shown("the roots", || cluster.config_map("shop")).await;
     shown("the policy's condition", || cluster.condition("bad")).await;
-    for collection in [SERVICES, ENTRIES, WORKLOAD_ENTRIES, DESTINATION_RULES] {
+    let with_conditions = [
+        SERVICES,
+        ENTRIES,
+        WORKLOAD_ENTRIES,
+        DESTINATION_RULES,
+        FAULTS,
+    ];
+    for collection in with_conditions {
         shown(collection, || {
             let object = cluster.server.get(collection, "shop", "one")?;
             object["status"]["conditions"].as_array().map(drop)
@@ -871,6 +885,7 @@ const ONLY_READ: [(&str, &str, &str); 6] = [
 
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
+const FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GRPC_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/grpcroutes";
 const TLS_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tlsroutes";
@@ -910,13 +925,17 @@ impl Cluster {
 
     /// Defines a kind; gives the path of its objects.
     fn define(&self, group: &str, plural: &str, kind: &str) -> String {
-        let collection = format!("/apis/{group}/v1/{plural}");
+        self.define_as(group, plural, kind, "v1")
+    }
+
+    fn define_as(&self, group: &str, plural: &str, kind: &str, version: &str) -> String {
+        let collection = format!("/apis/{group}/{version}/{plural}");
         self.server.serve(&collection, kind);
         self.server.put(
             DEFINITIONS,
             json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
                 "metadata": {"name": format!("{plural}.{group}")},
-                "spec": {"versions": [{"name": "v1", "served": true}]}}),
+                "spec": {"versions": [{"name": version, "served": true}]}}),
         );
         collection
     }

@@ -2,18 +2,18 @@
 //! was asked for, kept for as long as there is a rule, whatever it says; and what waits for connections.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use ambit_model::{
-    ArcStr, DestinationLimits, DestinationPolicy, GatewayAddress, NamespacedHostname,
-    WaypointDestination, Workload,
+    ArcStr, DestinationLimits, DestinationPolicy, DestinationSubset, GatewayAddress,
+    NamespacedHostname, WaypointDestination, Workload,
 };
 use ambit_proxy::state::SharedState;
 use ambit_resilience::{
-    Candidate, Chosen, Destination, Fault, NoEndpoint, Outcome, Overflow, Place, Slot, Wish,
+    Candidate, Chosen, Destination, Fault, NoEndpoint, Outcome, Overflow, Place, Slot, Wish, hash,
 };
 use ambit_route::{BackendEndpoint, BackendRequest, Route, RouteError};
 use ambit_telemetry::http::HttpMetrics;
@@ -34,7 +34,8 @@ pub(crate) struct Around<'a> {
 #[derive(Debug)]
 pub(crate) struct Ruled {
     record: WaypointDestination,
-    ports: Mutex<HashMap<u16, Arc<Port>>>,
+    /// By the subset that they are of, if they are of one.
+    ports: Mutex<HashMap<(Option<ArcStr>, u16), Arc<Port>>>,
 }
 
 /// One of its ports.
@@ -42,9 +43,33 @@ pub(crate) struct Ruled {
 pub(crate) struct Port {
     service: NamespacedHostname,
     number: u16,
+    /// The endpoints that may be chosen; all of them if `None`.
+    members: Option<Arc<Members>>,
     destination: Destination<BackendEndpoint>,
     /// Connections in use, if there is a limit.
     connections: Option<Connections>,
+}
+
+/// The uids of the workloads of a subset.
+#[derive(Debug)]
+struct Members {
+    uids: BTreeSet<ArcStr>,
+    /// Tells one set from another.
+    mark: u64,
+}
+
+impl Members {
+    fn of(subset: &DestinationSubset) -> Arc<Self> {
+        let mut text = String::new();
+        for uid in &subset.workloads {
+            text.push_str(uid);
+            text.push('\n');
+        }
+        Arc::new(Self {
+            uids: subset.workloads.clone(),
+            mark: hash(text.as_bytes()),
+        })
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -76,9 +101,16 @@ impl Ruled {
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
         let ports = known.iter().flat_map(|ports| ports.iter());
-        let ports = ports.map(|(number, port)| {
-            let policy = record.policy(*number).clone();
-            (*number, Arc::new(port.under(policy)))
+        let ports = ports.filter_map(|((subset, number), port)| {
+            let (policy, members) = match subset {
+                None => (record.policy(*number), None),
+                Some(name) => {
+                    let subset = record.subsets.get(name)?;
+                    (subset.policy(*number), Some(Members::of(subset)))
+                }
+            };
+            let port = Arc::new(port.under(policy.clone(), members));
+            Some(((subset.clone(), *number), port))
         });
         Self {
             ports: Mutex::new(ports.collect()),
@@ -89,17 +121,34 @@ impl Ruled {
     /// One of its ports, as the service declares them.
     pub(crate) fn port(&self, number: u16) -> Arc<Port> {
         let mut ports = self.ports.lock();
-        let port = ports.entry(number);
-        let port = port.or_insert_with(|| {
-            let policy = self.record.policy(number).clone();
-            Arc::new(Port {
-                service: self.record.service.clone(),
-                number,
-                connections: Connections::of(&policy.limits, None),
-                destination: Destination::new(policy, Instant::now()),
-            })
-        });
+        let port = ports.entry((None, number));
+        let port = port.or_insert_with(|| self.new_port(number, self.record.policy(number), None));
         port.clone()
+    }
+
+    /// The same of a subset, if there is one of the name.
+    pub(crate) fn subset(&self, name: &ArcStr, number: u16) -> Option<Arc<Port>> {
+        let subset = self.record.subsets.get(name)?;
+        let mut ports = self.ports.lock();
+        let port = ports.entry((Some(name.clone()), number));
+        let members = || Some(Members::of(subset));
+        let port = port.or_insert_with(|| self.new_port(number, subset.policy(number), members()));
+        Some(port.clone())
+    }
+
+    fn new_port(
+        &self,
+        number: u16,
+        policy: &DestinationPolicy,
+        members: Option<Arc<Members>>,
+    ) -> Arc<Port> {
+        Arc::new(Port {
+            service: self.record.service.clone(),
+            number,
+            members,
+            connections: Connections::of(&policy.limits, None),
+            destination: Destination::new(policy.clone(), Instant::now()),
+        })
     }
 }
 
@@ -112,6 +161,8 @@ pub(crate) enum NoWay {
     Overflow(Overflow),
     #[error("all endpoints of {0} are ejected")]
     Ejected(NamespacedHostname),
+    #[error("this waypoint does not choose among endpoints of {0} by the subset {1}")]
+    Subset(String, ArcStr),
     #[error(transparent)]
     Route(#[from] RouteError),
 }
@@ -124,10 +175,11 @@ pub(crate) struct Held {
 }
 
 impl Port {
-    fn under(&self, policy: DestinationPolicy) -> Self {
+    fn under(&self, policy: DestinationPolicy, members: Option<Arc<Members>>) -> Self {
         Self {
             service: self.service.clone(),
             number: self.number,
+            members,
             connections: Connections::of(&policy.limits, self.connections.as_ref()),
             destination: self.destination.under(policy),
         }
@@ -228,6 +280,11 @@ impl Port {
             },
             endpoint,
         };
+        let members = self.members.as_deref();
+        let revision = revision ^ members.map_or(0, |members| members.mark);
+        let is_member = |endpoint: &BackendEndpoint| {
+            members.is_none_or(|members| members.uids.contains(endpoint.workload.uid()))
+        };
         if !self.destination.is_at(revision) {
             let here = Place {
                 locality: own.locality.clone(),
@@ -237,7 +294,7 @@ impl Port {
             };
             self.destination.update(revision, now, &here, || {
                 let all = table.backend_endpoints(&request, &self.service, self.number);
-                all.into_iter().map(candidate).collect()
+                all.into_iter().filter(is_member).map(candidate).collect()
             });
         }
         let none = || RouteError::NoHealthyUpstream {

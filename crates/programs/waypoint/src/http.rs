@@ -6,6 +6,7 @@ mod broken;
 mod endpoint;
 mod exchange;
 mod failure;
+mod fault;
 mod form;
 mod headers;
 mod mirror;

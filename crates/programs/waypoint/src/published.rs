@@ -268,6 +268,7 @@ mod tests {
             backends: vec![HttpBackend {
                 service: Ok(NamespacedHostname::new("ns", backend)),
                 port: 80,
+                subset: None,
                 weight: 1,
                 filters: Vec::new(),
             }],

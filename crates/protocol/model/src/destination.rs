@@ -2,7 +2,10 @@
 //!
 //! Zero is "no limit" wherever a limit is a number.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use arcstr::ArcStr;
 
@@ -17,9 +20,29 @@ pub struct WaypointDestination {
     pub policy: DestinationPolicy,
     /// By service port; such a policy stands alone, nothing is inherited.
     pub ports: BTreeMap<u16, DestinationPolicy>,
+    /// Some of the endpoints, for backends that name them.
+    pub subsets: BTreeMap<ArcStr, DestinationSubset>,
+}
+
+/// Some of the endpoints of a service, and how they are treated in place of the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DestinationSubset {
+    /// For ports without a policy of their own.
+    pub policy: DestinationPolicy,
+    /// By service port.
+    pub ports: BTreeMap<u16, DestinationPolicy>,
+    /// The uids of the workloads in it. Not all of them need be endpoints of the service.
+    pub workloads: BTreeSet<ArcStr>,
 }
 
 impl WaypointDestination {
+    /// The policy of a port.
+    pub fn policy(&self, port: u16) -> &DestinationPolicy {
+        self.ports.get(&port).unwrap_or(&self.policy)
+    }
+}
+
+impl DestinationSubset {
     /// The policy of a port.
     pub fn policy(&self, port: u16) -> &DestinationPolicy {
         self.ports.get(&port).unwrap_or(&self.policy)

@@ -126,6 +126,8 @@ pub struct HttpBackend {
     pub service: Result<NamespacedHostname, ArcStr>,
     /// A port of the service.
     pub port: u16,
+    /// The subset of its endpoints that it is; all of them if `None`.
+    pub subset: Option<ArcStr>,
     /// Its share relative to the others.
     pub weight: u32,
     /// What is done with the requests that go here and their answers, after what the rule does.
@@ -147,6 +149,35 @@ pub enum HttpFilter {
     Mirror(HttpMirror),
     /// Which scripts of other origins may read the answer.
     Cors(HttpCors),
+    /// What is done wrong on purpose.
+    Fault(HttpFault),
+}
+
+/// See [`HttpFilter::Fault`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpFault {
+    /// What requests wait, and which of them.
+    pub delay: Option<(Duration, Share)>,
+    /// What requests are answered with, and which of them; after the wait.
+    pub abort: Option<(FaultStatus, Share)>,
+}
+
+/// What a request is answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultStatus {
+    /// A status of HTTP, 200 to 599.
+    Http(u16),
+    /// A status of gRPC, 0 to 16.
+    Grpc(u8),
+}
+
+/// So many of so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// So many ...
+    pub numerator: u32,
+    /// ... of so many; not zero.
+    pub denominator: u32,
 }
 
 /// Changes of headers, by lower-case name; none of them [reserved](is_reserved_header).

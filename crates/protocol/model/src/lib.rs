@@ -20,18 +20,18 @@ mod workload;
 
 pub use arcstr::ArcStr;
 pub use destination::{
-    Balancing, DestinationLimits, DestinationPolicy, HashCookie, HashPolicy, HashSource, HashTable,
-    LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares, OutlierPolicy,
-    RetryBudget, Warmup, WaypointDestination,
+    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, HashCookie, HashPolicy,
+    HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
+    LocalityShares, OutlierPolicy, RetryBudget, Warmup, WaypointDestination,
 };
 pub use http_policy::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
     HttpValue, PathPattern,
 };
 pub use http_route::{
-    HeaderChanges, HttpBackend, HttpCors, HttpFilter, HttpMirror, HttpPathMatch, HttpRedirect,
-    HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts, HttpValueMatch,
-    MAX_EXPRESSION, PathChange, RouteName, is_reserved_header,
+    FaultStatus, HeaderChanges, HttpBackend, HttpCors, HttpFault, HttpFilter, HttpMirror,
+    HttpPathMatch, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
+    HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, RouteName, Share, is_reserved_header,
 };
 pub use identity::{Identity, ParseIdentityError};
 pub use names::{

@@ -60,6 +60,8 @@ enum Refusal {
     Identity(#[source] model::ParseIdentityError),
     #[error("{0} is not a status of an error, 400 to 599")]
     Status(u32),
+    #[error("{0} is no status that a request could be answered with")]
+    FaultStatus(u32),
     #[error("legacy Istio mTLS is not supported")]
     LegacyTunnel,
     #[error("a match without a value")]

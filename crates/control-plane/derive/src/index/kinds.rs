@@ -7,6 +7,7 @@ mod destination_rule;
 mod endpoint_slice;
 mod gateway;
 mod gateway_class;
+mod http_fault;
 mod namespace;
 mod node;
 mod others;
@@ -16,6 +17,7 @@ mod reference_grant;
 mod route;
 mod service;
 mod service_entry;
+mod share;
 mod unread;
 mod workload_entry;
 
@@ -24,9 +26,10 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
     AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
-    GRPCRoute, Gateway, GatewayClass, HTTPRoute, Kind, Namespace, Node, Object, ObjectKey,
-    PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Service, ServiceAccount,
-    ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node, Object,
+    ObjectKey, PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Service,
+    ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin,
+    WorkloadEntry,
 };
 use ambit_model::ArcStr;
 use serde_json::Value;

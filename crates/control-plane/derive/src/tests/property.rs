@@ -87,6 +87,7 @@ fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
         Just((Kind::Namespace, "ns")),
         Just((Kind::VirtualService, "vs")),
         Just((Kind::DestinationRule, "dr")),
+        Just((Kind::HTTPFault, "fault")),
     ]
 }
 
@@ -133,7 +134,12 @@ fn step() -> impl Strategy<Value = Step> {
                 Kind::DestinationRule => {
                     let host = ["svc0.a.svc.cluster.local", "'*.cluster.local'", "svc1", "h2.com"][usize::from(number) + usize::from(flag)];
                     let exported = if mode == "STRICT" { "exportTo: [.], " } else { "" };
-                    head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}, trafficPolicy: {{connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
+                    let subsets = if flag { ", subsets: [{name: v1, labels: {app: x}}]" } else { "" };
+                    head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}{subsets}, trafficPolicy: {{connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
+                }
+                Kind::HTTPFault => {
+                    let status = if mode == "UNSET" { 1 } else { 500 + i32::from(variant) };
+                    head("ambit.io/v1alpha1") + &format!("spec: {{abort: {{httpStatus: {status}}}}}\n")
                 }
                 Kind::GatewayClass => format!(
                     "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {{name: class{number}}}\nspec: {{controllerName: {}}}\n",
@@ -141,7 +147,12 @@ fn step() -> impl Strategy<Value = Step> {
                 ),
                 Kind::HTTPRoute | Kind::GRPCRoute | Kind::TCPRoute | Kind::TLSRoute => {
                     let (group, of, parent) = if flag { ("\"\"", "Service", "svc") } else { ("networking.istio.io", "ServiceEntry", "se") };
-                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: {prefix}{number}, namespace: {namespace}}}\nspec: {{parentRefs: [{{group: {group}, kind: {of}, name: {parent}{variant}, namespace: a}}], rules: [{{backendRefs: [{{name: svc{number}, namespace: a, port: 80}}]}}]}}\n")
+                    let (backend, subset) = if app == "x" { ("group: ambit.io, kind: Subset, ", ".v1") } else { ("", "") };
+                    let filters = match (kind, mode) {
+                        (Kind::HTTPRoute | Kind::GRPCRoute, "STRICT") => format!("filters: [{{type: ExtensionRef, extensionRef: {{group: ambit.io, kind: HTTPFault, name: fault{variant}}}}}], "),
+                        _ => String::new(),
+                    };
+                    format!("apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: {prefix}{number}, namespace: {namespace}}}\nspec: {{parentRefs: [{{group: {group}, kind: {of}, name: {parent}{variant}, namespace: a}}], rules: [{{{filters}backendRefs: [{{{backend}name: svc{number}{subset}, namespace: a, port: 80}}]}}]}}\n")
                 }
                 Kind::ReferenceGrant => {
                     let name = if flag { format!(", name: svc{variant}") } else { String::new() };

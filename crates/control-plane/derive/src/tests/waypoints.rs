@@ -5,6 +5,7 @@ mod destinations;
 mod foreign;
 mod instances;
 mod kinds;
+mod own_kinds;
 mod told;
 mod warnings;
 

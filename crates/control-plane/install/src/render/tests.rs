@@ -302,7 +302,8 @@ fn definitions_serve_what_istio_serves() {
             let versions = crd["spec"]["versions"].as_array().unwrap();
             for version in versions {
                 assert_eq!(version["subresources"], json!({"status": {}}));
-                assert_eq!(version["storage"], version["name"] == "v1");
+                let stored = ["v1", "v1alpha1"].contains(&version["name"].as_str().unwrap());
+                assert_eq!(version["storage"], stored);
                 assert!(version["schema"]["openAPIV3Schema"]["properties"]["spec"].is_object());
             }
             let versions: Vec<_> = versions
@@ -321,6 +322,7 @@ fn definitions_serve_what_istio_serves() {
         [
             "authorizationpolicies.security.istio.io v1 v1beta1",
             "destinationrules.networking.istio.io v1 v1beta1 v1alpha3",
+            "httpfaults.ambit.io v1alpha1",
             "peerauthentications.security.istio.io v1 v1beta1",
             "serviceentries.networking.istio.io v1 v1beta1 v1alpha3",
             "workloadentries.networking.istio.io v1 v1beta1 v1alpha3",

@@ -5,16 +5,18 @@
 
 mod applied;
 mod cors;
+mod fault;
 
 use ambit_model::{
-    ArcStr, HeaderChanges, HttpFilter, HttpMirror, HttpRedirect, HttpRewrite, PathChange,
-    PathNormalization, is_reserved_header,
+    ArcStr, HeaderChanges, HttpFault, HttpFilter, HttpMirror, HttpRedirect, HttpRewrite,
+    PathChange, PathNormalization, is_reserved_header,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, uri::Authority};
 
 use crate::path::{self, PathError};
 pub use applied::Applied;
 pub use cors::{Asked, Cors};
+pub use fault::Injected;
 
 /// The filters of a rule, or of one of its backends.
 #[derive(Debug, Default)]
@@ -25,6 +27,7 @@ pub struct Filters {
     rewrite: Option<HttpRewrite>,
     mirrors: Vec<HttpMirror>,
     cors: Option<Cors>,
+    fault: Option<HttpFault>,
 }
 
 /// Another address that a request is answered with.
@@ -89,6 +92,7 @@ impl Filters {
                     true
                 }
                 HttpFilter::Cors(of) => all.cors.replace(Cors::new(of)?).is_none(),
+                HttpFilter::Fault(of) => all.fault.replace(of.clone()).is_none(),
             };
             if !is_new {
                 return Err(arcstr::literal!("a filter is there twice"));

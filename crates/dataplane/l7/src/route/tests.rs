@@ -30,6 +30,7 @@ fn backend(name: &str, weight: u32) -> HttpBackend {
     HttpBackend {
         service: Ok(NamespacedHostname::new("ns", name)),
         port: 80,
+        subset: None,
         weight,
         filters: Vec::new(),
     }

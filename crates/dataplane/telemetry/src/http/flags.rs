@@ -41,12 +41,20 @@ pub enum ResponseFlag {
     DownstreamRemoteReset,
     /// `OM`: refused for being overloaded.
     OverloadManager,
+    /// `DI`: delayed on purpose.
+    DelayInjected,
+    /// `FI`: answered with a fault on purpose.
+    FaultInjected,
+    /// `RL`: over a rate limit.
+    RateLimited,
+    /// `RLSE`: the rate-limit service could not be asked.
+    RateLimiterServiceError,
 }
 
 use ResponseFlag as F;
 
 /// In the order in which Envoy writes them.
-const CODES: [(ResponseFlag, &str); 18] = [
+const CODES: [(ResponseFlag, &str); 22] = [
     (F::NoHealthyUpstream, "UH"),
     (F::UpstreamConnectionFailure, "UF"),
     (F::UpstreamOverflow, "UO"),
@@ -58,7 +66,11 @@ const CODES: [(ResponseFlag, &str); 18] = [
     (F::LocalReset, "LR"),
     (F::UpstreamRemoteReset, "UR"),
     (F::UpstreamConnectionTermination, "UC"),
+    (F::DelayInjected, "DI"),
+    (F::FaultInjected, "FI"),
+    (F::RateLimited, "RL"),
     (F::UnauthorizedExternal, "UAEX"),
+    (F::RateLimiterServiceError, "RLSE"),
     (F::StreamIdleTimeout, "SI"),
     (F::DownstreamProtocolError, "DPE"),
     (F::UpstreamProtocolError, "UPE"),
@@ -98,6 +110,14 @@ impl BitOr<ResponseFlag> for ResponseFlags {
 
     fn bitor(self, flag: ResponseFlag) -> Self {
         Self(self.0 | bit(flag))
+    }
+}
+
+impl BitOr for ResponseFlags {
+    type Output = Self;
+
+    fn bitor(self, others: Self) -> Self {
+        Self(self.0 | others.0)
     }
 }
 

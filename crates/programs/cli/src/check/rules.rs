@@ -129,11 +129,13 @@ fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         };
         let served = there.spec.versions.iter().filter(|version| version.served);
         let served: Vec<_> = served.map(|version| version.name.as_str()).collect();
-        if !served.contains(&"v1") {
+        let stored = ours.spec.versions.iter().find(|version| version.storage);
+        let needed = stored.map_or("v1", |version| version.name.as_str());
+        if !served.contains(&needed) {
             findings.push(Finding::new(
                 Level::Error,
                 about,
-                format!("it is old: it serves {} and not v1", served.join(", ")),
+                format!("it is old: it serves {} and not {needed}", served.join(", ")),
                 "upgrade the definitions that came with Istio, or delete them before the installation",
             ));
         } else if !is_ours(there) {
@@ -387,8 +389,8 @@ mod tests {
         };
         let found = findings(&missing);
         let errors = found.iter().filter(|finding| finding.level == Level::Error);
-        assert_eq!(errors.count(), 5);
-        assert!(found.len() == 6 && found[5].finding.contains("Gateway API"));
+        assert_eq!(errors.count(), 6);
+        assert!(found.len() == 7 && found[6].finding.contains("Gateway API"));
     }
 
     #[test]

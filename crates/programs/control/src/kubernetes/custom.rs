@@ -115,10 +115,11 @@ impl Follower {
         };
         let best = VERSIONS.iter().find(is_served);
         let is_unread = self.kind.definition() == ambit_k8s_api::Definition::Unread;
-        if best.is_some() && best != VERSIONS.first() && !is_unread {
+        let wanted = self.kind.version();
+        if best.is_some_and(|best| *best != wanted) && !is_unread {
             let annotations = definition.metadata.annotations.as_ref();
             let bundle = annotations.and_then(|all| all.get(BUNDLE_VERSION));
-            tracing::warn!(kind = %self.kind, bundle, "the definition of this kind does not serve v1: install a newer one, or fields that it does not know have no effect");
+            tracing::warn!(kind = %self.kind, wanted, bundle, "the definition of this kind does not serve the wanted version: install a newer one, or fields that it does not know have no effect");
         }
         Ok(best.map_or(Definition::Unreadable, |version| {
             Definition::Served(version)

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::{
     admission::Admission,
     body::Passing,
+    fault,
     form::Form,
     headers, mirror, outgoing,
     record::Record,
@@ -95,10 +96,13 @@ async fn answer(
         Routed::On(taken) => taken,
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };
+    let deadline = taken.timeouts().request.map(|most| began + most);
+    if let Some(injected) = taken.fault() {
+        Box::pin(fault::inject(injected, &admission, deadline, record)).await?;
+    }
     // Only now: what was judged and routed is what came.
     taken.change(session, request.headers_mut(), &mut form)?;
     let destination = &taken.destination;
-    let deadline = taken.timeouts().request.map(|most| began + most);
     let version = match (&upgrade, destination.app_protocol(session)) {
         (Some(_), _) | (None, AppProtocol::Http11) => Version::Http1,
         (None, AppProtocol::Http2 | AppProtocol::Grpc) => Version::Http2,

@@ -95,9 +95,19 @@ impl Record {
         self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
     }
 
+    /// Something happened to it, whatever comes of it.
+    pub(super) fn flag(&mut self, flag: ResponseFlag) {
+        self.flags.insert(flag);
+    }
+
+    /// Why it is answered as it will be.
+    pub(super) fn explain(&mut self, details: &str) {
+        self.details = Some(details.to_owned());
+    }
+
     /// An endpoint has begun to answer.
     pub(super) fn reached(&mut self, chosen: Chosen, flags: ResponseFlags) {
-        self.flags = flags;
+        self.flags = self.flags | flags;
         self.upstream_time = Some(self.began.elapsed());
         self.chosen = Some(chosen);
         self.details = Some("via_upstream".to_owned());
@@ -105,7 +115,7 @@ impl Record {
 
     /// The waypoint answers itself.
     pub(super) fn replied(&mut self, reply: &Reply) {
-        self.flags = reply.flags;
+        self.flags = self.flags | reply.flags;
         if let Some(reason) = reply.refused {
             self.session.shard.waypoint.http_metrics.refused(reason);
             self.details = Some(reason.to_owned());

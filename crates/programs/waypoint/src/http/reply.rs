@@ -17,6 +17,8 @@ pub(crate) struct Reply {
     pub(crate) flags: ResponseFlags,
     /// Of a request that is not what HTTP allows: what is wrong with it.
     pub(crate) refused: Option<&'static str>,
+    /// What clients of gRPC get, if that is not what the status means to them.
+    pub(crate) grpc_status: Option<u8>,
 }
 
 impl Reply {
@@ -26,6 +28,7 @@ impl Reply {
             text: text.into(),
             flags: flag.into(),
             refused: None,
+            grpc_status: None,
         }
     }
 
@@ -36,6 +39,7 @@ impl Reply {
             text: "RBAC: access denied".to_owned(),
             flags: ResponseFlags::default(),
             refused: None,
+            grpc_status: None,
         }
     }
 
@@ -59,6 +63,7 @@ impl Reply {
             status,
             text,
             flags,
+            grpc_status,
             ..
         } = self;
         let mut response = Response::new(message::text(if is_grpc {
@@ -75,7 +80,13 @@ impl Reply {
                 header::CONTENT_TYPE,
                 HeaderValue::from_static("application/grpc"),
             );
-            headers.insert("grpc-status", HeaderValue::from_static(grpc_status(status)));
+            headers.insert(
+                "grpc-status",
+                match grpc_status {
+                    Some(status) => HeaderValue::from(u16::from(status)),
+                    None => HeaderValue::from_static(meaning(status)),
+                },
+            );
             if let Ok(message) = HeaderValue::from_str(&text.replace('%', "%25")) {
                 headers.insert("grpc-message", message);
             }
@@ -88,7 +99,7 @@ impl Reply {
 }
 
 /// As gRPC maps statuses of HTTP (doc/http-grpc-status-mapping.md).
-fn grpc_status(status: StatusCode) -> &'static str {
+fn meaning(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "13",
         401 => "16",
@@ -111,5 +122,10 @@ mod tests {
         assert_eq!(grpc.status(), 200);
         assert_eq!(grpc.headers()["grpc-status"], "7");
         assert_eq!(grpc.headers()["grpc-message"], "RBAC: access denied");
+        let own = Reply {
+            grpc_status: Some(9),
+            ..Reply::denied()
+        };
+        assert_eq!(own.into_response(true).headers()["grpc-status"], "9");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ambit_l7::route::{self, Applied, Asked, Choice, RouteRequest, Rule};
+use ambit_l7::route::{self, Applied, Asked, Choice, Injected, RouteRequest, Rule};
 use ambit_model::{HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
 use ambit_telemetry::http::ResponseFlag;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::LOCATION};
@@ -86,6 +86,11 @@ impl Taken {
     pub(super) fn mirrors(&self) -> Vec<&HttpMirror> {
         let applied = self.rule.as_ref().map(Chosen::applied);
         applied.map_or_else(Vec::new, |applied| applied.mirrors(&mut rand::rng()))
+    }
+
+    /// What is done wrong to this request on purpose.
+    pub(super) fn fault(&self) -> Option<Injected> {
+        self.rule.as_ref()?.applied().fault(&mut rand::rng())
     }
 
     /// Changes the request as the rule has it, and then as the backend has it.
@@ -221,10 +226,15 @@ pub(super) fn route(
         return Ok(Routed::Answered(response));
     }
     let (_, to) = drawn.ok_or_else(|| leads_nowhere(rule, "no backend"))?;
-    let destination = match &to.to.service {
-        Ok(name) if *name == served.name && to.to.port == address.port() => Destination::Target,
-        Ok(name) => Destination::Backend(NamespacedHostname::clone(name), to.to.port),
-        Err(why) => return Err(leads_nowhere(rule, why)),
+    let destination = match (&to.to.service, &to.to.subset) {
+        (Ok(name), Some(subset)) => {
+            Destination::Subset(NamespacedHostname::clone(name), to.to.port, subset.clone())
+        }
+        (Ok(name), None) if *name == served.name && to.to.port == address.port() => {
+            Destination::Target
+        }
+        (Ok(name), None) => Destination::Backend(NamespacedHostname::clone(name), to.to.port),
+        (Err(why), _) => return Err(leads_nowhere(rule, why)),
     };
     Ok(Routed::On(Taken {
         destination,

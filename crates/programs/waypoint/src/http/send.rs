@@ -38,6 +38,8 @@ pub(crate) enum Destination {
     Target,
     /// A backend of a route.
     Backend(NamespacedHostname, u16),
+    /// A backend of a route that is a subset of a service.
+    Subset(NamespacedHostname, u16, ArcStr),
 }
 
 /// Where a request went.
@@ -91,7 +93,7 @@ impl Destination {
     pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
         match self {
             Self::Target => session.target.named().cloned(),
-            Self::Backend(name, _) => {
+            Self::Backend(name, _) | Self::Subset(name, ..) => {
                 let table = session.shard.waypoint.state.table();
                 table.service(name).cloned()
             }
@@ -102,7 +104,7 @@ impl Destination {
     pub(super) fn app_protocol(&self, session: &Session) -> AppProtocol {
         match self {
             Self::Target => session.target.app_protocol(),
-            Self::Backend(name, port) => {
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
                 let table = session.shard.waypoint.state.table();
                 let service = table.service(name);
                 service.map_or(AppProtocol::Unknown, |service| service.app_protocol(*port))
@@ -114,7 +116,18 @@ impl Destination {
     fn account(&self, session: &Session) -> Account {
         match self {
             Self::Target => Account::Address(session.target.address()),
-            Self::Backend(name, port) => Account::Service(name.clone(), *port),
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
+                Account::Service(name.clone(), *port)
+            }
+        }
+    }
+
+    /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
+    fn is_target(&self, session: &Session) -> bool {
+        match (self, &session.target) {
+            (Self::Target, _) => true,
+            (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
+            _ => false,
         }
     }
 
@@ -144,11 +157,11 @@ impl Destination {
                 let target = &session.target;
                 target.route(waypoint, &own.workload, failed, Some(load))
             }
-            Self::Backend(name, port) => {
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
                 let request = BackendRequest {
                     waypoint: &own.workload,
                     own: &waypoint.address,
-                    is_target: false,
+                    is_target: self.is_target(session),
                     failed,
                 };
                 let table = waypoint.state.table();
@@ -160,6 +173,10 @@ impl Destination {
     /// The port of a service that it is, if there is a rule for it.
     pub(crate) fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
         let (name, number) = match (self, &session.target) {
+            (Self::Subset(name, number, subset), _) => {
+                let published = &session.shard.waypoint.published;
+                return published.destination(name)?.subset(subset, *number);
+            }
             (Self::Backend(name, number), _) => (name, *number),
             (
                 Self::Target,
@@ -182,8 +199,20 @@ impl Destination {
     ) -> Result<Option<Arc<Ruling>>, NoWay> {
         match self.ruled(session) {
             Some(port) => Ok(Some(Ruling::of(session, port, version, asked).await?)),
-            None => Ok(None),
+            None => match self {
+                // Never to the service's other endpoints.
+                Self::Subset(..) => Err(self.unknown_subset()),
+                _ => Ok(None),
+            },
         }
+    }
+
+    fn unknown_subset(&self) -> NoWay {
+        let (service, subset) = match self {
+            Self::Subset(service, _, subset) => (service.to_string(), subset.clone()),
+            _ => Default::default(),
+        };
+        NoWay::Subset(service, subset)
     }
 
     fn chosen(&self, session: &Session, way: &Way) -> Chosen {
@@ -205,7 +234,7 @@ impl Destination {
     ) -> Result<(Way, Option<Held>), NoPlace> {
         let ipv6 = session.shard.waypoint.config.ipv6;
         if let Some(ruling) = ruling {
-            let is_target = *self == Self::Target;
+            let is_target = self.is_target(session);
             let waypoint = &session.shard.waypoint;
             let wish = ruling.wish(failed);
             match ruling
@@ -222,6 +251,16 @@ impl Destination {
             }
         }
         let route = self.route(session, own, failed).await;
+        if let (Self::Subset(..), Some(ruling)) = (self, ruling) {
+            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset.
+            drop(route.map_err(UpstreamError::from)?);
+            let around = session.shard.waypoint.around();
+            let is_target = self.is_target(session);
+            let wish = ruling.wish(failed);
+            let chosen = ruling.port.route(around, &own.workload, is_target, wish)?;
+            let (route, held) = chosen.ok_or_else(|| self.unknown_subset())?;
+            return Ok((Way::of(route, ipv6).await?, Some(held)));
+        }
         let way = Way::of(route.map_err(UpstreamError::from)?, ipv6).await?;
         Ok((way, None))
     }
@@ -535,7 +574,7 @@ impl From<NoWay> for Failure {
                 "upstream connect error or disconnect/reset before headers. reset reason: overflow",
                 ResponseFlag::UpstreamOverflow,
             ),
-            NoWay::Ejected(_) | NoWay::Route(_) => Reply::new(
+            NoWay::Ejected(_) | NoWay::Subset(..) | NoWay::Route(_) => Reply::new(
                 unavailable,
                 "no healthy upstream",
                 ResponseFlag::NoHealthyUpstream,

@@ -17,16 +17,35 @@ use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTDESTINATION};
 pub fn waypoint_destination(bytes: &[u8]) -> Result<model::WaypointDestination, DecodeError> {
     let from: wire::WaypointDestination =
         whole("waypoint_destination", &AMBIT_V1_WAYPOINTDESTINATION, bytes)?;
-    let mut ports = BTreeMap::new();
-    for of in from.ports {
-        let number = port("destination_port.port", of.port)?;
-        ports.insert(number, policy(of.policy)?);
+    let mut subsets = BTreeMap::new();
+    for of in from.subsets {
+        let name = optional(of.name);
+        let name = name.ok_or_else(|| DecodeError::missing("destination_subset.name"))?;
+        let workloads = of.workloads.into_iter();
+        let subset = model::DestinationSubset {
+            policy: policy(of.policy)?,
+            ports: ports(of.ports)?,
+            workloads: workloads.map(Into::into).collect(),
+        };
+        subsets.insert(name, subset);
     }
     Ok(model::WaypointDestination {
         service: hostname("waypoint_destination.service", from.service)?,
         policy: policy(from.policy)?,
-        ports,
+        ports: ports(from.ports)?,
+        subsets,
     })
+}
+
+fn ports(
+    from: Vec<wire::DestinationPort>,
+) -> Result<BTreeMap<u16, model::DestinationPolicy>, DecodeError> {
+    let mut ports = BTreeMap::new();
+    for of in from {
+        let number = port("destination_port.port", of.port)?;
+        ports.insert(number, policy(of.policy)?);
+    }
+    Ok(ports)
 }
 
 fn time(of: u64) -> Option<Duration> {

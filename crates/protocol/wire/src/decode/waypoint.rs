@@ -292,6 +292,7 @@ fn backend(from: wire::HttpBackend) -> Result<model::HttpBackend, DecodeError> {
         port: port("http_backend.port", from.port)?,
         weight: from.weight,
         filters: all(from.filters, filter)?,
+        subset: optional(from.subset),
     })
 }
 
@@ -321,6 +322,7 @@ fn filter(from: wire::HttpFilter) -> Result<model::HttpFilter, DecodeError> {
         }),
         Some(Kind::Mirror(from)) => model::HttpFilter::Mirror(mirror(from)?),
         Some(Kind::Cors(from)) => model::HttpFilter::Cors(cors(from)),
+        Some(Kind::Fault(from)) => model::HttpFilter::Fault(fault(from)?),
         None => return Err(DecodeError::missing("http_filter.kind")),
     })
 }
@@ -334,6 +336,41 @@ fn mirror(from: wire::HttpMirror) -> Result<model::HttpMirror, DecodeError> {
         port: port("http_mirror.port", from.port)?,
         numerator: from.numerator,
         denominator: from.denominator,
+    })
+}
+
+fn fault(from: wire::HttpFault) -> Result<model::HttpFault, DecodeError> {
+    use wire::http_fault_abort::Status;
+    let share = |numerator, denominator| match denominator {
+        0 => Err(DecodeError::missing("http_fault.denominator")),
+        _ => Ok(model::Share {
+            numerator,
+            denominator,
+        }),
+    };
+    let delay = |of: wire::HttpFaultDelay| {
+        let share = share(of.numerator, of.denominator)?;
+        Ok((Duration::from_millis(of.duration), share))
+    };
+    let abort = |of: wire::HttpFaultAbort| {
+        const FIELD: &str = "http_fault_abort.status";
+        let unknown = |status| DecodeError::new(FIELD, Refusal::FaultStatus(status));
+        let status = match of.status {
+            Some(Status::Http(status)) => match u16::try_from(status) {
+                Ok(status @ 200..=599) => model::FaultStatus::Http(status),
+                _ => return Err(unknown(status)),
+            },
+            Some(Status::Grpc(status)) => match u8::try_from(status) {
+                Ok(status @ 0..=16) => model::FaultStatus::Grpc(status),
+                _ => return Err(unknown(status)),
+            },
+            None => return Err(DecodeError::missing(FIELD)),
+        };
+        Ok((status, share(of.numerator, of.denominator)?))
+    };
+    Ok(model::HttpFault {
+        delay: from.delay.map(delay).transpose()?,
+        abort: from.abort.map(abort).transpose()?,
     })
 }
 

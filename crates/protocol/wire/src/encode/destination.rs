@@ -1,5 +1,7 @@
 //! How waypoints treat endpoints, as it is sent.
 
+use std::collections::BTreeMap;
+
 use ambit_model as model;
 
 use super::waypoint::{milliseconds, optional};
@@ -10,16 +12,30 @@ pub const WAYPOINT_DESTINATION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.Wa
 
 impl From<&model::WaypointDestination> for wire::WaypointDestination {
     fn from(from: &model::WaypointDestination) -> Self {
-        let port = |(port, policy): (&u16, &model::DestinationPolicy)| wire::DestinationPort {
-            port: (*port).into(),
-            policy: Some(policy.into()),
+        let subset = |(name, of): (&model::ArcStr, &model::DestinationSubset)| {
+            let workloads = of.workloads.iter();
+            wire::DestinationSubset {
+                name: name.to_string(),
+                policy: Some((&of.policy).into()),
+                ports: ports(&of.ports),
+                workloads: workloads.map(ToString::to_string).collect(),
+            }
         };
         Self {
             service: Some((&from.service).into()),
             policy: Some((&from.policy).into()),
-            ports: from.ports.iter().map(port).collect(),
+            ports: ports(&from.ports),
+            subsets: from.subsets.iter().map(subset).collect(),
         }
     }
+}
+
+fn ports(of: &BTreeMap<u16, model::DestinationPolicy>) -> Vec<wire::DestinationPort> {
+    let port = |(port, policy): (&u16, &model::DestinationPolicy)| wire::DestinationPort {
+        port: (*port).into(),
+        policy: Some(policy.into()),
+    };
+    of.iter().map(port).collect()
 }
 
 impl From<&model::DestinationPolicy> for wire::DestinationPolicy {

@@ -156,8 +156,31 @@ impl From<&model::HttpFilter> for wire::HttpFilter {
                 expose_headers: texts(&cors.expose_headers),
                 max_age: cors.max_age,
             }),
+            model::HttpFilter::Fault(fault) => Kind::Fault(fault.into()),
         };
         Self { kind: Some(kind) }
+    }
+}
+
+impl From<&model::HttpFault> for wire::HttpFault {
+    fn from(from: &model::HttpFault) -> Self {
+        use wire::http_fault_abort::Status;
+        let abort = |(status, share): (model::FaultStatus, model::Share)| wire::HttpFaultAbort {
+            status: Some(match status {
+                model::FaultStatus::Http(status) => Status::Http(status.into()),
+                model::FaultStatus::Grpc(status) => Status::Grpc(status.into()),
+            }),
+            numerator: share.numerator,
+            denominator: share.denominator,
+        };
+        Self {
+            delay: from.delay.map(|(duration, share)| wire::HttpFaultDelay {
+                duration: milliseconds(Some(duration)),
+                numerator: share.numerator,
+                denominator: share.denominator,
+            }),
+            abort: from.abort.map(abort),
+        }
     }
 }
 
@@ -232,6 +255,7 @@ impl From<&model::HttpBackend> for wire::HttpBackend {
             port: from.port.into(),
             weight: from.weight,
             filters: all(&from.filters),
+            subset: optional(from.subset.as_ref()),
         }
     }
 }

@@ -157,6 +157,9 @@ pub struct HttpBackend {
     pub weight: u32,
     #[prost(message, repeated, tag = "5")]
     pub filters: ::prost::alloc::vec::Vec<HttpFilter>,
+    /// Not empty: endpoints of this subset alone.
+    #[prost(string, tag = "8")]
+    pub subset: ::prost::alloc::string::String,
     #[prost(oneof = "http_backend::Destination", tags = "1, 2")]
     pub destination: ::core::option::Option<http_backend::Destination>,
 }
@@ -173,7 +176,7 @@ pub mod http_backend {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpFilter {
-    #[prost(oneof = "http_filter::Kind", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "http_filter::Kind", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub kind: ::core::option::Option<http_filter::Kind>,
 }
 /// Nested message and enum types in `HttpFilter`.
@@ -193,6 +196,48 @@ pub mod http_filter {
         Mirror(super::HttpMirror),
         #[prost(message, tag = "6")]
         Cors(super::HttpCors),
+        #[prost(message, tag = "7")]
+        Fault(super::HttpFault),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpFault {
+    #[prost(message, optional, tag = "1")]
+    pub delay: ::core::option::Option<HttpFaultDelay>,
+    /// After the delay.
+    #[prost(message, optional, tag = "2")]
+    pub abort: ::core::option::Option<HttpFaultAbort>,
+}
+/// Of so many requests so many; the latter is not zero.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpFaultDelay {
+    /// Milliseconds.
+    #[prost(uint64, tag = "1")]
+    pub duration: u64,
+    #[prost(uint32, tag = "2")]
+    pub numerator: u32,
+    #[prost(uint32, tag = "3")]
+    pub denominator: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpFaultAbort {
+    #[prost(uint32, tag = "3")]
+    pub numerator: u32,
+    #[prost(uint32, tag = "4")]
+    pub denominator: u32,
+    #[prost(oneof = "http_fault_abort::Status", tags = "1, 2")]
+    pub status: ::core::option::Option<http_fault_abort::Status>,
+}
+/// Nested message and enum types in `HttpFaultAbort`.
+pub mod http_fault_abort {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Status {
+        /// 200 to 599.
+        #[prost(uint32, tag = "1")]
+        Http(u32),
+        /// 0 to 16.
+        #[prost(uint32, tag = "2")]
+        Grpc(u32),
     }
 }
 /// Names in lower case.
@@ -497,6 +542,22 @@ pub struct WaypointDestination {
     /// In place of it.
     #[prost(message, repeated, tag = "3")]
     pub ports: ::prost::alloc::vec::Vec<DestinationPort>,
+    #[prost(message, repeated, tag = "4")]
+    pub subsets: ::prost::alloc::vec::Vec<DestinationSubset>,
+}
+/// Some of the endpoints, for backends that name them.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DestinationSubset {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// In place of the service's.
+    #[prost(message, optional, tag = "2")]
+    pub policy: ::core::option::Option<DestinationPolicy>,
+    #[prost(message, repeated, tag = "3")]
+    pub ports: ::prost::alloc::vec::Vec<DestinationPort>,
+    /// The uids of their workloads.
+    #[prost(string, repeated, tag = "4")]
+    pub workloads: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DestinationPort {

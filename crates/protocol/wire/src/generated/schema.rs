@@ -88,6 +88,31 @@ pub(crate) static AMBIT_V1_HTTPFILTER: Message = Message {
         (4, Some(&AMBIT_V1_HTTPREWRITE)),
         (5, Some(&AMBIT_V1_HTTPMIRROR)),
         (6, Some(&AMBIT_V1_HTTPCORS)),
+        (7, Some(&AMBIT_V1_HTTPFAULT)),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPFAULT: Message = Message {
+    name: "ambit.v1.HttpFault",
+    fields: &[
+        (1, Some(&AMBIT_V1_HTTPFAULTDELAY)),
+        (2, Some(&AMBIT_V1_HTTPFAULTABORT)),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPFAULTABORT: Message = Message {
+    name: "ambit.v1.HttpFaultAbort",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPFAULTDELAY: Message = Message {
+    name: "ambit.v1.HttpFaultDelay",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPCORS: Message = Message {
@@ -157,6 +182,7 @@ pub(crate) static AMBIT_V1_HTTPBACKEND: Message = Message {
         (3, None),
         (4, None),
         (5, Some(&AMBIT_V1_HTTPFILTER)),
+        (8, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPROUTEMATCH: Message = Message {
@@ -315,6 +341,16 @@ pub(crate) static AMBIT_V1_WAYPOINTDESTINATION: Message = Message {
         (1, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
         (2, Some(&AMBIT_V1_DESTINATIONPOLICY)),
         (3, Some(&AMBIT_V1_DESTINATIONPORT)),
+        (4, Some(&AMBIT_V1_DESTINATIONSUBSET)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONSUBSET: Message = Message {
+    name: "ambit.v1.DestinationSubset",
+    fields: &[
+        (1, None),
+        (2, Some(&AMBIT_V1_DESTINATIONPOLICY)),
+        (3, Some(&AMBIT_V1_DESTINATIONPORT)),
+        (4, None),
     ],
 };
 pub(crate) static AMBIT_V1_DESTINATIONPORT: Message = Message {

@@ -8,15 +8,17 @@
 mod balancing;
 mod policy;
 mod standing;
+mod subsets;
 mod values;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{DestinationRule, Kind, ObjectKey, created};
 use ambit_model::{
     ArcStr, DestinationPolicy, GatewayName, NamespacedHostname, WaypointDestination,
 };
 
+use self::subsets::SubsetInput;
 use super::route::RouteInput;
 use crate::{
     MeshConfig, PodDirectory,
@@ -42,7 +44,8 @@ pub(crate) struct RuleInput {
     /// Namespaces whose waypoints see it; `None` for all.
     exported: Option<BTreeSet<ArcStr>>,
     policy: DestinationPolicy,
-    ports: std::collections::BTreeMap<u16, DestinationPolicy>,
+    ports: BTreeMap<u16, DestinationPolicy>,
+    subsets: BTreeMap<ArcStr, SubsetInput>,
 }
 
 impl MeshKind for DestinationRule {
@@ -59,10 +62,7 @@ impl MeshKind for DestinationRule {
             .map_err(|message| FieldError::new("spec.host", message))?;
         let factor = balancing::balance_factor(&self.metadata)?;
         let (policy, ports) = policy::read(spec.traffic_policy.as_ref(), factor, &mut notes)?;
-        if !spec.subsets.is_empty() {
-            let message = "subsets are for VirtualServices, which have no effect: they have none either; where requests go is said by HTTPRoutes";
-            notes.push(Note::new("spec.subsets", message));
-        }
+        let subsets = subsets::read(spec, factor, &mut notes)?;
         if spec.workload_selector.is_some() {
             let message = "a rule for selected pods is for proxies inside of them: waypoints do not follow it";
             notes.push(Note::new("spec.workloadSelector", message));
@@ -75,6 +75,7 @@ impl MeshKind for DestinationRule {
             exported: exported(&spec.export_to, namespace),
             policy,
             ports,
+            subsets,
         };
         Ok(Read::of(Some(input), notes))
     }
@@ -90,6 +91,13 @@ impl MeshKind for DestinationRule {
             .destination_rules
             .replace(change.key, old.clone(), new.clone());
         index.mark(change.key.clone());
+        let of_both = change.both().flat_map(|rule| rule.subsets.keys());
+        let has_subsets = of_both.count() > 0;
+        if change.new.is_some_and(|rule| !rule.subsets.is_empty()) {
+            index.subset_rules.insert(change.key.clone());
+        } else {
+            index.subset_rules.remove(change.key);
+        }
         for pattern in old.into_iter().chain(new) {
             // Others for the same may be followed in its place.
             let rivals: Vec<_> = index.destination_rules.of(&pattern).cloned().collect();
@@ -97,7 +105,12 @@ impl MeshKind for DestinationRule {
                 index.mark(rival);
             }
             for host in index.hosts_like(&pattern) {
+                let declarers: Vec<_> = index.declarers(&host).cloned().collect();
                 index.mark_host(host);
+                // Routes may lead to its subsets.
+                for key in declarers.iter().filter(|_| has_subsets) {
+                    index.mark_leading_to(key);
+                }
             }
         }
     }
@@ -146,11 +159,20 @@ impl RuleInput {
         (&self.created, &self.key.name)
     }
 
-    fn of(&self, service: NamespacedHostname) -> WaypointDestination {
+    fn of(
+        &self,
+        index: &Index,
+        key: &ObjectKey,
+        service: NamespacedHostname,
+    ) -> WaypointDestination {
+        let subsets = self.subsets.iter();
         WaypointDestination {
             service,
             policy: self.policy.clone(),
             ports: self.ports.clone(),
+            subsets: subsets
+                .map(|(name, subset)| (name.clone(), subset.of(index, key)))
+                .collect(),
         }
     }
 }
@@ -180,14 +202,15 @@ impl Index {
         })
     }
 
-    /// What a waypoint is told of the endpoints of a service.
-    fn destination(
+    /// Whether the rule that a waypoint follows for a service has a subset.
+    pub(super) fn has_subset(
         &self,
         service: &NamespacedHostname,
         gateway: &GatewayName,
-    ) -> Option<WaypointDestination> {
-        let rule = self.rule_for(service, gateway)?;
-        Some(rule.of(service.clone()))
+        subset: &str,
+    ) -> bool {
+        let rule = self.rule_for(service, gateway);
+        rule.is_some_and(|rule| rule.subsets.contains_key(subset))
     }
 
     /// What the waypoints that reach a host of an object are told of its endpoints.
@@ -203,8 +226,8 @@ impl Index {
         let gateways = self.waypoints_reaching(key, host).into_iter();
         gateways
             .filter_map(|gateway| {
-                let told = self.destination(&service, &gateway)?;
-                Some((gateway, told))
+                let rule = self.rule_for(&service, &gateway)?;
+                Some((gateway, rule.of(self, key, service.clone())))
             })
             .collect()
     }

@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use ambit_k8s_api::{EndpointSlice, ObjectKey, Pod, Service, ServiceEntry, is_dns_name, labels};
-use ambit_model::{ArcStr, NamespacedHostname, NetworkMode, Protocol, Workload, WorkloadStatus};
+use ambit_model::{
+    ArcStr, NamespacedHostname, NetworkMode, Protocol, Workload, WorkloadStatus, WorkloadUid,
+};
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodStatus};
 
 use super::{Objects, authorization_policy::policies_for, node};
@@ -88,6 +90,12 @@ impl MeshKind for Pod {
             |pod: Option<&PodInput>| pod.and_then(|pod| Binding::of(&pod.labels, &pod.namespace));
         let (old, new) = (binding(change.old), binding(change.new));
         index.bind(key, old.as_ref(), new.as_ref());
+        let labels = |pod: Option<&'_ PodInput>| {
+            let published = pod.filter(|pod| pod.is_published());
+            published.map(|pod| pod.labels.clone())
+        };
+        let (before, after) = (labels(change.old), labels(change.new));
+        index.mark_subsets(&key.namespace, before.as_ref(), after.as_ref());
         index.mark_chooser(key, new.is_some());
         index.follow_instance(change);
         index.mark(key.clone());
@@ -176,6 +184,11 @@ impl PodInput {
             ports: spec.map(named_ports).unwrap_or_default(),
             labels,
         })
+    }
+
+    /// How it is called in WDS.
+    pub(crate) fn uid_in(&self, index: &Index) -> WorkloadUid {
+        index.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
     }
 
     fn facts(&self) -> PodFacts {
@@ -312,7 +325,7 @@ fn without_waypoint(index: &Index, objects: &Objects, pod: &PodInput) -> Workloa
     let (canonical_name, canonical_revision) = canonical(&pod.labels, &pod.workload_name);
     let hbone = pod.captured || pod.native_tunnel;
     Workload {
-        uid: index.uid(&format!("/Pod/{}/{}", pod.namespace, pod.name)),
+        uid: pod.uid_in(index),
         workload_ips: pod.ips.clone(),
         protocol: if hbone {
             Protocol::Hbone

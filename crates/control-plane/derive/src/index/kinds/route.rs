@@ -3,7 +3,8 @@
 
 mod backends;
 mod cors;
-mod durations;
+pub(super) mod durations;
+mod extension;
 mod filters;
 mod grpc_route;
 mod http_route;
@@ -228,6 +229,10 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
     let (old, new) = (backends(change.old), backends(change.new));
     for backend in old.iter().chain(&new) {
         index.mark_destinations_of(backend);
+        if backend.kind.group() == ambit_k8s_api::ambit::GROUP {
+            // What stands on it are the routes that name it.
+            index.mark(backend.clone());
+        }
     }
     index.route_backends.replace(key, old, new);
 }
@@ -259,6 +264,15 @@ impl Rules {
             return Vec::new();
         };
         let errors = rules.iter().map(|rule| rule.mirror_errors(index, route));
+        errors.flatten().collect()
+    }
+
+    /// Filters without which requests may not pass.
+    fn filter_errors(&self, index: &Index) -> Vec<Unresolved> {
+        let Self::Http(rules) = self else {
+            return Vec::new();
+        };
+        let errors = rules.iter().map(|rule| rule.filter_errors(index));
         errors.flatten().collect()
     }
 
@@ -397,7 +411,7 @@ impl Index {
                 clients: route.clients(target, gateway),
                 rules: rules
                     .iter()
-                    .map(|rule| rule.resolved(self, route))
+                    .map(|rule| rule.resolved(self, route, gateway))
                     .collect(),
             })
         };

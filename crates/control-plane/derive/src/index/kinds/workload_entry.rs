@@ -53,6 +53,10 @@ impl MeshKind for WorkloadEntry {
         };
         let (old, new) = (binding(change.old), binding(change.new));
         index.bind(key, old.as_ref(), new.as_ref());
+        let labels =
+            |entry: Option<&WorkloadEntryInput>| entry.map(|entry| entry.endpoint.labels.clone());
+        let (before, after) = (labels(change.old), labels(change.new));
+        index.mark_subsets(&key.namespace, before.as_ref(), after.as_ref());
         for entry in change.both() {
             index.mark_gateway_of_account(&key.namespace, &entry.endpoint.service_account);
         }
@@ -156,6 +160,15 @@ pub(super) fn conflict(index: &Index, field: &str, endpoint: &EndpointInput) -> 
     Some(Note::new(field, message))
 }
 
+impl Index {
+    /// How the workload of an entry is called in WDS.
+    pub(super) fn uid_of_entry(&self, namespace: &str, name: &str) -> WorkloadUid {
+        self.uid(&format!(
+            "networking.istio.io/WorkloadEntry/{namespace}/{name}"
+        ))
+    }
+}
+
 fn workload(index: &Index, key: &ObjectKey, input: &WorkloadEntryInput) -> Option<Workload> {
     let objects = index.objects(&key.namespace)?;
     let endpoint = &input.endpoint;
@@ -184,10 +197,7 @@ fn workload(index: &Index, key: &ObjectKey, input: &WorkloadEntryInput) -> Optio
             }
         }
     }
-    let uid = index.uid(&format!(
-        "networking.istio.io/WorkloadEntry/{}/{}",
-        key.namespace, key.name
-    ));
+    let uid = index.uid_of_entry(&key.namespace, &key.name);
     let of = (&input.namespace, &input.name);
     Some(workload_of_endpoint(
         index, objects, of, uid, endpoint, services,

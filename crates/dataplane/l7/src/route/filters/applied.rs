@@ -1,11 +1,14 @@
 //! What is done with a request that a rule sends to one of its backends: what the rule says, and then what the backend
 //! says.
 
-use ambit_model::{HttpMirror, HttpRewrite};
+use ambit_model::{HttpMirror, HttpRewrite, Share};
 use http::HeaderMap;
-use rand::{Rng as _, RngCore};
+use rand::RngCore;
 
-use super::{Cors, Filters, Redirect};
+use super::{
+    Cors, Filters, Redirect,
+    fault::{Injected, is_drawn},
+};
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
@@ -64,9 +67,20 @@ impl<'a> Applied<'a> {
                 denominator,
                 ..
             } = **mirror;
-            numerator >= denominator || rng.random_range(0..denominator) < numerator
+            let share = Share {
+                numerator,
+                denominator,
+            };
+            is_drawn(share, rng)
         };
         all.filter(drawn).collect()
+    }
+
+    /// What is done wrong to this one request: as the backend says, else as the rule does.
+    pub fn fault(self, rng: &mut dyn RngCore) -> Option<Injected> {
+        let of_backend = self.backend.and_then(|filters| filters.fault.as_ref());
+        let fault = of_backend.or(self.rule.fault.as_ref())?;
+        Injected::draw(fault, rng)
     }
 }
 

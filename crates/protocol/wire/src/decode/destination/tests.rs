@@ -1,9 +1,9 @@
 //! What is written reads back, and nothing else is read.
 
 use ambit_model::{
-    Balancing, DestinationLimits, DestinationPolicy, HashCookie, HashPolicy, HashSource, HashTable,
-    LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares,
-    NamespacedHostname, OutlierPolicy, RetryBudget, Warmup, WaypointDestination,
+    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, HashCookie, HashPolicy,
+    HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
+    LocalityShares, NamespacedHostname, OutlierPolicy, RetryBudget, Warmup, WaypointDestination,
 };
 use prost::Message;
 
@@ -86,6 +86,15 @@ fn destinations_read_back_what_was_written() {
         let destination = WaypointDestination {
             service: NamespacedHostname::new("shop", "a.shop"),
             ports: [(80, policy.clone())].into(),
+            subsets: [(
+                "v2".into(),
+                DestinationSubset {
+                    policy: policy.clone(),
+                    ports: [(81, policy.clone())].into(),
+                    workloads: ["a".into(), "b".into()].into(),
+                },
+            )]
+            .into(),
             policy,
         };
         let encoded = wire::WaypointDestination::from(&destination).encode_to_vec();
@@ -99,6 +108,7 @@ fn what_is_not_understood_in_full_is_refused() {
         service: NamespacedHostname::new("shop", "a.shop"),
         policy: DestinationPolicy::default(),
         ports: BTreeMap::new(),
+        subsets: BTreeMap::new(),
     };
     let encoded = wire::WaypointDestination::from(&destination);
     let refused = |change: fn(&mut wire::DestinationPolicy)| {

@@ -1,12 +1,12 @@
 //! Encoded and decoded, and broken.
 
 use ambit_model::{
-    HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpCors, HttpFilter,
-    HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect, HttpRetry, HttpRewrite,
-    HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpSource, HttpTimeouts, HttpValue,
-    HttpValueMatch, NamespacedHostname, PathChange, PathNormalization, PathPattern, PolicyKey,
-    RouteName, ServiceAccountMatch, StreamBackend, StreamRoute, StringMatch, WaypointGateway,
-    WaypointService,
+    FaultStatus, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpCors,
+    HttpFault, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect,
+    HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpSource,
+    HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname, PathChange, PathNormalization,
+    PathPattern, PolicyKey, RouteName, ServiceAccountMatch, Share, StreamBackend, StreamRoute,
+    StringMatch, WaypointGateway, WaypointService,
 };
 
 use super::*;
@@ -115,6 +115,10 @@ fn routes_of_connections_read_back_what_was_written() {
 
 #[test]
 fn services_and_settings_read_back_what_was_written() {
+    let share = Share {
+        numerator: 1,
+        denominator: 1000,
+    };
     let service = WaypointService {
         service: NamespacedHostname::new("shop", "echo.shop.svc.cluster.local"),
         routes: vec![HttpRoute {
@@ -135,6 +139,7 @@ fn services_and_settings_read_back_what_was_written() {
                     HttpBackend {
                         service: Ok(NamespacedHostname::new("shop", "echo-v1")),
                         port: 80,
+                        subset: Some("v2".into()),
                         weight: 3,
                         filters: vec![HttpFilter::ResponseHeaders(HeaderChanges {
                             add: vec![("x-a".into(), "1".into())],
@@ -144,6 +149,7 @@ fn services_and_settings_read_back_what_was_written() {
                     HttpBackend {
                         service: Err("no such service".into()),
                         port: 81,
+                        subset: None,
                         weight: 0,
                         filters: vec![],
                     },
@@ -178,6 +184,10 @@ fn services_and_settings_read_back_what_was_written() {
                         allow_headers: vec!["x-a".into()],
                         expose_headers: vec!["x-b".into()],
                         max_age: 60,
+                    }),
+                    HttpFilter::Fault(HttpFault {
+                        delay: Some((Duration::from_millis(1500), share)),
+                        abort: Some((FaultStatus::Grpc(14), share)),
                     }),
                 ],
                 name: Some("first".into()),
@@ -236,4 +246,44 @@ fn bytes_that_are_no_policy_deny_everything() {
 fn a_policy_under_anothers_name_is_refused() {
     let refused = waypoint_policy("gw/w/shop/other", &bytes(&full_policy())).unwrap_err();
     assert!(refused.error.to_string().contains("shop/p"), "{refused}");
+}
+
+#[test]
+fn faults_that_cannot_be_are_refused() {
+    let refused = |fault: wire::HttpFault| {
+        let filter = wire::HttpFilter {
+            kind: Some(wire::http_filter::Kind::Fault(fault)),
+        };
+        let rule = wire::HttpRouteRule {
+            filters: vec![filter],
+            ..Default::default()
+        };
+        let route = wire::HttpRoute {
+            name: Some(wire::RouteName::default()),
+            rules: vec![rule],
+            ..Default::default()
+        };
+        let service = NamespacedHostname::new("shop", "echo");
+        let sent = wire::WaypointService {
+            service: Some((&service).into()),
+            routes: vec![route],
+            ..Default::default()
+        };
+        waypoint_service(&sent.encode_to_vec()).unwrap_err().field()
+    };
+    let abort = |status, denominator| wire::HttpFault {
+        abort: Some(wire::HttpFaultAbort {
+            status,
+            numerator: 1,
+            denominator,
+        }),
+        ..Default::default()
+    };
+    use wire::http_fault_abort::Status;
+    for status in [Status::Http(100), Status::Http(600), Status::Grpc(17)] {
+        assert_eq!(refused(abort(Some(status), 1)), "http_fault_abort.status");
+    }
+    assert_eq!(refused(abort(None, 1)), "http_fault_abort.status");
+    let field = refused(abort(Some(Status::Grpc(0)), 0));
+    assert_eq!(field, "http_fault.denominator");
 }

@@ -18,12 +18,15 @@ use super::{
 };
 use crate::problem::{FieldError, Note};
 
+/// What of a policy is not done.
+const TUNNEL: &str = "tunnels through another proxy are not supported";
 /// Most ports with settings of their own.
 const MAX_PORTS: usize = 4096;
 
 type Policies = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
 
 /// The parts of a policy.
+#[derive(Clone, Copy)]
 struct Parts<'a> {
     balancer: Option<&'a LoadBalancer>,
     pool: Option<&'a ConnectionPool>,
@@ -41,61 +44,104 @@ pub(super) fn read(
     let Some(from) = from else {
         return Ok(Policies::default());
     };
-    let whole = Parts {
-        balancer: from.load_balancer.as_ref(),
-        pool: from.connection_pool.as_ref(),
-        outliers: from.outlier_detection.as_ref(),
-        tls: from.tls.as_ref(),
-        budget: from.retry_budget.as_ref(),
-    };
-    let mut policy = whole.read(AT, factor, notes)?;
+    one(from, AT, factor, notes)
+}
+
+/// One policy, by itself.
+fn one(
+    from: &TrafficPolicy,
+    at: &str,
+    factor: u32,
+    notes: &mut Vec<Note>,
+) -> Result<Policies, FieldError> {
+    let mut policy = Parts::of(from).read(at, factor, notes)?;
     let mut ports = BTreeMap::new();
-    if from.port_level_settings.len() > MAX_PORTS {
-        let message = format!("more than {MAX_PORTS}");
-        let at = format!("{AT}.portLevelSettings");
-        return Err(FieldError::new(at, message));
-    }
-    for (index, of) in from.port_level_settings.iter().enumerate() {
-        let at = format!("{AT}.portLevelSettings[{index}]");
-        let (port, policy) = of_port(of, &at, factor, notes)?;
+    for (index, (port, parts)) in by_port(from, at)?.into_iter().enumerate() {
+        let at = format!("{at}.portLevelSettings[{index}]");
+        let policy = parts.read(&at, factor, notes)?;
         if ports.insert(port, policy).is_some() {
             let message = format!("there is another for the port {port}");
             return Err(FieldError::new(format!("{at}.port.number"), message));
         }
     }
     if from.tunnel.is_some() {
-        let what = "tunnels through another proxy are not supported";
-        notes.push(refused(format!("{AT}.tunnel"), what));
-        for policy in ports.values_mut().chain([&mut policy]) {
-            policy.unsupported.get_or_insert_with(|| what.into());
-        }
+        notes.push(refused(format!("{at}.tunnel"), TUNNEL));
+        refuse_tunnel((&mut policy, &mut ports));
     }
     if from.proxy_protocol.is_some() {
-        notes.push(without(format!("{AT}.proxyProtocol")));
+        notes.push(without(format!("{at}.proxyProtocol")));
     }
     Ok((policy, ports))
 }
 
-fn of_port(
-    from: &PortTrafficPolicy,
+/// What a subset says in place of its rule, setting by setting; as in Istio, what it says of all ports comes before what
+/// the rule says of one.
+pub(super) fn of_subset(
+    rule: Option<&TrafficPolicy>,
+    subset: Option<&TrafficPolicy>,
     at: &str,
     factor: u32,
     notes: &mut Vec<Note>,
-) -> Result<(u16, DestinationPolicy), FieldError> {
-    let number = from.port.as_ref().map(|port| port.number);
-    let port = number.and_then(|number| u16::try_from(number).ok());
-    let port = port.filter(|port| *port > 0).ok_or_else(|| {
-        let field = format!("{at}.port.number");
-        FieldError::new(field, "a port from 1 to 65535 is needed")
-    })?;
-    let parts = Parts {
-        balancer: from.load_balancer.as_ref(),
-        pool: from.connection_pool.as_ref(),
-        outliers: from.outlier_detection.as_ref(),
-        tls: from.tls.as_ref(),
-        budget: None,
+) -> Result<Policies, FieldError> {
+    // The rule's own parts have been read, and what is to be noted of them has been noted.
+    let mut known = Vec::new();
+    let (none_of_rule, none_of_subset) = (TrafficPolicy::default(), TrafficPolicy::default());
+    let rule = rule.unwrap_or(&none_of_rule);
+    let subset = match subset {
+        Some(subset) => {
+            one(subset, at, 0, notes)?;
+            subset
+        }
+        None => &none_of_subset,
     };
-    Ok((port, parts.read(at, factor, notes)?))
+    let of_rule: BTreeMap<_, _> = by_port(rule, at)?.into_iter().collect();
+    let of_subset: BTreeMap<_, _> = by_port(subset, at)?.into_iter().collect();
+    let (whole, above) = (Parts::of(rule), Parts::of(subset));
+    let mut policy = above.over(whole).read(at, factor, &mut known)?;
+    let mut ports = BTreeMap::new();
+    for port in of_rule.keys().chain(of_subset.keys()) {
+        let base = above.over(*of_rule.get(port).unwrap_or(&whole));
+        let parts = of_subset.get(port).map_or(base, |parts| parts.over(base));
+        ports.insert(*port, parts.read(at, factor, &mut known)?);
+    }
+    if rule.tunnel.is_some() || subset.tunnel.is_some() {
+        refuse_tunnel((&mut policy, &mut ports));
+    }
+    Ok((policy, ports))
+}
+
+/// Without the tunnel nothing may be sent.
+fn refuse_tunnel(
+    (policy, ports): (
+        &mut DestinationPolicy,
+        &mut BTreeMap<u16, DestinationPolicy>,
+    ),
+) {
+    for policy in ports.values_mut().chain([policy]) {
+        policy.unsupported.get_or_insert_with(|| TUNNEL.into());
+    }
+}
+
+/// What is said of single ports, in its order.
+fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)>, FieldError> {
+    let at = format!("{at}.portLevelSettings");
+    if from.port_level_settings.len() > MAX_PORTS {
+        return Err(FieldError::new(at, format!("more than {MAX_PORTS}")));
+    }
+    let one = |(index, of): (usize, &'a PortTrafficPolicy)| {
+        let number = of.port.as_ref().map(|port| port.number);
+        let port = number.and_then(|number| u16::try_from(number).ok());
+        let port = port.filter(|port| *port > 0).ok_or_else(|| {
+            let field = format!("{at}[{index}].port.number");
+            FieldError::new(field, "a port from 1 to 65535 is needed")
+        })?;
+        Ok((port, Parts::of_port(of)))
+    };
+    from.port_level_settings
+        .iter()
+        .enumerate()
+        .map(one)
+        .collect()
 }
 
 /// A field that does nothing.
@@ -108,7 +154,38 @@ fn refused(at: String, what: &str) -> Note {
     Note::new(at, format!("{what}: requests are answered with 503"))
 }
 
-impl Parts<'_> {
+impl<'a> Parts<'a> {
+    fn of(from: &'a TrafficPolicy) -> Self {
+        Self {
+            balancer: from.load_balancer.as_ref(),
+            pool: from.connection_pool.as_ref(),
+            outliers: from.outlier_detection.as_ref(),
+            tls: from.tls.as_ref(),
+            budget: from.retry_budget.as_ref(),
+        }
+    }
+
+    fn of_port(from: &'a PortTrafficPolicy) -> Self {
+        Self {
+            balancer: from.load_balancer.as_ref(),
+            pool: from.connection_pool.as_ref(),
+            outliers: from.outlier_detection.as_ref(),
+            tls: from.tls.as_ref(),
+            budget: None,
+        }
+    }
+
+    /// Setting by setting, or else what is below.
+    fn over(self, below: Self) -> Self {
+        Self {
+            balancer: self.balancer.or(below.balancer),
+            pool: self.pool.or(below.pool),
+            outliers: self.outliers.or(below.outliers),
+            tls: self.tls.or(below.tls),
+            budget: self.budget.or(below.budget),
+        }
+    }
+
     fn read(
         &self,
         at: &str,

@@ -1,14 +1,24 @@
 //! Where the requests or connections of a rule go: services, as they are now.
 
-use ambit_k8s_api::gateway;
+use ambit_k8s_api::{ambit, gateway};
+use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 
-use super::{filters::FilterInput, references::Reference};
-use crate::problem::{FieldError, Note};
+use super::{
+    RouteInput,
+    filters::FilterInput,
+    references::{Reference, Unresolved},
+};
+use crate::{
+    index::Index,
+    problem::{FieldError, Note},
+};
 
 /// One destination.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendInput {
     pub(super) to: Reference,
+    /// Some of its endpoints alone.
+    pub(super) subset: Option<ArcStr>,
     pub(super) weight: u32,
     pub(super) filters: Vec<FilterInput>,
 }
@@ -45,7 +55,7 @@ impl BackendInput {
         let weight = u32::try_from(weight).map_err(|_| {
             FieldError::new(format!("{at}.weight"), format!("{weight} is less than 0"))
         })?;
-        let reference = gateway::BackendReference {
+        let mut reference = gateway::BackendReference {
             group: from.group.clone(),
             kind: from.kind.clone(),
             namespace: from.namespace.clone(),
@@ -53,10 +63,47 @@ impl BackendInput {
             port: from.port,
             ..gateway::BackendReference::default()
         };
+        let is_subset = from.group.as_deref() == Some(ambit::GROUP)
+            && from.kind.as_deref() == Some(ambit::SUBSET);
+        let mut subset = None;
+        if is_subset && share == Share::Requests {
+            let named = from.name.split_once('.');
+            let (service, name) = named.filter(|(_, name)| !name.is_empty()).ok_or_else(|| {
+                let message = format!("{:?} is not <Service>.<subset>", from.name);
+                FieldError::new(format!("{at}.name"), message)
+            })?;
+            reference.group = None;
+            reference.kind = None;
+            service.clone_into(&mut reference.name);
+            subset = Some(ArcStr::from(name));
+        }
         Ok(Self {
             to: Reference::read(&reference, namespace, at, share.refused(), notes)?,
+            subset,
             weight,
             filters,
         })
+    }
+
+    /// The service that it is, for a waypoint.
+    pub(super) fn find(
+        &self,
+        index: &Index,
+        route: &RouteInput,
+        gateway: &GatewayName,
+    ) -> Result<NamespacedHostname, Unresolved> {
+        let service = self.to.find(index, route)?;
+        if let Some(subset) = &self.subset
+            && !index.has_subset(&service, gateway, subset)
+        {
+            let text = arcstr::format!(
+                "no DestinationRule that {gateway} follows for {service} has the subset {subset}"
+            );
+            return Err(Unresolved {
+                reason: "BackendNotFound",
+                text,
+            });
+        }
+        Ok(service)
     }
 }

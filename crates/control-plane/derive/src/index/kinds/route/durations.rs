@@ -9,7 +9,7 @@ const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), (
 ///
 /// # Errors
 /// When it is written in another way.
-pub(super) fn read(text: &str) -> Result<Option<Duration>, String> {
+pub(in super::super) fn read(text: &str) -> Result<Option<Duration>, String> {
     let broken = || {
         format!(
             "{text:?} is no duration: numbers of up to 5 digits, each with h, m, s or ms, as in 1m30s"

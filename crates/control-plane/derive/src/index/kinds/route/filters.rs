@@ -10,9 +10,10 @@ use ambit_model::{
 
 use super::{
     RouteInput, cors, durations,
+    extension::ExtensionInput,
     mirrors::MirrorInput,
     reader::{Reader, is_token},
-    references,
+    references::{self, Unresolved},
 };
 use crate::{index::Index, problem::FieldError};
 
@@ -28,17 +29,26 @@ pub(crate) enum FilterInput {
     Known(HttpFilter),
     /// To a service, as that is at the time.
     Mirror(MirrorInput),
+    /// As another object says at the time.
+    Extension(ExtensionInput),
 }
 
-/// With their services as they are now; mirrors that are not to be found are left out.
+/// With their services and objects as they are now; mirrors that are not to be found are left out.
+///
+/// # Errors
+/// With another filter that is not to be found: without it no request may pass.
 pub(super) fn resolved(
     filters: &[FilterInput],
     index: &Index,
     route: &RouteInput,
-) -> Vec<HttpFilter> {
+) -> Result<Vec<HttpFilter>, Unresolved> {
     let one = |filter: &FilterInput| match filter {
-        FilterInput::Known(filter) => Some(filter.clone()),
-        FilterInput::Mirror(mirror) => mirror.resolved(index, route).map(HttpFilter::Mirror),
+        FilterInput::Known(filter) => Some(Ok(filter.clone())),
+        FilterInput::Mirror(mirror) => {
+            let mirror = mirror.resolved(index, route)?;
+            Some(Ok(HttpFilter::Mirror(mirror)))
+        }
+        FilterInput::Extension(extension) => Some(extension.find(index)),
     };
     filters.iter().filter_map(one).collect()
 }
@@ -47,7 +57,15 @@ pub(super) fn resolved(
 pub(super) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Mirror(mirror) => Some(mirror),
-        FilterInput::Known(_) => None,
+        FilterInput::Known(_) | FilterInput::Extension(_) => None,
+    })
+}
+
+/// The objects among filters.
+pub(super) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &ExtensionInput> {
+    filters.iter().filter_map(|filter| match filter {
+        FilterInput::Extension(extension) => Some(extension),
+        FilterInput::Known(_) | FilterInput::Mirror(_) => None,
     })
 }
 
@@ -73,6 +91,9 @@ impl Reader<'_> {
             let is_again = |other: &FilterInput| match (other, &filter) {
                 (FilterInput::Known(other), FilterInput::Known(filter)) => {
                     std::mem::discriminant(other) == std::mem::discriminant(filter)
+                }
+                (FilterInput::Extension(other), FilterInput::Extension(extension)) => {
+                    other.is_like(extension)
                 }
                 _ => false,
             };
@@ -176,6 +197,11 @@ impl Reader<'_> {
                 let of = from.request_mirror.as_ref().ok_or_else(missing)?;
                 let at = format!("{at}.requestMirror");
                 return Ok(Some(FilterInput::Mirror(self.mirror(&at, of, namespace)?)));
+            }
+            "ExtensionRef" => {
+                let of = from.extension_ref.as_ref().ok_or_else(missing)?;
+                let extension = self.extension(at, of, namespace)?;
+                return Ok(extension.map(FilterInput::Extension));
             }
             "CORS" => {
                 let of = from.cors.as_ref().ok_or_else(missing)?;

@@ -14,10 +14,11 @@ use super::{RouteObject, Rules, http_route::RuleInput, note_hostnames, reader::R
 use crate::problem::{FieldError, Note};
 
 /// What GRPCRoute may do with requests, of what HTTPRoute may.
-const FILTERS: [&str; 3] = [
+const FILTERS: [&str; 4] = [
     "RequestHeaderModifier",
     "ResponseHeaderModifier",
     "RequestMirror",
+    "ExtensionRef",
 ];
 /// Any one part of a path.
 const ANY: &str = "[^/]+";

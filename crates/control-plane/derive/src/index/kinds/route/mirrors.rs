@@ -1,11 +1,11 @@
 //! Services that get requests as well as those that answer them.
 
-use ambit_k8s_api::gateway::{Fraction, HttpRequestMirror};
-use ambit_model::HttpMirror;
+use ambit_k8s_api::gateway::HttpRequestMirror;
+use ambit_model::{HttpMirror, Share};
 
 use super::{RouteInput, references::Reference};
 use crate::{
-    index::Index,
+    index::{Index, kinds::share},
     problem::{FieldError, Note},
 };
 
@@ -13,8 +13,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MirrorInput {
     pub(super) to: Reference,
-    numerator: u32,
-    denominator: u32,
+    share: Share,
 }
 
 impl MirrorInput {
@@ -25,34 +24,13 @@ impl MirrorInput {
         at: &str,
         notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
-        let (field, of, all) = match (from.percent, &from.fraction) {
-            (Some(_), Some(_)) => {
-                let message = "percent and fraction exclude each other";
-                return Err(FieldError::new(at, message));
-            }
-            (Some(percent), None) => ("percent", percent, 100),
-            (
-                None,
-                Some(Fraction {
-                    numerator,
-                    denominator,
-                }),
-            ) => ("fraction", *numerator, denominator.unwrap_or(100)),
-            (None, None) => ("percent", 100, 100),
-        };
-        let share = u32::try_from(of).ok().zip(u32::try_from(all).ok());
-        let share = share.filter(|(of, all)| of <= all && *all > 0);
-        let (numerator, denominator) = share.ok_or_else(|| {
-            let message = format!("{of} of {all} is no share");
-            FieldError::new(format!("{at}.{field}"), message)
-        })?;
+        let share = share::read(from.percent, from.fraction.as_ref(), at)?;
         let reference = &from.backend_ref;
         let at = format!("{at}.backendRef");
         let otherwise = "nothing is mirrored there";
         Ok(Self {
             to: Reference::read(reference, namespace, &at, otherwise, notes)?,
-            numerator,
-            denominator,
+            share,
         })
     }
 
@@ -61,8 +39,8 @@ impl MirrorInput {
         Some(HttpMirror {
             service: self.to.find(index, route).ok()?,
             port: self.to.port,
-            numerator: self.numerator,
-            denominator: self.denominator,
+            numerator: self.share.numerator,
+            denominator: self.share.denominator,
         })
     }
 }

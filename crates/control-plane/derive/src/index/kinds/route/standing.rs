@@ -9,7 +9,10 @@ use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway::ParentRefer
 use ambit_model::{ArcStr, GatewayName};
 use serde_json::{Map, Value, json};
 
-use super::{Parent, RouteInput, Rules, Unsupported, declared_ports, references::Unresolved};
+use super::{
+    Parent, RouteInput, Rules, Unsupported, backends::BackendInput, declared_ports,
+    references::Unresolved,
+};
 use crate::{
     condition::{Part, Standing, Verdict},
     index::{CONTROLLER, Index, names},
@@ -41,7 +44,7 @@ pub(super) fn of(index: &Index, route: &RouteInput) -> Standing {
         fields: BTreeMap::new(),
         conditions: vec![
             ("Accepted", accepted(index, route, parent)),
-            ("ResolvedRefs", resolved(index, route)),
+            ("ResolvedRefs", resolved(index, route, parent)),
             ("ResolvedWaypoints", at_waypoints(index, route, parent)),
         ],
     };
@@ -110,12 +113,21 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     }
 }
 
-fn resolved(index: &Index, route: &RouteInput) -> Verdict {
+fn resolved(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     let backends = route.rules.backends();
-    let errors = backends.filter_map(|backend| backend.to.find(index, route).err());
+    let serving = serving(index, &parent.target);
+    let find = |backend: &BackendInput| -> Result<(), Unresolved> {
+        backend.to.find(index, route)?;
+        // Whether there are its endpoints is up to each of them.
+        let mut all = serving.iter();
+        all.try_for_each(|gateway| backend.find(index, route, gateway).map(drop))
+    };
+    let errors = backends.filter_map(|backend| find(backend).err());
     let errors: Vec<Unresolved> = errors.collect();
     let mirrors = route.rules.mirror_errors(index, route);
-    let Some(Unresolved { reason, .. }) = errors.first().or_else(|| mirrors.first()) else {
+    let filters = route.rules.filter_errors(index);
+    let mut all = errors.iter().chain(&filters).chain(&mirrors);
+    let Some(Unresolved { reason, .. }) = all.next() else {
         return good("ResolvedRefs", "every backend is found");
     };
     let told = |of: &[Unresolved], what: &str| {
@@ -128,6 +140,10 @@ fn resolved(index: &Index, route: &RouteInput) -> Verdict {
     };
     let both = [
         told(&errors, share),
+        told(
+            &filters,
+            "requests that would pass such a filter are answered with an error",
+        ),
         told(&mirrors, "nothing is mirrored there"),
     ];
     let message: Vec<_> = both.into_iter().flatten().collect();

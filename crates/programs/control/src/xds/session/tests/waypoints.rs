@@ -22,6 +22,7 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         service: name.clone(),
         policy: DestinationPolicy::default(),
         ports: BTreeMap::new(),
+        subsets: BTreeMap::new(),
     };
     let key = PolicyKey {
         namespace: "shop".into(),

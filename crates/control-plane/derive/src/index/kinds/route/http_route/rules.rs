@@ -5,12 +5,12 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{
-    ObjectKey,
+    Kind, ObjectKey,
     gateway::{self, HttpNamedMatch},
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpFilter, HttpPathMatch, HttpRetry, HttpRouteMatch, HttpRouteRule,
-    HttpTimeouts, HttpValueMatch, PathChange,
+    ArcStr, GatewayName, HttpBackend, HttpFilter, HttpPathMatch, HttpRetry, HttpRouteMatch,
+    HttpRouteRule, HttpTimeouts, HttpValueMatch, PathChange,
 };
 use regex::RegexBuilder;
 
@@ -21,6 +21,7 @@ use crate::{
         kinds::route::{
             RouteInput, UNSUPPORTED_VALUE, Unsupported,
             backends::{BackendInput, Share},
+            extension::ExtensionInput,
             filters::{self, FilterInput, INCOMPATIBLE},
             mirrors::MirrorInput,
             reader::Reader,
@@ -73,7 +74,20 @@ impl RuleInput {
     pub(in super::super) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
         let backends = self.backends.iter().map(|backend| &backend.to);
         let mirrors = self.mirrors().map(|mirror| &mirror.to);
-        backends.chain(mirrors).filter_map(Reference::target)
+        let services = backends.chain(mirrors).filter_map(Reference::target);
+        services.chain(self.extensions().map(ExtensionInput::target))
+    }
+
+    fn extensions(&self) -> impl Iterator<Item = &ExtensionInput> {
+        let of_backends = self.backends.iter();
+        let of_backends = of_backends.flat_map(|backend| filters::extensions(&backend.filters));
+        filters::extensions(&self.filters).chain(of_backends)
+    }
+
+    /// Filters without which requests may not pass.
+    pub(in super::super) fn filter_errors(&self, index: &Index) -> Vec<Unresolved> {
+        let found = self.extensions().map(|one| one.find(index));
+        found.filter_map(Result::err).collect()
     }
 
     fn mirrors(&self) -> impl Iterator<Item = &MirrorInput> {
@@ -97,23 +111,44 @@ impl RuleInput {
         found.filter_map(Result::err).collect()
     }
 
-    /// With its backends as they are now.
-    pub(in super::super) fn resolved(&self, index: &Index, route: &RouteInput) -> HttpRouteRule {
-        let backend = |from: &BackendInput| HttpBackend {
-            service: from.to.find(index, route).map_err(|error| error.text),
-            port: from.to.port,
-            weight: from.weight,
-            filters: filters::resolved(&from.filters, index, route),
+    /// With its backends and filters as they are now, for one of the waypoints that follow it.
+    pub(in super::super) fn resolved(
+        &self,
+        index: &Index,
+        route: &RouteInput,
+        gateway: &GatewayName,
+    ) -> HttpRouteRule {
+        let backend = |from: &BackendInput| {
+            let filters = filters::resolved(&from.filters, index, route);
+            let (filters, missing) = split(filters);
+            let service = from.find(index, route, gateway);
+            HttpBackend {
+                service: missing.map_or(service, Err).map_err(|error| error.text),
+                port: from.to.port,
+                subset: from.subset.clone(),
+                weight: from.weight,
+                filters,
+            }
         };
+        let (filters, missing) = split(filters::resolved(&self.filters, index, route));
+        let unsupported = self.unsupported.as_ref().map(|one| one.text.clone());
         HttpRouteRule {
             name: self.name.clone(),
             matches: self.matches.clone(),
-            filters: filters::resolved(&self.filters, index, route),
+            filters,
             backends: self.backends.iter().map(backend).collect(),
             timeouts: self.timeouts,
             retry: self.retry.clone(),
-            unsupported: self.unsupported.as_ref().map(|one| one.text.clone()),
+            unsupported: unsupported.or(missing.map(|error| error.text)),
         }
+    }
+}
+
+/// The filters, or what is missing of them.
+fn split(filters: Result<Vec<HttpFilter>, Unresolved>) -> (Vec<HttpFilter>, Option<Unresolved>) {
+    match filters {
+        Ok(filters) => (filters, None),
+        Err(missing) => (Vec::new(), Some(missing)),
     }
 }
 
@@ -167,6 +202,13 @@ impl Reader<'_> {
             |filter: &FilterInput| matches!(filter, FilterInput::Known(HttpFilter::Redirect(_)));
         if filters.iter().any(redirects) && !rule.backend_refs.is_empty() {
             let what = "RequestRedirect and backendRefs exclude each other";
+            self.refuse(INCOMPATIBLE, at.clone(), what);
+        }
+        let of_backends = backends.iter().flat_map(|backend| &backend.filters);
+        let mut all = filters.iter().chain(of_backends);
+        let is_fault = |filter: &FilterInput| matches!(filter, FilterInput::Extension(one) if one.target().kind == Kind::HTTPFault);
+        if all.clone().any(redirects) && all.any(is_fault) {
+            let what = "RequestRedirect and an HTTPFault exclude each other";
             self.refuse(INCOMPATIBLE, at.clone(), what);
         }
         let is_prefix = |one: &gateway::HttpRouteMatch| {

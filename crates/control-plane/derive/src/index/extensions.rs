@@ -1,0 +1,39 @@
+//! Objects of our own kinds that rules of routes name in filters of the type `ExtensionRef`.
+
+use ambit_k8s_api::ObjectKey;
+
+use super::{Index, instances::listed};
+use crate::condition::{Standing, Verdict};
+
+/// Marks what depends on one.
+pub(super) fn mark(index: &mut Index, key: &ObjectKey) {
+    index.mark(key.clone());
+    index.mark_leading_to(key);
+}
+
+/// What stands on one: which routes name it.
+pub(super) fn standing(index: &Index, key: &ObjectKey) -> Standing {
+    let routes: Vec<String> = index
+        .route_backends
+        .of(key)
+        .map(ToString::to_string)
+        .collect();
+    let verdict = match listed(&routes) {
+        Some(routes) => Verdict {
+            is_true: true,
+            reason: "Used",
+            message: format!("named by {routes}"),
+            is_trouble: false,
+        },
+        None => Verdict {
+            is_true: false,
+            reason: "NotReferenced",
+            message: "no route of the namespace that waypoints follow names it".to_owned(),
+            is_trouble: true,
+        },
+    };
+    Standing {
+        verdict: Some(verdict),
+        parts: Vec::new(),
+    }
+}

@@ -1,0 +1,87 @@
+//! Faults on purpose: what one request has to wait, and what it is answered with in the application's place.
+
+use std::time::Duration;
+
+use ambit_model::{FaultStatus, HttpFault, Share};
+use rand::{Rng as _, RngCore};
+
+/// What is done to one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Injected {
+    /// It waits.
+    pub delay: Option<Duration>,
+    /// It is answered with this, after the wait.
+    pub abort: Option<FaultStatus>,
+}
+
+/// Whether one of so many is drawn.
+pub(super) fn is_drawn(share: Share, rng: &mut dyn RngCore) -> bool {
+    let Share {
+        numerator,
+        denominator,
+    } = share;
+    numerator >= denominator || rng.random_range(0..denominator) < numerator
+}
+
+impl Injected {
+    /// Draws, of each part by itself; `None` if nothing is done to the request.
+    pub(super) fn draw(of: &HttpFault, rng: &mut dyn RngCore) -> Option<Self> {
+        let delay = of.delay.filter(|(_, share)| is_drawn(*share, rng));
+        let abort = of.abort.filter(|(_, share)| is_drawn(*share, rng));
+        let injected = Self {
+            delay: delay.map(|(delay, _)| delay),
+            abort: abort.map(|(status, _)| status),
+        };
+        (injected != Self::default()).then_some(injected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{SeedableRng as _, rngs::StdRng};
+
+    use super::*;
+
+    fn share(numerator: u32, denominator: u32) -> Share {
+        Share {
+            numerator,
+            denominator,
+        }
+    }
+
+    #[test]
+    fn each_part_is_drawn_by_itself_in_its_share() {
+        let delay = Duration::from_secs(1);
+        let fault = HttpFault {
+            delay: Some((delay, share(1, 4))),
+            abort: Some((FaultStatus::Http(503), share(1, 10))),
+        };
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut counts = [0; 3];
+        for _ in 0..10_000 {
+            let one = Injected::draw(&fault, &mut rng).unwrap_or_default();
+            counts[0] += u32::from(one.delay.is_some());
+            counts[1] += u32::from(one.abort.is_some());
+            counts[2] += u32::from(one.delay.is_some() && one.abort.is_some());
+        }
+        for (count, expected) in counts.into_iter().zip([2500, 1000, 250]) {
+            assert!(count > expected * 8 / 10, "{counts:?}");
+            assert!(count < expected * 12 / 10, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn all_and_none_are_no_matter_of_chance() {
+        let of = |numerator| HttpFault {
+            delay: None,
+            abort: Some((FaultStatus::Grpc(14), share(numerator, 100))),
+        };
+        let mut rng = StdRng::seed_from_u64(2);
+        for _ in 0..1000 {
+            assert_eq!(Injected::draw(&of(0), &mut rng), None);
+            let all = Injected::draw(&of(100), &mut rng).unwrap();
+            assert_eq!(all.abort, Some(FaultStatus::Grpc(14)));
+            assert_eq!(all.delay, None);
+        }
+    }
+}

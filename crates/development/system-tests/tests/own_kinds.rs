@@ -1,0 +1,321 @@
+//! Our own kinds at a waypoint, with real programs: faults that routes inject, and subsets of services as backends.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::BTreeSet,
+    io::Write as _,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use ambit_system_tests::{GATEWAY, LogSource, Mesh, PAIR, is_whole, read_head, until};
+
+const PORT: u16 = 8090;
+
+fn pod(name: &str, version: &str) -> String {
+    format!(
+        "
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: shop, labels: {{app: many, version: {version}}}}}
+spec:
+  nodeName: node-1
+  serviceAccountName: many
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
+"
+    )
+}
+
+const SERVICE: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: many, namespace: shop}
+spec:
+  selector: {app: many}
+  ports: [{name: http, port: 80, targetPort: 8090}]
+";
+
+const ROUTE: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: many, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: many}]
+  rules:
+";
+
+struct Scene {
+    mesh: Mesh,
+    service: SocketAddr,
+    /// Requests that applications have got.
+    requests: Arc<AtomicUsize>,
+}
+
+impl Scene {
+    /// A service of these pods, each with a version.
+    fn new(pods: &[(&'static str, &str)]) -> Self {
+        let all: String = pods
+            .iter()
+            .map(|(name, version)| pod(name, version))
+            .collect();
+        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{SERVICE}{all}"));
+        let scene = Self {
+            service: mesh.service("many.shop.svc", 80),
+            requests: Arc::default(),
+            mesh,
+        };
+        for (name, _) in pods {
+            scene.serve(name);
+        }
+        scene.until_answered_by("/", pods.iter().map(|(name, _)| *name));
+        scene
+    }
+
+    /// An application that says its pod's name.
+    fn serve(&self, pod: &'static str) {
+        let requests = self.requests.clone();
+        self.mesh
+            .serve(&format!("shop/{pod}"), PORT, move |mut stream| {
+                while read_head(&mut stream)?.is_some() {
+                    requests.fetch_add(1, SeqCst);
+                    let body = format!("from {pod}");
+                    let length = body.len();
+                    write!(
+                        stream,
+                        "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
+                    )?;
+                }
+                Ok(())
+            });
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(SeqCst)
+    }
+
+    /// The answer to a request; a POST is never sent again.
+    fn ask(&self, path: &str, headers: &str) -> String {
+        let request =
+            format!("POST {path} HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n{headers}\r\n");
+        let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
+            return String::new();
+        };
+        let answer = connection.raw(request.as_bytes(), is_whole);
+        answer.unwrap_or_default()
+    }
+
+    /// Which pod answers.
+    fn who(&self, path: &str) -> Option<String> {
+        let answer = self.ask(path, "");
+        let (_, body) = answer.split_once("\r\n\r\nfrom ")?;
+        Some(body.to_owned())
+    }
+
+    fn until_answered_by<'a>(&self, path: &str, pods: impl IntoIterator<Item = &'a str>) {
+        let all: BTreeSet<String> = pods.into_iter().map(str::to_owned).collect();
+        let mut seen = BTreeSet::new();
+        until("all these pods answer, and no other", || {
+            seen = (0..12).filter_map(|_| self.who(path)).collect();
+            seen == all
+        });
+    }
+
+    fn until_status(&self, path: &str, status: &str) -> String {
+        let mut answer = String::new();
+        until(&format!("{path} is answered with {status}"), || {
+            answer = self.ask(path, "");
+            answer.starts_with(&format!("HTTP/1.1 {status}"))
+        });
+        answer
+    }
+
+    /// The waypoint's log.
+    fn log(&self) -> String {
+        let source = LogSource::Pod {
+            pod: "shop/waypoint".into(),
+            container: None,
+        };
+        self.mesh.client().log_text(source).unwrap()
+    }
+
+    fn metrics(&self) -> String {
+        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
+        self.mesh.get("legacy/client", &url).body
+    }
+}
+
+fn fault(name: &str, spec: &str) -> String {
+    format!(
+        "
+apiVersion: ambit.io/v1alpha1
+kind: HTTPFault
+metadata: {{name: {name}, namespace: shop}}
+spec: {spec}
+"
+    )
+}
+
+const FAULTY: &str = "
+  - matches: [{path: {value: /abort}}]
+    filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: aborts}}]
+    backendRefs: [{name: many, port: 80}]
+  - matches: [{path: {value: /delay}}]
+    filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: delays}}]
+    timeouts: {request: 200s}
+    backendRefs: [{name: many, port: 80}]
+  - matches: [{path: {value: /late}}]
+    filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: hangs}}]
+    timeouts: {request: 300ms}
+    backendRefs: [{name: many, port: 80}]
+  - matches: [{path: {value: /hang}}]
+    backendRefs:
+    - name: many
+      port: 80
+      filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: hangs}}]
+  - matches: [{path: {value: /missing}}]
+    filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: gone}}]
+    backendRefs: [{name: many, port: 80}]
+  - backendRefs: [{name: many, port: 80}]
+";
+
+#[test]
+fn faults_delay_and_abort_what_a_rule_matches_and_nothing_else() {
+    let scene = Scene::new(&[("a", "v1")]);
+    let mesh = &scene.mesh;
+    mesh.apply("aborts", &fault("aborts", "{abort: {httpStatus: 418}}"));
+    mesh.apply("delays", &fault("delays", "{delay: {fixedDelay: 700ms}}"));
+    mesh.apply("hangs", &fault("hangs", "{delay: {fixedDelay: 5m}}"));
+    mesh.apply("route", &format!("{ROUTE}{FAULTY}"));
+    let aborted = scene.until_status("/abort", "418");
+    assert!(aborted.ends_with("fault filter abort"), "{aborted}");
+    // None of these gets to the application.
+    let before = scene.requests();
+    let answer = scene.ask("/abort", "");
+    assert!(answer.starts_with("HTTP/1.1 418"), "{answer}");
+    let grpc = scene.ask("/abort", "content-type: application/grpc\r\n");
+    assert!(grpc.starts_with("HTTP/1.1 200"), "{grpc}");
+    assert!(
+        grpc.to_ascii_lowercase().contains("grpc-status: 2\r\n"),
+        "{grpc}"
+    );
+    let late = scene.ask("/late", "");
+    assert!(late.starts_with("HTTP/1.1 504"), "{late}");
+    let missing = scene.ask("/missing", "");
+    assert!(missing.starts_with("HTTP/1.1 500"), "{missing}");
+    assert_eq!(scene.requests(), before);
+    // A rule that injects nothing.
+    assert_eq!(scene.who("/").as_deref(), Some("a"));
+    let began = Instant::now();
+    assert_eq!(scene.who("/delay").as_deref(), Some("a"));
+    assert!(began.elapsed() >= Duration::from_millis(700));
+    // A client that leaves is not waited for.
+    let before = scene.requests();
+    let mut leaves = mesh.dial("shop/client", scene.service).unwrap();
+    leaves
+        .say("POST /hang HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n\r\n")
+        .unwrap();
+    drop(leaves);
+    let mut log = String::new();
+    until("the end of the request that hangs is logged", || {
+        log = scene.log();
+        log.lines()
+            .any(|line| line.contains("/hang") && line.contains("DI"))
+    });
+    assert_eq!(scene.requests(), before);
+    for (path, flags) in [
+        ("/abort", " FI fault_filter_abort"),
+        ("/late", " UT,DI "),
+        ("/delay", " DI via_upstream"),
+    ] {
+        let is_logged = log
+            .lines()
+            .any(|line| line.contains(path) && line.contains(flags));
+        assert!(is_logged, "no {flags} of {path} in {log}");
+    }
+    let metrics = scene.metrics();
+    for flags in ["FI", "DI", "UT,DI"] {
+        assert!(
+            metrics.contains(&format!("response_flags=\"{flags}\"")),
+            "{metrics}"
+        );
+    }
+    // Where what is written cannot be used, the last good state stays.
+    mesh.apply("aborts", &fault("aborts", "{abort: {httpStatus: 42}}"));
+    mesh.apply("gone", &fault("gone", "{abort: {grpcStatus: UNAVAILABLE}}"));
+    scene.until_status("/missing", "503");
+    scene.until_status("/abort", "418");
+    // With another share.
+    let none = "{abort: {httpStatus: 418, fraction: {numerator: 0, denominator: 1000}}}";
+    mesh.apply("aborts", &fault("aborts", none));
+    scene.until_status("/abort", "200");
+    // It does not silently pass when its object goes.
+    mesh.remove("aborts");
+    scene.until_status("/abort", "500");
+}
+
+fn rule(subsets: &str) -> String {
+    format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: many, namespace: shop}}
+spec:
+  host: many
+  subsets: {subsets}
+"
+    )
+}
+
+const SUBSETS: &str = "
+  - matches: [{path: {value: /v1}}]
+    backendRefs: [{group: ambit.io, kind: Subset, name: many.v1, port: 80}]
+  - matches: [{path: {value: /v2}}]
+    backendRefs: [{group: ambit.io, kind: Subset, name: many.v2, port: 80}]
+  - matches: [{path: {value: /both}}]
+    backendRefs:
+    - {group: ambit.io, kind: Subset, name: many.v1, port: 80, weight: 1}
+    - {group: ambit.io, kind: Subset, name: many.v2, port: 80, weight: 1}
+  - matches: [{path: {value: /none}}]
+    backendRefs: [{group: ambit.io, kind: Subset, name: many.none, port: 80}]
+  - matches: [{path: {value: /unknown}}]
+    backendRefs: [{group: ambit.io, kind: Subset, name: many.unknown, port: 80}]
+";
+
+#[test]
+fn a_subset_gets_what_routes_send_to_it_and_its_pods_alone() {
+    let scene = Scene::new(&[("a", "v1"), ("b", "v2"), ("c", "v1")]);
+    let mesh = &scene.mesh;
+    let closed = "{connectionPool: {http: {http2MaxRequests: 1}}}";
+    let subsets = format!(
+        "[{{name: v1, labels: {{version: v1}}, trafficPolicy: {closed}}}, {{name: v2, labels: {{version: v2}}}}, {{name: none, labels: {{version: v9}}}}]"
+    );
+    mesh.apply("rule", &rule(&subsets));
+    mesh.apply("route", &format!("{ROUTE}{SUBSETS}"));
+    scene.until_answered_by("/v1", ["a", "c"]);
+    scene.until_answered_by("/v2", ["b"]);
+    scene.until_answered_by("/both", ["a", "b", "c"]);
+    let before = scene.requests();
+    let none = scene.ask("/none", "");
+    assert!(none.starts_with("HTTP/1.1 503"), "{none}");
+    let unknown = scene.ask("/unknown", "");
+    assert!(unknown.starts_with("HTTP/1.1 500"), "{unknown}");
+    assert_eq!(scene.requests(), before);
+    let log = scene.log();
+    let is_none = |line: &str| line.contains("/none") && line.contains(" UH ");
+    assert!(log.lines().any(is_none), "{log}");
+    // A pod with other labels is in another subset.
+    mesh.apply("c", pod("c", "v2").trim_start_matches("\n---"));
+    scene.until_answered_by("/v2", ["b", "c"]);
+    scene.until_answered_by("/v1", ["a"]);
+    // A subset that goes is in the way of its share, and not the service's other endpoints.
+    mesh.apply("rule", &rule("[{name: v2, labels: {version: v2}}]"));
+    scene.until_status("/v1", "500");
+    scene.until_answered_by("/v2", ["b", "c"]);
+}

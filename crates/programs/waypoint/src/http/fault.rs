@@ -1,0 +1,74 @@
+//! Faults that a rule injects: a request waits before it is sent, or is answered in the application's place.
+
+use ambit_l7::route::Injected;
+use ambit_model::FaultStatus;
+use ambit_telemetry::http::ResponseFlag;
+use http::StatusCode;
+use tokio::time::Instant;
+
+use super::{admission::Admission, record::Record, reply::Reply, send::Failure};
+
+/// As Envoy says it.
+const ABORTED: &str = "fault filter abort";
+const DETAILS: &str = "fault_filter_abort";
+
+/// Lets a request wait, for no longer than its time and than policies admit it, and answers it.
+///
+/// # Errors
+/// With the answer, if it is not to be sent.
+pub(super) async fn inject(
+    injected: Injected,
+    admission: &Admission,
+    deadline: Option<Instant>,
+    record: &mut Record,
+) -> Result<(), Reply> {
+    if let Some(delay) = injected.delay {
+        record.flag(ResponseFlag::DelayInjected);
+        let until = Instant::now() + delay;
+        let is_too_late = deadline.is_some_and(|deadline| deadline < until);
+        let until = deadline.filter(|_| is_too_late).unwrap_or(until);
+        tokio::select! {
+            () = tokio::time::sleep_until(until) => {}
+            () = admission.revoked() => return Err(Reply::denied()),
+        }
+        if is_too_late {
+            let failure = Failure::too_late("request_timeout");
+            record.upstream_failure = Some(failure.details);
+            return Err(failure.reply);
+        }
+    }
+    let Some(status) = injected.abort else {
+        return Ok(());
+    };
+    record.explain(DETAILS);
+    let flag = ResponseFlag::FaultInjected;
+    Err(match status {
+        FaultStatus::Http(status) => Reply::new(of(status), ABORTED, flag),
+        FaultStatus::Grpc(status) => Reply {
+            grpc_status: Some(status),
+            ..Reply::new(of(http_status(status)), ABORTED, flag)
+        },
+    })
+}
+
+fn of(status: u16) -> StatusCode {
+    StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// What a status of gRPC is to clients of HTTP, as Envoy has it.
+fn http_status(grpc: u8) -> u16 {
+    match grpc {
+        0 => 200,
+        1 => 499,
+        3 | 9 | 11 => 400,
+        4 => 504,
+        5 => 404,
+        6 | 10 => 409,
+        7 => 403,
+        8 => 429,
+        12 => 501,
+        14 => 503,
+        16 => 401,
+        _ => 500,
+    }
+}

@@ -93,6 +93,10 @@ pub struct Index {
     pub(crate) route_parents: References<ObjectKey>,
     /// Routes by the objects that they lead to.
     pub(crate) route_backends: References<ObjectKey>,
+    /// Routes by the hosts that they lead to by name.
+    pub(crate) route_hosts: References<ArcStr>,
+    /// Gateways by where their controllers say that they are.
+    pub(crate) gateway_addresses: References<foreign::Address>,
     /// Destination rules by the hosts that they are for.
     pub(crate) destination_rules: References<ArcStr>,
     /// Policies by the objects that they are attached to.
@@ -135,6 +139,8 @@ impl Index {
             choosers: HashMap::new(),
             route_parents: References::default(),
             route_backends: References::default(),
+            route_hosts: References::default(),
+            gateway_addresses: References::default(),
             destination_rules: References::default(),
             policy_targets: References::default(),
             served: Served::default(),

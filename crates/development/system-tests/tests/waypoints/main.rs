@@ -15,3 +15,5 @@ mod kinds;
 mod progress;
 mod protocols;
 mod rollout;
+mod routed_policies;
+mod websocket;

@@ -4,10 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{
-    ObjectKey,
-    gateway::{self, HttpNamedMatch},
-};
+use ambit_k8s_api::gateway::{self, HttpNamedMatch};
 use ambit_model::{
     ArcStr, HttpBackend, HttpFilter, HttpPathMatch, HttpRetry, HttpRouteMatch, HttpRouteRule,
     HttpTimeouts, HttpValueMatch, PathChange,
@@ -24,7 +21,7 @@ use crate::{
             filters::{self, FilterInput, INCOMPATIBLE},
             mirrors::MirrorInput,
             reader::Reader,
-            references::{Reference, Unresolved},
+            references::{Named, Reference, Unresolved},
         },
     },
     problem::{FieldError, Note},
@@ -69,11 +66,11 @@ impl RuleInput {
         self.backends.iter()
     }
 
-    /// The objects that requests go to, or copies of them.
-    pub(in super::super) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+    /// The services that requests go to, or copies of them.
+    pub(in super::super) fn named(&self) -> impl Iterator<Item = &Named> {
         let backends = self.backends.iter().map(|backend| &backend.to);
         let mirrors = self.mirrors().map(|mirror| &mirror.to);
-        backends.chain(mirrors).filter_map(Reference::target)
+        backends.chain(mirrors).filter_map(Reference::named)
     }
 
     fn mirrors(&self) -> impl Iterator<Item = &MirrorInput> {

@@ -95,6 +95,10 @@ pub struct Index {
     pub(crate) route_parents: References<ObjectKey>,
     /// Routes by the objects that they lead to.
     pub(crate) route_backends: References<ObjectKey>,
+    /// Routes by the hosts that they lead to by name.
+    pub(crate) route_hosts: References<ArcStr>,
+    /// Gateways by where their controllers say that they are.
+    pub(crate) gateway_addresses: References<foreign::Address>,
     /// Destination rules by the hosts that they are for.
     pub(crate) destination_rules: References<ArcStr>,
     /// Objects by the hosts that waypoints call because of them.
@@ -141,6 +145,8 @@ impl Index {
             choosers: HashMap::new(),
             route_parents: References::default(),
             route_backends: References::default(),
+            route_hosts: References::default(),
+            gateway_addresses: References::default(),
             destination_rules: References::default(),
             callees: References::default(),
             subset_rules: BTreeSet::new(),

@@ -138,9 +138,15 @@ settings! {
     TcpPool {
         max_connections: Option<i64>,
         connect_timeout: Option<String>,
-        tcp_keepalive: Option<Value>,
+        tcp_keepalive: Option<KeepaliveProbes>,
         max_connection_duration: Option<String>,
         idle_timeout: Option<String>,
+    }
+    /// Probes of silent connections.
+    KeepaliveProbes {
+        probes: Option<i64>,
+        time: Option<String>,
+        interval: Option<String>,
     }
     /// Requests.
     HttpPool {

@@ -5,6 +5,11 @@
 //! goes through the waypoint or to requests for its services; requests to pods see the former only. A policy
 //! that is not understood denies everything that it is attached to.
 //!
+//! What a route leads to another service is judged as that one's backend as well ([`Scope::Backend`]): by the service's
+//! own policies, since those for the whole waypoint have judged the request as it came. Where the service has ALLOW
+//! policies, one of them must match what is sent, or one of the whole waypoint, as for a request that asks for it
+//! directly.
+//!
 //! **Where texts can be read in several ways**, a comparison that would lead to a denial succeeds if any
 //! reading matches, one that would lead to an admission only if the plain one does:
 //!
@@ -45,6 +50,8 @@ pub enum Scope<'a> {
     Service(&'a NamespacedHostname),
     /// A pod, by its own address.
     Pod,
+    /// A service that a route leads to; what came was judged for another.
+    Backend(&'a NamespacedHostname),
 }
 
 /// All policies of a waypoint. Copies share the policies themselves.
@@ -140,6 +147,11 @@ impl Policies {
             .any(|policy| policy.needs_http())
     }
 
+    /// Whether policies are attached to a service itself.
+    pub fn has_own(&self, service: &NamespacedHostname) -> bool {
+        self.services.contains_key(service)
+    }
+
     /// Decides a request.
     pub fn evaluate(&self, scope: Scope<'_>, request: &Request<'_>) -> HttpDecision {
         self.decide(scope, &Facts::of_request(request))
@@ -165,6 +177,9 @@ impl Policies {
             has_allow |= !bucket.allow.is_empty();
             let matching = bucket.audit.iter().filter_map(|p| matched(p, facts));
             audits.extend(matching.map(|(_, rule)| rule));
+        }
+        if let Scope::Backend(_) = scope {
+            allowed_by = allowed_by.or_else(|| first_match(&self.gateway.allow, facts));
         }
         let is_admitted = allowed_by.is_some();
         let why = match (denied_by, allowed_by) {
@@ -206,11 +221,13 @@ impl Policies {
     }
 
     fn buckets(&self, scope: Scope<'_>) -> impl Iterator<Item = &Bucket> {
-        let of_service = match scope {
-            Scope::Service(service) => self.services.get(service),
-            Scope::Pod => None,
+        let (gateway, service) = match scope {
+            Scope::Service(service) => (Some(&self.gateway), Some(service)),
+            Scope::Pod => (Some(&self.gateway), None),
+            Scope::Backend(service) => (None, Some(service)),
         };
-        std::iter::once(&self.gateway).chain(of_service)
+        let of_service = service.and_then(|service| self.services.get(service));
+        gateway.into_iter().chain(of_service)
     }
 
     fn for_each_bucket(&mut self, policy: &Compiled, mut change: impl FnMut(&mut Bucket)) {

@@ -319,6 +319,29 @@ pub fn end_in_order(stream: &TcpStream) {
     let _never = SockRef::from(stream).set_linger(None);
 }
 
+/// Has a connection probed when it is silent; what is `None` stays as it is.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub fn keep_alive(
+    stream: &TcpStream,
+    time: Option<Duration>,
+    interval: Option<Duration>,
+    retries: Option<u32>,
+) -> io::Result<()> {
+    let mut params = TcpKeepalive::new();
+    if let Some(time) = time {
+        params = params.with_time(time);
+    }
+    if let Some(interval) = interval {
+        params = params.with_interval(interval);
+    }
+    if let Some(retries) = retries {
+        params = params.with_retries(retries);
+    }
+    SockRef::from(stream).set_tcp_keepalive(&params)
+}
+
 fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     if tuning.resets {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_codec::Forwarded;
-use ambit_model::{ArcStr, NamespacedHostname};
+use ambit_model::{ArcStr, DestinationLimits, NamespacedHostname};
 use ambit_proxy::Local;
 use ambit_route::BackendRequest;
 use http::{Request, Response};
@@ -81,7 +81,7 @@ pub(crate) async fn request(
             .passed
             .tell(request.headers_mut(), way.leads_to_waypoint());
         // A connection that waited may have been closed by its endpoint in the meantime.
-        while let Some(kept) = pool.take(&key) {
+        while let Some(kept) = pool.take(&key, &DestinationLimits::default()) {
             match kept.send(pool, request).await {
                 Ok(response) => return Ok(response),
                 Err(mut error) => match error.take_message() {
@@ -92,7 +92,9 @@ pub(crate) async fn request(
         }
         match open(shard, &own, &way, None).await {
             Ok(stream) => {
-                let checkout = pool.begin(&key, stream, Keep::default()).await?;
+                let checkout = pool
+                    .begin(&key, stream, Keep::under(&DestinationLimits::default()))
+                    .await?;
                 let sent = checkout.send(pool, request).await;
                 return sent.map_err(|error| error.into_error().into());
             }
@@ -142,7 +144,10 @@ async fn open(
         client: SocketAddr::new(ip, 0),
         host: None,
     };
-    shard.upstreams.connect(way, own, &forwarded, passed).await
+    shard
+        .upstreams
+        .connect(way, own, &forwarded, passed, &DestinationLimits::default())
+        .await
 }
 
 /// Notes an endpoint that cannot be reached; ends with the second.

@@ -118,6 +118,7 @@ where
             let mut builder = conn::http2::Builder::new(Tasks);
             builder
                 .timer(TokioTimer::new())
+                .enable_connect_protocol()
                 .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX))
                 .max_concurrent_streams(MAX_STREAMS)
                 .max_pending_accept_reset_streams(MAX_RESETS)

@@ -2,13 +2,14 @@
 //! service say.
 
 mod routed;
+mod silence;
 
 use std::{io, sync::Arc, time::Duration};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
-use ambit_l7::authz::{Connection, HttpDecision};
-use ambit_model::{ArcStr, Balancing, HashSource, Reason};
+use ambit_l7::authz::{Connection, HttpDecision, Scope};
+use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, Reason};
 use ambit_proxy::{Local, report::chain};
 use ambit_resilience::{Outcome, Wish, hash};
 use http::{HeaderMap, StatusCode};
@@ -16,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
-    destination::{Held, NoWay, Port, in_time},
+    destination::{Held, NoWay, Port},
     http as l7,
     http::Destination,
     metered::Metered,
@@ -25,6 +26,7 @@ use crate::{
     upstream::{Stream, UpstreamError, Way},
 };
 use routed::{RouteError, Routed};
+use silence::Silence;
 
 /// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
 /// connected: it may be the one who speaks first.
@@ -131,17 +133,35 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-fn judge(session: &Session, sni: Option<&str>) -> HttpDecision {
+/// For what was asked for, and, where a route leads to another service, as a connection to that one. The first that
+/// denies counts.
+fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let caller = &session.caller;
     let connection = Connection {
         source: caller.identity.as_ref(),
         source_ip: caller.address.ip(),
         remote_ip: caller.address.ip(),
         destination: session.target.address(),
-        sni,
+        sni: routed.sni.as_deref(),
     };
-    let policies = session.shard.waypoint.published.policies();
-    policies.evaluate_connection(session.target.scope(), &connection)
+    let waypoint = &session.shard.waypoint;
+    let policies = waypoint.published.policies();
+    let mut decision = policies.evaluate_connection(session.target.scope(), &connection);
+    if let Destination::Backend(service, port) = &routed.destination
+        && policies.has_own(service)
+    {
+        let connection = Connection {
+            destination: waypoint.address_of(service, *port),
+            ..connection
+        };
+        let there = policies.evaluate_connection(Scope::Backend(service), &connection);
+        decision.dry_run.extend(there.dry_run);
+        decision.audits.extend(there.audits);
+        if decision.is_allowed() {
+            decision.why = there.why;
+        }
+    }
+    decision
 }
 
 /// Counts what a policy on trial would have done, and logs what is audited: once a connection.
@@ -157,9 +177,9 @@ fn note(session: &Session, decision: &HttpDecision) {
 }
 
 /// Ends when policies, which change, do not allow the connection any more.
-async fn revoked(session: &Session, sni: Option<&str>) {
+async fn revoked(session: &Session, routed: &Routed) {
     let mut changes = session.shard.waypoint.published.watch();
-    while judge(session, sni).is_allowed() {
+    while judge(session, routed).is_allowed() {
         if changes.changed().await.is_err() {
             return std::future::pending().await;
         }
@@ -185,7 +205,7 @@ struct Ruled {
 
 /// Judges a connection, and connects it to an endpoint.
 async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
-    let decision = judge(session, routed.sni.as_deref());
+    let decision = judge(session, routed);
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
@@ -269,11 +289,10 @@ async fn connect(
             .service(session)
             .map(|service| service.hostname.clone()),
     };
+    let limits = port.map(|port| *port.limits()).unwrap_or_default();
     let upstreams = &session.shard.upstreams;
-    let connecting = upstreams.connect(&way, own, &forwarded, Some(session.passed));
-    let most = port.and_then(|port| port.limits().connect_timeout);
-    let connected = in_time(most, connecting).await;
-    let connected = connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)));
+    let connecting = upstreams.connect(&way, own, &forwarded, Some(session.passed), &limits);
+    let connected = connecting.await;
     if let Some(held) = &held {
         let outcome = match &connected {
             Ok(_) => Outcome::Connected,
@@ -287,9 +306,8 @@ async fn connect(
 }
 
 /// Ends when a rule does not allow the connection any longer.
-async fn outlived(held: Option<&Ruled>) {
-    let most = held.and_then(|held| held.port.limits().max_connection_duration);
-    match most {
+async fn outlived(limits: &DestinationLimits) {
+    match limits.max_connection_duration {
         Some(most) => tokio::time::sleep(most).await,
         None => std::future::pending().await,
     }
@@ -305,20 +323,28 @@ async fn relay<A, B>(
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    let sni = routed.sni.as_deref();
-    note(session, &judge(session, sni));
+    note(session, &judge(session, routed));
     let waypoint = &session.shard.waypoint;
     let labels = session.traffic_labels_of(routed.destination.service(session));
     let metrics = waypoint.metrics.traffic().open(&labels);
     let mut drain = waypoint.lifecycle.drain_watcher();
+    let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
+    let silence = Silence::of(limits.tcp_idle_timeout);
     let copied = {
-        let mut client = Metered::new(client, |bytes| metrics.received(bytes));
-        let mut server = Metered::new(server, |bytes| metrics.sent(bytes));
+        let mut client = Metered::new(client, |bytes| {
+            silence.broken();
+            metrics.received(bytes);
+        });
+        let mut server = Metered::new(server, |bytes| {
+            silence.broken();
+            metrics.sent(bytes);
+        });
         tokio::select! {
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
             () = drain.cut() => Ok((0, 0)),
-            () = outlived(held) => Ok((0, 0)),
-            () = revoked(session, sni) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = outlived(&limits) => Ok((0, 0)),
+            () = silence.too_long() => Ok((0, 0)),
+            () = revoked(session, routed) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let reason = match &copied {

@@ -8,16 +8,18 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::Pool;
+use ambit_model::DestinationLimits;
 use ambit_proxy::{
     Dialer, Local, ResolveError,
     dial::{ConnectError, tunnel_headers},
     resolve,
 };
 use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
+use ambit_sys::socket::keep_alive;
 
-use crate::circle::Passed;
+use crate::{circle::Passed, destination::in_time};
 
-pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep};
+pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, StreamSlot};
 pub(crate) use stream::Stream;
 
 /// The ways out of one waypoint on one worker.
@@ -104,17 +106,37 @@ impl Upstreams {
         }
     }
 
-    /// A new connection for a caller; of one that is no HTTP, the next waypoint is told how many it has passed.
+    /// A new connection for a caller, as the rule of its destination has it; of one that is no HTTP, the next waypoint
+    /// is told how many it has passed.
     pub(crate) async fn connect(
         &self,
         way: &Way,
         own: &Local,
         forwarded: &Forwarded,
         passed: Option<Passed>,
+        limits: &DestinationLimits,
+    ) -> Result<Stream, UpstreamError> {
+        let connecting = self.connect_at_all(way, own, forwarded, passed, limits);
+        let connected = in_time(limits.connect_timeout, connecting).await;
+        connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)))
+    }
+
+    async fn connect_at_all(
+        &self,
+        way: &Way,
+        own: &Local,
+        forwarded: &Forwarded,
+        passed: Option<Passed>,
+        limits: &DestinationLimits,
     ) -> Result<Stream, UpstreamError> {
         match way {
             Way::Plain(address, _) => {
                 let stream = self.dialer.plain(*address).await?;
+                if let Some(of) = &limits.keepalive
+                    && let Err(error) = keep_alive(&stream, of.time, of.interval, of.probes)
+                {
+                    tracing::debug!(%address, %error, "a connection is not probed");
+                }
                 Ok(Stream::Plain(stream))
             }
             Way::Tunnel(route) => {

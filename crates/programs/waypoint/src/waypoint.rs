@@ -1,6 +1,9 @@
 //! What all connections of one waypoint have in common.
 
-use std::sync::Arc;
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use ambit_certificates::Certificates;
 use ambit_model::{GatewayAddress, NamespacedHostname, NetworkAddress, Workload};
@@ -121,6 +124,15 @@ impl Waypoint {
             metrics: &self.http_metrics,
             address: &self.address,
         }
+    }
+
+    /// A port of a service, as policies see what goes there: at its first address, if it has one.
+    pub(crate) fn address_of(&self, service: &NamespacedHostname, port: u16) -> SocketAddr {
+        let table = self.state.table();
+        let service = table.service(service);
+        let first = service.and_then(|service| service.vips.first());
+        let unknown = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        SocketAddr::new(first.map_or(unknown, |vip| vip.address), port)
     }
 
     /// Its own workload.

@@ -226,8 +226,25 @@ pub struct DestinationLimits {
     pub connect_timeout: Option<Duration>,
     /// How long a connection of HTTP without requests is kept.
     pub idle_timeout: Option<Duration>,
-    /// Of TCP: how long one may last.
+    /// How long a connection may last; one of HTTP takes no further requests then, one of TCP ends.
     pub max_connection_duration: Option<Duration>,
+    /// Of TCP: how long one may be without a byte of either side.
+    pub tcp_idle_timeout: Option<Duration>,
+    /// Requests under way on one connection of HTTP/2.
+    pub streams_per_connection: u32,
+    /// Probes of connections in plaintext.
+    pub keepalive: Option<TcpKeepalive>,
+}
+
+/// Probes of connections on which nothing passes; what is `None` is left to the system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpKeepalive {
+    /// Unanswered ones until a connection is given up.
+    pub probes: Option<u32>,
+    /// Silence before the first.
+    pub time: Option<Duration>,
+    /// Between them.
+    pub interval: Option<Duration>,
 }
 
 /// Retries in proportion to requests.

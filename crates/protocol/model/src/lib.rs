@@ -22,7 +22,7 @@ pub use arcstr::ArcStr;
 pub use destination::{
     Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, HashCookie, HashPolicy,
     HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
-    LocalityShares, OutlierPolicy, RetryBudget, Warmup, WaypointDestination,
+    LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive, Warmup, WaypointDestination,
 };
 pub use http_policy::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,

@@ -29,7 +29,7 @@ use super::{Index, kind::MeshKind};
 type GatewayInput = <Gateway as MeshKind>::Input;
 
 /// Where a Gateway is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Address {
     /// At an address of the cluster's network.
     Ip(IpAddr),
@@ -90,9 +90,12 @@ impl Index {
 
     /// The Gateway of another controller at an address; the first, if several say that they are there.
     pub(super) fn foreign_at(&self, at: &Destination) -> Option<GatewayName> {
-        let gateways = self
-            .all_objects()
-            .flat_map(|(_, objects)| objects.all::<Gateway>().values());
+        let address = match at {
+            Destination::Address(at) => Address::Ip(at.address),
+            Destination::Hostname(name) => Address::Host(name.hostname.clone()),
+        };
+        let named = self.gateway_addresses.of(&address);
+        let gateways = named.filter_map(|key| self.get::<Gateway>(key));
         let there =
             gateways.filter(|one| self.foreign(one).is_some_and(|foreign| foreign.at == *at));
         there.map(|one| one.name.clone()).min()

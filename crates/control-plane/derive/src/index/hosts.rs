@@ -18,6 +18,15 @@ type Entry = <ServiceEntry as MeshKind>::Input;
 /// How the objects that declare one host are ordered: Kubernetes' own services, then by age, then by name.
 type Rank<'a> = (bool, &'a str, &'a ArcStr, &'a ArcStr);
 
+/// By namespace: the rank of the object, whether every namespace sees what it makes, and which it is.
+type Winners<'a> = BTreeMap<&'a ArcStr, (Rank<'a>, bool, &'a ObjectKey)>;
+
+/// The object whose record counts where a namespace has none of its own.
+fn canonical<'a>(winners: &Winners<'a>) -> Option<&'a ObjectKey> {
+    let public = winners.values().filter(|(_, is_public, _)| *is_public);
+    public.min().map(|(.., key)| *key)
+}
+
 fn rank<'a>(key: &'a ObjectKey, claim: &Claim<'a>) -> Rank<'a> {
     (
         !claim.is_kubernetes,
@@ -63,10 +72,9 @@ impl Index {
         (functions(key.kind).claim)(self, key, host)
     }
 
-    /// The records of a host: one a namespace, a Kubernetes service before service entries, older
-    /// before newer; one of them canonical, by the same order.
-    pub(super) fn render_host(&self, host: &ArcStr) -> Rendered {
-        let mut winners: BTreeMap<&ArcStr, (Rank<'_>, bool, &ObjectKey)> = BTreeMap::new();
+    /// The object that makes the record of a host in each namespace.
+    fn winners<'a>(&'a self, host: &ArcStr) -> Winners<'a> {
+        let mut winners = Winners::new();
         for key in self.declares.get(host).into_iter().flatten() {
             let Some(claim) = self.claim(key, host) else {
                 continue;
@@ -77,8 +85,21 @@ impl Index {
                 *winner = one;
             }
         }
-        let public = winners.values().filter(|(_, is_public, _)| *is_public);
-        let canonical = public.min().map(|(.., key)| *key);
+        winners
+    }
+
+    /// The object whose record of a host counts in a namespace: its own, else the canonical one.
+    pub(crate) fn record_seen_in(&self, namespace: &ArcStr, host: &ArcStr) -> Option<&ObjectKey> {
+        let winners = self.winners(host);
+        let own = winners.get(namespace).map(|(.., key)| *key);
+        own.or_else(|| canonical(&winners))
+    }
+
+    /// The records of a host: one a namespace, a Kubernetes service before service entries, older
+    /// before newer; one of them canonical, by the same order.
+    pub(super) fn render_host(&self, host: &ArcStr) -> Rendered {
+        let winners = self.winners(host);
+        let canonical = canonical(&winners);
         let mut rendered = Rendered::default();
         for (.., key) in winners.values() {
             let Some(mut record) = (functions(key.kind).service)(self, key, host) else {

@@ -29,6 +29,7 @@ impl Index {
             self.stale.extend(policies.chain(routes).map(Maker::Object));
             self.mark_backends_of(object);
         }
+        self.mark_routes_naming(&host);
         self.mark_rules_of(&host);
         self.mark_callers_of(&host);
         self.mark_only_host(host);

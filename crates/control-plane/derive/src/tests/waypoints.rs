@@ -3,6 +3,7 @@
 mod attachment;
 mod destinations;
 mod foreign;
+mod hosts;
 mod instances;
 mod kinds;
 mod own_kinds;

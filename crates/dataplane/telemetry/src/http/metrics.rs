@@ -52,6 +52,8 @@ pub enum MirrorOutcome {
     Late,
     /// There were too many already: nothing was sent.
     Busy,
+    /// A policy of the mirror's service denies it.
+    Denied,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -174,6 +176,7 @@ impl HttpMetrics {
             MirrorOutcome::TooSlow => "too_slow",
             MirrorOutcome::Late => "late",
             MirrorOutcome::Busy => "busy",
+            MirrorOutcome::Denied => "denied",
         };
         self.mirrored
             .get_or_create(&OutcomeLabels { outcome })

@@ -17,3 +17,5 @@ mod progress;
 mod protocols;
 mod rehearsal;
 mod rollout;
+mod routed_policies;
+mod websocket;

@@ -431,7 +431,7 @@ fn in_scope<'a>(
 ) -> impl Iterator<Item = &'a HttpPolicy> {
     let applies = move |policy: &&HttpPolicy| {
         let of_service = match scope {
-            Scope::Service(service) => policy.services.contains(service),
+            Scope::Service(service) | Scope::Backend(service) => policy.services.contains(service),
             Scope::Pod => false,
         };
         !policy.dry_run && (policy.for_gateway || of_service)

@@ -1,27 +1,52 @@
 //! What was judged of a request, kept for as long as it is under way: when policies change it is judged again, and
 //! nothing more of what they now deny passes.
+//!
+//! A request that a route leads to another service is judged twice: as it came, for what it asks for, and as it is sent,
+//! by the policies of the service that it goes to.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
-use ambit_l7::authz::{Connection, HttpDecision, Request};
+use ambit_l7::authz::{Connection, HttpDecision, Request, Scope};
+use ambit_model::NamespacedHostname;
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::send::Destination;
 use crate::session::Session;
 
 /// A request that policies have admitted.
 #[derive(Clone, Debug)]
-pub(super) struct Admission(Arc<Inner>);
+pub(super) struct Admission {
+    came: Arc<Inner>,
+    /// Where a route leads it, if that is another service.
+    led: Option<Led>,
+}
 
 #[derive(Debug)]
 struct Inner {
     session: Arc<Session>,
-    method: Method,
-    host: String,
-    path: String,
-    headers: HeaderMap,
+    facts: Facts,
     changes: Mutex<watch::Receiver<u64>>,
+}
+
+/// What policies see of a request besides its connection.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) method: Method,
+    pub(super) host: String,
+    /// Without the query.
+    pub(super) path: String,
+    pub(super) headers: HeaderMap,
+}
+
+/// See [`Admission::led_to`].
+#[derive(Clone, Debug)]
+struct Led {
+    service: NamespacedHostname,
+    port: u16,
+    /// What is sent, if that is not what came.
+    sent: Option<Arc<Facts>>,
 }
 
 /// A policy changed, and the request may not go on.
@@ -34,26 +59,48 @@ impl Admission {
     ///
     /// # Errors
     /// With the decision, if it is denied.
-    pub(super) fn of(
-        session: &Arc<Session>,
-        method: Method,
-        host: String,
-        path: String,
-        headers: HeaderMap,
-    ) -> (HttpDecision, Option<Self>) {
+    pub(super) fn of(session: &Arc<Session>, facts: Facts) -> (HttpDecision, Option<Self>) {
         // From before the decision on, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
         let inner = Inner {
             session: session.clone(),
-            method,
-            host,
-            path,
-            headers,
+            facts,
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
         let admitted = decision.is_allowed();
-        (decision, admitted.then(|| Self(Arc::new(inner))))
+        let admission = || Self {
+            came: Arc::new(inner),
+            led: None,
+        };
+        (decision, admitted.then(admission))
+    }
+
+    /// Judges it once more, where a route leads it to another service: `sent` is what it has become, if that differs.
+    /// No decision: nothing is said of that service.
+    ///
+    /// # Errors
+    /// With the decision, if it is denied.
+    pub(super) fn led_to(
+        &self,
+        destination: &Destination,
+        sent: Option<Facts>,
+    ) -> (Option<HttpDecision>, Option<Self>) {
+        let Destination::Backend(service, port) = destination else {
+            return (None, Some(self.clone()));
+        };
+        let led = Led {
+            service: service.clone(),
+            port: *port,
+            sent: sent.map(Arc::new),
+        };
+        let decision = self.came.judge_led(&led);
+        let is_denied = decision.as_ref().is_some_and(|one| !one.is_allowed());
+        let admission = || Self {
+            came: self.came.clone(),
+            led: Some(led),
+        };
+        (decision, (!is_denied).then(admission))
     }
 
     /// Whether it is still allowed. Cheap while nothing changes.
@@ -62,24 +109,32 @@ impl Admission {
     /// When it is not.
     pub(super) fn check(&self) -> Result<(), NoLonger> {
         {
-            let mut changes = self.0.changes.lock();
+            let mut changes = self.came.changes.lock();
             if !changes.has_changed().unwrap_or(false) {
                 return Ok(());
             }
             changes.mark_unchanged();
         }
-        if self.0.judge().is_allowed() {
+        if self.is_allowed() {
             Ok(())
         } else {
             Err(NoLonger)
         }
     }
 
+    fn is_allowed(&self) -> bool {
+        let is_allowed_there = || {
+            let decision = self.led.as_ref().and_then(|led| self.came.judge_led(led));
+            decision.is_none_or(|one| one.is_allowed())
+        };
+        self.came.judge().is_allowed() && is_allowed_there()
+    }
+
     /// Ends when it is not allowed any more.
     pub(super) async fn revoked(&self) {
-        let mut changes = self.0.session.shard.waypoint.published.watch();
+        let mut changes = self.came.session.shard.waypoint.published.watch();
         loop {
-            if !self.0.judge().is_allowed() {
+            if !self.is_allowed() {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -91,21 +146,40 @@ impl Admission {
 
 impl Inner {
     fn judge(&self) -> HttpDecision {
+        let target = &self.session.target;
+        let policies = self.session.shard.waypoint.published.policies();
+        let request = self.request(&self.facts, target.address());
+        policies.evaluate(target.scope(), &request)
+    }
+
+    /// As a request to the service that a route leads it to; `None` if that has no policies here.
+    fn judge_led(&self, led: &Led) -> Option<HttpDecision> {
+        let waypoint = &self.session.shard.waypoint;
+        let policies = waypoint.published.policies();
+        if !policies.has_own(&led.service) {
+            return None;
+        }
+        let facts = led.sent.as_deref().unwrap_or(&self.facts);
+        let address = waypoint.address_of(&led.service, led.port);
+        let request = self.request(facts, address);
+        Some(policies.evaluate(Scope::Backend(&led.service), &request))
+    }
+
+    fn request<'a>(&'a self, facts: &'a Facts, destination: SocketAddr) -> Request<'a> {
         let caller = &self.session.caller;
-        let request = Request {
+        Request {
             connection: Connection {
                 source: caller.identity.as_ref(),
                 source_ip: caller.address.ip(),
-                remote_ip: self.session.remote_ip(&self.headers),
-                destination: self.session.target.address(),
+                // As the client wrote them: no route changes them.
+                remote_ip: self.session.remote_ip(&self.facts.headers),
+                destination,
                 sni: None,
             },
-            method: self.method.as_str(),
-            host: &self.host,
-            path: &self.path,
-            headers: &self.headers,
-        };
-        let policies = self.session.shard.waypoint.published.policies();
-        policies.evaluate(self.session.target.scope(), &request)
+            method: facts.method.as_str(),
+            host: &facts.host,
+            path: &facts.path,
+            headers: &facts.headers,
+        }
     }
 }

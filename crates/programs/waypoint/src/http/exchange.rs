@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::{
-    admission::Admission,
+    admission::{Admission, Facts},
     body::Passing,
     fault,
     form::Form,
@@ -20,8 +20,8 @@ use super::{
     record::Record,
     reply::Reply,
     retrying::Again,
-    routed::{Crossing, Routed, route},
-    send::{self, Failure, Sending, Sent},
+    routed::{Crossing, Routed, Taken, route},
+    send::{self, Destination, Failure, Sending, Sent},
     upgrade::{self, Leftover},
 };
 use crate::{
@@ -36,6 +36,7 @@ pub(super) async fn respond(
     mut request: Request<Incoming>,
 ) -> Response<Body> {
     let mut leftover = Leftover::of(&mut request);
+    upgrade::as_http1(&mut request);
     let is_grpc = is_grpc(&request);
     let mut record = Record::new(&session, &request, is_grpc);
     let mut crossing = Crossing::default();
@@ -96,17 +97,22 @@ async fn answer(
         Routed::On(taken) => taken,
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };
+    // Only now: what was judged and routed is what came.
+    taken.change(session, request.headers_mut(), &mut form)?;
+    let destination = &taken.destination;
+    let admission = judge_led(admission, &taken, &request, &form, record)?;
     let deadline = taken.timeouts().request.map(|most| began + most);
     if let Some(injected) = taken.fault() {
         Box::pin(fault::inject(injected, &admission, deadline, record)).await?;
     }
-    // Only now: what was judged and routed is what came.
-    taken.change(session, request.headers_mut(), &mut form)?;
-    let destination = &taken.destination;
-    let version = match (&upgrade, destination.app_protocol(session)) {
-        (Some(_), _) | (None, AppProtocol::Http11) => Version::Http1,
-        (None, AppProtocol::Http2 | AppProtocol::Grpc) => Version::Http2,
-        (None, _) => outgoing::version_of(request.version()),
+    let declared = destination.app_protocol(session);
+    let version = match &upgrade {
+        Some(upgrade) => upgrade.version(declared),
+        None => match declared {
+            AppProtocol::Http11 => Version::Http1,
+            AppProtocol::Http2 | AppProtocol::Grpc => Version::Http2,
+            _ => outgoing::version_of(request.version()),
+        },
     };
     complete(session, &mut request, &form);
     let (parts, incoming) = request.into_parts();
@@ -118,9 +124,13 @@ async fn answer(
         None => taken.mirrors(),
         Some(_) => Vec::new(),
     };
-    let body = mirror::mirror(session, &mirrors, passed, (&parts, &form), body);
+    let asked = (&parts, &form, &admission);
+    let body = mirror::mirror(session, &mirrors, passed, asked, body);
     let mut sent_on = Request::from_parts(parts, body);
     outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
+    if let Some(upgrade) = &upgrade {
+        upgrade.send_as(version, &mut sent_on);
+    }
     let sending = Sending {
         passed,
         patience: taken.timeouts().backend_request,
@@ -146,8 +156,14 @@ async fn answer(
         failure.reply
     })?;
     record.reached(chosen, flags);
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+    let is_switched = match &upgrade {
+        Some(upgrade) => upgrade.is_switched(version, &response)?,
+        None => response.status() == StatusCode::SWITCHING_PROTOCOLS,
+    };
+    if is_switched {
         let switched = upgrade::switch(session, upgrade, leftover, admission, response)?;
+        // What follows is no part of the answer.
+        record.sent.completed();
         return Ok(switched.map(Answer::Own));
     }
     let all = response.headers_mut();
@@ -169,14 +185,38 @@ fn judge(
     form: &Form,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
-    let (decision, admission) = Admission::of(
-        session,
-        request.method().clone(),
-        form.host.clone(),
-        form.path.clone(),
-        request.headers().clone(),
-    );
+    let facts = Facts {
+        method: request.method().clone(),
+        host: form.host.clone(),
+        path: form.path.clone(),
+        headers: request.headers().clone(),
+    };
+    let (decision, admission) = Admission::of(session, facts);
     record.judged(&decision);
+    admission.ok_or_else(Reply::denied)
+}
+
+/// Judges what a route leads to another service as that one's, too.
+fn judge_led(
+    admission: Admission,
+    taken: &Taken,
+    request: &Request<Incoming>,
+    form: &Form,
+    record: &mut Record,
+) -> Result<Admission, Reply> {
+    if taken.destination == Destination::Target {
+        return Ok(admission);
+    }
+    let sent = taken.changes_request().then(|| Facts {
+        method: request.method().clone(),
+        host: form.host.clone(),
+        path: form.target.path().to_owned(),
+        headers: request.headers().clone(),
+    });
+    let (decision, admission) = admission.led_to(&taken.destination, sent);
+    if let Some(decision) = decision {
+        record.judged(&decision);
+    }
     admission.ok_or_else(Reply::denied)
 }
 

@@ -2,7 +2,7 @@
 
 use ambit_l7::{path, route::MatchedPath};
 use http::{HeaderValue, Method, Request, StatusCode, header::HOST, uri::PathAndQuery};
-use hyper::body::Incoming;
+use hyper::{body::Incoming, ext::Protocol};
 
 use super::reply::Reply;
 use crate::session::Session;
@@ -28,6 +28,11 @@ impl Form {
 
     /// Of a request as it came; what could be read in two ways is refused.
     pub(super) fn of(session: &Session, request: &Request<Incoming>) -> Result<Self, Reply> {
+        if let Some(protocol) = request.extensions().get::<Protocol>() {
+            let text = format!("CONNECT for the protocol {protocol:?} is not supported");
+            let reply = Reply::refused(text, "connect_protocol");
+            return Err(reply.with_status(StatusCode::NOT_IMPLEMENTED));
+        }
         if *request.method() == Method::CONNECT {
             let reply = Reply::refused("CONNECT is not supported", "method");
             return Err(reply.with_status(StatusCode::METHOD_NOT_ALLOWED));

@@ -14,6 +14,7 @@ use hyper::body::Body as _;
 use tokio::sync::oneshot;
 
 use super::{
+    admission::{Admission, Facts},
     form::Form,
     outgoing,
     retrying::Again,
@@ -34,7 +35,7 @@ pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],
     passed: Passed,
-    (head, form): (&request::Parts, &Form),
+    (head, form, admission): (&request::Parts, &Form, &Admission),
     body: Body,
 ) -> Body {
     if mirrors.is_empty() {
@@ -68,6 +69,18 @@ pub(super) fn mirror(
             metrics.mirrored(MirrorOutcome::Failed);
             continue;
         }
+        // As what it gets: the mirror's service may have policies of its own.
+        let sent = Facts {
+            method: head.method.clone(),
+            host,
+            path: form.target.path().to_owned(),
+            headers: request.headers().clone(),
+        };
+        let (_, admission) = admission.led_to(&destination, Some(sent));
+        let Some(admission) = admission else {
+            metrics.mirrored(MirrorOutcome::Denied);
+            continue;
+        };
         let sending = Sending {
             passed,
             patience: None,
@@ -80,6 +93,7 @@ pub(super) fn mirror(
             let outcome = tokio::select! {
                 outcome = answer(&session, &destination, version, sending, request) => outcome,
                 outcome = given_up(copied) => outcome,
+                () = admission.revoked() => MirrorOutcome::Denied,
                 () = drain.cut() => MirrorOutcome::Late,
             };
             tracing::debug!(?destination, ?outcome, "a request was mirrored");

@@ -86,7 +86,9 @@ impl Record {
         for dry_run in &decision.dry_run {
             metrics.dry_run_denied(&dry_run.policy);
         }
-        self.audited_by = decision.audits.first().map(ToString::to_string);
+        if let Some(audit) = decision.audits.first() {
+            self.audited_by.get_or_insert_with(|| audit.to_string());
+        }
     }
 
     /// It is about to be sent, with these headers.

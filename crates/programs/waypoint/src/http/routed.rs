@@ -93,6 +93,12 @@ impl Taken {
         self.rule.as_ref()?.applied().fault(&mut rand::rng())
     }
 
+    /// Whether [`Self::change`] may make another request of it.
+    pub(super) fn changes_request(&self) -> bool {
+        let applied = self.rule.as_ref().map(Chosen::applied);
+        applied.is_some_and(|applied| applied.changes_request())
+    }
+
     /// Changes the request as the rule has it, and then as the backend has it.
     pub(super) fn change(
         &self,

@@ -12,7 +12,7 @@ use ambit_proxy::{Local, report::chain};
 use ambit_resilience::Slot;
 use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
-use http::{HeaderMap, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
@@ -24,11 +24,11 @@ use super::{
 use crate::{
     budget::{Account, Active, Permit},
     circle::Passed,
-    destination::{Held, NoWay, Port, in_time},
+    destination::{Held, NoWay, Port},
     message::{Body, Version},
     session::Session,
     target::Target,
-    upstream::{Checkout, HttpKey, Keep, UpstreamError, Way},
+    upstream::{Checkout, HttpKey, HttpPool, Keep, StreamSlot, UpstreamError, Way},
 };
 
 /// What a request or a connection goes to.
@@ -50,6 +50,8 @@ pub(super) struct Chosen {
     pub(super) service: Option<Arc<Service>>,
     /// What is counted until the answer's end, where a rule is followed.
     held: Option<Arc<(Held, Arc<Ruling>)>>,
+    /// The same at the connection, where streams of it are counted.
+    stream: Option<StreamSlot>,
 }
 
 /// How a request is sent.
@@ -221,6 +223,7 @@ impl Destination {
             workload: way.workload().cloned(),
             service: self.service(session),
             held: None,
+            stream: None,
         }
     }
 
@@ -420,7 +423,7 @@ impl Tried {
     /// Without an outcome its time was over.
     fn of(
         outcome: Option<Result<Response<Incoming>, Attempt>>,
-        chosen: Chosen,
+        mut chosen: Chosen,
         retrying: &Retrying<'_>,
         ruling: Option<&Ruling>,
     ) -> Self {
@@ -432,6 +435,7 @@ impl Tried {
             }
             Some(Ok(mut response)) => {
                 if let Some(ruling) = ruling {
+                    chosen.stream = response.extensions_mut().remove();
                     ruling.answer(response.headers_mut());
                 }
                 let answer = Outcome::Answer(response.status(), response.headers());
@@ -505,8 +509,14 @@ async fn attempt(
         broken: Broken::of(&error),
         unsent: None,
     };
+    // Only extended ones are sent.
+    let is_connect = *request.method() == Method::CONNECT;
     // A connection that waited may have been closed by its endpoint in the meantime.
-    while let Some(kept) = pool.take(&key) {
+    while let Some(kept) = if is_connect {
+        None
+    } else {
+        pool.take(&key, limits)
+    } {
         match kept.send(pool, request).await {
             Ok(response) => return Ok(response),
             Err(mut error) => match error.take_message() {
@@ -515,7 +525,7 @@ async fn attempt(
             },
         }
     }
-    let checkout = match open(session, own, way, &key, limits).await {
+    let checkout = match open(session, own, way, &key, (limits, is_connect)).await {
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
@@ -538,7 +548,7 @@ async fn open(
     own: &Local,
     way: &Way,
     key: &HttpKey,
-    limits: &DestinationLimits,
+    (limits, is_connect): (&DestinationLimits, bool),
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
     // Connections are shared by callers: it names none of them.
     let ip = own.workload.workload_ips.first().copied();
@@ -548,16 +558,12 @@ async fn open(
         host: None,
     };
     let upstreams = &session.shard.upstreams;
-    let connecting = in_time(
-        limits.connect_timeout,
-        upstreams.connect(way, own, &forwarded, None),
-    );
-    let stream = connecting.await.map_err(UpstreamError::TooLong)??;
-    let default = Keep::default();
-    let keep = Keep {
-        idle: limits.idle_timeout.unwrap_or(default.idle),
-        requests: limits.requests_per_connection,
-    };
+    let connecting = upstreams.connect(way, own, &forwarded, None, limits);
+    let stream = connecting.await?;
+    if is_connect {
+        return Ok(HttpPool::begin_extended(key, stream).await?);
+    }
+    let keep = Keep::under(limits);
     Ok(upstreams.http.begin(key, stream, keep).await?)
 }
 

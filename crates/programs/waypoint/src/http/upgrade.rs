@@ -1,28 +1,74 @@
-//! Upgrades of HTTP/1.1 connections, WebSocket for instance: asked for, and switched to.
+//! Upgrades of HTTP/1.1 connections, WebSocket for instance: asked for, and switched to; and WebSocket on a stream of
+//! HTTP/2 (RFC 8441).
 //!
 //! HTTP/2 is not upgraded to: requests that nobody has judged would follow.
+//!
+//! WebSocket over HTTP/2 is an extended CONNECT. Policies, routes and logs see it as the GET with `Upgrade: websocket`
+//! that it stands for, as Envoy has it: what is said of one version's WebSocket holds for the other's. An application
+//! of HTTP/1.1 is asked by that GET, one whose port is declared as HTTP/2 by an extended CONNECT. Other protocols than
+//! `websocket` are not known to have a form in HTTP/1.1, and make a proxy of the application: they are refused.
 
 use std::sync::Arc;
 
+use ambit_model::AppProtocol;
 use ambit_telemetry::http::ResponseFlag;
+use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version,
-    header::{CONNECTION, UPGRADE},
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE},
 };
-use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper::{body::Incoming, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
+use rand::Rng as _;
 use tokio::io::AsyncWriteExt as _;
 
 use super::{admission::Admission, headers, reply::Reply};
 use crate::{
-    message::{self, Body},
+    message::{self, Body, Version},
     session::Session,
 };
+
+const WEBSOCKET: &str = "websocket";
+/// What a server shows that it has understood by (RFC 6455, section 1.3).
+const ACCEPTS: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
 /// An upgrade that a client asks for.
 #[derive(Debug)]
 pub(super) struct Upgrade {
     protocol: HeaderValue,
+    /// Asked for by an extended CONNECT.
+    extended: Option<Extended>,
+}
+
+/// A request that came as an extended CONNECT.
+#[derive(Clone, Debug)]
+struct Extended {
+    /// What an application of HTTP/1.1 is to answer to; HTTP/2 has no such thing.
+    key: HeaderValue,
+}
+
+/// What came as an extended CONNECT becomes the request that it stands for.
+pub(super) fn as_http1(request: &mut Request<Incoming>) {
+    if *request.method() != Method::CONNECT {
+        return;
+    }
+    let protocol = request.extensions().get::<Protocol>();
+    if protocol.is_none_or(|protocol| protocol.as_str() != WEBSOCKET) {
+        return;
+    }
+    let key = STANDARD.encode(rand::rng().random::<[u8; 16]>());
+    let Ok(key) = HeaderValue::from_str(&key) else {
+        return;
+    };
+    *request.method_mut() = Method::GET;
+    let headers = request.headers_mut();
+    headers.remove(SEC_WEBSOCKET_KEY);
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static(WEBSOCKET));
+    let extensions = request.extensions_mut();
+    extensions.remove::<Protocol>();
+    extensions.insert(Extended { key });
 }
 
 /// A client's connection, to be had when it is done with HTTP: of a request that asks for something else.
@@ -65,10 +111,12 @@ pub(super) fn requested(request: &Request<Incoming>) -> Option<Upgrade> {
     let is_http = protocol.as_bytes().get(..2).is_some_and(|start| {
         start.eq_ignore_ascii_case(b"h2") || start.eq_ignore_ascii_case(b"ht")
     });
-    if !asks || !is_one || is_http || request.version() != Version::HTTP_11 {
+    let extended = request.extensions().get::<Extended>().cloned();
+    let may_ask = request.version() == http::Version::HTTP_11 || extended.is_some();
+    if !asks || !is_one || is_http || !may_ask {
         return None;
     }
-    Some(Upgrade { protocol })
+    Some(Upgrade { protocol, extended })
 }
 
 impl Upgrade {
@@ -77,6 +125,74 @@ impl Upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, self.protocol.clone());
     }
+
+    /// In which version the application is asked.
+    pub(super) fn version(&self, declared: AppProtocol) -> Version {
+        match declared {
+            AppProtocol::Http2 | AppProtocol::Grpc if self.extended.is_some() => Version::Http2,
+            _ => Version::Http1,
+        }
+    }
+
+    /// Gives a request, which asks as HTTP/1.1 does, the form of the version.
+    pub(super) fn send_as(&self, version: Version, request: &mut Request<Body>) {
+        let Some(Extended { key }) = &self.extended else {
+            return;
+        };
+        let headers = request.headers_mut();
+        match version {
+            Version::Http1 => drop(headers.insert(SEC_WEBSOCKET_KEY, key.clone())),
+            Version::Http2 => {
+                headers.remove(CONNECTION);
+                headers.remove(UPGRADE);
+                *request.method_mut() = Method::CONNECT;
+                let protocol = Protocol::from_static(WEBSOCKET);
+                request.extensions_mut().insert(protocol);
+            }
+        }
+    }
+
+    /// Whether an answer means that what follows is the other protocol.
+    ///
+    /// # Errors
+    /// When it would mean that to the client, and does not.
+    pub(super) fn is_switched(
+        &self,
+        version: Version,
+        answer: &Response<Incoming>,
+    ) -> Result<bool, Reply> {
+        let status = answer.status();
+        let Some(extended) = &self.extended else {
+            return Ok(status == StatusCode::SWITCHING_PROTOCOLS);
+        };
+        let is_switched = match version {
+            Version::Http1 => {
+                status == StatusCode::SWITCHING_PROTOCOLS && extended.is_accepted(answer.headers())
+            }
+            Version::Http2 => status == StatusCode::OK,
+        };
+        if !is_switched && (status.is_success() || status.is_informational()) {
+            return Err(refused());
+        }
+        Ok(is_switched)
+    }
+}
+
+impl Extended {
+    /// Whether a server has understood that it is asked for WebSocket.
+    fn is_accepted(&self, headers: &HeaderMap) -> bool {
+        let mut asked = self.key.as_bytes().to_vec();
+        asked.extend_from_slice(ACCEPTS.as_bytes());
+        let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &asked));
+        let mut said = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
+        said.next().is_some_and(|said| said == expected.as_str()) && said.next().is_none()
+    }
+}
+
+/// The application does not keep to the protocol.
+fn refused() -> Reply {
+    let flag = ResponseFlag::UpstreamProtocolError;
+    Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
 }
 
 /// The application has switched: what follows is passed through.
@@ -87,16 +203,17 @@ pub(super) fn switch(
     admission: Admission,
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
-    let refused = || {
-        let flag = ResponseFlag::UpstreamProtocolError;
-        Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
-    };
     let upgrade = upgrade.ok_or_else(refused)?;
     let client = leftover.0.take().ok_or_else(refused)?;
     let server = hyper::upgrade::on(&mut response);
     let all = response.headers_mut();
     headers::remove_hop_by_hop(all).map_err(|_| refused())?;
-    upgrade.ask(all);
+    if upgrade.extended.is_some() {
+        all.remove(SEC_WEBSOCKET_ACCEPT);
+        *response.status_mut() = StatusCode::OK;
+    } else {
+        upgrade.ask(all);
+    }
     let session = session.clone();
     ambit_rt::spawn("upgraded connection", async move {
         let (client, server) = match tokio::try_join!(client, server) {

@@ -3,6 +3,8 @@
 //! One connection of HTTP/1 carries one request at a time and comes back when the answer has been read to its end;
 //! one of HTTP/2 carries many. Connections are never shared between endpoints, nor between ways to them.
 
+mod counted;
+
 use std::{
     collections::HashMap,
     net::SocketAddr,
@@ -13,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_model::Identity;
+use ambit_model::{DestinationLimits, Identity};
 use hyper::{
     Request, Response,
     body::Incoming,
@@ -24,12 +26,18 @@ use parking_lot::Mutex;
 
 use super::{Stream, Way};
 use crate::message::{Body, Tasks, Version};
+pub(crate) use counted::StreamSlot;
+use counted::{Counted, Streams};
 
 /// How long an idle connection is kept: shorter than servers usually do, since a request that meets the end of
 /// its connection fails.
 const IDLE: Duration = Duration::from_secs(4);
 /// Idle HTTP/1 connections to one endpoint.
 const MAX_IDLE: usize = 128;
+/// How long the settings of HTTP/2 are waited for, where they have to be known, and how often they are looked for:
+/// hyper does not tell when they come.
+const SETTINGS: Duration = Duration::from_secs(10);
+const SETTINGS_LOOK: Duration = Duration::from_millis(2);
 /// Longest header section of an answer.
 const MAX_HEADERS: usize = 64 << 10;
 
@@ -63,29 +71,55 @@ impl HttpKey {
 /// How long a connection is kept, and for how much.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep {
-    /// Without a request.
-    pub(crate) idle: Duration,
+    /// Without a request, of HTTP/1.
+    idle: Duration,
+    /// The same of HTTP/2, where a rule says it.
+    idle_streams: Option<Duration>,
     /// Requests in its life; zero is any number.
-    pub(crate) requests: u32,
+    requests: u32,
+    /// How long further requests are taken.
+    lasts: Option<Duration>,
+    /// Requests at once, of HTTP/2; zero is any number.
+    streams: u32,
 }
 
-impl Default for Keep {
-    fn default() -> Self {
+impl Keep {
+    /// As a rule has it.
+    pub(crate) fn under(limits: &DestinationLimits) -> Self {
         Self {
-            idle: IDLE,
-            requests: 0,
+            idle: limits.idle_timeout.unwrap_or(IDLE),
+            idle_streams: limits.idle_timeout,
+            requests: limits.requests_per_connection,
+            lasts: limits.max_connection_duration,
+            streams: limits.streams_per_connection,
         }
+    }
+
+    /// Whether the requests on a connection of HTTP/2 are counted.
+    fn is_counted(&self) -> bool {
+        self.streams > 0 || self.idle_streams.is_some()
     }
 }
 
 /// What a connection is kept for, and how much of that it has done.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Life {
     keep: Keep,
     requests: u32,
+    /// Where that matters.
+    ends: Option<Instant>,
 }
 
 impl Life {
+    /// With its first request.
+    fn new(keep: Keep) -> Self {
+        Self {
+            keep,
+            requests: 1,
+            ends: keep.lasts.map(|lasts| Instant::now() + lasts),
+        }
+    }
+
     /// With one more request.
     fn further(self) -> Self {
         Self {
@@ -95,7 +129,8 @@ impl Life {
     }
 
     fn is_over(&self) -> bool {
-        self.keep.requests > 0 && self.requests >= self.keep.requests
+        let is_used_up = self.keep.requests > 0 && self.requests >= self.keep.requests;
+        is_used_up || self.ends.is_some_and(|ends| Instant::now() >= ends)
     }
 }
 
@@ -113,8 +148,9 @@ enum HttpSender {
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
-    /// With the request that it is for.
-    life: Life,
+    /// With the request that it is for; none of a connection for one alone.
+    life: Option<Life>,
+    stream: Option<StreamSlot>,
 }
 
 #[derive(Debug)]
@@ -126,7 +162,7 @@ struct Idle {
 
 impl Idle {
     fn is_stale(&self) -> bool {
-        self.since.elapsed() >= self.life.keep.idle
+        self.since.elapsed() >= self.life.keep.idle || self.life.is_over()
     }
 }
 
@@ -134,6 +170,7 @@ impl Idle {
 struct State {
     idle: HashMap<HttpKey, Vec<Idle>>,
     shared: HashMap<HttpKey, (http2::SendRequest<Body>, Life)>,
+    counted: Counted,
     /// Requests under way, by endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
 }
@@ -152,23 +189,53 @@ impl Drop for Load {
     }
 }
 
+/// HTTP that cannot begin on a connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BeginError {
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    #[error("the endpoint sent no HTTP/2 settings within {} s", SETTINGS.as_secs())]
+    NoSettings,
+    #[error("the endpoint does not offer WebSocket over HTTP/2 (RFC 8441)")]
+    NotOffered,
+}
+
+fn http2_builder() -> http2::Builder<Tasks> {
+    let mut builder = http2::Builder::new(Tasks);
+    builder
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX))
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_timeout(Duration::from_secs(20));
+    builder
+}
+
 impl HttpPool {
-    /// A connection that is open already.
-    pub(crate) fn take(&self, key: &HttpKey) -> Option<Checkout> {
+    /// A connection that is open already, and may carry another request.
+    pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
         let mut state = self.0.lock();
-        let taken = match key.version {
-            Version::Http1 => state
-                .take_idle(key)
-                .map(|(sender, life)| (HttpSender::Http1(sender), life)),
-            Version::Http2 => state
-                .take_shared(key)
-                .map(|(sender, life)| (HttpSender::Http2(sender), life)),
+        let (sender, life, stream) = match key.version {
+            Version::Http1 => {
+                let (sender, life) = state.take_idle(key)?;
+                (HttpSender::Http1(sender), life, None)
+            }
+            Version::Http2 if Keep::under(limits).is_counted() => {
+                let most = limits.streams_per_connection;
+                let (sender, life, stream) = state.counted.take(key, most)?;
+                (HttpSender::Http2(sender), life, Some(stream))
+            }
+            Version::Http2 => {
+                let (sender, life) = state.take_shared(key)?;
+                (HttpSender::Http2(sender), life, None)
+            }
         };
-        let (sender, life) = taken?;
         Some(Checkout {
             sender,
             key: key.clone(),
-            life: life.further(),
+            life: Some(life.further()),
+            stream,
         })
     }
 
@@ -179,7 +246,8 @@ impl HttpPool {
         stream: Stream,
         keep: Keep,
     ) -> hyper::Result<Checkout> {
-        let life = Life { keep, requests: 1 };
+        let life = Life::new(keep);
+        let mut slot = None;
         let io = TokioIo::new(stream);
         let sender = match key.version {
             Version::Http1 => {
@@ -194,23 +262,14 @@ impl HttpPool {
                 HttpSender::Http1(sender)
             }
             Version::Http2 => {
-                let mut builder = http2::Builder::new(Tasks);
-                builder
-                    .timer(TokioTimer::new())
-                    .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX))
-                    .initial_stream_window_size(1 << 20)
-                    .initial_connection_window_size(4 << 20)
-                    .keep_alive_interval(Duration::from_secs(10))
-                    .keep_alive_timeout(Duration::from_secs(20));
-                let (sender, connection) = builder.handshake(io).await?;
+                let (sender, connection) = http2_builder().handshake(io).await?;
                 ambit_rt::spawn("http2 upstream", async move {
                     if let Err(error) = connection.await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
                     }
                 });
                 if !life.is_over() {
-                    let shared = (sender.clone(), life);
-                    self.0.lock().shared.insert(key.clone(), shared);
+                    slot = self.share(key, sender.clone(), life);
                 }
                 HttpSender::Http2(sender)
             }
@@ -218,7 +277,73 @@ impl HttpPool {
         Ok(Checkout {
             sender,
             key: key.clone(),
-            life,
+            life: Some(life),
+            stream: slot,
+        })
+    }
+
+    /// Keeps a connection of HTTP/2 for further requests.
+    fn share(
+        &self,
+        key: &HttpKey,
+        sender: http2::SendRequest<Body>,
+        life: Life,
+    ) -> Option<StreamSlot> {
+        let mut state = self.0.lock();
+        if !life.keep.is_counted() {
+            state.shared.insert(key.clone(), (sender, life));
+            return None;
+        }
+        let (streams, slot) = Streams::begun();
+        let counted = &mut state.counted;
+        counted.insert(key.clone(), sender, life, streams.clone());
+        if let Some(idle) = life.keep.idle_streams {
+            let (pool, key) = (self.clone(), key.clone());
+            ambit_rt::spawn("http2 idle", async move {
+                let mut wait = idle;
+                loop {
+                    tokio::time::sleep(wait).await;
+                    let next = pool.0.lock().counted.retire(&key, &streams, idle);
+                    match next {
+                        Some(next) => wait = next,
+                        None => return,
+                    }
+                }
+            });
+        }
+        Some(slot)
+    }
+
+    /// Begins HTTP/2 on a new connection that is for one extended CONNECT (RFC 8441), once the endpoint has said that it
+    /// takes them.
+    pub(crate) async fn begin_extended(
+        key: &HttpKey,
+        stream: Stream,
+    ) -> Result<Checkout, BeginError> {
+        let mut builder = http2_builder();
+        // Until the endpoint's settings are here, it allows no streams.
+        builder.initial_max_send_streams(0);
+        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
+        let deadline = Instant::now() + SETTINGS;
+        while connection.current_max_send_streams() == 0 {
+            if Instant::now() >= deadline {
+                return Err(BeginError::NoSettings);
+            }
+            tokio::time::sleep(SETTINGS_LOOK).await;
+        }
+        if !connection.is_extended_connect_protocol_enabled() {
+            return Err(BeginError::NotOffered);
+        }
+        ambit_rt::spawn("http2 upstream", async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to an endpoint ended");
+            }
+        });
+        Ok(Checkout {
+            sender: HttpSender::Http2(sender),
+            key: key.clone(),
+            life: None,
+            stream: None,
         })
     }
 
@@ -270,7 +395,7 @@ impl State {
 
     fn take_shared(&mut self, key: &HttpKey) -> Option<(http2::SendRequest<Body>, Life)> {
         let (sender, life) = self.shared.get_mut(key)?;
-        if sender.is_closed() {
+        if sender.is_closed() || life.is_over() {
             self.shared.remove(key);
             return None;
         }
@@ -303,8 +428,11 @@ impl Checkout {
         match self.sender {
             HttpSender::Http1(mut sender) => {
                 let response = sender.try_send_request(request).await?;
-                let (pool, key, life) = (pool.clone(), self.key, self.life);
-                if !life.is_over() && response.status() != http::StatusCode::SWITCHING_PROTOCOLS {
+                let (pool, key) = (pool.clone(), self.key);
+                let life = self.life.filter(|life| !life.is_over());
+                if let Some(life) = life
+                    && response.status() != http::StatusCode::SWITCHING_PROTOCOLS
+                {
                     ambit_rt::spawn("http1 reuse", async move {
                         if sender.ready().await.is_ok() {
                             pool.put(key, sender, life);
@@ -318,7 +446,11 @@ impl Checkout {
                 if let Err(error) = sender.ready().await {
                     tracing::debug!(%error, "a connection to an endpoint has ended");
                 }
-                sender.try_send_request(request).await
+                let mut response = sender.try_send_request(request).await?;
+                if let Some(stream) = self.stream {
+                    response.extensions_mut().insert(stream);
+                }
+                Ok(response)
             }
         }
     }

@@ -179,6 +179,13 @@ fn limits(from: wire::DestinationLimits) -> model::DestinationLimits {
         connect_timeout: time(from.connect_timeout),
         idle_timeout: time(from.idle_timeout),
         max_connection_duration: time(from.max_connection_duration),
+        tcp_idle_timeout: time(from.tcp_idle_timeout),
+        streams_per_connection: from.streams_per_connection,
+        keepalive: from.keepalive.map(|of| model::TcpKeepalive {
+            probes: (of.probes > 0).then_some(of.probes),
+            time: time(of.time),
+            interval: time(of.interval),
+        }),
     }
 }
 

@@ -187,5 +187,12 @@ fn limits(from: &model::DestinationLimits) -> wire::DestinationLimits {
         connect_timeout: milliseconds(from.connect_timeout),
         idle_timeout: milliseconds(from.idle_timeout),
         max_connection_duration: milliseconds(from.max_connection_duration),
+        tcp_idle_timeout: milliseconds(from.tcp_idle_timeout),
+        streams_per_connection: from.streams_per_connection,
+        keepalive: from.keepalive.map(|of| wire::DestinationKeepalive {
+            probes: of.probes.unwrap_or_default(),
+            time: milliseconds(of.time),
+            interval: milliseconds(of.interval),
+        }),
     }
 }

@@ -712,6 +712,22 @@ pub struct DestinationLimits {
     pub idle_timeout: u64,
     #[prost(uint64, tag = "9")]
     pub max_connection_duration: u64,
+    #[prost(uint64, tag = "10")]
+    pub tcp_idle_timeout: u64,
+    #[prost(uint32, tag = "11")]
+    pub streams_per_connection: u32,
+    #[prost(message, optional, tag = "12")]
+    pub keepalive: ::core::option::Option<DestinationKeepalive>,
+}
+/// Zero is left to the system.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationKeepalive {
+    #[prost(uint32, tag = "1")]
+    pub probes: u32,
+    #[prost(uint64, tag = "2")]
+    pub time: u64,
+    #[prost(uint64, tag = "3")]
+    pub interval: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DestinationRetryBudget {

@@ -396,6 +396,17 @@ pub(crate) static AMBIT_V1_DESTINATIONLIMITS: Message = Message {
         (7, None),
         (8, None),
         (9, None),
+        (10, None),
+        (11, None),
+        (12, Some(&AMBIT_V1_DESTINATIONKEEPALIVE)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONKEEPALIVE: Message = Message {
+    name: "ambit.v1.DestinationKeepalive",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
     ],
 };
 pub(crate) static AMBIT_V1_DESTINATIONRETRYBUDGET: Message = Message {

@@ -19,7 +19,6 @@ use ambit_model::{
 };
 
 use self::subsets::SubsetInput;
-use super::route::RouteInput;
 use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, RULE_USED, Standing},
@@ -235,7 +234,11 @@ impl Index {
     /// The waypoints that serve a host of an object, and those whose routes lead to it.
     fn waypoints_reaching(&self, key: &ObjectKey, host: &ArcStr) -> BTreeSet<GatewayName> {
         let mut gateways = self.waypoints_serving(key, host);
-        for route in self.route_backends.of(key) {
+        let by_name = self.route_hosts.of(host).filter(|route| {
+            let route = self.route(route);
+            route.is_some_and(|route| self.record_seen_in(route.namespace(), host) == Some(key))
+        });
+        for route in self.route_backends.of(key).chain(by_name) {
             let parents = self.route(route).into_iter();
             for parent in parents.flat_map(|route| &route.parents) {
                 for host in self.hosts_of(&parent.target) {
@@ -253,9 +256,17 @@ impl Index {
         }
         let routes = self.route_parents.of(parent);
         let routes = routes.filter_map(|route| self.route(route));
-        let targets: Vec<_> = routes.flat_map(RouteInput::targets).cloned().collect();
+        let routes: Vec<_> = routes.collect();
+        let targets = routes.iter().flat_map(|route| route.targets());
+        let targets: Vec<_> = targets.cloned().collect();
+        let hosts = routes.iter().flat_map(|route| route.hosts());
+        let hosts: Vec<_> = hosts.cloned().collect();
         for target in targets {
             self.mark_destinations_of(&target);
+        }
+        for host in hosts {
+            self.mark_rules_of(&host);
+            self.mark_only_host(host);
         }
     }
 

@@ -153,6 +153,9 @@ impl MeshKind for Gateway {
 
     fn changed(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
         let name = GatewayName::new(change.key.namespace.clone(), change.key.name.clone());
+        let address = |gateway: Option<&GatewayInput>| gateway.and_then(|one| one.address.clone());
+        let (old, new) = (address(change.old), address(change.new));
+        index.gateway_addresses.replace(change.key, old, new);
         let classes: Vec<_> = change.both().map(|one| one.class.clone()).collect();
         for class in &classes {
             index.mark_gateway(&name, class);

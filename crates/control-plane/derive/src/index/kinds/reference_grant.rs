@@ -81,8 +81,20 @@ impl MeshKind for ReferenceGrant {
             })
             .cloned()
             .collect();
+        let is_covered = |host: &&ArcStr| {
+            index.declarers(host).any(|key| {
+                key.kind == Kind::Service
+                    && key.namespace == *namespace
+                    && change.both().any(|grant| grant.covers_service(&key.name))
+            })
+        };
+        let hosts = index.route_hosts.names().filter(is_covered);
+        let hosts: Vec<ArcStr> = hosts.cloned().collect();
         for service in services {
             index.mark_leading_to(&service);
+        }
+        for host in hosts {
+            index.mark_routes_naming(&host);
         }
     }
 }

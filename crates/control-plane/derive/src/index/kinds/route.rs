@@ -33,7 +33,7 @@ use crate::{
 };
 use backends::BackendInput;
 use http_route::RuleInput;
-use references::Unresolved;
+use references::{Named, Unresolved};
 use stream::StreamInput;
 
 /// The reason of a condition: the API has it, and this mesh has not.
@@ -218,6 +218,10 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
         let targets = route.into_iter().flat_map(RouteInput::targets);
         targets.cloned().collect()
     };
+    let hosts = |route: Option<&RouteInput>| -> Vec<ArcStr> {
+        let hosts = route.into_iter().flat_map(RouteInput::hosts);
+        hosts.cloned().collect()
+    };
     let (old, new) = (targets(change.old), targets(change.new));
     // Hosts mark the routes of their services, too: what stands on one depends on the others.
     for target in old.iter().chain(&new) {
@@ -235,18 +239,34 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
         }
     }
     index.route_backends.replace(key, old, new);
+    let (old, new) = (hosts(change.old), hosts(change.new));
+    for host in old.iter().chain(&new) {
+        index.mark_rules_of(host);
+        index.mark_only_host(host.clone());
+    }
+    index.route_hosts.replace(key, old, new);
 }
 
 impl Rules {
-    /// The objects that they lead to, or copies of requests.
-    fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+    /// The services that they lead to, or copies of requests.
+    fn named(&self) -> impl Iterator<Item = &Named> {
         let (http, stream) = match self {
             Self::Http(rules) => (Some(rules), None),
             Self::Stream(stream) => (None, Some(stream)),
         };
-        let http = http.into_iter().flatten().flat_map(RuleInput::targets);
+        let http = http.into_iter().flatten().flat_map(RuleInput::named);
         let stream = stream.into_iter().flat_map(StreamInput::backends);
-        http.chain(stream.filter_map(|backend| backend.to.target()))
+        http.chain(stream.filter_map(|backend| backend.to.named()))
+    }
+
+    /// The objects that their filters name.
+    fn extension_targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        let http = match self {
+            Self::Http(rules) => Some(rules),
+            Self::Stream(_) => None,
+        };
+        let http = http.into_iter().flatten();
+        http.flat_map(RuleInput::extension_targets)
     }
 
     fn backends(&self) -> impl Iterator<Item = &BackendInput> {
@@ -286,9 +306,25 @@ impl Rules {
 }
 
 impl RouteInput {
-    /// The objects that it leads to.
+    /// The objects that it leads to, or that its filters name.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.rules.targets()
+        let services = self.rules.named().filter_map(|named| match named {
+            Named::Object(key) => Some(key),
+            Named::Host(_) => None,
+        });
+        services.chain(self.rules.extension_targets())
+    }
+
+    /// The hosts that it leads to by their names.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
+        self.rules.named().filter_map(|named| match named {
+            Named::Host(host) => Some(host),
+            Named::Object(_) => None,
+        })
+    }
+
+    pub(crate) fn namespace(&self) -> &ArcStr {
+        &self.name.namespace
     }
 
     /// The less, the sooner it is followed where one alone can be.
@@ -437,6 +473,24 @@ impl Index {
         };
         let routes = self.sorted_routes_of(target);
         routes.into_iter().filter_map(resolved).collect()
+    }
+
+    /// Other objects may make the records of a host than before: routes that name it, or those objects, may lead
+    /// elsewhere.
+    pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
+        let entries = self.declarers(host);
+        let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
+        let leading = entries.flat_map(|entry| self.route_backends.of(entry));
+        let routes: Vec<_> = self.route_hosts.of(host).chain(leading).cloned().collect();
+        for key in routes {
+            let parents = self.route(&key).map(|route| route.parents.clone());
+            self.mark(key);
+            for parent in parents.into_iter().flatten() {
+                for host in self.hosts_of(&parent.target) {
+                    self.mark_only_host(host);
+                }
+            }
+        }
     }
 
     /// Routes have these Services as backends: what waypoints are told of the routes' services changes with

@@ -176,7 +176,7 @@ fn what_a_rule_says_is_read_with_its_defaults() {
     let (read, problems) = policy(
         "loadBalancer: {consistentHash: {httpCookie: {name: id, path: /, ttl: 0s}, maglev: {}}}, \
          outlierDetection: {splitExternalLocalOriginErrors: true, baseEjectionTime: 1.5s, consecutive5xxErrors: 0}, \
-         connectionPool: {tcp: {maxConnections: 9, connectTimeout: 30ms}, http: {http1MaxPendingRequests: 8, http2MaxRequests: 7, maxRequestsPerConnection: 6, idleTimeout: 1m}}, \
+         connectionPool: {tcp: {maxConnections: 9, connectTimeout: 30ms, idleTimeout: 1s, maxConnectionDuration: 1h}, http: {http1MaxPendingRequests: 8, http2MaxRequests: 7, maxRequestsPerConnection: 6, idleTimeout: 1m, maxConcurrentStreams: 5}}, \
          retryBudget: {percent: 12.5}, \
          portLevelSettings: [{port: {number: 80}, loadBalancer: {simple: RANDOM}}]",
     );
@@ -199,6 +199,10 @@ fn what_a_rule_says_is_read_with_its_defaults() {
     let limits = read.limits;
     assert_eq!((limits.connections, limits.pending), (9, Some(8)));
     assert_eq!((limits.requests, limits.requests_per_connection), (7, 6));
+    assert_eq!(limits.streams_per_connection, 5);
+    assert_eq!(limits.tcp_idle_timeout, Some(Duration::from_secs(1)));
+    let hour = Duration::from_secs(3600);
+    assert_eq!(limits.max_connection_duration, Some(hour));
     assert_eq!(
         limits.retry_budget.map(|of| (of.share, of.minimum)),
         Some((12_500, 3))
@@ -229,7 +233,7 @@ fn what_has_no_effect_is_named() {
             "failoverPriority[0]",
         ),
         (
-            "connectionPool: {tcp: {tcpKeepalive: {}, idleTimeout: 1s}}",
+            "connectionPool: {tcp: {tcpKeepalive: {probes: 3, time: 0s}, idleTimeout: 0s}}",
             "tcp.tcpKeepalive",
         ),
         (
@@ -335,6 +339,18 @@ fn what_cannot_be_used_is_refused_with_its_place() {
         (
             "loadBalancer: {warmup: {duration: 1s, aggression: 0}}",
             "aggression",
+        ),
+        (
+            "connectionPool: {tcp: {tcpKeepalive: {time: 500ms}}}",
+            "tcpKeepalive.time",
+        ),
+        (
+            "connectionPool: {tcp: {tcpKeepalive: {probes: 128}}}",
+            "tcpKeepalive.probes",
+        ),
+        (
+            "connectionPool: {tcp: {idleTimeout: -1s}}",
+            "tcp.idleTimeout",
         ),
     ] {
         let problems = refused(traffic_policy);

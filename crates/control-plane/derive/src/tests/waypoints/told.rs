@@ -10,26 +10,27 @@ use super::*;
 
 const HOST: &str = "shop/cart.shop.svc.cluster.local";
 
-fn backend(name: &str, port: u16) -> String {
+pub(super) fn backend(name: &str, port: u16) -> String {
     SERVICE
         .replace("name: cart", &format!("name: {name}"))
         .replace("port: 80", &format!("port: {port}"))
         .replace("10.96.0.9", &format!("10.96.1.{port}"))
 }
 
-fn route(name: &str, namespace: &str, spec: &str) -> String {
+pub(super) fn route(name: &str, namespace: &str, spec: &str) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{{spec}}}\n"
     )
 }
 
-const PARENT: &str = "parentRefs: [{group: \"\", kind: Service, name: cart, namespace: shop}]";
+pub(super) const PARENT: &str =
+    "parentRefs: [{group: \"\", kind: Service, name: cart, namespace: shop}]";
 
-fn routes(mesh: &TestMesh) -> &[ambit_model::HttpRoute] {
+pub(super) fn routes(mesh: &TestMesh) -> &[ambit_model::HttpRoute] {
     &mesh.waypoint_services[&format!("shop/wp {HOST}")].routes
 }
 
-fn parent_conditions(mesh: &TestMesh, namespace: &str, name: &str) -> Vec<String> {
+pub(super) fn parent_conditions(mesh: &TestMesh, namespace: &str, name: &str) -> Vec<String> {
     let key = ObjectKey::new(Kind::HTTPRoute, namespace, name);
     let standing = mesh.index.standing(&key).unwrap();
     let conditions = standing.parts.iter().flat_map(|part| &part.conditions);
@@ -136,7 +137,7 @@ fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
     );
 }
 
-fn grant(namespace: &str, from: &str, to: &str) -> String {
+pub(super) fn grant(namespace: &str, from: &str, to: &str) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1beta1\nkind: ReferenceGrant\nmetadata: {{name: g, namespace: {namespace}}}\nspec: {{from: [{from}], to: [{to}]}}\n"
     )

@@ -240,3 +240,46 @@ fn policies_come_change_and_go() {
     assert!(decide(&policies, Scope::Service(&b)).is_allowed());
     assert!(!decide(&copy, Scope::Service(&b)).is_allowed());
 }
+
+#[test]
+fn a_backend_has_its_own_policies_and_the_admissions_of_the_whole_waypoint() {
+    let (a, b) = (service("a"), service("b"));
+    let of = |rules, action, name: &str| policy(name, action, rules);
+    let (get, put) = (vec![method("GET")], vec![method("PUT")]);
+    // What the whole waypoint denies has been judged as it came.
+    let gateway = of(get.clone(), HttpAction::Deny, "gateway");
+    let own = for_services(of(get.clone(), HttpAction::Deny, "own"), &["a"]);
+    let all = policies([gateway, own]);
+    assert_eq!(
+        decide(&all, Scope::Backend(&a)).why,
+        Why::Denied(rule("own", 0))
+    );
+    assert!(decide(&all, Scope::Backend(&b)).is_allowed());
+    assert!(all.has_own(&a) && !all.has_own(&b));
+    // An admission is needed where the service asks for one, its own or the whole waypoint's.
+    let needed = for_services(of(put.clone(), HttpAction::Allow, "needed"), &["a"]);
+    let elsewhere = of(put, HttpAction::Allow, "elsewhere");
+    let admits = of(get, HttpAction::Allow, "admits");
+    let of_backend = |all: &[&HttpPolicy], service| {
+        let all = policies(all.iter().copied().cloned());
+        decide(&all, Scope::Backend(service)).why
+    };
+    assert_eq!(of_backend(&[&needed], &a), Why::NoneAllows);
+    assert_eq!(of_backend(&[&needed, &elsewhere], &a), Why::NoneAllows);
+    assert_eq!(
+        of_backend(&[&needed, &admits], &a),
+        Why::Allowed(rule("admits", 0))
+    );
+    assert!(
+        matches!(of_backend(&[&elsewhere], &b), Why::NoAllowPolicies),
+        "the whole waypoint's admission has been asked for"
+    );
+    // Of what it has itself only: audits and trials of the whole waypoint have been told.
+    let audit = of(vec![HttpRule::default()], HttpAction::Audit, "audit");
+    let own_audit = for_services(
+        of(vec![HttpRule::default()], HttpAction::Audit, "own-audit"),
+        &["a"],
+    );
+    let told = decide(&policies([audit, own_audit]), Scope::Backend(&a)).audits;
+    assert_eq!(told, [rule("own-audit", 0)]);
+}

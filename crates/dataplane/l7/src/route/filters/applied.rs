@@ -38,6 +38,12 @@ impl<'a> Applied<'a> {
         })
     }
 
+    /// Whether what is sent may be another request than what came.
+    pub fn changes_request(self) -> bool {
+        self.all()
+            .any(|filters| filters.request.is_some() || filters.rewrite.is_some())
+    }
+
     /// Changes the headers of the request.
     pub fn change_request(self, headers: &mut HeaderMap) {
         for edits in self.all().filter_map(|filters| filters.request.as_ref()) {

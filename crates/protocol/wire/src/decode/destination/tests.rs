@@ -3,7 +3,8 @@
 use ambit_model::{
     Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, HashCookie, HashPolicy,
     HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
-    LocalityShares, NamespacedHostname, OutlierPolicy, RetryBudget, Warmup, WaypointDestination,
+    LocalityShares, NamespacedHostname, OutlierPolicy, RetryBudget, TcpKeepalive, Warmup,
+    WaypointDestination,
 };
 use prost::Message;
 
@@ -50,6 +51,13 @@ fn policies() -> Vec<DestinationPolicy> {
                 connect_timeout: Some(Duration::from_millis(5)),
                 idle_timeout: Some(Duration::from_millis(6)),
                 max_connection_duration: Some(Duration::from_millis(7)),
+                tcp_idle_timeout: Some(Duration::from_millis(8)),
+                streams_per_connection: 9,
+                keepalive: Some(TcpKeepalive {
+                    probes: Some(10),
+                    time: None,
+                    interval: Some(Duration::from_millis(11)),
+                }),
             },
             outliers: Some(OutlierPolicy {
                 local_failures: Some(0),

@@ -1,27 +1,27 @@
 //! What a rule says of a service and of its ports.
 
-use std::collections::BTreeMap;
-
-use ambit_k8s_api::destination::{
-    ClientTls, ConnectionPool, LoadBalancer, OutlierDetection, PortTrafficPolicy, RetryBudget,
-    TlsMode, TrafficPolicy,
-};
-use ambit_model::{
-    ArcStr, DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy,
-    RetryBudget as Budget,
-};
-use serde_json::Value;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     balancing,
-    values::{count, duration, thousandths, within},
+    values::{count, duration, duration_or_zero, thousandths, within},
 };
 use crate::problem::{FieldError, Note};
+use ambit_k8s_api::destination::{
+    ClientTls, ConnectionPool, KeepaliveProbes, LoadBalancer, OutlierDetection, PortTrafficPolicy,
+    RetryBudget, TlsMode, TrafficPolicy,
+};
+use ambit_model::{
+    ArcStr, DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy,
+    RetryBudget as Budget, TcpKeepalive,
+};
 
 /// What of a policy is not done.
 const TUNNEL: &str = "tunnels through another proxy are not supported";
 /// Most ports with settings of their own.
 const MAX_PORTS: usize = 4096;
+/// What Linux takes is 32767 seconds.
+const MAX_KEEPALIVE: Duration = Duration::from_secs(9 * 3600);
 
 type Policies = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
 
@@ -292,6 +292,32 @@ fn outliers(
     })
 }
 
+/// As Linux takes them: whole seconds.
+fn keepalive(from: &KeepaliveProbes, at: &str) -> Result<TcpKeepalive, FieldError> {
+    let time = |name: &str, of: &Option<String>| {
+        let field = format!("{at}.{name}");
+        let time = longer_than_zero(&field, of.as_deref())?;
+        match time.filter(|time| !(Duration::from_secs(1)..MAX_KEEPALIVE).contains(time)) {
+            Some(_) => Err(FieldError::new(field, "is not within 1s to 9h")),
+            None => Ok(time),
+        }
+    };
+    let probes = within(&format!("{at}.probes"), from.probes, 0, 127, 0)?;
+    Ok(TcpKeepalive {
+        probes: (probes > 0).then_some(probes),
+        time: time("time", &from.time)?,
+        interval: time("interval", &from.interval)?,
+    })
+}
+
+/// A duration of which zero is none.
+fn longer_than_zero(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
+    match duration_or_zero(at, of)? {
+        Some(Duration::ZERO) => Ok(None),
+        _ => duration(at, of),
+    }
+}
+
 fn limits(
     from: &ConnectionPool,
     at: &str,
@@ -306,14 +332,13 @@ fn limits(
         limits.connect_timeout = time("connectTimeout", &tcp.connect_timeout)?;
         limits.max_connection_duration =
             time("maxConnectionDuration", &tcp.max_connection_duration)?;
-        time("idleTimeout", &tcp.idle_timeout)?;
-        let is_given = |of: &Option<Value>| of.as_ref().is_some_and(|of| !of.is_null());
-        let ignored = [
-            ("tcpKeepalive", is_given(&tcp.tcp_keepalive)),
-            ("idleTimeout", tcp.idle_timeout.is_some()),
-        ];
-        for (name, _) in ignored.into_iter().filter(|(_, is)| *is) {
-            notes.push(without(format!("{at}.{name}")));
+        let field = format!("{at}.idleTimeout");
+        limits.tcp_idle_timeout = longer_than_zero(&field, tcp.idle_timeout.as_deref())?;
+        if let Some(from) = &tcp.tcp_keepalive {
+            let at = format!("{at}.tcpKeepalive");
+            limits.keepalive = Some(keepalive(from, &at)?);
+            let message = "has an effect on connections in plaintext alone: tunnels to pods of the mesh have pings of HTTP/2";
+            notes.push(Note::new(at, message));
         }
     }
     if let Some(http) = &from.http {
@@ -327,7 +352,8 @@ fn limits(
         limits.retries = number("maxRetries", http.max_retries)?;
         let field = format!("{at}.idleTimeout");
         limits.idle_timeout = duration(&field, http.idle_timeout.as_deref())?;
-        number("maxConcurrentStreams", http.max_concurrent_streams)?;
+        limits.streams_per_connection =
+            number("maxConcurrentStreams", http.max_concurrent_streams)?;
         let upgrades = http.h2_upgrade_policy.as_deref();
         let ignored = [
             (
@@ -335,10 +361,6 @@ fn limits(
                 upgrades.is_some_and(|of| !["DEFAULT", ""].contains(&of)),
             ),
             ("useClientProtocol", http.use_client_protocol == Some(true)),
-            (
-                "maxConcurrentStreams",
-                http.max_concurrent_streams.is_some(),
-            ),
         ];
         for (name, _) in ignored.into_iter().filter(|(_, is)| *is) {
             notes.push(without(format!("{at}.{name}")));

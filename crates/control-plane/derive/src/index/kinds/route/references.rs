@@ -1,20 +1,37 @@
 //! Services that routes name, as they are now.
+//!
+//! By an object: a Service, or a ServiceEntry that has one host. Or by a host (kind `Hostname` of Istio's group): of a
+//! Service or ServiceEntry of the route's namespace, else the one that all namespaces see. What a ServiceEntry of another
+//! namespace exports to all may be led to, as everybody may call it; a Service of another namespace needs a
+//! ReferenceGrant, whichever way it is named.
 
-use ambit_k8s_api::{Kind, ObjectKey, Service, gateway};
-use ambit_model::{ArcStr, NamespacedHostname};
+use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway, is_dns_name};
+use ambit_model::{ArcStr, NamespacedHostname, Visibility};
 
-use super::{RouteInput, service_kind};
+use super::{RouteInput, declared_ports, service_kind};
 use crate::{
     index::Index,
     problem::{FieldError, Note},
 };
 
+/// The group of Istio's kinds.
+const ISTIO: &str = "networking.istio.io";
+
 /// A service that something goes to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reference {
-    /// The object; an error if it cannot be used.
-    target: Result<ObjectKey, ArcStr>,
+    /// An error if it cannot be used.
+    target: Result<Named, ArcStr>,
     pub(super) port: u16,
+}
+
+/// How a service is named.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Named {
+    /// By its object.
+    Object(ObjectKey),
+    /// By its host.
+    Host(ArcStr),
 }
 
 /// A service that nothing can go to.
@@ -36,21 +53,24 @@ impl Reference {
     ) -> Result<Self, FieldError> {
         let group = from.group.as_deref().unwrap_or_default();
         let kind = from.kind.as_deref().unwrap_or("Service");
-        let is_service = service_kind(group, kind) == Some(Kind::Service);
-        let (target, port) = match from.port {
-            Some(number) if is_service => {
+        let namespace = from.namespace.as_deref().unwrap_or(namespace);
+        let named = match (group, kind) {
+            (ISTIO, "Hostname") => host_name(from, at, notes)?,
+            _ => service_kind(group, kind)
+                .map(|kind| Named::Object(ObjectKey::new(kind, namespace, from.name.as_str()))),
+        };
+        let (target, port) = match (named, from.port) {
+            (Some(named), Some(number)) => {
                 let number = port(number)
                     .map_err(|message| FieldError::new(format!("{at}.port"), message))?;
-                let namespace = from.namespace.as_deref().unwrap_or(namespace);
-                let target = ObjectKey::new(Kind::Service, namespace, from.name.as_str());
-                (Ok(target), number)
+                (Ok(named), number)
             }
-            None if is_service => {
+            (Some(_), None) => {
                 let message = format!("is needed: {otherwise}");
                 notes.push(Note::new(format!("{at}.port"), message));
                 (Err(arcstr::literal!("a backend without a port")), 0)
             }
-            _ => {
+            (None, _) => {
                 let message = format!("{kind} is not supported: {otherwise}");
                 notes.push(Note::new(format!("{at}.kind"), message));
                 (Err(arcstr::format!("a backend of the kind {kind}")), 0)
@@ -59,8 +79,8 @@ impl Reference {
         Ok(Self { target, port })
     }
 
-    /// The object that it is.
-    pub(super) fn target(&self) -> Option<&ObjectKey> {
+    /// How it is named, if it can be used.
+    pub(super) fn named(&self) -> Option<&Named> {
         self.target.as_ref().ok()
     }
 
@@ -71,29 +91,99 @@ impl Reference {
         route: &RouteInput,
     ) -> Result<NamespacedHostname, Unresolved> {
         let unresolved = |reason, text| Unresolved { reason, text };
-        let target = self.target.as_ref();
-        let target = target.map_err(|why| unresolved("InvalidKind", why.clone()))?;
+        let named = self.target.as_ref();
+        let (key, host) = match named.map_err(|why| unresolved("InvalidKind", why.clone()))? {
+            Named::Object(key) => (key, None),
+            Named::Host(host) => {
+                let found = index.record_seen_in(&route.name.namespace, host);
+                let found = found.ok_or_else(|| {
+                    let text = arcstr::format!(
+                        "{} sees no service with the host {host}",
+                        route.name.namespace
+                    );
+                    unresolved("BackendNotFound", text)
+                });
+                (found?, Some(host))
+            }
+        };
         // Before anything is said of what is there.
-        let is_parent = route.parents.iter().any(|one| one.target == *target);
+        let is_parent = route.parents.iter().any(|one| one.target == *key);
         let from = (route.kind, route.name.namespace.as_str());
-        if !is_parent && !index.may_lead_to(from, target) {
-            let text = arcstr::format!(
-                "no ReferenceGrant of the namespace lets {} of {} lead to {target}",
-                from.0,
-                from.1
-            );
+        let is_granted = || match key.kind {
+            Kind::Service => index.may_lead_to(from, key),
+            _ => index.is_seen_in(from.1, key),
+        };
+        if !is_parent && !is_granted() {
+            let why = match key.kind {
+                Kind::Service => "no ReferenceGrant of the namespace lets",
+                _ => "it is not exported to all namespaces, which would let",
+            };
+            let text = arcstr::format!("{why} {} of {} lead to {key}", from.0, from.1);
             return Err(unresolved("RefNotPermitted", text));
         }
         let missing = |text| unresolved("BackendNotFound", text);
-        let service = index.get::<Service>(target);
-        let service = service.ok_or_else(|| missing(arcstr::format!("there is no {target}")))?;
-        let mut ports = service.ports.iter();
-        if !ports.any(|one| one.is_tcp && one.port == self.port) {
+        let host = match host {
+            Some(host) => Ok(host.clone()),
+            None => index.only_host_of(key),
+        };
+        let host = host.map_err(missing)?;
+        let ports = declared_ports(index, key).unwrap_or_default();
+        if !ports.iter().any(|(_, port, _)| *port == self.port) {
             let port = self.port;
-            return Err(missing(arcstr::format!("{target} has no port {port}")));
+            return Err(missing(arcstr::format!("{key} has no port {port}")));
         }
-        let host = service.hostname(&index.config.cluster_domain);
-        Ok(NamespacedHostname::new(target.namespace.clone(), host))
+        Ok(NamespacedHostname::new(key.namespace.clone(), host))
+    }
+}
+
+/// The host that a reference names, which has no namespace.
+fn host_name(
+    from: &gateway::BackendReference,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<Option<Named>, FieldError> {
+    let name = from.name.to_ascii_lowercase();
+    if !is_dns_name(&name, 253) {
+        let message = format!("{:?} is not a host name", from.name);
+        return Err(FieldError::new(format!("{at}.name"), message));
+    }
+    if from.namespace.is_some() {
+        let message = "has no effect on a Hostname";
+        notes.push(Note::new(format!("{at}.namespace"), message));
+    }
+    Ok(Some(Named::Host(name.into())))
+}
+
+impl Index {
+    /// Whether a namespace sees a ServiceEntry.
+    fn is_seen_in(&self, namespace: &str, entry: &ObjectKey) -> bool {
+        let found = self.get::<ServiceEntry>(entry);
+        found.is_some_and(|found| {
+            let is_public = |host| found.visibility(host) == Visibility::Public;
+            found.is_exported()
+                && (entry.namespace == namespace || found.hosts.iter().all(is_public))
+        })
+    }
+
+    /// The host of a Service, or of a ServiceEntry that has one and makes the record of it.
+    fn only_host_of(&self, key: &ObjectKey) -> Result<ArcStr, ArcStr> {
+        let missing = || arcstr::format!("there is no {key}");
+        if key.kind == Kind::Service {
+            let service = self.get::<Service>(key).ok_or_else(missing)?;
+            return Ok(service.hostname(&self.config.cluster_domain));
+        }
+        let entry = self.get::<ServiceEntry>(key).ok_or_else(missing)?;
+        let [host] = entry.hosts.as_slice() else {
+            return Err(arcstr::format!(
+                "{key} has several hosts: one is named by the kind Hostname"
+            ));
+        };
+        if !self.hosts_won(entry).any(|won| won == host) {
+            return Err(arcstr::format!(
+                "{key} is not what {host} leads to in its namespace"
+            ));
+        }
+        Ok(host.clone())
     }
 }
 

@@ -25,7 +25,7 @@ use crate::{
             filters::{self, FilterInput, INCOMPATIBLE},
             mirrors::MirrorInput,
             reader::Reader,
-            references::{Reference, Unresolved},
+            references::{Named, Reference, Unresolved},
         },
     },
     problem::{FieldError, Note},
@@ -70,12 +70,16 @@ impl RuleInput {
         self.backends.iter()
     }
 
-    /// The objects that requests go to, or copies of them.
-    pub(in super::super) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+    /// The services that requests go to, or copies of them.
+    pub(in super::super) fn named(&self) -> impl Iterator<Item = &Named> {
         let backends = self.backends.iter().map(|backend| &backend.to);
         let mirrors = self.mirrors().map(|mirror| &mirror.to);
-        let services = backends.chain(mirrors).filter_map(Reference::target);
-        services.chain(self.extensions().map(ExtensionInput::target))
+        backends.chain(mirrors).filter_map(Reference::named)
+    }
+
+    /// The objects that its filters name.
+    pub(in super::super) fn extension_targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.extensions().map(ExtensionInput::target)
     }
 
     fn extensions(&self) -> impl Iterator<Item = &ExtensionInput> {

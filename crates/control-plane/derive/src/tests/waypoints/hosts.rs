@@ -1,0 +1,152 @@
+//! Routes that lead to hosts and to ServiceEntries: what they find, what they may lead to, and what makes them look anew.
+
+use ambit_k8s_api::Kind;
+
+use super::{
+    told::{PARENT, backend, grant, parent_conditions, route, routes},
+    *,
+};
+
+fn entry(namespace: &str, name: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
+         spec: {{ports: [{{number: 80, name: http, protocol: HTTP}}], resolution: STATIC, \
+         endpoints: [{{address: 192.0.2.1}}], {spec}}}\n"
+    )
+}
+
+/// A mesh with a route of `shop` that leads to one backend.
+fn leading_to(backend: &str) -> TestMesh {
+    let spec = format!("{PARENT}, rules: [{{backendRefs: [{{{backend}, port: 80}}]}}]");
+    TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &route("r", "shop", &spec),
+    ]))
+}
+
+fn host(name: &str) -> String {
+    format!("group: networking.istio.io, kind: Hostname, name: {name}")
+}
+
+/// Where it leads, or what stands on the route.
+fn led(mesh: &TestMesh) -> String {
+    match &routes(mesh)[0].rules[0].backends[0].service {
+        Ok(name) => name.to_string(),
+        Err(_) => parent_conditions(mesh, "shop", "r")[1].clone(),
+    }
+}
+
+const MISSING: &str = "ResolvedRefs=false BackendNotFound";
+const FORBIDDEN: &str = "ResolvedRefs=false RefNotPermitted";
+
+#[test]
+fn a_host_is_the_one_that_the_routes_namespace_sees() {
+    let mut mesh = leading_to(&host("API.example"));
+    assert_eq!(led(&mesh), MISSING);
+    let of = |namespace: &str, more: &str| {
+        entry(namespace, "api", &format!("hosts: [api.example]{more}"))
+    };
+    let changed = mesh.apply(&of("bank", ""));
+    assert!(!changed.is_empty());
+    assert_eq!(led(&mesh), "bank/api.example");
+    assert_eq!(
+        parent_conditions(&mesh, "shop", "r")[1],
+        "ResolvedRefs=true ResolvedRefs"
+    );
+    // One that is not shared is not seen.
+    mesh.apply(&of("bank", ", exportTo: ['.']"));
+    assert_eq!(led(&mesh), MISSING);
+    mesh.apply(&of("bank", ""));
+    // The own namespace's goes first.
+    mesh.apply(&of("shop", ", exportTo: ['.']"));
+    assert_eq!(led(&mesh), "shop/api.example");
+    mesh.delete(Kind::ServiceEntry, "shop", "api");
+    assert_eq!(led(&mesh), "bank/api.example");
+    mesh.apply(&of("bank", "").replace("number: 80", "number: 81"));
+    assert_eq!(led(&mesh), MISSING);
+    mesh.delete(Kind::ServiceEntry, "bank", "api");
+    assert_eq!(led(&mesh), MISSING);
+}
+
+#[test]
+fn the_host_of_a_service_needs_the_grant_that_the_service_needs() {
+    let mut mesh = leading_to(&host("till.bank.svc.cluster.local"));
+    assert_eq!(led(&mesh), MISSING);
+    mesh.apply(&backend("till", 80).replace("namespace: shop", "namespace: bank"));
+    assert_eq!(led(&mesh), FORBIDDEN);
+    let from = "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}";
+    mesh.apply(&grant(
+        "bank",
+        from,
+        "{group: '', kind: Service, name: till}",
+    ));
+    assert_eq!(led(&mesh), "bank/till.bank.svc.cluster.local");
+    mesh.apply(&grant(
+        "bank",
+        from,
+        "{group: '', kind: Service, name: other}",
+    ));
+    assert_eq!(led(&mesh), FORBIDDEN);
+    // Of its own namespace, it may.
+    let mut own = leading_to(&host("till.shop.svc.cluster.local"));
+    own.apply(&backend("till", 80));
+    assert_eq!(led(&own), "shop/till.shop.svc.cluster.local");
+}
+
+#[test]
+fn an_entry_is_led_to_where_it_has_one_host_and_is_shared() {
+    let of = |namespace: &str| {
+        format!("group: networking.istio.io, kind: ServiceEntry, name: api, namespace: {namespace}")
+    };
+    let mut mesh = leading_to(&of("bank"));
+    let entry = |spec: &str| entry("bank", "api", spec);
+    mesh.apply(&entry("hosts: [api.example]"));
+    assert_eq!(led(&mesh), "bank/api.example");
+    mesh.apply(&entry("hosts: [api.example], exportTo: ['.']"));
+    assert_eq!(led(&mesh), FORBIDDEN);
+    mesh.apply(&entry("hosts: [api.example, other.example]"));
+    assert_eq!(led(&mesh), MISSING);
+    mesh.apply(&entry("hosts: [api.example]"));
+    assert_eq!(led(&mesh), "bank/api.example");
+    // Another object makes the record of its host.
+    let older = entry("hosts: [api.example]").replace(
+        "{name: api, namespace: bank}",
+        "{name: older, namespace: bank, creationTimestamp: '1999-01-01T00:00:00Z'}",
+    );
+    let younger = entry("hosts: [api.example]").replace(
+        "{name: api, namespace: bank}",
+        "{name: api, namespace: bank, creationTimestamp: '2020-01-01T00:00:00Z'}",
+    );
+    mesh.apply(&younger);
+    mesh.apply(&older);
+    assert_eq!(led(&mesh), MISSING);
+    mesh.delete(Kind::ServiceEntry, "bank", "older");
+    assert_eq!(led(&mesh), "bank/api.example");
+}
+
+#[test]
+fn a_rule_for_a_host_that_a_route_leads_to_goes_to_its_waypoint() {
+    let mut mesh = leading_to(&host("api.example"));
+    mesh.apply(&entry("bank", "api", "hosts: [api.example]"));
+    let rule = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: api, namespace: bank}\n\
+                spec: {host: api.example, trafficPolicy: {connectionPool: {http: {maxRetries: 7}}}}\n";
+    mesh.apply(rule);
+    let name = "shop/wp to bank/api.example";
+    assert_eq!(mesh.waypoint_destinations[name].policy.limits.retries, 7);
+    mesh.delete(Kind::HTTPRoute, "shop", "r");
+    assert!(mesh.waypoint_destinations.is_empty());
+}
+
+#[test]
+fn what_is_no_host_is_said() {
+    for name in ["'*.example'", "''", "a b"] {
+        let mesh = leading_to(&host(name));
+        assert!(
+            mesh.problems()[0].contains("is not a host name"),
+            "{name}: {:?}",
+            mesh.problems()
+        );
+    }
+}

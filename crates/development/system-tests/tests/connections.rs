@@ -1,0 +1,454 @@
+//! What a `DestinationRule` says of connections behind a waypoint, with real programs: how many, for how long, and what
+//! becomes of endpoints that take none.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use ambit_system_tests::{Mesh, PATIENCE, Place, is_whole, read_head, until, with_waypoint};
+use bytes::Bytes;
+use http::{Request, Response};
+
+const MANY: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a, namespace: shop, labels: {app: many}}
+spec:
+  nodeName: node-1
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: b, namespace: shop, labels: {app: many}}
+spec:
+  nodeName: node-2
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: many, namespace: shop}
+spec:
+  selector: {app: many}
+  ports:
+  - {name: http, port: 80, targetPort: 8090}
+  - {name: h2, port: 81, targetPort: 8091, appProtocol: kubernetes.io/h2c}
+  - {name: tcp, port: 90, targetPort: 8092}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: front, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: tcp, port: 90, targetPort: 9000}]
+";
+
+const TCP_ROUTE: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: TCPRoute
+metadata: {name: front, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: front, port: 90}]
+  rules: [{backendRefs: [{name: many, port: 90}]}]
+";
+
+const RETRIES: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: many, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: many, port: 80}]
+  rules:
+  - retry: {codes: [500], attempts: 2, backoff: 1ms}
+    backendRefs: [{name: many, port: 80}]
+";
+
+fn rule(host: &str, traffic_policy: &str) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: rule, namespace: shop}}\n\
+         spec: {{host: {host}, trafficPolicy: {traffic_policy}}}\n"
+    )
+}
+
+fn apply(mesh: &Mesh, traffic_policy: &str) {
+    mesh.apply("rule", &rule("many", traffic_policy));
+}
+
+fn metrics(mesh: &Mesh) -> String {
+    let url = format!("http://{}:15020/metrics", mesh.ip("shop/waypoint"));
+    mesh.get("legacy/client", &url).body
+}
+
+fn has_metric(mesh: &Mesh, name: &str, labels: &[&str]) -> bool {
+    let all = metrics(mesh);
+    let mut lines = all.lines().filter(|line| line.starts_with(name));
+    lines.any(|line| labels.iter().all(|label| line.contains(label)))
+}
+
+fn dial(mesh: &Mesh, address: SocketAddr) -> TcpStream {
+    let place = Place::Pod("shop/client".into());
+    let stream = mesh.client().dial(place, address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Says its name, and echoes.
+fn greets(mesh: &Mesh, pod: &'static str) {
+    mesh.serve(&format!("shop/{pod}"), 8092, move |mut stream| {
+        stream.write_all(pod.as_bytes())?;
+        let mut reader = stream.try_clone()?;
+        std::io::copy(&mut reader, &mut stream).map(drop)
+    });
+}
+
+/// A connection whose other end has spoken, and who that is.
+fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
+    let mut stream = dial(mesh, address);
+    let mut name = [0];
+    stream.read_exact(&mut name).ok()?;
+    Some((stream, name[0]))
+}
+
+/// Whether a byte comes back.
+fn echoes(stream: &mut TcpStream) -> bool {
+    stream.write_all(b"x").is_ok() && stream.read_exact(&mut [0]).is_ok()
+}
+
+#[test]
+fn tcp_connections_are_limited_and_ended_as_a_rule_says() {
+    let (mesh, _) = with_waypoint(MANY);
+    greets(&mesh, "a");
+    greets(&mesh, "b");
+    let many = mesh.service("many.shop.svc", 90);
+    until("both answer", || greeted(&mesh, many).is_some());
+    apply(&mesh, "{connectionPool: {tcp: {maxConnections: 1}}}");
+    until("a second connection is refused", || {
+        let first = greeted(&mesh, many);
+        first.is_some() && greeted(&mesh, many).is_none()
+    });
+    let overflows = "ambit_destination_overflows_total";
+    assert!(
+        metrics(&mesh).contains("limit=\"connections\""),
+        "{overflows}: {}",
+        metrics(&mesh)
+    );
+    until("one is let in again", || greeted(&mesh, many).is_some());
+    // Silence ends a connection, and no byte-by-byte conversation.
+    apply(&mesh, "{connectionPool: {tcp: {idleTimeout: 1s}}}");
+    until("a silent connection ends", || {
+        let (mut stream, _) = greeted(&mesh, many).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        let mut rest = Vec::new();
+        match stream.read_to_end(&mut rest) {
+            Ok(_) => true,
+            Err(error) => ![std::io::ErrorKind::WouldBlock, std::io::ErrorKind::TimedOut]
+                .contains(&error.kind()),
+        }
+    });
+    let (mut talks, _) = greeted(&mesh, many).unwrap();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(2500) {
+        assert!(echoes(&mut talks), "ended after {:?}", began.elapsed());
+    }
+    apply(
+        &mesh,
+        "{connectionPool: {tcp: {maxConnectionDuration: 1s}}}",
+    );
+    until("a connection that talks ends", || {
+        let (mut talks, _) = greeted(&mesh, many).unwrap();
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            if !echoes(&mut talks) {
+                return true;
+            }
+        }
+        false
+    });
+}
+
+#[test]
+fn an_endpoint_that_takes_no_connections_is_ejected_and_routed_ones_are_counted_by_their_destination()
+ {
+    let (mesh, _) = with_waypoint(MANY);
+    greets(&mesh, "a");
+    let front = mesh.service("front.shop.svc", 90);
+    mesh.apply("route", TCP_ROUTE);
+    apply(
+        &mesh,
+        "{outlierDetection: {consecutive5xxErrors: 2, baseEjectionTime: 60s, maxEjectionPercent: 50}, loadBalancer: {simple: ROUND_ROBIN}}",
+    );
+    until("connections go to the one that takes them", || {
+        greeted(&mesh, front).is_some_and(|(_, name)| name == b'a')
+    });
+    until("the other one is ejected", || {
+        let _greeted = greeted(&mesh, front);
+        has_metric(
+            &mesh,
+            "ambit_endpoint_ejections_total",
+            &["destination_service=\"many.shop.svc.cluster.local\""],
+        )
+    });
+    let labels = ["destination_service_name=\"many\"", "reporter=\"waypoint\""];
+    for name in [
+        "istio_tcp_connections_opened_total",
+        "istio_tcp_sent_bytes_total",
+    ] {
+        until(&format!("{name} names the destination"), || {
+            has_metric(&mesh, name, &labels)
+        });
+    }
+}
+
+/// An application of HTTP/1.1 that always fails; how many connections and requests have come.
+fn fails(mesh: &Mesh, pod: &str) -> [Arc<AtomicUsize>; 2] {
+    let counts: [Arc<AtomicUsize>; 2] = Default::default();
+    let [connections, requests] = counts.clone();
+    mesh.serve(&format!("shop/{pod}"), 8090, move |mut stream| {
+        let mut is_first = true;
+        while read_head(&mut stream)?.is_some() {
+            if std::mem::take(&mut is_first) {
+                connections.fetch_add(1, SeqCst);
+            }
+            requests.fetch_add(1, SeqCst);
+            stream.write_all(b"HTTP/1.1 500 X\r\ncontent-length: 4\r\n\r\nfail")?;
+        }
+        Ok(())
+    });
+    counts
+}
+
+fn ask(mesh: &Mesh, address: SocketAddr) -> String {
+    let mut connection = mesh.dial("shop/client", address).unwrap();
+    let request = b"POST / HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n\r\n";
+    let answer = connection.raw(request, is_whole);
+    answer.unwrap_or_else(|error| format!("failed: {error}"))
+}
+
+/// What five requests add to counts.
+fn of_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> [usize; 2] {
+    let now = || [counts[0].load(SeqCst), counts[1].load(SeqCst)];
+    let before = now();
+    for _ in 0..5 {
+        let answer = ask(mesh, address);
+        assert!(answer.ends_with("fail"), "{answer}");
+    }
+    let after = now();
+    [after[0] - before[0], after[1] - before[1]]
+}
+
+#[test]
+fn connections_of_http_carry_so_many_requests_and_retries_keep_to_their_budget() {
+    let only_a = MANY.replace(
+        "name: b, namespace: shop, labels: {app: many}",
+        "name: b, namespace: shop",
+    );
+    let (mesh, _) = with_waypoint(&only_a);
+    let counts = fails(&mesh, "a");
+    let many = mesh.service("many.shop.svc", 80);
+    until("it answers", || ask(&mesh, many).ends_with("fail"));
+    until("connections are kept", || {
+        of_five(&mesh, many, &counts) == [0, 5]
+    });
+    apply(
+        &mesh,
+        "{connectionPool: {http: {maxRequestsPerConnection: 1}}}",
+    );
+    until("each request has its own", || {
+        of_five(&mesh, many, &counts) == [5, 5]
+    });
+    apply(
+        &mesh,
+        "{connectionPool: {http: {maxRequestsPerConnection: 2}}}",
+    );
+    until("each has two", || {
+        [2, 3].contains(&of_five(&mesh, many, &counts)[0])
+    });
+    apply(
+        &mesh,
+        "{connectionPool: {tcp: {maxConnectionDuration: 1ms}}}",
+    );
+    until("none lasts", || of_five(&mesh, many, &counts) == [5, 5]);
+    mesh.apply("route", RETRIES);
+    until("each is tried three times", || {
+        of_five(&mesh, many, &counts)[1] == 15
+    });
+    until("what was tried in vain is flagged", || {
+        has_metric(
+            &mesh,
+            "istio_requests_total",
+            &["response_flags=\"URX\"", "response_code=\"500\""],
+        )
+    });
+    apply(&mesh, "{retryBudget: {percent: 0, minRetryConcurrency: 0}}");
+    until("nothing is tried again", || {
+        of_five(&mesh, many, &counts)[1] == 5
+    });
+    assert!(
+        metrics(&mesh).contains("limit=\"retries\""),
+        "{}",
+        metrics(&mesh)
+    );
+    assert!(has_metric(
+        &mesh,
+        "istio_requests_total",
+        &["response_flags=\"UO\"", "response_code=\"500\""]
+    ));
+}
+
+#[test]
+fn an_endpoint_that_is_silent_is_given_up_in_the_time_of_the_rule() {
+    let (mesh, _) = with_waypoint(MANY);
+    let silent = "nft add table inet silent && nft add chain inet silent in '{ type filter hook input priority 0; }' && nft add rule inet silent in tcp dport 8080 drop";
+    mesh.run("legacy/server", &["sh", "-c", silent]);
+    let outside = mesh.ip("legacy/server");
+    mesh.apply(
+        "entry",
+        &format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: outside, namespace: shop}}
+spec:
+  hosts: [outside.example]
+  ports: [{{name: http, number: 80, protocol: HTTP, targetPort: 8080}}]
+  resolution: STATIC
+  endpoints: [{{address: {outside}}}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: many, namespace: shop}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: many, port: 80}}]
+  rules:
+  - backendRefs: [{{group: networking.istio.io, kind: Hostname, name: outside.example, port: 80}}]
+---
+{}",
+            rule(
+                "outside.example",
+                "{connectionPool: {tcp: {connectTimeout: 200ms}}}"
+            )
+        ),
+    );
+    let many = mesh.service("many.shop.svc", 80);
+    // Without the rule, it takes longer than this client waits.
+    until("it is given up", || {
+        ask(&mesh, many).starts_with("HTTP/1.1 503")
+    });
+    until("that is told", || {
+        has_metric(&mesh, "istio_requests_total", &["response_flags=\"UF\""])
+    });
+}
+
+/// An application of HTTP/2: how many connections are open, and requests held there until they are let go.
+#[derive(Clone, Default)]
+struct Streams {
+    open: Arc<AtomicUsize>,
+    all: Arc<AtomicUsize>,
+    held: Arc<AtomicUsize>,
+    let_go: Arc<tokio::sync::Notify>,
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+impl Streams {
+    fn serve(mesh: &Mesh, pod: &str) -> Self {
+        let own = Self::default();
+        let of = own.clone();
+        mesh.serve(&format!("shop/{pod}"), 8091, move |stream| {
+            stream.set_nonblocking(true)?;
+            of.all.fetch_add(1, SeqCst);
+            of.open.fetch_add(1, SeqCst);
+            let served = runtime().block_on(async {
+                let stream = tokio::net::TcpStream::from_std(stream)?;
+                let connection = h2::server::handshake(stream).await;
+                let mut connection = connection.map_err(std::io::Error::other)?;
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    let of = of.clone();
+                    tokio::spawn(async move {
+                        let let_go = of.let_go.notified();
+                        of.held.fetch_add(1, SeqCst);
+                        let_go.await;
+                        let response = Response::builder().body(()).unwrap();
+                        let _gone = respond.send_response(response, true);
+                    });
+                }
+                Ok(())
+            });
+            of.open.fetch_sub(1, SeqCst);
+            served
+        });
+        own
+    }
+
+    /// So many requests at once, on one connection of the client; how many connections to here that has opened.
+    fn ask(&self, mesh: &Mesh, address: SocketAddr, many: usize) -> usize {
+        let (before, held) = (self.all.load(SeqCst), self.held.load(SeqCst));
+        let stream = dial(mesh, address);
+        stream.set_nonblocking(true).unwrap();
+        runtime().block_on(async {
+            let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+            let (mut client, connection) = h2::client::handshake::<_, Bytes>(stream).await.unwrap();
+            tokio::spawn(connection);
+            let mut answers = Vec::new();
+            for _ in 0..many {
+                let request = Request::get("http://many/").body(()).unwrap();
+                client = client.ready().await.unwrap();
+                answers.push(client.send_request(request, true).unwrap().0);
+            }
+            let all_are_held = async {
+                while self.held.load(SeqCst) < held + many {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, all_are_held).await.unwrap();
+            self.let_go.notify_waiters();
+            for answer in answers {
+                assert_eq!(answer.await.unwrap().status(), 200);
+            }
+        });
+        self.all.load(SeqCst) - before
+    }
+}
+
+#[test]
+fn connections_of_http_2_carry_so_many_requests_at_once_and_end_when_they_carry_none() {
+    let only_a = MANY.replace(
+        "name: b, namespace: shop, labels: {app: many}",
+        "name: b, namespace: shop",
+    );
+    let (mesh, _) = with_waypoint(&only_a);
+    let app = Streams::serve(&mesh, "a");
+    let many = mesh.service("many.shop.svc", 81);
+    app.ask(&mesh, many, 1);
+    // One is there for all.
+    until("it is shared", || app.ask(&mesh, many, 6) == 0);
+    apply(&mesh, "{connectionPool: {http: {maxConcurrentStreams: 2}}}");
+    until("each carries two", || {
+        app.ask(&mesh, many, 6);
+        app.open.load(SeqCst) >= 4
+    });
+    until("they are used again", || app.ask(&mesh, many, 6) == 0);
+    apply(
+        &mesh,
+        "{connectionPool: {http: {idleTimeout: 500ms, maxConcurrentStreams: 3}}}",
+    );
+    let mut opened = 0;
+    until("new ones are opened under the rule", || {
+        opened += app.ask(&mesh, many, 6);
+        opened > 0
+    });
+    let now = app.open.load(SeqCst);
+    until("what carries nothing ends", || app.open.load(SeqCst) < now);
+}

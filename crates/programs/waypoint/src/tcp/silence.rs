@@ -1,0 +1,76 @@
+//! How long a connection has been without a byte of either side, where that matters.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Silence(Option<Limited>);
+
+#[derive(Debug)]
+struct Limited {
+    most: Duration,
+    began: Instant,
+    /// When a byte last came, in milliseconds since then.
+    last: AtomicU64,
+}
+
+impl Silence {
+    /// It begins; without a limit it never lasts too long.
+    pub(super) fn of(most: Option<Duration>) -> Self {
+        Self(most.map(|most| Limited {
+            most,
+            began: Instant::now(),
+            last: AtomicU64::new(0),
+        }))
+    }
+
+    /// A byte came.
+    pub(super) fn broken(&self) {
+        if let Some(limited) = &self.0 {
+            let since = limited.began.elapsed().as_millis();
+            let since = u64::try_from(since).unwrap_or(u64::MAX);
+            limited.last.store(since, Relaxed);
+        }
+    }
+
+    /// Ends when it has lasted too long.
+    pub(super) async fn too_long(&self) {
+        let Some(limited) = &self.0 else {
+            return std::future::pending().await;
+        };
+        loop {
+            let last = Duration::from_millis(limited.last.load(Relaxed));
+            let until = limited.began + last + limited.most;
+            if Instant::now() >= until {
+                return;
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_too_long_only_since_the_last_byte() {
+        let silence = Silence::of(Some(Duration::from_secs(10)));
+        let began = Instant::now();
+        let noise = async {
+            for _ in 0..3 {
+                tokio::time::sleep(Duration::from_secs(9)).await;
+                silence.broken();
+            }
+        };
+        tokio::join!(noise, silence.too_long());
+        assert_eq!(began.elapsed().as_secs(), 37);
+        let forever = tokio::time::timeout(Duration::from_secs(9999), Silence::of(None).too_long());
+        forever.await.unwrap_err();
+    }
+}

@@ -1,0 +1,135 @@
+//! Connections of HTTP/2 whose requests under way are counted, because a rule says how many one may carry, or how long
+//! it may be without any.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use hyper::client::conn::http2::SendRequest;
+use parking_lot::Mutex;
+
+use super::{HttpKey, Life};
+use crate::message::Body;
+
+/// The requests under way on one connection.
+#[derive(Debug)]
+pub(super) struct Streams {
+    active: AtomicU32,
+    /// When the last one ended.
+    quiet_since: Mutex<Instant>,
+}
+
+/// A request under way on a connection: until the last copy is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamSlot {
+    #[expect(dead_code, reason = "what it does is to be held")]
+    counting: Arc<Counting>,
+}
+
+#[derive(Debug)]
+struct Counting(Arc<Streams>);
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        *self.0.quiet_since.lock() = Instant::now();
+        self.0.active.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Streams {
+    /// With one request.
+    pub(super) fn begun() -> (Arc<Self>, StreamSlot) {
+        let streams = Arc::new(Self {
+            active: AtomicU32::new(0),
+            quiet_since: Mutex::new(Instant::now()),
+        });
+        let slot = streams.slot();
+        (streams, slot)
+    }
+
+    fn slot(self: &Arc<Self>) -> StreamSlot {
+        self.active.fetch_add(1, Relaxed);
+        StreamSlot {
+            counting: Arc::new(Counting(self.clone())),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    sender: SendRequest<Body>,
+    life: Life,
+    streams: Arc<Streams>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Counted(HashMap<HttpKey, Vec<Connection>>);
+
+impl Counted {
+    pub(super) fn insert(
+        &mut self,
+        key: HttpKey,
+        sender: SendRequest<Body>,
+        life: Life,
+        streams: Arc<Streams>,
+    ) {
+        self.0.entry(key).or_default().push(Connection {
+            sender,
+            life,
+            streams,
+        });
+    }
+
+    /// A connection with fewer than `most` requests under way; zero is any.
+    pub(super) fn take(
+        &mut self,
+        key: &HttpKey,
+        most: u32,
+    ) -> Option<(SendRequest<Body>, Life, StreamSlot)> {
+        let all = self.0.get_mut(key)?;
+        all.retain(|one| !one.sender.is_closed() && !one.life.is_over());
+        let has_room = |one: &&mut Connection| most == 0 || one.streams.active.load(Relaxed) < most;
+        let taken = all.iter_mut().find(has_room).map(|one| {
+            let taken = (one.sender.clone(), one.life, one.streams.slot());
+            one.life = one.life.further();
+            taken
+        });
+        all.retain(|one| !one.life.is_over());
+        if all.is_empty() {
+            self.0.remove(key);
+        }
+        taken
+    }
+
+    /// Lets go of a connection that has been without a request for so long; else, when to look again. `None`: it is not
+    /// here any more.
+    pub(super) fn retire(
+        &mut self,
+        key: &HttpKey,
+        streams: &Arc<Streams>,
+        idle: Duration,
+    ) -> Option<Duration> {
+        let all = self.0.get_mut(key)?;
+        let at = all
+            .iter()
+            .position(|one| Arc::ptr_eq(&one.streams, streams))?;
+        let is_busy = streams.active.load(Relaxed) > 0;
+        let quiet = streams.quiet_since.lock().elapsed();
+        let is_closed = all.get(at).is_some_and(|one| one.sender.is_closed());
+        if !is_closed && (is_busy || quiet < idle) {
+            return Some(if is_busy { idle } else { idle - quiet });
+        }
+        // Without senders it ends when its last request has.
+        all.remove(at);
+        if all.is_empty() {
+            self.0.remove(key);
+        }
+        None
+    }
+}

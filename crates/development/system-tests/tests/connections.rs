@@ -13,7 +13,6 @@ use std::{
 };
 
 use ambit_system_tests::{Mesh, PATIENCE, Place, is_whole, read_head, until, with_waypoint};
-use bytes::Bytes;
 use http::{Request, Response};
 
 const MANY: &str = "
@@ -399,7 +398,7 @@ impl Streams {
         stream.set_nonblocking(true).unwrap();
         runtime().block_on(async {
             let stream = tokio::net::TcpStream::from_std(stream).unwrap();
-            let (mut client, connection) = h2::client::handshake::<_, Bytes>(stream).await.unwrap();
+            let (mut client, connection) = h2::client::handshake(stream).await.unwrap();
             tokio::spawn(connection);
             let mut answers = Vec::new();
             for _ in 0..many {

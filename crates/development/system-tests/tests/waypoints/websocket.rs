@@ -144,7 +144,7 @@ async fn client(mesh: &Mesh, address: SocketAddr) -> SendRequest<Bytes> {
     let stream = mesh.client().dial(place, address).unwrap();
     stream.set_nonblocking(true).unwrap();
     let stream = tokio::net::TcpStream::from_std(stream).unwrap();
-    let (client, connection) = h2::client::handshake::<_, Bytes>(stream).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
     let client = client.ready().await.unwrap();
     let offered = async {
@@ -224,7 +224,10 @@ fn passes(mesh: &Mesh, address: SocketAddr, path: &str, version: &str) {
             socket.hears("hello one ").await;
             socket.say("two", true);
             socket.hears("two").await;
-            assert!(socket.body.data().await.is_none());
+            // In order, perhaps by a frame without data.
+            while let Some(data) = socket.body.data().await {
+                assert_eq!(data.unwrap(), "");
+            }
         }
     });
 }

@@ -145,6 +145,14 @@ impl Scene {
         self.mesh.client().log_text(source).unwrap()
     }
 
+    fn until_logged(&self, path: &str, flags: &str) {
+        until(&format!("{path} is logged with{flags}"), || {
+            let log = self.log();
+            let mut lines = log.lines();
+            lines.any(|line| line.contains(path) && line.contains(flags))
+        });
+    }
+
     fn metrics(&self) -> String {
         let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
         self.mesh.get("legacy/client", &url).body
@@ -174,11 +182,11 @@ const FAULTY: &str = "
     filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: hangs}}]
     timeouts: {request: 300ms}
     backendRefs: [{name: many, port: 80}]
-  - matches: [{path: {value: /hang}}]
+  - matches: [{path: {value: /backend}}]
     backendRefs:
     - name: many
       port: 80
-      filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: hangs}}]
+      filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: aborts}}]
   - matches: [{path: {value: /missing}}]
     filters: [{type: ExtensionRef, extensionRef: {group: ambit.io, kind: HTTPFault, name: gone}}]
     backendRefs: [{name: many, port: 80}]
@@ -205,6 +213,8 @@ fn faults_delay_and_abort_what_a_rule_matches_and_nothing_else() {
         grpc.to_ascii_lowercase().contains("grpc-status: 2\r\n"),
         "{grpc}"
     );
+    let of_backend = scene.ask("/backend", "");
+    assert!(of_backend.starts_with("HTTP/1.1 418"), "{of_backend}");
     let late = scene.ask("/late", "");
     assert!(late.starts_with("HTTP/1.1 504"), "{late}");
     let missing = scene.ask("/missing", "");
@@ -215,30 +225,9 @@ fn faults_delay_and_abort_what_a_rule_matches_and_nothing_else() {
     let began = Instant::now();
     assert_eq!(scene.who("/delay").as_deref(), Some("a"));
     assert!(began.elapsed() >= Duration::from_millis(700));
-    // A client that leaves is not waited for.
-    let before = scene.requests();
-    let mut leaves = mesh.dial("shop/client", scene.service).unwrap();
-    leaves
-        .say("POST /hang HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n\r\n")
-        .unwrap();
-    drop(leaves);
-    let mut log = String::new();
-    until("the end of the request that hangs is logged", || {
-        log = scene.log();
-        log.lines()
-            .any(|line| line.contains("/hang") && line.contains("DI"))
-    });
-    assert_eq!(scene.requests(), before);
-    for (path, flags) in [
-        ("/abort", " FI fault_filter_abort"),
-        ("/late", " UT,DI "),
-        ("/delay", " DI via_upstream"),
-    ] {
-        let is_logged = log
-            .lines()
-            .any(|line| line.contains(path) && line.contains(flags));
-        assert!(is_logged, "no {flags} of {path} in {log}");
-    }
+    scene.until_logged("/abort", " FI fault_filter_abort");
+    scene.until_logged("/late", " UT,DI ");
+    scene.until_logged("/delay", " DI via_upstream");
     let metrics = scene.metrics();
     for flags in ["FI", "DI", "UT,DI"] {
         assert!(
@@ -307,9 +296,7 @@ fn a_subset_gets_what_routes_send_to_it_and_its_pods_alone() {
     let unknown = scene.ask("/unknown", "");
     assert!(unknown.starts_with("HTTP/1.1 500"), "{unknown}");
     assert_eq!(scene.requests(), before);
-    let log = scene.log();
-    let is_none = |line: &str| line.contains("/none") && line.contains(" UH ");
-    assert!(log.lines().any(is_none), "{log}");
+    scene.until_logged("/none", " UH ");
     // A pod with other labels is in another subset.
     mesh.apply("c", pod("c", "v2").trim_start_matches("\n---"));
     scene.until_answered_by("/v2", ["b", "c"]);

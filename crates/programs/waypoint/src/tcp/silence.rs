@@ -70,7 +70,8 @@ mod tests {
         };
         tokio::join!(noise, silence.too_long());
         assert_eq!(began.elapsed().as_secs(), 37);
-        let forever = tokio::time::timeout(Duration::from_secs(9999), Silence::of(None).too_long());
+        let unlimited = Silence::of(None);
+        let forever = tokio::time::timeout(Duration::from_secs(9999), unlimited.too_long());
         forever.await.unwrap_err();
     }
 }

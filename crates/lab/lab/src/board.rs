@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
+use ambit_k8s_api::labels;
 use ambit_netlab::Netns;
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -138,9 +139,29 @@ impl Board {
         (inner.problems, inner.gateways, inner.objects) = (problems, gateways, objects);
     }
 
-    /// The objects that policies hang on.
+    /// The objects that policies hang on, with what agents have written on pods.
     pub(crate) fn objects(&self) -> Vec<Value> {
-        self.inner.lock().objects.clone()
+        let inner = self.inner.lock();
+        let mut objects = inner.objects.clone();
+        let directory = self.layout.status();
+        let captured = inner.pods.values().map(|entry| &entry.plan);
+        for plan in captured.filter(|plan| is_captured(&directory, plan)) {
+            let is_it = |object: &&mut Value| {
+                let text = |place: &str| object.pointer(place).and_then(Value::as_str);
+                text("/kind") == Some("Pod")
+                    && text("/metadata/namespace") == Some(plan.namespace())
+                    && text("/metadata/name") == Some(plan.name())
+            };
+            if let Some(pod) = objects.iter_mut().find(is_it) {
+                let annotations =
+                    serde_json::json!({labels::REDIRECTION: labels::REDIRECTION_ENABLED});
+                json_patch::merge(
+                    pod,
+                    &serde_json::json!({"metadata": {"annotations": annotations}}),
+                );
+            }
+        }
+        objects
     }
 
     pub(crate) fn daemons(&self) -> Vec<DaemonStatus> {
@@ -341,7 +362,6 @@ impl PodEntry {
 fn is_captured(directory: &std::path::Path, plan: &PodPlan) -> bool {
     let file = directory.join(format!("{}.{}.yaml", plan.namespace(), plan.name()));
     std::fs::read_to_string(file).is_ok_and(|text| {
-        text.contains(ambit_k8s_api::labels::REDIRECTION)
-            && text.contains(ambit_k8s_api::labels::REDIRECTION_ENABLED)
+        text.contains(labels::REDIRECTION) && text.contains(labels::REDIRECTION_ENABLED)
     })
 }

@@ -2,6 +2,7 @@
 //! by their access logs, is judged twice by the code that judges in them: with the policies that there are, and with
 //! those of the files besides.
 
+mod at_waypoint;
 mod judge;
 mod observed;
 mod report;

@@ -23,6 +23,7 @@ fn refused(part: Part, overlay: &Value) -> Option<String> {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table is as long as what it lists")]
 fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
     let in_pod = "spec.template.spec";
     let in_proxy = "spec.template.spec.containers[0]";

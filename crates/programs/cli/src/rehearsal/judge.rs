@@ -11,18 +11,15 @@ use ambit_derive::{Delta, Index, MeshConfig, PodDirectory, Severity};
 use ambit_k8s_api::{Object, ObjectEvent, ObjectKey, labels};
 use ambit_l7::authz::{self as l7, Scope};
 use ambit_model::{
-    Action, Authorization, GatewayName, HttpAction, HttpAttribute, HttpPolicy, NamespacedHostname,
-    PolicyKey, Protocol, Service, Workload, WorkloadUid,
+    Action, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey, Protocol,
+    Service, Workload, WorkloadUid,
 };
-use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{
+    at_waypoint::AtWaypoint,
     observed::{At, Observed, Request, Seen},
     report::{Report, Row},
 };
-
-/// Headers that access logs tell.
-const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
 
 /// What policies make of something.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,14 +186,6 @@ fn lay<N: Ord, R>(all: &mut BTreeMap<N, Arc<R>>, changed: Vec<(N, Option<Arc<R>>
     }
 }
 
-/// The policies of one waypoint. What asks for headers that logs do not tell is there in two readings: what admits
-/// the most, and what admits the least.
-#[derive(Default)]
-struct AtWaypoint {
-    most: l7::Policies,
-    least: l7::Policies,
-}
-
 /// The mesh at one time, ready to judge.
 struct Mesh {
     by_address: HashMap<IpAddr, Arc<Workload>>,
@@ -215,9 +204,7 @@ impl Mesh {
         let mut at_waypoints = BTreeMap::<_, AtWaypoint>::new();
         for ((gateway, _), policy) in &records.at_waypoints {
             let at = at_waypoints.entry(gateway.clone()).or_default();
-            let admits = policy.action == HttpAction::Allow;
-            at.most.insert(reading(policy, admits));
-            at.least.insert(reading(policy, !admits));
+            at.insert(policy);
         }
         let addresses = |workload: &Arc<Workload>| {
             let each = workload.workload_ips.clone().into_iter();
@@ -359,125 +346,6 @@ impl Mesh {
             identity.namespace.clone(),
             identity.service_account.clone(),
         ))
-    }
-}
-
-impl AtWaypoint {
-    fn judge(
-        &self,
-        scope: Scope<'_>,
-        connection: &l7::Connection<'_>,
-        request: Option<&Request>,
-    ) -> Verdict {
-        let headers = request.map(headers).unwrap_or_default();
-        let decide = |policies: &l7::Policies| match request {
-            Some(request) => policies.evaluate(
-                scope,
-                &l7::Request {
-                    connection: *connection,
-                    method: &request.method,
-                    host: &request.authority,
-                    path: &request.path,
-                    headers: &headers,
-                },
-            ),
-            None => policies.evaluate_connection(scope, connection),
-        };
-        let (most, least) = (decide(&self.most), decide(&self.least));
-        if most.is_allowed() != least.is_allowed() {
-            return Verdict::Undecided(format!(
-                "it hangs on what logs do not tell: headers in {}",
-                self.asking(scope).join(", ")
-            ));
-        }
-        match least.why {
-            l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => Verdict::Allowed,
-            l7::Why::Denied(rule) => Verdict::Refused {
-                by: rule.policy.to_string(),
-                why: format!("rule {} of a DENY policy matches", rule.rule + 1),
-            },
-            l7::Why::NotUnderstood { policy, why } => Verdict::Refused {
-                by: policy.to_string(),
-                why: format!("it is not understood ({why}) and denies all that it covers"),
-            },
-            l7::Why::NoneAllows => Verdict::Refused {
-                by: self.allowing(scope).join(", "),
-                why: "no rule of these ALLOW policies matches".to_owned(),
-            },
-        }
-    }
-
-    fn allowing(&self, scope: Scope<'_>) -> Vec<String> {
-        let allowing = in_scope(&self.least, scope);
-        let allowing = allowing.filter(|policy| policy.action == HttpAction::Allow);
-        let mut names: Vec<_> = allowing.map(|policy| policy.key.to_string()).collect();
-        names.sort();
-        names
-    }
-
-    /// The policies that have two readings.
-    fn asking(&self, scope: Scope<'_>) -> Vec<String> {
-        let least: Vec<_> = in_scope(&self.least, scope).collect();
-        let differ = in_scope(&self.most, scope).filter(|policy| !least.contains(policy));
-        let mut names: Vec<_> = differ.map(|policy| policy.key.to_string()).collect();
-        names.sort();
-        names
-    }
-}
-
-fn in_scope<'a>(
-    policies: &'a l7::Policies,
-    scope: Scope<'a>,
-) -> impl Iterator<Item = &'a HttpPolicy> {
-    let applies = move |policy: &&HttpPolicy| {
-        let of_service = match scope {
-            Scope::Service(service) | Scope::Backend(service) => policy.services.contains(service),
-            Scope::Pod => false,
-        };
-        !policy.dry_run && (policy.for_gateway || of_service)
-    };
-    policies.iter().filter(applies)
-}
-
-fn headers(request: &Request) -> HeaderMap {
-    let headers = request.headers.iter();
-    let header = |(name, value): (&&'static str, &String)| {
-        let value = HeaderValue::from_str(value).ok()?;
-        Some((HeaderName::from_static(name), value))
-    };
-    headers.filter_map(header).collect()
-}
-
-/// A policy as if what logs do not tell matched, or did not.
-fn reading(policy: &HttpPolicy, unknown_matches: bool) -> HttpPolicy {
-    let mut policy = policy.clone();
-    for rule in &mut policy.rules {
-        if unknown_matches {
-            rule.conditions
-                .retain(|condition| is_told(&condition.attribute));
-        }
-    }
-    if !unknown_matches {
-        policy.rules.retain(|rule| {
-            let mut conditions = rule.conditions.iter();
-            conditions.all(|condition| is_told(&condition.attribute))
-        });
-    }
-    policy
-}
-
-fn is_told(attribute: &HttpAttribute) -> bool {
-    match attribute {
-        HttpAttribute::Header(name) => LOGGED.contains(&name.as_str()),
-        HttpAttribute::SourceIp
-        | HttpAttribute::RemoteIp
-        | HttpAttribute::SourceNamespace
-        | HttpAttribute::SourceServiceAccount
-        | HttpAttribute::SourceTrustDomain
-        | HttpAttribute::SourcePrincipal
-        | HttpAttribute::DestinationIp
-        | HttpAttribute::DestinationPort
-        | HttpAttribute::ConnectionSni => true,
     }
 }
 

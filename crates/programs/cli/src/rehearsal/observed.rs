@@ -152,8 +152,8 @@ fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed
 
 fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
     let owned = |name: &str| field(name).map(str::to_owned);
-    // For instance inbound-vip|80|http|web.shop.svc.cluster.local.
-    let cluster = field("upstream_cluster").and_then(|name| name.rsplit_once('|'));
+    // The name of a service, or for instance inbound-vip|80|http|web.shop.svc.cluster.local.
+    let host = field("upstream_cluster").and_then(|name| name.rsplit('|').next());
     let headers = [
         ("user-agent", "user_agent"),
         ("x-forwarded-for", "x_forwarded_for"),
@@ -176,7 +176,7 @@ fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> 
         identity: None,
         to: field("downstream_local_address")?.parse().ok()?,
         at: At::Waypoint(Seen {
-            host: cluster.map(|(_, host)| host.to_owned()),
+            host: host.map(str::to_owned),
             sni: owned("requested_server_name"),
             request,
         }),

@@ -9,6 +9,7 @@ mod canary;
 mod foreign;
 mod hosts;
 mod instances;
+mod key_sets;
 mod kind;
 mod kinds;
 mod marks;
@@ -34,6 +35,7 @@ pub use attachment::CONTROLLER;
 pub(crate) use attachment::{Consent, Obstacle, Origin, Serves};
 pub(crate) use binding::Binding;
 use instances::Instances;
+pub use key_sets::{KeySource, KeyState};
 
 use kind::{Change, Read, Rendered};
 pub use kind::{Extent, Followed};
@@ -97,6 +99,8 @@ pub struct Index {
     pub(crate) destination_rules: References<ArcStr>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
+    /// What is known of key sets that are fetched.
+    key_sets: HashMap<KeySource, KeyState>,
     /// The waypoints of services' endpoints.
     served: Served<NamespacedHostname>,
     /// The waypoints of the pods that policies of node proxies apply to.
@@ -137,6 +141,7 @@ impl Index {
             route_backends: References::default(),
             destination_rules: References::default(),
             policy_targets: References::default(),
+            key_sets: HashMap::new(),
             served: Served::default(),
             behind: Served::default(),
             instances: Instances::default(),

@@ -40,6 +40,7 @@ pub const CRDS: &[File] = files![
     "crds/authorizationpolicies.yaml",
     "crds/destinationrules.yaml",
     "crds/peerauthentications.yaml",
+    "crds/requestauthentications.yaml",
     "crds/serviceentries.yaml",
     "crds/workloadentries.yaml",
 ];

@@ -322,6 +322,7 @@ fn definitions_serve_what_istio_serves() {
             "authorizationpolicies.security.istio.io v1 v1beta1",
             "destinationrules.networking.istio.io v1 v1beta1 v1alpha3",
             "peerauthentications.security.istio.io v1 v1beta1",
+            "requestauthentications.security.istio.io v1 v1beta1",
             "serviceentries.networking.istio.io v1 v1beta1 v1alpha3",
             "workloadentries.networking.istio.io v1 v1beta1 v1alpha3",
         ]

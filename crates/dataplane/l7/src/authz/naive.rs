@@ -52,6 +52,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
                 host: call.host,
                 path: call.path,
                 headers: &call.headers,
+                claims: None,
             },
         ),
         false => policies.evaluate_connection(scope, &connection),

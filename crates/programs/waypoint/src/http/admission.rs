@@ -1,8 +1,13 @@
 //! What was judged of a request, kept for as long as it is under way: when policies change it is judged again, and
 //! nothing more of what they now deny passes.
+//!
+//! What its tokens have proved is not proved again: a token that expires meanwhile was valid when the request began. But
+//! it counts only as long as somebody would still believe it: when the rule, the audience or the key that it was valid
+//! by is withdrawn, the request is judged as one without that token.
 
 use std::sync::Arc;
 
+use ambit_jwt::{Authenticated, Claims};
 use ambit_l7::authz::{Connection, HttpDecision, Request};
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
@@ -21,6 +26,7 @@ struct Inner {
     host: String,
     path: String,
     headers: HeaderMap,
+    proved: Authenticated,
     changes: Mutex<watch::Receiver<u64>>,
 }
 
@@ -40,6 +46,7 @@ impl Admission {
         host: String,
         path: String,
         headers: HeaderMap,
+        proved: Authenticated,
     ) -> (HttpDecision, Option<Self>) {
         // From before the decision on, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
@@ -49,6 +56,7 @@ impl Admission {
             host,
             path,
             headers,
+            proved,
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
@@ -90,7 +98,25 @@ impl Admission {
 }
 
 impl Inner {
+    /// With several tokens, the claims of each have to be enough.
     fn judge(&self) -> HttpDecision {
+        if self.proved.is_empty() {
+            return self.judge_with(None);
+        }
+        let all = self.session.shard.waypoint.published.authentications();
+        let service = self.session.target.service_name();
+        let mut last = None;
+        for claims in all.still_believed(service, &self.proved) {
+            let decision = self.judge_with(Some(claims));
+            if !decision.is_allowed() {
+                return decision;
+            }
+            last = Some(decision);
+        }
+        last.unwrap_or_else(|| self.judge_with(None))
+    }
+
+    fn judge_with(&self, claims: Option<&Claims>) -> HttpDecision {
         let caller = &self.session.caller;
         let request = Request {
             connection: Connection {
@@ -104,6 +130,7 @@ impl Inner {
             host: &self.host,
             path: &self.path,
             headers: &self.headers,
+            claims,
         };
         let policies = self.session.shard.waypoint.published.policies();
         policies.evaluate(self.session.target.scope(), &request)

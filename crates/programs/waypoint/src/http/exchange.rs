@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ambit_jwt::Authenticated;
 use ambit_model::AppProtocol;
 use ambit_telemetry::http::ResponseFlag;
 use http::{
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     admission::Admission,
+    authentication::authenticate,
     body::Passing,
     form::Form,
     headers, mirror, outgoing,
@@ -89,7 +91,8 @@ async fn answer(
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
-    let admission = judge(session, &request, &form, record)?;
+    let proved = authenticate(session, &mut request, &mut form, record)?;
+    let admission = judge(session, &request, &form, proved, record)?;
     let routed = route(session, &request, &form, record, crossing)?;
     let taken = match routed {
         Routed::On(taken) => taken,
@@ -163,6 +166,7 @@ fn judge(
     session: &Arc<Session>,
     request: &Request<Incoming>,
     form: &Form,
+    proved: Authenticated,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
     let (decision, admission) = Admission::of(
@@ -171,6 +175,7 @@ fn judge(
         form.host.clone(),
         form.path.clone(),
         request.headers().clone(),
+        proved,
     );
     record.judged(&decision);
     admission.ok_or_else(Reply::denied)

@@ -17,6 +17,8 @@ pub(crate) struct Reply {
     pub(crate) flags: ResponseFlags,
     /// Of a request that is not what HTTP allows: what is wrong with it.
     pub(crate) refused: Option<&'static str>,
+    /// What the client has to prove (RFC 6750).
+    pub(crate) challenge: Option<HeaderValue>,
 }
 
 impl Reply {
@@ -26,6 +28,7 @@ impl Reply {
             text: text.into(),
             flags: flag.into(),
             refused: None,
+            challenge: None,
         }
     }
 
@@ -36,6 +39,7 @@ impl Reply {
             text: "RBAC: access denied".to_owned(),
             flags: ResponseFlags::default(),
             refused: None,
+            challenge: None,
         }
     }
 
@@ -59,6 +63,7 @@ impl Reply {
             status,
             text,
             flags,
+            challenge,
             ..
         } = self;
         let mut response = Response::new(message::text(if is_grpc {
@@ -67,6 +72,9 @@ impl Reply {
             text.clone()
         }));
         let headers = response.headers_mut();
+        if let Some(challenge) = challenge {
+            headers.insert(header::WWW_AUTHENTICATE, challenge);
+        }
         if flags.contains(ResponseFlag::UpstreamOverflow) {
             headers.insert(OVERLOADED, HeaderValue::from_static("true"));
         }

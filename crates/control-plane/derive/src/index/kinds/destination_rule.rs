@@ -8,7 +8,7 @@
 mod balancing;
 mod policy;
 mod standing;
-mod values;
+pub(super) mod values;
 
 use std::collections::BTreeSet;
 

@@ -242,8 +242,8 @@ fn a_preflight_needs_no_token_and_brings_none() {
     assert!(!sent.headers.contains_key("authorization"));
     assert!(!sent.headers.contains_key("x-user"));
     for (method, left_out) in [(Method::GET, 9), (Method::OPTIONS, 0), (Method::OPTIONS, 1)] {
-        let others: Vec<_> = lines.iter().enumerate().filter(|(at, _)| *at != left_out);
-        let others: Vec<_> = others.into_iter().map(|(_, line)| *line).collect();
+        let others = lines.iter().enumerate().filter(|(at, _)| *at != left_out);
+        let others: Vec<_> = others.map(|(_, line)| *line).collect();
         let mut sent = get(&others);
         sent.method = method;
         assert_eq!(judged(&all, &mut sent), Err(TokenError::Form.into()));

@@ -405,6 +405,8 @@ impl Bytes<'_> {
             not_ip_blocks: self.nets(),
             remote_ip_blocks: self.nets(),
             not_remote_ip_blocks: self.nets(),
+            request_principals: Vec::new(),
+            not_request_principals: Vec::new(),
         }
     }
 

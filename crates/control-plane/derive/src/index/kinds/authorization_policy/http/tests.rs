@@ -90,6 +90,8 @@ fn sources() {
             not_ip_blocks: vec![net("10.0.0.1/32")],
             remote_ip_blocks: vec![net("2001:db8::/32")],
             not_remote_ip_blocks: vec![net("192.0.2.1/32")],
+            request_principals: Vec::new(),
+            not_request_principals: Vec::new(),
         }]
     );
 }

@@ -80,6 +80,7 @@ fn is_allowed(action: HttpAction, text: StringMatch, path: &str) -> bool {
         host: "a",
         path,
         headers: &HeaderMap::new(),
+        claims: None,
     };
     policies.evaluate(Scope::Pod, &request).is_allowed()
 }

@@ -14,6 +14,7 @@ const ROOTS: [&str; 6] = [
     "istio.workload.Address",
     "istio.security.Authorization",
     "ambit.v1.WaypointDestination",
+    "ambit.v1.WaypointAuthentication",
     "ambit.v1.WaypointGateway",
     "ambit.v1.WaypointPolicy",
     "ambit.v1.WaypointService",

@@ -86,6 +86,12 @@ pub(crate) const WAYPOINT_ACCEPTED: ConditionType = ConditionType {
     needs_standing: true,
 };
 
+/// Whether waypoints authenticate as an object says.
+pub(crate) const AUTHENTICATION_ACCEPTED: ConditionType = ConditionType {
+    verdict: with_problems,
+    ..WAYPOINT_ACCEPTED
+};
+
 /// Whether the waypoint of a service is there.
 pub(crate) const BOUND: ConditionType = ConditionType {
     name: "istio.io/WaypointBound",

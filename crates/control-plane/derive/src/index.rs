@@ -11,6 +11,7 @@ mod foreign;
 mod hosts;
 mod inbound_binding;
 mod instances;
+mod key_sets;
 mod kind;
 mod kinds;
 mod marks;
@@ -36,6 +37,7 @@ pub use attachment::CONTROLLER;
 pub(crate) use attachment::{Consent, Obstacle, Origin, Serves};
 pub(crate) use binding::Binding;
 use instances::Instances;
+pub use key_sets::{KeySource, KeyState};
 
 use kind::{Change, Read, Rendered};
 pub use kind::{Extent, Followed};
@@ -107,6 +109,8 @@ pub struct Index {
     pub(crate) subset_rules: BTreeSet<ObjectKey>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
+    /// What is known of key sets that are fetched.
+    key_sets: HashMap<KeySource, KeyState>,
     /// The waypoints of services' endpoints.
     served: Served<NamespacedHostname>,
     /// The waypoints of the pods that policies of node proxies apply to.
@@ -151,6 +155,7 @@ impl Index {
             callees: References::default(),
             subset_rules: BTreeSet::new(),
             policy_targets: References::default(),
+            key_sets: HashMap::new(),
             served: Served::default(),
             behind: Served::default(),
             instances: Instances::default(),

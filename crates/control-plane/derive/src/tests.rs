@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
-    Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway, WaypointService,
-    Workload,
+    Authentication, Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway,
+    WaypointService, Workload,
 };
 
 use super::*;
@@ -34,6 +34,7 @@ pub(crate) struct TestMesh {
     pub(crate) waypoint_policies: BTreeMap<String, HttpPolicy>,
     /// By `gateway to service`.
     pub(crate) waypoint_destinations: BTreeMap<String, WaypointDestination>,
+    pub(crate) waypoint_authentications: BTreeMap<String, Authentication>,
 }
 
 pub(crate) fn objects(yaml: &str) -> Vec<Object> {
@@ -70,6 +71,7 @@ impl TestMesh {
             waypoint_services: BTreeMap::new(),
             waypoint_policies: BTreeMap::new(),
             waypoint_destinations: BTreeMap::new(),
+            waypoint_authentications: BTreeMap::new(),
         }
     }
 
@@ -137,6 +139,13 @@ impl TestMesh {
         for ((gateway, name), record) in &delta.waypoint_destinations {
             let (all, record) = (&mut self.waypoint_destinations, record.as_deref().cloned());
             put(all, &mut names, format!("{gateway} to {name}"), record);
+        }
+        for ((gateway, name), record) in &delta.waypoint_authentications {
+            let (all, record) = (
+                &mut self.waypoint_authentications,
+                record.as_deref().cloned(),
+            );
+            put(all, &mut names, format!("{gateway} by {name}"), record);
         }
         assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names

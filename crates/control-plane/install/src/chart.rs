@@ -41,6 +41,7 @@ pub const CRDS: &[File] = files![
     "crds/destinationrules.yaml",
     "crds/httpfaults.yaml",
     "crds/peerauthentications.yaml",
+    "crds/requestauthentications.yaml",
     "crds/serviceentries.yaml",
     "crds/workloadentries.yaml",
 ];

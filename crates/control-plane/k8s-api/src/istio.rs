@@ -83,6 +83,10 @@ custom_resource! {
     PeerAuthentication, PeerAuthenticationSpec, "security.istio.io", "peerauthentications", NamespaceResourceScope
 }
 custom_resource! {
+    /// Who requests come from, by JSON web tokens.
+    RequestAuthentication, RequestAuthenticationSpec, "security.istio.io", "requestauthentications", NamespaceResourceScope
+}
+custom_resource! {
     /// A service outside Kubernetes.
     ServiceEntry, ServiceEntrySpec, "networking.istio.io", "serviceentries", NamespaceResourceScope
 }
@@ -270,6 +274,61 @@ pub struct PeerAuthenticationSpec {
     pub mtls: Option<MutualTls>,
     /// By target port, given as text.
     pub port_level_mtls: BTreeMap<String, MutualTls>,
+}
+
+/// See [`RequestAuthentication`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct RequestAuthenticationSpec {
+    /// Which workloads; all of the namespace without. For sidecars.
+    pub selector: Option<WorkloadSelector>,
+    /// Attached to a waypoint's object.
+    pub target_ref: Option<PolicyTargetReference>,
+    /// Attached to several.
+    pub target_refs: Vec<PolicyTargetReference>,
+    /// The issuers whose tokens are taken.
+    pub jwt_rules: Vec<JwtRule>,
+}
+
+/// An issuer whose tokens are taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the contract's")]
+pub struct JwtRule {
+    pub issuer: String,
+    pub audiences: Vec<String>,
+    #[serde(alias = "jwks_uri")]
+    pub jwks_uri: String,
+    pub jwks: String,
+    pub from_headers: Vec<JwtHeader>,
+    pub from_params: Vec<String>,
+    pub from_cookies: Vec<String>,
+    pub output_payload_to_header: String,
+    pub output_claim_to_headers: Vec<ClaimToHeader>,
+    pub forward_original_token: bool,
+    pub space_delimited_claims: Vec<String>,
+    /// A duration of protobuf, such as `5s`.
+    pub timeout: Option<String>,
+}
+
+/// A header with a token.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct JwtHeader {
+    /// Its name.
+    pub name: String,
+    /// What stands before the token.
+    pub prefix: String,
+}
+
+/// A header that applications get a claim in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct ClaimToHeader {
+    /// Its name.
+    pub header: String,
+    /// The claim.
+    pub claim: String,
 }
 
 /// How the endpoints of a service entry are found.

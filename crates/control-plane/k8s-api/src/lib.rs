@@ -24,7 +24,9 @@ pub use event::{ObjectEvent, Origin};
 pub use gateway::{
     GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TCPRoute, TLSRoute,
 };
-pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadEntry};
+pub use istio::{
+    AuthorizationPolicy, PeerAuthentication, RequestAuthentication, ServiceEntry, WorkloadEntry,
+};
 pub use k8s_openapi::{
     api::{
         apps::v1::Deployment,
@@ -39,4 +41,4 @@ pub use object::{
 };
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
-pub use unread::{EnvoyFilter, RequestAuthentication, Telemetry, VirtualService, WasmPlugin};
+pub use unread::{EnvoyFilter, Telemetry, VirtualService, WasmPlugin};

@@ -45,9 +45,9 @@ macro_rules! for_each_kind {
             TCPRoute, true, Custom, "Where connections to a service go.";
             AuthorizationPolicy, true, Custom, "Who may call whom.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
+            RequestAuthentication, true, Custom, "Who requests come from, by JSON web tokens.";
             VirtualService, true, Unread, "Routes of Istio's own API.";
             EnvoyFilter, true, Unread, "Changes of Envoy's configuration.";
-            RequestAuthentication, true, Unread, "Who may be a caller by JSON web tokens.";
             Telemetry, true, Unread, "What is measured and logged.";
             WasmPlugin, true, Unread, "Code that runs in Envoy.";
         }

@@ -7,13 +7,13 @@
 use std::time::Instant;
 
 use ambit_model::{
-    ArcStr, Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway,
-    WaypointService, Workload,
+    ArcStr, Authentication, Authorization, HttpPolicy, Service, WaypointDestination,
+    WaypointGateway, WaypointService, Workload,
 };
 use ambit_wire::{
     decode::{
-        self, AddressRecord, DecodeError, HttpNotUnderstood, LeanDeltaResponse, LeanResource,
-        NotUnderstood,
+        self, AddressRecord, AuthenticationNotUnderstood, DecodeError, HttpNotUnderstood,
+        LeanDeltaResponse, LeanResource, NotUnderstood,
     },
     encode::ADDRESS_TYPE_URL,
 };
@@ -82,6 +82,10 @@ pub enum WaypointUpdate {
     Destination(ArcStr, Box<WaypointDestination>),
     /// A record of that is gone.
     DestinationGone(ArcStr),
+    /// Who requests come from, under the name of the record, or a fail-closed substitute of it.
+    Authentication(ArcStr, Box<Authentication>),
+    /// A record of that is gone.
+    AuthenticationGone(ArcStr),
 }
 
 /// The cached form of a resource, for [`crate::Client::restore`].
@@ -292,6 +296,19 @@ impl<'a, H: Handler> Batch<'a, H> {
                 name.clone(),
                 Box::new(decode::waypoint_destination(&value)?),
             )),
+            Resource::WaypointAuthentication => {
+                let of_waypoint = |authentication| {
+                    Update::Waypoint(WaypointUpdate::Authentication(name.clone(), authentication))
+                };
+                match decode::waypoint_authentication(name, &value) {
+                    Ok(authentication) => of_waypoint(Box::new(authentication)),
+                    Err(AuthenticationNotUnderstood { error, substitute }) => {
+                        self.may_replace(&error)?;
+                        tracing::error!(object = %substitute.key, %error, "authentication not understood, every request to what it is attached to is refused");
+                        return Ok((of_waypoint(substitute), Some(error)));
+                    }
+                }
+            }
             Resource::WaypointPolicy => {
                 let of_waypoint =
                     |policy| Update::Waypoint(WaypointUpdate::Policy(name.clone(), policy));
@@ -338,6 +355,9 @@ impl<'a, H: Handler> Batch<'a, H> {
             Some(Resource::WaypointPolicy) => Update::Waypoint(WaypointUpdate::PolicyGone(name)),
             Some(Resource::WaypointDestination) => {
                 Update::Waypoint(WaypointUpdate::DestinationGone(name))
+            }
+            Some(Resource::WaypointAuthentication) => {
+                Update::Waypoint(WaypointUpdate::AuthenticationGone(name))
             }
             None => return,
         });

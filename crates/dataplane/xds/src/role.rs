@@ -1,8 +1,9 @@
 //! What a client is, and so which types of resources it follows.
 
 use ambit_wire::encode::{
-    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_DESTINATION_TYPE_URL,
-    WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
+    WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
+    WAYPOINT_SERVICE_TYPE_URL,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -31,6 +32,8 @@ pub enum Resource {
     WaypointPolicy,
     /// How a waypoint treats the endpoints of services.
     WaypointDestination,
+    /// Who requests to a waypoint come from, by JSON web tokens.
+    WaypointAuthentication,
 }
 
 /// The place of [`Resource::Address`], the one type that is asked for on demand, for every role.
@@ -54,6 +57,7 @@ impl Role {
                 Resource::WaypointService,
                 Resource::WaypointPolicy,
                 Resource::WaypointDestination,
+                Resource::WaypointAuthentication,
             ],
         }
     }
@@ -89,6 +93,7 @@ impl Resource {
             Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
             Self::WaypointPolicy => WAYPOINT_POLICY_TYPE_URL,
             Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
+            Self::WaypointAuthentication => WAYPOINT_AUTHENTICATION_TYPE_URL,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! A mesh whose namespace `shop` has a waypoint.
 
-use crate::{Mesh, PAIR, until};
+use ambit_lab::Options;
+
+use crate::{Mesh, PAIR, options, until};
 
 /// The Gateway of the waypoint.
 pub const GATEWAY: &str = "
@@ -15,7 +17,12 @@ spec:
 /// [`PAIR`] with a waypoint, and `more` manifests, once the clients' proxies know of it; and the waypoint's
 /// address.
 pub fn with_waypoint(more: &str) -> (Mesh, String) {
-    let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{more}"));
+    with_waypoint_and(more, options())
+}
+
+/// [`with_waypoint`] with other options.
+pub fn with_waypoint_and(more: &str, options: Options) -> (Mesh, String) {
+    let mesh = Mesh::up_with(&format!("{PAIR}\n---{GATEWAY}{more}"), options);
     let address = mesh.ip("shop/waypoint").to_string();
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     for client in ["shop/client", "legacy/client"] {

@@ -121,6 +121,9 @@ pub struct Args {
     /// How many proxies in front of the mesh add to x-forwarded-for and are trusted.
     #[arg(long, default_value_t = 0, env = "AMBIT_TRUSTED_PROXIES")]
     pub trusted_proxies: u32,
+    /// How often the key sets of token issuers are fetched, in seconds, spread by a tenth.
+    #[arg(long, default_value_t = 1200, env = "AMBIT_JWKS_REFRESH_SECONDS")]
+    pub jwks_refresh_seconds: u64,
     /// Whether routes need a ReferenceGrant to lead to services of other namespaces.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_REFERENCE_GRANTS")]
     pub reference_grants: Grants,

@@ -15,6 +15,7 @@ pub mod change;
 mod deployments;
 pub mod environment;
 pub mod grpc;
+mod key_sets;
 pub mod kubernetes;
 mod leading;
 pub mod mesh;

@@ -16,6 +16,7 @@ use tokio::{
 
 use crate::{
     change::Change,
+    key_sets::KeySets,
     metrics::Metrics,
     source::Source,
     status::{self, Facts, Report, Seen},
@@ -53,9 +54,10 @@ pub struct Problems {
 }
 
 /// Starts following; ends with the drain. What became of objects goes to `reports`, if anybody asks.
-pub fn start(
+pub(crate) fn start(
     source: Source,
     config: MeshConfig,
+    key_sets: KeySets,
     reports: Option<mpsc::UnboundedSender<Report>>,
     waypoints: Arc<Waypoints>,
     metrics: Arc<Metrics>,
@@ -73,6 +75,7 @@ pub fn start(
     let follower = Follower {
         mesh: mesh.clone(),
         index: Index::new(config),
+        key_sets,
         reports,
         waypoints,
         metrics,
@@ -86,6 +89,7 @@ pub fn start(
 struct Follower {
     mesh: Mesh,
     index: Index,
+    key_sets: KeySets,
     reports: Option<mpsc::UnboundedSender<Report>>,
     waypoints: Arc<Waypoints>,
     metrics: Arc<Metrics>,
@@ -115,6 +119,12 @@ impl Follower {
                         return;
                     }
                 },
+                (source, state) = self.key_sets.answer() => {
+                    self.index.set_keys(&source, state);
+                    let now = Instant::now();
+                    let first = waiting.map_or(now, |(first, _)| first);
+                    waiting = Some((first, now));
+                }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     let since = waiting.take().map(|(first, _)| first.elapsed()).unwrap_or_default();
                     self.flush(since);
@@ -198,6 +208,9 @@ impl Follower {
     }
 
     fn flush(&mut self, since: Duration) {
+        let wanted = self.index.key_sources();
+        self.index.forget_keys(&wanted);
+        self.key_sets.want(wanted);
         let delta = self.index.flush();
         self.report_conflicts();
         self.waypoints.update(&delta);

@@ -22,6 +22,7 @@ use crate::{
     deployments,
     environment::{Cluster, Environment},
     grpc,
+    key_sets::KeySets,
     leading::while_leading,
     mesh::{self, Mesh},
     metrics::Metrics,
@@ -113,6 +114,10 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let mesh = mesh::start(
         source,
         mesh_config(args),
+        KeySets::start(
+            Duration::from_secs(args.jwks_refresh_seconds.max(1)),
+            watcher.clone(),
+        ),
         reports,
         waypoints,
         Arc::clone(&metrics),

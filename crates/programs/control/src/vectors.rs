@@ -16,6 +16,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::{
+    key_sets::KeySets,
     kubernetes::Informers,
     mesh::{self, Mesh},
     metrics::Metrics,
@@ -188,6 +189,7 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
             reference_grants: ReferenceGrants::Ignored,
             ..MeshConfig::default()
         },
+        KeySets::start(std::time::Duration::from_secs(1200), watcher.clone()),
         Some(reports),
         Arc::default(),
         Arc::new(Metrics::default()),

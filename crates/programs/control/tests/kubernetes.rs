@@ -696,6 +696,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"mtls": {"mode": "STRICT"}}),
         ),
         (
+            AUTHENTICATIONS,
+            "RequestAuthentication",
+            "security.istio.io/v1",
+            json!({"jwtRules": [{"issuer": "https://i.example", "jwks": "{\"keys\":[]}"}]}),
+        ),
+        (
             ENTRIES,
             "ServiceEntry",
             "networking.istio.io/v1",
@@ -771,6 +777,11 @@ async fn the_roles_are_what_is_used() {
     cluster.policy("bad", json!({"rulez": [{}]}));
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
     cluster.define_as("ambit.io", "httpfaults", "HTTPFault", "v1alpha1");
+    cluster.define(
+        "security.istio.io",
+        "requestauthentications",
+        "RequestAuthentication",
+    );
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
@@ -779,14 +790,7 @@ async fn the_roles_are_what_is_used() {
     replica.certificate(&token("good"), "web").await.unwrap();
     shown("the roots", || cluster.config_map("shop")).await;
     shown("the policy's condition", || cluster.condition("bad")).await;
-    let with_conditions = [
-        SERVICES,
-        ENTRIES,
-        WORKLOAD_ENTRIES,
-        DESTINATION_RULES,
-        FAULTS,
-    ];
-    for collection in with_conditions {
+    for collection in WITH_CONDITIONS {
         shown(collection, || {
             let object = cluster.server.get(collection, "shop", "one")?;
             object["status"]["conditions"].as_array().map(drop)
@@ -866,7 +870,7 @@ const ELSEWHERE: [&str; 9] = [
 ];
 
 /// Kinds of which the control plane writes nothing.
-const ONLY_READ: [(&str, &str, &str); 6] = [
+const ONLY_READ: [(&str, &str, &str); 5] = [
     (
         "gateway.networking.k8s.io",
         "referencegrants",
@@ -874,16 +878,21 @@ const ONLY_READ: [(&str, &str, &str); 6] = [
     ),
     ("networking.istio.io", "virtualservices", "VirtualService"),
     ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
-    (
-        "security.istio.io",
-        "requestauthentications",
-        "RequestAuthentication",
-    ),
     ("telemetry.istio.io", "telemetries", "Telemetry"),
     ("extensions.istio.io", "wasmplugins", "WasmPlugin"),
 ];
 
+/// What has conditions of ours in its status.
+const WITH_CONDITIONS: &[&str] = &[
+    SERVICES,
+    ENTRIES,
+    WORKLOAD_ENTRIES,
+    DESTINATION_RULES,
+    FAULTS,
+    AUTHENTICATIONS,
+];
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
+const AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";

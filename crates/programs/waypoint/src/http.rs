@@ -1,6 +1,7 @@
 //! HTTP inside a tunnel: each request is brought into form, judged, routed, and sent on.
 
 mod admission;
+mod authentication;
 mod body;
 mod broken;
 mod endpoint;

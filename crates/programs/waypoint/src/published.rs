@@ -1,8 +1,9 @@
 //! What the control plane says of this waypoint: its settings, the services that it serves with their routes, and
-//! its policies.
+//! its policies, and whose tokens it takes.
 
 use std::{collections::HashMap, sync::Arc};
 
+use ambit_jwt::Authentications;
 use ambit_l7::{
     authz::Policies,
     route::{RouteTable, concerns},
@@ -124,6 +125,8 @@ struct Known {
     /// Keys by the names of records.
     service_names: HashMap<ArcStr, NamespacedHostname>,
     policy_names: HashMap<ArcStr, PolicyKey>,
+    authentications: Arc<Authentications>,
+    authentication_names: HashMap<ArcStr, PolicyKey>,
     /// Services whose endpoints are treated in a way of their own.
     destinations: HashMap<NamespacedHostname, Arc<Ruled>>,
     destination_names: HashMap<ArcStr, NamespacedHostname>,
@@ -132,10 +135,11 @@ struct Known {
 }
 
 /// The types that have to be known before anything is served.
-const NEEDED: [Resource; 3] = [
+const NEEDED: [Resource; 4] = [
     Resource::WaypointGateway,
     Resource::WaypointService,
     Resource::WaypointPolicy,
+    Resource::WaypointAuthentication,
 ];
 
 impl Published {
@@ -195,6 +199,11 @@ impl Published {
         self.0.known.read().policies.clone()
     }
 
+    /// Whose tokens are taken.
+    pub fn authentications(&self) -> Arc<Authentications> {
+        self.0.known.read().authentications.clone()
+    }
+
     /// The services whose records are needed: those that are served, and those that routes lead to.
     pub fn needed(&self) -> Vec<NamespacedHostname> {
         let known = self.0.known.read();
@@ -239,6 +248,15 @@ impl Known {
                 let key = self.policy_names.remove(&record)?;
                 Arc::make_mut(&mut self.policies).remove(&key);
                 return Some(Gone::Policy(key));
+            }
+            WaypointUpdate::Authentication(record, authentication) => {
+                self.authentication_names
+                    .insert(record, authentication.key.clone());
+                Arc::make_mut(&mut self.authentications).insert(*authentication);
+            }
+            WaypointUpdate::AuthenticationGone(record) => {
+                let key = self.authentication_names.remove(&record)?;
+                Arc::make_mut(&mut self.authentications).remove(&key);
             }
             WaypointUpdate::Destination(record, destination) => {
                 let name = destination.service.clone();

@@ -7,7 +7,7 @@ use std::{
 
 use ambit_codec::Authority;
 use ambit_l7::{authz::Scope, stream::StreamTable};
-use ambit_model::{AppProtocol, ArcStr, NetworkAddress, Service, Workload};
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, NetworkAddress, Service, Workload};
 use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use http::StatusCode;
 
@@ -136,6 +136,14 @@ impl Target {
         }
     }
 
+    /// The name of a service.
+    pub(crate) fn service_name(&self) -> Option<&NamespacedHostname> {
+        match self {
+            Self::Service { served, .. } => Some(&served.name),
+            Self::Pod { .. } => None,
+        }
+    }
+
     /// Which policies apply.
     pub(crate) fn scope(&self) -> Scope<'_> {
         match self {
@@ -178,7 +186,9 @@ impl Target {
 
     /// Whether policies judge requests to it, so that it must be HTTP where nothing says what it speaks.
     pub(crate) fn is_judged_as_http(&self, waypoint: &Waypoint) -> bool {
-        waypoint.published.policies().need_http(self.scope())
+        let published = &waypoint.published;
+        published.policies().need_http(self.scope())
+            || published.authentications().need_http(self.service_name())
     }
 
     /// A way to it, other than to workloads that failed; of two endpoints drawn to the one with less load.

@@ -71,6 +71,9 @@ pub struct HttpSource {
     /// The address of the original client, behind trusted proxies.
     pub remote_ip_blocks: Vec<IpNet>,
     pub not_remote_ip_blocks: Vec<IpNet>,
+    /// `issuer/subject` of a valid token.
+    pub request_principals: Vec<StringMatch>,
+    pub not_request_principals: Vec<StringMatch>,
 }
 
 /// What is called. All fields that are given must match.
@@ -122,6 +125,14 @@ pub enum HttpAttribute {
     DestinationPort,
     /// `connection.sni`.
     ConnectionSni,
+    /// `request.auth.principal`, as `issuer/subject`.
+    RequestPrincipal,
+    /// `request.auth.audiences`.
+    RequestAudiences,
+    /// `request.auth.presenter`.
+    RequestPresenter,
+    /// `request.auth.claims[a][b]`, by the names.
+    RequestClaim(Vec<ArcStr>),
 }
 
 /// One condition.

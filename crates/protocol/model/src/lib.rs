@@ -3,6 +3,7 @@
 //! Pure data with its invariants. Knows nothing of protobuf, Kubernetes, sockets, tasks or time.
 #![forbid(unsafe_code)]
 
+mod authentication;
 mod destination;
 mod http_policy;
 mod http_route;
@@ -19,6 +20,7 @@ mod waypoint;
 mod workload;
 
 pub use arcstr::ArcStr;
+pub use authentication::{Authentication, JwtKeys, JwtRule};
 pub use destination::{
     Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, HashCookie, HashPolicy,
     HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,

@@ -5,6 +5,7 @@
 //! unknown extensions and unknown fields of workloads and services: they are ignored (fields are
 //! counted). In a policy they refuse it. Decoded addresses are canonical.
 
+mod authentication;
 mod delta;
 mod destination;
 mod policy;
@@ -23,6 +24,7 @@ use prost::Message;
 use crate::workload as wire;
 
 pub use crate::unknown::UnknownField;
+pub use authentication::{AuthenticationNotUnderstood, waypoint_authentication};
 pub use destination::waypoint_destination;
 pub use policy::{NotUnderstood, policy};
 pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};

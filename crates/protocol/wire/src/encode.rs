@@ -3,6 +3,7 @@
 //! Encoding is total and deterministic: the same record has the same bytes on every replica, since a
 //! resource version is derived from them.
 
+mod authentication;
 mod destination;
 mod waypoint;
 
@@ -16,6 +17,7 @@ use prost_types::Any;
 
 use crate::{ambit, security, workload};
 
+pub use authentication::WAYPOINT_AUTHENTICATION_TYPE_URL;
 pub use destination::WAYPOINT_DESTINATION_TYPE_URL;
 pub use waypoint::{
     WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,

@@ -14,6 +14,7 @@ mod others;
 mod peer_authentication;
 mod pod;
 mod reference_grant;
+mod request_authentication;
 mod route;
 mod service;
 mod service_entry;

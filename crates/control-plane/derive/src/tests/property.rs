@@ -77,6 +77,7 @@ fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
         Just((Kind::EndpointSlice, "slice")),
         Just((Kind::AuthorizationPolicy, "ap")),
         Just((Kind::PeerAuthentication, "pa")),
+        Just((Kind::RequestAuthentication, "ra")),
         Just((Kind::Gateway, "gw")),
         Just((Kind::GatewayClass, "class")),
         Just((Kind::HTTPRoute, "route")),
@@ -170,6 +171,10 @@ fn step() -> impl Strategy<Value = Step> {
                     let port = if mode == "UNSET" { "http".to_owned() } else { format!("8{variant}") };
                     let from = if variant == 0 { "from: [{source: {namespaces: [a]}}], " } else { "" };
                     head("security.istio.io/v1") + &format!("spec: {{{selector}rules: [{{{from}to: [{{operation: {{ports: [\"{port}\"]}}}}]}}]}}\n")
+                }
+                Kind::RequestAuthentication => {
+                    let target = if flag { format!("kind: Service, name: svc{variant}") } else { "group: gateway.networking.k8s.io, kind: Gateway, name: gw0".to_owned() };
+                    head("security.istio.io/v1") + &format!("spec: {{targetRefs: [{{{target}}}], jwtRules: [{{issuer: i{variant}, jwksUri: \"http://{app}/\"}}]}}\n")
                 }
                 _ => {
                     let ports = if flag { format!(", portLevelMtls: {{8{variant}: {{mode: STRICT}}}}") } else { String::new() };

@@ -98,8 +98,10 @@ impl Rule {
         let (operations, conditions) = (operations?, conditions?);
         let is_http =
             operations.iter().flatten().any(Test::is_http) || conditions.iter().any(Test::is_http);
+        let sources: Vec<_> = rule.sources.iter().map(source).collect();
+        let is_http = is_http || sources.iter().flatten().any(Test::is_http);
         Ok(Self {
-            sources: rule.sources.iter().map(source).collect(),
+            sources,
             operations,
             conditions,
             is_http,
@@ -161,6 +163,11 @@ fn source(source: &HttpSource) -> Vec<Test> {
         Test::new(&s.remote_ip_blocks, &s.not_remote_ip_blocks, |net| {
             Matcher::RemoteIp(*net)
         }),
+        text(
+            &s.request_principals,
+            &s.not_request_principals,
+            Matcher::RequestPrincipal,
+        ),
     ]
     .into_iter()
     .flatten()
@@ -237,6 +244,12 @@ fn value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr
         (A::SourceTrustDomain, HttpValue::Text(text)) => Matcher::TrustDomain(text.clone()),
         (A::SourcePrincipal, HttpValue::Text(text)) => Matcher::Principal(text.clone()),
         (A::ConnectionSni, HttpValue::Text(text)) => Matcher::Sni(text.clone()),
+        (A::RequestPrincipal, HttpValue::Text(text)) => Matcher::RequestPrincipal(text.clone()),
+        (A::RequestAudiences, HttpValue::Text(text)) => Matcher::RequestAudience(text.clone()),
+        (A::RequestPresenter, HttpValue::Text(text)) => Matcher::RequestPresenter(text.clone()),
+        (A::RequestClaim(path), HttpValue::Text(text)) => {
+            Matcher::RequestClaim(path.clone(), text.clone())
+        }
         (A::SourceIp, HttpValue::Net(net)) => Matcher::SourceIp(*net),
         (A::RemoteIp, HttpValue::Net(net)) => Matcher::RemoteIp(*net),
         (A::DestinationIp, HttpValue::Net(net)) => Matcher::DestinationIp(*net),

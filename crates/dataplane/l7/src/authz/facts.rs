@@ -6,6 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use ambit_jwt::Claims;
 use ambit_model::{Identity, canonical_ip};
 use http::HeaderMap;
 
@@ -39,6 +40,8 @@ pub struct Request<'a> {
     pub path: &'a str,
     /// The headers.
     pub headers: &'a HeaderMap,
+    /// What a valid token claims. A request with several is judged once for each, and all have to admit it.
+    pub claims: Option<&'a Claims>,
 }
 
 /// Which readings of an ambiguous text count (see [the module](super)).
@@ -69,6 +72,7 @@ pub(super) struct Http<'a> {
     pub(super) path: Cow<'a, str>,
     decoded_path: OnceCell<Option<String>>,
     pub(super) headers: &'a HeaderMap,
+    pub(super) claims: Option<&'a Claims>,
 }
 
 impl Http<'_> {
@@ -130,6 +134,7 @@ impl<'a> Facts<'a> {
                 path: path::canonical_escapes(request.path),
                 decoded_path: OnceCell::new(),
                 headers: request.headers,
+                claims: request.claims,
             }),
             ..Self::of_connection(&request.connection)
         }

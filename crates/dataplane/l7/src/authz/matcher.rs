@@ -1,6 +1,7 @@
 //! One value of a policy, compared with one attribute.
 
-use ambit_model::{Identity, PathTemplate, ServiceAccountMatch, StringMatch};
+use ambit_jwt::{Claims, Values};
+use ambit_model::{ArcStr, Identity, PathTemplate, ServiceAccountMatch, StringMatch};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use ipnet::IpNet;
 
@@ -29,6 +30,10 @@ pub(super) enum Matcher {
     Method(StringMatch),
     Path(Box<PathMatcher>),
     Header(HeaderName, StringMatch),
+    RequestPrincipal(StringMatch),
+    RequestAudience(StringMatch),
+    RequestPresenter(StringMatch),
+    RequestClaim(Vec<ArcStr>, StringMatch),
 }
 
 /// A pattern of paths, for both readings.
@@ -64,6 +69,10 @@ impl Matcher {
                 | Self::Method(_)
                 | Self::Path(_)
                 | Self::Header(..)
+                | Self::RequestPrincipal(_)
+                | Self::RequestAudience(_)
+                | Self::RequestPresenter(_)
+                | Self::RequestClaim(..)
         )
     }
 
@@ -71,6 +80,7 @@ impl Matcher {
     pub(super) fn matches(&self, facts: &Facts<'_>, reading: Reading) -> bool {
         let source = |test: &dyn Fn(&Identity) -> bool| facts.source.is_some_and(test);
         let http = |test: &dyn Fn(&Http<'_>) -> bool| facts.http.as_ref().is_some_and(test);
+        let claims = |test: &dyn Fn(&Claims) -> bool| http(&|http| http.claims.is_some_and(test));
         match self {
             Self::Principal(wanted) => source(&|id| {
                 let (td, ns, sa) = (&id.trust_domain, &id.namespace, &id.service_account);
@@ -107,8 +117,43 @@ impl Matcher {
             Self::Header(name, wanted) => {
                 http(&|http| header_matches(http.headers, name, wanted, reading))
             }
+            Self::RequestPrincipal(wanted) => claims(&|claims| {
+                let principal = claims.principal();
+                principal.is_some_and(|(issuer, subject)| {
+                    matches_pieces(wanted, [issuer, "/", subject])
+                        && (reading == Reading::Any || is_separated(wanted, issuer, subject))
+                })
+            }),
+            Self::RequestAudience(wanted) => {
+                claims(&|claims| claims.any_audience(|one| wanted.matches(one)))
+            }
+            Self::RequestPresenter(wanted) => {
+                claims(&|claims| claims.presenter().is_some_and(|one| wanted.matches(one)))
+            }
+            Self::RequestClaim(path, wanted) => claims(&|claims| {
+                let values = match reading {
+                    Reading::Any => Values::Any,
+                    Reading::Plain => Values::Texts,
+                };
+                claims.any(path, values, |one| wanted.matches(one))
+            }),
         }
     }
+}
+
+/// Whether what of a pattern stands for the subject has no slash: else `https://a/b/c`, the subject `c` of one issuer,
+/// would also be the subject `b/c` of another, who may say of its subjects what it likes.
+fn is_separated(wanted: &StringMatch, issuer: &str, subject: &str) -> bool {
+    let of_subject = match wanted {
+        StringMatch::Presence => "",
+        StringMatch::Exact(_) => subject,
+        StringMatch::Prefix(text) => text.get(issuer.len() + 1..).unwrap_or_default(),
+        StringMatch::Suffix(text) => {
+            let begins = text.len().saturating_sub(subject.len());
+            text.get(begins..).unwrap_or_default()
+        }
+    };
+    !of_subject.contains('/')
 }
 
 fn header_matches(

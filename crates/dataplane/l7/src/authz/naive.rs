@@ -52,6 +52,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
                 host: call.host,
                 path: call.path,
                 headers: &call.headers,
+                claims: None,
             },
         ),
         false => policies.evaluate_connection(scope, &connection),
@@ -404,6 +405,8 @@ impl Bytes<'_> {
             not_ip_blocks: self.nets(),
             remote_ip_blocks: self.nets(),
             not_remote_ip_blocks: self.nets(),
+            request_principals: Vec::new(),
+            not_request_principals: Vec::new(),
         }
     }
 

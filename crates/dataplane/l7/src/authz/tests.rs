@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::*;
 
+mod claims;
 mod matching;
 mod reference;
 mod scopes;
@@ -25,6 +26,7 @@ struct Call {
     host: String,
     path: String,
     headers: HeaderMap,
+    claims: Option<ambit_jwt::Claims>,
 }
 
 impl Default for Call {
@@ -39,6 +41,7 @@ impl Default for Call {
             host: "shop.example.com".to_owned(),
             path: "/".to_owned(),
             headers: HeaderMap::new(),
+            claims: None,
         }
     }
 }
@@ -76,6 +79,7 @@ impl Call {
             host: &self.host,
             path: &self.path,
             headers: &self.headers,
+            claims: self.claims.as_ref(),
         }
     }
 }

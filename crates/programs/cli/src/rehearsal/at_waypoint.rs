@@ -1,7 +1,7 @@
 //! The policies of one waypoint, and what they make of what it saw. Pure.
 
 use ambit_l7::authz::{self as l7, Scope};
-use ambit_model::{HttpAction, HttpAttribute, HttpPolicy};
+use ambit_model::{HttpAction, HttpAttribute, HttpPolicy, HttpSource};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{judge::Verdict, observed::Request};
@@ -41,6 +41,7 @@ impl AtWaypoint {
                     host: &request.authority,
                     path: &request.path,
                     headers: &headers,
+                    claims: None,
                 },
             ),
             None => policies.evaluate_connection(scope, connection),
@@ -48,7 +49,7 @@ impl AtWaypoint {
         let (most, least) = (decide(&self.most), decide(&self.least));
         if most.is_allowed() != least.is_allowed() {
             return Verdict::Undecided(format!(
-                "it hangs on what logs do not tell: headers in {}",
+                "it hangs on what logs do not tell: headers or tokens in {}",
                 self.asking(scope).join(", ")
             ));
         }
@@ -113,19 +114,29 @@ fn headers(request: &Request) -> HeaderMap {
 /// A policy as if what logs do not tell matched, or did not.
 fn reading(policy: &HttpPolicy, unknown_matches: bool) -> HttpPolicy {
     let mut policy = policy.clone();
-    for rule in &mut policy.rules {
-        if unknown_matches {
+    if unknown_matches {
+        for rule in &mut policy.rules {
             rule.conditions
                 .retain(|condition| is_told(&condition.attribute));
+            for source in &mut rule.sources {
+                source.request_principals.clear();
+                source.not_request_principals.clear();
+            }
         }
-    }
-    if !unknown_matches {
-        policy.rules.retain(|rule| {
+    } else {
+        policy.rules.retain_mut(|rule| {
+            let had_sources = !rule.sources.is_empty();
+            rule.sources.retain(|source| !asks_for_token(source));
             let mut conditions = rule.conditions.iter();
             conditions.all(|condition| is_told(&condition.attribute))
+                && (!had_sources || !rule.sources.is_empty())
         });
     }
     policy
+}
+
+fn asks_for_token(source: &HttpSource) -> bool {
+    !source.request_principals.is_empty() || !source.not_request_principals.is_empty()
 }
 
 fn is_told(attribute: &HttpAttribute) -> bool {
@@ -140,5 +151,9 @@ fn is_told(attribute: &HttpAttribute) -> bool {
         | HttpAttribute::DestinationIp
         | HttpAttribute::DestinationPort
         | HttpAttribute::ConnectionSni => true,
+        HttpAttribute::RequestPrincipal
+        | HttpAttribute::RequestAudiences
+        | HttpAttribute::RequestPresenter
+        | HttpAttribute::RequestClaim(_) => false,
     }
 }

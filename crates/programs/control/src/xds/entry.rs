@@ -25,6 +25,8 @@ impl Collection {
     pub const WAYPOINT_POLICIES: Self = Self("waypoint policies");
     /// How waypoints treat the endpoints of services.
     pub const WAYPOINT_DESTINATIONS: Self = Self("waypoint destinations");
+    /// What waypoints authenticate by.
+    pub const WAYPOINT_AUTHENTICATIONS: Self = Self("waypoint authentications");
 }
 
 /// What a record is.

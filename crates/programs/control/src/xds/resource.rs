@@ -7,9 +7,9 @@ use std::{
 };
 
 use ambit_wire::encode::{
-    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_DESTINATION_TYPE_URL,
-    WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
-    WORKLOAD_TYPE_URL,
+    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
+    WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
+    WAYPOINT_SERVICE_TYPE_URL, WORKLOAD_TYPE_URL,
 };
 
 use super::entry::{Collection, Entry, EntryKind};
@@ -118,6 +118,14 @@ static WAYPOINT_DESTINATION: Definition = Definition {
     ..WAYPOINT_POLICY
 };
 
+static WAYPOINT_AUTHENTICATION: Definition = Definition {
+    type_url: WAYPOINT_AUTHENTICATION_TYPE_URL,
+    short_name: "WPADS",
+    collection: Collection::WAYPOINT_AUTHENTICATIONS,
+    order: 7,
+    ..WAYPOINT_POLICY
+};
+
 impl ResourceType {
     /// Policies.
     pub const AUTHORIZATION: Self = Self(&AUTHORIZATION);
@@ -134,6 +142,8 @@ impl ResourceType {
     pub const WAYPOINT_SERVICE: Self = Self(&WAYPOINT_SERVICE);
     /// How waypoints treat the endpoints of services.
     pub const WAYPOINT_DESTINATION: Self = Self(&WAYPOINT_DESTINATION);
+    /// What waypoints authenticate by.
+    pub const WAYPOINT_AUTHENTICATION: Self = Self(&WAYPOINT_AUTHENTICATION);
 
     /// Every type that is served.
     pub const ALL: &[Self] = &[
@@ -144,6 +154,7 @@ impl ResourceType {
         Self::WAYPOINT_GATEWAY,
         Self::WAYPOINT_SERVICE,
         Self::WAYPOINT_DESTINATION,
+        Self::WAYPOINT_AUTHENTICATION,
     ];
 
     /// The type of a URL.

@@ -91,6 +91,12 @@ impl Store {
             let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
             self.put(Collection::WAYPOINT_DESTINATIONS, &name, entry);
         }
+        for ((gateway, object), record) in &delta.waypoint_authentications {
+            let name = arcstr::format!("{gateway}/{object}");
+            let record = record.as_deref().map(ambit::WaypointAuthentication::from);
+            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
+            self.put(Collection::WAYPOINT_AUTHENTICATIONS, &name, entry);
+        }
     }
 
     fn put(&mut self, collection: Collection, name: &ArcStr, new: Option<Entry>) {

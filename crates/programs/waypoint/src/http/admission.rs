@@ -3,9 +3,14 @@
 //!
 //! A request that a route leads to another service is judged twice: as it came, for what it asks for, and as it is sent,
 //! by the policies of the service that it goes to.
+//!
+//! What its tokens have proved is not proved again: a token that expires meanwhile was valid when the request began. But
+//! it counts only as long as somebody would still believe it: when the rule, the audience or the key that it was valid
+//! by is withdrawn, the request is judged as one without that token.
 
 use std::{net::SocketAddr, sync::Arc};
 
+use ambit_jwt::{Authenticated, Claims};
 use ambit_l7::authz::{Connection, HttpDecision, Request, Scope};
 use ambit_model::NamespacedHostname;
 use http::{HeaderMap, Method};
@@ -27,6 +32,7 @@ pub(super) struct Admission {
 struct Inner {
     session: Arc<Session>,
     facts: Facts,
+    proved: Authenticated,
     changes: Mutex<watch::Receiver<u64>>,
 }
 
@@ -59,12 +65,17 @@ impl Admission {
     ///
     /// # Errors
     /// With the decision, if it is denied.
-    pub(super) fn of(session: &Arc<Session>, facts: Facts) -> (HttpDecision, Option<Self>) {
+    pub(super) fn of(
+        session: &Arc<Session>,
+        facts: Facts,
+        proved: Authenticated,
+    ) -> (HttpDecision, Option<Self>) {
         // From before the decision on, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
         let inner = Inner {
             session: session.clone(),
             facts,
+            proved,
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
@@ -147,25 +158,50 @@ impl Admission {
 impl Inner {
     fn judge(&self) -> HttpDecision {
         let target = &self.session.target;
-        let policies = self.session.shard.waypoint.published.policies();
-        let request = self.request(&self.facts, target.address());
-        policies.evaluate(target.scope(), &request)
+        self.judge_as(target.scope(), &self.facts, target.address())
     }
 
     /// As a request to the service that a route leads it to; `None` if that has no policies here.
     fn judge_led(&self, led: &Led) -> Option<HttpDecision> {
         let waypoint = &self.session.shard.waypoint;
-        let policies = waypoint.published.policies();
-        if !policies.has_own(&led.service) {
+        if !waypoint.published.policies().has_own(&led.service) {
             return None;
         }
         let facts = led.sent.as_deref().unwrap_or(&self.facts);
         let address = waypoint.address_of(&led.service, led.port);
-        let request = self.request(facts, address);
-        Some(policies.evaluate(Scope::Backend(&led.service), &request))
+        Some(self.judge_as(Scope::Backend(&led.service), facts, address))
     }
 
-    fn request<'a>(&'a self, facts: &'a Facts, destination: SocketAddr) -> Request<'a> {
+    /// With several tokens, the claims of each have to be enough.
+    fn judge_as(&self, scope: Scope<'_>, facts: &Facts, destination: SocketAddr) -> HttpDecision {
+        let published = &self.session.shard.waypoint.published;
+        let policies = published.policies();
+        let judge = |claims| {
+            let request = self.request(facts, destination, claims);
+            policies.evaluate(scope, &request)
+        };
+        if self.proved.is_empty() {
+            return judge(None);
+        }
+        let all = published.authentications();
+        let service = self.session.target.service_name();
+        let mut last = None;
+        for claims in all.still_believed(service, &self.proved) {
+            let decision = judge(Some(claims));
+            if !decision.is_allowed() {
+                return decision;
+            }
+            last = Some(decision);
+        }
+        last.unwrap_or_else(|| judge(None))
+    }
+
+    fn request<'a>(
+        &'a self,
+        facts: &'a Facts,
+        destination: SocketAddr,
+        claims: Option<&'a Claims>,
+    ) -> Request<'a> {
         let caller = &self.session.caller;
         Request {
             connection: Connection {
@@ -180,6 +216,7 @@ impl Inner {
             host: &facts.host,
             path: &facts.path,
             headers: &facts.headers,
+            claims,
         }
     }
 }

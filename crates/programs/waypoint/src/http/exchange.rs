@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ambit_jwt::Authenticated;
 use ambit_model::AppProtocol;
 use ambit_telemetry::http::ResponseFlag;
 use http::{
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     admission::{Admission, Facts},
+    authentication::authenticate,
     body::Passing,
     fault,
     form::Form,
@@ -91,7 +93,8 @@ async fn answer(
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
-    let admission = judge(session, &request, &form, record)?;
+    let proved = authenticate(session, &mut request, &mut form, record)?;
+    let admission = judge(session, &request, &form, proved, record)?;
     let routed = route(session, &request, &form, record, crossing)?;
     let taken = match routed {
         Routed::On(taken) => taken,
@@ -183,6 +186,7 @@ fn judge(
     session: &Arc<Session>,
     request: &Request<Incoming>,
     form: &Form,
+    proved: Authenticated,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
     let facts = Facts {
@@ -191,7 +195,7 @@ fn judge(
         path: form.path.clone(),
         headers: request.headers().clone(),
     };
-    let (decision, admission) = Admission::of(session, facts);
+    let (decision, admission) = Admission::of(session, facts, proved);
     record.judged(&decision);
     admission.ok_or_else(Reply::denied)
 }

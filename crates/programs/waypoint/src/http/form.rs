@@ -26,6 +26,11 @@ impl Form {
         }
     }
 
+    /// The target without its query.
+    pub(super) fn path_as_sent(&self) -> &str {
+        self.target.path()
+    }
+
     /// Of a request as it came; what could be read in two ways is refused.
     pub(super) fn of(session: &Session, request: &Request<Incoming>) -> Result<Self, Reply> {
         if let Some(protocol) = request.extensions().get::<Protocol>() {

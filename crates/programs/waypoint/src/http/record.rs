@@ -79,6 +79,11 @@ impl Record {
         target.as_str().clone_into(&mut self.target);
     }
 
+    /// A token in it is not valid.
+    pub(super) fn not_authenticated(&mut self, details: String) {
+        self.details = Some(details);
+    }
+
     /// Policies have decided.
     pub(super) fn judged(&mut self, decision: &HttpDecision) {
         self.details = decision.details();

@@ -19,6 +19,8 @@ pub(crate) struct Reply {
     pub(crate) refused: Option<&'static str>,
     /// What clients of gRPC get, if that is not what the status means to them.
     pub(crate) grpc_status: Option<u8>,
+    /// What the client has to prove (RFC 6750).
+    pub(crate) challenge: Option<HeaderValue>,
 }
 
 impl Reply {
@@ -28,7 +30,9 @@ impl Reply {
             text: text.into(),
             flags: flag.into(),
             refused: None,
+
             grpc_status: None,
+            challenge: None,
         }
     }
 
@@ -39,7 +43,9 @@ impl Reply {
             text: "RBAC: access denied".to_owned(),
             flags: ResponseFlags::default(),
             refused: None,
+
             grpc_status: None,
+            challenge: None,
         }
     }
 
@@ -63,7 +69,9 @@ impl Reply {
             status,
             text,
             flags,
+
             grpc_status,
+            challenge,
             ..
         } = self;
         let mut response = Response::new(message::text(if is_grpc {
@@ -72,6 +80,9 @@ impl Reply {
             text.clone()
         }));
         let headers = response.headers_mut();
+        if let Some(challenge) = challenge {
+            headers.insert(header::WWW_AUTHENTICATE, challenge);
+        }
         if flags.contains(ResponseFlag::UpstreamOverflow) {
             headers.insert(OVERLOADED, HeaderValue::from_static("true"));
         }

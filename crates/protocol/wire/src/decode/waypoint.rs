@@ -92,7 +92,7 @@ pub fn waypoint_policy(name: &str, bytes: &[u8]) -> Result<model::HttpPolicy, Ht
 }
 
 /// What follows the gateway in a record's name.
-fn policy_part(name: &str) -> &str {
+pub(super) fn policy_part(name: &str) -> &str {
     name.splitn(3, '/').nth(2).unwrap_or(name)
 }
 
@@ -459,6 +459,11 @@ fn source(from: wire::HttpSource) -> Result<model::HttpSource, DecodeError> {
             "http_source.not_remote_ip_blocks",
             &from.not_remote_ip_blocks,
         )?,
+        request_principals: texts("http_source.request_principals", from.request_principals)?,
+        not_request_principals: texts(
+            "http_source.not_request_principals",
+            from.not_request_principals,
+        )?,
     })
 }
 
@@ -525,6 +530,16 @@ fn attribute(from: wire::HttpAttribute) -> Result<model::HttpAttribute, DecodeEr
         Kind::DestinationIp => model::HttpAttribute::DestinationIp,
         Kind::DestinationPort => model::HttpAttribute::DestinationPort,
         Kind::ConnectionSni => model::HttpAttribute::ConnectionSni,
+        Kind::RequestPrincipal => model::HttpAttribute::RequestPrincipal,
+        Kind::RequestAudiences => model::HttpAttribute::RequestAudiences,
+        Kind::RequestPresenter => model::HttpAttribute::RequestPresenter,
+        Kind::RequestClaim if from.claim.is_empty() => {
+            return Err(DecodeError::missing("http_attribute.claim"));
+        }
+        Kind::RequestClaim => {
+            let names = from.claim.into_iter().map(Into::into);
+            model::HttpAttribute::RequestClaim(names.collect())
+        }
     })
 }
 

@@ -307,6 +307,8 @@ impl From<&model::HttpSource> for wire::HttpSource {
             not_ip_blocks: all(&from.not_ip_blocks),
             remote_ip_blocks: all(&from.remote_ip_blocks),
             not_remote_ip_blocks: all(&from.not_remote_ip_blocks),
+            request_principals: all(&from.request_principals),
+            not_request_principals: all(&from.not_request_principals),
         }
     }
 }
@@ -352,21 +354,32 @@ impl From<&model::HttpAttribute> for wire::HttpAttribute {
     fn from(from: &model::HttpAttribute) -> Self {
         use model::HttpAttribute as From;
         use wire::HttpAttributeKind as Kind;
-        let (kind, header) = match from {
-            From::Header(name) => (Kind::Header, name.to_string()),
-            From::SourceIp => (Kind::SourceIp, String::new()),
-            From::RemoteIp => (Kind::RemoteIp, String::new()),
-            From::SourceNamespace => (Kind::SourceNamespace, String::new()),
-            From::SourceServiceAccount => (Kind::SourceServiceAccount, String::new()),
-            From::SourceTrustDomain => (Kind::SourceTrustDomain, String::new()),
-            From::SourcePrincipal => (Kind::SourcePrincipal, String::new()),
-            From::DestinationIp => (Kind::DestinationIp, String::new()),
-            From::DestinationPort => (Kind::DestinationPort, String::new()),
-            From::ConnectionSni => (Kind::ConnectionSni, String::new()),
+        let kind = match from {
+            From::Header(_) => Kind::Header,
+            From::SourceIp => Kind::SourceIp,
+            From::RemoteIp => Kind::RemoteIp,
+            From::SourceNamespace => Kind::SourceNamespace,
+            From::SourceServiceAccount => Kind::SourceServiceAccount,
+            From::SourceTrustDomain => Kind::SourceTrustDomain,
+            From::SourcePrincipal => Kind::SourcePrincipal,
+            From::DestinationIp => Kind::DestinationIp,
+            From::DestinationPort => Kind::DestinationPort,
+            From::ConnectionSni => Kind::ConnectionSni,
+            From::RequestPrincipal => Kind::RequestPrincipal,
+            From::RequestAudiences => Kind::RequestAudiences,
+            From::RequestPresenter => Kind::RequestPresenter,
+            From::RequestClaim(_) => Kind::RequestClaim,
         };
         Self {
             kind: kind.into(),
-            header,
+            header: match from {
+                From::Header(name) => name.to_string(),
+                _ => String::new(),
+            },
+            claim: match from {
+                From::RequestClaim(names) => texts(names),
+                _ => Vec::new(),
+            },
         }
     }
 }
@@ -383,11 +396,11 @@ impl From<&model::HttpValue> for wire::HttpValue {
     }
 }
 
-fn all<'a, M, W: From<&'a M>>(from: &'a [M]) -> Vec<W> {
+pub(super) fn all<'a, M, W: From<&'a M>>(from: &'a [M]) -> Vec<W> {
     from.iter().map(Into::into).collect()
 }
 
-fn texts(of: &[model::ArcStr]) -> Vec<String> {
+pub(super) fn texts(of: &[model::ArcStr]) -> Vec<String> {
     of.iter().map(ToString::to_string).collect()
 }
 

@@ -459,6 +459,15 @@ pub struct HttpSource {
     pub not_remote_ip_blocks: ::prost::alloc::vec::Vec<
         super::super::istio::security::Address,
     >,
+    /// `issuer/subject`.
+    #[prost(message, repeated, tag = "13")]
+    pub request_principals: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
+    #[prost(message, repeated, tag = "14")]
+    pub not_request_principals: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpOperation {
@@ -512,6 +521,9 @@ pub struct HttpAttribute {
     /// Of HEADER: its name in lower case.
     #[prost(string, tag = "2")]
     pub header: ::prost::alloc::string::String,
+    /// Of REQUEST_CLAIM: the names that lead to it.
+    #[prost(string, repeated, tag = "3")]
+    pub claim: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HttpValue {
@@ -755,6 +767,72 @@ pub struct DestinationOutliers {
     #[prost(uint32, tag = "7")]
     pub min_health_percent: u32,
 }
+/// Who requests come from, by JSON web tokens.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaypointAuthentication {
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// For all that goes through the waypoint.
+    #[prost(bool, tag = "3")]
+    pub for_gateway: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub services: ::prost::alloc::vec::Vec<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    #[prost(message, repeated, tag = "5")]
+    pub rules: ::prost::alloc::vec::Vec<JwtRule>,
+    /// Not empty on a fail-closed substitute: why the original is not understood. All requests are refused.
+    #[prost(string, tag = "6")]
+    pub not_understood: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JwtRule {
+    #[prost(string, tag = "1")]
+    pub issuer: ::prost::alloc::string::String,
+    /// Any if empty.
+    #[prost(string, repeated, tag = "2")]
+    pub audiences: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Where the keys come from.
+    #[prost(string, tag = "6")]
+    pub key_source: ::prost::alloc::string::String,
+    /// Where tokens are. Headers with what stands before the token; with nothing given at all: `Authorization: Bearer`
+    /// and the parameter `access_token`.
+    #[prost(message, repeated, tag = "7")]
+    pub headers: ::prost::alloc::vec::Vec<HttpHeader>,
+    #[prost(string, repeated, tag = "8")]
+    pub params: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "9")]
+    pub cookies: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, tag = "10")]
+    pub payload_header: ::prost::alloc::string::String,
+    /// Headers with the claims that they are to have.
+    #[prost(message, repeated, tag = "11")]
+    pub claim_headers: ::prost::alloc::vec::Vec<HttpHeader>,
+    #[prost(bool, tag = "12")]
+    pub forward_token: bool,
+    /// Claims of which the words are values.
+    #[prost(string, repeated, tag = "13")]
+    pub words: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(oneof = "jwt_rule::Keys", tags = "3, 4, 5")]
+    pub keys: ::core::option::Option<jwt_rule::Keys>,
+}
+/// Nested message and enum types in `JwtRule`.
+pub mod jwt_rule {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Keys {
+        /// A key set (RFC 7517).
+        #[prost(string, tag = "3")]
+        KeySet(::prost::alloc::string::String),
+        /// Not fetched yet: those that are known from before, of the same issuer and source, go on.
+        #[prost(bool, tag = "4")]
+        Pending(bool),
+        /// Why there are none: no token is valid.
+        #[prost(string, tag = "5")]
+        Unavailable(::prost::alloc::string::String),
+    }
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum PathNormalization {
@@ -830,6 +908,10 @@ pub enum HttpAttributeKind {
     DestinationIp = 8,
     DestinationPort = 9,
     ConnectionSni = 10,
+    RequestPrincipal = 11,
+    RequestAudiences = 12,
+    RequestPresenter = 13,
+    RequestClaim = 14,
 }
 impl HttpAttributeKind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -849,6 +931,10 @@ impl HttpAttributeKind {
             Self::DestinationIp => "DESTINATION_IP",
             Self::DestinationPort => "DESTINATION_PORT",
             Self::ConnectionSni => "CONNECTION_SNI",
+            Self::RequestPrincipal => "REQUEST_PRINCIPAL",
+            Self::RequestAudiences => "REQUEST_AUDIENCES",
+            Self::RequestPresenter => "REQUEST_PRESENTER",
+            Self::RequestClaim => "REQUEST_CLAIM",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -865,6 +951,10 @@ impl HttpAttributeKind {
             "DESTINATION_IP" => Some(Self::DestinationIp),
             "DESTINATION_PORT" => Some(Self::DestinationPort),
             "CONNECTION_SNI" => Some(Self::ConnectionSni),
+            "REQUEST_PRINCIPAL" => Some(Self::RequestPrincipal),
+            "REQUEST_AUDIENCES" => Some(Self::RequestAudiences),
+            "REQUEST_PRESENTER" => Some(Self::RequestPresenter),
+            "REQUEST_CLAIM" => Some(Self::RequestClaim),
             _ => None,
         }
     }

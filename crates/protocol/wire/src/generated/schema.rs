@@ -273,6 +273,7 @@ pub(crate) static AMBIT_V1_HTTPATTRIBUTE: Message = Message {
     fields: &[
         (1, None),
         (2, None),
+        (3, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPOPERATION: Message = Message {
@@ -310,6 +311,8 @@ pub(crate) static AMBIT_V1_HTTPSOURCE: Message = Message {
         (10, Some(&ISTIO_SECURITY_ADDRESS)),
         (11, Some(&ISTIO_SECURITY_ADDRESS)),
         (12, Some(&ISTIO_SECURITY_ADDRESS)),
+        (13, Some(&ISTIO_SECURITY_STRINGMATCH)),
+        (14, Some(&ISTIO_SECURITY_STRINGMATCH)),
     ],
 };
 pub(crate) static ISTIO_SECURITY_SERVICEACCOUNTMATCH: Message = Message {
@@ -681,5 +684,34 @@ pub(crate) static ISTIO_WORKLOAD_PORTLIST: Message = Message {
     name: "istio.workload.PortList",
     fields: &[
         (1, Some(&ISTIO_WORKLOAD_PORT)),
+    ],
+};
+pub(crate) static AMBIT_V1_WAYPOINTAUTHENTICATION: Message = Message {
+    name: "ambit.v1.WaypointAuthentication",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (5, Some(&AMBIT_V1_JWTRULE)),
+        (6, None),
+    ],
+};
+pub(crate) static AMBIT_V1_JWTRULE: Message = Message {
+    name: "ambit.v1.JwtRule",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
+        (7, Some(&AMBIT_V1_HTTPHEADER)),
+        (8, None),
+        (9, None),
+        (10, None),
+        (11, Some(&AMBIT_V1_HTTPHEADER)),
+        (12, None),
+        (13, None),
     ],
 };

@@ -1,6 +1,6 @@
 //! Authorization policies: each is a policy of the workloads that it selects.
 
-mod attached;
+pub(super) mod attached;
 mod callers;
 mod http;
 mod rules;

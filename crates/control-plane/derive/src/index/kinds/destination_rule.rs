@@ -9,7 +9,7 @@ mod balancing;
 mod policy;
 mod standing;
 mod subsets;
-mod values;
+pub(super) mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
 

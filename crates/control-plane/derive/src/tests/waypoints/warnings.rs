@@ -200,7 +200,6 @@ fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean(
     for kind in [
         Kind::VirtualService,
         Kind::EnvoyFilter,
-        Kind::RequestAuthentication,
         Kind::Telemetry,
         Kind::WasmPlugin,
     ] {

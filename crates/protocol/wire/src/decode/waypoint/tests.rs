@@ -34,6 +34,8 @@ fn full_policy() -> HttpPolicy {
                 trust_domains: vec![text("td")],
                 ip_blocks: vec![net("10.0.0.0/8")],
                 not_remote_ip_blocks: vec![net("fd00::/8")],
+                request_principals: vec![StringMatch::Prefix("https://i/".into())],
+                not_request_principals: vec![StringMatch::Presence],
                 ..HttpSource::default()
             }],
             operations: vec![HttpOperation {

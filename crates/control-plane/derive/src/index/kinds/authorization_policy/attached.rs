@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Most targets of one policy.
-const MAX_TARGETS: usize = 16;
+pub(in crate::index) const MAX_TARGETS: usize = 16;
 
 /// A policy with what it is attached to.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ impl Attached {
         }
         let mut targets = Vec::new();
         for (field, reference) in references {
-            let target = target(reference, policy, config);
+            let target = target(reference, &namespace_of(policy), config);
             targets.push(target.map_err(|message| FieldError::new(field, message))?);
         }
         let (policy, of_policy) = http::http_policy(policy)?;
@@ -50,10 +50,11 @@ impl Attached {
 
     /// Denies everything at those of its targets that can be understood.
     pub(super) fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Self {
+        let namespace = namespace_of(policy);
         let targets = references(policy).into_iter();
         Self {
             targets: targets
-                .filter_map(|(_, reference)| target(reference, policy, config).ok())
+                .filter_map(|(_, reference)| target(reference, &namespace, config).ok())
                 .collect(),
             policy: http::substitute(policy, "the policy cannot be used as it is written"),
         }
@@ -89,51 +90,56 @@ impl Attached {
 impl Attached {
     /// At which waypoints it is in force.
     pub(super) fn verdict(&self, index: &Index) -> Verdict {
-        let (mut bound, mut unbound) = (BTreeSet::new(), Vec::new());
-        let mut any_found = false;
-        for target in &self.targets {
-            let waypoints = match target.kind {
-                Kind::Gateway | Kind::GatewayClass => waypoints_of(index, target),
-                _ => served(index, target)
-                    .into_iter()
-                    .map(|(gateway, _)| gateway)
-                    .collect(),
+        verdict(index, &self.targets)
+    }
+}
+
+/// At which waypoints what is attached to these targets is in force.
+pub(in crate::index) fn verdict(index: &Index, targets: &[ObjectKey]) -> Verdict {
+    let (mut bound, mut unbound) = (BTreeSet::new(), Vec::new());
+    let mut any_found = false;
+    for target in targets {
+        let waypoints = match target.kind {
+            Kind::Gateway | Kind::GatewayClass => waypoints_of(index, target),
+            _ => served(index, target)
+                .into_iter()
+                .map(|(gateway, _)| gateway)
+                .collect(),
+        };
+        let found = exists(index, target);
+        any_found |= found;
+        if waypoints.is_empty() {
+            let why = match (found, target.kind) {
+                (false, _) => "does not exist",
+                (true, Kind::Gateway) => "is no waypoint of this control plane",
+                (true, Kind::GatewayClass) => "has no waypoints of this control plane",
+                (true, _) if has_foreign_waypoint(index, target) => {
+                    "has a waypoint of another control plane, which this policy is not sent to"
+                }
+                (true, _) => "has no waypoint",
             };
-            let found = exists(index, target);
-            any_found |= found;
-            if waypoints.is_empty() {
-                let why = match (found, target.kind) {
-                    (false, _) => "does not exist",
-                    (true, Kind::Gateway) => "is no waypoint of this control plane",
-                    (true, Kind::GatewayClass) => "has no waypoints of this control plane",
-                    (true, _) if has_foreign_waypoint(index, target) => {
-                        "has a waypoint of another control plane, which this policy is not sent to"
-                    }
-                    (true, _) => "has no waypoint",
-                };
-                unbound.push(format!("{target} {why}"));
-            }
-            bound.extend(waypoints);
+            unbound.push(format!("{target} {why}"));
         }
-        let at = names(&bound).map(|names| format!("enforced by {names}"));
-        let (is_true, reason) = match (&at, unbound.is_empty()) {
-            (Some(_), true) => (true, "Accepted"),
-            (Some(_), false) => (true, "PartiallyInvalid"),
-            (None, _) if any_found => (false, "AncestorNotBound"),
-            (None, _) => (false, "TargetNotFound"),
-        };
-        let without = unbound.join(", ");
-        let message = match at {
-            Some(at) if unbound.is_empty() => at,
-            Some(at) => format!("{at}; {without}"),
-            None => format!("{without}: the policy has no effect"),
-        };
-        Verdict {
-            is_true,
-            reason,
-            message,
-            is_trouble: !is_true || !unbound.is_empty(),
-        }
+        bound.extend(waypoints);
+    }
+    let at = names(&bound).map(|names| format!("enforced by {names}"));
+    let (is_true, reason) = match (&at, unbound.is_empty()) {
+        (Some(_), true) => (true, "Accepted"),
+        (Some(_), false) => (true, "PartiallyInvalid"),
+        (None, _) if any_found => (false, "AncestorNotBound"),
+        (None, _) => (false, "TargetNotFound"),
+    };
+    let without = unbound.join(", ");
+    let message = match at {
+        Some(at) if unbound.is_empty() => at,
+        Some(at) => format!("{at}; {without}"),
+        None => format!("{without}: the policy has no effect"),
+    };
+    Verdict {
+        is_true,
+        reason,
+        message,
+        is_trouble: !is_true || !unbound.is_empty(),
     }
 }
 
@@ -150,7 +156,7 @@ fn exists(index: &Index, target: &ObjectKey) -> bool {
 }
 
 /// The waypoints that a target of the Gateway API stands for.
-fn waypoints_of(index: &Index, target: &ObjectKey) -> Vec<GatewayName> {
+pub(in crate::index) fn waypoints_of(index: &Index, target: &ObjectKey) -> Vec<GatewayName> {
     let mut names = match target.kind {
         Kind::GatewayClass => gateways::of_class(index, &target.name),
         _ => vec![GatewayName::new(
@@ -169,7 +175,10 @@ fn has_foreign_waypoint(index: &Index, target: &ObjectKey) -> bool {
 }
 
 /// The services of a target, each with the waypoints that serve it.
-fn served(index: &Index, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHostname)> {
+pub(in crate::index) fn served(
+    index: &Index,
+    target: &ObjectKey,
+) -> Vec<(GatewayName, NamespacedHostname)> {
     let hosts: Vec<&ArcStr>;
     let own;
     match target.kind {
@@ -206,13 +215,12 @@ fn references(policy: &AuthorizationPolicy) -> Vec<(String, &PolicyTargetReferen
     one.chain(several).collect()
 }
 
-/// The object that a reference names.
-fn target(
+/// The object that a reference of a policy of a namespace names.
+pub(in crate::index) fn target(
     reference: &PolicyTargetReference,
-    policy: &AuthorizationPolicy,
+    namespace: &ArcStr,
     config: &MeshConfig,
 ) -> Result<ObjectKey, String> {
-    let namespace = namespace_of(policy);
     if let Some(other) = &reference.namespace
         && !other.is_empty()
         && *other != namespace.as_str()
@@ -225,7 +233,7 @@ fn target(
         ("" | "core", "Service") => Kind::Service,
         ("networking.istio.io", "ServiceEntry") => Kind::ServiceEntry,
         (gateway::GROUP, "Gateway") => Kind::Gateway,
-        (gateway::GROUP, "GatewayClass") if namespace == config.root_namespace => {
+        (gateway::GROUP, "GatewayClass") if *namespace == config.root_namespace => {
             Kind::GatewayClass
         }
         (gateway::GROUP, "GatewayClass") => {
@@ -240,5 +248,9 @@ fn target(
             ));
         }
     };
-    Ok(ObjectKey::new(kind, namespace, reference.name.as_str()))
+    Ok(ObjectKey::new(
+        kind,
+        namespace.clone(),
+        reference.name.as_str(),
+    ))
 }

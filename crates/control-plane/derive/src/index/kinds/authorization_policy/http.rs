@@ -1,6 +1,6 @@
 //! Policies of layer 7, as waypoints evaluate them.
 //!
-//! What waypoints cannot judge (JWTs, external authorizers) denies what it might concern: a rule of an ALLOW
+//! What waypoints cannot judge (external authorizers) denies what it might concern: a rule of an ALLOW
 //! policy that asks for it is left out, in other policies the attribute is left out, so that they match more,
 //! and a CUSTOM policy denies what it would have asked about. A note says so.
 //!
@@ -140,16 +140,11 @@ impl Reader<'_> {
 
     fn source(&mut self, s: &Source, at: &str) -> Result<HttpSource, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
-        for (name, values) in [
-            ("requestPrincipals", &s.request_principals),
-            ("notRequestPrincipals", &s.not_request_principals),
-        ] {
-            self.unsupported(values, &field(name))?;
-        }
         let mut names = |name, values: &[String]| names(values, &field(name), self.notes);
         let account = |text: &str| service_account(text, self.namespace);
         let accounts = |name, values: &[String]| list(values, &field(name), account);
         let nets = |name, values: &[String]| list(values, &field(name), net);
+        let patterns = |name, values: &[String]| list(values, &field(name), pattern);
         Ok(HttpSource {
             principals: names("principals", &s.principals)?,
             not_principals: names("notPrincipals", &s.not_principals)?,
@@ -163,6 +158,8 @@ impl Reader<'_> {
             not_ip_blocks: nets("notIpBlocks", &s.not_ip_blocks)?,
             remote_ip_blocks: nets("remoteIpBlocks", &s.remote_ip_blocks)?,
             not_remote_ip_blocks: nets("notRemoteIpBlocks", &s.not_remote_ip_blocks)?,
+            request_principals: patterns("requestPrincipals", &s.request_principals)?,
+            not_request_principals: patterns("notRequestPrincipals", &s.not_request_principals)?,
         })
     }
 
@@ -249,18 +246,13 @@ impl Reader<'_> {
                 let names = names(values, field, self.notes)?;
                 Ok(names.into_iter().map(HttpValue::Text).collect())
             }
-            A::Header(_) | A::ConnectionSni => {
-                list(values, field, |text| pattern(text).map(HttpValue::Text))
-            }
+            A::Header(_)
+            | A::ConnectionSni
+            | A::RequestPrincipal
+            | A::RequestAudiences
+            | A::RequestPresenter
+            | A::RequestClaim(_) => list(values, field, |text| pattern(text).map(HttpValue::Text)),
         }
-    }
-
-    fn unsupported(&mut self, values: &[String], field: &str) -> Result<(), FieldError> {
-        if !values.is_empty() {
-            list(values, field, |_| Ok(()))?;
-            self.unsupported.push(field.to_owned());
-        }
-        Ok(())
     }
 }
 
@@ -277,9 +269,11 @@ fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
         "destination.ip" => A::DestinationIp,
         "destination.port" => A::DestinationPort,
         "connection.sni" => A::ConnectionSni,
-        _ if key.starts_with("request.auth.") || key.starts_with("experimental.") => {
-            return Ok(None);
-        }
+        "request.auth.principal" => A::RequestPrincipal,
+        "request.auth.audiences" => A::RequestAudiences,
+        "request.auth.presenter" => A::RequestPresenter,
+        _ if key.starts_with("experimental.") => return Ok(None),
+        _ if key.starts_with("request.auth.claims[") => A::RequestClaim(claim(key, at)?),
         _ => {
             let name = key.strip_prefix("request.headers[");
             match name.and_then(|name| name.strip_suffix(']')) {
@@ -291,6 +285,22 @@ fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
             }
         }
     }))
+}
+
+/// The names that lead to a claim: `request.auth.claims[a][b]`.
+fn claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
+    let names = key.strip_prefix("request.auth.claims[");
+    let names = names.and_then(|names| names.strip_suffix(']'));
+    let names: Vec<_> = names
+        .into_iter()
+        .flat_map(|names| names.split("]["))
+        .collect();
+    let is_name = |name: &&str| !name.is_empty() && !name.contains(['[', ']']);
+    if names.is_empty() || !names.iter().all(is_name) {
+        let message = format!("{key:?} names no claim, as request.auth.claims[a][b] does");
+        return Err(FieldError::new(at, message));
+    }
+    Ok(names.into_iter().map(ArcStr::from).collect())
 }
 
 /// The name of a header in lower case.

@@ -1,8 +1,8 @@
 //! What a waypoint sees, and what others see of waypoints.
 
 use ambit_model::{
-    DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination, WaypointGateway,
-    WaypointService,
+    Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination,
+    WaypointGateway, WaypointService,
 };
 
 use super::*;
@@ -28,6 +28,10 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         namespace: "shop".into(),
         name: "p".into(),
     };
+    let authentication = Authentication {
+        key: key.clone(),
+        ..Authentication::default()
+    };
     let policy = HttpPolicy {
         key: key.clone(),
         ..HttpPolicy::default()
@@ -36,6 +40,10 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         waypoint_gateways: vec![(gateway.clone(), Some(Arc::new(settings)))],
         waypoint_destinations: vec![((gateway.clone(), name.clone()), Some(Arc::new(destination)))],
         waypoint_services: vec![((gateway.clone(), name), Some(Arc::new(service)))],
+        waypoint_authentications: vec![(
+            (gateway.clone(), key.clone()),
+            Some(Arc::new(authentication)),
+        )],
         waypoint_policies: vec![((gateway.clone(), key), Some(Arc::new(policy)))],
         ..Delta::default()
     }
@@ -60,11 +68,12 @@ fn waypoint(gateway: &GatewayName) -> Peer {
     }
 }
 
-const OF_WAYPOINTS: [ResourceType; 4] = [
+const OF_WAYPOINTS: [ResourceType; 5] = [
     ResourceType::WAYPOINT_POLICY,
     ResourceType::WAYPOINT_GATEWAY,
     ResourceType::WAYPOINT_SERVICE,
     ResourceType::WAYPOINT_DESTINATION,
+    ResourceType::WAYPOINT_AUTHENTICATION,
 ];
 
 #[test]

@@ -90,6 +90,8 @@ fn sources() {
             not_ip_blocks: vec![net("10.0.0.1/32")],
             remote_ip_blocks: vec![net("2001:db8::/32")],
             not_remote_ip_blocks: vec![net("192.0.2.1/32")],
+            request_principals: Vec::new(),
+            not_request_principals: Vec::new(),
         }]
     );
 }
@@ -178,12 +180,8 @@ fn conditions() {
 
 #[test]
 fn what_is_not_supported_denies_what_it_might_concern() {
-    let not_supported = [
-        json!({ "from": [{ "source": { "requestPrincipals": ["*"] } }] }),
-        json!({ "from": [{ "source": { "notRequestPrincipals": ["*"] } }] }),
-        json!({ "when": [{ "key": "request.auth.claims[a]", "values": ["b"] }] }),
-        json!({ "when": [{ "key": "experimental.envoy.filters.x", "notValues": ["b"] }] }),
-    ];
+    let not_supported =
+        [json!({ "when": [{ "key": "experimental.envoy.filters.x", "notValues": ["b"] }] })];
     for spec in not_supported {
         let (allow, notes) = read(json!({ "rules": [spec, {}] }));
         assert_eq!(allow.rules, [HttpRule::default()]);
@@ -201,12 +199,56 @@ fn what_is_not_supported_denies_what_it_might_concern() {
         assert!(anybody && deny.rules[0].conditions.is_empty());
     }
     let mixed = json!({
-        "from": [{ "source": { "requestPrincipals": ["*"], "namespaces": ["a"] } }],
+        "from": [{ "source": { "namespaces": ["a"] } }],
         "to": [{ "operation": { "paths": ["/admin"] } }],
+        "when": [{ "key": "experimental.x", "values": ["b"] }],
     });
     let (deny, _) = read(json!({ "action": "DENY", "rules": [mixed] }));
     assert_eq!(deny.rules[0].sources[0].namespaces, texts(&["a"]));
     assert_eq!(deny.rules[0].operations.len(), 1);
+}
+
+#[test]
+fn tokens_are_asked_for_by_principal_and_by_claims() {
+    let (policy, notes) = read(json!({ "rules": [{
+        "from": [{ "source": {
+            "requestPrincipals": ["https://i/*"], "notRequestPrincipals": ["https://i/mallory"],
+        } }],
+        "when": [
+            { "key": "request.auth.principal", "values": ["*"] },
+            { "key": "request.auth.audiences", "values": ["a"] },
+            { "key": "request.auth.presenter", "notValues": ["b"] },
+            { "key": "request.auth.claims[realm][roles.x]", "values": ["admin"] },
+        ],
+    }] }));
+    assert_eq!(notes, [] as [String; 0]);
+    let source = &policy.rules[0].sources[0];
+    assert_eq!(source.request_principals, texts(&["https://i/*"]));
+    assert_eq!(source.not_request_principals, texts(&["https://i/mallory"]));
+    let attributes = policy.rules[0]
+        .conditions
+        .iter()
+        .map(|one| one.attribute.clone());
+    assert_eq!(
+        attributes.collect::<Vec<_>>(),
+        [
+            HttpAttribute::RequestPrincipal,
+            HttpAttribute::RequestAudiences,
+            HttpAttribute::RequestPresenter,
+            HttpAttribute::RequestClaim(vec!["realm".into(), "roles.x".into()]),
+        ]
+    );
+    for key in [
+        "request.auth.claims[]",
+        "request.auth.claims[a",
+        "request.auth.claims[a]b]",
+        "request.auth.claims[a][]",
+        "request.auth.claims",
+        "request.auth.other",
+    ] {
+        let spec = json!({ "rules": [{ "when": [{ "key": key, "values": ["b"] }] }] });
+        assert!(http_policy(&super::tests::policy(spec)).is_err(), "{key}");
+    }
 }
 
 #[test]

@@ -1,0 +1,227 @@
+//! What waypoints are told of tokens, and what stands on the objects that say it.
+
+use ambit_k8s_api::Kind;
+use ambit_model::JwtKeys;
+
+use super::*;
+use crate::{KeySource, KeyState, condition::Subject};
+
+const TOLD: &str = "shop/wp by shop/ra";
+const KEYS: &str =
+    r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+
+fn object(spec: &str) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {{name: ra, namespace: shop}}\nspec: {{{spec}}}\n"
+    )
+}
+
+const AT_GATEWAY: &str =
+    "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: wp}]";
+
+fn with(spec: &str) -> TestMesh {
+    TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &object(spec)]))
+}
+
+fn rules(rules: &str) -> TestMesh {
+    with(&format!("{AT_GATEWAY}, jwtRules: [{rules}]"))
+}
+
+fn condition(mesh: &TestMesh) -> String {
+    let key = ObjectKey::new(Kind::RequestAuthentication, "shop", "ra");
+    let [of_object] = crate::conditions(Kind::RequestAuthentication) else {
+        panic!("one condition");
+    };
+    assert_eq!(of_object.name, "WaypointAccepted");
+    let problems = mesh.index.problems_of(&key);
+    let subject = Subject {
+        problems: &problems,
+        in_force: false,
+        is_attached: true,
+        standing: mesh.index.standing(&key),
+    };
+    let verdict = (of_object.verdict)(&subject).unwrap();
+    format!(
+        "{} {}: {}",
+        verdict.is_true, verdict.reason, verdict.message
+    )
+}
+
+#[test]
+fn every_field_of_a_rule_reaches_the_waypoints_that_it_is_for() {
+    let mesh = rules(&format!(
+        "{{issuer: 'https://i', audiences: [a, b], jwks: '{KEYS}', fromHeaders: [{{name: X-Jwt, prefix: 'JWT '}}], \
+         fromParams: [p], fromCookies: [c], outputPayloadToHeader: X-Payload, forwardOriginalToken: true, \
+         outputClaimToHeaders: [{{header: X-Sub, claim: sub}}], spaceDelimitedClaims: [roles], timeout: 3s}}"
+    ));
+    assert_eq!(mesh.problems(), [] as [String; 0]);
+    let told = &mesh.waypoint_authentications[TOLD];
+    assert!(told.for_gateway && told.services.is_empty() && told.not_understood.is_none());
+    let [rule] = &told.rules[..] else {
+        panic!("one rule")
+    };
+    assert_eq!(rule.issuer, "https://i");
+    assert_eq!(rule.audiences, ["a", "b"]);
+    assert_eq!(rule.keys, JwtKeys::Known(KEYS.into()));
+    assert_eq!(rule.headers, [("x-jwt".into(), "JWT ".into())]);
+    assert_eq!(
+        (&rule.params[..], &rule.cookies[..]),
+        (&["p".into()][..], &["c".into()][..])
+    );
+    assert_eq!(rule.payload_header.as_deref(), Some("x-payload"));
+    assert_eq!(rule.claim_headers, [("x-sub".into(), "sub".into())]);
+    assert!(rule.forward_token);
+    assert_eq!(rule.words, ["roles"]);
+    assert_eq!(condition(&mesh), "true Accepted: enforced by shop/wp");
+}
+
+#[test]
+fn it_is_attached_as_policies_are() {
+    let rule = format!("jwtRules: [{{issuer: i, jwks: '{KEYS}'}}]");
+    let cart = with(&format!(
+        "targetRefs: [{{kind: Service, name: cart}}], {rule}"
+    ));
+    let told = &cart.waypoint_authentications[TOLD];
+    assert!(!told.for_gateway);
+    assert_eq!(
+        told.services[0].to_string(),
+        "shop/cart.shop.svc.cluster.local"
+    );
+    let class = object(&format!(
+        "targetRefs: [{{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}}], {rule}"
+    ));
+    let root = class.replace("namespace: shop", "namespace: istio-system");
+    let mesh = TestMesh::of(&all(&[&gateway("wp", ""), &root]));
+    assert!(mesh.waypoint_authentications["shop/wp by istio-system/ra"].for_gateway);
+    let elsewhere = with(&format!(
+        "targetRefs: [{{kind: Service, name: gone}}], {rule}"
+    ));
+    assert!(elsewhere.waypoint_authentications.is_empty());
+    assert!(
+        condition(&elsewhere).starts_with("false TargetNotFound"),
+        "{}",
+        condition(&elsewhere)
+    );
+    // Nobody reads tokens of pods that are not named.
+    for loose in [
+        rule.clone(),
+        format!("selector: {{matchLabels: {{app: a}}}}, {rule}"),
+    ] {
+        let mesh = with(&loose);
+        assert!(mesh.waypoint_authentications.is_empty());
+        assert!(condition(&mesh).starts_with("false NotAttached: there are no targetRefs"));
+    }
+}
+
+#[test]
+fn what_cannot_be_used_leaves_the_last_good_form_and_else_refuses_everything() {
+    let good = format!("{{issuer: i, jwks: '{KEYS}'}}");
+    for (rule, expected) in [
+        ("{issuer: ''}", "issuer: is empty"),
+        ("{issuer: i}", "the issuer cannot be asked"),
+        (
+            "{issuer: i, jwksUri: 'ftp://x/'}",
+            "does not begin with https:// or http://",
+        ),
+        ("{issuer: i, jwksUri: 'http://u:p@x/'}", "has a user in it"),
+        ("{issuer: i, jwks: 'x'}", "the key set is no JSON"),
+        (
+            "{issuer: i, jwks: '{}', jwksUri: 'https://x/'}",
+            "together with jwksUri",
+        ),
+        (
+            "{issuer: i, jwksUri: 'https://x/', fromHeaders: [{name: 'a b'}]}",
+            "no header's name",
+        ),
+        (
+            "{issuer: i, jwksUri: 'https://x/', fromParams: ['']}",
+            "fromParams[0]: is empty",
+        ),
+        (
+            "{issuer: i, jwksUri: 'https://x/', outputPayloadToHeader: Host}",
+            "has a meaning of its own",
+        ),
+        (
+            "{issuer: i, jwksUri: 'https://x/', outputClaimToHeaders: [{header: a}]}",
+            "claim: is empty",
+        ),
+        (
+            "{issuer: i, jwksUri: 'https://x/', timeout: soon}",
+            "timeout",
+        ),
+    ] {
+        let mut mesh = rules(rule);
+        assert!(
+            mesh.problems()[0].contains(expected),
+            "{:?}",
+            mesh.problems()
+        );
+        let told = &mesh.waypoint_authentications[TOLD];
+        assert!(told.not_understood.is_some() && told.for_gateway, "{rule}");
+        assert!(condition(&mesh).starts_with("false Invalid"));
+        mesh.apply(&object(&format!("{AT_GATEWAY}, jwtRules: [{good}]")));
+        let before = mesh.waypoint_authentications[TOLD].clone();
+        assert!(before.not_understood.is_none());
+        mesh.apply(&object(&format!("{AT_GATEWAY}, jwtRules: [{rule}]")));
+        assert_eq!(mesh.waypoint_authentications[TOLD], before, "{rule}");
+    }
+    let noted = rules(r#"{issuer: i, jwks: '{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}'}"#);
+    assert!(
+        condition(&noted).contains("no token of this issuer is valid"),
+        "{}",
+        condition(&noted)
+    );
+}
+
+#[test]
+fn keys_are_fetched_by_address_or_from_the_issuer_and_told_when_they_are_had() {
+    let mut mesh = rules(
+        "{issuer: 'https://i', jwksUri: 'https://i/keys'}, {issuer: 'https://j', timeout: 2m}",
+    );
+    let sources: Vec<KeySource> = mesh.index.key_sources().into_iter().collect();
+    let [by_address, by_issuer] = &sources[..] else {
+        panic!("{sources:?}")
+    };
+    assert_eq!(
+        (by_address.url.as_str(), by_address.is_issuer),
+        ("https://i/keys", false)
+    );
+    assert_eq!(by_address.timeout.as_secs(), 5);
+    assert_eq!(
+        (by_issuer.url.as_str(), by_issuer.is_issuer),
+        ("https://j", true)
+    );
+    assert_eq!(by_issuer.timeout.as_secs(), 30);
+    let keys =
+        |mesh: &TestMesh, rule: usize| mesh.waypoint_authentications[TOLD].rules[rule].keys.clone();
+    assert_eq!(
+        (keys(&mesh, 0), keys(&mesh, 1)),
+        (JwtKeys::Pending, JwtKeys::Pending)
+    );
+    let had = |keys: Option<&str>, trouble: Option<&str>| KeyState {
+        keys: keys.map(Into::into),
+        trouble: trouble.map(Into::into),
+    };
+    mesh.index.set_keys(by_address, had(Some(KEYS), None));
+    mesh.index.set_keys(by_issuer, had(None, Some("no answer")));
+    assert_eq!(mesh.flush(), [TOLD]);
+    assert_eq!(keys(&mesh, 0), JwtKeys::Known(KEYS.into()));
+    assert_eq!(keys(&mesh, 1), JwtKeys::Unavailable("no answer".into()));
+    assert!(
+        condition(&mesh).contains(
+            "spec.jwtRules[1]: the keys of https://j cannot be had (no answer): no token of this issuer is valid"
+        ),
+        "{}",
+        condition(&mesh)
+    );
+    // What was had last stays, and the condition says what is wrong.
+    mesh.index
+        .set_keys(by_address, had(Some(KEYS), Some("503")));
+    assert_eq!(mesh.flush(), [] as [&str; 0]);
+    assert!(condition(&mesh).contains("those that were had last stay in force"));
+    mesh.index
+        .set_keys(by_address, had(Some(KEYS), Some("503")));
+    assert_eq!(mesh.flush(), [] as [&str; 0]);
+    mesh.delete(Kind::RequestAuthentication, "shop", "ra");
+    assert!(mesh.index.key_sources().is_empty());
+}

@@ -1,0 +1,157 @@
+//! What a token claims, once it has proved to be valid.
+
+use std::borrow::Cow;
+
+use ambit_model::ArcStr;
+
+use crate::json::Json;
+
+/// Claims that are lists of words to everybody.
+const ALWAYS_WORDS: [&str; 2] = ["scope", "permission"];
+
+/// The claims of a valid token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claims {
+    all: Json,
+    /// Further claims that are lists of words.
+    words: Vec<ArcStr>,
+}
+
+/// How values that are no texts are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// Only texts count.
+    Texts,
+    /// Numbers, true and false count as they are written; and a list of words also as a whole.
+    Any,
+}
+
+impl Claims {
+    pub(crate) fn new(all: Json, words: &[ArcStr]) -> Self {
+        let words = words.to_vec();
+        Self { all, words }
+    }
+
+    /// Claims without a token, for tests and fuzzing.
+    ///
+    /// # Errors
+    /// When the text is no JSON, or not as strict as that of a token has to be.
+    pub fn read(text: &[u8], words: &[ArcStr]) -> Result<Self, serde_json::Error> {
+        Json::read(text).map(|all| Self::new(all, words))
+    }
+
+    /// Issuer and subject; `None` unless there are both.
+    pub fn principal(&self) -> Option<(&str, &str)> {
+        let text = |name: &str| {
+            self.all
+                .get(name)?
+                .as_text()
+                .filter(|text| !text.is_empty())
+        };
+        Some((text("iss")?, text("sub")?))
+    }
+
+    pub(crate) fn issuer(&self) -> Option<&str> {
+        self.all.get("iss")?.as_text()
+    }
+
+    /// The party that the token was issued to.
+    pub fn presenter(&self) -> Option<&str> {
+        self.all.get("azp")?.as_text()
+    }
+
+    /// Whether an audience is as wanted.
+    pub fn any_audience(&self, wanted: impl Fn(&str) -> bool) -> bool {
+        texts(self.all.get("aud"), Values::Texts, &wanted)
+    }
+
+    /// Whether the claim that a path of names leads to is as wanted, or one of its values is.
+    pub fn any(&self, path: &[ArcStr], values: Values, wanted: impl Fn(&str) -> bool) -> bool {
+        let mut claim = Some(&self.all);
+        for name in path {
+            claim = claim.and_then(|claim| claim.get(name));
+        }
+        let is_words = |name: &ArcStr| {
+            ALWAYS_WORDS.contains(&name.as_str()) || self.words.iter().any(|one| one == name)
+        };
+        if let (Some(Json::Text(text)), [name]) = (claim, path)
+            && is_words(name)
+        {
+            let whole = values == Values::Any && wanted(text);
+            return whole || text.split_ascii_whitespace().any(wanted);
+        }
+        texts(claim, values, &wanted)
+    }
+
+    /// A claim as the text of a header: one of this name, or one within others whose names are joined by dots.
+    pub(crate) fn header_text(&self, name: &str) -> Option<Cow<'_, str>> {
+        let nested = || {
+            let mut parts = name.split('.');
+            parts.try_fold(&self.all, |claim, part| claim.get(part))
+        };
+        scalar(self.all.get(name).or_else(nested)?, Values::Any)
+    }
+}
+
+fn scalar(value: &Json, values: Values) -> Option<Cow<'_, str>> {
+    match (value, values) {
+        (Json::Text(text), _) => Some(text.as_str().into()),
+        (Json::Number(number), Values::Any) => Some(number.to_string().into()),
+        (Json::Bool(truth), Values::Any) => Some(truth.to_string().into()),
+        _ => None,
+    }
+}
+
+fn texts(claim: Option<&Json>, values: Values, wanted: &impl Fn(&str) -> bool) -> bool {
+    let one = |value: &Json| scalar(value, values).is_some_and(|text| wanted(&text));
+    match claim {
+        Some(Json::List(all)) => all.iter().any(one),
+        Some(value) => one(value),
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_are_found_by_their_path_and_lists_by_each_value() {
+        let text = br#"{"iss":"i","sub":"s","aud":["a","b"],"n":5,"t":true,"groups":["x","y"],
+            "scope":"read write","roles":"one two","deep":{"er":{"still":"z","list":[1,"q"]}},
+            "a.b":"dotted","a":{"b":"nested","c":"inner"}}"#;
+        let claims = Claims::read(text, &["roles".into()]).unwrap();
+        let has = |path: &[&str], values, wanted: &str| {
+            let path: Vec<ArcStr> = path.iter().map(|one| ArcStr::from(*one)).collect();
+            claims.any(&path, values, |text| text == wanted)
+        };
+        for (path, wanted) in [
+            (&["groups"][..], "y"),
+            (&["scope"], "write"),
+            (&["roles"], "two"),
+            (&["deep", "er", "still"], "z"),
+            (&["deep", "er", "list"], "q"),
+            (&["a.b"], "dotted"),
+            (&["a", "b"], "nested"),
+        ] {
+            assert!(has(path, Values::Texts, wanted), "{path:?}");
+        }
+        for (path, wanted) in [
+            (&["n"][..], "5"),
+            (&["t"], "true"),
+            (&["scope"], "read write"),
+            (&["deep", "er", "list"], "1"),
+        ] {
+            assert!(!has(path, Values::Texts, wanted), "{path:?}");
+            assert!(has(path, Values::Any, wanted), "{path:?}");
+        }
+        assert!(!has(&["deep"], Values::Any, "z"));
+        assert_eq!(claims.principal(), Some(("i", "s")));
+        assert!(claims.any_audience(|one| one == "b"));
+        let header = |name| claims.header_text(name).map(Cow::into_owned);
+        assert_eq!(header("a.b").as_deref(), Some("dotted"));
+        assert_eq!(header("a.c").as_deref(), Some("inner"));
+        assert_eq!(header("n").as_deref(), Some("5"));
+        assert_eq!(header("groups"), None);
+    }
+}

@@ -1,0 +1,184 @@
+//! Key sets (RFC 7517): the public keys of an issuer. A key that cannot be used for what is asked of it, to verify
+//! signatures, is left out, and it is told why; keys that are nobody's business here do no harm to the others.
+
+use std::fmt;
+
+use aws_lc_rs::{digest, signature::ParsedPublicKey};
+
+use crate::{algorithm::Algorithm, base64url, json::Json};
+
+/// Longest text of a key set.
+pub const MAX_KEY_SET: usize = 256 << 10;
+/// Most keys of a set.
+const MAX_KEYS: usize = 100;
+
+/// The keys of an issuer.
+#[derive(Clone, Debug, Default)]
+pub struct KeySet {
+    keys: Vec<Key>,
+    unusable: Vec<String>,
+}
+
+/// What a key is known by, whatever it is called.
+pub(crate) type Fingerprint = [u8; 32];
+
+/// One key.
+#[derive(Clone)]
+pub(crate) struct Key {
+    pub(crate) id: Option<String>,
+    pub(crate) fingerprint: Fingerprint,
+    algorithms: Vec<(Algorithm, ParsedPublicKey)>,
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Key")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a text is no key set.
+#[derive(Debug, thiserror::Error)]
+pub enum KeySetError {
+    /// It is longer than [`MAX_KEY_SET`].
+    #[error("the key set has {0} bytes; at most {MAX_KEY_SET}")]
+    TooLong(usize),
+    /// It is no JSON, or has a name twice.
+    #[error("the key set is no JSON")]
+    Json(#[source] serde_json::Error),
+    /// There is no list of keys in it.
+    #[error("the key set has no list \"keys\"")]
+    NoKeys,
+    /// There are too many.
+    #[error("the key set has {0} keys; at most {MAX_KEYS}")]
+    TooMany(usize),
+}
+
+impl KeySet {
+    /// Reads a set.
+    ///
+    /// # Errors
+    /// When the text is none. One without a key that can be used is a set that validates nothing.
+    pub fn read(text: &[u8]) -> Result<Self, KeySetError> {
+        if text.len() > MAX_KEY_SET {
+            return Err(KeySetError::TooLong(text.len()));
+        }
+        let set = Json::read(text).map_err(KeySetError::Json)?;
+        let Some(Json::List(keys)) = set.get("keys") else {
+            return Err(KeySetError::NoKeys);
+        };
+        if keys.len() > MAX_KEYS {
+            return Err(KeySetError::TooMany(keys.len()));
+        }
+        let mut read = Self::default();
+        for (index, key) in keys.iter().enumerate() {
+            match Key::read(key) {
+                Ok(key) => read.keys.push(key),
+                Err(why) => read.unusable.push(format!("keys[{index}] {why}")),
+            }
+        }
+        Ok(read)
+    }
+
+    /// Whether nothing can be verified with it.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// The keys that are left out, and why.
+    pub fn unusable(&self) -> &[String] {
+        &self.unusable
+    }
+
+    /// The keys that a token may have been signed with. One that names a key may have been signed with that one, or
+    /// with one that has no name.
+    pub(crate) fn candidates(
+        &self,
+        algorithm: Algorithm,
+        id: Option<&str>,
+    ) -> impl Iterator<Item = (&Key, &ParsedPublicKey)> {
+        let named = move |key: &&Key| match (id, key.id.as_deref()) {
+            (Some(wanted), Some(id)) => wanted == id,
+            _ => true,
+        };
+        self.keys.iter().filter(named).filter_map(move |key| {
+            let mut all = key.algorithms.iter();
+            let (_, parsed) = all.find(|(one, _)| *one == algorithm)?;
+            Some((key, parsed))
+        })
+    }
+
+    /// Whether a key is in it.
+    pub(crate) fn has(&self, fingerprint: &Fingerprint) -> bool {
+        self.keys.iter().any(|key| key.fingerprint == *fingerprint)
+    }
+}
+
+impl Key {
+    fn read(key: &Json) -> Result<Self, String> {
+        let text = |name: &str| match key.get(name) {
+            None => Ok(None),
+            Some(Json::Text(text)) => Ok(Some(text.as_str())),
+            Some(_) => Err(format!("has a {name:?} that is no text")),
+        };
+        if let Some(other) = text("use")?.filter(|one| *one != "sig") {
+            return Err(format!("is for another use than signatures: {other:.20?}"));
+        }
+        let verifies = |all: &Json| match all {
+            Json::List(all) => all.iter().any(|one| one.as_text() == Some("verify")),
+            _ => false,
+        };
+        if key.get("key_ops").is_some_and(|all| !verifies(all)) {
+            return Err("is not for verifying signatures (key_ops)".to_owned());
+        }
+        let number = |name: &str| {
+            let text = text(name)?.ok_or_else(|| format!("has no {name:?}"))?;
+            base64url(text.as_bytes()).ok_or_else(|| format!("has a {name:?} that is no base64url"))
+        };
+        let named =
+            match text("alg")? {
+                None => None,
+                Some(name) => Some(Algorithm::named(name).ok_or_else(|| {
+                    format!("is for the algorithm {name:.20?}, not a supported one")
+                })?),
+            };
+        let kind = text("kty")?.ok_or("has no \"kty\"")?;
+        let curve = || text("crv").map(Option::unwrap_or_default);
+        let mut public = Vec::new();
+        let algorithms: Vec<_> = match kind {
+            "RSA" => {
+                let (n, e) = (number("n")?, number("e")?);
+                public.extend([&n[..], &[0], &e[..]].concat());
+                let one = |of: Algorithm| of.rsa_key(&n, &e).map(|key| (of, key));
+                let all = Algorithm::RSA.into_iter();
+                all.filter(|of| named.is_none_or(|named| named == *of))
+                    .filter_map(one)
+                    .collect()
+            }
+            "EC" => {
+                let (x, y) = (number("x")?, number("y")?);
+                public.extend([&x[..], &[0], &y[..]].concat());
+                Algorithm::curve_key(curve()?, &x, &y).into_iter().collect()
+            }
+            "OKP" => {
+                let x = number("x")?;
+                public.extend_from_slice(&x);
+                Algorithm::edwards_key(curve()?, &x).into_iter().collect()
+            }
+            other => return Err(format!("is of the kind {other:.20?}, not RSA, EC or OKP")),
+        };
+        let fits = |(of, _): &(Algorithm, _)| named.is_none_or(|named| named == *of);
+        if !algorithms.iter().any(fits) {
+            return Err("is no public key of 2048 to 8192 bits (RSA), or of P-256, P-384, P-521 or Ed25519, for its algorithm".to_owned());
+        }
+        let mut fingerprint = Fingerprint::default();
+        let digest = digest::digest(&digest::SHA256, &public);
+        fingerprint.copy_from_slice(digest.as_ref());
+        Ok(Self {
+            id: text("kid")?.map(str::to_owned),
+            fingerprint,
+            algorithms,
+        })
+    }
+}

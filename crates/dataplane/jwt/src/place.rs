@@ -1,0 +1,282 @@
+//! Where tokens are in requests: in headers, in parameters of the query, in cookies. What is read from a place can be
+//! taken out of it.
+
+use std::borrow::Cow;
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::token::TokenError;
+
+/// One place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A header of which the token is what follows a prefix.
+    Header(HeaderName, String),
+    /// A parameter of the query.
+    Param(String),
+    /// A cookie.
+    Cookie(String),
+}
+
+/// The name of the parameter where nothing else is said (RFC 6750, section 2.3).
+const DEFAULT_PARAM: &str = "access_token";
+
+impl Place {
+    /// Where tokens are if nothing is said about it.
+    pub(crate) fn defaults() -> Vec<Self> {
+        vec![
+            Self::Header(header::AUTHORIZATION, "Bearer ".to_owned()),
+            Self::Param(DEFAULT_PARAM.to_owned()),
+        ]
+    }
+
+    /// The token in this place; an empty one is none.
+    ///
+    /// # Errors
+    /// When there are several, or what is there cannot be one.
+    pub(crate) fn find<'a>(
+        &self,
+        headers: &'a HeaderMap,
+        query: Option<&'a str>,
+    ) -> Result<Option<Cow<'a, str>>, TokenError> {
+        match self {
+            Self::Header(name, prefix) => {
+                let lines = headers.get_all(name).iter();
+                only(lines.filter_map(|line| after(prefix, line)))
+            }
+            Self::Param(name) => {
+                let parameters = parameters(query.unwrap_or_default());
+                let named = parameters.filter(|(key, _)| decoded(key) == name.as_bytes());
+                only(named.map(|(_, value)| text(decoded(value))))
+            }
+            Self::Cookie(name) => {
+                let lines = headers.get_all(header::COOKIE).iter();
+                let cookies = lines.flat_map(|line| cookies(line.as_bytes()));
+                let named = cookies.filter(|(key, _)| *key == name.as_bytes());
+                only(named.map(|(_, value)| text(Cow::Borrowed(value))))
+            }
+        }
+    }
+
+    /// Takes what is there out of the headers.
+    pub(crate) fn clear(&self, headers: &mut HeaderMap) {
+        match self {
+            Self::Header(name, prefix) => {
+                keep_lines(headers, name, |line| match after(prefix, line) {
+                    Some(_) => None,
+                    None => Some(line.clone()),
+                });
+            }
+            Self::Cookie(name) => {
+                keep_lines(headers, &header::COOKIE, |line| {
+                    let mut others = Vec::new();
+                    let mut is_there = false;
+                    for (key, value) in cookies(line.as_bytes()) {
+                        if key == name.as_bytes() {
+                            is_there = true;
+                            continue;
+                        }
+                        let separator: &[u8] = if others.is_empty() { b"" } else { b"; " };
+                        others.extend([separator, key, b"=", value].concat());
+                    }
+                    match (is_there, others.is_empty()) {
+                        (false, _) => Some(line.clone()),
+                        (true, true) => None,
+                        (true, false) => HeaderValue::from_bytes(&others).ok(),
+                    }
+                });
+            }
+            Self::Param(_) => {}
+        }
+    }
+
+    /// The query without what is there; `None` if that is nothing.
+    pub(crate) fn clear_query(&self, query: &str) -> Option<String> {
+        let Self::Param(name) = self else {
+            return (!query.is_empty()).then(|| query.to_owned());
+        };
+        let others = query.split('&').filter(|one| {
+            let key = one.split('=').next().unwrap_or_default();
+            decoded(key) != name.as_bytes()
+        });
+        let others: Vec<_> = others.collect();
+        (!others.is_empty()).then(|| others.join("&"))
+    }
+}
+
+/// The one text, if there is one; the same one several times is one.
+fn only<'a>(
+    all: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
+) -> Result<Option<Cow<'a, str>>, TokenError> {
+    let mut found: Option<Cow<'a, str>> = None;
+    for one in all {
+        let one = one?;
+        match &found {
+            _ if one.is_empty() => {}
+            Some(other) if *other != one => return Err(TokenError::Several),
+            _ => found = Some(one),
+        }
+    }
+    Ok(found)
+}
+
+/// What follows a prefix, which has no case: whoever reads the header after us may not care either.
+fn after<'a>(prefix: &str, line: &'a HeaderValue) -> Option<Result<Cow<'a, str>, TokenError>> {
+    let line = line.as_bytes();
+    let begins = line.get(..prefix.len())?;
+    let rest = line.get(prefix.len()..)?;
+    begins
+        .eq_ignore_ascii_case(prefix.as_bytes())
+        .then(|| text(Cow::Borrowed(rest.trim_ascii())))
+}
+
+fn text(bytes: Cow<'_, [u8]>) -> Result<Cow<'_, str>, TokenError> {
+    match bytes {
+        Cow::Borrowed(bytes) => std::str::from_utf8(bytes)
+            .map(Cow::Borrowed)
+            .map_err(|_| TokenError::Form),
+        Cow::Owned(bytes) => String::from_utf8(bytes)
+            .map(Cow::Owned)
+            .map_err(|_| TokenError::Form),
+    }
+}
+
+fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let all = query.split('&');
+    all.map(|one| one.split_once('=').unwrap_or((one, "")))
+}
+
+/// A name or value of a query with its escapes decoded.
+fn decoded(text: &str) -> Cow<'_, [u8]> {
+    if !text.contains(['%', '+']) {
+        return Cow::Borrowed(text.as_bytes());
+    }
+    let hex = |byte: &u8| {
+        char::from(*byte)
+            .to_digit(16)
+            .and_then(|digit| u8::try_from(digit).ok())
+    };
+    let mut read = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        match (first, after) {
+            (b'+', _) => read.push(b' '),
+            (b'%', [high, low, left @ ..]) if hex(high).is_some() && hex(low).is_some() => {
+                let (high, low) = (hex(high).unwrap_or_default(), hex(low).unwrap_or_default());
+                read.push(high << 4 | low);
+                rest = left;
+            }
+            _ => read.push(*first),
+        }
+    }
+    Cow::Owned(read)
+}
+
+fn cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let all = line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+    all.filter(|one| !one.is_empty()).map(|one| {
+        let at = one.iter().position(|byte| *byte == b'=');
+        let (key, value) = one.split_at(at.unwrap_or(one.len()));
+        (
+            key.trim_ascii(),
+            value.get(1..).unwrap_or_default().trim_ascii(),
+        )
+    })
+}
+
+/// Replaces the lines of a header by what is left of them.
+fn keep_lines(
+    headers: &mut HeaderMap,
+    name: &HeaderName,
+    left: impl Fn(&HeaderValue) -> Option<HeaderValue>,
+) {
+    let kept: Vec<_> = headers.get_all(name).iter().filter_map(left).collect();
+    headers.remove(name);
+    for line in kept {
+        headers.append(name, line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let line = |(name, value): &(&'static str, &'static str)| {
+            (
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            )
+        };
+        lines.iter().map(line).collect()
+    }
+
+    fn found(
+        place: &Place,
+        headers: &HeaderMap,
+        query: &str,
+    ) -> Result<Option<String>, TokenError> {
+        let found = place.find(headers, Some(query))?;
+        Ok(found.map(Cow::into_owned))
+    }
+
+    #[test]
+    fn a_token_follows_its_prefix_however_that_is_written() {
+        let place = Place::Header(header::AUTHORIZATION, "Bearer ".into());
+        for (lines, token) in [
+            (&[("authorization", "Bearer a.b.c")][..], Ok(Some("a.b.c"))),
+            (&[("authorization", "bEARER   a.b.c ")], Ok(Some("a.b.c"))),
+            (&[("authorization", "Basic a.b.c")], Ok(None)),
+            (&[("authorization", "Bearer")], Ok(None)),
+            (
+                &[("authorization", "Bearer a"), ("authorization", "Bearer a")],
+                Ok(Some("a")),
+            ),
+            (
+                &[("authorization", "Bearer a"), ("authorization", "bearer b")],
+                Err(TokenError::Several),
+            ),
+            (&[], Ok(None)),
+        ] {
+            let token = token.map(|one| one.map(str::to_owned));
+            assert_eq!(found(&place, &headers(lines), ""), token, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn parameters_and_cookies_are_found_as_applications_find_them() {
+        let param = Place::Param("access_token".into());
+        let none = HeaderMap::new();
+        assert_eq!(
+            found(&param, &none, "x=1&access_token=a.b.c"),
+            Ok(Some("a.b.c".into()))
+        );
+        assert_eq!(
+            found(&param, &none, "access%5Ftoken=a%2Eb.c&y"),
+            Ok(Some("a.b.c".into()))
+        );
+        assert_eq!(
+            found(&param, &none, "access_token=a&access_token=b"),
+            Err(TokenError::Several)
+        );
+        assert_eq!(found(&param, &none, "access_token=&access_token"), Ok(None));
+        assert_eq!(found(&param, &none, "xaccess_token=a"), Ok(None));
+        assert_eq!(
+            param.clear_query("x=1&access%5Ftoken=a&y=2").as_deref(),
+            Some("x=1&y=2")
+        );
+        assert_eq!(param.clear_query("access_token=a"), None);
+        let cookie = Place::Cookie("t".into());
+        let mut sent = headers(&[
+            ("cookie", "a=1; t=x; b=2"),
+            ("cookie", "t=x"),
+            ("cookie", "c=3"),
+        ]);
+        assert_eq!(found(&cookie, &sent, ""), Ok(Some("x".into())));
+        cookie.clear(&mut sent);
+        assert_eq!(sent, headers(&[("cookie", "a=1; b=2"), ("cookie", "c=3")]));
+        let two = headers(&[("cookie", "t=x; t=y")]);
+        assert_eq!(found(&cookie, &two, ""), Err(TokenError::Several));
+    }
+}

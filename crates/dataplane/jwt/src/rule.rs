@@ -1,0 +1,162 @@
+//! One issuer whose tokens are taken: where they are, with which keys they are valid, what becomes of them.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use ambit_model::{ArcStr, JwtKeys, JwtRule};
+use http::{HeaderName, HeaderValue};
+use parking_lot::Mutex;
+
+use crate::{
+    cache::{Cache, Digest},
+    claims::Claims,
+    key_set::{Fingerprint, KeySet},
+    place::Place,
+    token::{TokenError, Unverified, Verified},
+};
+
+/// A rule, ready for use.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    from: JwtRule,
+    keys: Arc<KeySet>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) payload_header: Option<HeaderName>,
+    claim_headers: Vec<(HeaderName, ArcStr)>,
+    cache: Mutex<Cache>,
+}
+
+impl Rule {
+    /// `before` has the same source of keys: what is known of that does until they have been fetched again.
+    ///
+    /// # Errors
+    /// When a name or the key set cannot be understood.
+    pub(crate) fn new(from: JwtRule, before: Option<&Self>) -> Result<Self, String> {
+        let name = |text: &str| {
+            HeaderName::from_bytes(text.as_bytes()).map_err(|_| format!("{text:?} is no header"))
+        };
+        let mut places = Vec::new();
+        for (header, prefix) in &from.headers {
+            places.push(Place::Header(name(header)?, prefix.to_string()));
+        }
+        places.extend(from.params.iter().map(|one| Place::Param(one.to_string())));
+        places.extend(
+            from.cookies
+                .iter()
+                .map(|one| Place::Cookie(one.to_string())),
+        );
+        if places.is_empty() {
+            places = Place::defaults();
+        }
+        let mut claim_headers = Vec::new();
+        for (header, claim) in &from.claim_headers {
+            claim_headers.push((name(header)?, claim.clone()));
+        }
+        let keys = match (&from.keys, before) {
+            (JwtKeys::Known(text), _) => {
+                let read = KeySet::read(text.as_bytes());
+                Arc::new(read.map_err(|error| error.to_string())?)
+            }
+            (JwtKeys::Pending, Some(before)) => before.keys.clone(),
+            (JwtKeys::Pending | JwtKeys::Unavailable(_), _) => Arc::default(),
+        };
+        Ok(Self {
+            payload_header: from.payload_header.as_deref().map(name).transpose()?,
+            claim_headers,
+            places,
+            keys,
+            cache: Mutex::default(),
+            from,
+        })
+    }
+
+    /// Whether a rule has its keys from the same place.
+    pub(crate) fn shares_source(&self, other: &JwtRule) -> bool {
+        (&self.from.issuer, &self.from.key_source) == (&other.issuer, &other.key_source)
+    }
+
+    pub(crate) fn issuer(&self) -> &ArcStr {
+        &self.from.issuer
+    }
+
+    pub(crate) fn forwards(&self) -> bool {
+        self.from.forward_token
+    }
+
+    /// The headers that only this rule may set.
+    pub(crate) fn output_headers(&self) -> impl Iterator<Item = &HeaderName> {
+        let claims = self.claim_headers.iter().map(|(name, _)| name);
+        self.payload_header.iter().chain(claims)
+    }
+
+    /// A token that was found valid before, if it still is.
+    pub(crate) fn known(&self, token: &Digest, now: SystemTime) -> Option<Arc<Verified>> {
+        let mut cache = self.cache.lock();
+        let known = cache.get(token)?;
+        if known.times.check(now).is_err() {
+            cache.remove(token);
+            return None;
+        }
+        Some(known)
+    }
+
+    /// Verifies a token of this issuer.
+    pub(crate) fn verify(
+        &self,
+        digest: Digest,
+        token: &Unverified<'_>,
+        now: SystemTime,
+    ) -> Result<Arc<Verified>, TokenError> {
+        let key = token.verify(&self.keys, now)?;
+        let wanted = self.from.audiences.iter().map(ArcStr::as_str);
+        if !self.from.audiences.is_empty() && !token.is_for(wanted) {
+            return Err(TokenError::Audience);
+        }
+        let verified = Arc::new(Verified {
+            claims: Claims::new(token.claims.clone(), &self.from.words),
+            times: token.times(),
+            key,
+        });
+        self.cache.lock().put(digest, verified.clone());
+        Ok(verified)
+    }
+
+    /// Whether it would still take a token that it, or one like it, found valid; but for the time.
+    pub(crate) fn takes(&self, claims: &Claims, key: &Fingerprint) -> bool {
+        let is_of_issuer = claims.issuer() == Some(self.issuer());
+        let audiences = &self.from.audiences;
+        let is_for = || claims.any_audience(|own| audiences.iter().any(|one| one == own));
+        is_of_issuer && self.keys.has(key) && (audiences.is_empty() || is_for())
+    }
+
+    /// What applications are told of a valid token.
+    ///
+    /// # Errors
+    /// When another token has said something else in the same header.
+    pub(crate) fn tell(
+        &self,
+        payload: &str,
+        claims: &Claims,
+        told: &mut BTreeMap<String, HeaderValue>,
+    ) -> Result<(), TokenError> {
+        let mut tell = |name: &HeaderName, text: &str| {
+            // What cannot be a header's value is not told; the client's own header is gone either way.
+            let Ok(value) = HeaderValue::from_str(text) else {
+                return Ok(());
+            };
+            let before = told.insert(name.as_str().to_owned(), value.clone());
+            match before {
+                Some(other) if other != value => Err(TokenError::Conflict),
+                _ => Ok(()),
+            }
+        };
+        if let Some(name) = &self.payload_header {
+            tell(name, payload)?;
+        }
+        for (name, claim) in &self.claim_headers {
+            if let Some(text) = claims.header_text(claim) {
+                tell(name, &text)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,389 @@
+//! All rules of a waypoint, and a request that is judged by them.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use ambit_model::{ArcStr, Authentication, NamespacedHostname, PolicyKey};
+use http::{HeaderMap, HeaderName, Method, header};
+
+use crate::{
+    cache::Digests,
+    claims::Claims,
+    place::Place,
+    rule::Rule,
+    token::{TokenError, Unverified, Verified, sections},
+};
+
+/// What a client asks for before it calls from another origin (the Fetch standard).
+const REQUEST_METHOD: HeaderName = header::ACCESS_CONTROL_REQUEST_METHOD;
+
+/// All that is to be authenticated at a waypoint. Copies share the rules.
+#[derive(Clone, Debug, Default)]
+pub struct Authentications {
+    all: BTreeMap<PolicyKey, Arc<Compiled>>,
+    gateway: Vec<Arc<Compiled>>,
+    services: HashMap<NamespacedHostname, Vec<Arc<Compiled>>>,
+    digests: Arc<Digests>,
+}
+
+#[derive(Debug)]
+struct Compiled {
+    from: Authentication,
+    rules: Vec<Rule>,
+    not_understood: Option<ArcStr>,
+}
+
+/// What of a request matters here.
+#[derive(Debug)]
+pub struct RequestParts<'a> {
+    /// The method.
+    pub method: &'a Method,
+    /// The headers; tokens, and what clients may not say, are removed from them, and what applications are told is added.
+    pub headers: &'a mut HeaderMap,
+    /// The query.
+    pub query: Option<&'a str>,
+}
+
+/// What a request has proved.
+#[derive(Clone, Debug, Default)]
+pub struct Authenticated {
+    tokens: Vec<Arc<Verified>>,
+    /// Set if the query has to be replaced: by this, or by none.
+    pub query: Option<Option<String>>,
+}
+
+/// A request is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refused {
+    /// Why.
+    pub why: Denial,
+    /// The query without tokens, for logs: none that was sent is written anywhere.
+    pub query: Option<Option<String>>,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// A token in it is not valid.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// An object is not understood, so that nobody can say who is authenticated.
+    #[error(
+        "RequestAuthentication {0} is not understood ({1}), so everything that it is attached to is refused"
+    )]
+    NotUnderstood(PolicyKey, ArcStr),
+}
+
+impl Denial {
+    /// As Envoy puts it in `%RESPONSE_CODE_DETAILS%`.
+    pub fn details(&self) -> String {
+        let text = match self {
+            Self::Token(error) => error.to_string(),
+            Self::NotUnderstood(key, _) => format!("RequestAuthentication {key} is not understood"),
+        };
+        format!("jwt_authn_access_denied{{{}}}", text.replace(' ', "_"))
+    }
+}
+
+impl Compiled {
+    fn new(from: Authentication, before: Option<&Self>) -> Self {
+        let rules = from.rules.iter().map(|rule| {
+            let mut same = before.into_iter().flat_map(|before| &before.rules);
+            Rule::new(rule.clone(), same.find(|before| before.shares_source(rule)))
+        });
+        let (rules, error) = match rules.collect() {
+            Ok(rules) => (rules, None),
+            Err(why) => (Vec::new(), Some(ArcStr::from(why))),
+        };
+        Self {
+            not_understood: from.not_understood.clone().or(error),
+            rules,
+            from,
+        }
+    }
+}
+
+/// A token, and the rules that it is of, with what they make of it.
+type Valid<'a> = (String, Vec<(&'a Rule, Arc<Verified>)>);
+
+impl Authentications {
+    /// Puts an object in force in place of what had its name. False if it is the same.
+    pub fn insert(&mut self, from: Authentication) -> bool {
+        let before = self.all.get(&from.key).cloned();
+        if before.as_ref().is_some_and(|before| before.from == from) {
+            return false;
+        }
+        let key = from.key.clone();
+        self.remove(&key);
+        let compiled = Arc::new(Compiled::new(from, before.as_deref()));
+        if compiled.from.for_gateway {
+            insert(&mut self.gateway, &compiled);
+        } else {
+            for service in &compiled.from.services {
+                insert(self.services.entry(service.clone()).or_default(), &compiled);
+            }
+        }
+        self.all.insert(key, compiled);
+        true
+    }
+
+    /// Lifts an object. False if there is none of that name.
+    pub fn remove(&mut self, key: &PolicyKey) -> bool {
+        let Some(known) = self.all.remove(key) else {
+            return false;
+        };
+        self.gateway.retain(|one| one.from.key != *key);
+        for service in &known.from.services {
+            if let Some(list) = self.services.get_mut(service) {
+                list.retain(|one| one.from.key != *key);
+                if list.is_empty() {
+                    self.services.remove(service);
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether there is nothing to authenticate.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Whether requests for a service, or for pods (`None`), must be understood as HTTP: tokens are read only there, and
+    /// headers that applications believe are removed only there.
+    pub fn need_http(&self, service: Option<&NamespacedHostname>) -> bool {
+        let understood = |one: &Compiled| one.not_understood.is_none();
+        let tell = |one: &Rule| one.output_headers().next().is_some();
+        let mut all = self.compiled(service);
+        all.any(|one| !one.from.for_gateway || !understood(one) || one.rules.iter().any(tell))
+    }
+
+    /// Authenticates a request for a service, or for a pod (`None`).
+    ///
+    /// # Errors
+    /// When a token in it is not valid.
+    pub fn authenticate(
+        &self,
+        service: Option<&NamespacedHostname>,
+        request: RequestParts<'_>,
+        now: SystemTime,
+    ) -> Result<Authenticated, Refused> {
+        let RequestParts {
+            method,
+            headers,
+            query,
+        } = request;
+        let rules: Vec<&Rule> = self.compiled(service).flat_map(|one| &one.rules).collect();
+        let preflight = is_preflight(method, headers);
+        let mut judged = self.understood(service).and_then(|()| match preflight {
+            // Browsers send no tokens with it, and no token is believed.
+            true => Ok(Vec::new()),
+            false => self
+                .verify_all(&rules, headers, query, now)
+                .map_err(Denial::from),
+        });
+        let mut told = BTreeMap::new();
+        if let Ok(tokens) = &judged {
+            let mut tell = tokens.iter().flat_map(|(token, by)| {
+                let payload = sections(token)
+                    .map_or("", |[_, payload, _]| payload)
+                    .to_owned();
+                by.iter()
+                    .map(move |(rule, verified)| (rule, payload.clone(), verified))
+            });
+            let failed = tell.find_map(|(rule, payload, verified)| {
+                rule.tell(&payload, &verified.claims, &mut told).err()
+            });
+            if let Some(error) = failed {
+                judged = Err(error.into());
+            }
+        }
+        // What is not forwarded: the places of rules whose token is there; and of all that is not believed.
+        let tokens = judged.as_ref().map(Vec::as_slice).unwrap_or_default();
+        let forwarded = |rule: &Rule| {
+            let mut by = tokens.iter().flat_map(|(_, by)| by);
+            rule.forwards() && by.any(|(one, _)| std::ptr::eq(*one, rule))
+        };
+        let kept: Vec<&Place> = rules
+            .iter()
+            .filter(|rule| forwarded(rule))
+            .flat_map(|rule| &rule.places)
+            .collect();
+        let places = rules.iter().flat_map(|rule| &rule.places);
+        let cleared: Vec<&Place> = places.filter(|place| !kept.contains(place)).collect();
+        let verified = tokens.iter().filter_map(|(_, by)| by.first());
+        let verified: Vec<_> = verified.map(|(_, verified)| verified.clone()).collect();
+        let why = judged.err();
+        for place in &cleared {
+            place.clear(headers);
+        }
+        remove_outputs(&rules, headers);
+        for (name, value) in told {
+            if let Ok(name) = HeaderName::from_bytes(name.as_bytes()) {
+                headers.insert(name, value);
+            }
+        }
+        let query = query.and_then(|query| without_tokens(query, &cleared));
+        match why {
+            Some(why) => Err(Refused { why, query }),
+            None => Ok(Authenticated {
+                tokens: verified,
+                query,
+            }),
+        }
+    }
+
+    /// Whether what a request has proved would still be believed: the rules may have changed since, or the keys.
+    pub fn still_believed<'a>(
+        &self,
+        service: Option<&NamespacedHostname>,
+        proved: &'a Authenticated,
+    ) -> impl Iterator<Item = &'a Claims> {
+        let rules: Vec<&Rule> = self.compiled(service).flat_map(|one| &one.rules).collect();
+        let tokens = proved.tokens.iter().filter(move |token| {
+            let mut rules = rules.iter();
+            rules.any(|rule| rule.takes(&token.claims, &token.key))
+        });
+        tokens
+            .map(|token| &token.claims)
+            .collect::<Vec<_>>()
+            .into_iter()
+    }
+
+    fn understood(&self, service: Option<&NamespacedHostname>) -> Result<(), Denial> {
+        for one in self.compiled(service) {
+            if let Some(why) = &one.not_understood {
+                return Err(Denial::NotUnderstood(one.from.key.clone(), why.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn compiled(&self, service: Option<&NamespacedHostname>) -> impl Iterator<Item = &Compiled> {
+        let of_service = service.and_then(|service| self.services.get(service));
+        let all = self.gateway.iter().chain(of_service.into_iter().flatten());
+        all.map(|one| &**one)
+    }
+
+    /// The valid tokens of a request, each with the rules that it is of.
+    fn verify_all<'a>(
+        &self,
+        rules: &[&'a Rule],
+        headers: &HeaderMap,
+        query: Option<&str>,
+        now: SystemTime,
+    ) -> Result<Vec<Valid<'a>>, TokenError> {
+        let mut found: Vec<(Cow<'_, str>, Vec<&'a Rule>)> = Vec::new();
+        for rule in rules {
+            for place in &rule.places {
+                let Some(token) = place.find(headers, query)? else {
+                    continue;
+                };
+                match found.iter_mut().find(|(other, _)| *other == token) {
+                    None => found.push((token, vec![rule])),
+                    Some((_, by)) if by.iter().any(|one| std::ptr::eq(*one, *rule)) => {}
+                    Some((_, by)) => by.push(rule),
+                }
+            }
+        }
+        let mut valid = Vec::new();
+        for (token, by) in found {
+            let by = self.verify(&token, &by, now)?;
+            valid.push((token.into_owned(), by));
+        }
+        let issuers = |(_, by): &Valid<'a>| by.first().map(|(rule, _)| rule.issuer().clone());
+        let mut of: Vec<_> = valid.iter().filter_map(issuers).collect();
+        of.sort_unstable();
+        if of
+            .windows(2)
+            .any(|two| matches!(two, [one, other] if one == other))
+        {
+            return Err(TokenError::Several);
+        }
+        Ok(valid)
+    }
+
+    /// Verifies a token that is in the places of these rules, for those of its issuer.
+    fn verify<'a>(
+        &self,
+        token: &str,
+        rules: &[&'a Rule],
+        now: SystemTime,
+    ) -> Result<Vec<(&'a Rule, Arc<Verified>)>, TokenError> {
+        let digest = self.digests.of(token);
+        let known = rules.iter().find(|rule| rule.known(&digest, now).is_some());
+        if let Some(issuer) = known.map(|rule| rule.issuer()) {
+            let same = rules.iter().filter(|rule| rule.issuer() == issuer);
+            let all = same.map(|rule| Some((*rule, rule.known(&digest, now)?)));
+            if let Some(all) = all.collect::<Option<Vec<_>>>() {
+                return Ok(all);
+            }
+        }
+        let unverified = Unverified::read(token)?;
+        let issuer = unverified.issuer().ok_or(TokenError::Issuer)?;
+        let mut by = Vec::new();
+        for rule in rules.iter().filter(|rule| rule.issuer() == issuer) {
+            by.push((*rule, rule.verify(digest, &unverified, now)?));
+        }
+        if by.is_empty() {
+            return Err(TokenError::Issuer);
+        }
+        Ok(by)
+    }
+}
+
+impl Authenticated {
+    /// Whether nothing was proved.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+}
+
+fn insert(list: &mut Vec<Arc<Compiled>>, one: &Arc<Compiled>) {
+    let at = list.partition_point(|other| other.from.key < one.from.key);
+    // It may name a service twice.
+    if list
+        .get(at)
+        .is_none_or(|other| other.from.key != one.from.key)
+    {
+        list.insert(at, one.clone());
+    }
+}
+
+/// What browsers ask before a request to another origin: they send no token with it.
+fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
+    *method == Method::OPTIONS
+        && headers.contains_key(header::ORIGIN)
+        && headers.contains_key(REQUEST_METHOD)
+}
+
+/// Removes the headers that only the waypoint may set, in whatever way applications may spell their names: to many of
+/// them a hyphen and an underscore are the same.
+fn remove_outputs(rules: &[&Rule], headers: &mut HeaderMap) {
+    let spelt = |name: &HeaderName| name.as_str().replace('_', "-");
+    let outputs: Vec<_> = rules
+        .iter()
+        .flat_map(|rule| rule.output_headers())
+        .map(spelt)
+        .collect();
+    if outputs.is_empty() {
+        return;
+    }
+    let sent = headers.keys().filter(|name| outputs.contains(&spelt(name)));
+    for name in sent.cloned().collect::<Vec<_>>() {
+        headers.remove(name);
+    }
+}
+
+/// The query without the parameters of these places; `None` if it has none of them.
+fn without_tokens(query: &str, places: &[&Place]) -> Option<Option<String>> {
+    let mut left = Some(query.to_owned());
+    for place in places {
+        left = left.and_then(|query| place.clear_query(&query));
+    }
+    (left.as_deref() != Some(query)).then_some(left)
+}

@@ -1,0 +1,195 @@
+//! Vectors of others (RFC 7515, RFC 8037, PyJWT), and what is refused.
+
+use std::time::{Duration, SystemTime};
+
+use ambit_model::{ArcStr, Authentication, JwtKeys, JwtRule, NamespacedHostname, PolicyKey};
+use aws_lc_rs::{
+    hmac,
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _},
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use serde_json::{Value, json};
+
+use crate::{
+    Authentications, Denial, KeySet, RequestParts, TokenError, algorithm::Algorithm, base64url,
+    token::Unverified,
+};
+
+mod attacks;
+mod requests;
+
+const ISSUER: &str = "https://issuer.example";
+
+fn pyjwt() -> Value {
+    serde_json::from_str(include_str!("tests/pyjwt.json")).unwrap()
+}
+
+fn rfc() -> Value {
+    serde_json::from_str(include_str!("tests/rfc.json")).unwrap()
+}
+
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// Now, to the tokens of these tests.
+fn now() -> SystemTime {
+    at(1_800_000_000)
+}
+
+fn set(keys: &[Value]) -> KeySet {
+    KeySet::read(json!({ "keys": keys }).to_string().as_bytes()).unwrap()
+}
+
+/// An issuer with a key of its own.
+struct Issuer {
+    pair: EcdsaKeyPair,
+    random: SystemRandom,
+    id: &'static str,
+}
+
+impl Issuer {
+    fn new(id: &'static str) -> Self {
+        let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
+        let random = SystemRandom::new();
+        Self { pair, random, id }
+    }
+
+    fn key(&self) -> Value {
+        let point = self.pair.public_key().as_ref();
+        json!({ "kty": "EC", "crv": "P-256", "kid": self.id,
+            "x": encode(&point[1..33]), "y": encode(&point[33..]) })
+    }
+
+    fn sign(&self, header: &str, payload: &str) -> String {
+        let signed = format!(
+            "{}.{}",
+            encode(header.as_bytes()),
+            encode(payload.as_bytes())
+        );
+        let signature = self.pair.sign(&self.random, signed.as_bytes()).unwrap();
+        format!("{signed}.{}", encode(signature.as_ref()))
+    }
+
+    fn token(&self, claims: &Value) -> String {
+        let header = json!({ "alg": "ES256", "kid": self.id }).to_string();
+        self.sign(&header, &claims.to_string())
+    }
+
+    fn rule(&self) -> JwtRule {
+        JwtRule {
+            issuer: ISSUER.into(),
+            keys: JwtKeys::Known(json!({ "keys": [self.key()] }).to_string().into()),
+            ..JwtRule::default()
+        }
+    }
+}
+
+fn encode(bytes: &[u8]) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes)
+}
+
+#[test]
+fn tokens_of_another_implementation_are_valid_with_their_keys_and_no_others() {
+    let made = pyjwt();
+    let keys = made["key_set"]["keys"].as_array().unwrap();
+    let all = set(keys);
+    assert_eq!(all.unusable(), [] as [String; 0]);
+    let tokens = made["tokens"].as_object().unwrap();
+    assert_eq!(tokens.len(), 10);
+    for (name, token) in tokens {
+        let token = token.as_str().unwrap();
+        let read = Unverified::read(token).unwrap();
+        assert_eq!(read.issuer(), Some(ISSUER), "{name}");
+        assert!(read.verify(&all, now()).is_ok(), "{name}");
+        // One character of the payload.
+        let dot = token.find('.').unwrap() + 10;
+        let other = if &token[dot..=dot] == "A" { "B" } else { "A" };
+        let changed = format!("{}{other}{}", &token[..dot], &token[dot + 1..]);
+        let verdict = Unverified::read(&changed).and_then(|read| read.verify(&all, now()));
+        assert!(verdict.is_err(), "{name}");
+        // The same keys without their names: those of other kinds are not tried.
+        let nameless: Vec<_> = keys.iter().cloned().map(without_name).collect();
+        assert!(read.verify(&set(&nameless), now()).is_ok(), "{name}");
+        let header = base64url(token.split('.').next().unwrap().as_bytes()).unwrap();
+        let header: Value = serde_json::from_slice(&header).unwrap();
+        let others = keys.iter().filter(|key| key["kid"] != header["kid"]);
+        let others: Vec<_> = others.cloned().collect();
+        assert_eq!(
+            read.verify(&set(&others), now()),
+            Err(TokenError::UnknownKey),
+            "{name}"
+        );
+    }
+}
+
+fn without_name(mut key: Value) -> Value {
+    key.as_object_mut().unwrap().remove("kid");
+    key
+}
+
+#[test]
+fn the_examples_of_the_standards_are_valid() {
+    let rfc = rfc();
+    for name in ["rs256", "es256"] {
+        let (key, token) = (&rfc[name]["key"], rfc[name]["token"].as_str().unwrap());
+        let read = Unverified::read(token).unwrap();
+        assert_eq!(read.issuer(), Some("joe"));
+        let keys = set(std::slice::from_ref(key));
+        assert!(read.verify(&keys, at(1_300_819_379)).is_ok(), "{name}");
+        assert_eq!(
+            read.verify(&keys, now()),
+            Err(TokenError::Expired),
+            "{name}"
+        );
+    }
+    // Its payload is no JSON: a signature, but no token.
+    let (key, token) = (
+        &rfc["eddsa"]["key"],
+        rfc["eddsa"]["token"].as_str().unwrap(),
+    );
+    assert!(matches!(Unverified::read(token), Err(TokenError::Payload)));
+    let x = base64url(key["x"].as_str().unwrap().as_bytes()).unwrap();
+    let (_, key) = Algorithm::edwards_key("Ed25519", &x).unwrap();
+    let (signed, signature) = token.rsplit_once('.').unwrap();
+    let signature = base64url(signature.as_bytes()).unwrap();
+    assert!(key.verify_sig(signed.as_bytes(), &signature).is_ok());
+}
+
+#[test]
+fn times_are_judged_with_a_minute_for_clocks_that_differ() {
+    let issuer = Issuer::new("a");
+    let keys = set(&[issuer.key()]);
+    let judged = |claims: Value, now: u64| {
+        let token = issuer.token(&claims);
+        Unverified::read(&token).and_then(|read| read.verify(&keys, at(now)).map(drop))
+    };
+    for (claims, from, until) in [
+        (json!({ "exp": 1000 }), 0, 1059),
+        (json!({ "exp": 1000.5 }), 0, 1060),
+        (json!({ "nbf": 1000 }), 940, u64::from(u32::MAX)),
+        (json!({ "iat": 1000 }), 940, u64::from(u32::MAX)),
+        (json!({}), 0, u64::from(u32::MAX)),
+    ] {
+        assert_eq!(judged(claims.clone(), from), Ok(()), "{claims} {from}");
+        assert_eq!(judged(claims.clone(), until), Ok(()), "{claims} {until}");
+    }
+    assert_eq!(
+        judged(json!({ "exp": 1000 }), 1060),
+        Err(TokenError::Expired)
+    );
+    assert_eq!(judged(json!({ "nbf": 1000 }), 939), Err(TokenError::NotYet));
+    assert_eq!(judged(json!({ "iat": 1000 }), 939), Err(TokenError::NotYet));
+    for wrong in ["exp", "nbf", "iat"] {
+        assert_eq!(
+            judged(json!({ wrong: "1000" }), 1000),
+            Err(TokenError::Payload)
+        );
+        assert_eq!(
+            judged(json!({ wrong: null }), 1000),
+            Err(TokenError::Payload)
+        );
+    }
+}

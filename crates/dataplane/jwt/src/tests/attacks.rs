@@ -1,0 +1,183 @@
+//! Tokens and key sets that try to be taken for what they are not.
+
+use super::*;
+
+fn verdict(token: &str, keys: &KeySet) -> Result<(), TokenError> {
+    Unverified::read(token).and_then(|read| read.verify(keys, now()).map(drop))
+}
+
+#[test]
+fn no_algorithm_and_shared_secrets_are_refused() {
+    let issuer = Issuer::new("a");
+    let keys = set(&[issuer.key()]);
+    let claims = json!({ "iss": ISSUER, "sub": "alice" }).to_string();
+    for alg in [
+        "none", "None", "NONE", "nOnE", "HS256", "HS512", "RS256 ", "es256", "", "ES256K",
+    ] {
+        let header = json!({ "alg": alg, "kid": "a" }).to_string();
+        let token = issuer.sign(&header, &claims);
+        assert_eq!(verdict(&token, &keys), Err(TokenError::Algorithm), "{alg}");
+        let unsigned = format!(
+            "{}.{}.",
+            encode(header.as_bytes()),
+            encode(claims.as_bytes())
+        );
+        assert_eq!(
+            verdict(&unsigned, &keys),
+            Err(TokenError::Algorithm),
+            "{alg}"
+        );
+    }
+    // The public key as the secret of an HMAC, under the name of every algorithm.
+    let public = issuer.pair.public_key().as_ref();
+    for secret in [public.to_vec(), issuer.key().to_string().into_bytes()] {
+        for alg in ["HS256", "RS256", "ES256", "PS256", "EdDSA"] {
+            let header = json!({ "alg": alg, "kid": "a" }).to_string();
+            let signed = format!(
+                "{}.{}",
+                encode(header.as_bytes()),
+                encode(claims.as_bytes())
+            );
+            let tag = hmac::sign(
+                &hmac::Key::new(hmac::HMAC_SHA256, &secret),
+                signed.as_bytes(),
+            );
+            let token = format!("{signed}.{}", encode(tag.as_ref()));
+            assert!(verdict(&token, &keys).is_err(), "{alg}");
+        }
+    }
+    // A secret in a key set is no key, and the others still are.
+    let mixed = set(&[json!({ "kty": "oct", "k": "c2VjcmV0" }), issuer.key()]);
+    assert_eq!(mixed.unusable().len(), 1);
+    assert!(verdict(&issuer.token(&json!({})), &mixed).is_ok());
+}
+
+#[test]
+fn a_key_verifies_only_what_it_is_for() {
+    let issuer = Issuer::new("a");
+    let token = issuer.token(&json!({ "iss": ISSUER }));
+    let with = |name: &str, value: Value| {
+        let mut key = issuer.key();
+        key[name] = value;
+        verdict(&token, &set(&[key]))
+    };
+    assert_eq!(with("use", json!("sig")), Ok(()));
+    assert_eq!(with("alg", json!("ES256")), Ok(()));
+    assert_eq!(with("key_ops", json!(["sign", "verify"])), Ok(()));
+    assert_eq!(with("kid", json!("b")), Err(TokenError::UnknownKey));
+    for (name, value) in [
+        ("use", json!("enc")),
+        ("use", json!(1)),
+        ("alg", json!("ES384")),
+        ("alg", json!("RS256")),
+        ("alg", json!("HS256")),
+        ("key_ops", json!(["encrypt"])),
+        ("kty", json!("RSA")),
+        ("kty", json!("OKP")),
+        ("kty", json!("oct")),
+        ("crv", json!("P-384")),
+        ("crv", json!("secp256k1")),
+        ("x", json!("AA")),
+        ("y", issuer.key()["x"].clone()),
+        ("kid", json!(7)),
+    ] {
+        assert_eq!(
+            with(name, value.clone()),
+            Err(TokenError::NoKeys),
+            "{name} {value}"
+        );
+    }
+    // Too short for RSA, and an exponent that leaves the text as it is.
+    let modulus = encode(&[0xff; 127]);
+    let key = json!({ "kty": "RSA", "n": modulus, "e": "AQAB" });
+    assert_eq!(set(&[key]).unusable().len(), 1);
+    let key = json!({ "kty": "RSA", "n": encode(&[0xff; 256]), "e": "AQ" });
+    assert_eq!(set(&[key]).unusable().len(), 1);
+}
+
+#[test]
+fn what_can_be_read_in_two_ways_is_refused() {
+    let issuer = Issuer::new("a");
+    let keys = set(&[issuer.key()]);
+    let header = r#"{"alg":"ES256","kid":"a"}"#;
+    let good = issuer.sign(header, r#"{"sub":"alice"}"#);
+    assert_eq!(verdict(&good, &keys), Ok(()));
+    for payload in [
+        r#"{"sub":"alice","sub":"admin"}"#,
+        r#"{"sub":"alice","s\u0075b":"admin"}"#,
+        r#"["alice"]"#,
+        "alice",
+        "",
+        r#"{"sub":"alice"} {"sub":"admin"}"#,
+        &format!(r#"{{"a":{}{}}}"#, "[".repeat(64), "]".repeat(64)),
+    ] {
+        let token = issuer.sign(header, payload);
+        assert_eq!(
+            verdict(&token, &keys),
+            Err(TokenError::Payload),
+            "{payload:.40}"
+        );
+    }
+    for header in [
+        r#"{"alg":"ES256","alg":"none","kid":"a"}"#,
+        r#"{"alg":"ES256","kid":"b","kid":"a"}"#,
+        r#"{"alg":"ES256","kid":["a"]}"#,
+        r#"{"alg":"ES256","crit":["b64"],"b64":false}"#,
+        r#"{"alg":"ES256","crit":[]}"#,
+        r#"[]"#,
+        "ES256",
+    ] {
+        let token = issuer.sign(header, r#"{"sub":"alice"}"#);
+        assert_eq!(verdict(&token, &keys), Err(TokenError::Header), "{header}");
+    }
+    // A key that the token brings with it is nobody's.
+    let other = Issuer::new("a");
+    let header = json!({ "alg": "ES256", "kid": "a", "jwk": other.key(), "jku": "http://x/" });
+    let token = other.sign(&header.to_string(), r#"{"sub":"alice"}"#);
+    assert_eq!(verdict(&token, &keys), Err(TokenError::Signature));
+    let dots = |count: usize| {
+        good.split('.')
+            .chain(["a", "b"])
+            .take(count)
+            .collect::<Vec<_>>()
+            .join(".")
+    };
+    let signature = good.rsplit('.').next().unwrap();
+    for token in [
+        String::new(),
+        dots(1),
+        dots(2),
+        dots(4),
+        dots(5),
+        format!("{good}="),
+        format!(" {good}"),
+        good.replace(signature, &format!("{signature}A")),
+        good.replace(signature, ""),
+        good.replace('.', ","),
+    ] {
+        assert!(verdict(&token, &keys).is_err(), "{token}");
+    }
+    // The last character of a signature has bits that say nothing: they have to be zero.
+    let last = signature.chars().last().unwrap();
+    let twin = char::from(last as u8 + 1);
+    assert!(verdict(&format!("{}{twin}", &good[..good.len() - 1]), &keys).is_err());
+    let huge = issuer.token(&json!({ "a": "a".repeat(crate::MAX_TOKEN) }));
+    assert_eq!(verdict(&huge, &keys), Err(TokenError::TooLong));
+}
+
+#[test]
+fn what_is_no_key_set_is_refused_as_a_whole() {
+    for text in [
+        "",
+        "[]",
+        "{}",
+        r#"{"keys":{}}"#,
+        r#"{"keys":[],"keys":[]}"#,
+        &format!(r#"{{"keys":[{}]}}"#, vec!["{}"; 101].join(",")),
+        &" ".repeat(crate::MAX_KEY_SET + 1),
+        &format!(r#"{{"keys":{}}}"#, "[".repeat(10_000)),
+    ] {
+        assert!(KeySet::read(text.as_bytes()).is_err(), "{text:.40}");
+    }
+    assert!(KeySet::read(br#"{"keys":[]}"#).unwrap().is_empty());
+}

@@ -1,0 +1,371 @@
+//! Requests: where tokens are, of which rules they are, and what is forwarded.
+
+use super::*;
+
+struct Sent {
+    method: Method,
+    headers: HeaderMap,
+    query: Option<&'static str>,
+}
+
+fn get(lines: &[(&str, &str)]) -> Sent {
+    let line = |(name, value): &(&str, &str)| {
+        let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+        (name, HeaderValue::from_str(value).unwrap())
+    };
+    Sent {
+        method: Method::GET,
+        headers: lines.iter().map(line).collect(),
+        query: None,
+    }
+}
+
+fn bearer(token: &str) -> Sent {
+    get(&[("authorization", &format!("Bearer {token}"))])
+}
+
+fn object(name: &str, rules: Vec<JwtRule>) -> Authentication {
+    Authentication {
+        key: PolicyKey::of_record(name),
+        for_gateway: true,
+        rules,
+        ..Authentication::default()
+    }
+}
+
+fn all(rules: Vec<JwtRule>) -> Authentications {
+    let mut all = Authentications::default();
+    assert!(all.insert(object("ns/a", rules)));
+    all
+}
+
+/// The subjects that a request has proved, or why it is refused.
+fn judged(all: &Authentications, sent: &mut Sent) -> Result<Vec<String>, Denial> {
+    let request = RequestParts {
+        method: &sent.method,
+        headers: &mut sent.headers,
+        query: sent.query,
+    };
+    let proved = all
+        .authenticate(None, request, now())
+        .map_err(|refused| refused.why)?;
+    let claims = all.still_believed(None, &proved);
+    let subjects = claims.filter_map(|one| one.principal());
+    Ok(subjects.map(|(_, subject)| subject.to_owned()).collect())
+}
+
+fn claims(subject: &str) -> Value {
+    json!({ "iss": ISSUER, "sub": subject, "aud": "shop" })
+}
+
+#[test]
+fn a_valid_token_is_taken_out_and_one_that_is_not_is_refused() {
+    let issuer = Issuer::new("a");
+    let all = all(vec![issuer.rule()]);
+    let token = issuer.token(&claims("alice"));
+    // Twice: the second time it is known.
+    for _ in 0..2 {
+        let mut sent = bearer(&token);
+        assert_eq!(judged(&all, &mut sent), Ok(vec!["alice".to_owned()]));
+        assert!(sent.headers.is_empty());
+    }
+    let mut none = get(&[("authorization", "Basic abc")]);
+    assert_eq!(judged(&all, &mut none), Ok(vec![]));
+    assert_eq!(none.headers.len(), 1);
+    let stranger = json!({ "iss": "https://other", "sub": "alice" });
+    let refused = judged(&all, &mut bearer(&issuer.token(&stranger)));
+    assert_eq!(refused, Err(TokenError::Issuer.into()));
+    let forged = Issuer::new("a").token(&claims("alice"));
+    assert_eq!(
+        judged(&all, &mut bearer(&forged)),
+        Err(TokenError::Signature.into())
+    );
+    let mut old = claims("alice");
+    old["exp"] = json!(1);
+    assert_eq!(
+        judged(&all, &mut bearer(&issuer.token(&old))),
+        Err(TokenError::Expired.into())
+    );
+}
+
+#[test]
+fn a_known_token_expires_as_any_other() {
+    let issuer = Issuer::new("a");
+    let all = all(vec![issuer.rule()]);
+    let mut claims = claims("alice");
+    claims["exp"] = json!(1_800_000_000);
+    let token = issuer.token(&claims);
+    let at_time = |time| {
+        let mut sent = bearer(&token);
+        let request = RequestParts {
+            method: &sent.method,
+            headers: &mut sent.headers,
+            query: None,
+        };
+        all.authenticate(None, request, time)
+            .map(drop)
+            .map_err(|refused| refused.why)
+    };
+    assert_eq!(at_time(now()), Ok(()));
+    assert_eq!(at_time(at(1_800_000_060)), Err(TokenError::Expired.into()));
+    assert_eq!(at_time(now()), Ok(()));
+}
+
+#[test]
+fn audiences_have_to_be_the_rules_own() {
+    let issuer = Issuer::new("a");
+    let rule = |audiences: &[&str]| JwtRule {
+        audiences: audiences.iter().map(|one| ArcStr::from(*one)).collect(),
+        ..issuer.rule()
+    };
+    for (aud, wanted, allowed) in [
+        (json!("shop"), &["shop"][..], true),
+        (json!(["bank", "shop"]), &["x", "shop"], true),
+        (json!("shop"), &[], true),
+        (json!("shop"), &["sho"], false),
+        (json!(["bank"]), &["shop"], false),
+        (json!({ "shop": true }), &["shop"], false),
+        (json!(null), &["shop"], false),
+    ] {
+        let token = issuer.token(&json!({ "iss": ISSUER, "sub": "a", "aud": aud }));
+        let judged = judged(&all(vec![rule(wanted)]), &mut bearer(&token));
+        assert_eq!(judged.is_ok(), allowed, "{aud} {wanted:?}");
+    }
+}
+
+#[test]
+fn tokens_are_read_where_a_rule_says_and_nowhere_else() {
+    let issuer = Issuer::new("a");
+    let rule = JwtRule {
+        headers: vec![("x-jwt".into(), "JWT ".into())],
+        params: vec!["token".into()],
+        cookies: vec!["session".into()],
+        ..issuer.rule()
+    };
+    let all = all(vec![rule]);
+    let token = issuer.token(&claims("alice"));
+    let alice = || Ok(vec!["alice".to_owned()]);
+    let mut header = get(&[("x-jwt", &format!("JWT {token}")), ("x-other", "1")]);
+    assert_eq!(judged(&all, &mut header), alice());
+    assert_eq!(header.headers.keys().collect::<Vec<_>>(), ["x-other"]);
+    let mut cookie = get(&[("cookie", &format!("a=1; session={token}"))]);
+    assert_eq!(judged(&all, &mut cookie), alice());
+    assert_eq!(cookie.headers["cookie"], "a=1");
+    let query: &'static str = Box::leak(format!("a=1&token={token}").into_boxed_str());
+    let mut sent = get(&[]);
+    let request = RequestParts {
+        method: &sent.method,
+        headers: &mut sent.headers,
+        query: Some(query),
+    };
+    let proved = all.authenticate(None, request, now()).unwrap();
+    assert_eq!(proved.query, Some(Some("a=1".to_owned())));
+    // Not where others have it.
+    let mut elsewhere = bearer("no.to.ken");
+    assert_eq!(judged(&all, &mut elsewhere), Ok(vec![]));
+    // The same token in two places is one, and taken out of both; two tokens are refused.
+    let mut both = get(&[
+        ("x-jwt", &format!("jwt {token}")),
+        ("cookie", &format!("session={token}")),
+    ]);
+    assert_eq!(judged(&all, &mut both), alice());
+    assert!(both.headers.is_empty());
+    let bob = issuer.token(&claims("bob"));
+    let mut two = get(&[
+        ("x-jwt", &format!("JWT {token}")),
+        ("cookie", &format!("session={bob}")),
+    ]);
+    assert_eq!(judged(&all, &mut two), Err(TokenError::Several.into()));
+    let mut two = get(&[
+        ("x-jwt", &format!("JWT {token}")),
+        ("x-jwt", &format!("JWT {bob}")),
+    ]);
+    assert_eq!(judged(&all, &mut two), Err(TokenError::Several.into()));
+}
+
+#[test]
+fn applications_are_told_what_is_proved_and_nothing_that_clients_say() {
+    let issuer = Issuer::new("a");
+    let rule = JwtRule {
+        payload_header: Some("x-payload".into()),
+        claim_headers: vec![
+            ("x-user".into(), "sub".into()),
+            ("x-tenant".into(), "org.id".into()),
+            ("x-groups".into(), "groups".into()),
+        ],
+        forward_token: true,
+        ..issuer.rule()
+    };
+    let all = all(vec![rule]);
+    let payload = json!({ "iss": ISSUER, "sub": "alice", "org": { "id": 7 }, "groups": ["a"] });
+    let token = issuer.token(&payload);
+    let authorization = format!("Bearer {token}");
+    let forged = [
+        ("x-user", "root"),
+        ("x_user", "root"),
+        ("x-groups", "admin"),
+        ("x-payload", "root"),
+    ];
+    let mut sent = get(&[&forged[..], &[("authorization", &authorization)]].concat());
+    assert!(judged(&all, &mut sent).is_ok());
+    assert_eq!(sent.headers["x-user"], "alice");
+    assert_eq!(sent.headers["x-tenant"], "7");
+    assert_eq!(
+        sent.headers["x-payload"],
+        encode(payload.to_string().as_bytes())
+    );
+    assert_eq!(sent.headers["authorization"], authorization);
+    assert_eq!(sent.headers.len(), 4, "{:?}", sent.headers);
+    let mut nobody = get(&forged);
+    assert_eq!(judged(&all, &mut nobody), Ok(vec![]));
+    assert!(nobody.headers.is_empty());
+}
+
+#[test]
+fn a_preflight_needs_no_token_and_brings_none() {
+    let issuer = Issuer::new("a");
+    let rule = JwtRule {
+        forward_token: true,
+        claim_headers: vec![("x-user".into(), "sub".into())],
+        ..issuer.rule()
+    };
+    let all = all(vec![rule]);
+    let lines = [
+        ("origin", "https://a"),
+        ("access-control-request-method", "PUT"),
+        ("authorization", "Bearer not.a.token"),
+        ("x-user", "root"),
+    ];
+    let mut sent = get(&lines);
+    sent.method = Method::OPTIONS;
+    assert_eq!(judged(&all, &mut sent), Ok(vec![]));
+    assert!(!sent.headers.contains_key("authorization"));
+    assert!(!sent.headers.contains_key("x-user"));
+    for (method, left_out) in [(Method::GET, 9), (Method::OPTIONS, 0), (Method::OPTIONS, 1)] {
+        let others = lines.iter().enumerate().filter(|(at, _)| *at != left_out);
+        let others: Vec<_> = others.map(|(_, line)| *line).collect();
+        let mut sent = get(&others);
+        sent.method = method;
+        assert_eq!(judged(&all, &mut sent), Err(TokenError::Form.into()));
+    }
+}
+
+#[test]
+fn two_issuers_are_both_verified_and_neither_may_speak_for_the_other() {
+    let (one, other) = (Issuer::new("a"), Issuer::new("b"));
+    let rule = JwtRule {
+        issuer: "https://other".into(),
+        headers: vec![("x-other".into(), ArcStr::new())],
+        ..other.rule()
+    };
+    let all = all(vec![one.rule(), rule]);
+    let mine = format!("Bearer {}", one.token(&claims("alice")));
+    let others = other.token(&json!({ "iss": "https://other", "sub": "app" }));
+    let mut both = get(&[("authorization", &mine), ("x-other", &others)]);
+    assert_eq!(
+        judged(&all, &mut both),
+        Ok(vec!["alice".to_owned(), "app".to_owned()])
+    );
+    let forged = other.token(&claims("root"));
+    let mut sent = get(&[("x-other", &forged)]);
+    assert_eq!(judged(&all, &mut sent), Err(TokenError::Issuer.into()));
+    let mut sent = bearer(&forged);
+    assert_eq!(judged(&all, &mut sent), Err(TokenError::UnknownKey.into()));
+    let mut sent = get(&[("authorization", &mine), ("x-other", "no.to.ken")]);
+    assert!(judged(&all, &mut sent).is_err());
+}
+
+#[test]
+fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
+    let (old, new) = (Issuer::new("old"), Issuer::new("new"));
+    let with = |keys: JwtKeys| JwtRule {
+        keys,
+        key_source: "https://issuer.example/keys".into(),
+        ..old.rule()
+    };
+    let known = |issuer: &Issuer| match issuer.rule().keys {
+        JwtKeys::Known(keys) => with(JwtKeys::Known(keys)),
+        _ => unreachable!(),
+    };
+    let token = old.token(&claims("alice"));
+    let mut all = all(vec![with(JwtKeys::Pending)]);
+    assert_eq!(
+        judged(&all, &mut bearer(&token)),
+        Err(TokenError::NoKeys.into())
+    );
+    all.insert(object("ns/a", vec![known(&old)]));
+    assert!(judged(&all, &mut bearer(&token)).is_ok());
+    // A control plane that has begun anew has not fetched them yet.
+    all.insert(object("ns/a", vec![with(JwtKeys::Pending)]));
+    assert!(judged(&all, &mut bearer(&token)).is_ok());
+    let mut sent = bearer(&token);
+    let request = RequestParts {
+        method: &sent.method,
+        headers: &mut sent.headers,
+        query: None,
+    };
+    let proved = all.authenticate(None, request, now()).unwrap();
+    assert_eq!(all.still_believed(None, &proved).count(), 1);
+    all.insert(object("ns/a", vec![known(&new)]));
+    assert_eq!(
+        judged(&all, &mut bearer(&token)),
+        Err(TokenError::UnknownKey.into())
+    );
+    assert!(judged(&all, &mut bearer(&new.token(&claims("alice")))).is_ok());
+    // Nor does what is under way count any more.
+    assert_eq!(all.still_believed(None, &proved).count(), 0);
+    all.insert(object(
+        "ns/a",
+        vec![with(JwtKeys::Unavailable("gone".into()))],
+    ));
+    let token = new.token(&claims("alice"));
+    assert_eq!(
+        judged(&all, &mut bearer(&token)),
+        Err(TokenError::NoKeys.into())
+    );
+    // Keys of another source are not kept for a new one.
+    all.insert(object("ns/a", vec![known(&old)]));
+    let elsewhere = JwtRule {
+        key_source: "https://elsewhere/keys".into(),
+        ..with(JwtKeys::Pending)
+    };
+    all.insert(object("ns/a", vec![elsewhere]));
+    let token = old.token(&claims("alice"));
+    assert_eq!(
+        judged(&all, &mut bearer(&token)),
+        Err(TokenError::NoKeys.into())
+    );
+}
+
+#[test]
+fn objects_apply_where_they_are_attached_and_one_that_is_not_understood_refuses_there() {
+    let issuer = Issuer::new("a");
+    let service = |name: &str| NamespacedHostname::new("ns", name);
+    let mut all = Authentications::default();
+    all.insert(Authentication {
+        for_gateway: false,
+        services: vec![service("a")],
+        ..object("ns/a", vec![issuer.rule()])
+    });
+    let refused = |all: &Authentications, of: Option<&NamespacedHostname>| {
+        let mut sent = bearer("no.to.ken");
+        let request = RequestParts {
+            method: &sent.method,
+            headers: &mut sent.headers,
+            query: None,
+        };
+        all.authenticate(of, request, now()).is_err()
+    };
+    assert!(refused(&all, Some(&service("a"))));
+    assert!(!refused(&all, Some(&service("b"))) && !refused(&all, None));
+    assert!(all.need_http(Some(&service("a"))) && !all.need_http(None));
+    let broken = Authentication {
+        not_understood: Some("why".into()),
+        ..object("ns/b", Vec::new())
+    };
+    all.insert(broken);
+    assert!(refused(&all, None) && refused(&all, Some(&service("b"))));
+    assert!(all.remove(&PolicyKey::of_record("ns/b")));
+    assert!(!refused(&all, None));
+    assert!(all.remove(&PolicyKey::of_record("ns/a")) && all.is_empty());
+}

@@ -1,0 +1,190 @@
+//! One token (RFC 7515, compact form; RFC 7519): its form, its signature, its times.
+//!
+//! What is not there or not understood is refused: no algorithm but those of [`Algorithm`], no extension that a token
+//! calls critical, no name twice, nothing encrypted, nothing that is not base64url in its one form.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::{
+    algorithm::Algorithm,
+    base64url,
+    claims::Claims,
+    json::Json,
+    key_set::{Fingerprint, KeySet},
+};
+
+/// Longest token.
+pub const MAX_TOKEN: usize = 16 << 10;
+/// By how much the clocks of who issues a token and of who verifies it may differ.
+pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
+
+/// Why a token is not valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say it")]
+pub enum TokenError {
+    #[error("Jwt is not in the form of Header.Payload.Signature with two dots and 3 sections")]
+    Form,
+    #[error("Jwt is longer than 16 KiB")]
+    TooLong,
+    #[error("Jwt header is not strict JSON, or asks for what is not supported")]
+    Header,
+    #[error("Jwt header [alg] is not supported")]
+    Algorithm,
+    #[error("Jwt payload is not strict JSON with claims of the right types")]
+    Payload,
+    #[error("Jwt issuer is not configured")]
+    Issuer,
+    #[error("Audiences in Jwt are not allowed")]
+    Audience,
+    #[error("Jwt is expired")]
+    Expired,
+    #[error("Jwt not yet valid")]
+    NotYet,
+    #[error("Jwks of the issuer could not be had")]
+    NoKeys,
+    #[error("Jwks doesn't have key to match kid or alg from Jwt")]
+    UnknownKey,
+    #[error("Jwt verification fails")]
+    Signature,
+    #[error("The request has more than one Jwt for one place or one issuer")]
+    Several,
+    #[error("Two Jwts claim different values for one header")]
+    Conflict,
+}
+
+/// A token of which nothing is believed yet.
+#[derive(Debug)]
+pub(crate) struct Unverified<'a> {
+    algorithm: Algorithm,
+    key: Option<String>,
+    pub(crate) claims: Json,
+    times: Times,
+    signed: &'a str,
+    signature: Vec<u8>,
+}
+
+/// A valid token.
+#[derive(Debug)]
+pub(crate) struct Verified {
+    pub(crate) claims: Claims,
+    pub(crate) times: Times,
+    /// The key that it is signed with.
+    pub(crate) key: Fingerprint,
+}
+
+/// When a token is valid, in seconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Times {
+    expires: Option<f64>,
+    not_before: Option<f64>,
+    issued: Option<f64>,
+}
+
+impl Times {
+    fn of(claims: &Json) -> Result<Self, TokenError> {
+        let time = |name: &str| match claims.get(name) {
+            None => Ok(None),
+            Some(Json::Number(number)) => Ok(number.as_f64()),
+            Some(_) => Err(TokenError::Payload),
+        };
+        Ok(Self {
+            expires: time("exp")?,
+            not_before: time("nbf")?,
+            issued: time("iat")?,
+        })
+    }
+
+    pub(crate) fn check(&self, now: SystemTime) -> Result<(), TokenError> {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (now, skew) = (now.as_secs_f64(), CLOCK_SKEW.as_secs_f64());
+        if self.expires.is_some_and(|at| now >= at + skew) {
+            return Err(TokenError::Expired);
+        }
+        let begins = [self.not_before, self.issued];
+        if begins.into_iter().flatten().any(|at| now < at - skew) {
+            return Err(TokenError::NotYet);
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a token, by its dots.
+pub(crate) fn sections(token: &str) -> Option<[&str; 3]> {
+    let mut parts = token.split('.');
+    let three = [parts.next()?, parts.next()?, parts.next()?];
+    parts.next().is_none().then_some(three)
+}
+
+impl<'a> Unverified<'a> {
+    pub(crate) fn read(token: &'a str) -> Result<Self, TokenError> {
+        if token.len() > MAX_TOKEN {
+            return Err(TokenError::TooLong);
+        }
+        let [header, payload, signature] = sections(token).ok_or(TokenError::Form)?;
+        let decode = |part: &str| base64url(part.as_bytes()).ok_or(TokenError::Form);
+        let (header_text, payload_text) = (decode(header)?, decode(payload)?);
+        let header = Json::read(&header_text).map_err(|_| TokenError::Header)?;
+        if !matches!(header, Json::Object(_)) || header.get("crit").is_some() {
+            return Err(TokenError::Header);
+        }
+        let algorithm = header.get("alg").and_then(Json::as_text);
+        let algorithm = algorithm.ok_or(TokenError::Algorithm)?;
+        let algorithm = Algorithm::named(algorithm).ok_or(TokenError::Algorithm)?;
+        let key = match header.get("kid") {
+            None => None,
+            Some(Json::Text(id)) => Some(id.clone()),
+            Some(_) => return Err(TokenError::Header),
+        };
+        let claims = Json::read(&payload_text).map_err(|_| TokenError::Payload)?;
+        if !matches!(claims, Json::Object(_)) {
+            return Err(TokenError::Payload);
+        }
+        let signed = token.len() - signature.len() - 1;
+        Ok(Self {
+            algorithm,
+            key,
+            times: Times::of(&claims)?,
+            claims,
+            signed: token.get(..signed).ok_or(TokenError::Form)?,
+            signature: decode(signature)?,
+        })
+    }
+
+    /// The issuer that it names.
+    pub(crate) fn issuer(&self) -> Option<&str> {
+        self.claims.get("iss")?.as_text()
+    }
+
+    /// Whether one of these audiences is among its own; any will do if there are none.
+    pub(crate) fn is_for<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
+        let own = self.claims.get("aud");
+        any.any(|wanted| match own {
+            Some(Json::Text(one)) => one == wanted,
+            Some(Json::List(all)) => all.iter().any(|one| one.as_text() == Some(wanted)),
+            _ => false,
+        })
+    }
+
+    /// Whether it is valid now. The key that it is signed with.
+    pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
+        self.times.check(now)?;
+        if keys.is_empty() {
+            return Err(TokenError::NoKeys);
+        }
+        let mut error = TokenError::UnknownKey;
+        for (key, parsed) in keys.candidates(self.algorithm, self.key.as_deref()) {
+            if parsed
+                .verify_sig(self.signed.as_bytes(), &self.signature)
+                .is_ok()
+            {
+                return Ok(key.fingerprint);
+            }
+            error = TokenError::Signature;
+        }
+        Err(error)
+    }
+
+    pub(crate) fn times(&self) -> Times {
+        self.times
+    }
+}

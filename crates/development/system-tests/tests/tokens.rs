@@ -1,0 +1,334 @@
+//! Tokens at a waypoint, from manifests to what an application hears: whose are taken, what they allow, what becomes of
+//! them when keys are rotated and when the key server fails.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    thread,
+};
+
+use ambit_system_tests::{
+    Heads, LogSource, Mesh, is_whole, options, read_head, until, with_waypoint_and,
+};
+use serde_json::{Value, json};
+
+/// Tokens of another implementation, with its keys.
+const MADE: &str = include_str!("../../../dataplane/jwt/src/tests/pyjwt.json");
+
+const APP: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: app, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8081}]
+";
+
+fn objects(keys: &str) -> String {
+    format!(
+        "
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {{name: tokens, namespace: shop}}
+spec:
+  targetRefs: [{{kind: Service, name: app}}]
+  jwtRules:
+  - issuer: https://issuer.example
+    audiences: [shop]
+    jwksUri: {keys}
+    timeout: 1s
+    outputClaimToHeaders: [{{header: x-user, claim: sub}}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: private, namespace: shop}}
+spec:
+  targetRefs: [{{kind: Service, name: app}}]
+  rules:
+  - to: [{{operation: {{paths: [/open*]}}}}]
+  - to: [{{operation: {{paths: [/private*]}}}}]
+    from: [{{source: {{requestPrincipals: ['https://issuer.example/alice']}}}}]
+    when: [{{key: 'request.auth.claims[groups]', values: [ops]}}]
+  - to: [{{operation: {{paths: [/others*]}}}}]
+    from: [{{source: {{requestPrincipals: ['https://issuer.example/bob']}}}}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: not-for-developers, namespace: shop}}
+spec:
+  targetRefs: [{{kind: Service, name: app}}]
+  action: DENY
+  rules:
+  - to: [{{operation: {{paths: [/open/strict]}}}}]
+    when: [{{key: 'request.auth.claims[groups]', values: [dev]}}]
+"
+    )
+}
+
+/// A key server: what it answers, and how often it was asked.
+#[derive(Clone)]
+struct KeyServer {
+    answers: Arc<Mutex<Answers>>,
+    asked: Arc<AtomicUsize>,
+}
+
+#[derive(Clone)]
+enum Answers {
+    Keys(String),
+    Nothing,
+    Never,
+}
+
+impl KeyServer {
+    fn serve(mesh: &Mesh, keys: &str) -> (Self, SocketAddr) {
+        let server = Self {
+            answers: Arc::new(Mutex::new(Answers::Keys(keys.to_owned()))),
+            asked: Arc::default(),
+        };
+        let of = server.clone();
+        let address = mesh.serve("legacy/server", 8099, move |mut stream| {
+            let Some(head) = read_head(&mut stream)? else {
+                return Ok(());
+            };
+            of.asked.fetch_add(1, SeqCst);
+            let answers = of.answers.lock().unwrap().clone();
+            match answers {
+                Answers::Keys(keys) if head.starts_with("GET /keys ") => {
+                    let length = keys.len();
+                    write!(
+                        stream,
+                        "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{keys}"
+                    )
+                }
+                Answers::Keys(_) => write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n"),
+                Answers::Nothing => Ok(()),
+                Answers::Never => loop {
+                    thread::park();
+                },
+            }
+        });
+        (server, address)
+    }
+
+    fn answer(&self, answers: Answers) {
+        *self.answers.lock().unwrap() = answers;
+    }
+
+    /// Waits until it has been asked twice more, so that what came of the first is known.
+    fn until_asked(&self) {
+        let before = self.asked.load(SeqCst);
+        until("the key server is asked", || {
+            self.asked.load(SeqCst) > before + 1
+        });
+    }
+}
+
+struct Scene {
+    mesh: Mesh,
+    address: SocketAddr,
+    heads: Heads,
+    server: KeyServer,
+    keys: SocketAddr,
+    made: Value,
+}
+
+impl Scene {
+    /// With the key of RS256 alone, once the objects are followed.
+    fn new() -> Self {
+        let made: Value = serde_json::from_str(MADE).unwrap();
+        let mut options = options();
+        options
+            .env
+            .insert("AMBIT_JWKS_REFRESH_SECONDS".into(), "1".into());
+        let (mesh, _) = with_waypoint_and(APP, options);
+        let (_, heads) = mesh.serve_heads("shop/server", 8081);
+        let (server, keys) = KeyServer::serve(&mesh, &key_set(&made, "rsa"));
+        mesh.apply("tokens", &objects(&format!("http://{keys}/keys")));
+        let scene = Self {
+            address: mesh.service("app.shop.svc", 80),
+            mesh,
+            heads,
+            server,
+            keys,
+            made,
+        };
+        let bearer = bearer(&scene.token("RS256"));
+        until("tokens are asked for and taken", || {
+            scene.status("/private/first", "") == 403
+                && scene.status("/private/first", &bearer) == 200
+        });
+        scene
+    }
+
+    fn token(&self, algorithm: &str) -> String {
+        self.made["tokens"][algorithm].as_str().unwrap().to_owned()
+    }
+
+    /// The answer to a request, in lower case.
+    fn ask(&self, method: &str, target: &str, headers: &str) -> String {
+        let request = format!("{method} {target} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
+        let mut connection = self.mesh.dial("shop/client", self.address).unwrap();
+        let answer = connection.raw(request.as_bytes(), is_whole);
+        answer.map_or_else(
+            |error| format!("failed: {error}"),
+            |answer| answer.to_ascii_lowercase(),
+        )
+    }
+
+    fn status(&self, target: &str, headers: &str) -> u16 {
+        let answer = self.ask("GET", target, headers);
+        let status = answer
+            .strip_prefix("http/1.1 ")
+            .and_then(|rest| rest.get(..3));
+        status
+            .and_then(|status| status.parse().ok())
+            .unwrap_or_default()
+    }
+
+    /// The head of the request for a target, as the application heard it.
+    fn heard(&self, target: &str) -> Option<String> {
+        let all = self.heads.all();
+        all.into_iter()
+            .find(|head| head.contains(&format!(" {target} ")))
+    }
+}
+
+fn bearer(token: &str) -> String {
+    format!("Authorization: Bearer {token}\r\n")
+}
+
+/// The key of that name alone.
+fn key_set(made: &Value, name: &str) -> String {
+    let keys = made["key_set"]["keys"].as_array().unwrap().iter();
+    let keys: Vec<_> = keys.filter(|key| key["kid"] == name).collect();
+    json!({ "keys": keys }).to_string()
+}
+
+#[test]
+fn tokens_allow_what_their_claims_allow_and_none_is_believed_that_is_not_signed() {
+    let scene = Scene::new();
+    let token = scene.token("RS256");
+    let valid = bearer(&token);
+    // Without one: as anybody.
+    assert_eq!(scene.status("/open/a", ""), 200);
+    assert_eq!(scene.status("/private/a", ""), 403);
+    assert_eq!(scene.status("/private/a", &valid), 200);
+    assert_eq!(scene.status("/others/a", &valid), 403);
+    assert_eq!(scene.status("/open/strict", ""), 200);
+    assert_eq!(scene.status("/open/strict", &valid), 403);
+    // Applications hear the claim, not the token, and not what a client says.
+    assert_eq!(
+        scene.status(
+            "/private/b",
+            &format!("{valid}X-User: root\r\nX_User: root\r\n")
+        ),
+        200
+    );
+    let heard = scene.heard("/private/b").unwrap();
+    assert!(heard.contains("\r\nx-user: alice\r\n"), "{heard}");
+    assert!(
+        !heard.contains("root") && !heard.contains("authorization"),
+        "{heard}"
+    );
+    assert_eq!(
+        scene.status(&format!("/private/c?a=1&access_token={token}&b=2"), ""),
+        200
+    );
+    assert!(scene.heard("/private/c?a=1&b=2").is_some());
+    assert_eq!(scene.status("/open/d", "X-User: root\r\n"), 200);
+    assert!(!scene.heard("/open/d").unwrap().contains("root"));
+
+    let (signed, signature) = token.rsplit_once('.').unwrap();
+    let (_, payload) = signed.split_once('.').unwrap();
+    let other = scene.token("ES256");
+    let forged = format!("{signed}.{}", signature.chars().rev().collect::<String>());
+    // {"alg":"none"}, and {"alg":"HS256"} with the rest of a valid token.
+    let none = format!("eyJhbGciOiJub25lIn0.{payload}.");
+    let shared = format!("eyJhbGciOiJIUzI1NiJ9.{payload}.{signature}");
+    for attack in [
+        bearer(&forged),
+        bearer(&none),
+        bearer(&shared),
+        bearer(&other),
+        bearer("x"),
+        bearer(&format!("{token}.{token}")),
+        bearer(&format!("{signed}.")),
+        bearer(&format!("{token}, Bearer {token}")),
+        format!("{valid}{}", bearer(&other)),
+        bearer(&"a".repeat(20_000)),
+        bearer(&format!(
+            "eyJhbGciOiJSUzI1NiJ9.{}.{signature}",
+            "W1tb".repeat(2000)
+        )),
+    ] {
+        let answer = scene.ask("GET", "/open/attack", &attack);
+        assert!(
+            answer.starts_with("http/1.1 401 "),
+            "{answer} {attack:.200}"
+        );
+        assert!(
+            answer.contains("\r\nwww-authenticate: bearer error=\"invalid_token\""),
+            "{answer}"
+        );
+    }
+    let twice = format!("/open/attack?access_token={token}&access_token={other}");
+    assert_eq!(scene.status(&twice, ""), 401);
+    assert_eq!(scene.heard("/open/attack"), None);
+    // What a browser asks beforehand has no token; what only looks like it needs a valid one.
+    let preflight = "Origin: https://a\r\nAccess-Control-Request-Method: PUT\r\n";
+    let answer = scene.ask("OPTIONS", "/open/e", preflight);
+    assert!(answer.starts_with("http/1.1 200 "), "{answer}");
+    let answer = scene.ask("OPTIONS", "/open/f", &bearer(&forged));
+    assert!(answer.starts_with("http/1.1 401 "), "{answer}");
+    // No token gets into a log.
+    let log = LogSource::Pod {
+        pod: "shop/waypoint".into(),
+        container: None,
+    };
+    let log = scene.mesh.client().log_text(log).unwrap();
+    assert!(
+        log.contains("/open/attack") && log.contains("jwt_authn_access_denied{"),
+        "{log}"
+    );
+    assert!(!log.contains(signature), "{log}");
+}
+
+#[test]
+fn keys_follow_the_key_server_and_outlive_its_failures_but_not_its_absence_from_the_start() {
+    let scene = Scene::new();
+    let (first, second) = (bearer(&scene.token("RS256")), bearer(&scene.token("ES256")));
+    assert_eq!(scene.status("/private/a", &second), 401);
+    let rotated = key_set(&scene.made, "p256");
+    scene.server.answer(Answers::Keys(rotated.clone()));
+    until("the new key is known", || {
+        scene.status("/private/a", &second) == 200
+    });
+    assert_eq!(scene.status("/private/a", &first), 401);
+    for failure in [Answers::Nothing, Answers::Never, Answers::Keys("{}".into())] {
+        scene.server.answer(failure);
+        scene.server.until_asked();
+        assert_eq!(scene.status("/private/a", &second), 200);
+        assert_eq!(scene.status("/private/a", &first), 401);
+    }
+    // Keys that were never had: no token is valid, and requests without one go on.
+    scene.server.answer(Answers::Keys(rotated));
+    scene
+        .mesh
+        .apply("tokens", &objects(&format!("http://{}/none", scene.keys)));
+    until("no token is valid", || {
+        scene.status("/private/a", &second) == 401
+    });
+    assert_eq!(scene.status("/open/a", ""), 200);
+    scene
+        .mesh
+        .apply("tokens", &objects(&format!("http://{}/keys", scene.keys)));
+    until("the keys are had", || {
+        scene.status("/private/a", &second) == 200
+    });
+}

@@ -1,0 +1,164 @@
+//! Against servers that answer as they should, and as they should not.
+
+use std::time::Duration;
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+use super::*;
+
+const KEY: &str =
+    r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+
+/// A server that gives each connection the next of these answers and then closes it; its address.
+async fn server(answers: Vec<String>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    serve(listener, answers);
+    address
+}
+
+fn serve(listener: TcpListener, answers: Vec<String>) {
+    ambit_rt::spawn("server", async move {
+        for answer in answers {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            // A client that has read enough may be gone.
+            stream.write_all(answer.as_bytes()).await.ok();
+        }
+    });
+}
+
+fn ok(body: &str) -> String {
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn source(url: String, is_issuer: bool) -> KeySource {
+    KeySource {
+        url: url.into(),
+        is_issuer,
+        timeout: Duration::from_secs(10),
+    }
+}
+
+fn fetcher() -> Fetcher {
+    Fetcher::new(RootCertStore::empty(), |_| true)
+}
+
+async fn fetched(answers: Vec<String>) -> Result<String, FetchError> {
+    let address = server(answers).await;
+    fetcher()
+        .key_set(&source(format!("http://{address}/keys"), false))
+        .await
+}
+
+#[tokio::test]
+async fn a_key_set_is_had_as_it_is_sent() {
+    assert_eq!(fetched(vec![ok(KEY)]).await.unwrap(), KEY);
+    let chunked = format!(
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{KEY}\r\n0\r\n\r\n",
+        KEY.len()
+    );
+    assert_eq!(fetched(vec![chunked]).await.unwrap(), KEY);
+    assert_eq!(
+        fetched(vec![format!("HTTP/1.1 200 OK\r\n\r\n{KEY}")])
+            .await
+            .unwrap(),
+        KEY
+    );
+}
+
+#[tokio::test]
+async fn an_issuer_says_where_its_keys_are_and_of_whom_it_speaks() {
+    let keys = server(vec![ok(KEY)]).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let issuer = format!("http://{}", listener.local_addr().unwrap());
+    let says = |issuer: &str| {
+        ok(&format!(
+            r#"{{"issuer":"{issuer}","jwks_uri":"http://{keys}/k"}}"#
+        ))
+    };
+    serve(
+        listener,
+        vec![says(&issuer), says("http://other"), ok("{}")],
+    );
+    let fetcher = fetcher();
+    let of_issuer = source(issuer, true);
+    assert_eq!(fetcher.key_set(&of_issuer).await.unwrap(), KEY);
+    for _ in 0..2 {
+        let refused = fetcher.key_set(&of_issuer).await;
+        assert!(matches!(refused, Err(FetchError::Discovery)), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn whatever_else_is_answered_is_no_key_set() {
+    let huge = format!("HTTP/1.1 200 OK\r\n\r\n{}", " ".repeat(MAX_KEY_SET + 1));
+    let cut = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{KEY}");
+    let elsewhere =
+        |to: &str| format!("HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
+    for (answer, expected) in [
+        (huge, "longer"),
+        (cut, "breaks off"),
+        (
+            "HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
+            "404",
+        ),
+        (ok("<html>"), "no JSON"),
+        (ok(r#"{"keys":[]}"#), "no key that can be used"),
+        (
+            ok(r#"{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}"#),
+            "no key that can be used",
+        ),
+        ("nonsense\r\n\r\n".to_owned(), "not what HTTP allows"),
+        (elsewhere("ftp://x/"), "no address of http"),
+    ] {
+        let error = fetched(vec![answer]).await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}, not {expected}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_waited_for_as_long_as_the_rule_says() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let source = KeySource {
+        timeout: Duration::from_millis(20),
+        ..source(url, false)
+    };
+    let hanging = fetcher().key_set(&source).await;
+    assert!(
+        matches!(hanging, Err(FetchError::Timeout(_))),
+        "{hanging:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_control_plane_itself_and_what_a_cloud_tells_its_machines_are_not_asked() {
+    for host in [
+        "127.0.0.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "169.254.169.254",
+        "[fe80::1]",
+        "0.0.0.0",
+    ] {
+        let source = source(format!("http://{host}:1/"), false);
+        let refused = Fetcher::with_system_roots().key_set(&source).await;
+        assert!(
+            matches!(refused, Err(FetchError::Forbidden(_))),
+            "{host}: {refused:?}"
+        );
+    }
+    for ip in ["10.0.0.1", "93.184.216.34", "fd00::1"] {
+        assert!(may_reach(ip.parse().unwrap()), "{ip}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Tokens, key sets, and requests with tokens in every place: whatever comes, nothing panics, and nothing is believed
+//! that no key has signed.
+#![no_main]
+
+use std::time::SystemTime;
+
+use ambit_jwt::{Authentications, Claims, KeySet, RequestParts, Values};
+use ambit_model::{Authentication, JwtKeys, JwtRule, PolicyKey};
+use http::{HeaderMap, HeaderValue, Method, header};
+use libfuzzer_sys::fuzz_target;
+
+const KEYS: &str = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+
+fuzz_target!(|data: &[u8]| {
+    let Some((first, rest)) = data.split_first() else {
+        return;
+    };
+    match first % 3 {
+        0 => drop(KeySet::read(rest)),
+        1 => {
+            if let Ok(claims) = Claims::read(rest, &["roles".into()]) {
+                let _principal = claims.principal();
+                claims.any(&["roles".into()], Values::Any, |text| text.len() == 1);
+                claims.any(&["a".into(), "b".into()], Values::Texts, str::is_empty);
+            }
+        }
+        _ => request(rest),
+    }
+});
+
+fn request(text: &[u8]) {
+    let mut all = Authentications::default();
+    let rule = |issuer: &str| JwtRule {
+        issuer: issuer.into(),
+        keys: JwtKeys::Known(KEYS.into()),
+        cookies: vec!["t".into()],
+        params: vec!["t".into()],
+        headers: vec![("authorization".into(), "Bearer ".into())],
+        ..JwtRule::default()
+    };
+    all.insert(Authentication {
+        key: PolicyKey::of_record("ns/a"),
+        for_gateway: true,
+        rules: vec![rule("joe"), rule("jane")],
+        ..Authentication::default()
+    });
+    let mut headers = HeaderMap::new();
+    let Ok(value) = HeaderValue::from_bytes(text) else {
+        return;
+    };
+    headers.append(header::COOKIE, value.clone());
+    headers.append(header::AUTHORIZATION, value);
+    let parts = RequestParts {
+        method: &Method::GET,
+        headers: &mut headers,
+        query: std::str::from_utf8(text).ok(),
+    };
+    if let Ok(proved) = all.authenticate(None, parts, SystemTime::UNIX_EPOCH) {
+        // The key's private half is nobody's.
+        assert!(proved.is_empty());
+    }
+}

@@ -16,4 +16,5 @@ mod progress;
 mod protocols;
 mod rollout;
 mod routed_policies;
+mod tls_routes;
 mod websocket;

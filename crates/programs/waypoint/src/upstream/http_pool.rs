@@ -394,11 +394,7 @@ impl HttpPool {
 }
 
 impl State {
-    fn take_idle(
-        &mut self,
-        key: &HttpKey,
-        keep: Keep,
-    ) -> Option<(http1::SendRequest<Body>, Life)> {
+    fn take_idle(&mut self, key: &HttpKey, keep: Keep) -> Option<(http1::SendRequest<Body>, Life)> {
         let idle = self.idle.get_mut(key)?;
         while let Some(mut one) = idle.pop() {
             one.life = one.life.under(keep);

@@ -113,11 +113,7 @@ impl Counted {
 
     /// Lets go of a connection that has been without a request for too long; else, when to look again. `None`: it is not
     /// here any more.
-    pub(super) fn retire(
-        &mut self,
-        key: &HttpKey,
-        streams: &Arc<Streams>,
-    ) -> Option<Duration> {
+    pub(super) fn retire(&mut self, key: &HttpKey, streams: &Arc<Streams>) -> Option<Duration> {
         let all = self.0.get_mut(key)?;
         let at = all
             .iter()

@@ -110,8 +110,12 @@ fn greets(mesh: &Mesh, pod: &'static str) {
 /// A connection whose other end has spoken, and who that is.
 fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     let mut stream = dial(mesh, address);
+    // Not every application speaks first.
+    let soon = Some(Duration::from_secs(5));
+    stream.set_read_timeout(soon).ok()?;
     let mut name = [0];
     stream.read_exact(&mut name).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
     Some((stream, name[0]))
 }
 
@@ -142,7 +146,9 @@ fn tcp_connections_are_limited_and_ended_as_a_rule_says() {
     // Silence ends a connection, and no byte-by-byte conversation.
     apply(&mesh, "{connectionPool: {tcp: {idleTimeout: 1s}}}");
     until("a silent connection ends", || {
-        let (mut stream, _) = greeted(&mesh, many).unwrap();
+        let Some((mut stream, _)) = greeted(&mesh, many) else {
+            return false;
+        };
         stream
             .set_read_timeout(Some(Duration::from_secs(5)))
             .unwrap();
@@ -163,7 +169,9 @@ fn tcp_connections_are_limited_and_ended_as_a_rule_says() {
         "{connectionPool: {tcp: {maxConnectionDuration: 1s}}}",
     );
     until("a connection that talks ends", || {
-        let (mut talks, _) = greeted(&mesh, many).unwrap();
+        let Some((mut talks, _)) = greeted(&mesh, many) else {
+            return false;
+        };
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(3) {
             if !echoes(&mut talks) {
@@ -433,21 +441,15 @@ fn connections_of_http_2_carry_so_many_requests_at_once_and_end_when_they_carry_
     app.ask(&mesh, many, 1);
     // One is there for all.
     until("it is shared", || app.ask(&mesh, many, 6) == 0);
-    apply(&mesh, "{connectionPool: {http: {maxConcurrentStreams: 2}}}");
+    apply(
+        &mesh,
+        "{connectionPool: {http: {maxConcurrentStreams: 2, idleTimeout: 2s}}}",
+    );
     until("each carries two", || {
         app.ask(&mesh, many, 6);
         app.open.load(SeqCst) >= 4
     });
     until("they are used again", || app.ask(&mesh, many, 6) == 0);
-    apply(
-        &mesh,
-        "{connectionPool: {http: {idleTimeout: 500ms, maxConcurrentStreams: 3}}}",
-    );
-    let mut opened = 0;
-    until("new ones are opened under the rule", || {
-        opened += app.ask(&mesh, many, 6);
-        opened > 0
-    });
-    let now = app.open.load(SeqCst);
-    until("what carries nothing ends", || app.open.load(SeqCst) < now);
+    // But for the one from before the rule.
+    until("what carries nothing ends", || app.open.load(SeqCst) <= 1);
 }

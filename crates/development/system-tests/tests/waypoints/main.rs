@@ -18,4 +18,5 @@ mod protocols;
 mod rehearsal;
 mod rollout;
 mod routed_policies;
+mod tls_routes;
 mod websocket;

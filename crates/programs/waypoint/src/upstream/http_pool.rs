@@ -34,6 +34,8 @@ use counted::{Counted, Streams};
 const IDLE: Duration = Duration::from_secs(4);
 /// Idle HTTP/1 connections to one endpoint.
 const MAX_IDLE: usize = 128;
+/// The same of HTTP/2 where requests are counted, unless a rule says it.
+const IDLE_STREAMS: Duration = Duration::from_secs(3600);
 /// How long the settings of HTTP/2 are waited for, where they have to be known, and how often they are looked for:
 /// hyper does not tell when they come.
 const SETTINGS: Duration = Duration::from_secs(10);
@@ -95,6 +97,11 @@ impl Keep {
         }
     }
 
+    /// How long a connection whose requests are counted may be without any.
+    fn idle_streams(&self) -> Duration {
+        self.idle_streams.unwrap_or(IDLE_STREAMS)
+    }
+
     /// Whether the requests on a connection of HTTP/2 are counted.
     fn is_counted(&self) -> bool {
         self.streams > 0 || self.idle_streams.is_some()
@@ -106,8 +113,7 @@ impl Keep {
 struct Life {
     keep: Keep,
     requests: u32,
-    /// Where that matters.
-    ends: Option<Instant>,
+    began: Instant,
 }
 
 impl Life {
@@ -116,7 +122,7 @@ impl Life {
         Self {
             keep,
             requests: 1,
-            ends: keep.lasts.map(|lasts| Instant::now() + lasts),
+            began: Instant::now(),
         }
     }
 
@@ -128,9 +134,17 @@ impl Life {
         }
     }
 
+    /// As the rule is now.
+    fn under(self, keep: Keep) -> Self {
+        Self { keep, ..self }
+    }
+
     fn is_over(&self) -> bool {
-        let is_used_up = self.keep.requests > 0 && self.requests >= self.keep.requests;
-        is_used_up || self.ends.is_some_and(|ends| Instant::now() >= ends)
+        let Keep {
+            requests, lasts, ..
+        } = self.keep;
+        let is_used_up = requests > 0 && self.requests >= requests;
+        is_used_up || lasts.is_some_and(|lasts| self.began.elapsed() >= lasts)
     }
 }
 
@@ -215,19 +229,19 @@ fn http2_builder() -> http2::Builder<Tasks> {
 impl HttpPool {
     /// A connection that is open already, and may carry another request.
     pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
+        let keep = Keep::under(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
             Version::Http1 => {
-                let (sender, life) = state.take_idle(key)?;
+                let (sender, life) = state.take_idle(key, keep)?;
                 (HttpSender::Http1(sender), life, None)
             }
-            Version::Http2 if Keep::under(limits).is_counted() => {
-                let most = limits.streams_per_connection;
-                let (sender, life, stream) = state.counted.take(key, most)?;
+            Version::Http2 if keep.is_counted() => {
+                let (sender, life, stream) = state.counted.take(key, keep)?;
                 (HttpSender::Http2(sender), life, Some(stream))
             }
             Version::Http2 => {
-                let (sender, life) = state.take_shared(key)?;
+                let (sender, life) = state.take_shared(key, keep)?;
                 (HttpSender::Http2(sender), life, None)
             }
         };
@@ -297,20 +311,18 @@ impl HttpPool {
         let (streams, slot) = Streams::begun();
         let counted = &mut state.counted;
         counted.insert(key.clone(), sender, life, streams.clone());
-        if let Some(idle) = life.keep.idle_streams {
-            let (pool, key) = (self.clone(), key.clone());
-            ambit_rt::spawn("http2 idle", async move {
-                let mut wait = idle;
-                loop {
-                    tokio::time::sleep(wait).await;
-                    let next = pool.0.lock().counted.retire(&key, &streams, idle);
-                    match next {
-                        Some(next) => wait = next,
-                        None => return,
-                    }
+        let (pool, key) = (self.clone(), key.clone());
+        ambit_rt::spawn("http2 idle", async move {
+            let mut wait = life.keep.idle_streams();
+            loop {
+                tokio::time::sleep(wait).await;
+                let next = pool.0.lock().counted.retire(&key, &streams);
+                match next {
+                    Some(next) => wait = next,
+                    None => return,
                 }
-            });
-        }
+            }
+        });
         Some(slot)
     }
 
@@ -382,9 +394,10 @@ impl HttpPool {
 }
 
 impl State {
-    fn take_idle(&mut self, key: &HttpKey) -> Option<(http1::SendRequest<Body>, Life)> {
+    fn take_idle(&mut self, key: &HttpKey, keep: Keep) -> Option<(http1::SendRequest<Body>, Life)> {
         let idle = self.idle.get_mut(key)?;
-        while let Some(one) = idle.pop() {
+        while let Some(mut one) = idle.pop() {
+            one.life = one.life.under(keep);
             if one.sender.is_ready() && !one.is_stale() {
                 return Some((one.sender, one.life));
             }
@@ -393,8 +406,13 @@ impl State {
         None
     }
 
-    fn take_shared(&mut self, key: &HttpKey) -> Option<(http2::SendRequest<Body>, Life)> {
+    fn take_shared(
+        &mut self,
+        key: &HttpKey,
+        keep: Keep,
+    ) -> Option<(http2::SendRequest<Body>, Life)> {
         let (sender, life) = self.shared.get_mut(key)?;
+        *life = life.under(keep);
         if sender.is_closed() || life.is_over() {
             self.shared.remove(key);
             return None;

@@ -13,7 +13,7 @@ use std::{
 use hyper::client::conn::http2::SendRequest;
 use parking_lot::Mutex;
 
-use super::{HttpKey, Life};
+use super::{HttpKey, Keep, Life};
 use crate::message::Body;
 
 /// The requests under way on one connection.
@@ -86,14 +86,18 @@ impl Counted {
         });
     }
 
-    /// A connection with fewer than `most` requests under way; zero is any.
+    /// A connection with room for a request.
     pub(super) fn take(
         &mut self,
         key: &HttpKey,
-        most: u32,
+        keep: Keep,
     ) -> Option<(SendRequest<Body>, Life, StreamSlot)> {
         let all = self.0.get_mut(key)?;
+        for one in &mut *all {
+            one.life = one.life.under(keep);
+        }
         all.retain(|one| !one.sender.is_closed() && !one.life.is_over());
+        let most = keep.streams;
         let has_room = |one: &&mut Connection| most == 0 || one.streams.active.load(Relaxed) < most;
         let taken = all.iter_mut().find(has_room).map(|one| {
             let taken = (one.sender.clone(), one.life, one.streams.slot());
@@ -107,21 +111,17 @@ impl Counted {
         taken
     }
 
-    /// Lets go of a connection that has been without a request for so long; else, when to look again. `None`: it is not
+    /// Lets go of a connection that has been without a request for too long; else, when to look again. `None`: it is not
     /// here any more.
-    pub(super) fn retire(
-        &mut self,
-        key: &HttpKey,
-        streams: &Arc<Streams>,
-        idle: Duration,
-    ) -> Option<Duration> {
+    pub(super) fn retire(&mut self, key: &HttpKey, streams: &Arc<Streams>) -> Option<Duration> {
         let all = self.0.get_mut(key)?;
         let at = all
             .iter()
             .position(|one| Arc::ptr_eq(&one.streams, streams))?;
         let is_busy = streams.active.load(Relaxed) > 0;
         let quiet = streams.quiet_since.lock().elapsed();
-        let is_closed = all.get(at).is_some_and(|one| one.sender.is_closed());
+        let one = all.get(at)?;
+        let (is_closed, idle) = (one.sender.is_closed(), one.life.keep.idle_streams());
         if !is_closed && (is_busy || quiet < idle) {
             return Some(if is_busy { idle } else { idle - quiet });
         }

@@ -1,0 +1,133 @@
+//! TLSRoutes with real clients and servers of TLS: the application that the server name leads to holds the key, and the
+//! waypoint sees the name and nothing else.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use ambit_system_tests::{Mesh, PATIENCE, Place, until, with_waypoint};
+use rustls::{RootCertStore, SupportedProtocolVersion, crypto::CryptoProvider};
+
+const SERVICES: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: front, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: tls, port: 443, targetPort: 8443}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: next, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: tls, port: 443, targetPort: 8444}]
+";
+
+const ROUTE: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: front, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: front, port: 443}]
+  hostnames: [next.example, '*.below.example']
+  rules: [{backendRefs: [{name: next, port: 443}]}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: own, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: front, port: 443}]
+  hostnames: [front.example]
+  rules: [{backendRefs: [{name: front, port: 443}]}]
+";
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+/// Serves TLS for names under a key of its own; what it says first is who it is and which name was asked for.
+fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let signed = rcgen::generate_simple_self_signed(names).unwrap();
+    roots.add(signed.cert.der().clone()).unwrap();
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(signed.signing_key.serialize_der());
+    let server = rustls::ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![signed.cert.der().clone()], key.into())
+        .unwrap();
+    let server = Arc::new(server);
+    mesh.serve("shop/server", port, move |stream| {
+        let tls = rustls::ServerConnection::new(server.clone()).map_err(std::io::Error::other)?;
+        let mut stream = rustls::StreamOwned::new(tls, stream);
+        let mut said = [0; 5];
+        stream.read_exact(&mut said)?;
+        let name = stream.conn.server_name().unwrap_or_default().to_owned();
+        write!(stream, "{port} as {name}")?;
+        stream.conn.send_close_notify();
+        stream.flush()
+    });
+}
+
+/// What the application says that a name leads to; nothing if the connection is closed before there is one.
+fn asked(
+    mesh: &Mesh,
+    address: SocketAddr,
+    name: &'static str,
+    (roots, version): (&RootCertStore, &'static SupportedProtocolVersion),
+) -> Option<String> {
+    let config = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_root_certificates(roots.clone())
+        .with_no_client_auth();
+    let place = Place::Pod("shop/client".into());
+    let stream = mesh.client().dial(place, address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let name = name.try_into().unwrap();
+    let tls = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut stream = rustls::StreamOwned::new(tls, stream);
+    stream.write_all(b"hello").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+#[test]
+fn tls_clients_reach_the_application_that_their_server_name_leads_to() {
+    let (mesh, _) = with_waypoint(SERVICES);
+    let mut roots = RootCertStore::empty();
+    serve(&mesh, 8443, &["front.example", "other.example"], &mut roots);
+    let below = ["next.example", "a.below.example", "other.example"];
+    serve(&mesh, 8444, &below, &mut roots);
+    let front = mesh.service("front.shop.svc", 443);
+    let both = [&rustls::version::TLS12, &rustls::version::TLS13];
+    let ask = |name, version| asked(&mesh, front, name, (&roots, version));
+    until("the service leads to itself", || {
+        ask("front.example", both[1]).as_deref() == Some("8443 as front.example")
+    });
+    mesh.apply("route", ROUTE);
+    until("the name leads to the next", || {
+        ask("next.example", both[1]).as_deref() == Some("8444 as next.example")
+    });
+    for version in both {
+        for (name, expected) in [
+            ("next.example", Some("8444 as next.example")),
+            ("a.below.example", Some("8444 as a.below.example")),
+            ("front.example", Some("8443 as front.example")),
+            // Both applications have a certificate for it, and no route is for it.
+            ("other.example", None),
+        ] {
+            assert_eq!(
+                ask(name, version).as_deref(),
+                expected,
+                "{name} {version:?}"
+            );
+        }
+    }
+}

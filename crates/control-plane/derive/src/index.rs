@@ -97,6 +97,8 @@ pub struct Index {
     pub(crate) destination_rules: References<ArcStr>,
     /// Objects by the hosts that waypoints call because of them.
     pub(crate) callees: References<ArcStr>,
+    /// Policies by the providers that they name.
+    pub(crate) provider_users: References<ArcStr>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
     /// The waypoints of services' endpoints.
@@ -139,6 +141,7 @@ impl Index {
             route_backends: References::default(),
             destination_rules: References::default(),
             callees: References::default(),
+            provider_users: References::default(),
             policy_targets: References::default(),
             served: Served::default(),
             behind: Served::default(),

@@ -3,7 +3,8 @@
 //! DENY policies first, then ALLOW; where no ALLOW policy applies, what is not denied is allowed. AUDIT and
 //! dry-run policies decide nothing; what they would have done is told. A policy applies to everything that
 //! goes through the waypoint or to requests for its services; requests to pods see the former only. A policy
-//! that is not understood denies everything that it is attached to.
+//! that is not understood denies everything that it is attached to. Before all of that, CUSTOM policies say which
+//! requests a provider is asked about ([`Policies::asks`]).
 //!
 //! **Where texts can be read in several ways**, a comparison that would lead to a denial succeeds if any
 //! reading matches, one that would lead to an admission only if the plain one does:
@@ -21,6 +22,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use ambit_model::{HttpAction, HttpPolicy, NamespacedHostname, PolicyKey};
 
+mod asking;
 mod compiled;
 mod decision;
 mod facts;
@@ -32,6 +34,7 @@ pub mod naive;
 #[cfg(test)]
 mod tests;
 
+pub use asking::Asking;
 pub use decision::{DryRun, HttpDecision, RuleId, Why};
 pub use facts::{Connection, Request};
 
@@ -61,6 +64,7 @@ struct Bucket {
     deny: Vec<Arc<Compiled>>,
     allow: Vec<Arc<Compiled>>,
     audit: Vec<Arc<Compiled>>,
+    custom: Vec<Arc<Compiled>>,
     dry_run: Vec<Arc<Compiled>>,
 }
 
@@ -71,6 +75,7 @@ impl Bucket {
             _ if policy.dry_run() => &mut self.dry_run,
             HttpAction::Deny => &mut self.deny,
             HttpAction::Allow => &mut self.allow,
+            HttpAction::Custom => &mut self.custom,
         }
     }
 
@@ -93,9 +98,12 @@ impl Bucket {
             deny,
             allow,
             audit,
+            custom,
             dry_run,
         } = self;
-        [deny, allow, audit, dry_run].iter().all(|l| l.is_empty())
+        [deny, allow, audit, custom, dry_run]
+            .iter()
+            .all(|l| l.is_empty())
     }
 }
 
@@ -136,7 +144,13 @@ impl Policies {
     /// the connection.
     pub fn need_http(&self, scope: Scope<'_>) -> bool {
         self.buckets(scope)
-            .flat_map(|bucket| bucket.deny.iter().chain(&bucket.allow))
+            .flat_map(|bucket| {
+                bucket
+                    .deny
+                    .iter()
+                    .chain(&bucket.allow)
+                    .chain(&bucket.custom)
+            })
             .any(|policy| policy.needs_http())
     }
 
@@ -195,6 +209,8 @@ impl Policies {
             match (policy.action(), policy.matching_rule(facts)) {
                 (HttpAction::Allow, Some(_)) => is_admitted = true,
                 (HttpAction::Allow, None) => none_allows.push(DryRun::new(policy.key(), None)),
+                // On trial nobody is asked, and what would be answered is not known.
+                (HttpAction::Custom, _) => {}
                 (_, Some(rule)) => deny.push(DryRun::new(policy.key(), Some(rule))),
                 (_, None) => {}
             }

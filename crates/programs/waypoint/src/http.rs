@@ -1,12 +1,14 @@
 //! HTTP inside a tunnel: each request is brought into form, judged, routed, and sent on.
 
 mod admission;
+mod authorizer;
 mod body;
 mod broken;
 mod endpoint;
 mod exchange;
 mod failure;
 mod form;
+mod front;
 mod headers;
 mod mirror;
 mod outgoing;
@@ -20,6 +22,7 @@ mod send;
 mod tee;
 mod upgrade;
 
+pub(crate) use authorizer::{authorize_connection, is_still_admitted};
 pub(crate) use send::Destination;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};

@@ -6,9 +6,10 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+mod asks;
 mod budget;
-mod calls;
 mod caller;
+mod calls;
 mod circle;
 pub mod command;
 pub mod config;

@@ -7,7 +7,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
-use ambit_l7::authz::{Connection, HttpDecision};
+use ambit_l7::authz::HttpDecision;
 use ambit_model::{ArcStr, Balancing, HashSource, Reason};
 use ambit_proxy::{Local, report::chain};
 use ambit_resilience::{Outcome, Wish, hash};
@@ -35,6 +35,8 @@ const CLIENT_FIRST: Duration = Duration::from_millis(20);
 pub(crate) enum TcpError {
     #[error("{0}")]
     Denied(HttpDecision),
+    #[error("{0}")]
+    Unauthorized(String),
     #[error("the control plane does not name the waypoint's own pod")]
     NoOwn,
     #[error(transparent)]
@@ -48,7 +50,7 @@ pub(crate) enum TcpError {
 impl TcpError {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Denied(_) => StatusCode::FORBIDDEN,
+            Self::Denied(_) | Self::Unauthorized(_) => StatusCode::FORBIDDEN,
             Self::NoOwn | Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -70,8 +72,13 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     match opened {
         Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
             Ok(tunnel) => {
-                let Opened { stream, held } = opened;
-                relay(&session, (&routed, held.as_ref()), tunnel.into_io(), stream).await;
+                let Opened {
+                    stream,
+                    held,
+                    asked,
+                } = opened;
+                let around = (&routed, held.as_ref(), asked.as_ref());
+                relay(&session, around, tunnel.into_io(), stream).await;
             }
             Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
         },
@@ -91,8 +98,14 @@ pub(crate) async fn serve_tls(session: Session, mut io: Sniffed<TunnelIo>) {
     }
     .await;
     match opened {
-        Ok((routed, Opened { stream, held })) => {
-            relay(&session, (&routed, held.as_ref()), io, stream).await;
+        Ok((routed, opened)) => {
+            let Opened {
+                stream,
+                held,
+                asked,
+            } = opened;
+            let around = (&routed, held.as_ref(), asked.as_ref());
+            relay(&session, around, io, stream).await;
         }
         Err(error) => log_failed(&session, &error),
     }
@@ -106,12 +119,17 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         return l7::serve(session, io, version).await;
     }
     let routed = Routed::straight();
-    let Opened { stream, held } = match open(&session, &routed).await {
+    let Opened {
+        stream,
+        held,
+        asked,
+    } = match open(&session, &routed).await {
         Ok(opened) => opened,
         Err(error) => return log_failed(&session, &error),
     };
     if client.is_some() {
-        return relay(&session, (&routed, held.as_ref()), io, stream).await;
+        let around = (&routed, held.as_ref(), asked.as_ref());
+        return relay(&session, around, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
     // Whoever speaks first tells: a server that does is not HTTP.
@@ -127,21 +145,23 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
             drop(held);
             l7::serve(session, io, version).await;
         }
-        None => relay(&session, (&routed, held.as_ref()), io, stream).await,
+        None => {
+            let around = (&routed, held.as_ref(), asked.as_ref());
+            relay(&session, around, io, stream).await;
+        }
     }
 }
 
 fn judge(session: &Session, sni: Option<&str>) -> HttpDecision {
-    let caller = &session.caller;
-    let connection = Connection {
-        source: caller.identity.as_ref(),
-        source_ip: caller.address.ip(),
-        remote_ip: caller.address.ip(),
-        destination: session.target.address(),
-        sni,
-    };
     let policies = session.shard.waypoint.published.policies();
-    policies.evaluate_connection(session.target.scope(), &connection)
+    policies.evaluate_connection(session.target.scope(), &session.connection(sni))
+}
+
+/// Whether no other provider than the one that has admitted a connection would have to be asked about it now.
+fn is_asked(session: &Session, sni: Option<&str>, by: Option<&ArcStr>) -> bool {
+    let policies = session.shard.waypoint.published.policies();
+    let asking = policies.asks_of_connection(session.target.scope(), &session.connection(sni));
+    l7::is_still_admitted(&asking, by)
 }
 
 /// Counts what a policy on trial would have done, and logs what is audited: once a connection.
@@ -157,9 +177,9 @@ fn note(session: &Session, decision: &HttpDecision) {
 }
 
 /// Ends when policies, which change, do not allow the connection any more.
-async fn revoked(session: &Session, sni: Option<&str>) {
+async fn revoked(session: &Session, sni: Option<&str>, asked: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
-    while judge(session, sni).is_allowed() {
+    while judge(session, sni).is_allowed() && is_asked(session, sni, asked) {
         if changes.changed().await.is_err() {
             return std::future::pending().await;
         }
@@ -171,6 +191,8 @@ async fn revoked(session: &Session, sni: Option<&str>) {
 struct Opened {
     stream: Stream,
     held: Option<Ruled>,
+    /// The provider that has admitted it.
+    asked: Option<ArcStr>,
 }
 
 /// What is counted as long as a connection lasts, where a rule is followed.
@@ -189,6 +211,8 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
     }
+    let asked = l7::authorize_connection(session, routed.sni.as_deref()).await;
+    let asked = asked.map_err(TcpError::Unauthorized)?;
     let waypoint = &session.shard.waypoint;
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
     let port = routed.destination.ruled(session);
@@ -207,7 +231,11 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                     endpoint,
                     permit,
                 });
-                return Ok(Opened { stream, held });
+                return Ok(Opened {
+                    stream,
+                    held,
+                    asked,
+                });
             }
             // Nothing of the connection has been sent: another endpoint may be tried, once.
             Err(Failed::At(error, Some(uid)))
@@ -298,7 +326,7 @@ async fn outlived(held: Option<&Ruled>) {
 /// Copies both ways until both directions have ended, or the process ends.
 async fn relay<A, B>(
     session: &Session,
-    (routed, held): (&Routed, Option<&Ruled>),
+    (routed, held, asked): (&Routed, Option<&Ruled>, Option<&ArcStr>),
     client: A,
     server: B,
 ) where
@@ -318,7 +346,7 @@ async fn relay<A, B>(
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
             () = drain.cut() => Ok((0, 0)),
             () = outlived(held) => Ok((0, 0)),
-            () = revoked(session, sni) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = revoked(session, sni, asked) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let reason = match &copied {
@@ -343,6 +371,7 @@ fn log_failed(session: &Session, error: &TcpError) {
             note(session, decision);
             Reason::Deny
         }
+        TcpError::Unauthorized(_) => Reason::Deny,
         TcpError::NoOwn | TcpError::Route(_) | TcpError::Upstream(_) | TcpError::Rule(_) => {
             Reason::Connect
         }

@@ -8,6 +8,7 @@
 mod delta;
 mod destination;
 mod policy;
+mod provider;
 mod service;
 #[cfg(test)]
 mod tests;

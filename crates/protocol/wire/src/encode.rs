@@ -4,6 +4,7 @@
 //! resource version is derived from them.
 
 mod destination;
+mod provider;
 mod waypoint;
 
 use std::net::IpAddr;

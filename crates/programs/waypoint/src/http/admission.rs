@@ -4,10 +4,12 @@
 use std::sync::Arc;
 
 use ambit_l7::authz::{Connection, HttpDecision, Request};
+use ambit_model::ArcStr;
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::authorizer::is_still_admitted;
 use crate::session::Session;
 
 /// A request that policies have admitted.
@@ -21,6 +23,8 @@ struct Inner {
     host: String,
     path: String,
     headers: HeaderMap,
+    /// The provider that has admitted it, and the headers with which it came.
+    asked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
 }
 
@@ -40,6 +44,7 @@ impl Admission {
         host: String,
         path: String,
         headers: HeaderMap,
+        asked: Option<(ArcStr, HeaderMap)>,
     ) -> (HttpDecision, Option<Self>) {
         // From before the decision on, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
@@ -49,6 +54,7 @@ impl Admission {
             host,
             path,
             headers,
+            asked,
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
@@ -68,7 +74,7 @@ impl Admission {
             }
             changes.mark_unchanged();
         }
-        if self.0.judge().is_allowed() {
+        if self.0.is_admitted() {
             Ok(())
         } else {
             Err(NoLonger)
@@ -79,7 +85,7 @@ impl Admission {
     pub(super) async fn revoked(&self) {
         let mut changes = self.0.session.shard.waypoint.published.watch();
         loop {
-            if !self.0.judge().is_allowed() {
+            if !self.0.is_admitted() {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -90,22 +96,45 @@ impl Admission {
 }
 
 impl Inner {
-    fn judge(&self) -> HttpDecision {
-        let caller = &self.session.caller;
-        let request = Request {
-            connection: Connection {
-                source: caller.identity.as_ref(),
-                source_ip: caller.address.ip(),
-                remote_ip: self.session.remote_ip(&self.headers),
-                destination: self.session.target.address(),
-                sni: None,
-            },
-            method: self.method.as_str(),
-            host: &self.host,
-            path: &self.path,
-            headers: &self.headers,
+    /// Whether nothing that has changed keeps it from going on.
+    fn is_admitted(&self) -> bool {
+        let (by, came) = match &self.asked {
+            Some((by, came)) => (Some(by), came),
+            None => (None, &self.headers),
         };
         let policies = self.session.shard.waypoint.published.policies();
+        let asking = policies.asks(self.session.target.scope(), &self.facts(came));
+        is_still_admitted(&asking, by) && self.judge().is_allowed()
+    }
+
+    fn facts<'a>(&'a self, headers: &'a HeaderMap) -> Request<'a> {
+        let method = self.method.as_str();
+        facts(&self.session, method, &self.host, &self.path, headers)
+    }
+
+    fn judge(&self) -> HttpDecision {
+        let request = self.facts(&self.headers);
+        let policies = self.session.shard.waypoint.published.policies();
         policies.evaluate(self.session.target.scope(), &request)
+    }
+}
+
+/// What policies judge of a request.
+pub(super) fn facts<'a>(
+    session: &'a Session,
+    method: &'a str,
+    host: &'a str,
+    path: &'a str,
+    headers: &'a HeaderMap,
+) -> Request<'a> {
+    Request {
+        connection: Connection {
+            remote_ip: session.remote_ip(headers),
+            ..session.connection(None)
+        },
+        method,
+        host,
+        path,
+        headers,
     }
 }

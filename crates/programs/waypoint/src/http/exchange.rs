@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     admission::Admission,
+    authorizer::{Asked, Authorized, authorize},
     body::Passing,
     form::Form,
     headers, mirror, outgoing,
@@ -89,7 +90,13 @@ async fn answer(
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
-    let admission = judge(session, &request, &form, record)?;
+    let context = (passed, is_grpc(&request));
+    let authorizing = authorize(session, &mut request, &mut form, record, context);
+    let mut asked = match Box::pin(authorizing).await? {
+        Authorized::On(asked) => asked,
+        Authorized::Answered(response) => return Ok(response.map(Answer::Own)),
+    };
+    let admission = judge(session, &request, &form, record, &asked)?;
     let routed = route(session, &request, &form, record, crossing)?;
     let taken = match routed {
         Routed::On(taken) => taken,
@@ -108,6 +115,7 @@ async fn answer(
     let (parts, incoming) = request.into_parts();
     record.forwarded(&parts.headers);
     let received = record.received.clone();
+    let incoming = asked.body(incoming);
     let body = Passing::body(incoming, received, Some(admission.clone()), None, ());
     // What follows an upgrade is no request that could be mirrored.
     let mirrors = match upgrade {
@@ -155,6 +163,7 @@ async fn answer(
             flag,
         ));
     }
+    asked.change_answer(session, response.headers_mut());
     taken.change_answer(response.headers_mut());
     Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline)))
 }
@@ -164,6 +173,7 @@ fn judge(
     request: &Request<Incoming>,
     form: &Form,
     record: &mut Record,
+    asked: &Asked,
 ) -> Result<Admission, Reply> {
     let (decision, admission) = Admission::of(
         session,
@@ -171,6 +181,7 @@ fn judge(
         form.host.clone(),
         form.path.clone(),
         request.headers().clone(),
+        asked.by.clone(),
     );
     record.judged(&decision);
     admission.ok_or_else(Reply::denied)

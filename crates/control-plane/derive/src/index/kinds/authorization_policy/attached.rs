@@ -1,7 +1,10 @@
 //! Policies that are attached to waypoints, or to what waypoints serve: each waypoint that a policy concerns is
 //! sent it, with what it concerns there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use ambit_k8s_api::{
     AuthorizationPolicy, Gateway, GatewayClass, Kind, ObjectKey, Service, ServiceEntry, gateway,
@@ -25,6 +28,8 @@ const MAX_TARGETS: usize = 16;
 pub(crate) struct Attached {
     pub(crate) targets: Vec<ObjectKey>,
     policy: HttpPolicy,
+    /// Who is asked, of a CUSTOM policy.
+    pub(super) provider: Option<ArcStr>,
 }
 
 impl Attached {
@@ -43,9 +48,14 @@ impl Attached {
             let target = target(reference, policy, config);
             targets.push(target.map_err(|message| FieldError::new(field, message))?);
         }
-        let (policy, of_policy) = http::http_policy(policy)?;
+        let of = policy;
+        let (policy, of_policy) = http::http_policy(of)?;
         notes.extend(of_policy);
-        Ok(Self { targets, policy })
+        Ok(Self {
+            targets,
+            policy,
+            provider: http::provider(of)?,
+        })
     }
 
     /// Denies everything at those of its targets that can be understood.
@@ -56,6 +66,7 @@ impl Attached {
                 .filter_map(|(_, reference)| target(reference, policy, config).ok())
                 .collect(),
             policy: http::substitute(policy, "the policy cannot be used as it is written"),
+            provider: None,
         }
     }
 
@@ -78,7 +89,10 @@ impl Attached {
                 policy.services.push(service);
             }
         }
+        let provider = self.provider.as_ref();
+        let provider = provider.map(|name| Arc::new(index.authorizer(name)));
         for policy in waypoints.values_mut() {
+            policy.provider.clone_from(&provider);
             policy.services.sort_unstable();
             policy.services.dedup();
         }
@@ -87,6 +101,14 @@ impl Attached {
 }
 
 impl Attached {
+    /// What keeps its provider from being asked.
+    pub(super) fn note(&self, index: &Index) -> Option<Note> {
+        let provider = index.authorizer(self.provider.as_ref()?);
+        let why = provider.place.err()?;
+        let message = format!("{why}: all that the policy is attached to is denied");
+        Some(Note::new("spec.provider.name", message))
+    }
+
     /// At which waypoints it is in force.
     pub(super) fn verdict(&self, index: &Index) -> Verdict {
         let (mut bound, mut unbound) = (BTreeSet::new(), Vec::new());

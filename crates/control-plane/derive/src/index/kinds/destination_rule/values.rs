@@ -63,7 +63,7 @@ pub(super) fn thousandths(
 }
 
 /// A duration of at least a millisecond.
-pub(super) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
+pub(crate) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
     let Some(duration) = duration_or_zero(at, of)? else {
         return Ok(None);
     };

@@ -107,6 +107,8 @@ pub struct Index {
     pub(crate) callees: References<ArcStr>,
     /// Those of them that have subsets.
     pub(crate) subset_rules: BTreeSet<ObjectKey>,
+    /// Policies by the providers that they name.
+    pub(crate) provider_users: References<ArcStr>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
     /// What is known of key sets that are fetched.
@@ -154,6 +156,7 @@ impl Index {
             destination_rules: References::default(),
             callees: References::default(),
             subset_rules: BTreeSet::new(),
+            provider_users: References::default(),
             policy_targets: References::default(),
             key_sets: HashMap::new(),
             served: Served::default(),

@@ -28,6 +28,7 @@ pub const TEMPLATES: &[File] = files![
     "templates/control-deployment.yaml",
     "templates/control-rbac.yaml",
     "templates/control-service.yaml",
+    "templates/mesh-configmap.yaml",
     "templates/networkpolicies.yaml",
     "templates/node-proxy-daemonset.yaml",
     "templates/node-proxy-rbac.yaml",

@@ -3,7 +3,8 @@
 //! DENY policies first, then ALLOW; where no ALLOW policy applies, what is not denied is allowed. AUDIT and
 //! dry-run policies decide nothing; what they would have done is told. A policy applies to everything that
 //! goes through the waypoint or to requests for its services; requests to pods see the former only. A policy
-//! that is not understood denies everything that it is attached to.
+//! that is not understood denies everything that it is attached to. Before all of that, CUSTOM policies say which
+//! requests a provider is asked about ([`Policies::asks`]).
 //!
 //! What a route leads to another service is judged as that one's backend as well ([`Scope::Backend`]): by the service's
 //! own policies, since those for the whole waypoint have judged the request as it came. Where the service has ALLOW
@@ -26,6 +27,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use ambit_model::{HttpAction, HttpPolicy, NamespacedHostname, PolicyKey};
 
+mod asking;
 mod compiled;
 mod decision;
 mod facts;
@@ -37,6 +39,7 @@ pub mod naive;
 #[cfg(test)]
 mod tests;
 
+pub use asking::Asking;
 pub use decision::{DryRun, HttpDecision, RuleId, Why};
 pub use facts::{Connection, Request};
 
@@ -68,6 +71,7 @@ struct Bucket {
     deny: Vec<Arc<Compiled>>,
     allow: Vec<Arc<Compiled>>,
     audit: Vec<Arc<Compiled>>,
+    custom: Vec<Arc<Compiled>>,
     dry_run: Vec<Arc<Compiled>>,
 }
 
@@ -78,6 +82,7 @@ impl Bucket {
             _ if policy.dry_run() => &mut self.dry_run,
             HttpAction::Deny => &mut self.deny,
             HttpAction::Allow => &mut self.allow,
+            HttpAction::Custom => &mut self.custom,
         }
     }
 
@@ -100,9 +105,12 @@ impl Bucket {
             deny,
             allow,
             audit,
+            custom,
             dry_run,
         } = self;
-        [deny, allow, audit, dry_run].iter().all(|l| l.is_empty())
+        [deny, allow, audit, custom, dry_run]
+            .iter()
+            .all(|l| l.is_empty())
     }
 }
 
@@ -143,7 +151,13 @@ impl Policies {
     /// the connection.
     pub fn need_http(&self, scope: Scope<'_>) -> bool {
         self.buckets(scope)
-            .flat_map(|bucket| bucket.deny.iter().chain(&bucket.allow))
+            .flat_map(|bucket| {
+                bucket
+                    .deny
+                    .iter()
+                    .chain(&bucket.allow)
+                    .chain(&bucket.custom)
+            })
             .any(|policy| policy.needs_http())
     }
 
@@ -210,6 +224,8 @@ impl Policies {
             match (policy.action(), policy.matching_rule(facts)) {
                 (HttpAction::Allow, Some(_)) => is_admitted = true,
                 (HttpAction::Allow, None) => none_allows.push(DryRun::new(policy.key(), None)),
+                // On trial nobody is asked, and what would be answered is not known.
+                (HttpAction::Custom, _) => {}
                 (_, Some(rule)) => deny.push(DryRun::new(policy.key(), Some(rule))),
                 (_, None) => {}
             }

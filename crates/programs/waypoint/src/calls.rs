@@ -47,6 +47,7 @@ pub(crate) struct Callee<'a> {
 ///
 /// # Errors
 /// When no endpoint can be reached; two are tried.
+#[allow(dead_code, reason = "for calls that are no requests of HTTP")]
 pub(crate) async fn connect(shard: &Shard, callee: Callee<'_>) -> Result<Stream, CallError> {
     let own = own(shard).await?;
     let mut failed = Vec::new();

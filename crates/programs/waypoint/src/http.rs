@@ -2,6 +2,7 @@
 
 mod admission;
 mod authentication;
+mod authorizer;
 mod body;
 mod broken;
 mod endpoint;
@@ -9,6 +10,7 @@ mod exchange;
 mod failure;
 mod fault;
 mod form;
+mod front;
 mod headers;
 mod mirror;
 mod outgoing;
@@ -22,6 +24,7 @@ mod send;
 mod tee;
 mod upgrade;
 
+pub(crate) use authorizer::{authorize_connection, is_still_admitted};
 pub(crate) use send::Destination;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+mod asks;
 mod budget;
 mod caller;
 mod calls;

@@ -212,6 +212,12 @@ impl Published {
             .flat_map(|served| std::iter::once(&served.name).chain(served.backends()))
             .cloned()
             .collect();
+        let providers = known
+            .policies
+            .iter()
+            .filter_map(|policy| policy.provider.as_ref());
+        let places = providers.filter_map(|provider| provider.place.as_ref().ok());
+        names.extend(places.map(|(service, _)| service.clone()));
         names.sort_unstable();
         names.dedup();
         names

@@ -12,6 +12,7 @@ use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
 
 use crate::{
+    asks::Asks,
     budget::Budgets,
     caller::{Caller, CallerError},
     circle::Passed,
@@ -88,6 +89,7 @@ fn serve_on_worker(
     let shard = Arc::new(Shard {
         upstreams: Upstreams::new(&waypoint.dialer),
         mirrors: Mirrors::default(),
+        asks: Asks::default(),
         retries: Budgets::default(),
         waypoint,
     });

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use ambit_l7::remote::remote_address;
+use ambit_l7::{authz::Connection, remote::remote_address};
 use ambit_model::{NetworkAddress, Service};
 use ambit_route::WorkloadRef;
 use ambit_rt::OpenWork;
@@ -43,6 +43,17 @@ impl Session {
             passed,
             source: OnceLock::new(),
             open,
+        }
+    }
+
+    /// What policies judge of a connection that is not HTTP.
+    pub(crate) fn connection<'a>(&'a self, sni: Option<&'a str>) -> Connection<'a> {
+        Connection {
+            source: self.caller.identity.as_ref(),
+            source_ip: self.caller.address.ip(),
+            remote_ip: self.caller.address.ip(),
+            destination: self.target.address(),
+            sni,
         }
     }
 

@@ -37,6 +37,8 @@ const CLIENT_FIRST: Duration = Duration::from_millis(20);
 pub(crate) enum TcpError {
     #[error("{0}")]
     Denied(HttpDecision),
+    #[error("{0}")]
+    Unauthorized(String),
     #[error("the control plane does not name the waypoint's own pod")]
     NoOwn,
     #[error(transparent)]
@@ -50,7 +52,7 @@ pub(crate) enum TcpError {
 impl TcpError {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Denied(_) => StatusCode::FORBIDDEN,
+            Self::Denied(_) | Self::Unauthorized(_) => StatusCode::FORBIDDEN,
             Self::NoOwn | Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -72,8 +74,13 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     match opened {
         Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
             Ok(tunnel) => {
-                let Opened { stream, held } = opened;
-                relay(&session, (&routed, held.as_ref()), tunnel.into_io(), stream).await;
+                let Opened {
+                    stream,
+                    held,
+                    asked,
+                } = opened;
+                let around = (&routed, held.as_ref(), asked.as_ref());
+                relay(&session, around, tunnel.into_io(), stream).await;
             }
             Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
         },
@@ -93,8 +100,14 @@ pub(crate) async fn serve_tls(session: Session, mut io: Sniffed<TunnelIo>) {
     }
     .await;
     match opened {
-        Ok((routed, Opened { stream, held })) => {
-            relay(&session, (&routed, held.as_ref()), io, stream).await;
+        Ok((routed, opened)) => {
+            let Opened {
+                stream,
+                held,
+                asked,
+            } = opened;
+            let around = (&routed, held.as_ref(), asked.as_ref());
+            relay(&session, around, io, stream).await;
         }
         Err(error) => log_failed(&session, &error),
     }
@@ -108,12 +121,17 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         return l7::serve(session, io, version).await;
     }
     let routed = Routed::straight();
-    let Opened { stream, held } = match open(&session, &routed).await {
+    let Opened {
+        stream,
+        held,
+        asked,
+    } = match open(&session, &routed).await {
         Ok(opened) => opened,
         Err(error) => return log_failed(&session, &error),
     };
     if client.is_some() {
-        return relay(&session, (&routed, held.as_ref()), io, stream).await;
+        let around = (&routed, held.as_ref(), asked.as_ref());
+        return relay(&session, around, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
     // Whoever speaks first tells: a server that does is not HTTP.
@@ -129,21 +147,17 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
             drop(held);
             l7::serve(session, io, version).await;
         }
-        None => relay(&session, (&routed, held.as_ref()), io, stream).await,
+        None => {
+            let around = (&routed, held.as_ref(), asked.as_ref());
+            relay(&session, around, io, stream).await;
+        }
     }
 }
 
 /// For what was asked for, and, where a route leads to another service, as a connection to that one. The first that
 /// denies counts.
 fn judge(session: &Session, routed: &Routed) -> HttpDecision {
-    let caller = &session.caller;
-    let connection = Connection {
-        source: caller.identity.as_ref(),
-        source_ip: caller.address.ip(),
-        remote_ip: caller.address.ip(),
-        destination: session.target.address(),
-        sni: routed.sni.as_deref(),
-    };
+    let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
     let mut decision = policies.evaluate_connection(session.target.scope(), &connection);
@@ -164,6 +178,27 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     decision
 }
 
+/// Whether no other provider than the one that has admitted a connection would have to be asked about it now, for what
+/// was asked for and for where a route leads it.
+fn is_asked(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
+    let waypoint = &session.shard.waypoint;
+    let policies = waypoint.published.policies();
+    let connection = session.connection(routed.sni.as_deref());
+    let asking = policies.asks_of_connection(session.target.scope(), &connection);
+    if !l7::is_still_admitted(&asking, by) {
+        return false;
+    }
+    let Destination::Backend(service, port) = &routed.destination else {
+        return true;
+    };
+    let connection = Connection {
+        destination: waypoint.address_of(service, *port),
+        ..connection
+    };
+    let asking = policies.asks_of_connection(Scope::Backend(service), &connection);
+    l7::is_still_admitted(&asking, by)
+}
+
 /// Counts what a policy on trial would have done, and logs what is audited: once a connection.
 fn note(session: &Session, decision: &HttpDecision) {
     for dry_run in &decision.dry_run {
@@ -177,9 +212,9 @@ fn note(session: &Session, decision: &HttpDecision) {
 }
 
 /// Ends when policies, which change, do not allow the connection any more.
-async fn revoked(session: &Session, routed: &Routed) {
+async fn revoked(session: &Session, routed: &Routed, asked: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
-    while judge(session, routed).is_allowed() {
+    while judge(session, routed).is_allowed() && is_asked(session, routed, asked) {
         if changes.changed().await.is_err() {
             return std::future::pending().await;
         }
@@ -191,6 +226,8 @@ async fn revoked(session: &Session, routed: &Routed) {
 struct Opened {
     stream: Stream,
     held: Option<Ruled>,
+    /// The provider that has admitted it.
+    asked: Option<ArcStr>,
 }
 
 /// What is counted as long as a connection lasts, where a rule is followed.
@@ -208,6 +245,12 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let decision = judge(session, routed);
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
+    }
+    let asked = l7::authorize_connection(session, routed.sni.as_deref()).await;
+    let asked = asked.map_err(TcpError::Unauthorized)?;
+    if !is_asked(session, routed, asked.as_ref()) {
+        let why = "the service that its route leads to wants another provider to be asked";
+        return Err(TcpError::Unauthorized(why.to_owned()));
     }
     let waypoint = &session.shard.waypoint;
     let own = waypoint.local.known().await.ok_or(TcpError::NoOwn)?;
@@ -227,7 +270,11 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                     endpoint,
                     permit,
                 });
-                return Ok(Opened { stream, held });
+                return Ok(Opened {
+                    stream,
+                    held,
+                    asked,
+                });
             }
             // Nothing of the connection has been sent: another endpoint may be tried, once.
             Err(Failed::At(error, Some(uid)))
@@ -316,7 +363,7 @@ async fn outlived(limits: &DestinationLimits) {
 /// Copies both ways until both directions have ended, or the process ends.
 async fn relay<A, B>(
     session: &Session,
-    (routed, held): (&Routed, Option<&Ruled>),
+    (routed, held, asked): (&Routed, Option<&Ruled>, Option<&ArcStr>),
     client: A,
     server: B,
 ) where
@@ -344,7 +391,7 @@ async fn relay<A, B>(
             () = drain.cut() => Ok((0, 0)),
             () = outlived(&limits) => Ok((0, 0)),
             () = silence.too_long() => Ok((0, 0)),
-            () = revoked(session, routed) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = revoked(session, routed, asked) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let reason = match &copied {
@@ -369,6 +416,7 @@ fn log_failed(session: &Session, error: &TcpError) {
             note(session, decision);
             Reason::Deny
         }
+        TcpError::Unauthorized(_) => Reason::Deny,
         TcpError::NoOwn | TcpError::Route(_) | TcpError::Upstream(_) | TcpError::Rule(_) => {
             Reason::Connect
         }

@@ -16,8 +16,8 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    budget::Budgets, config::Config, destination::Around, mirrors::Mirrors, published::Published,
-    upstream::Upstreams,
+    asks::Asks, budget::Budgets, config::Config, destination::Around, mirrors::Mirrors,
+    published::Published, upstream::Upstreams,
 };
 
 /// One waypoint.
@@ -59,6 +59,8 @@ pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
     pub(crate) upstreams: Upstreams,
     pub(crate) mirrors: Mirrors,
+    /// What providers are being asked.
+    pub(crate) asks: Asks,
     /// How many requests may be sent again.
     pub(crate) retries: Budgets,
 }

@@ -5,10 +5,12 @@
 //! of its conditions match. In a source or operation all fields that are given must match; the values of a
 //! field are alternatives; a `not_` field matches when none of its values does.
 
+use std::sync::Arc;
+
 use arcstr::ArcStr;
 use ipnet::IpNet;
 
-use crate::{NamespacedHostname, PolicyKey, ServiceAccountMatch, StringMatch};
+use crate::{NamespacedHostname, PolicyKey, Provider, ServiceAccountMatch, StringMatch};
 
 /// The effect of a match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -20,6 +22,8 @@ pub enum HttpAction {
     Deny,
     /// Is noted in the access log.
     Audit,
+    /// A provider is asked, and decides: [`HttpPolicy::provider`].
+    Custom,
 }
 
 /// One policy.
@@ -39,6 +43,8 @@ pub struct HttpPolicy {
     pub rules: Vec<HttpRule>,
     /// Set on a fail-closed substitute: why the original is not understood in full.
     pub not_understood: Option<ArcStr>,
+    /// Who is asked, of [`HttpAction::Custom`].
+    pub provider: Option<Arc<Provider>>,
 }
 
 /// See the module.

@@ -13,6 +13,7 @@ mod path_template;
 mod policy;
 mod port_map;
 mod ports;
+mod provider;
 mod reason;
 mod service;
 mod stream_route;
@@ -48,6 +49,7 @@ pub use port_map::PortMap;
 pub use ports::{
     DNS_PORT, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK, SOCKS5_PORT,
 };
+pub use provider::{HttpProvider, Provider, ProviderBody, ProviderProtocol};
 pub use reason::Reason;
 pub use service::{
     AppProtocol, CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service,

@@ -9,6 +9,7 @@ mod authentication;
 mod delta;
 mod destination;
 mod policy;
+mod provider;
 mod service;
 #[cfg(test)]
 mod tests;

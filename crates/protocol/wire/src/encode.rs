@@ -5,6 +5,7 @@
 
 mod authentication;
 mod destination;
+mod provider;
 mod waypoint;
 
 use std::net::IpAddr;

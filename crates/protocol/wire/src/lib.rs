@@ -49,6 +49,7 @@ mod generated {
 pub mod decode;
 pub mod encode;
 pub mod enrolled;
+pub mod ext_authz;
 mod unknown;
 pub mod zds_codec;
 

@@ -122,3 +122,118 @@ fn config_maps_of_others_say_nothing() {
         assert_eq!(mesh.index.problems().count(), 0);
     }
 }
+
+const POLICY: &str = "apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: ask, namespace: shop}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: wp}]
+  action: CUSTOM
+  provider: {name: a}
+  rules: [{}]
+";
+
+fn service(namespace: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: authz, namespace: {namespace}}}\nspec: {{clusterIP: 10.96.0.77, ports: [{{port: 9000}}]}}\n"
+    )
+}
+
+fn told(mesh: &TestMesh) -> ambit_model::Provider {
+    let policy = &mesh.waypoint_policies["shop/wp shop/ask"];
+    assert_eq!(policy.action, ambit_model::HttpAction::Custom);
+    ambit_model::Provider::clone(policy.provider.as_ref().unwrap())
+}
+
+#[test]
+fn a_policy_is_told_with_its_provider_and_follows_it() {
+    let mut mesh = TestMesh::of(&format!("{GATEWAY}\n---\n{POLICY}"));
+    assert!(
+        told(&mesh)
+            .place
+            .unwrap_err()
+            .contains("no provider with the name a")
+    );
+    let grpc = "extensionProviders: [{name: a, envoyExtAuthzGrpc: {service: authz.auth.svc.cluster.local, port: 9000}}]";
+    mesh.apply(&config(grpc));
+    assert!(
+        told(&mesh)
+            .place
+            .unwrap_err()
+            .contains("there is no service")
+    );
+    let key = ObjectKey::new(Kind::AuthorizationPolicy, "shop", "ask");
+    let note = mesh.index.problems_of(&key).pop().unwrap();
+    assert_eq!(note.field, "spec.provider.name");
+    mesh.apply(&service("auth"));
+    let of_grpc = told(&mesh);
+    let (name, port) = of_grpc.place.unwrap();
+    assert_eq!(
+        (name.to_string(), port),
+        ("auth/authz.auth.svc.cluster.local".to_owned(), 9000)
+    );
+    assert_eq!(
+        (of_grpc.timeout.as_secs(), of_grpc.status_on_error),
+        (600, 403)
+    );
+    assert_eq!(mesh.index.problems_of(&key), []);
+    let http = "extensionProviders: [{name: a, envoyExtAuthzHttp: {service: auth/authz.auth.svc.cluster.local, port: 9000, timeout: 2s, statusOnError: '503', failOpen: true, pathPrefix: /p, includeHeadersInCheck: [Cookie], includeRequestHeadersInCheck: ['x-*'], includeRequestBodyInCheck: {maxRequestBytes: 8, packAsBytes: true}}}]";
+    mesh.apply(&config(http));
+    let of_http = told(&mesh);
+    assert!(of_http.fail_open && of_http.body.unwrap().as_bytes);
+    assert_eq!(
+        (of_http.timeout.as_secs(), of_http.status_on_error),
+        (2, 503)
+    );
+    let ambit_model::ProviderProtocol::Http(http) = of_http.protocol else {
+        panic!("not HTTP");
+    };
+    let headers = ["x-*", "cookie"].map(ambit_model::StringMatch::from_pattern);
+    assert_eq!(
+        (http.path_prefix.as_str(), &*http.headers),
+        ("/p", &headers[..])
+    );
+    mesh.delete(Kind::Service, "auth", "authz");
+    assert!(told(&mesh).place.is_err());
+}
+
+#[test]
+fn a_provider_that_cannot_be_read_leaves_the_last_good_one() {
+    let place = "service: authz.auth.svc.cluster.local, port: 9000";
+    let of = |kind: &str, more: &str| {
+        config(&format!(
+            "extensionProviders: [{{name: a, {kind}: {{{place}{more}}}}}]"
+        ))
+    };
+    let good = of("envoyExtAuthzGrpc", "");
+    let mut mesh = TestMesh::of(&[GATEWAY, POLICY, &service("auth"), &good].join("\n---\n"));
+    assert!(told(&mesh).place.is_ok());
+    for (more, field) in [
+        (", timeout: soon", ".timeout"),
+        (", statusOnError: '200'", ".statusOnError"),
+        (", pathPrefix: p", ".pathPrefix"),
+        (", surprise: 1", ".surprise"),
+        (", failOpen: perhaps", ""),
+        (
+            ", includeRequestBodyInCheck: {maxRequestBytes: 0}",
+            ".includeRequestBodyInCheck.maxRequestBytes",
+        ),
+        (
+            ", includeAdditionalHeadersInCheck: {host: a}",
+            ".includeAdditionalHeadersInCheck",
+        ),
+        (
+            ", headersToUpstreamOnAllow: ['a b']",
+            ".headersToUpstreamOnAllow",
+        ),
+    ] {
+        assert_eq!(
+            mesh.apply(&of("envoyExtAuthzHttp", more)),
+            [""; 0],
+            "{more}"
+        );
+        let at = "Error data.mesh.extensionProviders[0].envoyExtAuthzHttp";
+        assert_eq!(problems(&mesh), [format!("{at}{field}")], "{more}");
+        assert!(told(&mesh).place.is_ok());
+    }
+}

@@ -140,7 +140,9 @@ impl Test {
         }
         let (any, none) = match action {
             HttpAction::Allow => (Reading::Plain, Reading::Any),
-            HttpAction::Deny | HttpAction::Audit => (Reading::Any, Reading::Plain),
+            HttpAction::Deny | HttpAction::Audit | HttpAction::Custom => {
+                (Reading::Any, Reading::Plain)
+            }
         };
         let among = |values: &[Matcher], reading| values.iter().any(|v| v.matches(facts, reading));
         (self.any.is_empty() || among(&self.any, any)) && !among(&self.none, none)

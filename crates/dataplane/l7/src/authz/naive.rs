@@ -374,6 +374,7 @@ impl Bytes<'_> {
             dry_run: self.one_in(6),
             rules: (0..self.up_to(3)).map(|_| self.rule()).collect(),
             not_understood: self.one_in(12).then(|| "odd".into()),
+            provider: None,
         }
     }
 

@@ -57,6 +57,17 @@ pub enum MirrorOutcome {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AuthorizedLabels {
+    provider: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ProviderLabels {
+    provider: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     outcome: &'static str,
 }
@@ -70,6 +81,8 @@ pub struct HttpMetrics {
     /// What is done about failing endpoints.
     pub destinations: DestinationMetrics,
     mirrored: Family<OutcomeLabels, Counter>,
+    authorized: Family<AuthorizedLabels, Counter>,
+    headers_refused: Family<ProviderLabels, Counter>,
 }
 
 #[derive(Debug, Default)]
@@ -154,6 +167,16 @@ impl HttpMetrics {
             "The total number of requests for mirrors of routes, by what became of them",
             metrics.mirrored.clone(),
         );
+        registry.register(
+            "ambit_ext_authz",
+            "The total number of requests and connections that providers of CUSTOM policies were asked about, by what became of them",
+            metrics.authorized.clone(),
+        );
+        registry.register(
+            "ambit_ext_authz_headers_refused",
+            "The total number of headers that providers wanted to set or remove and may not",
+            metrics.headers_refused.clone(),
+        );
         metrics
     }
 
@@ -181,6 +204,22 @@ impl HttpMetrics {
         self.mirrored
             .get_or_create(&OutcomeLabels { outcome })
             .inc();
+    }
+
+    /// A provider of MeshConfig, by its name, was asked; with an empty name, none could be.
+    pub fn authorized(&self, provider: &str, outcome: &'static str) {
+        let provider = provider.to_owned();
+        let labels = AuthorizedLabels { provider, outcome };
+        self.authorized.get_or_create(&labels).inc();
+    }
+
+    /// A provider wanted to change headers that it may not.
+    pub fn provider_headers_refused(&self, provider: &str, count: u64) {
+        if count > 0 {
+            let provider = provider.to_owned();
+            let labels = ProviderLabels { provider };
+            self.headers_refused.get_or_create(&labels).inc_by(count);
+        }
     }
 
     /// A dry-run policy would have denied a request.

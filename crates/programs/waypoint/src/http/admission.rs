@@ -4,6 +4,9 @@
 //! A request that a route leads to another service is judged twice: as it came, for what it asks for, and as it is sent,
 //! by the policies of the service that it goes to.
 //!
+//! Who decides about requests outside of the mesh is asked once, as the request comes. Where policies, which change, or
+//! those of the service that a route leads it to, want somebody else to be asked, it does not go on.
+//!
 //! What its tokens have proved is not proved again: a token that expires meanwhile was valid when the request began. But
 //! it counts only as long as somebody would still believe it: when the rule, the audience or the key that it was valid
 //! by is withdrawn, the request is judged as one without that token.
@@ -12,12 +15,12 @@ use std::{net::SocketAddr, sync::Arc};
 
 use ambit_jwt::{Authenticated, Claims};
 use ambit_l7::authz::{Connection, HttpDecision, Request, Scope};
-use ambit_model::NamespacedHostname;
+use ambit_model::{ArcStr, NamespacedHostname};
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::send::Destination;
+use super::{authorizer::is_still_admitted, send::Destination};
 use crate::session::Session;
 
 /// A request that policies have admitted.
@@ -33,6 +36,8 @@ struct Inner {
     session: Arc<Session>,
     facts: Facts,
     proved: Authenticated,
+    /// The provider that has admitted it, and the headers with which it came.
+    asked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
 }
 
@@ -69,6 +74,7 @@ impl Admission {
         session: &Arc<Session>,
         facts: Facts,
         proved: Authenticated,
+        asked: Option<(ArcStr, HeaderMap)>,
     ) -> (HttpDecision, Option<Self>) {
         // From before the decision on, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
@@ -76,6 +82,7 @@ impl Admission {
             session: session.clone(),
             facts,
             proved,
+            asked,
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
@@ -106,7 +113,8 @@ impl Admission {
             sent: sent.map(Arc::new),
         };
         let decision = self.came.judge_led(&led);
-        let is_denied = decision.as_ref().is_some_and(|one| !one.is_allowed());
+        let is_denied =
+            decision.as_ref().is_some_and(|one| !one.is_allowed()) || !self.came.is_asked_led(&led);
         let admission = || Self {
             came: self.came.clone(),
             led: Some(led),
@@ -138,7 +146,15 @@ impl Admission {
             let decision = self.led.as_ref().and_then(|led| self.came.judge_led(led));
             decision.is_none_or(|one| one.is_allowed())
         };
-        self.came.judge().is_allowed() && is_allowed_there()
+        let is_asked_there = || {
+            self.led
+                .as_ref()
+                .is_none_or(|led| self.came.is_asked_led(led))
+        };
+        self.came.is_asked()
+            && is_asked_there()
+            && self.came.judge().is_allowed()
+            && is_allowed_there()
     }
 
     /// Ends when it is not allowed any more.
@@ -202,15 +218,12 @@ impl Inner {
         destination: SocketAddr,
         claims: Option<&'a Claims>,
     ) -> Request<'a> {
-        let caller = &self.session.caller;
         Request {
             connection: Connection {
-                source: caller.identity.as_ref(),
-                source_ip: caller.address.ip(),
                 // As the client wrote them: no route changes them.
                 remote_ip: self.session.remote_ip(&self.facts.headers),
                 destination,
-                sni: None,
+                ..self.session.connection(None)
             },
             method: facts.method.as_str(),
             host: &facts.host,
@@ -218,5 +231,65 @@ impl Inner {
             headers: &facts.headers,
             claims,
         }
+    }
+
+    /// Whether nobody else than who was asked about it as it came would have to be asked now.
+    fn is_asked(&self) -> bool {
+        let (by, came) = match &self.asked {
+            Some((by, came)) => (Some(by), came),
+            None => (None, &self.facts.headers),
+        };
+        let target = &self.session.target;
+        self.is_admitted_by(by, target.scope(), target.address(), &self.facts, came)
+    }
+
+    /// The same as a request to the service that a route leads it to: nobody is asked a second time.
+    fn is_asked_led(&self, led: &Led) -> bool {
+        let waypoint = &self.session.shard.waypoint;
+        if !waypoint.published.policies().has_own(&led.service) {
+            return true;
+        }
+        let by = self.asked.as_ref().map(|(by, _)| by);
+        let facts = led.sent.as_deref().unwrap_or(&self.facts);
+        let scope = Scope::Backend(&led.service);
+        let address = waypoint.address_of(&led.service, led.port);
+        self.is_admitted_by(by, scope, address, facts, &facts.headers)
+    }
+
+    fn is_admitted_by(
+        &self,
+        by: Option<&ArcStr>,
+        scope: Scope<'_>,
+        destination: SocketAddr,
+        facts: &Facts,
+        headers: &HeaderMap,
+    ) -> bool {
+        let request = Request {
+            headers,
+            ..self.request(facts, destination, None)
+        };
+        let policies = self.session.shard.waypoint.published.policies();
+        is_still_admitted(&policies.asks(scope, &request), by)
+    }
+}
+
+/// What policies judge of a request before its tokens are looked at.
+pub(super) fn facts<'a>(
+    session: &'a Session,
+    method: &'a str,
+    host: &'a str,
+    path: &'a str,
+    headers: &'a HeaderMap,
+) -> Request<'a> {
+    Request {
+        connection: Connection {
+            remote_ip: session.remote_ip(headers),
+            ..session.connection(None)
+        },
+        method,
+        host,
+        path,
+        headers,
+        claims: None,
     }
 }

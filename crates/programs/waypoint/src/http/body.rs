@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body_util::BodyExt as _;
-use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep};
 
@@ -140,9 +140,9 @@ struct TooLate;
 
 pin_project_lite::pin_project! {
     /// A body that is passed on.
-    pub(crate) struct Passing<K> {
+    pub(crate) struct Passing<B, K> {
         #[pin]
-        inner: Incoming,
+        inner: B,
         count: Count,
         admission: Option<Admission>,
         deadline: Option<Pin<Box<Sleep>>>,
@@ -151,10 +151,15 @@ pin_project_lite::pin_project! {
     }
 }
 
-impl<K: Send + 'static> Passing<K> {
+impl<B, K> Passing<B, K>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BodyError>,
+    K: Send + 'static,
+{
     /// It goes on as long as policies admit it, and until the deadline. `keep` is dropped when it has been read, or is given up.
     pub(super) fn body(
-        inner: Incoming,
+        inner: B,
         count: Count,
         admission: Option<Admission>,
         deadline: Option<Instant>,
@@ -174,7 +179,11 @@ impl<K: Send + 'static> Passing<K> {
     }
 }
 
-impl<K> HttpBody for Passing<K> {
+impl<B, K> HttpBody for Passing<B, K>
+where
+    B: HttpBody<Data = Bytes>,
+    B::Error: Into<BodyError>,
+{
     type Data = Bytes;
     type Error = BodyError;
 

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::{
     admission::{Admission, Facts},
     authentication::authenticate,
+    authorizer::{Asked, Authorized, authorize},
     body::Passing,
     fault,
     form::Form,
@@ -93,8 +94,14 @@ async fn answer(
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
+    let context = (passed, is_grpc(&request));
+    let authorizing = authorize(session, &mut request, &mut form, record, context);
+    let mut authorized = match Box::pin(authorizing).await? {
+        Authorized::On(asked) => asked,
+        Authorized::Answered(response) => return Ok(response.map(Answer::Own)),
+    };
     let proved = authenticate(session, &mut request, &mut form, record)?;
-    let admission = judge(session, &request, &form, proved, record)?;
+    let admission = judge(session, &request, &form, proved, &authorized, record)?;
     let routed = route(session, &request, &form, record, crossing)?;
     let taken = match routed {
         Routed::On(taken) => taken,
@@ -121,6 +128,7 @@ async fn answer(
     let (parts, incoming) = request.into_parts();
     record.forwarded(&parts.headers);
     let received = record.received.clone();
+    let incoming = authorized.body(incoming);
     let body = Passing::body(incoming, received, Some(admission.clone()), None, ());
     // What follows an upgrade is no request that could be mirrored.
     let mirrors = match upgrade {
@@ -178,6 +186,7 @@ async fn answer(
             flag,
         ));
     }
+    authorized.change_answer(session, response.headers_mut());
     taken.change_answer(response.headers_mut());
     Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline)))
 }
@@ -187,6 +196,7 @@ fn judge(
     request: &Request<Incoming>,
     form: &Form,
     proved: Authenticated,
+    asked: &Asked,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
     let facts = Facts {
@@ -195,7 +205,7 @@ fn judge(
         path: form.path.clone(),
         headers: request.headers().clone(),
     };
-    let (decision, admission) = Admission::of(session, facts, proved);
+    let (decision, admission) = Admission::of(session, facts, proved, asked.by.clone());
     record.judged(&decision);
     admission.ok_or_else(Reply::denied)
 }

@@ -6,7 +6,7 @@ use ambit_codec::{ORIGINAL_PEER_HEADER, TraceParent};
 use ambit_model::Identity;
 use http::{
     HeaderMap, HeaderName, HeaderValue,
-    header::{CONNECTION, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
+    header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
 };
 use rand::Rng as _;
 
@@ -31,6 +31,16 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 
 /// Headers that only proxies of the mesh may set.
 const IDENTITY: [&str; 2] = ["x-forwarded-client-cert", ORIGINAL_PEER_HEADER];
+
+/// Whether somebody who is asked about a request may set or remove a header: not what says who somebody is, where a request
+/// goes, or how a message is framed.
+pub(crate) fn may_be_changed(name: &HeaderName) -> bool {
+    let framing = [HOST, CONTENT_LENGTH, EXPECT, TRAILER];
+    !HOP_BY_HOP.contains(name)
+        && !framing.contains(name)
+        && !IDENTITY.contains(&name.as_str())
+        && !name.as_str().starts_with("x-ambit-")
+}
 
 /// `Connection` names a header that says what a message means: whoever honours it removes what others rely on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

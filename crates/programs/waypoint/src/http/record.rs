@@ -96,6 +96,11 @@ impl Record {
         }
     }
 
+    /// A provider has decided, or has not answered.
+    pub(super) fn decided(&mut self, details: &str) {
+        self.details = Some(details.to_owned());
+    }
+
     /// It is about to be sent, with these headers.
     pub(super) fn forwarded(&mut self, headers: &HeaderMap) {
         let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
@@ -217,7 +222,7 @@ impl Drop for Record {
     }
 }
 
-fn protocol(version: http::Version) -> &'static str {
+pub(super) fn protocol(version: http::Version) -> &'static str {
     match version {
         http::Version::HTTP_10 => "HTTP/1.0",
         http::Version::HTTP_2 => "HTTP/2",

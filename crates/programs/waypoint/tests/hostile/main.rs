@@ -8,6 +8,7 @@
 )]
 
 mod application;
+mod authorizers;
 mod counts;
 mod endings;
 mod fixture;

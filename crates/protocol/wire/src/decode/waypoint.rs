@@ -3,7 +3,7 @@
 //! As in other policies nothing may be ignored: a field that this build does not know refuses the record, and a
 //! policy has a substitute that denies everything it is attached to.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use ambit_model::{self as model, GatewayName, PolicyKey};
 use prost::Message;
@@ -12,6 +12,7 @@ use super::{
     DecodeError, Refusal, known,
     policy::{accounts, nets, ports, texts},
     port, prefix,
+    provider::provider,
 };
 use crate::{
     ambit as wire, security,
@@ -122,6 +123,7 @@ fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPo
         dry_run: outline.dry_run,
         rules: vec![model::HttpRule::default()],
         not_understood: Some(why),
+        provider: None,
     }
 }
 
@@ -424,10 +426,15 @@ fn policy(from: wire::WaypointPolicy) -> Result<model::HttpPolicy, DecodeError> 
             wire::HttpAction::Allow => model::HttpAction::Allow,
             wire::HttpAction::Deny => model::HttpAction::Deny,
             wire::HttpAction::Audit => model::HttpAction::Audit,
+            wire::HttpAction::Custom if from.provider.is_none() => {
+                return Err(DecodeError::missing("waypoint_policy.provider"));
+            }
+            wire::HttpAction::Custom => model::HttpAction::Custom,
         },
         dry_run: from.dry_run,
         rules: all(from.rules, rule)?,
         not_understood: optional(from.not_understood),
+        provider: from.provider.map(provider).transpose()?.map(Arc::new),
     })
 }
 

@@ -268,6 +268,7 @@ impl From<&model::HttpPolicy> for wire::WaypointPolicy {
             model::HttpAction::Allow => wire::HttpAction::Allow,
             model::HttpAction::Deny => wire::HttpAction::Deny,
             model::HttpAction::Audit => wire::HttpAction::Audit,
+            model::HttpAction::Custom => wire::HttpAction::Custom,
         };
         Self {
             namespace: from.key.namespace.to_string(),
@@ -278,6 +279,7 @@ impl From<&model::HttpPolicy> for wire::WaypointPolicy {
             dry_run: from.dry_run,
             rules: all(&from.rules),
             not_understood: optional(from.not_understood.as_ref()),
+            provider: from.provider.as_deref().map(Into::into),
         }
     }
 }

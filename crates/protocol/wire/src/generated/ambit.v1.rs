@@ -407,6 +407,75 @@ pub struct WaypointPolicy {
     /// Not empty on a fail-closed substitute: why the original is not understood.
     #[prost(string, tag = "8")]
     pub not_understood: ::prost::alloc::string::String,
+    /// Of CUSTOM.
+    #[prost(message, optional, tag = "9")]
+    pub provider: ::core::option::Option<WaypointProvider>,
+}
+/// Who decides about requests instead of the waypoint.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaypointProvider {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Not empty: why it cannot be asked. All that the policy is attached to is denied.
+    #[prost(string, tag = "2")]
+    pub refused: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub service: ::core::option::Option<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    #[prost(uint32, tag = "4")]
+    pub port: u32,
+    /// Milliseconds.
+    #[prost(uint64, tag = "5")]
+    pub timeout: u64,
+    /// What clients get when there is no answer.
+    #[prost(uint32, tag = "6")]
+    pub status_on_error: u32,
+    /// Without an answer requests pass.
+    #[prost(bool, tag = "7")]
+    pub fail_open: bool,
+    /// Given: how much of a request's body the provider gets.
+    #[prost(message, optional, tag = "8")]
+    pub body: ::core::option::Option<ProviderBody>,
+    /// Given: it is asked by HTTP, otherwise by gRPC.
+    #[prost(message, optional, tag = "9")]
+    pub http: ::core::option::Option<HttpProvider>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProviderBody {
+    #[prost(uint32, tag = "1")]
+    pub max_bytes: u32,
+    /// The beginning of a larger one; otherwise the request is refused.
+    #[prost(bool, tag = "2")]
+    pub allow_partial: bool,
+    /// Of gRPC: as bytes and not as text.
+    #[prost(bool, tag = "3")]
+    pub as_bytes: bool,
+}
+/// Names of headers in lower case.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HttpProvider {
+    #[prost(string, tag = "1")]
+    pub path_prefix: ::prost::alloc::string::String,
+    /// What of the request it gets.
+    #[prost(message, repeated, tag = "2")]
+    pub headers: ::prost::alloc::vec::Vec<super::super::istio::security::StringMatch>,
+    #[prost(message, repeated, tag = "3")]
+    pub added: ::prost::alloc::vec::Vec<HttpHeader>,
+    /// What of its answer the application gets.
+    #[prost(message, repeated, tag = "4")]
+    pub to_application: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
+    /// What of its answer the client gets with the application's answer, or with a denial.
+    #[prost(message, repeated, tag = "5")]
+    pub to_client_allowed: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
+    #[prost(message, repeated, tag = "6")]
+    pub to_client_denied: ::prost::alloc::vec::Vec<
+        super::super::istio::security::StringMatch,
+    >,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpRule {
@@ -871,6 +940,8 @@ pub enum HttpAction {
     Allow = 0,
     Deny = 1,
     Audit = 2,
+    /// What a rule matches, a provider is asked about.
+    Custom = 3,
 }
 impl HttpAction {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -882,6 +953,7 @@ impl HttpAction {
             Self::Allow => "ALLOW",
             Self::Deny => "DENY",
             Self::Audit => "AUDIT",
+            Self::Custom => "CUSTOM",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -890,6 +962,7 @@ impl HttpAction {
             "ALLOW" => Some(Self::Allow),
             "DENY" => Some(Self::Deny),
             "AUDIT" => Some(Self::Audit),
+            "CUSTOM" => Some(Self::Custom),
             _ => None,
         }
     }

@@ -221,6 +221,40 @@ pub(crate) static AMBIT_V1_WAYPOINTPOLICY: Message = Message {
         (6, None),
         (7, Some(&AMBIT_V1_HTTPRULE)),
         (8, None),
+        (9, Some(&AMBIT_V1_WAYPOINTPROVIDER)),
+    ],
+};
+pub(crate) static AMBIT_V1_WAYPOINTPROVIDER: Message = Message {
+    name: "ambit.v1.WaypointProvider",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (4, None),
+        (5, None),
+        (6, None),
+        (7, None),
+        (8, Some(&AMBIT_V1_PROVIDERBODY)),
+        (9, Some(&AMBIT_V1_HTTPPROVIDER)),
+    ],
+};
+pub(crate) static AMBIT_V1_PROVIDERBODY: Message = Message {
+    name: "ambit.v1.ProviderBody",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPPROVIDER: Message = Message {
+    name: "ambit.v1.HttpProvider",
+    fields: &[
+        (1, None),
+        (2, Some(&ISTIO_SECURITY_STRINGMATCH)),
+        (3, Some(&AMBIT_V1_HTTPHEADER)),
+        (4, Some(&ISTIO_SECURITY_STRINGMATCH)),
+        (5, Some(&ISTIO_SECURITY_STRINGMATCH)),
+        (6, Some(&ISTIO_SECURITY_STRINGMATCH)),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPRULE: Message = Message {

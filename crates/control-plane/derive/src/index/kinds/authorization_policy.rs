@@ -69,6 +69,13 @@ impl MeshKind for AuthorizationPolicy {
         index
             .policy_targets
             .replace(key, targets(change.old), targets(change.new));
+        let provider = |policy: Option<&PolicyInput>| {
+            let attached = policy.and_then(|policy| policy.attached.as_ref());
+            attached.and_then(|one| one.provider.clone())
+        };
+        index
+            .provider_users
+            .replace(key, provider(change.old), provider(change.new));
         let listed = |policy: Option<&PolicyInput>| {
             let sent = policy.filter(|policy| policy.sent.is_some());
             sent.and_then(|policy| policy.selector.clone())
@@ -97,7 +104,11 @@ impl MeshKind for AuthorizationPolicy {
         Rendered {
             waypoint_policies: attached.map(|one| one.render(index)).unwrap_or_default(),
             policies: policy.sent.clone().into_iter().collect(),
-            conflicts: policy.note(index).into_iter().collect(),
+            conflicts: policy
+                .note(index)
+                .into_iter()
+                .chain(attached.and_then(|one| one.note(index)))
+                .collect(),
             ..Rendered::default()
         }
     }

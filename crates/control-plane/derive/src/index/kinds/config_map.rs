@@ -5,6 +5,7 @@
 //! followed, leaves the last usable settings in force; without any, those of the control plane's own flags.
 
 mod callee;
+mod ext_authz;
 mod providers;
 mod settings;
 
@@ -19,7 +20,7 @@ use crate::{
     },
     problem::FieldError,
 };
-pub(crate) use providers::ExtensionProvider;
+use providers::ExtensionProvider;
 pub(crate) use settings::MeshSettings;
 
 /// Its name.
@@ -59,8 +60,8 @@ impl MeshKind for ConfigMap {
         index
             .callees
             .replace(change.key, hosts(change.old), hosts(change.new));
-        index.mark(change.key.clone());
         index.mark_gateways();
+        index.mark_users_of_providers();
     }
 }
 
@@ -76,7 +77,7 @@ impl Index {
     }
 
     /// A provider by its name.
-    pub(crate) fn extension_provider(&self, name: &str) -> Option<&ExtensionProvider> {
+    fn extension_provider(&self, name: &str) -> Option<&ExtensionProvider> {
         self.settings()?.providers.get(name)
     }
 

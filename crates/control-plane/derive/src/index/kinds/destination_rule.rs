@@ -28,6 +28,7 @@ use crate::{
     },
     problem::{FieldError, Note},
 };
+pub(crate) use values::duration;
 
 impl Followed for DestinationRule {
     const EXTENT: Extent = Extent::Whole { labels: None };

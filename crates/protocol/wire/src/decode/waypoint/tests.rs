@@ -2,11 +2,12 @@
 
 use ambit_model::{
     FaultStatus, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpCors,
-    HttpFault, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect,
-    HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpSource,
-    HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname, PathChange, PathNormalization,
-    PathPattern, PolicyKey, RouteName, ServiceAccountMatch, Share, StreamBackend, StreamRoute,
-    StringMatch, WaypointGateway, WaypointService,
+    HttpFault, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpProvider,
+    HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule,
+    HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname, PathChange,
+    PathNormalization, PathPattern, PolicyKey, Provider, ProviderBody, ProviderProtocol, RouteName,
+    ServiceAccountMatch, Share, StreamBackend, StreamRoute, StringMatch, WaypointGateway,
+    WaypointService,
 };
 
 use super::*;
@@ -21,7 +22,7 @@ fn full_policy() -> HttpPolicy {
             "shop",
             "orders.shop.svc.cluster.local",
         )],
-        action: HttpAction::Audit,
+        action: HttpAction::Custom,
         dry_run: true,
         rules: vec![HttpRule {
             sources: vec![HttpSource {
@@ -67,6 +68,29 @@ fn full_policy() -> HttpPolicy {
             ],
         }],
         not_understood: None,
+        provider: Some(Arc::new(Provider {
+            name: "a".into(),
+            place: Ok((
+                NamespacedHostname::new("auth", "authz.auth.svc.cluster.local"),
+                9000,
+            )),
+            timeout: Duration::from_millis(2500),
+            status_on_error: 503,
+            fail_open: true,
+            body: Some(ProviderBody {
+                max_bytes: 8192,
+                allow_partial: true,
+                as_bytes: true,
+            }),
+            protocol: ProviderProtocol::Http(HttpProvider {
+                path_prefix: "/check".into(),
+                headers: vec![text("x-*")],
+                added: vec![("x-by".into(), "mesh".into())],
+                to_application: vec![text("*")],
+                to_client_allowed: vec![text("x-a")],
+                to_client_denied: vec![text("*-b")],
+            }),
+        })),
     }
 }
 

@@ -1,7 +1,10 @@
 //! Policies that are attached to waypoints, or to what waypoints serve: each waypoint that a policy concerns is
 //! sent it, with what it concerns there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use ambit_k8s_api::{
     AuthorizationPolicy, Gateway, GatewayClass, Kind, ObjectKey, Service, ServiceEntry, gateway,
@@ -25,6 +28,8 @@ pub(in crate::index) const MAX_TARGETS: usize = 16;
 pub(crate) struct Attached {
     pub(crate) targets: Vec<ObjectKey>,
     policy: HttpPolicy,
+    /// Who is asked, of a CUSTOM policy.
+    pub(super) provider: Option<ArcStr>,
 }
 
 impl Attached {
@@ -43,9 +48,14 @@ impl Attached {
             let target = target(reference, &namespace_of(policy), config);
             targets.push(target.map_err(|message| FieldError::new(field, message))?);
         }
-        let (policy, of_policy) = http::http_policy(policy)?;
+        let of = policy;
+        let (policy, of_policy) = http::http_policy(of)?;
         notes.extend(of_policy);
-        Ok(Self { targets, policy })
+        Ok(Self {
+            targets,
+            policy,
+            provider: http::provider(of)?,
+        })
     }
 
     /// Denies everything at those of its targets that can be understood.
@@ -57,6 +67,7 @@ impl Attached {
                 .filter_map(|(_, reference)| target(reference, &namespace, config).ok())
                 .collect(),
             policy: http::substitute(policy, "the policy cannot be used as it is written"),
+            provider: None,
         }
     }
 
@@ -79,7 +90,10 @@ impl Attached {
                 policy.services.push(service);
             }
         }
+        let provider = self.provider.as_ref();
+        let provider = provider.map(|name| Arc::new(index.authorizer(name)));
         for policy in waypoints.values_mut() {
+            policy.provider.clone_from(&provider);
             policy.services.sort_unstable();
             policy.services.dedup();
         }
@@ -88,6 +102,14 @@ impl Attached {
 }
 
 impl Attached {
+    /// What keeps its provider from being asked.
+    pub(super) fn note(&self, index: &Index) -> Option<Note> {
+        let provider = index.authorizer(self.provider.as_ref()?);
+        let why = provider.place.err()?;
+        let message = format!("{why}: all that the policy is attached to is denied");
+        Some(Note::new("spec.provider.name", message))
+    }
+
     /// At which waypoints it is in force.
     pub(super) fn verdict(&self, index: &Index) -> Verdict {
         verdict(index, &self.targets)

@@ -3,12 +3,15 @@
 //! What waypoints cannot judge (external authorizers) denies what it might concern: a rule of an ALLOW
 //! policy that asks for it is left out, in other policies the attribute is left out, so that they match more,
 //! and a CUSTOM policy denies what it would have asked about. A note says so.
+//! What waypoints cannot judge (JWTs) denies what it might concern: a rule of an ALLOW policy that asks for it is left
+//! out, in other policies the attribute is left out, so that they match more. A note says so.
 //!
 //! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen it.
 
 use ambit_k8s_api::{
     AuthorizationPolicy,
     istio::{Condition, Operation, PolicyAction, Rule as PolicyRule, Source},
+    labels,
 };
 use ambit_model::{
     ArcStr, HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule,
@@ -33,14 +36,15 @@ pub(super) fn http_policy(
         PolicyAction::Allow => HttpAction::Allow,
         PolicyAction::Deny => HttpAction::Deny,
         PolicyAction::Audit => HttpAction::Audit,
-        PolicyAction::Custom => {
-            notes.push(Note::new(
-                "spec.action",
-                "CUSTOM is not supported: waypoints deny what the provider would have been asked about",
-            ));
-            HttpAction::Deny
-        }
+        PolicyAction::Custom => HttpAction::Custom,
     };
+    let dry_run = is_dry_run(policy)?;
+    if dry_run && action == HttpAction::Custom {
+        notes.push(Note::new(
+            format!("metadata.annotations[{}]", labels::DRY_RUN),
+            "on trial no provider is asked, and what it would answer is not known: the policy has no effect",
+        ));
+    }
     let namespace = namespace_of(policy);
     let mut rules = Vec::new();
     for (index, rule) in policy.spec.rules.iter().enumerate() {
@@ -60,6 +64,7 @@ pub(super) fn http_policy(
             HttpAction::Allow => "this rule allows nothing",
             HttpAction::Deny => "without it this rule denies more",
             HttpAction::Audit => "without it this rule notes more",
+            HttpAction::Custom => "without it the provider is asked about more",
         };
         let message = format!("{unsupported} is not supported: {effect}");
         notes.push(Note::new(at, message));
@@ -69,11 +74,30 @@ pub(super) fn http_policy(
     }
     let read = HttpPolicy {
         action,
-        dry_run: is_dry_run(policy)?,
+        dry_run,
         rules,
         ..named(policy)
     };
     Ok((read, notes))
+}
+
+/// The provider that a CUSTOM policy names.
+pub(super) fn provider(policy: &AuthorizationPolicy) -> Result<Option<ArcStr>, FieldError> {
+    let given = policy.spec.provider.as_ref();
+    let name = given.and_then(|provider| provider.get("name")?.as_str());
+    let name = name.filter(|name| !name.is_empty());
+    match (policy.spec.action, name) {
+        (PolicyAction::Custom, None) => Err(FieldError::new(
+            "spec.provider.name",
+            "is missing: a CUSTOM policy names who is asked",
+        )),
+        (PolicyAction::Custom, Some(name)) => Ok(Some(name.into())),
+        (_, _) if given.is_some() => Err(FieldError::new(
+            "spec.provider",
+            "is for policies with the action CUSTOM alone",
+        )),
+        _ => Ok(None),
+    }
 }
 
 /// Denies all that it is attached to.

@@ -58,9 +58,21 @@ impl Index {
 
     /// Those whose waypoints call a host: which service that is may be another now.
     pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
-        let callers: Vec<_> = self.callees.of(host).cloned().collect();
-        for caller in callers {
-            self.mark(caller);
+        if self.callees.of(host).next().is_some() {
+            self.mark_users_of_providers();
+        }
+    }
+
+    /// The policies that name a provider.
+    pub(crate) fn mark_users_of_providers(&mut self) {
+        let users: Vec<_> = self
+            .provider_users
+            .names()
+            .flat_map(|name| self.provider_users.of(name))
+            .cloned()
+            .collect();
+        for user in users {
+            self.mark(user);
         }
     }
 }

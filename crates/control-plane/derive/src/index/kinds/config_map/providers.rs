@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use ambit_model::ArcStr;
 use serde_json::{Map, Value};
 
-use super::callee;
+use super::{
+    callee,
+    ext_authz::{self, Authorizer},
+};
 use crate::problem::{FieldError, Note};
 
 /// Kinds of providers that something is made of.
-const SUPPORTED: [&str; 0] = [];
+const SUPPORTED: [&str; 2] = [super::ext_authz::GRPC, super::ext_authz::HTTP];
 /// Those that Istio has besides.
-const UNSUPPORTED: [&str; 15] = [
-    "envoyExtAuthzGrpc",
-    "envoyExtAuthzHttp",
+const UNSUPPORTED: [&str; 13] = [
     "zipkin",
     "lightstep",
     "datadog",
@@ -38,6 +39,8 @@ pub(crate) struct ExtensionProvider {
     pub(crate) kind: ArcStr,
     /// What stands in that field.
     pub(crate) settings: Map<String, Value>,
+    /// Of one that decides about requests.
+    pub(super) authorizer: Option<Authorizer>,
 }
 
 impl ExtensionProvider {
@@ -61,7 +64,10 @@ pub(super) fn read(
     };
     for (index, entry) in list.iter().enumerate() {
         let at = format!("[{index}]");
-        let provider = one(entry, &at, notes)?;
+        let mut provider = one(entry, &at, notes)?;
+        if SUPPORTED.contains(&provider.kind.as_str()) {
+            provider.authorizer = Some(ext_authz::read(&provider, &at, notes)?);
+        }
         if providers.contains_key(&provider.name) {
             let message = format!("there is another provider with the name {}", provider.name);
             return Err(error(&format!("{at}.name"), message));
@@ -111,9 +117,10 @@ fn one(entry: &Value, at: &str, notes: &mut Vec<Note>) -> Result<ExtensionProvid
         name: name.into(),
         kind: kind.as_str().into(),
         settings,
+        authorizer: None,
     })
 }
 
-fn error(at: &str, message: impl Into<String>) -> FieldError {
+pub(super) fn error(at: &str, message: impl Into<String>) -> FieldError {
     FieldError::new(format!("data.mesh.extensionProviders{at}"), message)
 }

@@ -63,10 +63,7 @@ pub(super) fn thousandths(
 }
 
 /// A duration of at least a millisecond.
-pub(in crate::index::kinds) fn duration(
-    at: &str,
-    of: Option<&str>,
-) -> Result<Option<Duration>, FieldError> {
+pub(crate) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
     let Some(duration) = duration_or_zero(at, of)? else {
         return Ok(None);
     };

@@ -1,0 +1,71 @@
+//! Which requests and connections a provider decides about, by CUSTOM policies.
+//!
+//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be asked, everything in
+//! the scope is denied, as in Istio.
+
+use std::sync::Arc;
+
+use ambit_model::Provider;
+
+use super::{Compiled, Connection, Policies, Request, RuleId, Scope, facts::Facts, first_match};
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asking {
+    /// No CUSTOM policy concerns it.
+    Nobody,
+    /// A provider is to be asked, because of a rule.
+    Provider(Arc<Provider>, RuleId),
+    /// It is denied, and why.
+    Denied(String),
+}
+
+impl Policies {
+    /// Who is to be asked about a request. It is the request as it came, before a provider changes it.
+    pub fn asks(&self, scope: Scope<'_>, request: &Request<'_>) -> Asking {
+        self.asked(scope, || Facts::of_request(request))
+    }
+
+    /// Who is to be asked about a connection that is not HTTP.
+    pub fn asks_of_connection(&self, scope: Scope<'_>, connection: &Connection<'_>) -> Asking {
+        self.asked(scope, || Facts::of_connection(connection))
+    }
+
+    fn asked<'a>(&self, scope: Scope<'_>, facts: impl FnOnce() -> Facts<'a>) -> Asking {
+        let policies = || self.buckets(scope).flat_map(|bucket| &bucket.custom);
+        let mut first: Option<&Arc<Provider>> = None;
+        for policy in policies() {
+            let Some(provider) = policy.policy().provider.as_ref() else {
+                return Asking::Denied(format!("policy {} names no provider", policy.key()));
+            };
+            if let Err(why) = &provider.place {
+                return Asking::Denied(format!("provider {}: {why}", provider.name));
+            }
+            if let Some(first) = first.filter(|first| first.name != provider.name) {
+                let (one, other) = (&first.name, &provider.name);
+                return Asking::Denied(format!(
+                    "policies name several providers, {one} and {other}"
+                ));
+            }
+            first = Some(provider);
+        }
+        if first.is_none() {
+            return Asking::Nobody;
+        }
+        let facts = facts();
+        let found = self
+            .buckets(scope)
+            .find_map(|bucket| first_match(&bucket.custom, &facts));
+        match found {
+            Some((policy, rule)) => of_rule(policy, rule),
+            None => Asking::Nobody,
+        }
+    }
+}
+
+fn of_rule(policy: &Compiled, rule: RuleId) -> Asking {
+    match &policy.policy().provider {
+        Some(provider) => Asking::Provider(provider.clone(), rule),
+        None => Asking::Denied(format!("policy {} names no provider", policy.key())),
+    }
+}

@@ -1,0 +1,272 @@
+//! CUSTOM policies: a provider is asked whether a request may pass, and how it is to be changed.
+//!
+//! It is asked once. What it changes is done before the other policies judge the request, so that they judge what is
+//! forwarded. A request that is under way when policies change is not asked about again; if another provider would have
+//! to be asked about it, it ends.
+
+mod ask;
+mod changes;
+
+use ambit_l7::authz::Asking;
+use ambit_model::{ArcStr, Provider, ProviderProtocol};
+use ambit_telemetry::http::ResponseFlag;
+use ambit_wire::ext_authz::{Answer, Check, Denied, HeaderOption};
+use http::{HeaderMap, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tokio::time::timeout;
+
+use super::{
+    admission::facts,
+    form::Form,
+    front::{Begun, Front},
+    record::Record,
+    reply::Reply,
+};
+use crate::{
+    circle::Passed,
+    message::{self, Body},
+    session::Session,
+};
+pub(crate) use ask::AskError;
+
+/// What became of a request that a provider was asked about.
+pub(super) enum Authorized {
+    /// It goes on.
+    On(Asked),
+    /// The provider answers it.
+    Answered(Response<Body>),
+}
+
+/// What is known of a request that goes on.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// The provider that admitted it, and the headers with which it came.
+    pub(super) by: Option<(ArcStr, HeaderMap)>,
+    answer: Vec<HeaderOption>,
+    begun: Begun,
+}
+
+impl Asked {
+    /// The request's body, of which a part may have been read.
+    pub(super) fn body(&mut self, rest: Incoming) -> Front {
+        std::mem::take(&mut self.begun).with(rest)
+    }
+
+    /// Sets what the provider wants clients to get with the answer.
+    pub(super) fn change_answer(&self, session: &Session, headers: &mut HeaderMap) {
+        if let Some((provider, _)) = &self.by {
+            let refused = changes::apply(headers, &self.answer);
+            count_refused(session, provider, refused);
+        }
+    }
+}
+
+fn count_refused(session: &Session, provider: &str, refused: u64) {
+    let metrics = &session.shard.waypoint.http_metrics;
+    metrics.provider_headers_refused(provider, refused);
+}
+
+/// Asks about a request, if a policy wants it, and changes it as the provider says.
+pub(super) async fn authorize(
+    session: &Session,
+    request: &mut Request<Incoming>,
+    form: &mut Form,
+    record: &mut Record,
+    (passed, is_grpc): (Passed, bool),
+) -> Result<Authorized, Reply> {
+    let waypoint = &session.shard.waypoint;
+    let asking = {
+        let method = request.method().as_str();
+        let facts = facts(session, method, &form.host, &form.path, request.headers());
+        let policies = waypoint.published.policies();
+        policies.asks(session.target.scope(), &facts)
+    };
+    let provider = match asking {
+        Asking::Nobody => return Ok(Authorized::On(Asked::default())),
+        Asking::Denied(why) => {
+            tracing::debug!(why, "a request is denied: no provider can be asked");
+            waypoint.http_metrics.authorized("", "nobody");
+            record.decided("ext_authz_error");
+            let flag = ResponseFlag::UnauthorizedExternal;
+            return Err(Reply::new(
+                StatusCode::FORBIDDEN,
+                "RBAC: access denied",
+                flag,
+            ));
+        }
+        Asking::Provider(provider, _) => provider,
+    };
+    let mut asked = Asked {
+        by: Some((provider.name.clone(), request.headers().clone())),
+        ..Asked::default()
+    };
+    if let Some(limit) = provider.body {
+        let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
+        let begun = Begun::of(request.body_mut(), most).await;
+        asked.begun = begun
+            .map_err(|_| Reply::refused("the request's body is not what HTTP allows", "body"))?;
+        if asked.begun.len() > most && !limit.allow_partial {
+            record.decided("ext_authz_error");
+            let flag = ResponseFlag::UnauthorizedExternal;
+            let text = "the body is larger than its authorizer takes";
+            return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
+        }
+    }
+    let _ask = match session.shard.asks.begin() {
+        Some(ask) => ask,
+        None => return fail(session, &provider, asked, record, &AskError::TooMany),
+    };
+    let asking = ask::of_request(session, &provider, (request, form, &asked.begun), passed);
+    let answer = match timeout(provider.timeout, asking).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => return fail(session, &provider, asked, record, &error),
+        Err(_) => return fail(session, &provider, asked, record, &AskError::Late),
+    };
+    let allowed = match answer {
+        Answer::Denied(denied) => {
+            waypoint.http_metrics.authorized(&provider.name, "denied");
+            record.decided("ext_authz_denied");
+            let response = deny(session, &provider, denied, record, is_grpc);
+            return Ok(Authorized::Answered(response));
+        }
+        Answer::Allowed(allowed) => allowed,
+    };
+    let refused = changes::apply(request.headers_mut(), &allowed.headers)
+        + changes::remove(request.headers_mut(), &allowed.remove);
+    count_refused(session, &provider.name, refused);
+    let target = changes::query(&form.target, &allowed.query_set, &allowed.query_remove);
+    match target {
+        Some(target) if changes::is_bounded(request.headers()) => form.target = target,
+        _ => return fail(session, &provider, asked, record, &AskError::TooLarge),
+    }
+    waypoint.http_metrics.authorized(&provider.name, "allowed");
+    asked.answer = allowed.answer_headers;
+    Ok(Authorized::On(asked))
+}
+
+/// A provider has not answered: what is configured for that is done.
+fn fail(
+    session: &Session,
+    provider: &Provider,
+    asked: Asked,
+    record: &mut Record,
+    error: &AskError,
+) -> Result<Authorized, Reply> {
+    let name = provider.name.as_str();
+    let metrics = &session.shard.waypoint.http_metrics;
+    tracing::debug!(
+        provider = name,
+        error = ambit_proxy::report::chain(error),
+        "a provider has not answered"
+    );
+    metrics.authorized(name, error.outcome());
+    // A change that was begun is no reason to pass.
+    if provider.fail_open && !matches!(error, AskError::TooLarge) {
+        metrics.authorized(name, "failed_open");
+        return Ok(Authorized::On(asked));
+    }
+    record.decided("ext_authz_error");
+    let status = StatusCode::from_u16(provider.status_on_error);
+    let flag = ResponseFlag::UnauthorizedExternal;
+    Err(Reply::new(
+        status.unwrap_or(StatusCode::FORBIDDEN),
+        "",
+        flag,
+    ))
+}
+
+/// The answer of a provider that denies.
+fn deny(
+    session: &Session,
+    provider: &Provider,
+    denied: Denied,
+    record: &mut Record,
+    is_grpc: bool,
+) -> Response<Body> {
+    // What is said before an answer is none.
+    let status = denied.status.filter(|status| *status >= 200);
+    let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+    let text = String::from_utf8_lossy(&denied.body).into_owned();
+    let status = status.unwrap_or(StatusCode::FORBIDDEN);
+    let reply = Reply::new(status, text, ResponseFlag::UnauthorizedExternal);
+    record.replied(&reply);
+    let mut response = reply.into_response(is_grpc);
+    let of_grpc = |one: &HeaderOption| {
+        let name = one.name.to_ascii_lowercase();
+        name.starts_with("grpc-") || name == "content-type"
+    };
+    let headers = denied.headers.into_iter();
+    let headers: Vec<_> = headers.filter(|one| !is_grpc || !of_grpc(one)).collect();
+    let refused = changes::apply(response.headers_mut(), &headers);
+    count_refused(session, &provider.name, refused);
+    if !is_grpc {
+        *response.body_mut() = message::text(denied.body);
+    }
+    response
+}
+
+/// Asks about a connection that is not HTTP; gives the provider that admits it, if one was asked.
+///
+/// # Errors
+/// With why it is refused.
+pub(crate) async fn authorize_connection(
+    session: &Session,
+    sni: Option<&str>,
+) -> Result<Option<ArcStr>, String> {
+    let waypoint = &session.shard.waypoint;
+    let asking = {
+        let policies = waypoint.published.policies();
+        policies.asks_of_connection(session.target.scope(), &session.connection(sni))
+    };
+    let provider = match asking {
+        Asking::Nobody => return Ok(None),
+        Asking::Denied(why) => return Err(why),
+        Asking::Provider(provider, _) => provider,
+    };
+    let name = &provider.name;
+    if provider.protocol != ProviderProtocol::Grpc {
+        return Err(format!("provider {name} decides about HTTP alone"));
+    }
+    let asked = async {
+        let _ask = session.shard.asks.begin().ok_or(AskError::TooMany)?;
+        let source = ask::source(session);
+        let destination = ask::destination(session);
+        let check = Check {
+            source: ask::peer(&source),
+            destination: ask::peer(&destination),
+            time: std::time::SystemTime::now(),
+            http: None,
+            sni,
+        };
+        ask::grpc(session, &provider, check, session.passed).await
+    };
+    let answer = timeout(provider.timeout, asked).await;
+    let metrics = &waypoint.http_metrics;
+    match answer.unwrap_or(Err(AskError::Late)) {
+        Ok(Answer::Allowed(_)) => {
+            metrics.authorized(name, "allowed");
+            Ok(Some(name.clone()))
+        }
+        Ok(Answer::Denied(_)) => {
+            metrics.authorized(name, "denied");
+            Err(format!("provider {name} denies it"))
+        }
+        Err(error) => {
+            metrics.authorized(name, error.outcome());
+            if provider.fail_open {
+                metrics.authorized(name, "failed_open");
+                return Ok(Some(name.clone()));
+            }
+            Err(format!("provider {name} has not answered: {error}"))
+        }
+    }
+}
+
+/// Whether a provider that has admitted something is the only one that would be asked about it now.
+pub(crate) fn is_still_admitted(asking: &Asking, by: Option<&ArcStr>) -> bool {
+    match asking {
+        Asking::Nobody => true,
+        Asking::Denied(_) => false,
+        Asking::Provider(provider, _) => by == Some(&provider.name),
+    }
+}

@@ -1,0 +1,194 @@
+//! What a provider changes, within what it may.
+
+use ambit_wire::ext_authz::{HeaderChange, HeaderOption};
+use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
+
+use super::super::headers::may_be_changed;
+
+/// Most of a request's headers with those of a provider, in lines and in bytes.
+const MOST_LINES: usize = 200;
+const MOST_BYTES: usize = 64 << 10;
+
+fn name_of(text: &str) -> Option<HeaderName> {
+    let name = HeaderName::from_bytes(text.as_bytes()).ok();
+    name.filter(may_be_changed)
+}
+
+/// Sets headers; says how many were not, because no provider may set them or they are none.
+pub(super) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) -> u64 {
+    let mut refused = 0;
+    for change in changes {
+        let value = HeaderValue::from_bytes(&change.value).ok();
+        let Some((name, value)) = name_of(&change.name).zip(value) else {
+            refused += 1;
+            continue;
+        };
+        let is_there = headers.contains_key(&name);
+        let done = match change.how {
+            HeaderChange::Set => headers.try_insert(name, value).map(drop),
+            HeaderChange::Append => headers.try_append(name, value).map(drop),
+            HeaderChange::AddIfAbsent if !is_there => headers.try_insert(name, value).map(drop),
+            HeaderChange::SetIfPresent if is_there => headers.try_insert(name, value).map(drop),
+            HeaderChange::AddIfAbsent | HeaderChange::SetIfPresent => Ok(()),
+        };
+        refused += u64::from(done.is_err());
+    }
+    refused
+}
+
+/// Removes headers; says how many were not, because no provider may.
+pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
+    let mut refused = 0;
+    for name in names {
+        match name_of(name) {
+            Some(name) => drop(headers.remove(name)),
+            None => refused += 1,
+        }
+    }
+    refused
+}
+
+/// Whether a request is as small as one from a client has to be.
+pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
+    let bytes = headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len());
+    headers.len() <= MOST_LINES && bytes.sum::<usize>() <= MOST_BYTES
+}
+
+/// A target with other parameters; `None` if it cannot be one.
+pub(super) fn query(
+    target: &PathAndQuery,
+    set: &[(String, String)],
+    remove: &[String],
+) -> Option<PathAndQuery> {
+    if set.is_empty() && remove.is_empty() {
+        return Some(target.clone());
+    }
+    let name = |pair: &str| pair.split('=').next().unwrap_or_default().to_owned();
+    let goes = |pair: &&str| {
+        let name = name(pair);
+        remove.contains(&name) || set.iter().any(|(set, _)| escaped(set) == name)
+    };
+    let pairs = target
+        .query()
+        .into_iter()
+        .flat_map(|query| query.split('&'));
+    let mut pairs: Vec<String> = pairs
+        .filter(|pair| !goes(pair))
+        .map(str::to_owned)
+        .collect();
+    let added = set
+        .iter()
+        .map(|(name, value)| format!("{}={}", escaped(name), escaped(value)));
+    pairs.extend(added);
+    let path = target.path();
+    let text = match pairs.is_empty() {
+        true => path.to_owned(),
+        false => format!("{path}?{}", pairs.join("&")),
+    };
+    text.try_into().ok()
+}
+
+/// What is not a letter or a digit is written by its bytes.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn option(name: &str, value: &str, how: HeaderChange) -> HeaderOption {
+        HeaderOption {
+            name: name.to_owned(),
+            value: value.as_bytes().to_vec(),
+            how,
+        }
+    }
+
+    #[test]
+    fn a_provider_cannot_say_who_somebody_is_or_how_a_message_is_framed() {
+        for name in [
+            ":authority",
+            "Host",
+            "connection",
+            "Transfer-Encoding",
+            "content-length",
+            "expect",
+            "te",
+            "upgrade",
+            "trailer",
+            "x-forwarded-client-cert",
+            "x-ambit-original-peer",
+            "x-ambit-waypoints-passed",
+            "bad name",
+        ] {
+            let mut headers = HeaderMap::new();
+            assert_eq!(
+                apply(&mut headers, &[option(name, "x", HeaderChange::Set)]),
+                1,
+                "{name}"
+            );
+            assert!(headers.is_empty());
+            assert_eq!(remove(&mut headers, &[name.to_owned()]), 1, "{name}");
+        }
+        let mut headers = HeaderMap::new();
+        assert_eq!(
+            apply(&mut headers, &[option("x", "a\nb", HeaderChange::Set)]),
+            1
+        );
+    }
+
+    #[test]
+    fn headers_are_set_in_the_way_that_is_said() {
+        let mut headers = HeaderMap::new();
+        let changes = [
+            option("A", "1", HeaderChange::Set),
+            option("a", "2", HeaderChange::Append),
+            option("b", "1", HeaderChange::AddIfAbsent),
+            option("b", "2", HeaderChange::AddIfAbsent),
+            option("c", "1", HeaderChange::SetIfPresent),
+            option("b", "3", HeaderChange::SetIfPresent),
+        ];
+        assert_eq!(apply(&mut headers, &changes), 0);
+        let of = |name| headers.get_all(name).iter().collect::<Vec<_>>();
+        assert_eq!(of("a"), ["1", "2"]);
+        assert_eq!(of("b"), ["3"]);
+        assert!(of("c").is_empty());
+    }
+
+    #[test]
+    fn parameters_are_set_and_removed() {
+        let of = |target: &str, set: &[(&str, &str)], remove: &[&str]| {
+            let set: Vec<_> = set
+                .iter()
+                .map(|(a, b)| ((*a).to_owned(), (*b).to_owned()))
+                .collect();
+            let remove: Vec<_> = remove.iter().map(|a| (*a).to_owned()).collect();
+            query(&target.try_into().unwrap(), &set, &remove)
+                .unwrap()
+                .to_string()
+        };
+        assert_eq!(of("/a?b=1", &[], &[]), "/a?b=1");
+        assert_eq!(of("/a?b=1&c=2&b=3", &[], &["b"]), "/a?c=2");
+        assert_eq!(of("/a?b=1", &[], &["b"]), "/a");
+        assert_eq!(of("/a?b=1&b=2", &[("b", "x y&z")], &[]), "/a?b=x%20y%26z");
+    }
+
+    #[test]
+    fn a_flood_of_headers_is_too_much() {
+        let mut headers = HeaderMap::new();
+        assert!(is_bounded(&headers));
+        headers.insert("x", HeaderValue::from_str(&"a".repeat(MOST_BYTES)).unwrap());
+        assert!(!is_bounded(&headers));
+    }
+}

@@ -1,0 +1,92 @@
+//! The body of a request of which the beginning has been read, and is read again.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+
+/// Frames that have been read already.
+#[derive(Debug, Default)]
+pub(super) struct Begun {
+    frames: VecDeque<Frame<Bytes>>,
+    bytes: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Front {
+    begun: Begun,
+    rest: Incoming,
+}
+
+impl Begun {
+    /// Reads until a body has ended, or there are more than so many bytes of it.
+    ///
+    /// # Errors
+    /// When it breaks.
+    pub(super) async fn of(body: &mut Incoming, most: usize) -> Result<Self, hyper::Error> {
+        let mut begun = Self::default();
+        while begun.bytes <= most && !body.is_end_stream() {
+            let Some(frame) = body.frame().await else {
+                break;
+            };
+            let frame = frame?;
+            begun.bytes += frame.data_ref().map_or(0, Bytes::len);
+            begun.frames.push_back(frame);
+        }
+        Ok(begun)
+    }
+
+    /// How many bytes there are.
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The first of them.
+    pub(super) fn first(&self, most: usize) -> Vec<u8> {
+        let data = self.frames.iter().filter_map(Frame::data_ref).flatten();
+        data.take(most).copied().collect()
+    }
+
+    /// The whole body, with what is to come.
+    pub(super) fn with(self, rest: Incoming) -> Front {
+        Front { begun: self, rest }
+    }
+}
+
+impl HttpBody for Front {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        if let Some(frame) = this.begun.frames.pop_front() {
+            this.begun.bytes -= frame.data_ref().map_or(0, Bytes::len);
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        Pin::new(&mut this.rest).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.begun.frames.is_empty() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.rest.size_hint();
+        let begun = u64::try_from(self.begun.bytes).unwrap_or(u64::MAX);
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower().saturating_add(begun));
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(begun)) {
+            hint.set_upper(upper);
+        }
+        hint
+    }
+}

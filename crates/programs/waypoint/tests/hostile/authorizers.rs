@@ -1,0 +1,401 @@
+//! Providers of CUSTOM policies: those that answer, and those that hang, lie, flood and vanish.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use ambit_model::{
+    HttpAction, HttpAttribute, HttpCondition, HttpPolicy, HttpProvider, HttpRule, HttpValue,
+    NamespacedHostname, PolicyKey, Provider, ProviderBody, ProviderProtocol, StringMatch,
+};
+use ambit_testkit::{build, until};
+use ambit_xds::WaypointUpdate;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::{
+    application::{Received, Strict, scripted},
+    fixture::{HTTP1, HTTP2, TCP, World, record},
+};
+
+const VIP: &str = "10.0.0.1";
+const PROVIDER_VIP: &str = "10.0.0.9";
+
+fn provider(protocol: ProviderProtocol) -> Provider {
+    let service = build::service("authz", &[PROVIDER_VIP], &[]);
+    let port = match protocol {
+        ProviderProtocol::Grpc => HTTP2,
+        ProviderProtocol::Http(_) => HTTP1,
+    };
+    Provider {
+        name: "authz".into(),
+        place: Ok((NamespacedHostname::new("ns", service.hostname), port)),
+        timeout: Duration::from_secs(10),
+        status_on_error: 403,
+        fail_open: false,
+        body: None,
+        protocol,
+    }
+}
+
+fn of_http() -> Provider {
+    provider(ProviderProtocol::Http(HttpProvider {
+        path_prefix: "/check".into(),
+        headers: vec![StringMatch::Prefix("x-in".into())],
+        added: vec![("x-added".into(), "1".into())],
+        to_application: vec![StringMatch::Presence],
+        ..HttpProvider::default()
+    }))
+}
+
+fn custom(name: &str, provider: Provider) -> WaypointUpdate {
+    let policy = HttpPolicy {
+        key: PolicyKey::of_record(&format!("ns/{name}")),
+        for_gateway: true,
+        action: HttpAction::Custom,
+        rules: vec![HttpRule::default()],
+        provider: Some(Arc::new(provider)),
+        ..HttpPolicy::default()
+    };
+    WaypointUpdate::Policy(record(name), Box::new(policy))
+}
+
+/// A provider of gRPC that gives every question the same answer; what it was asked.
+async fn of_grpc(
+    message: &'static [u8],
+    status: Option<&'static str>,
+) -> (SocketAddr, Arc<Mutex<Vec<Bytes>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let noted = asked.clone();
+    let (address, _) = scripted(move |_, stream| {
+        let noted = noted.clone();
+        async move {
+            let Ok(mut connection) = h2::server::handshake(stream).await else {
+                return;
+            };
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                assert_eq!(
+                    request.uri().path(),
+                    "/envoy.service.auth.v3.Authorization/Check"
+                );
+                let noted = noted.clone();
+                ambit_rt::spawn("provider", async move {
+                    let mut body = request.into_body();
+                    let mut all = Vec::new();
+                    while let Some(Ok(data)) = body.data().await {
+                        let _released = body.flow_control().release_capacity(data.len());
+                        all.extend_from_slice(&data);
+                    }
+                    noted.lock().push(Bytes::from(all));
+                    let response = Response::builder().header("content-type", "application/grpc");
+                    let response = response.body(()).unwrap();
+                    let mut send = respond.send_response(response, false).unwrap();
+                    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+                    let framed = [&[0][..], &length[..], message].concat();
+                    let _sent = send.send_data(framed.into(), status.is_none());
+                    if let Some(status) = status {
+                        let mut trailers = HeaderMap::new();
+                        trailers.insert("grpc-status", HeaderValue::from_static(status));
+                        let _sent = send.send_trailers(trailers);
+                    }
+                });
+            }
+        }
+    })
+    .await;
+    (address, asked)
+}
+
+async fn world(provider_at: SocketAddr) -> (World, Strict) {
+    let world = World::new().await;
+    let strict = Strict::start().await;
+    world.serve("web", VIP, &[strict.address]);
+    world.serve("authz", PROVIDER_VIP, &[provider_at]);
+    (world, strict)
+}
+
+fn heads(strict: &mut Strict) -> Vec<String> {
+    let heads = strict
+        .received()
+        .into_iter()
+        .map(|received| match received {
+            Received::Whole { head, .. } => head.to_ascii_lowercase(),
+            other => panic!("{other:?}"),
+        });
+    heads.collect()
+}
+
+async fn read_head(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    Some(String::from_utf8(head).unwrap().to_ascii_lowercase())
+}
+
+/// A provider of HTTP that answers every question with the same bytes; what it was asked.
+async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let noted = asked.clone();
+    let (address, _) = scripted(move |_, mut stream| {
+        let noted = noted.clone();
+        async move {
+            while let Some(head) = read_head(&mut stream).await {
+                noted.lock().push(head);
+                if stream.write_all(answer).await.is_err() {
+                    return;
+                }
+            }
+        }
+    })
+    .await;
+    (address, asked)
+}
+
+#[tokio::test]
+async fn a_provider_of_http_is_asked_and_changes_what_it_may() {
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-user: ann\r\nhost: evil\r\nx-forwarded-client-cert: evil\r\n\r\n";
+    let (at, asked) = answering(answer).await;
+    let (world, mut strict) = world(at).await;
+    world.publish(custom("ask", of_http()));
+    let client = world.client().await;
+    let request = b"GET /a?b=1 HTTP/1.1\r\nHost: web\r\nx-in-1: a\r\nx-out: b\r\nauthorization: c\r\nx-user: mallory\r\nConnection: close\r\n\r\n";
+    let said = client.say(VIP, HTTP1, request).await;
+    assert_eq!(said.statuses(), [200], "{}", said.text());
+    let head = heads(&mut strict).pop().unwrap();
+    assert!(head.contains("x-user: ann"), "{head}");
+    assert!(
+        !head.contains("mallory") && !head.contains("evil"),
+        "{head}"
+    );
+    let question = asked.lock().pop().unwrap();
+    assert!(
+        question.starts_with("get /check/a?b=1 http/1.1"),
+        "{question}"
+    );
+    for there in ["x-in-1: a", "authorization: c", "x-added: 1", "host: web"] {
+        assert!(question.contains(there), "{question}");
+    }
+    assert!(!question.contains("x-out"), "{question}");
+}
+
+#[tokio::test]
+async fn a_denial_is_the_providers_own() {
+    let answer =
+        b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 5\r\nwww-authenticate: Basic\r\n\r\nlogin";
+    let (at, _) = answering(answer).await;
+    let (world, mut strict) = world(at).await;
+    world.publish(custom("ask", of_http()));
+    let client = world.client().await;
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+    let said = client.say(VIP, HTTP1, request).await;
+    assert_eq!(said.statuses(), [401]);
+    assert!(said.text().contains("www-authenticate: Basic") && said.text().ends_with("login"));
+    assert!(strict.received().is_empty());
+    until("it is counted", || world.ended(401, "UAEX") == 1).await;
+    assert_eq!(
+        world.count("ambit_ext_authz_total", &["outcome=\"denied\""]),
+        1
+    );
+}
+
+#[tokio::test]
+async fn what_a_provider_sets_is_judged_by_the_other_policies() {
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-role: guest\r\n\r\n";
+    let (at, _) = answering(answer).await;
+    let (world, mut strict) = world(at).await;
+    world.publish(custom("ask", of_http()));
+    let guests = HttpPolicy {
+        key: PolicyKey::of_record("ns/guests"),
+        for_gateway: true,
+        action: HttpAction::Deny,
+        rules: vec![HttpRule {
+            conditions: vec![HttpCondition {
+                attribute: HttpAttribute::Header("x-role".into()),
+                values: vec![HttpValue::Text(StringMatch::Exact("guest".into()))],
+                not_values: Vec::new(),
+            }],
+            ..HttpRule::default()
+        }],
+        ..HttpPolicy::default()
+    };
+    world.publish(WaypointUpdate::Policy(record("guests"), Box::new(guests)));
+    assert_eq!(world.client().await.get(VIP, HTTP1).await, 403);
+    assert!(strict.received().is_empty());
+}
+
+#[tokio::test]
+async fn a_provider_that_does_not_answer_denies_unless_it_is_to_fail_open() {
+    let (hanging, _) = scripted(|_, _stream| std::future::pending()).await;
+    let (gone, _) = scripted(|_, stream| async move { drop(stream) }).await;
+    let (failing, _) = answering(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n").await;
+    let (flooding, _) = scripted(|_, mut stream| async move {
+        let _read = read_head(&mut stream).await;
+        let _sent = stream.write_all(b"HTTP/1.1 200 OK\r\n").await;
+        while stream
+            .write_all(b"x-flood: aaaaaaaaaaaaaaaa\r\n")
+            .await
+            .is_ok()
+        {}
+    })
+    .await;
+    for (at, outcome) in [
+        (hanging, "late"),
+        (gone, "unreachable"),
+        (failing, "failed"),
+        (flooding, "unreachable"),
+    ] {
+        let (world, mut strict) = world(at).await;
+        let closed = Provider {
+            timeout: Duration::from_millis(500),
+            status_on_error: 599,
+            ..of_http()
+        };
+        world.publish(custom("ask", closed.clone()));
+        let client = world.client().await;
+        assert_eq!(client.get(VIP, HTTP1).await, 599, "{outcome}");
+        assert!(strict.received().is_empty(), "{outcome}");
+        let label = format!("outcome=\"{outcome}\"");
+        assert_eq!(
+            world.count("ambit_ext_authz_total", &[&label]),
+            1,
+            "{outcome}"
+        );
+        let open = Provider {
+            fail_open: true,
+            ..closed
+        };
+        world.publish(custom("ask", open));
+        assert_eq!(client.get(VIP, HTTP1).await, 200, "{outcome}");
+        assert_eq!(strict.received().len(), 1, "{outcome}");
+    }
+}
+
+#[tokio::test]
+async fn a_provider_of_grpc_is_asked_and_believed_only_if_it_keeps_to_the_protocol() {
+    // A status of OK, and x-user in the request's headers.
+    let allowed = b"\x0a\x00\x1a\x11\x12\x0f\x0a\x0d\x0a\x06x-user\x12\x03ann";
+    let (at, asked) = of_grpc(allowed, Some("0")).await;
+    let (world, mut strict) = world(at).await;
+    world.publish(custom("ask", provider(ProviderProtocol::Grpc)));
+    assert_eq!(world.client().await.get(VIP, HTTP1).await, 200);
+    assert!(heads(&mut strict)[0].contains("x-user: ann"));
+    let question = asked.lock().pop().unwrap();
+    let question = String::from_utf8_lossy(&question).into_owned();
+    for there in [
+        ":path",
+        "HTTP/1.1",
+        "spiffe://cluster.local/ns/ns/sa/client",
+        "127.0.0.1",
+    ] {
+        assert!(question.contains(there), "{question}");
+    }
+    let denied = b"\x0a\x02\x08\x07\x12\x05\x0a\x03\x08\xad\x03";
+    for (message, status, code) in [
+        (&denied[..], Some("0"), 429),
+        (&allowed[..], Some("13"), 403),
+        (&allowed[..], None, 403),
+        (b"", Some("0"), 403),
+        (b"\xff\xff\xff", Some("0"), 403),
+        (b"\x0a\x00\x12\x00", Some("0"), 403),
+    ] {
+        let (at, _) = of_grpc(message, status).await;
+        let (world, mut strict) = self::world(at).await;
+        world.publish(custom("ask", provider(ProviderProtocol::Grpc)));
+        let got = world.client().await.get(VIP, HTTP1).await;
+        assert_eq!(got, code, "{message:?} {status:?}");
+        assert!(strict.received().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_shown_as_far_as_is_allowed_and_passes_whole() {
+    let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
+    let (world, mut strict) = world(at).await;
+    let mut body = ProviderBody {
+        max_bytes: 4,
+        allow_partial: true,
+        as_bytes: false,
+    };
+    let with = |body| Provider {
+        body: Some(body),
+        ..provider(ProviderProtocol::Grpc)
+    };
+    world.publish(custom("ask", with(body)));
+    let client = world.client().await;
+    let request = b"POST / HTTP/1.1\r\nHost: web\r\ncontent-length: 10\r\nConnection: close\r\n\r\n0123456789";
+    assert_eq!(client.say(VIP, HTTP1, request).await.statuses(), [200]);
+    let Some(Received::Whole { body: whole, .. }) = strict.received().pop() else {
+        panic!("no request");
+    };
+    assert_eq!(whole, b"0123456789");
+    let question = asked.lock().pop().unwrap();
+    let question = String::from_utf8_lossy(&question).into_owned();
+    assert!(
+        question.contains("0123") && !question.contains("01234"),
+        "{question}"
+    );
+    body.allow_partial = false;
+    world.publish(custom("ask", with(body)));
+    assert_eq!(client.say(VIP, HTTP1, request).await.statuses(), [413]);
+    assert!(asked.lock().is_empty() && strict.received().is_empty());
+}
+
+#[tokio::test]
+async fn without_one_provider_that_can_be_asked_everything_is_denied() {
+    let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
+    let (world, mut strict) = world(at).await;
+    let good = provider(ProviderProtocol::Grpc);
+    world.publish(custom("ask", good.clone()));
+    let client = world.client().await;
+    assert_eq!(client.get(VIP, HTTP1).await, 200);
+    let other = Provider {
+        name: "other".into(),
+        ..good.clone()
+    };
+    world.publish(custom("other", other));
+    assert_eq!(client.get(VIP, HTTP1).await, 403);
+    let missing = Provider {
+        place: Err("there is none".into()),
+        fail_open: true,
+        ..good
+    };
+    world.publish(WaypointUpdate::PolicyGone(record("other")));
+    world.publish(custom("ask", missing));
+    assert_eq!(client.get(VIP, HTTP1).await, 403);
+    assert_eq!((asked.lock().len(), strict.received().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn connections_that_are_not_http_are_asked_about_by_grpc_alone() {
+    let world = World::new().await;
+    let (echo, _) = scripted(|_, mut stream| async move {
+        let (mut read, mut write) = stream.split();
+        let _ended = tokio::io::copy(&mut read, &mut write).await;
+    })
+    .await;
+    let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
+    world.serve("web", VIP, &[echo]);
+    world.serve("authz", PROVIDER_VIP, &[at]);
+    world.publish(custom("ask", provider(ProviderProtocol::Grpc)));
+    let client = world.client().await;
+    let mut tunnel = client.tunnel(VIP, TCP).await;
+    tunnel.write_all(b"ping").await.unwrap();
+    let mut echoed = [0; 4];
+    tunnel.read_exact(&mut echoed).await.unwrap();
+    assert_eq!((&echoed, asked.lock().len()), (b"ping", 1));
+    // It has been admitted by that provider, and by no other.
+    let other = Provider {
+        name: "other".into(),
+        ..provider(ProviderProtocol::Grpc)
+    };
+    world.publish(custom("ask", other));
+    let mut rest = Vec::new();
+    let _ended = tunnel.read_to_end(&mut rest).await;
+    assert_eq!(asked.lock().len(), 1);
+    world.publish(custom("ask", of_http()));
+    assert!(client.try_tunnel(VIP, TCP).await.is_err());
+}

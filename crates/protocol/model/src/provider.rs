@@ -1,0 +1,63 @@
+//! Providers that decide about requests instead of a waypoint (Istio's `envoyExtAuthzGrpc` and `envoyExtAuthzHttp`).
+
+use std::time::Duration;
+
+use arcstr::ArcStr;
+
+use crate::{NamespacedHostname, StringMatch};
+
+/// One provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Provider {
+    /// Its name in MeshConfig.
+    pub name: ArcStr,
+    /// Where it is; an error says why it cannot be asked: then all that the policy is attached to is denied.
+    pub place: Result<(NamespacedHostname, u16), ArcStr>,
+    /// How long it may take.
+    pub timeout: Duration,
+    /// The status of requests about which it does not answer.
+    pub status_on_error: u16,
+    /// Whether they pass instead.
+    pub fail_open: bool,
+    /// What it gets of requests' bodies, if anything.
+    pub body: Option<ProviderBody>,
+    /// How it is asked.
+    pub protocol: ProviderProtocol,
+}
+
+/// How much of a request's body a provider gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProviderBody {
+    /// At most.
+    pub max_bytes: u32,
+    /// Of a larger one its beginning; otherwise the request is refused.
+    pub allow_partial: bool,
+    /// Of gRPC: as bytes and not as text.
+    pub as_bytes: bool,
+}
+
+/// How a provider is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProviderProtocol {
+    /// `envoy.service.auth.v3.Authorization`.
+    Grpc,
+    /// By a request like the one that it is about.
+    Http(HttpProvider),
+}
+
+/// What a provider of HTTP gets, and what is taken over of its answers. Names of headers are in lower case.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpProvider {
+    /// Before the path.
+    pub path_prefix: ArcStr,
+    /// Which of the request's headers it gets, besides those that it always gets.
+    pub headers: Vec<StringMatch>,
+    /// Headers that it gets besides.
+    pub added: Vec<(ArcStr, ArcStr)>,
+    /// Which of its headers the application gets.
+    pub to_application: Vec<StringMatch>,
+    /// Which of its headers the client gets with the application's answer.
+    pub to_client_allowed: Vec<StringMatch>,
+    /// Which it gets with a denial, besides those that it always gets; all if there are none.
+    pub to_client_denied: Vec<StringMatch>,
+}

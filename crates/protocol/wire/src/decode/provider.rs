@@ -1,0 +1,52 @@
+//! Providers that decide about requests.
+
+use std::time::Duration;
+
+use ambit_model as model;
+
+use super::{DecodeError, Refusal, policy::texts, port, waypoint::hostname};
+use crate::ambit as wire;
+
+pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, DecodeError> {
+    let status = from.status_on_error;
+    let status_on_error = u16::try_from(status).ok();
+    let status_on_error = status_on_error.filter(|status| (400..600).contains(status));
+    let place = if from.refused.is_empty() {
+        let service = hostname("waypoint_provider.service", from.service)?;
+        Ok((service, port("waypoint_provider.port", from.port)?))
+    } else {
+        Err(from.refused.into())
+    };
+    Ok(model::Provider {
+        name: from.name.into(),
+        place,
+        timeout: Duration::from_millis(from.timeout),
+        status_on_error: status_on_error.ok_or_else(|| {
+            DecodeError::new("waypoint_provider.status_on_error", Refusal::Status(status))
+        })?,
+        fail_open: from.fail_open,
+        body: from.body.map(|body| model::ProviderBody {
+            max_bytes: body.max_bytes,
+            allow_partial: body.allow_partial,
+            as_bytes: body.as_bytes,
+        }),
+        protocol: match from.http {
+            None => model::ProviderProtocol::Grpc,
+            Some(http) => model::ProviderProtocol::Http(of_http(http)?),
+        },
+    })
+}
+
+fn of_http(from: wire::HttpProvider) -> Result<model::HttpProvider, DecodeError> {
+    let added = from.added.into_iter();
+    Ok(model::HttpProvider {
+        path_prefix: from.path_prefix.into(),
+        headers: texts("http_provider.headers", from.headers)?,
+        added: added
+            .map(|header| (header.name.into(), header.value.into()))
+            .collect(),
+        to_application: texts("http_provider.to_application", from.to_application)?,
+        to_client_allowed: texts("http_provider.to_client_allowed", from.to_client_allowed)?,
+        to_client_denied: texts("http_provider.to_client_denied", from.to_client_denied)?,
+    })
+}

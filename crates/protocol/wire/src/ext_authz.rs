@@ -1,0 +1,271 @@
+//! `envoy.service.auth.v3.Authorization/Check`, as far as a waypoint speaks it: what it asks, and what it is answered.
+//!
+//! The messages are a subset of Envoy's published API with its numbers; what an answer has besides is ignored, as that
+//! API has it.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use prost::Message;
+
+mod proto;
+#[cfg(test)]
+mod tests;
+
+/// The path of the one call.
+pub const CHECK_PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
+
+/// One end of what is asked about.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer<'a> {
+    /// Its address.
+    pub address: SocketAddr,
+    /// Its identity, if it has proven one.
+    pub principal: Option<&'a str>,
+}
+
+/// A request that is asked about.
+#[derive(Clone, Debug, Default)]
+pub struct HttpCheck {
+    /// Which one it is, in logs.
+    pub id: String,
+    /// Its method.
+    pub method: String,
+    /// Names in lower case, each once.
+    pub headers: HashMap<String, String>,
+    /// With the query.
+    pub path: String,
+    /// Its authority.
+    pub host: String,
+    /// Of its content; `None` if that is not known.
+    pub size: Option<u64>,
+    /// As Envoy writes it: `HTTP/1.1`.
+    pub protocol: &'static str,
+    /// As much of its content as the provider gets.
+    pub body: Vec<u8>,
+    /// Whether that goes as bytes, and not as text.
+    pub body_as_bytes: bool,
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Check<'a> {
+    /// Who calls.
+    pub source: Peer<'a>,
+    /// What is called.
+    pub destination: Peer<'a>,
+    /// When it came.
+    pub time: SystemTime,
+    /// `None` for a connection that is not HTTP.
+    pub http: Option<HttpCheck>,
+    /// The server name of a TLS connection.
+    pub sni: Option<&'a str>,
+}
+
+/// A header that an answer sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderOption {
+    /// As it was sent.
+    pub name: String,
+    /// The same.
+    pub value: Vec<u8>,
+    /// In which way.
+    pub how: HeaderChange,
+}
+
+/// How a header is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderChange {
+    /// In place of those that are there.
+    Set,
+    /// Beside them.
+    Append,
+    /// If there is none.
+    AddIfAbsent,
+    /// If there is one, in its place.
+    SetIfPresent,
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It may pass.
+    Allowed(Allowed),
+    /// It may not.
+    Denied(Denied),
+}
+
+/// What becomes of a request that may pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// Of the request.
+    pub headers: Vec<HeaderOption>,
+    /// Headers that go.
+    pub remove: Vec<String>,
+    /// Of the answer to it.
+    pub answer_headers: Vec<HeaderOption>,
+    /// Of its query.
+    pub query_set: Vec<(String, String)>,
+    /// Parameters that go.
+    pub query_remove: Vec<String>,
+}
+
+/// What the client gets instead.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Denied {
+    /// 403 without.
+    pub status: Option<u16>,
+    /// Headers.
+    pub headers: Vec<HeaderOption>,
+    /// Content.
+    pub body: Vec<u8>,
+}
+
+/// An answer that cannot be believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerError {
+    /// Not protobuf.
+    #[error("the answer is no CheckResponse: {0}")]
+    Malformed(#[source] prost::DecodeError),
+    /// Nothing is in it.
+    #[error("the answer says neither yes nor no")]
+    Empty,
+    /// It allows, and says with what to deny; or the reverse.
+    #[error("the answer contradicts itself")]
+    Contradiction,
+}
+
+impl Check<'_> {
+    /// The message.
+    pub fn encode(self) -> Vec<u8> {
+        let of_epoch = self.time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = prost_types::Timestamp {
+            seconds: i64::try_from(of_epoch.as_secs()).unwrap_or(i64::MAX),
+            nanos: i32::try_from(of_epoch.subsec_nanos()).unwrap_or_default(),
+        };
+        let http = self.http.map(|http| {
+            let (body, raw_body) = if http.body_as_bytes {
+                (String::new(), http.body)
+            } else {
+                (String::from_utf8_lossy(&http.body).into_owned(), Vec::new())
+            };
+            proto::HttpRequest {
+                id: http.id,
+                method: http.method,
+                headers: http.headers,
+                path: http.path,
+                host: http.host,
+                scheme: "http".to_owned(),
+                size: http
+                    .size
+                    .map_or(-1, |of| i64::try_from(of).unwrap_or(i64::MAX)),
+                protocol: http.protocol.to_owned(),
+                body,
+                raw_body,
+            }
+        });
+        let attributes = proto::AttributeContext {
+            source: Some(peer(self.source)),
+            destination: Some(peer(self.destination)),
+            request: Some(proto::Request {
+                time: Some(time),
+                http,
+            }),
+            tls_session: self.sni.map(|sni| proto::TlsSession {
+                sni: sni.to_owned(),
+            }),
+        };
+        proto::CheckRequest {
+            attributes: Some(attributes),
+        }
+        .encode_to_vec()
+    }
+}
+
+fn peer(of: Peer<'_>) -> proto::Peer {
+    proto::Peer {
+        address: Some(proto::Address {
+            socket_address: Some(proto::SocketAddress {
+                address: of.address.ip().to_string(),
+                port_value: Some(u32::from(of.address.port())),
+            }),
+        }),
+        principal: of.principal.unwrap_or_default().to_owned(),
+    }
+}
+
+impl Answer {
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// When it is none, or says two things.
+    pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
+        let read = proto::CheckResponse::decode(bytes).map_err(AnswerError::Malformed)?;
+        let denied = read.denied_response;
+        let code = read.status.map(|status| status.code);
+        match (code, denied, read.ok_response) {
+            (None, None, None) => Err(AnswerError::Empty),
+            (Some(0) | None, Some(_), _) => Err(AnswerError::Contradiction),
+            (Some(0) | None, None, ok) => Ok(Self::Allowed(allowed(ok.unwrap_or_default()))),
+            (Some(_), _, Some(_)) => Err(AnswerError::Contradiction),
+            (Some(_), denied, None) => Ok(Self::Denied(refused(denied.unwrap_or_default()))),
+        }
+    }
+}
+
+fn allowed(from: proto::OkHttpResponse) -> Allowed {
+    let of_request = from.headers.into_iter();
+    let of_answer = from.response_headers_to_add.into_iter();
+    let set = from.query_parameters_to_set.into_iter();
+    Allowed {
+        headers: of_request
+            .filter_map(|one| header(one, HeaderChange::Set))
+            .collect(),
+        remove: from.headers_to_remove,
+        answer_headers: of_answer
+            .filter_map(|one| header(one, HeaderChange::Append))
+            .collect(),
+        query_set: set.map(|one| (one.key, one.value)).collect(),
+        query_remove: from.query_parameters_to_remove,
+    }
+}
+
+fn refused(from: proto::DeniedHttpResponse) -> Denied {
+    let status = from
+        .status
+        .and_then(|status| u16::try_from(status.code).ok());
+    let headers = from.headers.into_iter();
+    Denied {
+        status: status.filter(|status| *status > 0),
+        headers: headers
+            .filter_map(|one| header(one, HeaderChange::Set))
+            .collect(),
+        body: from.body.into_bytes(),
+    }
+}
+
+/// `unsaid` is what is meant where nothing says it.
+fn header(from: proto::HeaderValueOption, unsaid: HeaderChange) -> Option<HeaderOption> {
+    let how = match (from.append, from.append_action) {
+        (Some(true), _) => HeaderChange::Append,
+        (Some(false), _) => HeaderChange::Set,
+        (None, 1) => HeaderChange::AddIfAbsent,
+        (None, 2) => HeaderChange::Set,
+        (None, 3) => HeaderChange::SetIfPresent,
+        (None, _) => unsaid,
+    };
+    let header = from.header?;
+    let value = if header.raw_value.is_empty() {
+        header.value.into_bytes()
+    } else {
+        header.raw_value
+    };
+    Some(HeaderOption {
+        name: header.key,
+        value,
+        how,
+    })
+}

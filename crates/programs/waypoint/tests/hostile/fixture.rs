@@ -145,6 +145,7 @@ impl World {
             Resource::WaypointGateway,
             Resource::WaypointService,
             Resource::WaypointPolicy,
+            Resource::WaypointAuthentication,
         ] {
             world.published.complete(of);
         }

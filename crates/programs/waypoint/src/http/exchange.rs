@@ -25,7 +25,7 @@ use super::{
     retrying::Again,
     routed::{Crossing, Routed, Taken, route},
     send::{self, Destination, Failure, Sending, Sent},
-    upgrade::{self, Leftover},
+    upgrade::{self, Leftover, Upgrade},
 };
 use crate::{
     circle::Passed,
@@ -116,14 +116,7 @@ async fn answer(
         Box::pin(fault::inject(injected, &admission, deadline, record)).await?;
     }
     let declared = destination.app_protocol(session);
-    let version = match &upgrade {
-        Some(upgrade) => upgrade.version(declared),
-        None => match declared {
-            AppProtocol::Http11 => Version::Http1,
-            AppProtocol::Http2 | AppProtocol::Grpc => Version::Http2,
-            _ => outgoing::version_of(request.version()),
-        },
-    };
+    let version = version(upgrade.as_ref(), declared, request.version());
     complete(session, &mut request, &form);
     let (parts, incoming) = request.into_parts();
     record.forwarded(&parts.headers);
@@ -208,6 +201,16 @@ fn judge(
     let (decision, admission) = Admission::of(session, facts, proved, asked.by.clone());
     record.judged(&decision);
     admission.ok_or_else(Reply::denied)
+}
+
+/// In which version a request is sent.
+fn version(upgrade: Option<&Upgrade>, declared: AppProtocol, came: http::Version) -> Version {
+    match (upgrade, declared) {
+        (Some(upgrade), _) => upgrade.version(declared),
+        (None, AppProtocol::Http11) => Version::Http1,
+        (None, AppProtocol::Http2 | AppProtocol::Grpc) => Version::Http2,
+        (None, _) => outgoing::version_of(came),
+    }
 }
 
 /// Judges what a route leads to another service as that one's, too.

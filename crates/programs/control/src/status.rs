@@ -9,11 +9,12 @@
 //! | AuthorizationPolicy with targetRefs | `WaypointAccepted` | True: `Accepted`, `PartiallyInvalid` (a part of it, or at some of its targets). False: `AncestorNotBound` (its targets have no waypoint), `TargetNotFound`, `Invalid` |
 //! | PeerAuthentication | `ZtunnelAccepted` | as above |
 //! | ServiceEntry, WorkloadEntry that are not used as they are | `ambit.io/Used` | False: `PartlyUsed`, `NotUsed` |
+//! | HTTPFault | `ambit.io/Used` | True: `Used`, `PartiallyInvalid`. False: `NotReferenced`, `Invalid` |
 //! | Service, ServiceEntry, WorkloadEntry that have a waypoint or name one, or whose namespace does | `istio.io/WaypointBound` | True: `WaypointAccepted`. False: `NoReadyWaypoint`, `WaypointIsNotReady`, `AttachmentDenied`, `UnsupportedTrafficType`, `CrossNamespaceWaypointForbidden`, `CanaryInvalidWeight`, `CanarySameAsPrimary` |
 //! | Gateway of a waypoint with settings, pods or other objects that have not the effect one might expect | `ambit.io/Effective` | False: `PartlyUsed`, `NotUsed` |
 //! | listeners of a waypoint's Gateway | `Accepted`, `Conflicted`, `Programmed`, `ResolvedRefs` | as the Gateway API has them |
 //! | HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `IncompatibleFilters`, `UnsupportedValue`, `Conflicted` (another route is followed there), `UnsupportedProtocol` (by what the ports speak) |
-//! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `InvalidKind`, `RefNotPermitted` |
+//! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `FilterNotFound`, `InvalidKind`, `RefNotPermitted` |
 //! | | `ResolvedWaypoints` | True: `ResolvedWaypoints`. False: `NoWaypoint` |
 
 pub mod addresses;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ambit_model::{
     ArcStr, Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway,
-    WaypointService, Workload,
+    WaypointService, WaypointTelemetry, Workload,
 };
 use ambit_wire::{
     decode::{
@@ -82,6 +82,10 @@ pub enum WaypointUpdate {
     Destination(ArcStr, Box<WaypointDestination>),
     /// A record of that is gone.
     DestinationGone(ArcStr),
+    /// What is told of requests, under the name of the record.
+    Telemetry(ArcStr, Box<WaypointTelemetry>),
+    /// A record of that is gone.
+    TelemetryGone(ArcStr),
 }
 
 /// The cached form of a resource, for [`crate::Client::restore`].
@@ -292,6 +296,10 @@ impl<'a, H: Handler> Batch<'a, H> {
                 name.clone(),
                 Box::new(decode::waypoint_destination(&value)?),
             )),
+            Resource::WaypointTelemetry => Update::Waypoint(WaypointUpdate::Telemetry(
+                name.clone(),
+                Box::new(decode::waypoint_telemetry(&value)?),
+            )),
             Resource::WaypointPolicy => {
                 let of_waypoint =
                     |policy| Update::Waypoint(WaypointUpdate::Policy(name.clone(), policy));
@@ -338,6 +346,9 @@ impl<'a, H: Handler> Batch<'a, H> {
             Some(Resource::WaypointPolicy) => Update::Waypoint(WaypointUpdate::PolicyGone(name)),
             Some(Resource::WaypointDestination) => {
                 Update::Waypoint(WaypointUpdate::DestinationGone(name))
+            }
+            Some(Resource::WaypointTelemetry) => {
+                Update::Waypoint(WaypointUpdate::TelemetryGone(name))
             }
             None => return,
         });

@@ -3,6 +3,7 @@
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_DESTINATION_TYPE_URL,
     WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+    WAYPOINT_TELEMETRY_TYPE_URL,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -31,6 +32,8 @@ pub enum Resource {
     WaypointPolicy,
     /// How a waypoint treats the endpoints of services.
     WaypointDestination,
+    /// What a waypoint tells of requests.
+    WaypointTelemetry,
 }
 
 /// The place of [`Resource::Address`], the one type that is asked for on demand, for every role.
@@ -54,6 +57,7 @@ impl Role {
                 Resource::WaypointService,
                 Resource::WaypointPolicy,
                 Resource::WaypointDestination,
+                Resource::WaypointTelemetry,
             ],
         }
     }
@@ -89,6 +93,7 @@ impl Resource {
             Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
             Self::WaypointPolicy => WAYPOINT_POLICY_TYPE_URL,
             Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
+            Self::WaypointTelemetry => WAYPOINT_TELEMETRY_TYPE_URL,
         }
     }
 }

@@ -9,6 +9,7 @@ mod delta;
 mod destination;
 mod policy;
 mod service;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 mod waypoint;
@@ -25,6 +26,7 @@ use crate::workload as wire;
 pub use crate::unknown::UnknownField;
 pub use destination::waypoint_destination;
 pub use policy::{NotUnderstood, policy};
+pub use telemetry::waypoint_telemetry;
 pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};
 
 use crate::unknown::{ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS};

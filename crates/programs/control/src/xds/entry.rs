@@ -25,6 +25,8 @@ impl Collection {
     pub const WAYPOINT_POLICIES: Self = Self("waypoint policies");
     /// How waypoints treat the endpoints of services.
     pub const WAYPOINT_DESTINATIONS: Self = Self("waypoint destinations");
+    /// What waypoints tell of requests.
+    pub const WAYPOINT_TELEMETRY: Self = Self("waypoint telemetry");
 }
 
 /// What a record is.

@@ -9,7 +9,7 @@ use std::{
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_DESTINATION_TYPE_URL,
     WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
-    WORKLOAD_TYPE_URL,
+    WAYPOINT_TELEMETRY_TYPE_URL, WORKLOAD_TYPE_URL,
 };
 
 use super::entry::{Collection, Entry, EntryKind};
@@ -118,6 +118,15 @@ static WAYPOINT_DESTINATION: Definition = Definition {
     ..WAYPOINT_POLICY
 };
 
+static WAYPOINT_TELEMETRY: Definition = Definition {
+    type_url: WAYPOINT_TELEMETRY_TYPE_URL,
+    short_name: "WPTDS",
+    collection: Collection::WAYPOINT_TELEMETRY,
+    // Behind those of other branches of the mesh: nothing hangs on it.
+    order: 20,
+    ..WAYPOINT_POLICY
+};
+
 impl ResourceType {
     /// Policies.
     pub const AUTHORIZATION: Self = Self(&AUTHORIZATION);
@@ -134,6 +143,8 @@ impl ResourceType {
     pub const WAYPOINT_SERVICE: Self = Self(&WAYPOINT_SERVICE);
     /// How waypoints treat the endpoints of services.
     pub const WAYPOINT_DESTINATION: Self = Self(&WAYPOINT_DESTINATION);
+    /// What waypoints tell of requests.
+    pub const WAYPOINT_TELEMETRY: Self = Self(&WAYPOINT_TELEMETRY);
 
     /// Every type that is served.
     pub const ALL: &[Self] = &[
@@ -144,6 +155,7 @@ impl ResourceType {
         Self::WAYPOINT_GATEWAY,
         Self::WAYPOINT_SERVICE,
         Self::WAYPOINT_DESTINATION,
+        Self::WAYPOINT_TELEMETRY,
     ];
 
     /// The type of a URL.

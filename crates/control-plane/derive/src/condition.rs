@@ -118,6 +118,12 @@ pub(crate) const RULE_USED: ConditionType = ConditionType {
     ..USED
 };
 
+/// Which waypoints follow what is to be told of requests.
+pub(crate) const TELEMETRY_USED: ConditionType = ConditionType {
+    manager: "ambit-telemetry",
+    ..RULE_USED
+};
+
 /// Whether all that concerns a waypoint has the effect that one might expect.
 pub(crate) const EFFECTIVE: ConditionType = ConditionType {
     name: "ambit.io/Effective",

@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 use ambit_model::{
     ArcStr, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PathNormalization,
-    PolicyKey, WaypointDestination, WaypointGateway, WaypointService, Workload, WorkloadUid,
+    PolicyKey, TelemetryScope, WaypointDestination, WaypointGateway, WaypointService,
+    WaypointTelemetry, Workload, WorkloadUid,
 };
 
 pub use index::{
@@ -129,6 +130,8 @@ pub struct Delta {
     pub waypoint_policies: Changed<(GatewayName, PolicyKey), HttpPolicy>,
     /// How each waypoint treats the endpoints of services.
     pub waypoint_destinations: Changed<(GatewayName, NamespacedHostname), WaypointDestination>,
+    /// What each waypoint tells of requests.
+    pub waypoint_telemetry: Changed<(GatewayName, TelemetryScope), WaypointTelemetry>,
 }
 
 impl Delta {
@@ -145,6 +148,7 @@ impl Delta {
         self.waypoint_services.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_policies.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_destinations.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_telemetry.sort_by(|a, b| a.0.cmp(&b.0));
     }
 
     /// How many records changed.
@@ -152,7 +156,8 @@ impl Delta {
         let of_waypoints = self.waypoint_gateways.len()
             + self.waypoint_services.len()
             + self.waypoint_policies.len()
-            + self.waypoint_destinations.len();
+            + self.waypoint_destinations.len()
+            + self.waypoint_telemetry.len();
         self.workloads.len() + self.services.len() + self.policies.len() + of_waypoints
     }
 }

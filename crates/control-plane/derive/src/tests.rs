@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
-    Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway, WaypointService,
-    Workload,
+    Authorization, HttpPolicy, Service, TelemetryScope, WaypointDestination, WaypointGateway,
+    WaypointService, WaypointTelemetry, Workload,
 };
 
 use super::*;
@@ -34,6 +34,8 @@ pub(crate) struct TestMesh {
     pub(crate) waypoint_policies: BTreeMap<String, HttpPolicy>,
     /// By `gateway to service`.
     pub(crate) waypoint_destinations: BTreeMap<String, WaypointDestination>,
+    /// By `gateway tells of scope`.
+    pub(crate) waypoint_telemetry: BTreeMap<String, WaypointTelemetry>,
 }
 
 pub(crate) fn objects(yaml: &str) -> Vec<Object> {
@@ -70,6 +72,7 @@ impl TestMesh {
             waypoint_services: BTreeMap::new(),
             waypoint_policies: BTreeMap::new(),
             waypoint_destinations: BTreeMap::new(),
+            waypoint_telemetry: BTreeMap::new(),
         }
     }
 
@@ -137,6 +140,20 @@ impl TestMesh {
         for ((gateway, name), record) in &delta.waypoint_destinations {
             let (all, record) = (&mut self.waypoint_destinations, record.as_deref().cloned());
             put(all, &mut names, format!("{gateway} to {name}"), record);
+        }
+        for ((gateway, scope), record) in &delta.waypoint_telemetry {
+            let (all, record) = (&mut self.waypoint_telemetry, record.as_deref().cloned());
+            let scope = match scope {
+                TelemetryScope::Waypoint => "all".to_owned(),
+                TelemetryScope::Namespace(namespace) => namespace.to_string(),
+                TelemetryScope::Service(service) => service.to_string(),
+            };
+            put(
+                all,
+                &mut names,
+                format!("{gateway} tells of {scope}"),
+                record,
+            );
         }
         assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names

@@ -15,6 +15,7 @@ mod object;
 mod release;
 pub mod selector;
 pub mod status;
+pub mod telemetry;
 pub mod unread;
 
 pub use destination::DestinationRule;
@@ -37,4 +38,5 @@ pub use object::{
 };
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
-pub use unread::{EnvoyFilter, RequestAuthentication, Telemetry, VirtualService, WasmPlugin};
+pub use telemetry::Telemetry;
+pub use unread::{EnvoyFilter, RequestAuthentication, VirtualService, WasmPlugin};

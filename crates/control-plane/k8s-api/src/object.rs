@@ -8,10 +8,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter, GRPCRoute,
-    Gateway, GatewayClass, HTTPRoute, Namespace, Node, PeerAuthentication, Pod, ReferenceGrant,
-    RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status, TCPRoute, TLSRoute,
-    Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
+    GRPCRoute, Gateway, GatewayClass, HTTPRoute, Namespace, Node, PeerAuthentication, Pod,
+    ReferenceGrant, RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status, TCPRoute,
+    TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.
@@ -47,7 +47,7 @@ macro_rules! for_each_kind {
             VirtualService, true, Unread, "Routes of Istio's own API.";
             EnvoyFilter, true, Unread, "Changes of Envoy's configuration.";
             RequestAuthentication, true, Unread, "Who may be a caller by JSON web tokens.";
-            Telemetry, true, Unread, "What is measured and logged.";
+            Telemetry, true, Custom, "What is measured, logged and traced.";
             WasmPlugin, true, Unread, "Code that runs in Envoy.";
         }
     };

@@ -64,8 +64,6 @@ unread! {
     EnvoyFilter, "networking.istio.io", "envoyfilters";
     /// Who may be a caller by JSON web tokens.
     RequestAuthentication, "security.istio.io", "requestauthentications";
-    /// What is measured and logged.
-    Telemetry, "telemetry.istio.io", "telemetries";
     /// Code that runs in Envoy.
     WasmPlugin, "extensions.istio.io", "wasmplugins";
 }

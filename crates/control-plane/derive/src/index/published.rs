@@ -3,8 +3,9 @@
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use ambit_model::{
-    Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey, WaypointDestination,
-    WaypointGateway, WaypointService, Workload, WorkloadUid,
+    Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey, TelemetryScope,
+    WaypointDestination, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
+    WorkloadUid,
 };
 
 use super::Maker;
@@ -20,6 +21,7 @@ pub(super) struct Published {
     waypoint_services: Records<(GatewayName, NamespacedHostname), WaypointService>,
     waypoint_policies: Records<(GatewayName, PolicyKey), HttpPolicy>,
     waypoint_destinations: Records<(GatewayName, NamespacedHostname), WaypointDestination>,
+    waypoint_telemetry: Records<(GatewayName, TelemetryScope), WaypointTelemetry>,
 }
 
 impl Published {
@@ -33,6 +35,7 @@ impl Published {
             waypoint_services,
             waypoint_policies,
             waypoint_destinations,
+            waypoint_telemetry,
             conflicts: _,
         } = new;
         let named = workloads.into_iter().map(|one| (one.uid.clone(), one));
@@ -58,6 +61,10 @@ impl Published {
         let named = named.map(|(gateway, one)| ((gateway, one.service.clone()), one));
         self.waypoint_destinations
             .replace(maker, named, &mut delta.waypoint_destinations);
+        let named = waypoint_telemetry.into_iter();
+        let named = named.map(|(gateway, one)| ((gateway, one.scope.clone()), one));
+        self.waypoint_telemetry
+            .replace(maker, named, &mut delta.waypoint_telemetry);
     }
 }
 

@@ -5,6 +5,7 @@ mod destinations;
 mod foreign;
 mod instances;
 mod kinds;
+mod telemetry;
 mod told;
 mod warnings;
 

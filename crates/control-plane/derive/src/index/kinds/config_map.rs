@@ -7,6 +7,7 @@
 mod callee;
 mod providers;
 mod settings;
+mod telemetry;
 
 use ambit_k8s_api::{ConfigMap, Kind, ObjectKey};
 use ambit_model::PathNormalization;
@@ -60,7 +61,7 @@ impl MeshKind for ConfigMap {
             .callees
             .replace(change.key, hosts(change.old), hosts(change.new));
         index.mark(change.key.clone());
-        index.mark_gateways();
+        index.mark_telemetry();
     }
 }
 

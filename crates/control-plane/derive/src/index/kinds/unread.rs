@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{
-    EnvoyFilter, Kind, RequestAuthentication, Telemetry, VirtualService, WasmPlugin,
-};
+use ambit_k8s_api::{EnvoyFilter, Kind, RequestAuthentication, VirtualService, WasmPlugin};
 use ambit_model::{ArcStr, GatewayName};
 
 use super::Objects;
@@ -49,7 +47,7 @@ macro_rules! unread {
 }
 
 unread! {
-    VirtualService EnvoyFilter RequestAuthentication Telemetry WasmPlugin
+    VirtualService EnvoyFilter RequestAuthentication WasmPlugin
 }
 
 /// What is to be said on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose

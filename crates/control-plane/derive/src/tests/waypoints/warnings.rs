@@ -201,7 +201,6 @@ fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean(
         Kind::VirtualService,
         Kind::EnvoyFilter,
         Kind::RequestAuthentication,
-        Kind::Telemetry,
         Kind::WasmPlugin,
     ] {
         for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {

@@ -59,6 +59,10 @@ impl Index {
     /// Those whose waypoints call a host: which service that is may be another now.
     pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
         let callers: Vec<_> = self.callees.of(host).cloned().collect();
+        // Providers of the mesh's settings are called for telemetry.
+        if callers.iter().any(|caller| caller.kind == Kind::ConfigMap) {
+            self.mark_telemetry();
+        }
         for caller in callers {
             self.mark(caller);
         }

@@ -10,8 +10,15 @@ use crate::problem::{FieldError, Note};
 
 /// Kinds of providers that something is made of.
 const SUPPORTED: [&str; 0] = [];
+/// Those that telemetry names.
+const OF_TELEMETRY: [&str; 4] = [
+    "envoyFileAccessLog",
+    "envoyOtelAls",
+    "opentelemetry",
+    "prometheus",
+];
 /// Those that Istio has besides.
-const UNSUPPORTED: [&str; 15] = [
+const UNSUPPORTED: [&str; 11] = [
     "envoyExtAuthzGrpc",
     "envoyExtAuthzHttp",
     "zipkin",
@@ -20,12 +27,8 @@ const UNSUPPORTED: [&str; 15] = [
     "stackdriver",
     "opencensus",
     "skywalking",
-    "opentelemetry",
-    "prometheus",
-    "envoyFileAccessLog",
     "envoyHttpAls",
     "envoyTcpAls",
-    "envoyOtelAls",
     "sds",
 ];
 
@@ -82,7 +85,12 @@ fn one(entry: &Value, at: &str, notes: &mut Vec<Note>) -> Result<ExtensionProvid
     let mut kinds = entry.iter().filter(|(key, _)| *key != "name");
     let (kind, settings) = match (kinds.next(), kinds.next()) {
         (Some(kind), None) => kind,
-        (None, _) => return Err(error(at, "has no kind: give one, such as envoyExtAuthzGrpc")),
+        (None, _) => {
+            return Err(error(
+                at,
+                "has no kind: give one, such as envoyExtAuthzGrpc",
+            ));
+        }
         (Some((one, _)), Some((other, _))) => {
             let message = format!("is both {one} and {other}: give one kind");
             return Err(error(at, message));
@@ -94,7 +102,7 @@ fn one(entry: &Value, at: &str, notes: &mut Vec<Note>) -> Result<ExtensionProvid
         Value::Null => Map::new(),
         _ => return Err(error(&field, "is not a map")),
     };
-    if !SUPPORTED.contains(&kind.as_str()) {
+    if !SUPPORTED.contains(&kind.as_str()) && !OF_TELEMETRY.contains(&kind.as_str()) {
         let message = if UNSUPPORTED.contains(&kind.as_str()) {
             "is not supported: what names the provider has no effect"
         } else {

@@ -7,8 +7,8 @@
 
 pub mod app;
 mod budget;
-mod calls;
 mod caller;
+mod calls;
 mod circle;
 pub mod command;
 pub mod config;
@@ -24,5 +24,6 @@ mod session;
 mod sniff;
 mod target;
 mod tcp;
+mod telling;
 mod upstream;
 pub mod waypoint;

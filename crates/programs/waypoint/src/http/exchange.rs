@@ -89,6 +89,7 @@ async fn answer(
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
+    record.pass_trace_on(request.headers_mut());
     let admission = judge(session, &request, &form, record)?;
     let routed = route(session, &request, &form, record, crossing)?;
     let taken = match routed {

@@ -133,6 +133,8 @@ pub(crate) struct Tests {
     root: bool,
     /// They run programs of other crates.
     pub(crate) binaries: bool,
+    /// They tell a collector of OpenTelemetry's.
+    pub(crate) collector: bool,
 }
 
 impl Tests {
@@ -144,7 +146,7 @@ impl Tests {
             "cni" => (&[LAB, PLUGINS], true, false),
             // A lab runs in a user namespace where there is no root.
             "cli" => (&[LAB, PLUGINS], false, true),
-            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS], true, true),
+            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS, GO], true, true),
             "install" => (&[GO], false, false),
             "cluster-tests" => (&[LAB, IPTABLES, PLUGINS, GO, CLUSTER], true, true),
             _ => (&[], false, false),
@@ -153,6 +155,7 @@ impl Tests {
             needs,
             root,
             binaries,
+            collector: name == "system-tests",
         }
     }
 
@@ -162,6 +165,7 @@ impl Tests {
             needs: &[LAB, IPTABLES, PLUGINS, CLOCKS, GO, CLUSTER],
             root: true,
             binaries: true,
+            collector: true,
         }
     }
 
@@ -191,7 +195,7 @@ pub(crate) enum Purpose {
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],
-        Purpose::Bench => &[BUILD, LAB, BENCH],
+        Purpose::Bench => &[BUILD, LAB, BENCH, GO],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
     })
 }

@@ -5,6 +5,7 @@ mod change;
 mod envoy;
 mod manifests;
 mod table;
+mod tracing;
 
 use std::{
     fs,
@@ -39,6 +40,8 @@ struct Work {
     rules: usize,
     /// Further services with [`RULES_OF_SERVICE`] rules each.
     services: usize,
+    /// Of a hundred requests so many are traced.
+    traced: Option<u32>,
 }
 
 /// Requests from one client.
@@ -124,6 +127,7 @@ pub(crate) fn run(envoy: &Path) -> Result<()> {
         rows.push(bench.memory(what, true)?);
         rows.extend(bench.compare(&format!("{what}, "), Load::Http1(32))?);
     }
+    rows.extend(tracing::rows(envoy)?);
     table::print(&rows);
     Ok(())
 }
@@ -147,7 +151,13 @@ impl Bench {
             servers.filter(|pod| pod.ready && pod.captured).count() == 2
         })?;
         let files = Files::new(scratch.path());
-        files.configure(work, &rig.address("envoy", "server")?)?;
+        let (namespace, name) = tracing::PLACE;
+        let collector = work
+            .traced
+            .map(|_| rig.address(namespace, name))
+            .transpose()?;
+        let backend = rig.address("envoy", "server")?;
+        files.configure(work, &backend, collector.as_deref())?;
         rig.until("all pods ready", |status| {
             status.pods.iter().all(|pod| pod.ready)
         })?;

@@ -15,3 +15,4 @@ mod kinds;
 mod progress;
 mod protocols;
 mod rollout;
+mod telemetry;

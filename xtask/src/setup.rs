@@ -135,6 +135,8 @@ pub(crate) struct Tests {
     root: bool,
     /// They run programs of other crates.
     pub(crate) binaries: bool,
+    /// They tell a collector of OpenTelemetry's.
+    pub(crate) collector: bool,
 }
 
 impl Tests {
@@ -147,6 +149,7 @@ impl Tests {
             // A lab runs in a user namespace where there is no root.
             "cli" => (&[LAB, PLUGINS], false, true),
             "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX], true, true),
+            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS, GO], true, true),
             "install" => (&[GO], false, false),
             "cluster-tests" => (&[LAB, IPTABLES, PLUGINS, GO, CLUSTER], true, true),
             _ => (&[], false, false),
@@ -155,6 +158,7 @@ impl Tests {
             needs,
             root,
             binaries,
+            collector: name == "system-tests",
         }
     }
 
@@ -164,6 +168,7 @@ impl Tests {
             needs: &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, CLUSTER],
             root: true,
             binaries: true,
+            collector: true,
         }
     }
 
@@ -194,6 +199,7 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],
         Purpose::Bench => &[BUILD, LAB, NGINX, BENCH],
+        Purpose::Bench => &[BUILD, LAB, BENCH, GO],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
     })
 }

@@ -1,6 +1,6 @@
 //! `cargo xtask test` and `check`: everything that must hold, in the order that fails fastest.
 
-use std::{process::Command, thread};
+use std::{path::PathBuf, process::Command, thread};
 
 use anyhow::{Result, anyhow};
 
@@ -15,6 +15,9 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
         tests.ensure()?;
         if tests.binaries {
             build_binaries()?;
+        }
+        if tests.collector {
+            build_collector()?;
         }
         if package == "ambit-cluster-tests" {
             images::for_cluster()?;
@@ -32,6 +35,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     )?;
     proto::generate(true)?;
     build_binaries()?;
+    build_collector()?;
     images::for_cluster()?;
     shell::run(
         "build the tests",
@@ -71,6 +75,20 @@ fn build_binaries() -> Result<()> {
         "build the binaries",
         &mut shell::cargo(&["build", "--workspace", "--bins"]),
     )
+}
+
+/// The outside end of the system tests' telemetry, beside our own programs. What has not changed, Go does not build
+/// again.
+pub(crate) fn build_collector() -> Result<PathBuf> {
+    let program = shell::target_dir().join("debug/otlp-collector");
+    let mut go = Command::new("go");
+    go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
+        .arg(&program)
+        .arg(".")
+        .current_dir(shell::root().join("build/collector"))
+        .env("CGO_ENABLED", "0");
+    shell::run("build the collector", &mut go)?;
+    Ok(program)
 }
 
 fn lints() -> Command {

@@ -14,6 +14,7 @@ const MESSAGES: &[(&str, &str)] = &[
     ("ambit-xds", "the client's end of delta xDS"),
     ("ambit-certificates", "the client's end of the CSR API"),
     ("ambit-control", "the server's end of both"),
+    ("ambit-otlp", "what collectors of telemetry take"),
 ];
 
 /// Modules of `wire` that are generated: its public names for them, and the crates that define messages.

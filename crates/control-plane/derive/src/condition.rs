@@ -129,6 +129,11 @@ pub(crate) const FAULT_USED: ConditionType = ConditionType {
     manager: "ambit-http-fault",
     ..RULE_USED
 };
+/// Which waypoints follow what is to be told of requests.
+pub(crate) const TELEMETRY_USED: ConditionType = ConditionType {
+    manager: "ambit-telemetry",
+    ..RULE_USED
+};
 
 /// Whether all that concerns a waypoint has the effect that one might expect.
 pub(crate) const EFFECTIVE: ConditionType = ConditionType {

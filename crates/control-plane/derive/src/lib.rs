@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use ambit_model::{
     ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname,
-    PathNormalization, PolicyKey, WaypointDestination, WaypointGateway, WaypointService, Workload,
-    WorkloadUid,
+    PathNormalization, PolicyKey, TelemetryScope, WaypointDestination, WaypointGateway,
+    WaypointService, WaypointTelemetry, Workload, WorkloadUid,
 };
 
 pub use index::{
@@ -132,6 +132,8 @@ pub struct Delta {
     pub waypoint_destinations: Changed<(GatewayName, NamespacedHostname), WaypointDestination>,
     /// What each waypoint authenticates by.
     pub waypoint_authentications: Changed<(GatewayName, PolicyKey), Authentication>,
+    /// What each waypoint tells of requests.
+    pub waypoint_telemetry: Changed<(GatewayName, TelemetryScope), WaypointTelemetry>,
 }
 
 impl Delta {
@@ -149,6 +151,7 @@ impl Delta {
         self.waypoint_policies.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_destinations.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_authentications.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_telemetry.sort_by(|a, b| a.0.cmp(&b.0));
     }
 
     /// How many records changed.
@@ -157,7 +160,8 @@ impl Delta {
             + self.waypoint_services.len()
             + self.waypoint_policies.len()
             + self.waypoint_destinations.len()
-            + self.waypoint_authentications.len();
+            + self.waypoint_authentications.len()
+            + self.waypoint_telemetry.len();
         self.workloads.len() + self.services.len() + self.policies.len() + of_waypoints
     }
 }

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
-    Authentication, Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway,
-    WaypointService, Workload,
+    Authentication, Authorization, HttpPolicy, Service, TelemetryScope, WaypointDestination,
+    WaypointGateway, WaypointService, WaypointTelemetry, Workload,
 };
 
 use super::*;
@@ -35,6 +35,8 @@ pub(crate) struct TestMesh {
     /// By `gateway to service`.
     pub(crate) waypoint_destinations: BTreeMap<String, WaypointDestination>,
     pub(crate) waypoint_authentications: BTreeMap<String, Authentication>,
+    /// By `gateway tells of scope`.
+    pub(crate) waypoint_telemetry: BTreeMap<String, WaypointTelemetry>,
 }
 
 pub(crate) fn objects(yaml: &str) -> Vec<Object> {
@@ -72,6 +74,7 @@ impl TestMesh {
             waypoint_policies: BTreeMap::new(),
             waypoint_destinations: BTreeMap::new(),
             waypoint_authentications: BTreeMap::new(),
+            waypoint_telemetry: BTreeMap::new(),
         }
     }
 
@@ -146,6 +149,20 @@ impl TestMesh {
                 record.as_deref().cloned(),
             );
             put(all, &mut names, format!("{gateway} by {name}"), record);
+        }
+        for ((gateway, scope), record) in &delta.waypoint_telemetry {
+            let (all, record) = (&mut self.waypoint_telemetry, record.as_deref().cloned());
+            let scope = match scope {
+                TelemetryScope::Waypoint => "all".to_owned(),
+                TelemetryScope::Namespace(namespace) => namespace.to_string(),
+                TelemetryScope::Service(service) => service.to_string(),
+            };
+            put(
+                all,
+                &mut names,
+                format!("{gateway} tells of {scope}"),
+                record,
+            );
         }
         assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names

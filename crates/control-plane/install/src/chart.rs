@@ -44,6 +44,7 @@ pub const CRDS: &[File] = files![
     "crds/peerauthentications.yaml",
     "crds/requestauthentications.yaml",
     "crds/serviceentries.yaml",
+    "crds/telemetries.yaml",
     "crds/workloadentries.yaml",
 ];
 

@@ -16,6 +16,7 @@ mod object;
 mod release;
 pub mod selector;
 pub mod status;
+pub mod telemetry;
 pub mod unread;
 
 pub use ambit::HTTPFault;
@@ -41,4 +42,5 @@ pub use object::{
 };
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
-pub use unread::{EnvoyFilter, Telemetry, VirtualService, WasmPlugin};
+pub use telemetry::Telemetry;
+pub use unread::{EnvoyFilter, VirtualService, WasmPlugin};

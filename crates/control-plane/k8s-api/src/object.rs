@@ -48,7 +48,7 @@ macro_rules! for_each_kind {
             RequestAuthentication, true, Custom, "Who requests come from, by JSON web tokens.";
             VirtualService, true, Unread, "Routes of Istio's own API.";
             EnvoyFilter, true, Unread, "Changes of Envoy's configuration.";
-            Telemetry, true, Unread, "What is measured and logged.";
+            Telemetry, true, Custom, "What is measured, logged and traced.";
             WasmPlugin, true, Unread, "Code that runs in Envoy.";
         }
     };

@@ -62,8 +62,6 @@ unread! {
     VirtualService, "networking.istio.io", "virtualservices";
     /// Changes of Envoy's configuration.
     EnvoyFilter, "networking.istio.io", "envoyfilters";
-    /// What is measured and logged.
-    Telemetry, "telemetry.istio.io", "telemetries";
     /// Code that runs in Envoy.
     WasmPlugin, "extensions.istio.io", "wasmplugins";
 }

@@ -9,11 +9,12 @@ mod flags;
 mod histogram;
 mod labels;
 mod metrics;
+mod relabel;
 mod report;
-mod value;
 
 pub use destinations::DestinationMetrics;
 pub use flags::{ResponseFlag, ResponseFlags};
 pub use labels::{HttpLabels, RequestProtocol, ResponseCode};
-pub use metrics::{HttpMetrics, MirrorOutcome};
+pub use metrics::{ExportOutcome, HttpMetrics, MirrorOutcome, Signal};
+pub use relabel::{Changed, FamilyRule, Relabel};
 pub use report::{AccessLogFormat, HttpRequestReport};

@@ -133,14 +133,26 @@ fn known(text: &str) -> &str {
 /// Writes one label after the other.
 pub(crate) struct Labels<'a, 'b>(pub(crate) &'a mut LabelSetEncoder<'b>);
 
-impl Labels<'_, '_> {
-    pub(crate) fn put(&mut self, key: &str, value: &str) -> fmt::Result {
+/// Where labels are written to.
+pub(crate) trait Put {
+    fn put(&mut self, key: &str, value: &str) -> fmt::Result;
+}
+
+impl Put for Labels<'_, '_> {
+    fn put(&mut self, key: &str, value: &str) -> fmt::Result {
         (key, known(value)).encode(self.0.encode_label())
     }
 }
 
+impl Put for Vec<(String, String)> {
+    fn put(&mut self, key: &str, value: &str) -> fmt::Result {
+        self.push((key.to_owned(), known(value).to_owned()));
+        Ok(())
+    }
+}
+
 /// The labels of a source, which two families share.
-fn encode_source(labels: &mut Labels<'_, '_>, source: Option<&Party>) -> fmt::Result {
+fn encode_source(labels: &mut impl Put, source: Option<&Party>) -> fmt::Result {
     let part = |of: fn(&Party) -> &ArcStr| source.map_or(UNKNOWN, |party| of(party).as_str());
     labels.put("source_workload", part(|p| &p.workload))?;
     labels.put("source_canonical_service", part(|p| &p.canonical_service))?;
@@ -160,7 +172,7 @@ fn principal(party: Option<&Party>) -> String {
 }
 
 /// Who reports, the two ends and the service: the labels that TCP and HTTP share.
-pub(crate) fn encode_parties(labels: &mut Labels<'_, '_>, traffic: &TrafficLabels) -> fmt::Result {
+pub(crate) fn encode_parties(labels: &mut impl Put, traffic: &TrafficLabels) -> fmt::Result {
     let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
     labels.put("reporter", traffic.reporter.as_str())?;
     encode_source(labels, source)?;

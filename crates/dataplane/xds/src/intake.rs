@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use ambit_model::{
     ArcStr, Authentication, Authorization, HttpPolicy, Service, WaypointDestination,
-    WaypointGateway, WaypointService, Workload,
+    WaypointGateway, WaypointService, WaypointTelemetry, Workload,
 };
 use ambit_wire::{
     decode::{
@@ -86,6 +86,10 @@ pub enum WaypointUpdate {
     Authentication(ArcStr, Box<Authentication>),
     /// A record of that is gone.
     AuthenticationGone(ArcStr),
+    /// What is told of requests, under the name of the record.
+    Telemetry(ArcStr, Box<WaypointTelemetry>),
+    /// A record of that is gone.
+    TelemetryGone(ArcStr),
 }
 
 /// The cached form of a resource, for [`crate::Client::restore`].
@@ -309,6 +313,10 @@ impl<'a, H: Handler> Batch<'a, H> {
                     }
                 }
             }
+            Resource::WaypointTelemetry => Update::Waypoint(WaypointUpdate::Telemetry(
+                name.clone(),
+                Box::new(decode::waypoint_telemetry(&value)?),
+            )),
             Resource::WaypointPolicy => {
                 let of_waypoint =
                     |policy| Update::Waypoint(WaypointUpdate::Policy(name.clone(), policy));
@@ -358,6 +366,9 @@ impl<'a, H: Handler> Batch<'a, H> {
             }
             Some(Resource::WaypointAuthentication) => {
                 Update::Waypoint(WaypointUpdate::AuthenticationGone(name))
+            }
+            Some(Resource::WaypointTelemetry) => {
+                Update::Waypoint(WaypointUpdate::TelemetryGone(name))
             }
             None => return,
         });

@@ -3,7 +3,7 @@
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
     WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
-    WAYPOINT_SERVICE_TYPE_URL,
+    WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TELEMETRY_TYPE_URL,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -34,6 +34,8 @@ pub enum Resource {
     WaypointDestination,
     /// Who requests to a waypoint come from, by JSON web tokens.
     WaypointAuthentication,
+    /// What a waypoint tells of requests.
+    WaypointTelemetry,
 }
 
 /// The place of [`Resource::Address`], the one type that is asked for on demand, for every role.
@@ -58,6 +60,7 @@ impl Role {
                 Resource::WaypointPolicy,
                 Resource::WaypointDestination,
                 Resource::WaypointAuthentication,
+                Resource::WaypointTelemetry,
             ],
         }
     }
@@ -94,6 +97,7 @@ impl Resource {
             Self::WaypointPolicy => WAYPOINT_POLICY_TYPE_URL,
             Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
             Self::WaypointAuthentication => WAYPOINT_AUTHENTICATION_TYPE_URL,
+            Self::WaypointTelemetry => WAYPOINT_TELEMETRY_TYPE_URL,
         }
     }
 }

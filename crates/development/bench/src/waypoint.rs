@@ -6,6 +6,7 @@ mod envoy;
 mod manifests;
 mod rollout;
 mod table;
+mod tracing;
 
 use std::{
     fs,
@@ -42,6 +43,8 @@ struct Work {
     rules: usize,
     /// Further services with [`RULES_OF_SERVICE`] rules each.
     services: usize,
+    /// Of a hundred requests so many are traced.
+    traced: Option<u32>,
 }
 
 /// Requests from one client.
@@ -107,6 +110,7 @@ const PARTS: &[(&str, Part)] = &[
     ("rules", rules),
     ("many-rules", many_rules),
     ("rollout", rollout::compare),
+    ("tracing", tracing::rows),
 ];
 
 /// The figures of these parts, of all if none is named, printed; `envoy` is the program to compare with.
@@ -207,7 +211,13 @@ impl Bench {
             servers.filter(|pod| pod.ready && pod.captured).count() == 2
         })?;
         let files = Files::new(scratch.path());
-        files.configure(work, &rig.address("envoy", "server")?)?;
+        let (namespace, name) = tracing::PLACE;
+        let collector = work
+            .traced
+            .map(|_| rig.address(namespace, name))
+            .transpose()?;
+        let backend = rig.address("envoy", "server")?;
+        files.configure(work, &backend, collector.as_deref())?;
         rig.until("all pods ready", |status| {
             status.pods.iter().all(|pod| pod.ready)
         })?;

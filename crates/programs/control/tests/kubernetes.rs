@@ -750,6 +750,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             "ambit.io/v1alpha1",
             json!({"abort": {"httpStatus": 503}}),
         ),
+        (
+            TELEMETRIES,
+            "Telemetry",
+            "telemetry.istio.io/v1",
+            json!({"tracing": [{"randomSamplingPercentage": 1}]}),
+        ),
     ] {
         cluster.server.put(
             collection,
@@ -782,6 +788,7 @@ async fn the_roles_are_what_is_used() {
         "requestauthentications",
         "RequestAuthentication",
     );
+    cluster.define("telemetry.istio.io", "telemetries", "Telemetry");
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
@@ -870,7 +877,7 @@ const ELSEWHERE: [&str; 9] = [
 ];
 
 /// Kinds of which the control plane writes nothing.
-const ONLY_READ: [(&str, &str, &str); 5] = [
+const ONLY_READ: [(&str, &str, &str); 4] = [
     (
         "gateway.networking.k8s.io",
         "referencegrants",
@@ -878,7 +885,6 @@ const ONLY_READ: [(&str, &str, &str); 5] = [
     ),
     ("networking.istio.io", "virtualservices", "VirtualService"),
     ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
-    ("telemetry.istio.io", "telemetries", "Telemetry"),
     ("extensions.istio.io", "wasmplugins", "WasmPlugin"),
 ];
 
@@ -890,11 +896,13 @@ const WITH_CONDITIONS: &[&str] = &[
     DESTINATION_RULES,
     FAULTS,
     AUTHENTICATIONS,
+    TELEMETRIES,
 ];
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
+const TELEMETRIES: &str = "/apis/telemetry.istio.io/v1/telemetries";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GRPC_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/grpcroutes";
 const TLS_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tlsroutes";

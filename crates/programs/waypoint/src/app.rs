@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
-use ambit_model::NamespacedHostname;
+use ambit_model::{ArcStr, NamespacedHostname};
 use ambit_proxy::{
     SharedState, Workers,
     admin::{self, Admin, Ports},
@@ -28,7 +28,7 @@ use crate::{
     config::Config,
     destination, listeners,
     published::{Gone, Published},
-    server,
+    server, telling,
     waypoint::{Surroundings, Waypoint},
 };
 
@@ -94,6 +94,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let sockets = sockets.context("cannot listen for tunnels")?;
     let (gate_control, gate) = Gate::closed();
     server::serve(&waypoint, &workers, sockets, &gate);
+    ambit_rt::spawn("telemetry", telling::run(waypoint.clone()));
     ambit_rt::spawn("own workload", prepare(waypoint.clone(), own, gate_control));
     let (servers, watcher) = drain::channel();
     let admin = Admin {
@@ -162,6 +163,7 @@ fn build(
         keys,
     )?;
     let published = Published::default();
+    published.exporters().know(telling_environment(config));
     let follower = Follower {
         state: state.clone(),
         published: published.clone(),
@@ -185,6 +187,24 @@ fn build(
         metrics,
         http_metrics,
     })
+}
+
+/// What tags of spans may say of the waypoint's environment. The rest of it is nobody's business.
+fn telling_environment(config: &Config) -> Vec<(ArcStr, ArcStr)> {
+    [
+        ("POD_NAME", &config.own.name),
+        ("HOSTNAME", &config.own.name),
+        ("POD_NAMESPACE", &config.own.namespace),
+        ("SERVICE_ACCOUNT", &config.own.service_account),
+        ("GATEWAY_NAME", &config.gateway.name),
+        ("NODE_NAME", &config.node),
+        ("CLUSTER_ID", &config.cluster_id),
+        ("ISTIO_META_CLUSTER_ID", &config.cluster_id),
+        ("TRUST_DOMAIN", &config.trust_domain),
+        ("NETWORK", &config.network),
+    ]
+    .map(|(name, value)| (name.into(), value.clone()))
+    .into()
 }
 
 fn xds_settings(config: &Config) -> XdsSettings {

@@ -25,5 +25,6 @@ mod session;
 mod sniff;
 mod target;
 mod tcp;
+mod telling;
 mod upstream;
 pub mod waypoint;

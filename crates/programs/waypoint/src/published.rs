@@ -1,7 +1,13 @@
 //! What the control plane says of this waypoint: its settings, the services that it serves with their routes, and
 //! its policies, and whose tokens it takes.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use ambit_jwt::Authentications;
 use ambit_l7::{
@@ -17,7 +23,10 @@ use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use crate::destination::Ruled;
+use crate::{
+    destination::Ruled,
+    telling::{Exporters, Telling, Tellings},
+};
 
 /// A port, and the namespace of the clients that a table is for; `None` for everybody.
 type TableKey = (u16, Option<ArcStr>);
@@ -113,6 +122,9 @@ pub struct Published(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     known: RwLock<Known>,
+    /// Whether the control plane says what is told of requests.
+    tells: AtomicBool,
+    exporters: Exporters,
     /// Counts changes.
     changes: watch::Sender<u64>,
 }
@@ -130,6 +142,8 @@ struct Known {
     /// Services whose endpoints are treated in a way of their own.
     destinations: HashMap<NamespacedHostname, Arc<Ruled>>,
     destination_names: HashMap<ArcStr, NamespacedHostname>,
+    /// What is told of requests.
+    tellings: Tellings,
     /// The types of which all records have been received once.
     complete: Vec<Resource>,
 }
@@ -147,8 +161,12 @@ impl Published {
     pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<Gone> {
         let removed = {
             let mut known = self.0.known.write();
-            let removed = updates.into_iter().filter_map(|update| known.apply(update));
-            removed.collect()
+            let exporters = &self.0.exporters;
+            let updates = updates.into_iter();
+            let removed = updates.filter_map(|update| known.apply(update, exporters));
+            let removed = removed.collect();
+            self.0.tells.store(!known.tellings.is_empty(), Relaxed);
+            removed
         };
         self.0.changes.send_modify(|count| *count += 1);
         removed
@@ -194,6 +212,23 @@ impl Published {
         self.0.known.read().destinations.get(name).cloned()
     }
 
+    /// What is told of requests to a service, or to a pod of a namespace.
+    pub(crate) fn telling(
+        &self,
+        service: Option<&NamespacedHostname>,
+        namespace: &str,
+    ) -> Option<Arc<Telling>> {
+        if !self.0.tells.load(Relaxed) {
+            return None;
+        }
+        self.0.known.read().tellings.of(service, namespace).cloned()
+    }
+
+    /// Who tells collectors.
+    pub(crate) fn exporters(&self) -> &Exporters {
+        &self.0.exporters
+    }
+
     /// The policies.
     pub fn policies(&self) -> Arc<Policies> {
         self.0.known.read().policies.clone()
@@ -231,7 +266,7 @@ impl Published {
 
 impl Known {
     /// Applies a change; gives what is no more by it.
-    fn apply(&mut self, update: WaypointUpdate) -> Option<Gone> {
+    fn apply(&mut self, update: WaypointUpdate, exporters: &Exporters) -> Option<Gone> {
         match update {
             WaypointUpdate::Gateway(gateway) => self.gateway = Arc::new(*gateway),
             // Its pods are about to be ended; requests under way keep their settings.
@@ -276,6 +311,16 @@ impl Known {
                 self.destinations.remove(&name);
                 return Some(Gone::Destination(name));
             }
+            WaypointUpdate::Telemetry(record, sent) => {
+                let scope = sent.scope.clone();
+                match Telling::new(*sent, exporters) {
+                    Ok(telling) => self.tellings.insert(record, scope, telling),
+                    Err(error) => {
+                        tracing::warn!(%record, %error, "telemetry that cannot be used, what was told before stays");
+                    }
+                }
+            }
+            WaypointUpdate::TelemetryGone(record) => self.tellings.remove(&record),
         }
         None
     }

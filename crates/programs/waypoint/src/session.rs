@@ -12,7 +12,7 @@ use ambit_rt::OpenWork;
 use ambit_telemetry::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
 use http::HeaderMap;
 
-use crate::{caller::Caller, circle::Passed, target::Target, waypoint::Shard};
+use crate::{caller::Caller, circle::Passed, target::Target, telling::Telling, waypoint::Shard};
 
 /// See the module.
 #[derive(Debug)]
@@ -73,6 +73,17 @@ impl Session {
                 "caller's record",
                 async move { waypoint.learn(&address).await },
             );
+        }
+    }
+
+    /// What is configured to be told of requests to the target.
+    pub(crate) fn telling(&self) -> Option<Arc<Telling>> {
+        let published = &self.shard.waypoint.published;
+        match &self.target {
+            Target::Service { served, .. } => {
+                published.telling(Some(&served.name), &served.name.namespace)
+            }
+            Target::Pod { workload, .. } => published.telling(None, workload.namespace()),
         }
     }
 

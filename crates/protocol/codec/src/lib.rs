@@ -9,6 +9,7 @@ pub mod authority;
 pub mod baggage;
 pub mod forwarded;
 pub mod original_peer;
+mod printable;
 pub mod proxy_v2;
 pub mod traceparent;
 
@@ -16,5 +17,6 @@ pub use authority::{Authority, ParseAuthorityError};
 pub use baggage::{Baggage, ParseBaggageError};
 pub use forwarded::{Forwarded, ParseForwardedError};
 pub use original_peer::{ORIGINAL_PEER_HEADER, OriginalPeer, ParseOriginalPeerError};
+pub use printable::{push_json, push_text};
 pub use proxy_v2::{ParseProxyError, ProxyHeader};
 pub use traceparent::{ParseTraceParentError, TraceParent};

@@ -17,6 +17,7 @@ mod provider;
 mod reason;
 mod service;
 mod stream_route;
+mod telemetry;
 mod waypoint;
 mod workload;
 
@@ -56,6 +57,10 @@ pub use service::{
     Visibility, WeightedWaypoint,
 };
 pub use stream_route::{StreamBackend, StreamRoute};
+pub use telemetry::{
+    OtlpCollector, TelemetryFamily, TelemetryFormat, TelemetryLog, TelemetryMetric, TelemetryScope,
+    TelemetryTag, TelemetryTagValue, TelemetryTracing, WaypointTelemetry,
+};
 pub use waypoint::{GatewayName, PathNormalization, WaypointGateway, WaypointService};
 pub use workload::{
     AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, Protocol,

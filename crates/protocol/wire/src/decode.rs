@@ -11,6 +11,7 @@ mod destination;
 mod policy;
 mod provider;
 mod service;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 mod waypoint;
@@ -28,6 +29,7 @@ pub use crate::unknown::UnknownField;
 pub use authentication::{AuthenticationNotUnderstood, waypoint_authentication};
 pub use destination::waypoint_destination;
 pub use policy::{NotUnderstood, policy};
+pub use telemetry::waypoint_telemetry;
 pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};
 
 use crate::unknown::{ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS};

@@ -6,6 +6,7 @@
 mod authentication;
 mod destination;
 mod provider;
+mod telemetry;
 mod waypoint;
 
 use std::net::IpAddr;
@@ -20,6 +21,7 @@ use crate::{ambit, security, workload};
 
 pub use authentication::WAYPOINT_AUTHENTICATION_TYPE_URL;
 pub use destination::WAYPOINT_DESTINATION_TYPE_URL;
+pub use telemetry::WAYPOINT_TELEMETRY_TYPE_URL;
 pub use waypoint::{
     WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
 };

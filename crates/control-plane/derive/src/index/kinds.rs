@@ -19,6 +19,7 @@ mod route;
 mod service;
 mod service_entry;
 mod share;
+mod telemetry;
 mod unread;
 mod workload_entry;
 

@@ -27,6 +27,7 @@ impl Index {
             let policies = self.policy_targets.of(object).cloned();
             let routes = self.route_parents.of(object).cloned();
             self.stale.extend(policies.chain(routes).map(Maker::Object));
+            self.mark_telemetry_of(object);
             self.mark_backends_of(object);
         }
         self.mark_routes_naming(&host);

@@ -4,7 +4,8 @@ use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use ambit_model::{
     Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey,
-    WaypointDestination, WaypointGateway, WaypointService, Workload, WorkloadUid,
+    TelemetryScope, WaypointDestination, WaypointGateway, WaypointService, WaypointTelemetry,
+    Workload, WorkloadUid,
 };
 
 use super::Maker;
@@ -21,6 +22,7 @@ pub(super) struct Published {
     waypoint_policies: Records<(GatewayName, PolicyKey), HttpPolicy>,
     waypoint_destinations: Records<(GatewayName, NamespacedHostname), WaypointDestination>,
     waypoint_authentications: Records<(GatewayName, PolicyKey), Authentication>,
+    waypoint_telemetry: Records<(GatewayName, TelemetryScope), WaypointTelemetry>,
 }
 
 impl Published {
@@ -34,7 +36,9 @@ impl Published {
             waypoint_services,
             waypoint_policies,
             waypoint_destinations,
+
             waypoint_authentications,
+            waypoint_telemetry,
             conflicts: _,
         } = new;
         let named = workloads.into_iter().map(|one| (one.uid.clone(), one));
@@ -64,6 +68,10 @@ impl Published {
         let named = named.map(|(gateway, one)| ((gateway, one.key.clone()), one));
         self.waypoint_authentications
             .replace(maker, named, &mut delta.waypoint_authentications);
+        let named = waypoint_telemetry.into_iter();
+        let named = named.map(|(gateway, one)| ((gateway, one.scope.clone()), one));
+        self.waypoint_telemetry
+            .replace(maker, named, &mut delta.waypoint_telemetry);
     }
 }
 

@@ -240,6 +240,7 @@ proptest! {
         prop_assert_eq!(&mesh.waypoint_services, &fresh.waypoint_services);
         prop_assert_eq!(&mesh.waypoint_policies, &fresh.waypoint_policies);
         prop_assert_eq!(&mesh.waypoint_destinations, &fresh.waypoint_destinations);
+        prop_assert_eq!(&mesh.waypoint_telemetry, &fresh.waypoint_telemetry);
         for key in left.keys() {
             prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);
             let (found, expected) = (mesh.index.problems_of(key), fresh.index.problems_of(key));

@@ -326,6 +326,7 @@ fn definitions_serve_what_istio_serves() {
             "peerauthentications.security.istio.io v1 v1beta1",
             "requestauthentications.security.istio.io v1 v1beta1",
             "serviceentries.networking.istio.io v1 v1beta1 v1alpha3",
+            "telemetries.telemetry.istio.io v1 v1alpha1",
             "workloadentries.networking.istio.io v1 v1beta1 v1alpha3",
         ]
     );

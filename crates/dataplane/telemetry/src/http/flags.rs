@@ -89,6 +89,36 @@ impl ResponseFlags {
         *self = *self | flag;
     }
 
+    /// Envoy's number of them: `response.flags` of its expressions.
+    pub fn envoy_bits(self) -> u64 {
+        let bit = |flag: ResponseFlag| match flag {
+            F::NoHealthyUpstream => 1,
+            F::UpstreamRequestTimeout => 2,
+            F::LocalReset => 3,
+            F::UpstreamRemoteReset => 4,
+            F::UpstreamConnectionFailure => 5,
+            F::UpstreamConnectionTermination => 6,
+            F::UpstreamOverflow => 7,
+            F::NoRoute => 8,
+            F::DelayInjected => 9,
+            F::FaultInjected => 10,
+            F::RateLimited => 11,
+            F::UnauthorizedExternal => 12,
+            F::RateLimiterServiceError => 13,
+            F::DownstreamConnectionTermination => 14,
+            F::RetryLimitExceeded => 15,
+            F::StreamIdleTimeout => 16,
+            F::DownstreamProtocolError => 18,
+            F::DurationTimeout => 22,
+            F::UpstreamProtocolError => 23,
+            F::NoCluster => 24,
+            F::OverloadManager => 25,
+            F::DownstreamRemoteReset => 28,
+        };
+        let among = CODES.iter().filter(|(flag, _)| self.contains(*flag));
+        among.fold(0, |bits, (flag, _)| bits | 1 << bit(*flag))
+    }
+
     /// Whether it is among them.
     pub fn contains(self, flag: ResponseFlag) -> bool {
         self.0 & bit(flag) != 0

@@ -45,6 +45,14 @@ impl Histogram {
         }
     }
 
+    /// Adds what another one has counted.
+    pub(super) fn add(&self, other: &Self) {
+        self.sum.fetch_add(other.sum.load(Relaxed), Relaxed);
+        for (own, other) in self.buckets.iter().zip(&other.buckets) {
+            own.fetch_add(other.load(Relaxed), Relaxed);
+        }
+    }
+
     pub(super) fn encode(&self, mut encoder: MetricEncoder<'_>) -> std::fmt::Result {
         let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);
         let buckets: Vec<_> = bounds

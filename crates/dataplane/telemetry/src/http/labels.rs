@@ -4,10 +4,12 @@ use std::fmt;
 
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 
-use super::ResponseFlags;
+use ambit_model::TelemetryFamily;
+
+use super::{Changed, ResponseFlags};
 use crate::{
     TrafficLabels,
-    labels::{Labels, encode_parties},
+    labels::{Labels, Put, encode_parties},
 };
 
 /// The `request_protocol`.
@@ -62,6 +64,8 @@ pub struct HttpLabels {
     protocol: RequestProtocol,
     code: ResponseCode,
     flags: ResponseFlags,
+    /// What is configured to be different.
+    changed: Option<Changed>,
 }
 
 impl HttpLabels {
@@ -77,6 +81,28 @@ impl HttpLabels {
             protocol: protocol.bounded(),
             code,
             flags,
+            changed: None,
+        }
+    }
+
+    /// With labels as they are configured.
+    #[must_use]
+    pub fn changed(self, changed: Option<Changed>) -> Self {
+        Self { changed, ..self }
+    }
+
+    pub(super) fn is_changed(&self) -> bool {
+        self.changed.is_some()
+    }
+
+    /// The labels in a family; `None` if it has no such sample.
+    pub(super) fn of_family(&self, family: TelemetryFamily) -> Option<Vec<(String, String)>> {
+        let mut labels = Vec::with_capacity(32);
+        // Writing to a list cannot fail.
+        self.put(&mut labels).ok()?;
+        match &self.changed {
+            Some(changed) => changed.apply(family, labels),
+            None => Some(labels),
         }
     }
 
@@ -87,8 +113,13 @@ impl HttpLabels {
 
 impl EncodeLabelSet for HttpLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut labels = Labels(encoder);
-        encode_parties(&mut labels, &self.traffic)?;
+        self.put(&mut Labels(encoder))
+    }
+}
+
+impl HttpLabels {
+    fn put(&self, labels: &mut impl Put) -> fmt::Result {
+        encode_parties(labels, &self.traffic)?;
         labels.put("request_protocol", self.protocol.as_str())?;
         labels.put("response_code", &self.code.to_string())?;
         if let RequestProtocol::Grpc(status) = self.protocol {

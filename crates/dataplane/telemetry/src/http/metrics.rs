@@ -1,7 +1,7 @@
 //! Counters and histograms of requests, one series for each [`HttpLabels`].
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{
         Arc,
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_model::PolicyKey;
+use ambit_model::{PolicyKey, TelemetryFamily};
 use parking_lot::RwLock;
 use prometheus_client::{
     collector::Collector,
@@ -67,6 +67,32 @@ struct ProviderLabels {
     provider: String,
 }
 
+/// What is told to collectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Signal {
+    /// Spans.
+    Traces,
+    /// Lines of access logs.
+    Logs,
+}
+
+/// What became of something that a collector was to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExportOutcome {
+    /// It was taken.
+    Sent,
+    /// There was too much to be told already.
+    Dropped,
+    /// The collector could not be reached, or did not take it.
+    Failed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ExportLabels {
+    signal: &'static str,
+    outcome: &'static str,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     outcome: &'static str,
@@ -83,6 +109,7 @@ pub struct HttpMetrics {
     mirrored: Family<OutcomeLabels, Counter>,
     authorized: Family<AuthorizedLabels, Counter>,
     headers_refused: Family<ProviderLabels, Counter>,
+    exported: Family<ExportLabels, Counter>,
 }
 
 #[derive(Debug, Default)]
@@ -177,6 +204,11 @@ impl HttpMetrics {
             "The total number of headers that providers wanted to set or remove and may not",
             metrics.headers_refused.clone(),
         );
+        registry.register(
+            "ambit_telemetry_exported",
+            "The total number of spans and lines of access logs for collectors, by what became of them",
+            metrics.exported.clone(),
+        );
         metrics
     }
 
@@ -220,6 +252,21 @@ impl HttpMetrics {
             let labels = ProviderLabels { provider };
             self.headers_refused.get_or_create(&labels).inc_by(count);
         }
+    }
+    /// So many spans or lines were for a collector.
+    pub fn exported(&self, signal: Signal, outcome: ExportOutcome, many: u64) {
+        let labels = ExportLabels {
+            signal: match signal {
+                Signal::Traces => "traces",
+                Signal::Logs => "logs",
+            },
+            outcome: match outcome {
+                ExportOutcome::Sent => "sent",
+                ExportOutcome::Dropped => "dropped",
+                ExportOutcome::Failed => "failed",
+            },
+        };
+        self.exported.get_or_create(&labels).inc_by(many);
     }
 
     /// A dry-run policy would have denied a request.
@@ -297,36 +344,41 @@ impl Collector for HttpCollector {
         let mut out = Families {
             encoder: &mut encoder,
             rows: &rows,
+            is_changed: rows.iter().any(|(labels, _)| labels.is_changed()),
         };
+        use TelemetryFamily as Family;
         out.counter(
-            "istio_requests",
+            ("istio_requests", Family::RequestCount),
             "The total number of requests",
             |_| true,
             |series| &series.requests,
         )?;
         out.histogram(
-            "istio_request_duration_milliseconds",
+            (
+                "istio_request_duration_milliseconds",
+                Family::RequestDuration,
+            ),
             "The duration of requests in milliseconds",
             |series| &series.milliseconds,
         )?;
         out.histogram(
-            "istio_request_bytes",
+            ("istio_request_bytes", Family::RequestSize),
             "The size of requests' bodies in bytes",
             |series| &series.request_bytes,
         )?;
         out.histogram(
-            "istio_response_bytes",
+            ("istio_response_bytes", Family::ResponseSize),
             "The size of responses' bodies in bytes",
             |series| &series.response_bytes,
         )?;
         out.counter(
-            "istio_request_messages",
+            ("istio_request_messages", Family::RequestMessages),
             "The total number of gRPC messages from clients",
             HttpLabels::is_grpc,
             |series| &series.request_messages,
         )?;
         out.counter(
-            "istio_response_messages",
+            ("istio_response_messages", Family::ResponseMessages),
             "The total number of gRPC messages from servers",
             HttpLabels::is_grpc,
             |series| &series.response_messages,
@@ -337,12 +389,14 @@ impl Collector for HttpCollector {
 struct Families<'a, 'b> {
     encoder: &'a mut DescriptorEncoder<'b>,
     rows: &'a Rows,
+    /// Series may have become one by labels that are left out.
+    is_changed: bool,
 }
 
 impl Families<'_, '_> {
     fn counter(
         &mut self,
-        name: &str,
+        (name, of): (&str, TelemetryFamily),
         help: &str,
         has: impl Fn(&HttpLabels) -> bool,
         value: impl Fn(&Series) -> &AtomicU64,
@@ -357,6 +411,22 @@ impl Families<'_, '_> {
             return Ok(());
         }
         let kind = MetricType::Counter;
+        if self.is_changed {
+            let mut sums: BTreeMap<_, u64> = BTreeMap::new();
+            for (labels, series) in rows {
+                if let Some(labels) = labels.of_family(of) {
+                    *sums.entry(labels).or_default() += value(series).load(Relaxed);
+                }
+            }
+            if sums.is_empty() {
+                return Ok(());
+            }
+            let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
+            for (labels, sum) in sums {
+                ConstCounter::new(sum).encode(family.encode_family(&labels)?)?;
+            }
+            return Ok(());
+        }
         let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
         for (labels, series) in rows {
             let count = ConstCounter::new(value(series).load(Relaxed));
@@ -367,11 +437,27 @@ impl Families<'_, '_> {
 
     fn histogram(
         &mut self,
-        name: &str,
+        (name, of): (&str, TelemetryFamily),
         help: &str,
         value: impl Fn(&Series) -> &Histogram,
     ) -> fmt::Result {
         let kind = MetricType::Histogram;
+        if self.is_changed {
+            let mut sums: BTreeMap<_, Histogram> = BTreeMap::new();
+            for (labels, series) in self.rows {
+                if let Some(labels) = labels.of_family(of) {
+                    sums.entry(labels).or_default().add(value(series));
+                }
+            }
+            if sums.is_empty() {
+                return Ok(());
+            }
+            let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
+            for (labels, sum) in &sums {
+                sum.encode(family.encode_family(labels)?)?;
+            }
+            return Ok(());
+        }
         let mut family = self.encoder.encode_descriptor(name, help, None, kind)?;
         for (labels, series) in self.rows {
             value(series).encode(family.encode_family(labels.as_ref())?)?;

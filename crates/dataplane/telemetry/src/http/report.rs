@@ -6,12 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_codec::{push_json, push_text};
 use time::OffsetDateTime;
 
-use super::{
-    ResponseCode, ResponseFlags,
-    value::{push_json, push_text},
-};
+use super::{ResponseCode, ResponseFlags};
 
 #[cfg(test)]
 mod tests;

@@ -58,9 +58,15 @@ impl Files {
     }
 
     /// Writes the configuration, at which the pod has been waiting.
-    pub(crate) fn configure(&self, work: Work, backend: &str) -> Result<()> {
+    pub(crate) fn configure(
+        &self,
+        work: Work,
+        backend: &str,
+        collector: Option<&str>,
+    ) -> Result<()> {
         self.route(work, None)?;
-        self.replace("envoy.json", &self.configuration(work, backend).to_string())
+        let configuration = self.configuration(work, backend, collector);
+        self.replace("envoy.json", &configuration.to_string())
     }
 
     /// Replaces the routes; with a mark, which is added to all answers as a header.

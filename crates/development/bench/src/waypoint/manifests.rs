@@ -4,7 +4,7 @@ use std::{fmt::Write, fs, os::unix::fs::symlink, path::Path};
 
 use anyhow::Result;
 
-use super::{ENVOY, OURS, RULES_OF_SERVICE, Side, Work};
+use super::{ENVOY, OURS, RULES_OF_SERVICE, Side, Work, tracing};
 
 /// HTTPRoute allows so many.
 const RULES_PER_ROUTE: usize = 16;
@@ -80,6 +80,9 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
             )?;
             text += &routes(side.name, &service, RULES_OF_SERVICE);
         }
+    }
+    if let Some(percentage) = work.traced {
+        text += &tracing::manifests(percentage)?;
     }
     Ok(text)
 }

@@ -18,5 +18,6 @@ mod protocols;
 mod rehearsal;
 mod rollout;
 mod routed_policies;
+mod telemetry;
 mod tls_routes;
 mod websocket;

@@ -27,6 +27,8 @@ impl Collection {
     pub const WAYPOINT_DESTINATIONS: Self = Self("waypoint destinations");
     /// What waypoints authenticate by.
     pub const WAYPOINT_AUTHENTICATIONS: Self = Self("waypoint authentications");
+    /// What waypoints tell of requests.
+    pub const WAYPOINT_TELEMETRY: Self = Self("waypoint telemetry");
 }
 
 /// What a record is.

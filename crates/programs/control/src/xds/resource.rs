@@ -9,7 +9,7 @@ use std::{
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
     WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
-    WAYPOINT_SERVICE_TYPE_URL, WORKLOAD_TYPE_URL,
+    WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TELEMETRY_TYPE_URL, WORKLOAD_TYPE_URL,
 };
 
 use super::entry::{Collection, Entry, EntryKind};
@@ -125,6 +125,14 @@ static WAYPOINT_AUTHENTICATION: Definition = Definition {
     order: 7,
     ..WAYPOINT_POLICY
 };
+static WAYPOINT_TELEMETRY: Definition = Definition {
+    type_url: WAYPOINT_TELEMETRY_TYPE_URL,
+    short_name: "WPTDS",
+    collection: Collection::WAYPOINT_TELEMETRY,
+    // Behind those of other branches of the mesh: nothing hangs on it.
+    order: 20,
+    ..WAYPOINT_POLICY
+};
 
 impl ResourceType {
     /// Policies.
@@ -144,6 +152,8 @@ impl ResourceType {
     pub const WAYPOINT_DESTINATION: Self = Self(&WAYPOINT_DESTINATION);
     /// What waypoints authenticate by.
     pub const WAYPOINT_AUTHENTICATION: Self = Self(&WAYPOINT_AUTHENTICATION);
+    /// What waypoints tell of requests.
+    pub const WAYPOINT_TELEMETRY: Self = Self(&WAYPOINT_TELEMETRY);
 
     /// Every type that is served.
     pub const ALL: &[Self] = &[
@@ -155,6 +165,7 @@ impl ResourceType {
         Self::WAYPOINT_SERVICE,
         Self::WAYPOINT_DESTINATION,
         Self::WAYPOINT_AUTHENTICATION,
+        Self::WAYPOINT_TELEMETRY,
     ];
 
     /// The type of a URL.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_derive::Delta;
-use ambit_model::ArcStr;
+use ambit_model::{ArcStr, TelemetryScope};
 use ambit_wire::ambit;
 
 use super::{
@@ -96,6 +96,16 @@ impl Store {
             let record = record.as_deref().map(ambit::WaypointAuthentication::from);
             let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
             self.put(Collection::WAYPOINT_AUTHENTICATIONS, &name, entry);
+        }
+        for ((gateway, scope), record) in &delta.waypoint_telemetry {
+            let name = match scope {
+                TelemetryScope::Waypoint => ArcStr::from(gateway.to_string()),
+                TelemetryScope::Namespace(namespace) => arcstr::format!("{gateway}/{namespace}"),
+                TelemetryScope::Service(service) => arcstr::format!("{gateway}/{service}"),
+            };
+            let record = record.as_deref().map(ambit::WaypointTelemetry::from);
+            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
+            self.put(Collection::WAYPOINT_TELEMETRY, &name, entry);
         }
     }
 

@@ -94,6 +94,7 @@ async fn answer(
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
+    record.pass_trace_on(request.headers_mut());
     let context = (passed, is_grpc(&request));
     let authorizing = authorize(session, &mut request, &mut form, record, context);
     let mut authorized = match Box::pin(authorizing).await? {

@@ -52,7 +52,8 @@ pub(super) fn report(session: &Session, version: Version, error: &hyper::Error) 
     let labels = HttpLabels::new(traffic, RequestProtocol::Http, code, flags);
     waypoint.http_metrics.refused(reason);
     waypoint.http_metrics.record(&labels, &report);
-    if let Some(format) = waypoint.config.access_log {
+    let is_silent = session.telling().is_some_and(|telling| telling.is_silent());
+    if let Some(format) = waypoint.config.access_log.filter(|_| !is_silent) {
         ambit_rt::logging::write_line(&report.line(format));
     }
 }

@@ -1,5 +1,7 @@
 //! What is known of a request while it is under way; reported when the last part of it is done.
 
+mod told;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -7,7 +9,7 @@ use std::{
 
 use ambit_l7::authz::HttpDecision;
 use ambit_telemetry::{
-    Party, ServiceName,
+    Party, ServiceName, TrafficLabels,
     http::{
         HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
     },
@@ -19,6 +21,7 @@ use hyper::body::Incoming;
 
 use super::{body::Count, reply::Reply, send::Chosen};
 use crate::session::Session;
+use told::Told;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -46,6 +49,8 @@ pub(super) struct Record {
     named: [Option<Vec<u8>>; 3],
     pub(super) received: Count,
     pub(super) sent: Count,
+    /// What is configured to be told of it.
+    told: Option<Box<Told>>,
 }
 
 impl Record {
@@ -70,6 +75,7 @@ impl Record {
             named: [const { None }; 3],
             received: Count::of(is_grpc),
             sent: Count::of(is_grpc),
+            told: Told::of(session, request.headers()),
         }
     }
 
@@ -82,6 +88,12 @@ impl Record {
     /// A token in it is not valid.
     pub(super) fn not_authenticated(&mut self, details: String) {
         self.details = Some(details);
+    }
+    /// Its place in a trace is written into its headers.
+    pub(super) fn pass_trace_on(&self, headers: &mut HeaderMap) {
+        if let Some(told) = &self.told {
+            told.pass_on(headers);
+        }
     }
 
     /// Policies have decided.
@@ -105,6 +117,9 @@ impl Record {
     pub(super) fn forwarded(&mut self, headers: &HeaderMap) {
         let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
         self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
+        if let Some(told) = &mut self.told {
+            told.forwarded(headers);
+        }
     }
 
     /// Something happened to it, whatever comes of it.
@@ -140,6 +155,9 @@ impl Record {
     pub(super) fn answered<B>(&mut self, response: &Response<B>) {
         self.status = response.status().as_u16();
         self.sent.grpc_status_of(response.headers());
+        if let Some(told) = &mut self.told {
+            told.answered(response.headers());
+        }
     }
 
     fn protocol(&self) -> RequestProtocol {
@@ -150,7 +168,7 @@ impl Record {
         }
     }
 
-    fn labels(&self) -> HttpLabels {
+    fn traffic(&self) -> TrafficLabels {
         let session = &self.session;
         let chosen = self.chosen.as_ref();
         let mut traffic = session.traffic_labels();
@@ -160,12 +178,7 @@ impl Record {
         if let Some(workload) = chosen.and_then(|chosen| chosen.workload.as_ref()) {
             traffic.destination = Some(Arc::new(Party::destination(&workload.to_model())));
         }
-        HttpLabels::new(
-            traffic,
-            self.protocol(),
-            ResponseCode::new(self.status),
-            self.flags,
-        )
+        traffic
     }
 }
 
@@ -180,6 +193,7 @@ impl Drop for Record {
             self.flags
                 .insert(ResponseFlag::DownstreamConnectionTermination);
         }
+        let mut told = self.told.take();
         let session = &self.session;
         let [forwarded_for, user_agent, request_id] = &self.named;
         let cluster = self
@@ -215,8 +229,17 @@ impl Drop for Record {
             )
         };
         let waypoint = &session.shard.waypoint;
-        waypoint.http_metrics.record(&self.labels(), &report);
-        if let Some(format) = waypoint.config.access_log {
+        let traffic = self.traffic();
+        let has_logs = told.as_ref().is_some_and(|told| told.has_logs());
+        let changed = told
+            .as_mut()
+            .and_then(|told| told.tell(self, &report, &traffic));
+        let code = ResponseCode::new(self.status);
+        let labels = HttpLabels::new(traffic, self.protocol(), code, self.flags);
+        waypoint
+            .http_metrics
+            .record(&labels.changed(changed), &report);
+        if let Some(format) = waypoint.config.access_log.filter(|_| !has_logs) {
             ambit_rt::logging::write_line(&report.line(format));
         }
     }

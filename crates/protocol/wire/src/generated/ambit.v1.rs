@@ -902,6 +902,136 @@ pub mod jwt_rule {
         Unavailable(::prost::alloc::string::String),
     }
 }
+/// What is told of requests, and to whom: all of it, merged. Of several records for a request the one of its service
+/// counts, else the one of the target's namespace, else the one of neither.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaypointTelemetry {
+    /// None: headers of traces pass as they are.
+    #[prost(message, optional, tag = "3")]
+    pub tracing: ::core::option::Option<TelemetryTracing>,
+    /// Given: in place of the waypoint's own setting.
+    #[prost(message, optional, tag = "4")]
+    pub logs: ::core::option::Option<TelemetryLogs>,
+    #[prost(message, repeated, tag = "5")]
+    pub metrics: ::prost::alloc::vec::Vec<TelemetryMetric>,
+    #[prost(oneof = "waypoint_telemetry::Scope", tags = "1, 2")]
+    pub scope: ::core::option::Option<waypoint_telemetry::Scope>,
+}
+/// Nested message and enum types in `WaypointTelemetry`.
+pub mod waypoint_telemetry {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Scope {
+        #[prost(message, tag = "1")]
+        Service(super::super::super::istio::workload::NamespacedHostname),
+        #[prost(string, tag = "2")]
+        Namespace(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OtlpCollector {
+    #[prost(message, optional, tag = "1")]
+    pub service: ::core::option::Option<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    /// Over HTTP; over gRPC if empty.
+    #[prost(string, tag = "3")]
+    pub http_path: ::prost::alloc::string::String,
+    /// Milliseconds; zero leaves it to the waypoint.
+    #[prost(uint64, tag = "4")]
+    pub timeout: u64,
+    #[prost(message, repeated, tag = "5")]
+    pub headers: ::prost::alloc::vec::Vec<HttpHeader>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TelemetryTracing {
+    #[prost(message, optional, tag = "1")]
+    pub collector: ::core::option::Option<OtlpCollector>,
+    /// Of ten thousand.
+    #[prost(uint32, tag = "2")]
+    pub sampling: u32,
+    #[prost(bool, tag = "3")]
+    pub by_request_id: bool,
+    #[prost(bool, tag = "4")]
+    pub istio_tags: bool,
+    #[prost(message, repeated, tag = "5")]
+    pub tags: ::prost::alloc::vec::Vec<TelemetryTag>,
+    #[prost(uint32, tag = "6")]
+    pub max_tag: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TelemetryTag {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Of environment and header.
+    #[prost(string, tag = "6")]
+    pub default: ::prost::alloc::string::String,
+    #[prost(oneof = "telemetry_tag::Kind", tags = "2, 3, 4, 5")]
+    pub kind: ::core::option::Option<telemetry_tag::Kind>,
+}
+/// Nested message and enum types in `TelemetryTag`.
+pub mod telemetry_tag {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(string, tag = "2")]
+        Literal(::prost::alloc::string::String),
+        #[prost(string, tag = "3")]
+        Environment(::prost::alloc::string::String),
+        #[prost(string, tag = "4")]
+        Header(::prost::alloc::string::String),
+        #[prost(string, tag = "5")]
+        Formatter(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TelemetryLogs {
+    #[prost(message, repeated, tag = "1")]
+    pub logs: ::prost::alloc::vec::Vec<TelemetryLog>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TelemetryLog {
+    /// None: to standard output.
+    #[prost(message, optional, tag = "1")]
+    pub collector: ::core::option::Option<OtlpCollector>,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// In CEL.
+    #[prost(string, tag = "5")]
+    pub filter: ::prost::alloc::string::String,
+    /// Neither: Istio's line.
+    #[prost(oneof = "telemetry_log::Format", tags = "3, 4")]
+    pub format: ::core::option::Option<telemetry_log::Format>,
+}
+/// Nested message and enum types in `TelemetryLog`.
+pub mod telemetry_log {
+    /// Neither: Istio's line.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Format {
+        #[prost(string, tag = "3")]
+        Text(::prost::alloc::string::String),
+        /// The text of an object.
+        #[prost(string, tag = "4")]
+        Json(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TelemetryMetric {
+    #[prost(enumeration = "TelemetryFamily", tag = "1")]
+    pub family: i32,
+    #[prost(bool, tag = "2")]
+    pub disabled: bool,
+    #[prost(message, repeated, tag = "3")]
+    pub labels: ::prost::alloc::vec::Vec<TelemetryLabel>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TelemetryLabel {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// In CEL; empty: the label is left out.
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum PathNormalization {
@@ -1133,6 +1263,44 @@ impl DestinationLabelKey {
             "NODE" => Some(Self::Node),
             "NETWORK" => Some(Self::Network),
             "CLUSTER" => Some(Self::Cluster),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TelemetryFamily {
+    RequestCount = 0,
+    RequestDuration = 1,
+    RequestSize = 2,
+    ResponseSize = 3,
+    RequestMessages = 4,
+    ResponseMessages = 5,
+}
+impl TelemetryFamily {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::RequestCount => "REQUEST_COUNT",
+            Self::RequestDuration => "REQUEST_DURATION",
+            Self::RequestSize => "REQUEST_SIZE",
+            Self::ResponseSize => "RESPONSE_SIZE",
+            Self::RequestMessages => "REQUEST_MESSAGES",
+            Self::ResponseMessages => "RESPONSE_MESSAGES",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "REQUEST_COUNT" => Some(Self::RequestCount),
+            "REQUEST_DURATION" => Some(Self::RequestDuration),
+            "REQUEST_SIZE" => Some(Self::RequestSize),
+            "RESPONSE_SIZE" => Some(Self::ResponseSize),
+            "REQUEST_MESSAGES" => Some(Self::RequestMessages),
+            "RESPONSE_MESSAGES" => Some(Self::ResponseMessages),
             _ => None,
         }
     }

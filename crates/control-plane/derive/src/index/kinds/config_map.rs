@@ -8,6 +8,7 @@ mod callee;
 mod ext_authz;
 mod providers;
 mod settings;
+mod telemetry;
 
 use ambit_k8s_api::{ConfigMap, Kind, ObjectKey};
 use ambit_model::PathNormalization;
@@ -62,6 +63,8 @@ impl MeshKind for ConfigMap {
             .replace(change.key, hosts(change.old), hosts(change.new));
         index.mark_gateways();
         index.mark_users_of_providers();
+        index.mark(change.key.clone());
+        index.mark_telemetry();
     }
 }
 
@@ -77,7 +80,7 @@ impl Index {
     }
 
     /// A provider by its name.
-    fn extension_provider(&self, name: &str) -> Option<&ExtensionProvider> {
+    pub(crate) fn extension_provider(&self, name: &str) -> Option<&ExtensionProvider> {
         self.settings()?.providers.get(name)
     }
 

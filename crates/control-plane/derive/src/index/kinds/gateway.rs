@@ -13,7 +13,7 @@ use ambit_model::{AppTunnel, ArcStr, GatewayName, HBONE_PORT, WaypointGateway};
 
 use serde_json::{Value, json};
 
-use super::unread;
+use super::{telemetry, unread};
 use crate::{
     Labels, MeshConfig, PodDirectory,
     condition::{ConditionType, EFFECTIVE, Part, PartsType, Standing, Verdict},
@@ -160,6 +160,9 @@ impl MeshKind for Gateway {
         for class in &classes {
             index.mark_gateway(&name, class);
         }
+        if index.has_telemetry() {
+            index.mark_telemetry();
+        }
     }
 
     fn render(index: &Index, _: &ObjectKey, gateway: &GatewayInput) -> Rendered {
@@ -171,8 +174,13 @@ impl MeshKind for Gateway {
             trusted_proxies: own.unwrap_or_else(|| index.trusted_proxies()),
             client_identity_header: gateway.client_identity_header,
         });
+        let (waypoint_telemetry, of_telemetry) = match is_waypoint {
+            true => telemetry::render(index, &gateway.name),
+            false => Default::default(),
+        };
         let conflicts = is_waypoint.then(|| {
             let mut notes = index.strangers(&gateway.name);
+            notes.extend(of_telemetry);
             notes.extend(unread::note(index, &gateway.name));
             notes.extend(
                 gateway
@@ -181,7 +189,9 @@ impl MeshKind for Gateway {
             );
             notes
         });
+        let told = waypoint_telemetry.into_iter();
         Rendered {
+            waypoint_telemetry: told.map(|one| (gateway.name.clone(), one)).collect(),
             waypoint_gateways: record.into_iter().collect(),
             conflicts: conflicts.unwrap_or_default(),
             ..Rendered::default()

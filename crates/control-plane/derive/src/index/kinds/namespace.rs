@@ -71,6 +71,9 @@ impl MeshKind for Namespace {
         }
         if other_waypoint {
             index.mark_namespace(name);
+            if index.has_telemetry() {
+                index.mark_telemetry();
+            }
         }
         // Gateways may have become another control plane's, or ours.
         if old.labels.get(labels::REVISION) != new.labels.get(labels::REVISION) {

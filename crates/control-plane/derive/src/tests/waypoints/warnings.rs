@@ -197,12 +197,7 @@ fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean(
         )
     };
     let mut mesh = TestMesh::of(&gateway("wp", ""));
-    for kind in [
-        Kind::VirtualService,
-        Kind::EnvoyFilter,
-        Kind::Telemetry,
-        Kind::WasmPlugin,
-    ] {
+    for kind in [Kind::VirtualService, Kind::EnvoyFilter, Kind::WasmPlugin] {
         for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
             mesh.apply(&unread(kind, namespace, "x"));
             let said = effective(&mesh);

@@ -233,3 +233,56 @@ fn refusals_and_dry_runs_are_counted() {
     metrics.policy_removed(&policy);
     assert!(!scrape(&registry).contains("ns/p"));
 }
+
+#[test]
+fn configured_labels_take_the_place_of_others_and_series_that_become_one_are_added_up() {
+    use crate::http::{Changed, FamilyRule, Relabel};
+    let mut registry = Registry::default();
+    let metrics = HttpMetrics::register(&mut registry);
+    let mut relabel = Relabel::default();
+    relabel.set(
+        TelemetryFamily::RequestCount,
+        FamilyRule {
+            disabled: false,
+            labels: vec![("host".into(), Some(0)), ("response_code".into(), None)],
+        },
+    );
+    relabel.set(
+        TelemetryFamily::ResponseSize,
+        FamilyRule {
+            disabled: true,
+            labels: Vec::new(),
+        },
+    );
+    let relabel = Arc::new(relabel);
+    for (code, host) in [(200, "a"), (404, "a"), (200, "b")] {
+        let changed = Changed {
+            relabel: relabel.clone(),
+            values: vec![host.to_owned()],
+        };
+        metrics.record(&labels(code).changed(Some(changed)), &report(1, 2));
+    }
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    let counts: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("istio_requests_total{"))
+        .map(|line| {
+            assert!(!line.contains("response_code="), "{line}");
+            let at = line.find("host=").unwrap();
+            line[at..].to_owned()
+        })
+        .collect();
+    assert_eq!(counts, ["host=\"a\"} 2", "host=\"b\"} 1"]);
+    assert!(!text.contains("istio_response_bytes"), "{text}");
+    // Families that nothing is said of keep their labels.
+    let durations = text.lines();
+    let durations =
+        durations.filter(|line| line.starts_with("istio_request_duration_milliseconds_count"));
+    assert_eq!(
+        durations
+            .filter(|line| line.contains("response_code="))
+            .count(),
+        2
+    );
+}

@@ -8,7 +8,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    super::{RULES_OF_SERVICE, Work},
+    super::{RULES_OF_SERVICE, Work, tracing},
     ADMIN, Files, ROUTES,
 };
 
@@ -73,7 +73,12 @@ impl Files {
         }]})
     }
 
-    pub(super) fn configuration(&self, work: Work, backend: &str) -> Value {
+    pub(super) fn configuration(
+        &self,
+        work: Work,
+        backend: &str,
+        collector: Option<&str>,
+    ) -> Value {
         let tunnels = json!({
             "name": "tunnels",
             "address": socket("0.0.0.0", 15008),
@@ -111,20 +116,37 @@ impl Files {
                 "log_format": {"text_format_source": {"inline_string": ACCESS_LOG}},
             }),
         );
+        let mut manager = json!({
+            "access_log": [log],
+            "normalize_path": true,
+            "use_remote_address": false,
+            "http_filters": [work.policies(), router()],
+            "rds": {"route_config_name": "requests", "config_source": {
+                "resource_api_version": "V3",
+                "path_config_source": {"path": self.path(ROUTES)},
+            }},
+        });
+        if let Some(percentage) = work.traced {
+            manager["tracing"] = tracing::tracer(percentage);
+        }
         let requests = json!({
             "name": "requests",
             "internal_listener": {},
-            "filter_chains": [{"filters": [connection_manager("requests", json!({
-                "access_log": [log],
-                "normalize_path": true,
-                "use_remote_address": false,
-                "http_filters": [work.policies(), router()],
-                "rds": {"route_config_name": "requests", "config_source": {
-                    "resource_api_version": "V3",
-                    "path_config_source": {"path": self.path(ROUTES)},
-                }},
-            }))]}],
+            "filter_chains": [{"filters": [connection_manager("requests", manager)]}],
         });
+        let mut clusters = vec![
+            internal("requests", "requests"),
+            backends(8080),
+            backends(8081),
+            self.hbone(backend),
+        ];
+        clusters.extend(collector.map(|address| {
+            let (_, name) = tracing::PLACE;
+            let mut cluster = cluster(name, &socket(address, tracing::PORT));
+            cluster["typed_extension_protocol_options"] =
+                protocol(&json!({"explicit_http_config": {"http2_protocol_options": {}}}));
+            cluster
+        }));
         let ready = json!({
             "name": "ready",
             "address": socket("0.0.0.0", 15021),
@@ -153,6 +175,8 @@ impl Files {
                     backends(8082),
                     self.hbone(backend),
                 ],
+                "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081), ready],
+                "clusters": clusters,
             },
         })
     }

@@ -58,8 +58,17 @@ impl Index {
 
     /// Those whose waypoints call a host: which service that is may be another now.
     pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
-        if self.callees.of(host).next().is_some() {
-            self.mark_users_of_providers();
+        let callers: Vec<_> = self.callees.of(host).cloned().collect();
+        if callers.is_empty() {
+            return;
+        }
+        self.mark_users_of_providers();
+        // Providers of the mesh's settings are called for telemetry.
+        if callers.iter().any(|caller| caller.kind == Kind::ConfigMap) {
+            self.mark_telemetry();
+        }
+        for caller in callers {
+            self.mark(caller);
         }
     }
 

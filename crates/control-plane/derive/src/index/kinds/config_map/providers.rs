@@ -12,21 +12,24 @@ use super::{
 use crate::problem::{FieldError, Note};
 
 /// Kinds of providers that something is made of.
-const SUPPORTED: [&str; 2] = [super::ext_authz::GRPC, super::ext_authz::HTTP];
+const SUPPORTED: [&str; 2] = [ext_authz::GRPC, ext_authz::HTTP];
+/// Those that telemetry names.
+const OF_TELEMETRY: [&str; 4] = [
+    "envoyFileAccessLog",
+    "envoyOtelAls",
+    "opentelemetry",
+    "prometheus",
+];
 /// Those that Istio has besides.
-const UNSUPPORTED: [&str; 13] = [
+const UNSUPPORTED: [&str; 9] = [
     "zipkin",
     "lightstep",
     "datadog",
     "stackdriver",
     "opencensus",
     "skywalking",
-    "opentelemetry",
-    "prometheus",
-    "envoyFileAccessLog",
     "envoyHttpAls",
     "envoyTcpAls",
-    "envoyOtelAls",
     "sds",
 ];
 
@@ -105,7 +108,7 @@ fn one(entry: &Value, at: &str, notes: &mut Vec<Note>) -> Result<ExtensionProvid
         Value::Null => Map::new(),
         _ => return Err(error(&field, "is not a map")),
     };
-    if !SUPPORTED.contains(&kind.as_str()) {
+    if !SUPPORTED.contains(&kind.as_str()) && !OF_TELEMETRY.contains(&kind.as_str()) {
         let message = if UNSUPPORTED.contains(&kind.as_str()) {
             "is not supported: what names the provider has no effect"
         } else {

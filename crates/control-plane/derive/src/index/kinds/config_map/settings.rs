@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use ambit_model::{ArcStr, PathNormalization};
 use serde_json::{Map, Value};
 
-use super::providers::{self, ExtensionProvider};
+use super::{
+    providers::{self, ExtensionProvider},
+    telemetry::{self, MeshTelemetry},
+};
 use crate::{
     MeshConfig, WaypointAttachment, WaypointMissing,
     problem::{FieldError, Note},
@@ -20,6 +23,8 @@ pub(crate) struct MeshSettings {
     pub(crate) path_normalization: Option<PathNormalization>,
     /// How many proxies before the mesh add to `x-forwarded-for` and are trusted; `None` as above.
     pub(crate) trusted_proxies: Option<u32>,
+    /// What is told of requests.
+    pub(crate) telemetry: MeshTelemetry,
 }
 
 impl MeshSettings {
@@ -31,10 +36,7 @@ impl MeshSettings {
 }
 
 /// Fields of Istio's that concern sidecars and ingress gateways alone, or what this mesh always does in one way.
-const ELSEWHERE: [&str; 48] = [
-    "accessLogEncoding",
-    "accessLogFile",
-    "accessLogFormat",
+const ELSEWHERE: [&str; 44] = [
     "ca",
     "caCertificates",
     "certificates",
@@ -42,7 +44,6 @@ const ELSEWHERE: [&str; 48] = [
     "connectTimeout",
     "defaultDestinationRuleExportTo",
     "defaultHttpRetryPolicy",
-    "defaultProviders",
     "defaultServiceExportTo",
     "defaultVirtualServiceExportTo",
     "disableEnvoyListenerLog",
@@ -93,11 +94,13 @@ pub(super) fn read(
     let all = map("", value.as_ref())?;
     let mut settings = MeshSettings {
         providers: providers::read(all.get("extensionProviders"), notes)?,
+        telemetry: telemetry::read(all, notes)?,
         ..MeshSettings::default()
     };
     for (name, value) in all {
         match name.as_str() {
             "extensionProviders" => {}
+            known if telemetry::FIELDS.contains(&known) => {}
             _ if value.is_null() => {}
             "trustDomain" => same(name, value, &config.trust_domain, "every identity has it")?,
             "rootNamespace" => unlike(name, value, &config.root_namespace, notes),
@@ -115,7 +118,6 @@ pub(super) fn read(
                 "is not supported: identities of other trust domains are accepted nowhere",
             )),
             "enableAutoMtls" if *value == Value::Bool(true) => {}
-            "defaultProviders" if is_default_providers(value) => {}
             known if ELSEWHERE.contains(&known) => notes.push(error(
                 known,
                 "has no effect: node proxies and waypoints have no such setting",
@@ -165,11 +167,6 @@ fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }
 
-/// Metrics for Prometheus are what there is anyway.
-fn is_default_providers(value: &Value) -> bool {
-    *value == serde_json::json!({"metrics": ["prometheus"]})
-}
-
 fn normalization(
     value: &Value,
     notes: &mut Vec<Note>,
@@ -197,8 +194,10 @@ fn normalization(
 fn default_config(value: &Value, notes: &mut Vec<Note>) -> Result<Option<u32>, FieldError> {
     let all = map("defaultConfig", Some(value))?;
     // Where the control plane is, is known otherwise.
-    let read = ["gatewayTopology", "discoveryAddress"];
+    let read = ["gatewayTopology", "discoveryAddress", "tracing"];
     rest("defaultConfig", all, &read, notes);
+    let tracing = map("defaultConfig.tracing", all.get("tracing"))?;
+    rest("defaultConfig.tracing", tracing, &["sampling"], notes);
     let place = "defaultConfig.gatewayTopology";
     let topology = map(place, all.get("gatewayTopology"))?;
     rest(place, topology, &["numTrustedProxies"], notes);

@@ -8,7 +8,7 @@ const MAX_BYTES: usize = 1024;
 
 /// Appends a text for a line of text: `"`, `\`, control characters and what is not ASCII as `\xNN`.
 /// Spaces too if `is_bare`: the field has no quotes around it.
-pub(super) fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
+pub fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
     let (kept, is_cut) = cut(value);
     for &byte in kept {
         match byte {
@@ -29,7 +29,7 @@ fn escape(line: &mut String, byte: u8) {
 }
 
 /// Appends a text as a JSON string. What is not UTF-8 is replaced.
-pub(super) fn push_json(line: &mut String, value: &[u8]) {
+pub fn push_json(line: &mut String, value: &[u8]) {
     let (kept, is_cut) = cut(value);
     line.push('"');
     for c in String::from_utf8_lossy(kept).chars() {

@@ -1,0 +1,239 @@
+//! Telemetry: what waypoints tell of requests.
+//!
+//! A waypoint is told the whole of it, merged ([`merge`]): of the root namespace, its own namespace, the namespace of
+//! the service, what is attached to its Gateway or class, and what is attached to the service; what is nearer counts.
+//! Of several objects for the same the oldest counts.
+
+mod levels;
+mod merge;
+mod providers;
+mod read;
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{Gateway, Kind, ObjectKey, Service, ServiceEntry, Telemetry, created};
+use ambit_model::{GatewayName, WaypointTelemetry};
+
+use super::gateway as gateways;
+use crate::{
+    MeshConfig, PodDirectory,
+    condition::{ConditionType, Standing, TELEMETRY_USED, Verdict},
+    index::{
+        Index,
+        kind::{Change, Extent, Followed, MeshKind, Read},
+        names,
+    },
+    problem::{FieldError, Note},
+};
+pub(crate) use read::{LogPart, MetricPart, TracingPart};
+
+impl Followed for Telemetry {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// An object as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TelemetryInput {
+    key: ObjectKey,
+    created: String,
+    /// What it is attached to; its whole namespace if empty, or the mesh.
+    targets: Vec<ObjectKey>,
+    tracing: Vec<TracingPart>,
+    logs: Vec<LogPart>,
+    metrics: Vec<MetricPart>,
+}
+
+impl MeshKind for Telemetry {
+    type Input = TelemetryInput;
+
+    const CONDITIONS: &'static [ConditionType] = &[TELEMETRY_USED];
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<TelemetryInput>, FieldError> {
+        let mut notes = Vec::new();
+        let spec = &self.spec;
+        let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let input = TelemetryInput {
+            key: ObjectKey::new(Kind::Telemetry, namespace, name),
+            created: created(&self.metadata),
+            targets: read::targets(self, namespace, config)?,
+            tracing: read::tracing(&spec.tracing, &mut notes)?,
+            logs: read::logs(&spec.access_logging, &mut notes)?,
+            metrics: read::metrics(&spec.metrics, &mut notes)?,
+        };
+        if spec.selector.is_some() {
+            let message = "what is for selected pods is for proxies inside of them: waypoints do not follow it; use targetRefs";
+            notes.push(Note::new("spec.selector", message));
+            return Ok(Read::of(None, notes));
+        }
+        Ok(Read::of(Some(input), notes))
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, TelemetryInput>, _: &mut PodDirectory) {
+        let targets = |of: Option<&TelemetryInput>| of.map(|of| of.targets.clone());
+        index.policy_targets.replace(
+            change.key,
+            targets(change.old).unwrap_or_default(),
+            targets(change.new).unwrap_or_default(),
+        );
+        index.mark(change.key.clone());
+        index.mark_telemetry();
+    }
+
+    fn standing(index: &Index, key: &ObjectKey, input: &TelemetryInput) -> Option<Standing> {
+        Some(Standing {
+            verdict: Some(verdict(index, key, input)),
+            parts: Vec::new(),
+        })
+    }
+}
+
+/// Which waypoints follow it.
+fn verdict(index: &Index, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
+    let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
+    let mut instead = None;
+    for (gateway, scope) in index.telemetry_scopes() {
+        for level in levels::of(index, &gateway, &scope) {
+            if level.key == *key {
+                followed.insert(gateway.clone());
+            } else if level.targets == input.targets && level.key.namespace == key.namespace {
+                instead = Some(&level.key);
+            }
+        }
+    }
+    let unknown = providers::wrong(index, input);
+    let (is_true, reason, message) = match (names(&followed), instead) {
+        (Some(_), _) if !unknown.is_empty() => (false, "UnknownProvider", unknown.join("; ")),
+        (Some(names), _) => (true, "Used", format!("followed by {names}")),
+        (None, Some(other)) => (
+            false,
+            "Conflict",
+            format!("{other} is followed in its place: of several for the same the oldest counts"),
+        ),
+        (None, None) => (
+            false,
+            "NoWaypoint",
+            "no waypoint follows it: it is of no waypoint's namespace, nor of services' that one serves, nor of the root one, and is attached to none of these".to_owned(),
+        ),
+    };
+    Verdict {
+        is_true,
+        reason,
+        message,
+        is_trouble: !is_true,
+    }
+}
+
+/// What a waypoint is told, and what of it has no effect.
+pub(super) fn render(index: &Index, gateway: &GatewayName) -> (Vec<WaypointTelemetry>, Vec<Note>) {
+    let scopes = index.telemetry_scopes_of(gateway);
+    let mut records = Vec::new();
+    let mut notes = BTreeSet::new();
+    for scope in scopes {
+        let (record, wrong) = merge::merge(index, &levels::of(index, gateway, &scope), scope);
+        let says_anything =
+            record.tracing.is_some() || record.logs.is_some() || !record.metrics.is_empty();
+        // A scope that says less than the one around it has to say so.
+        if says_anything || record.scope != ambit_model::TelemetryScope::Waypoint {
+            records.push(record);
+        }
+        notes.extend(wrong);
+    }
+    let notes = notes.into_iter();
+    (records, notes.map(|text| Note::new(".", text)).collect())
+}
+
+impl Index {
+    /// All that is told of requests is to be told anew.
+    pub(crate) fn mark_telemetry(&mut self) {
+        let all: Vec<ObjectKey> = self
+            .all_objects()
+            .flat_map(|(_, objects)| objects.all::<Telemetry>().values())
+            .map(|one| one.key.clone())
+            .collect();
+        for key in all {
+            self.mark(key);
+        }
+        self.mark_gateways();
+    }
+
+    /// The same, if an object's hosts or waypoint matter for it.
+    pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
+        let is_named = {
+            let mut policies = self.policy_targets.of(target);
+            policies.any(|policy| policy.kind == Kind::Telemetry)
+        };
+        if is_named {
+            self.mark_telemetry();
+        }
+    }
+
+    /// Whether there is any.
+    pub(crate) fn has_telemetry(&self) -> bool {
+        let mut all = self.all_objects();
+        all.any(|(_, objects)| !objects.all::<Telemetry>().is_empty())
+    }
+
+    fn telemetry_scopes(&self) -> Vec<(GatewayName, ambit_model::TelemetryScope)> {
+        let gateways = self
+            .all_objects()
+            .flat_map(|(_, objects)| objects.all::<Gateway>().values());
+        let waypoints = gateways.filter(|gateway| self.waypoint(&gateway.name).is_some());
+        let scopes = waypoints.flat_map(|gateway| {
+            let scopes = self.telemetry_scopes_of(&gateway.name).into_iter();
+            scopes.map(|scope| (gateway.name.clone(), scope))
+        });
+        scopes.collect()
+    }
+
+    /// The scopes for which a waypoint is told something of their own.
+    fn telemetry_scopes_of(&self, gateway: &GatewayName) -> Vec<ambit_model::TelemetryScope> {
+        use ambit_model::{NamespacedHostname, TelemetryScope};
+        let mut scopes = vec![TelemetryScope::Waypoint];
+        for (namespace, objects) in self.all_objects() {
+            let all = objects.all::<Telemetry>();
+            let is_served =
+                *namespace == gateway.namespace || self.serves_services(gateway, namespace).is_ok();
+            if all.is_empty() || !is_served {
+                continue;
+            }
+            let is_elsewhere =
+                *namespace != gateway.namespace && *namespace != self.config.root_namespace;
+            if is_elsewhere && all.values().any(|one| one.targets.is_empty()) {
+                scopes.push(TelemetryScope::Namespace(namespace.clone()));
+            }
+            let targets = all.values().flat_map(|one| &one.targets);
+            for target in targets {
+                let hosts = self.hosts_of(target).into_iter();
+                scopes.extend(hosts.map(|host| {
+                    TelemetryScope::Service(NamespacedHostname::new(namespace.clone(), host))
+                }));
+            }
+        }
+        scopes.sort_unstable();
+        scopes.dedup();
+        scopes
+    }
+}
+
+/// Whether an object is attached to a service of a name.
+fn is_for(index: &Index, target: &ObjectKey, host: &str) -> bool {
+    match target.kind {
+        Kind::Service => index
+            .get::<Service>(target)
+            .is_some_and(|service| service.hostname(&index.config.cluster_domain) == host),
+        Kind::ServiceEntry => index
+            .get::<ServiceEntry>(target)
+            .is_some_and(|entry| entry.hosts.iter().any(|one| one == host)),
+        _ => false,
+    }
+}
+
+/// Whether a waypoint is meant by a target.
+fn is_gateway(index: &Index, target: &ObjectKey, gateway: &GatewayName) -> bool {
+    match target.kind {
+        Kind::Gateway => target.namespace == gateway.namespace && target.name == gateway.name,
+        Kind::GatewayClass => gateways::of_class(index, &target.name).contains(gateway),
+        _ => false,
+    }
+}

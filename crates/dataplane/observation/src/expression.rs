@@ -1,0 +1,343 @@
+//! Conditions and labels in CEL, with Envoy's attributes of requests.
+//!
+//! Evaluation is bounded: an expression is short and shallow, has no comprehensions, as in Envoy, and of regular
+//! expressions only small ones that are written out. What an expression names is checked before it is used.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, LazyLock},
+};
+
+use cel::{
+    Context, Env, Value,
+    common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue},
+    objects::{Key, Map},
+};
+use http::HeaderMap;
+
+use crate::{Observation, Wants};
+
+#[cfg(test)]
+mod tests;
+
+/// Longest expression, in bytes.
+const LONGEST: usize = 1024;
+/// How deep one may be.
+const DEEPEST: u16 = 24;
+/// Most memory of a compiled regular expression.
+const MAX_REGEX: usize = 64 << 10;
+
+/// What there is to name: Envoy's attributes, as far as they are known here.
+const ATTRIBUTES: &[(&str, &[&str])] = &[
+    (
+        "request",
+        &[
+            "path",
+            "url_path",
+            "host",
+            "scheme",
+            "method",
+            "headers",
+            "referer",
+            "useragent",
+            "id",
+            "protocol",
+            "query",
+            "size",
+        ],
+    ),
+    (
+        "response",
+        &[
+            "code",
+            "code_details",
+            "flags",
+            "grpc_status",
+            "headers",
+            "size",
+        ],
+    ),
+    ("source", &["address", "port"]),
+    ("destination", &["address", "port"]),
+    (
+        "connection",
+        &[
+            "mtls",
+            "requested_server_name",
+            "uri_san_peer_certificate",
+            "termination_details",
+        ],
+    ),
+    ("upstream", &["address", "port", "transport_failure_reason"]),
+    ("xds", &["route_name", "cluster_name"]),
+];
+
+/// What may be called, beside operators.
+const FUNCTIONS: &[&str] = &[
+    "contains",
+    "startsWith",
+    "endsWith",
+    "matches",
+    "size",
+    "string",
+    "int",
+    "uint",
+    "double",
+    "bool",
+];
+
+static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+
+/// An expression cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    /// It is too long.
+    #[error("is longer than {LONGEST} bytes")]
+    TooLong,
+    /// It is none.
+    #[error("is no CEL expression: {0}")]
+    Syntax(String),
+    /// It is nested too deeply.
+    #[error("is nested more than {DEEPEST} levels deep")]
+    TooDeep,
+    /// It loops.
+    #[error("comprehensions (all, exists, map, filter) are not supported, as in Envoy")]
+    Comprehension,
+    /// It names something else.
+    #[error("{0} is no attribute of requests that is known here")]
+    Attribute(String),
+    /// It calls something else.
+    #[error("the function {0} is not supported")]
+    Function(String),
+    /// A regular expression.
+    #[error("the pattern of matches: {0}")]
+    Pattern(String),
+    /// Messages cannot be made.
+    #[error("messages cannot be made")]
+    Message,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Expression {
+    root: IdedExpr,
+    /// The attributes that it names, by their object.
+    named: BTreeSet<(&'static str, &'static str)>,
+}
+
+impl Expression {
+    /// Reads and checks one.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub fn new(text: &str) -> Result<Self, ExpressionError> {
+        if text.len() > LONGEST {
+            return Err(ExpressionError::TooLong);
+        }
+        let parser = ENVIRONMENT.parser().max_recursion_depth(DEEPEST);
+        let root = parser.parse(text).map_err(|errors| {
+            let first = errors.errors.first();
+            ExpressionError::Syntax(first.map_or_else(String::new, |one| one.msg.clone()))
+        })?;
+        let mut named = BTreeSet::new();
+        check(&root, 0, &mut named)?;
+        Ok(Self { root, named })
+    }
+
+    /// Which headers it needs.
+    pub fn wants(&self) -> Wants {
+        let mut wants = Wants {
+            all_request: self.named.contains(&("request", "headers")),
+            all_response: self.named.contains(&("response", "headers")),
+            ..Wants::default()
+        };
+        for (field, header) in [
+            ("referer", http::header::REFERER),
+            ("useragent", http::header::USER_AGENT),
+            ("id", crate::trace::X_REQUEST_ID),
+        ] {
+            if self.named.contains(&("request", field)) {
+                wants.request_header(header);
+            }
+        }
+        wants
+    }
+
+    /// Whether it is true of a request. What cannot be evaluated is not, as in Envoy.
+    pub fn matches(&self, of: &Observation<'_>) -> bool {
+        matches!(self.value(of), Some(Value::Bool(true)))
+    }
+
+    /// Its value as a text; `None` if there is none.
+    pub fn text(&self, of: &Observation<'_>) -> Option<String> {
+        match self.value(of)? {
+            Value::String(text) => Some(text.as_str().to_owned()),
+            Value::Int(number) => Some(number.to_string()),
+            Value::UInt(number) => Some(number.to_string()),
+            Value::Float(number) => Some(number.to_string()),
+            Value::Bool(is) => Some(is.to_string()),
+            _ => None,
+        }
+    }
+
+    fn value(&self, of: &Observation<'_>) -> Option<Value> {
+        let mut context = Context::with_env(ENVIRONMENT.clone());
+        let mut objects: HashMap<&str, HashMap<Key, Value>> = HashMap::new();
+        for (object, field) in &self.named {
+            let fields = objects.entry(object).or_default();
+            if let Some(value) = attribute(of, object, field) {
+                fields.insert(key(field), value);
+            }
+        }
+        for (object, fields) in objects {
+            context.add_variable_from_value(object, map(fields));
+        }
+        Value::resolve(&self.root, &context).ok()
+    }
+}
+
+/// Walks an expression; collects the attributes that it names.
+fn check(
+    at: &IdedExpr,
+    depth: u16,
+    named: &mut BTreeSet<(&'static str, &'static str)>,
+) -> Result<(), ExpressionError> {
+    if depth > DEEPEST {
+        return Err(ExpressionError::TooDeep);
+    }
+    let depth = depth + 1;
+    match &at.expr {
+        Expr::Unspecified | Expr::Literal(_) => Ok(()),
+        Expr::Comprehension(_) => Err(ExpressionError::Comprehension),
+        Expr::Struct(_) => Err(ExpressionError::Message),
+        // Only with a field behind it does it name something.
+        Expr::Ident(name) => Err(ExpressionError::Attribute(name.clone())),
+        Expr::Select(select) => {
+            let Expr::Ident(object) = &select.operand.expr else {
+                return check(&select.operand, depth, named);
+            };
+            let found = ATTRIBUTES.iter().find(|(name, _)| name == object);
+            let found = found.and_then(|(object, fields)| {
+                let field = fields.iter().find(|field| **field == select.field)?;
+                Some((*object, *field))
+            });
+            let unknown = || ExpressionError::Attribute(format!("{object}.{}", select.field));
+            named.insert(found.ok_or_else(unknown)?);
+            Ok(())
+        }
+        Expr::List(list) => {
+            let mut all = list.elements.iter();
+            all.try_for_each(|one| check(one, depth, named))
+        }
+        Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
+            EntryExpr::MapEntry(entry) => {
+                check(&entry.key, depth, named)?;
+                check(&entry.value, depth, named)
+            }
+            EntryExpr::StructField(_) => Err(ExpressionError::Message),
+        }),
+        Expr::Call(call) => {
+            check_call(call)?;
+            let target = call.target.as_deref().into_iter();
+            let mut all = target.chain(&call.args);
+            all.try_for_each(|one| check(one, depth, named))
+        }
+    }
+}
+
+fn check_call(call: &CallExpr) -> Result<(), ExpressionError> {
+    let name = call.func_name.as_str();
+    // Operators have names that nobody can write as a call's.
+    let is_operator = name.contains(['_', '@', '!', '-']);
+    if !is_operator && !FUNCTIONS.contains(&name) {
+        return Err(ExpressionError::Function(name.to_owned()));
+    }
+    if name != "matches" {
+        return Ok(());
+    }
+    let pattern = call.args.last().map(|last| &last.expr);
+    let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern else {
+        let message = "has to be written out".to_owned();
+        return Err(ExpressionError::Pattern(message));
+    };
+    let compiled = regex::RegexBuilder::new(pattern.inner())
+        .size_limit(MAX_REGEX)
+        .build();
+    let too_much = |error: regex::Error| ExpressionError::Pattern(error.to_string());
+    compiled.map(drop).map_err(too_much)
+}
+
+fn key(name: &str) -> Key {
+    Key::String(Arc::new(name.to_owned()))
+}
+
+fn map(fields: HashMap<Key, Value>) -> Value {
+    Value::Map(Map {
+        map: Arc::new(fields),
+    })
+}
+
+fn text(text: &str) -> Value {
+    Value::String(Arc::new(text.to_owned()))
+}
+
+fn number(number: impl TryInto<i64>) -> Value {
+    Value::Int(number.try_into().unwrap_or(i64::MAX))
+}
+
+fn header(all: &HeaderMap, name: &http::HeaderName) -> Option<Value> {
+    let value = all.get(name)?;
+    Some(text(&String::from_utf8_lossy(value.as_bytes())))
+}
+
+fn headers(all: &HeaderMap) -> Value {
+    let mut fields = HashMap::new();
+    for name in all.keys() {
+        let values = all.get_all(name).iter();
+        let values: Vec<_> = values
+            .map(|value| String::from_utf8_lossy(value.as_bytes()))
+            .collect();
+        fields.insert(key(name.as_str()), text(&values.join(",")));
+    }
+    map(fields)
+}
+
+/// An attribute of a request, if it has it.
+fn attribute(of: &Observation<'_>, object: &str, field: &str) -> Option<Value> {
+    let path = || of.path.unwrap_or_default().split_once('?');
+    let value = match (object, field) {
+        ("request", "path") => text(of.path?),
+        ("request", "url_path") => text(path().map_or(of.path?, |(path, _)| path)),
+        ("request", "query") => text(path().map_or("", |(_, query)| query)),
+        ("request", "host") => text(of.authority?),
+        ("request", "scheme") => text("http"),
+        ("request", "method") => text(of.method?),
+        ("request", "headers") => headers(of.request_headers),
+        ("request", "referer") => header(of.request_headers, &http::header::REFERER)?,
+        ("request", "useragent") => header(of.request_headers, &http::header::USER_AGENT)?,
+        ("request", "id") => header(of.request_headers, &crate::trace::X_REQUEST_ID)?,
+        ("request", "protocol") => text(of.protocol?),
+        ("request", "size") => number(of.request_bytes),
+        ("response", "code") => number(of.response_code),
+        ("response", "code_details") => text(of.code_details?),
+        ("response", "flags") => number(of.flag_bits),
+        ("response", "grpc_status") => number(of.grpc_status?),
+        ("response", "headers") => headers(of.response_headers),
+        ("response", "size") => number(of.response_bytes),
+        ("source", "address") => text(&of.downstream_remote.to_string()),
+        ("source", "port") => number(of.downstream_remote.port()),
+        ("destination", "address") => text(&of.downstream_local.to_string()),
+        ("destination", "port") => number(of.downstream_local.port()),
+        ("connection", "mtls") => Value::Bool(of.peer.is_some()),
+        ("connection", "requested_server_name") => text(of.server_name?),
+        ("connection", "uri_san_peer_certificate") => text(of.peer?),
+        ("connection", "termination_details") => text(of.termination_details?),
+        ("upstream", "address") => text(&of.upstream_host?.to_string()),
+        ("upstream", "port") => number(of.upstream_host?.port()),
+        ("upstream", "transport_failure_reason") => text(of.upstream_failure?),
+        ("xds", "route_name") => text(of.route?),
+        ("xds", "cluster_name") => text(of.upstream_cluster?),
+        _ => return None,
+    };
+    Some(value)
+}

@@ -1,0 +1,159 @@
+//! One finished request, as it is told of.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
+
+use http::{HeaderMap, HeaderName};
+
+/// See the module. What is missing is `None`, or empty.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the fields are those of Envoy's access log")]
+pub struct Observation<'a> {
+    pub started: SystemTime,
+    pub duration: Duration,
+    pub method: Option<&'a str>,
+    /// Path and query, as forwarded.
+    pub path: Option<&'a str>,
+    pub protocol: Option<&'a str>,
+    pub authority: Option<&'a str>,
+    pub response_code: u16,
+    /// In Envoy's short names, separated by commas; `-` if there are none.
+    pub flags: &'a str,
+    /// The same in Envoy's bits.
+    pub flag_bits: u64,
+    pub code_details: Option<&'a str>,
+    pub termination_details: Option<&'a str>,
+    pub upstream_failure: Option<&'a str>,
+    pub request_bytes: u64,
+    pub response_bytes: u64,
+    pub upstream_time: Option<Duration>,
+    pub grpc_status: Option<u32>,
+    pub is_grpc: bool,
+    pub upstream_host: Option<SocketAddr>,
+    pub upstream_cluster: Option<&'a str>,
+    pub upstream_local: Option<SocketAddr>,
+    pub downstream_local: SocketAddr,
+    pub downstream_remote: SocketAddr,
+    pub server_name: Option<&'a str>,
+    pub route: Option<&'a str>,
+    /// The SPIFFE id that the caller has proved.
+    pub peer: Option<&'a str>,
+    /// The trace that it is part of, in hexadecimal digits.
+    pub trace_id: Option<&'a str>,
+    /// Name of the machine that tells it.
+    pub hostname: &'a str,
+    /// Those that were asked for by [`Wants`].
+    pub request_headers: &'a HeaderMap,
+    /// The same of the answer.
+    pub response_headers: &'a HeaderMap,
+}
+
+/// Which headers are to be kept until a request is over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// All of the request.
+    pub all_request: bool,
+    /// Of the request, these.
+    pub request: BTreeSet<HeaderOrder>,
+    /// All of the answer.
+    pub all_response: bool,
+    /// Of the answer, these.
+    pub response: BTreeSet<HeaderOrder>,
+}
+
+/// A header's name, with an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderOrder(pub HeaderName);
+
+impl PartialOrd for HeaderOrder {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for HeaderOrder {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.as_str().cmp(other.0.as_str())
+    }
+}
+
+impl Wants {
+    /// What others want too.
+    pub fn add(&mut self, other: &Self) {
+        self.all_request |= other.all_request;
+        self.all_response |= other.all_response;
+        self.request.extend(other.request.iter().cloned());
+        self.response.extend(other.response.iter().cloned());
+    }
+
+    /// A header of the request is wanted.
+    pub fn request_header(&mut self, name: HeaderName) {
+        self.request.insert(HeaderOrder(name));
+    }
+
+    /// The wanted ones of a request's headers.
+    pub fn of_request(&self, all: &HeaderMap) -> HeaderMap {
+        kept(all, self.all_request, &self.request)
+    }
+
+    /// The wanted ones of an answer's headers.
+    pub fn of_response(&self, all: &HeaderMap) -> HeaderMap {
+        kept(all, self.all_response, &self.response)
+    }
+}
+
+fn kept(all: &HeaderMap, is_all: bool, names: &BTreeSet<HeaderOrder>) -> HeaderMap {
+    if is_all {
+        return all.clone();
+    }
+    let mut kept = HeaderMap::new();
+    for HeaderOrder(name) in names {
+        for value in all.get_all(name) {
+            kept.append(name.clone(), value.clone());
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+pub(crate) mod examples {
+    use super::*;
+
+    /// A request that was answered.
+    pub(crate) fn answered<'a>(request: &'a HeaderMap, response: &'a HeaderMap) -> Observation<'a> {
+        Observation {
+            started: SystemTime::UNIX_EPOCH + Duration::from_millis(1_606_339_578_409),
+            duration: Duration::from_micros(4_900),
+            method: Some("GET"),
+            path: Some("/a?b=c"),
+            protocol: Some("HTTP/1.1"),
+            authority: Some("httpbin:8000"),
+            response_code: 200,
+            flags: "-",
+            flag_bits: 0,
+            code_details: Some("via_upstream"),
+            termination_details: None,
+            upstream_failure: None,
+            request_bytes: 3,
+            response_bytes: 135,
+            upstream_time: Some(Duration::from_millis(5)),
+            grpc_status: None,
+            is_grpc: false,
+            upstream_host: Some(([10, 44, 1, 27], 80).into()),
+            upstream_cluster: Some("httpbin.foo.svc.cluster.local"),
+            upstream_local: None,
+            downstream_local: ([10, 0, 45, 184], 8000).into(),
+            downstream_remote: ([10, 44, 1, 23], 37652).into(),
+            server_name: None,
+            route: Some("default"),
+            peer: Some("spiffe://cluster.local/ns/foo/sa/sleep"),
+            trace_id: None,
+            hostname: "waypoint-1",
+            request_headers: request,
+            response_headers: response,
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The span of a request at a waypoint: one, of the kind of servers, as Envoy makes one.
+//!
+//! It is named and described as OpenTelemetry's conventions for HTTP say, with the tags of Istio's proxies besides.
+
+use std::{
+    borrow::Cow,
+    time::{Duration, SystemTime},
+};
+
+use ambit_model::ArcStr;
+use http::HeaderName;
+
+use crate::{
+    Format, Observation, Wants,
+    format::plain_text,
+    trace::{SpanId, TraceId},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// One span that is over.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the fields are OpenTelemetry's")]
+pub struct Span {
+    pub trace: TraceId,
+    pub id: SpanId,
+    pub parent: Option<SpanId>,
+    pub state: String,
+    pub name: String,
+    pub start: SystemTime,
+    pub duration: Duration,
+    pub attributes: Vec<Attribute>,
+    /// Whether it failed, for the sake of the server.
+    pub is_error: bool,
+}
+
+/// A name and a value.
+pub type Attribute = (Cow<'static, str>, AttributeValue);
+
+/// The value of an attribute.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AttributeValue {
+    /// A text.
+    Text(String),
+    /// A whole number.
+    Number(i64),
+}
+
+/// An attribute that is configured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tag {
+    /// Its name.
+    pub name: ArcStr,
+    /// What it says.
+    pub source: TagSource,
+}
+
+/// Where the value of a tag comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TagSource {
+    /// Always the same.
+    Fixed(ArcStr),
+    /// A header of the request; what is said if there is none. Without that there is no tag.
+    Header(HeaderName, Option<ArcStr>),
+    /// As in an access log.
+    Format(Format),
+}
+
+impl Tag {
+    /// Which headers it needs.
+    pub fn wants(&self) -> Wants {
+        match &self.source {
+            TagSource::Fixed(_) => Wants::default(),
+            TagSource::Header(name, _) => {
+                let mut wants = Wants::default();
+                wants.request_header(name.clone());
+                wants
+            }
+            TagSource::Format(format) => format.wants(),
+        }
+    }
+
+    fn value(&self, of: &Observation<'_>) -> Option<String> {
+        match &self.source {
+            TagSource::Fixed(text) => Some(text.to_string()),
+            TagSource::Header(name, otherwise) => {
+                let sent = of.request_headers.get(name);
+                let sent = sent.map(|sent| String::from_utf8_lossy(sent.as_bytes()).into_owned());
+                sent.or_else(|| otherwise.as_ref().map(ToString::to_string))
+            }
+            TagSource::Format(format) => Some(plain_text(format, of)),
+        }
+    }
+}
+
+/// The two ends of a request, as Istio's tags tell of them: names and values.
+pub type Parties = Vec<(&'static str, String)>;
+
+/// Which span of which trace it is.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the fields are those of a span")]
+pub struct Place {
+    pub trace: TraceId,
+    pub id: SpanId,
+    pub parent: Option<SpanId>,
+    pub state: String,
+}
+
+/// Makes the span of a request. Texts that peers chose are cut to `most` bytes.
+pub fn of(
+    place: Place,
+    observation: &Observation<'_>,
+    parties: Parties,
+    tags: &[Tag],
+    most: usize,
+) -> Span {
+    let mut attributes = Attributes(Vec::with_capacity(32), most);
+    http(observation, &mut attributes);
+    istio(observation, &mut attributes);
+    for (name, value) in parties {
+        attributes.text(name, Some(&value));
+    }
+    for tag in tags {
+        if let Some(value) = tag.value(observation) {
+            let name = tag.name.to_string();
+            attributes.0.retain(|(other, _)| *other != name);
+            attributes
+                .0
+                .push((name.into(), AttributeValue::Text(cut(&value, most))));
+        }
+    }
+    let method = method(observation).unwrap_or("HTTP");
+    let name = match observation.path.filter(|_| observation.is_grpc) {
+        // The method of gRPC is one of few.
+        Some(path) => cut(path.trim_start_matches('/'), most),
+        None => method.to_owned(),
+    };
+    let Place {
+        trace,
+        id,
+        parent,
+        state,
+    } = place;
+    Span {
+        trace,
+        id,
+        parent,
+        state,
+        name,
+        start: observation.started,
+        duration: observation.duration,
+        attributes: attributes.0,
+        is_error: is_error(observation),
+    }
+}
+
+/// Of servers' spans: what the server did wrong, or could not be told.
+fn is_error(of: &Observation<'_>) -> bool {
+    // Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss.
+    let of_grpc = [2, 4, 12, 13, 14, 15];
+    let is_grpc_error = of.is_grpc
+        && of
+            .grpc_status
+            .is_some_and(|status| of_grpc.contains(&status));
+    of.response_code == 0 || of.response_code >= 500 || is_grpc_error
+}
+
+/// The method, if it is one of those that are known: others are `_OTHER`.
+fn method(of: &Observation<'_>) -> Option<&'static str> {
+    const KNOWN: [&str; 9] = [
+        "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
+    ];
+    let method = of.method?;
+    KNOWN.into_iter().find(|known| *known == method)
+}
+
+struct Attributes(Vec<Attribute>, usize);
+
+impl Attributes {
+    fn text(&mut self, name: &'static str, value: Option<&str>) {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            let value = AttributeValue::Text(cut(value, self.1));
+            self.0.push((name.into(), value));
+        }
+    }
+
+    fn number(&mut self, name: &'static str, value: Option<u64>) {
+        if let Some(value) = value.and_then(|value| i64::try_from(value).ok()) {
+            self.0.push((name.into(), AttributeValue::Number(value)));
+        }
+    }
+}
+
+fn cut(text: &str, most: usize) -> String {
+    let mut end = most.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default().to_owned()
+}
+
+/// OpenTelemetry's conventions.
+fn http(of: &Observation<'_>, all: &mut Attributes) {
+    all.text("http.request.method", Some(method(of).unwrap_or("_OTHER")));
+    if method(of).is_none() {
+        all.text("http.request.method_original", of.method);
+    }
+    let path = of.path.unwrap_or_default();
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    all.text("url.path", Some(path));
+    all.text("url.query", Some(query));
+    all.text("url.scheme", Some("http"));
+    let authority = of.authority.unwrap_or_default();
+    let host = authority
+        .rsplit_once(':')
+        .map_or(authority, |(host, port)| {
+            if port.bytes().all(|byte| byte.is_ascii_digit()) {
+                host
+            } else {
+                authority
+            }
+        });
+    all.text("server.address", Some(host));
+    all.number("server.port", Some(of.downstream_local.port().into()));
+    all.text(
+        "client.address",
+        Some(&of.downstream_remote.ip().to_string()),
+    );
+    all.number("client.port", Some(of.downstream_remote.port().into()));
+    let version = of
+        .protocol
+        .and_then(|protocol| protocol.strip_prefix("HTTP/"));
+    all.text("network.protocol.version", version);
+    let agent = of.request_headers.get(http::header::USER_AGENT);
+    let agent = agent.map(|agent| String::from_utf8_lossy(agent.as_bytes()));
+    all.text("user_agent.original", agent.as_deref());
+    if of.response_code != 0 {
+        all.number("http.response.status_code", Some(of.response_code.into()));
+    }
+    all.number("http.request.body.size", Some(of.request_bytes));
+    all.number("http.response.body.size", Some(of.response_bytes));
+    if of.is_grpc {
+        all.text("rpc.system", Some("grpc"));
+        all.number("rpc.grpc.status_code", of.grpc_status.map(Into::into));
+    }
+    if is_error(of) {
+        let kind = match of.response_code {
+            0 => of.flags.to_owned(),
+            code => code.to_string(),
+        };
+        all.text("error.type", Some(&kind));
+    }
+}
+
+/// The tags that Envoy gives its spans in Istio's meshes.
+fn istio(of: &Observation<'_>, all: &mut Attributes) {
+    all.text("component", Some("proxy"));
+    all.text("response_flags", Some(of.flags));
+    all.text("upstream_cluster.name", of.upstream_cluster);
+    let address = of.upstream_host.map(|address| address.to_string());
+    all.text("upstream_address", address.as_deref());
+    all.text("peer.address", Some(&of.downstream_remote.ip().to_string()));
+    let id = of.request_headers.get(crate::trace::X_REQUEST_ID);
+    let id = id.map(|id| String::from_utf8_lossy(id.as_bytes()));
+    all.text("guid:x-request-id", id.as_deref());
+    all.text("http.route.name", of.route);
+    all.text("node_id", Some(of.hostname));
+}
+
+/// The headers that spans need themselves.
+pub fn wants() -> Wants {
+    let mut wants = Wants::default();
+    wants.request_header(http::header::USER_AGENT);
+    wants.request_header(crate::trace::X_REQUEST_ID);
+    wants
+}

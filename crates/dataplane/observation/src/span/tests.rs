@@ -1,0 +1,122 @@
+//! What a span says of a request.
+
+use http::HeaderMap;
+
+use super::*;
+use crate::observation::examples::answered;
+
+fn span(change: impl FnOnce(&mut Observation<'_>), tags: &[Tag]) -> Span {
+    let (mut request, response) = (HeaderMap::new(), HeaderMap::new());
+    request.insert("user-agent", "curl/7".parse().unwrap());
+    let mut observation = answered(&request, &response);
+    change(&mut observation);
+    let place = Place {
+        trace: TraceId::new(1),
+        id: SpanId::new(2),
+        parent: Some(SpanId::new(3)),
+        state: String::new(),
+    };
+    of(
+        place,
+        &observation,
+        vec![("istio.mesh_id", "m".to_owned())],
+        tags,
+        64,
+    )
+}
+
+fn text(span: &Span, name: &str) -> Option<String> {
+    let found = span.attributes.iter().find(|(other, _)| other == name)?;
+    Some(match &found.1 {
+        AttributeValue::Text(text) => text.clone(),
+        AttributeValue::Number(number) => number.to_string(),
+    })
+}
+
+#[test]
+fn a_request_is_described_by_the_conventions() {
+    let span = span(|_| (), &[]);
+    assert_eq!((span.name.as_str(), span.is_error), ("GET", false));
+    for (name, value) in [
+        ("http.request.method", "GET"),
+        ("url.path", "/a"),
+        ("url.query", "b=c"),
+        ("server.address", "httpbin"),
+        ("server.port", "8000"),
+        ("client.address", "10.44.1.23"),
+        ("network.protocol.version", "1.1"),
+        ("user_agent.original", "curl/7"),
+        ("http.response.status_code", "200"),
+        ("istio.mesh_id", "m"),
+        ("upstream_address", "10.44.1.27:80"),
+    ] {
+        assert_eq!(text(&span, name).as_deref(), Some(value), "{name}");
+    }
+    assert_eq!(text(&span, "error.type"), None);
+}
+
+#[test]
+fn failures_and_grpc_have_their_names() {
+    let failed = span(|of| of.response_code = 503, &[]);
+    assert!(failed.is_error);
+    assert_eq!(text(&failed, "error.type").as_deref(), Some("503"));
+    // What a client does wrong is no error of the server's.
+    assert!(!span(|of| of.response_code = 404, &[]).is_error);
+    let grpc = span(
+        |of| {
+            of.path = Some("/shop.Cart/Add");
+            (of.is_grpc, of.grpc_status) = (true, Some(14));
+        },
+        &[],
+    );
+    assert_eq!((grpc.name.as_str(), grpc.is_error), ("shop.Cart/Add", true));
+    // Names are few, whatever clients send.
+    let odd = span(|of| of.method = Some("BREW"), &[]);
+    assert_eq!(odd.name, "HTTP");
+    assert_eq!(text(&odd, "http.request.method").as_deref(), Some("_OTHER"));
+}
+
+#[test]
+fn tags_are_fixed_of_headers_or_in_formats() {
+    let tag = |name: &str, source| Tag {
+        name: name.into(),
+        source,
+    };
+    let tags = [
+        tag("team", TagSource::Fixed("cart".into())),
+        tag("agent", TagSource::Header(http::header::USER_AGENT, None)),
+        tag("absent", TagSource::Header(http::header::REFERER, None)),
+        tag(
+            "otherwise",
+            TagSource::Header(http::header::REFERER, Some("none".into())),
+        ),
+        tag(
+            "to",
+            TagSource::Format(Format::text("%REQ(:METHOD)% %ROUTE_NAME%").unwrap()),
+        ),
+        tag("component", TagSource::Fixed("waypoint".into())),
+    ];
+    let span = span(|_| (), &tags);
+    for (name, value) in [
+        ("team", Some("cart")),
+        ("agent", Some("curl/7")),
+        ("absent", None),
+        ("otherwise", Some("none")),
+        ("to", Some("GET default")),
+        ("component", Some("waypoint")),
+    ] {
+        assert_eq!(text(&span, name).as_deref(), value, "{name}");
+    }
+    let twice = span
+        .attributes
+        .iter()
+        .filter(|(name, _)| name == "component");
+    assert_eq!(twice.count(), 1);
+}
+
+#[test]
+fn texts_are_cut() {
+    let long: &str = format!("/{}", "é".repeat(100)).leak();
+    let span = span(|of| of.path = Some(long), &[]);
+    assert_eq!(text(&span, "url.path").unwrap().len(), 63);
+}

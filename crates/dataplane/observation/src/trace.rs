@@ -1,0 +1,277 @@
+//! Trace contexts in headers: W3C's `traceparent` and `tracestate`, and B3 in one header or several.
+//!
+//! What is not well-formed is as if it were not there. In doubt W3C's counts.
+
+use std::fmt;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+#[cfg(test)]
+mod tests;
+
+/// The header of W3C's context.
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// What systems of tracing add to it.
+pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+/// Names a request, in Envoy's meshes.
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const B3: HeaderName = HeaderName::from_static("b3");
+const B3_TRACE: HeaderName = HeaderName::from_static("x-b3-traceid");
+const B3_SPAN: HeaderName = HeaderName::from_static("x-b3-spanid");
+const B3_PARENT: HeaderName = HeaderName::from_static("x-b3-parentspanid");
+const B3_SAMPLED: HeaderName = HeaderName::from_static("x-b3-sampled");
+const B3_FLAGS: HeaderName = HeaderName::from_static("x-b3-flags");
+
+/// The number of a trace, not zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceId(u128);
+
+/// The number of a span, not zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanId(u64);
+
+impl TraceId {
+    /// From random bits.
+    pub fn new(bits: u128) -> Self {
+        Self(bits.max(1))
+    }
+
+    /// As it is sent.
+    pub fn bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+}
+
+impl SpanId {
+    /// From random bits.
+    pub fn new(bits: u64) -> Self {
+        Self(bits.max(1))
+    }
+
+    /// As it is sent.
+    pub fn bytes(self) -> [u8; 8] {
+        self.0.to_be_bytes()
+    }
+}
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Display for SpanId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// What a request says of the trace that it is part of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Incoming {
+    /// The trace, and the span of who sent it.
+    pub parent: Option<(TraceId, SpanId)>,
+    /// Whether it is recorded, if that has been decided.
+    pub sampled: Option<bool>,
+    /// The headers that said so, which are written anew.
+    forms: Forms,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Forms {
+    w3c: bool,
+    b3: bool,
+    b3_multiple: bool,
+}
+
+impl Incoming {
+    /// Reads headers.
+    pub fn of(headers: &HeaderMap) -> Self {
+        let w3c = single(headers, &TRACEPARENT).and_then(traceparent);
+        let b3 = single(headers, &B3).and_then(b3);
+        let multiple = b3_multiple(headers);
+        let forms = Forms {
+            w3c: w3c.is_some(),
+            b3: headers.contains_key(&B3),
+            b3_multiple: [&B3_TRACE, &B3_SAMPLED, &B3_FLAGS]
+                .iter()
+                .any(|name| headers.contains_key(*name)),
+        };
+        let found = w3c.or(b3).or(multiple).unwrap_or_default();
+        Self { forms, ..found }
+    }
+
+    /// Writes the context of what is sent on: this span is the parent there.
+    pub fn pass_on(&self, headers: &mut HeaderMap, trace: TraceId, span: SpanId, sampled: bool) {
+        let flag = u8::from(sampled);
+        put(
+            headers,
+            TRACEPARENT,
+            &format!("00-{trace}-{span}-{flag:02x}"),
+        );
+        if !self.forms.w3c {
+            // It is of a context that could not be read, or of none.
+            headers.remove(&TRACESTATE);
+        }
+        if self.forms.b3 {
+            put(headers, B3, &format!("{trace}-{span}-{flag}"));
+        }
+        if self.forms.b3_multiple {
+            put(headers, B3_TRACE, &trace.to_string());
+            put(headers, B3_SPAN, &span.to_string());
+            put(headers, B3_SAMPLED, &flag.to_string());
+            headers.remove(&B3_FLAGS);
+            match self.parent {
+                Some((_, parent)) => put(headers, B3_PARENT, &parent.to_string()),
+                None => drop(headers.remove(&B3_PARENT)),
+            }
+        }
+    }
+}
+
+fn put(headers: &mut HeaderMap, name: HeaderName, text: &str) {
+    if let Ok(value) = HeaderValue::from_str(text) {
+        headers.insert(name, value);
+    }
+}
+
+/// A header that is there once.
+fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
+    let mut all = headers.get_all(name).iter();
+    let first = all.next()?;
+    all.next().is_none().then(|| first.as_bytes())
+}
+
+fn digits(text: &[u8], upper: bool) -> Option<u128> {
+    if text.is_empty() || text.len() > 32 {
+        return None;
+    }
+    let mut value = 0;
+    for byte in text {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b'A'..=b'F' if upper => byte - b'A' + 10,
+            _ => return None,
+        };
+        value = (value << 4) | u128::from(digit);
+    }
+    Some(value)
+}
+
+fn trace_id(text: &[u8], upper: bool) -> Option<TraceId> {
+    let value = digits(text, upper).filter(|value| *value != 0)?;
+    Some(TraceId(value))
+}
+
+fn span_id(text: &[u8], upper: bool) -> Option<SpanId> {
+    let is_whole = text.len() == 16;
+    let value = digits(text, upper).filter(|value| is_whole && *value != 0)?;
+    u64::try_from(value).ok().map(SpanId)
+}
+
+fn traceparent(text: &[u8]) -> Option<Incoming> {
+    let version = digits(text.get(..2)?, false)?;
+    let is_ended = match (version, text.get(55)) {
+        (0xff, _) => false,
+        (0, behind) => behind.is_none(),
+        // Later versions may add fields.
+        (_, behind) => behind.is_none_or(|behind| *behind == b'-'),
+    };
+    let dashes = [2, 35, 52];
+    let is_form = dashes.iter().all(|at| text.get(*at) == Some(&b'-'));
+    if !is_ended || !is_form {
+        return None;
+    }
+    let flags = digits(text.get(53..55)?, false)?;
+    Some(Incoming {
+        parent: Some((
+            trace_id(text.get(3..35)?, false)?,
+            span_id(text.get(36..52)?, false)?,
+        )),
+        sampled: Some(flags & 1 == 1),
+        forms: Forms::default(),
+    })
+}
+
+fn b3(text: &[u8]) -> Option<Incoming> {
+    let mut parts = text.split(|byte| *byte == b'-');
+    let (first, second) = (parts.next()?, parts.next());
+    let Some(second) = second else {
+        return Some(Incoming {
+            sampled: Some(decision(first)?),
+            ..Incoming::default()
+        });
+    };
+    let sampled = match parts.next() {
+        Some(state) => Some(decision(state)?),
+        None => None,
+    };
+    if let Some(parent) = parts.next() {
+        span_id(parent, true)?;
+    }
+    Some(Incoming {
+        parent: Some((b3_trace_id(first)?, span_id(second, true)?)),
+        sampled,
+        forms: Forms::default(),
+    })
+    .filter(|_| parts.next().is_none())
+}
+
+fn b3_trace_id(text: &[u8]) -> Option<TraceId> {
+    matches!(text.len(), 16 | 32).then(|| trace_id(text, true))?
+}
+
+fn decision(text: &[u8]) -> Option<bool> {
+    match text {
+        b"0" | b"false" => Some(false),
+        b"1" | b"d" | b"true" => Some(true),
+        _ => None,
+    }
+}
+
+fn b3_multiple(headers: &HeaderMap) -> Option<Incoming> {
+    let trace = single(headers, &B3_TRACE).and_then(b3_trace_id);
+    let span = single(headers, &B3_SPAN).and_then(|text| span_id(text, true));
+    let is_debug = single(headers, &B3_FLAGS) == Some(b"1");
+    let sampled = single(headers, &B3_SAMPLED).and_then(decision);
+    let sampled = if is_debug { Some(true) } else { sampled };
+    let parent = trace.zip(span);
+    (parent.is_some() || sampled.is_some()).then_some(Incoming {
+        parent,
+        sampled,
+        forms: Forms::default(),
+    })
+}
+
+/// All of ten thousand.
+pub const ALWAYS: u32 = 10_000;
+
+/// Whether a request is recorded, where nobody has decided yet: so many of ten thousand are. By the name of a request
+/// that has Envoy's form, all proxies that it passes decide alike; else by `draw`.
+pub fn decide(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32) -> bool {
+    if share == 0 || share >= ALWAYS {
+        return share != 0;
+    }
+    let of_id = request_id.and_then(|id| {
+        let is_uuid = id.len() == 36 && [8, 13, 18, 23].iter().all(|at| id.get(*at) == Some(&b'-'));
+        let number = digits(id.get(..8)?, true).filter(|_| is_uuid)?;
+        u32::try_from(number).ok()
+    });
+    of_id.unwrap_or_else(draw) % ALWAYS < share
+}
+
+/// The name of a request that has none: a random UUID.
+pub fn request_id(bits: u128) -> String {
+    let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
+    let text = format!("{bits:032x}");
+    let part = |from: usize, to: usize| text.get(from..to).unwrap_or_default();
+    format!(
+        "{}-{}-{}-{}-{}",
+        part(0, 8),
+        part(8, 12),
+        part(12, 16),
+        part(16, 20),
+        part(20, 32)
+    )
+}

@@ -1,0 +1,176 @@
+//! What comes in headers, and what goes on.
+
+use super::*;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const SPAN: &str = "00f067aa0ba902b7";
+
+fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+    let pair = |(name, value): &(&'static str, &str)| {
+        (HeaderName::from_static(name), value.parse().unwrap())
+    };
+    pairs.iter().map(pair).collect()
+}
+
+fn parent(pairs: &[(&'static str, &str)]) -> Option<(String, String, Option<bool>)> {
+    let incoming = Incoming::of(&headers(pairs));
+    let (trace, span) = incoming.parent?;
+    Some((trace.to_string(), span.to_string(), incoming.sampled))
+}
+
+#[test]
+fn contexts_are_read_in_three_forms() {
+    let found = |sampled| Some((TRACE.to_owned(), SPAN.to_owned(), sampled));
+    let w3c = |flags: &str| format!("00-{TRACE}-{SPAN}-{flags}");
+    assert_eq!(parent(&[("traceparent", &w3c("01"))]), found(Some(true)));
+    assert_eq!(parent(&[("traceparent", &w3c("00"))]), found(Some(false)));
+    assert_eq!(
+        parent(&[("traceparent", &format!("cc-{TRACE}-{SPAN}-03-more"))]),
+        found(Some(true))
+    );
+    assert_eq!(
+        parent(&[("b3", &format!("{TRACE}-{SPAN}-1-05e3ac9a4f6e3b90"))]),
+        found(Some(true))
+    );
+    assert_eq!(
+        parent(&[("b3", &format!("{TRACE}-{SPAN}-d"))]),
+        found(Some(true))
+    );
+    assert_eq!(parent(&[("b3", &format!("{TRACE}-{SPAN}"))]), found(None));
+    let multiple = [
+        ("x-b3-traceid", TRACE),
+        ("x-b3-spanid", SPAN),
+        ("x-b3-sampled", "0"),
+    ];
+    assert_eq!(parent(&multiple), found(Some(false)));
+    let debug = [multiple[0], multiple[1], ("x-b3-flags", "1")];
+    assert_eq!(parent(&debug), found(Some(true)));
+    // Traces of 64 bits are longer ones with zeros in front.
+    let short = [("x-b3-traceid", "a3ce929d0e0e4736"), multiple[1]];
+    let long = "0000000000000000a3ce929d0e0e4736".to_owned();
+    assert_eq!(parent(&short), Some((long, SPAN.to_owned(), None)));
+    // W3C's comes first.
+    assert_eq!(
+        parent(&[("traceparent", &w3c("01")), ("b3", "0")]),
+        found(Some(true))
+    );
+    assert_eq!(Incoming::of(&headers(&[("b3", "0")])).sampled, Some(false));
+}
+
+#[test]
+fn what_is_malformed_is_as_if_it_were_not_there() {
+    for text in [
+        "",
+        "00",
+        &format!("ff-{TRACE}-{SPAN}-01"),
+        &format!("00-{TRACE}-{SPAN}-01-x"),
+        &format!("cc-{TRACE}-{SPAN}-01x"),
+        &format!("00-{}-{SPAN}-01", "0".repeat(32)),
+        &format!("00-{TRACE}-{}-01", "0".repeat(16)),
+        &format!("00-{}-{SPAN}-01", TRACE.to_uppercase()),
+        &format!("00_{TRACE}-{SPAN}-01"),
+    ] {
+        assert_eq!(parent(&[("traceparent", text)]), None, "{text}");
+    }
+    for text in [
+        "x",
+        "1-2-3",
+        &format!("{TRACE}-{SPAN}-1-2-3"),
+        &format!("{TRACE}-{SPAN}-2"),
+    ] {
+        let incoming = Incoming::of(&headers(&[("b3", text)]));
+        assert_eq!((incoming.parent, incoming.sampled), (None, None), "{text}");
+    }
+    let twice = format!("00-{TRACE}-{SPAN}-01");
+    let mut all = headers(&[("traceparent", &twice)]);
+    all.append(TRACEPARENT, twice.parse().unwrap());
+    assert_eq!(Incoming::of(&all).parent, None);
+}
+
+#[test]
+fn what_came_is_written_anew_in_its_forms() {
+    let (trace, span) = (TraceId::new(5), SpanId::new(7));
+    let written = |pairs: &[(&'static str, &str)]| {
+        let mut all = headers(pairs);
+        Incoming::of(&all).pass_on(&mut all, trace, span, true);
+        let mut lines: Vec<_> = all
+            .iter()
+            .map(|(name, value)| format!("{name}={}", value.to_str().unwrap()))
+            .collect();
+        lines.sort();
+        lines
+    };
+    let own = format!("traceparent=00-{trace}-{span}-01");
+    assert_eq!(written(&[]), [own.clone()]);
+    let w3c = format!("00-{TRACE}-{SPAN}-01");
+    let state = [("traceparent", w3c.as_str()), ("tracestate", "a=b")];
+    assert_eq!(written(&state), [own.clone(), "tracestate=a=b".to_owned()]);
+    // The state of a context that cannot be read is not passed on.
+    assert_eq!(
+        written(&[("traceparent", "x"), ("tracestate", "a=b")]),
+        [own.clone()]
+    );
+    assert_eq!(
+        written(&[("b3", "1")]),
+        [format!("b3={trace}-{span}-1"), own.clone()]
+    );
+    assert_eq!(
+        written(&[
+            ("x-b3-traceid", TRACE),
+            ("x-b3-spanid", SPAN),
+            ("x-b3-flags", "1")
+        ]),
+        [
+            own,
+            format!("x-b3-parentspanid={SPAN}"),
+            "x-b3-sampled=1".to_owned(),
+            format!("x-b3-spanid={span}"),
+            format!("x-b3-traceid={trace}"),
+        ]
+    );
+}
+
+#[test]
+fn a_share_of_requests_is_recorded() {
+    let never = || panic!("nothing is to be drawn");
+    assert!(!decide(0, None, never));
+    assert!(decide(ALWAYS, None, never));
+    assert!(decide(100, None, || 99) && !decide(100, None, || 100));
+    // The name of a request decides, where it is Envoy's: 0x000f4240 is a million.
+    let id = b"000f4240-6d84-429d-98bd-c5aee93b5c88";
+    assert!(decide(1, Some(id), never));
+    assert!(!decide(
+        1,
+        Some(b"000f4241-6d84-429d-98bd-c5aee93b5c88"),
+        never
+    ));
+    assert!(decide(100, Some(b"mine"), || 0));
+}
+
+#[test]
+fn a_made_name_is_a_random_uuid() {
+    assert_eq!(request_id(0), "00000000-0000-4000-8000-000000000000");
+    assert_eq!(
+        request_id(u128::MAX),
+        "ffffffff-ffff-4fff-bfff-ffffffffffff"
+    );
+}
+
+proptest::proptest! {
+    #[test]
+    fn whatever_comes_what_goes_on_reads_back(
+        lines in proptest::collection::vec((0..8usize, "[0-9a-fA-FdT -]{0,60}"), 0..6),
+    ) {
+        let names = [
+            TRACEPARENT, TRACESTATE, B3, B3_TRACE, B3_SPAN, B3_PARENT, B3_SAMPLED, B3_FLAGS,
+        ];
+        let mut all = HeaderMap::new();
+        for (name, value) in lines {
+            all.append(names[name].clone(), value.parse().unwrap());
+        }
+        let (trace, span) = (TraceId::new(5), SpanId::new(7));
+        Incoming::of(&all).pass_on(&mut all, trace, span, true);
+        let read = Incoming::of(&all);
+        proptest::prop_assert_eq!((read.parent, read.sampled), (Some((trace, span)), Some(true)));
+    }
+}

@@ -1,0 +1,208 @@
+//! Spans and lines of access logs as OpenTelemetry's collectors take them (OTLP), and what collectors answer.
+//!
+//! The messages are OpenTelemetry's own crate's. Who calls, when and how much at once is not decided here: a waypoint's
+//! calls go by its own ways, with queues and bounds of its own, which the SDK's exporters would not.
+#![forbid(unsafe_code)]
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ambit_observation::span::{Attribute, AttributeValue, Span};
+use bytes::{BufMut, Bytes, BytesMut};
+use opentelemetry_proto::tonic::{
+    collector::{
+        logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse},
+        trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse},
+    },
+    common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value},
+    logs::v1::{LogRecord, ResourceLogs, ScopeLogs, SeverityNumber},
+    resource::v1::Resource as SentResource,
+    trace::v1::{
+        ResourceSpans, ScopeSpans, Span as SentSpan, Status, span::SpanKind, status::StatusCode,
+    },
+};
+use prost::Message;
+
+#[cfg(test)]
+mod tests;
+
+/// The method of gRPC that takes spans.
+pub const TRACES_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+/// The method of gRPC that takes lines.
+pub const LOGS_METHOD: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
+/// Who tells.
+const SCOPE: &str = "ambit-waypoint";
+/// The bit of a span's flags by which the others are known to be set, and the one of what has been recorded.
+const SAMPLED: u32 = 1;
+
+/// What all that one waypoint tells has in common.
+#[derive(Clone, Debug, Default)]
+pub struct Resource {
+    /// Names and values, such as `service.name`.
+    pub attributes: Vec<(&'static str, String)>,
+}
+
+/// One line of an access log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// When the request began.
+    pub time: SystemTime,
+    /// The log's name.
+    pub log: String,
+    /// The line.
+    pub body: String,
+    /// Further names and values.
+    pub attributes: Vec<(String, String)>,
+    /// The trace and the span that the request is part of.
+    pub span: Option<([u8; 16], [u8; 8])>,
+}
+
+impl Resource {
+    fn sent(&self) -> SentResource {
+        let all = self.attributes.iter();
+        SentResource {
+            attributes: all.map(|(name, value)| pair(name, text(value))).collect(),
+            ..SentResource::default()
+        }
+    }
+}
+
+fn text(text: &str) -> Value {
+    Value::StringValue(text.to_owned())
+}
+
+fn pair(name: &str, value: Value) -> KeyValue {
+    KeyValue {
+        key: name.to_owned(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..KeyValue::default()
+    }
+}
+
+fn nanoseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn scope() -> Option<InstrumentationScope> {
+    Some(InstrumentationScope {
+        name: SCOPE.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..InstrumentationScope::default()
+    })
+}
+
+fn attribute((name, value): &Attribute) -> KeyValue {
+    let value = match value {
+        AttributeValue::Text(own) => text(own),
+        AttributeValue::Number(number) => Value::IntValue(*number),
+    };
+    pair(name, value)
+}
+
+/// A message with spans.
+pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
+    let span = |span: &Span| {
+        let start = nanoseconds(span.start);
+        let took = u64::try_from(span.duration.as_nanos()).unwrap_or(u64::MAX);
+        SentSpan {
+            trace_id: span.trace.bytes().to_vec(),
+            span_id: span.id.bytes().to_vec(),
+            trace_state: span.state.clone(),
+            parent_span_id: span
+                .parent
+                .map(|id| id.bytes().to_vec())
+                .unwrap_or_default(),
+            flags: SAMPLED,
+            name: span.name.clone(),
+            kind: SpanKind::Server.into(),
+            start_time_unix_nano: start,
+            end_time_unix_nano: start.saturating_add(took),
+            attributes: span.attributes.iter().map(attribute).collect(),
+            status: span.is_error.then(|| Status {
+                message: String::new(),
+                code: StatusCode::Error.into(),
+            }),
+            ..SentSpan::default()
+        }
+    };
+    let sent = ExportTraceServiceRequest {
+        resource_spans: vec![ResourceSpans {
+            resource: Some(resource.sent()),
+            scope_spans: vec![ScopeSpans {
+                scope: scope(),
+                spans: spans.iter().map(span).collect(),
+                ..ScopeSpans::default()
+            }],
+            ..ResourceSpans::default()
+        }],
+    };
+    sent.encode_to_vec()
+}
+
+/// A message with lines.
+pub fn logs(resource: &Resource, lines: &[Line]) -> Vec<u8> {
+    let line = |line: &Line| {
+        let attributes = line.attributes.iter();
+        let attributes = attributes.map(|(name, value)| pair(name, text(value)));
+        let name = [pair("log_name", text(&line.log))];
+        LogRecord {
+            time_unix_nano: nanoseconds(line.time),
+            severity_number: SeverityNumber::Info.into(),
+            body: (!line.body.is_empty()).then(|| AnyValue {
+                value: Some(text(&line.body)),
+            }),
+            attributes: name.into_iter().chain(attributes).collect(),
+            trace_id: line
+                .span
+                .map(|(trace, _)| trace.to_vec())
+                .unwrap_or_default(),
+            span_id: line.span.map(|(_, span)| span.to_vec()).unwrap_or_default(),
+            ..LogRecord::default()
+        }
+    };
+    let sent = ExportLogsServiceRequest {
+        resource_logs: vec![ResourceLogs {
+            resource: Some(resource.sent()),
+            scope_logs: vec![ScopeLogs {
+                scope: scope(),
+                log_records: lines.iter().map(line).collect(),
+                ..ScopeLogs::default()
+            }],
+            ..ResourceLogs::default()
+        }],
+    };
+    sent.encode_to_vec()
+}
+
+/// How many spans a collector has not taken, by its answer. What is no answer rejects nothing.
+pub fn rejected_spans(answer: &[u8]) -> u64 {
+    let answer = ExportTraceServiceResponse::decode(answer).ok();
+    let partial = answer.and_then(|answer| answer.partial_success);
+    partial.map_or(0, |partial| partial.rejected_spans.max(0).unsigned_abs())
+}
+
+/// The same of lines.
+pub fn rejected_lines(answer: &[u8]) -> u64 {
+    let answer = ExportLogsServiceResponse::decode(answer).ok();
+    let partial = answer.and_then(|answer| answer.partial_success);
+    partial.map_or(0, |partial| {
+        partial.rejected_log_records.max(0).unsigned_abs()
+    })
+}
+
+/// A message in the frame that gRPC has.
+pub fn framed(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(message.len() + 5);
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
+    framed.put_slice(message);
+    framed.freeze()
+}
+
+/// The message in a frame of gRPC, if it is one and whole, and not compressed.
+pub fn unframed(body: &[u8]) -> Option<&[u8]> {
+    let (head, rest) = body.split_at_checked(5)?;
+    let (flag, length) = head.split_first()?;
+    let length = u32::from_be_bytes(length.try_into().ok()?);
+    (*flag == 0).then(|| rest.get(..usize::try_from(length).ok()?))?
+}

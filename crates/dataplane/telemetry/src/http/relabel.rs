@@ -1,0 +1,63 @@
+//! Changes of metrics that are configured: families that are left out, and labels that are left out or added.
+
+use ambit_model::{ArcStr, TelemetryFamily};
+
+/// What is changed of the metrics of some requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Relabel {
+    /// By their place in [`TelemetryFamily::ALL`].
+    families: [FamilyRule; TelemetryFamily::ALL.len()],
+}
+
+/// What is changed of one family.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FamilyRule {
+    /// It has no such samples.
+    pub disabled: bool,
+    /// Labels, with the place of their value among those of a request; without one the label is left out.
+    pub labels: Vec<(ArcStr, Option<usize>)>,
+}
+
+/// The changed labels of one request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Changed {
+    /// What is changed.
+    pub relabel: std::sync::Arc<Relabel>,
+    /// Values, by their places.
+    pub values: Vec<String>,
+}
+
+fn place(of: TelemetryFamily) -> usize {
+    let all = TelemetryFamily::ALL.iter();
+    all.take_while(|family| **family != of).count()
+}
+
+impl Relabel {
+    /// Sets what is changed of a family.
+    pub fn set(&mut self, of: TelemetryFamily, rule: FamilyRule) {
+        if let Some(family) = self.families.get_mut(place(of)) {
+            *family = rule;
+        }
+    }
+}
+
+impl Changed {
+    /// Changes the labels of a family; `None` if it has no such sample.
+    pub(super) fn apply(
+        &self,
+        of: TelemetryFamily,
+        mut labels: Vec<(String, String)>,
+    ) -> Option<Vec<(String, String)>> {
+        let rule = self.relabel.families.get(place(of))?;
+        if rule.disabled {
+            return None;
+        }
+        for (name, value) in &rule.labels {
+            labels.retain(|(other, _)| *other != name.as_str());
+            if let Some(value) = value.and_then(|place| self.values.get(place)) {
+                labels.push((name.to_string(), value.clone()));
+            }
+        }
+        Some(labels)
+    }
+}

@@ -1,0 +1,93 @@
+//! Requests that are traced: spans go to one collector, from ours as a Telemetry says, from Envoy by its own tracer of
+//! OpenTelemetry's.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{Bench, Load, OURS, Work, table::Row};
+
+/// Where the collector's program is.
+const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
+/// The namespace of the collector, and its name.
+pub(super) const PLACE: (&str, &str) = ("observability", "collector");
+/// OTLP over gRPC.
+pub(super) const PORT: u16 = 4317;
+
+/// Of one request in a hundred, and of every one.
+pub(super) fn rows(envoy: &std::path::Path) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for percentage in [1, 100] {
+        let work = Work {
+            traced: Some(percentage),
+            ..Work::default()
+        };
+        let bench = Bench::up(envoy, work)?;
+        rows.extend(bench.compare(&format!("traced {percentage} %, "), Load::Http1(32))?);
+    }
+    Ok(rows)
+}
+
+/// The collector, and what our waypoint is told of it.
+pub(super) fn manifests(percentage: u32) -> Result<String> {
+    let (namespace, name) = PLACE;
+    let program = PathBuf::from(std::env::var_os(COLLECTOR).context("no collector is named")?);
+    ensure!(
+        program.exists(),
+        "there is no collector at {}",
+        program.display()
+    );
+    let ours = OURS.name;
+    Ok(format!(
+        "apiVersion: v1
+kind: Namespace
+metadata: {{name: {namespace}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}
+spec:
+  containers:
+  - name: main
+    image: none
+    command: [sh, -c, {program} > /dev/null]
+    readinessProbe: {{tcpSocket: {{port: {PORT}}}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: {namespace}}}
+spec: {{selector: {{app: {name}}}, ports: [{{name: grpc, port: {PORT}}}]}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: istio, namespace: istio-system}}
+data:
+  mesh: |
+    extensionProviders:
+    - {{name: spans, opentelemetry: {{service: {name}.{namespace}.svc.cluster.local, port: {PORT}}}}}
+---
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {{name: traced, namespace: {ours}}}
+spec: {{tracing: [{{providers: [{{name: spans}}], randomSamplingPercentage: {percentage}}}]}}
+---
+",
+        program = program.display(),
+    ))
+}
+
+/// Envoy's tracer.
+pub(super) fn tracer(percentage: u32) -> Value {
+    json!({
+        "random_sampling": {"value": percentage},
+        "provider": {
+            "name": "envoy.tracers.opentelemetry",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig",
+                "service_name": "waypoint",
+                "grpc_service": {"envoy_grpc": {"cluster_name": PLACE.1}, "timeout": "10s"},
+            },
+        },
+    })
+}

@@ -1,0 +1,271 @@
+//! What a request is to be told of, while it is under way, where telemetry is configured: the headers that are wanted,
+//! its place in a trace; and the telling, when it is over.
+
+use std::sync::Arc;
+
+use ambit_observation::{
+    Observation,
+    span::{self, Place},
+    trace::{Incoming, SpanId, TRACESTATE, TraceId, X_REQUEST_ID, decide, request_id},
+};
+use ambit_otlp::Line;
+use ambit_telemetry::{
+    Party, TrafficLabels,
+    http::{Changed, HttpRequestReport},
+};
+use http::{HeaderMap, HeaderValue};
+
+use super::Record;
+use crate::{
+    session::Session,
+    telling::{Item, Telling, Tracing},
+};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Told {
+    telling: Arc<Telling>,
+    request: HeaderMap,
+    response: HeaderMap,
+    incoming: Incoming,
+    /// What is sent on: the trace, the span, and whether it is recorded.
+    place: Option<(TraceId, SpanId, bool)>,
+    /// The name of a request that came without one.
+    named: Option<HeaderValue>,
+    state: String,
+}
+
+impl Told {
+    /// If telemetry is configured for the target.
+    pub(super) fn of(session: &Session, headers: &HeaderMap) -> Option<Box<Self>> {
+        let telling = session.telling()?;
+        let mut told = Self {
+            request: telling.wants.of_request(headers),
+            response: HeaderMap::new(),
+            incoming: Incoming::default(),
+            place: None,
+            named: None,
+            state: String::new(),
+            telling,
+        };
+        if told.telling.tracing.is_some() {
+            told.take_place(headers);
+        }
+        Some(Box::new(told))
+    }
+
+    /// Decides whether the request is recorded, and as which span.
+    fn take_place(&mut self, headers: &HeaderMap) {
+        let Some(Tracing { settings, .. }) = &self.telling.tracing else {
+            return;
+        };
+        self.incoming = Incoming::of(headers);
+        let is_asked = settings.sampling > 0 || self.incoming.sampled.is_some();
+        if !is_asked || self.incoming.sampled == Some(false) {
+            // Nobody is to record it: what came passes as it is.
+            return;
+        }
+        let mut id = headers.get(&X_REQUEST_ID).cloned();
+        if id.is_none() {
+            id = HeaderValue::from_str(&request_id(rand::random())).ok();
+            self.named.clone_from(&id);
+        }
+        let id = id.as_ref().filter(|_| settings.by_request_id);
+        let sampled = self.incoming.sampled.unwrap_or_else(|| {
+            decide(
+                settings.sampling,
+                id.map(HeaderValue::as_bytes),
+                rand::random,
+            )
+        });
+        let trace = match self.incoming.parent {
+            Some((trace, _)) => trace,
+            None => TraceId::new(rand::random()),
+        };
+        self.place = Some((trace, SpanId::new(rand::random()), sampled));
+        if sampled && self.incoming.parent.is_some() {
+            let state = headers.get_all(&TRACESTATE).iter();
+            let state: Vec<_> = state.filter_map(|part| part.to_str().ok()).collect();
+            self.state = state.join(",");
+        }
+    }
+
+    /// Writes its place in the trace into what is judged and sent on.
+    pub(super) fn pass_on(&self, headers: &mut HeaderMap) {
+        if let Some((trace, span, sampled)) = self.place {
+            self.incoming.pass_on(headers, trace, span, sampled);
+        }
+        if let Some(name) = &self.named {
+            headers.insert(X_REQUEST_ID, name.clone());
+        }
+    }
+
+    /// It is about to be sent, with these headers.
+    pub(super) fn forwarded(&mut self, headers: &HeaderMap) {
+        self.request = self.telling.wants.of_request(headers);
+    }
+
+    /// It is answered with these.
+    pub(super) fn answered(&mut self, headers: &HeaderMap) {
+        self.response = self.telling.wants.of_response(headers);
+    }
+
+    /// Whether lines are written as configured here, rather than by the waypoint's own setting.
+    pub(super) fn has_logs(&self) -> bool {
+        self.telling.logs.is_some()
+    }
+
+    /// Tells of a request that is over; gives what is changed of its labels.
+    pub(super) fn tell(
+        &mut self,
+        record: &Record,
+        report: &HttpRequestReport<'_>,
+        traffic: &TrafficLabels,
+    ) -> Option<Changed> {
+        if let Some(name) = self.named.take() {
+            // Of a request that was never sent on it is not yet among the headers.
+            self.request.entry(X_REQUEST_ID).or_insert(name);
+        }
+        let session = &record.session;
+        let waypoint = &session.shard.waypoint;
+        let flags = record.flags.to_string();
+        let peer = session.caller.identity.as_ref().map(ToString::to_string);
+        let sampled = self.place.filter(|(.., sampled)| *sampled);
+        let trace_id = sampled.map(|(trace, ..)| trace.to_string());
+        let observation = Observation {
+            started: report.started,
+            duration: report.duration,
+            method: Some(record.method.as_str()),
+            path: Some(&record.target),
+            protocol: report.protocol,
+            authority: Some(&record.host)
+                .filter(|host| !host.is_empty())
+                .map(String::as_str),
+            response_code: record.status,
+            flags: &flags,
+            flag_bits: record.flags.envoy_bits(),
+            code_details: report.code_details,
+            termination_details: report.termination_details,
+            upstream_failure: report.upstream_failure,
+            request_bytes: report.request_bytes,
+            response_bytes: report.response_bytes,
+            upstream_time: report.upstream_time,
+            grpc_status: record.sent.grpc_status(),
+            is_grpc: record.is_grpc,
+            upstream_host: report.upstream_host,
+            upstream_cluster: report.upstream_cluster,
+            upstream_local: report.upstream_local,
+            downstream_local: report.downstream_local,
+            downstream_remote: report.downstream_remote,
+            server_name: None,
+            route: report.route,
+            peer: peer.as_deref(),
+            trace_id: trace_id.as_deref(),
+            hostname: &waypoint.config.own.name,
+            request_headers: &self.request,
+            response_headers: &self.response,
+        };
+        let place = sampled.map(|(trace, span, _)| (trace, span));
+        for log in self.telling.logs.iter().flatten() {
+            if !log.takes(&observation) {
+                continue;
+            }
+            let mut line = String::with_capacity(512);
+            log.format.write(&observation, &mut line);
+            match &log.to {
+                None => {
+                    if !line.ends_with('\n') {
+                        line.push('\n');
+                    }
+                    ambit_rt::logging::write_line(&line);
+                }
+                Some((queue, name)) => {
+                    let attributes = log.format.members(&observation);
+                    let body = match attributes.is_empty() {
+                        true => line.trim_end_matches('\n').to_owned(),
+                        false => String::new(),
+                    };
+                    let line = Line {
+                        time: report.started,
+                        log: name.to_string(),
+                        body,
+                        attributes,
+                        span: place.map(|(trace, span)| (trace.bytes(), span.bytes())),
+                    };
+                    queue.push(&waypoint.http_metrics, Item::Line(Box::new(line)));
+                }
+            }
+        }
+        if let (Some((trace, id)), Some(tracing)) = (place, &self.telling.tracing) {
+            let place = Place {
+                trace,
+                id,
+                parent: self.incoming.parent.map(|(_, parent)| parent),
+                state: std::mem::take(&mut self.state),
+            };
+            let parties = match tracing.settings.istio_tags {
+                true => parties(session, traffic),
+                false => Vec::new(),
+            };
+            let most = usize::try_from(tracing.settings.max_tag).unwrap_or(usize::MAX);
+            let span = span::of(place, &observation, parties, &tracing.tags, most);
+            tracing
+                .queue
+                .push(&waypoint.http_metrics, Item::Span(Box::new(span)));
+        }
+        self.telling.labels(&observation)
+    }
+}
+
+/// The two ends, in Istio's tags, and the waypoint itself.
+fn parties(session: &Session, traffic: &TrafficLabels) -> span::Parties {
+    let config = &session.shard.waypoint.config;
+    let mut all = vec![
+        ("istio.mesh_id", config.trust_domain.to_string()),
+        ("istio.canonical_service", config.gateway.name.to_string()),
+        ("istio.canonical_revision", "latest".to_owned()),
+        ("istio.namespace", config.own.namespace.to_string()),
+        ("istio.cluster_id", config.cluster_id.to_string()),
+    ];
+    let names = [
+        "istio.source_workload",
+        "istio.source_namespace",
+        "istio.source_canonical_service",
+        "istio.source_canonical_revision",
+        "istio.source_principal",
+    ];
+    all.extend(party(names, traffic.source.as_deref()));
+    let names = [
+        "istio.destination_workload",
+        "istio.destination_namespace",
+        "istio.destination_canonical_service",
+        "istio.destination_canonical_revision",
+        "istio.destination_principal",
+    ];
+    all.extend(party(names, traffic.destination.as_deref()));
+    if let Some(service) = &traffic.service {
+        all.push(("istio.destination_service_name", service.name.to_string()));
+        all.push((
+            "istio.destination_service_namespace",
+            service.namespace.to_string(),
+        ));
+    }
+    all
+}
+
+fn party(
+    names: [&'static str; 5],
+    party: Option<&Party>,
+) -> impl Iterator<Item = (&'static str, String)> {
+    let values = party.map(|party| {
+        let principal = party.principal.as_ref().map(ToString::to_string);
+        [
+            party.workload.to_string(),
+            party.namespace.to_string(),
+            party.canonical_service.to_string(),
+            party.canonical_revision.to_string(),
+            principal.unwrap_or_default(),
+        ]
+    });
+    names.into_iter().zip(values.unwrap_or_default())
+}

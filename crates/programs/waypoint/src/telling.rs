@@ -1,0 +1,248 @@
+//! What is told of requests, and to whom, as the control plane has said: read once, used for each request.
+
+mod export;
+
+use std::{collections::HashMap, sync::Arc};
+
+use ambit_model::{
+    ArcStr, NamespacedHostname, TelemetryFormat, TelemetryLog, TelemetryScope, TelemetryTagValue,
+    TelemetryTracing, WaypointTelemetry,
+};
+use ambit_observation::{
+    Expression, ExpressionError, Format, FormatError, ISTIO_TEXT, Observation, Wants,
+    span::{self, Tag, TagSource},
+};
+use ambit_telemetry::http::{Changed, FamilyRule, Relabel};
+use http::HeaderName;
+
+pub(crate) use export::{Exporters, Item, Queue, run};
+
+/// All that is told of the requests to some targets.
+#[derive(Debug)]
+pub(crate) struct Telling {
+    pub(crate) tracing: Option<Tracing>,
+    /// In place of the waypoint's own access log.
+    pub(crate) logs: Option<Vec<Log>>,
+    labels: Option<Labels>,
+    /// Headers that are kept until a request is over.
+    pub(crate) wants: Wants,
+}
+
+/// How requests are traced.
+#[derive(Debug)]
+pub(crate) struct Tracing {
+    pub(crate) settings: TelemetryTracing,
+    pub(crate) tags: Vec<Tag>,
+    pub(crate) queue: Queue,
+}
+
+/// One access log.
+#[derive(Debug)]
+pub(crate) struct Log {
+    filter: Option<Expression>,
+    pub(crate) format: Format,
+    /// A collector's queue and the log's name there; standard output without.
+    pub(crate) to: Option<(Queue, ArcStr)>,
+}
+
+impl Log {
+    /// Whether a request is among its lines.
+    pub(crate) fn takes(&self, of: &Observation<'_>) -> bool {
+        let filter = self.filter.as_ref();
+        filter.is_none_or(|filter| filter.matches(of))
+    }
+}
+
+/// Changes of metrics' labels.
+#[derive(Debug)]
+struct Labels {
+    relabel: Arc<Relabel>,
+    values: Vec<Expression>,
+}
+
+/// Longest value of a label.
+const MAX_LABEL: usize = 256;
+
+/// Something that the control plane sent cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TellingError {
+    #[error("the expression {0:?}: {1}")]
+    Expression(ArcStr, #[source] ExpressionError),
+    #[error("a format: {0}")]
+    Format(#[from] FormatError),
+    #[error("the format is no JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("{0:?} is no header's name")]
+    Header(ArcStr),
+}
+
+fn expression(text: &ArcStr) -> Result<Expression, TellingError> {
+    Expression::new(text).map_err(|error| TellingError::Expression(text.clone(), error))
+}
+
+impl Telling {
+    /// Reads what was sent.
+    pub(crate) fn new(sent: WaypointTelemetry, to: &Exporters) -> Result<Self, TellingError> {
+        let mut wants = Wants::default();
+        let tracing = sent.tracing.map(|sent| tracing(sent, to, &mut wants));
+        let logs = sent.logs.map(|all| {
+            let all = all.into_iter().map(|sent| log(sent, to, &mut wants));
+            all.collect::<Result<Vec<_>, _>>()
+        });
+        let (tracing, logs) = (tracing.transpose()?, logs.transpose()?);
+        let (mut relabel, mut values) = (Relabel::default(), Vec::new());
+        let is_changed = !sent.metrics.is_empty();
+        for metric in sent.metrics {
+            let mut labels = Vec::new();
+            for (name, value) in metric.labels {
+                let place = match value {
+                    Some(text) => {
+                        let value = expression(&text)?;
+                        wants.add(&value.wants());
+                        values.push(value);
+                        Some(values.len() - 1)
+                    }
+                    None => None,
+                };
+                labels.push((name, place));
+            }
+            let disabled = metric.disabled;
+            relabel.set(metric.family, FamilyRule { disabled, labels });
+        }
+        let relabel = Arc::new(relabel);
+        Ok(Self {
+            tracing,
+            logs,
+            labels: is_changed.then_some(Labels { relabel, values }),
+            wants,
+        })
+    }
+
+    /// Whether nothing is written to standard output.
+    pub(crate) fn is_silent(&self) -> bool {
+        let logs = self.logs.as_ref();
+        logs.is_some_and(|logs| logs.iter().all(|log| log.to.is_some()))
+    }
+
+    /// The changed labels of a request.
+    pub(crate) fn labels(&self, of: &Observation<'_>) -> Option<Changed> {
+        let labels = self.labels.as_ref()?;
+        let value = |value: &Expression| {
+            let mut text = value.text(of).unwrap_or_else(|| "unknown".to_owned());
+            let mut end = MAX_LABEL.min(text.len());
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            text.truncate(end);
+            text
+        };
+        Some(Changed {
+            relabel: labels.relabel.clone(),
+            values: labels.values.iter().map(value).collect(),
+        })
+    }
+}
+
+fn tracing(
+    sent: TelemetryTracing,
+    to: &Exporters,
+    wants: &mut Wants,
+) -> Result<Tracing, TellingError> {
+    wants.add(&span::wants());
+    let mut tags = Vec::new();
+    for tag in &sent.tags {
+        let source = match &tag.value {
+            TelemetryTagValue::Literal(text) => TagSource::Fixed(text.clone()),
+            TelemetryTagValue::Environment(name, default) => {
+                TagSource::Fixed(to.environment(name).unwrap_or_else(|| default.clone()))
+            }
+            TelemetryTagValue::Header(name, default) => {
+                let header = HeaderName::from_bytes(name.as_bytes());
+                let header = header.map_err(|_| TellingError::Header(name.clone()))?;
+                let default = Some(default.clone()).filter(|text| !text.is_empty());
+                TagSource::Header(header, default)
+            }
+            TelemetryTagValue::Formatter(text) => TagSource::Format(Format::text(text)?),
+        };
+        let tag = Tag {
+            name: tag.name.clone(),
+            source,
+        };
+        wants.add(&tag.wants());
+        tags.push(tag);
+    }
+    Ok(Tracing {
+        queue: to.queue(&sent.collector),
+        settings: sent,
+        tags,
+    })
+}
+
+fn log(sent: TelemetryLog, to: &Exporters, wants: &mut Wants) -> Result<Log, TellingError> {
+    let format = match &sent.format {
+        TelemetryFormat::Default => Format::text(ISTIO_TEXT)?,
+        TelemetryFormat::Text(text) => Format::text(text)?,
+        TelemetryFormat::Json(text) => Format::json(&serde_json::from_str(text)?)?,
+    };
+    let filter = sent.filter.as_ref().map(expression).transpose()?;
+    wants.add(&format.wants());
+    if let Some(filter) = &filter {
+        wants.add(&filter.wants());
+    }
+    let collector = sent.collector.as_ref();
+    Ok(Log {
+        filter,
+        format,
+        to: collector.map(|collector| (to.queue(collector), sent.name.clone())),
+    })
+}
+
+/// What is told of which targets.
+#[derive(Debug, Default)]
+pub(crate) struct Tellings {
+    waypoint: Option<Arc<Telling>>,
+    namespaces: HashMap<ArcStr, Arc<Telling>>,
+    services: HashMap<NamespacedHostname, Arc<Telling>>,
+    /// By the names of records.
+    names: HashMap<ArcStr, TelemetryScope>,
+}
+
+impl Tellings {
+    /// Something is told as it is said now.
+    pub(crate) fn insert(&mut self, record: ArcStr, scope: TelemetryScope, telling: Telling) {
+        let telling = Arc::new(telling);
+        self.names.insert(record, scope.clone());
+        match scope {
+            TelemetryScope::Waypoint => self.waypoint = Some(telling),
+            TelemetryScope::Namespace(name) => drop(self.namespaces.insert(name, telling)),
+            TelemetryScope::Service(name) => drop(self.services.insert(name, telling)),
+        }
+    }
+
+    /// A record is gone.
+    pub(crate) fn remove(&mut self, record: &ArcStr) {
+        match self.names.remove(record) {
+            Some(TelemetryScope::Waypoint) => self.waypoint = None,
+            Some(TelemetryScope::Namespace(name)) => drop(self.namespaces.remove(&name)),
+            Some(TelemetryScope::Service(name)) => drop(self.services.remove(&name)),
+            None => {}
+        }
+    }
+
+    /// Whether nothing is told but by the waypoint's own settings.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// What is told of requests to a service, or to a pod of a namespace.
+    pub(crate) fn of(
+        &self,
+        service: Option<&NamespacedHostname>,
+        namespace: &str,
+    ) -> Option<&Arc<Telling>> {
+        service
+            .and_then(|service| self.services.get(service))
+            .or_else(|| self.namespaces.get(namespace))
+            .or(self.waypoint.as_ref())
+    }
+}

@@ -1,0 +1,146 @@
+//! What a waypoint tells of requests, and to whom: metrics, access logs, traces.
+
+use std::time::Duration;
+
+use arcstr::ArcStr;
+
+use crate::NamespacedHostname;
+
+/// What a record of telemetry is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TelemetryScope {
+    /// All that goes through the waypoint, but what other records are for.
+    #[default]
+    Waypoint,
+    /// Services and pods of a namespace.
+    Namespace(ArcStr),
+    /// A service.
+    Service(NamespacedHostname),
+}
+
+/// What a waypoint tells of the requests to a scope: all of it, merged.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WaypointTelemetry {
+    /// Of which requests.
+    pub scope: TelemetryScope,
+    /// Spans; without, headers of traces pass as they are.
+    pub tracing: Option<TelemetryTracing>,
+    /// Access logs, in place of the waypoint's own setting; `None` leaves that in force.
+    pub logs: Option<Vec<TelemetryLog>>,
+    /// Changes of metrics.
+    pub metrics: Vec<TelemetryMetric>,
+}
+
+/// A collector of OpenTelemetry's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OtlpCollector {
+    /// The service.
+    pub service: NamespacedHostname,
+    /// Its port.
+    pub port: u16,
+    /// The path of OTLP over HTTP; over gRPC without.
+    pub http_path: Option<ArcStr>,
+    /// How long a call may take; `None` leaves it to the waypoint.
+    pub timeout: Option<Duration>,
+    /// Headers of calls, names in lower case.
+    pub headers: Vec<(ArcStr, ArcStr)>,
+}
+
+/// How requests are traced.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TelemetryTracing {
+    /// Who gets spans.
+    pub collector: OtlpCollector,
+    /// Of ten thousand requests of which nobody has decided, so many are recorded.
+    pub sampling: u32,
+    /// Whether the name of a request decides, if it can.
+    pub by_request_id: bool,
+    /// Whether spans have Istio's tags of both ends.
+    pub istio_tags: bool,
+    /// Further tags.
+    pub tags: Vec<TelemetryTag>,
+    /// Most bytes of a tag that a peer chose.
+    pub max_tag: u32,
+}
+
+/// A tag of spans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TelemetryTag {
+    /// Its name.
+    pub name: ArcStr,
+    /// Where its value comes from.
+    pub value: TelemetryTagValue,
+}
+
+/// Where the value of a tag comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TelemetryTagValue {
+    /// Always this.
+    Literal(ArcStr),
+    /// A variable of the waypoint's environment, and what is said without it.
+    Environment(ArcStr, ArcStr),
+    /// A header of the request, and what is said without it.
+    Header(ArcStr, ArcStr),
+    /// A format of access logs.
+    Formatter(ArcStr),
+}
+
+/// One access log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TelemetryLog {
+    /// Who gets it; standard output without.
+    pub collector: Option<OtlpCollector>,
+    /// A name for it at the collector.
+    pub name: ArcStr,
+    /// How lines look.
+    pub format: TelemetryFormat,
+    /// A condition in CEL.
+    pub filter: Option<ArcStr>,
+}
+
+/// How lines of an access log look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TelemetryFormat {
+    /// As the waypoint has them by itself: Istio's line.
+    #[default]
+    Default,
+    /// A text with Envoy's operators.
+    Text(ArcStr),
+    /// The text of a JSON object whose texts have such.
+    Json(ArcStr),
+}
+
+/// A metric of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names are Istio's")]
+pub enum TelemetryFamily {
+    RequestCount,
+    RequestDuration,
+    RequestSize,
+    ResponseSize,
+    RequestMessages,
+    ResponseMessages,
+}
+
+impl TelemetryFamily {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::RequestCount,
+        Self::RequestDuration,
+        Self::RequestSize,
+        Self::ResponseSize,
+        Self::RequestMessages,
+        Self::ResponseMessages,
+    ];
+}
+
+/// What is changed of a metric.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TelemetryMetric {
+    /// Which.
+    pub family: TelemetryFamily,
+    /// There is none.
+    pub disabled: bool,
+    /// Labels with an expression in CEL for the value; without one the label is left out.
+    pub labels: Vec<(ArcStr, Option<ArcStr>)>,
+}

@@ -1,0 +1,63 @@
+//! Conditions in CEL and formats of access logs, as objects say them: read, and put to a request.
+#![no_main]
+
+use std::time::{Duration, SystemTime};
+
+use ambit_observation::{Expression, Format, Observation};
+use http::HeaderMap;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let mut headers = HeaderMap::new();
+    headers.insert("x-a", http::HeaderValue::from_static("b"));
+    let address = ([10, 0, 0, 1], 80).into();
+    let observation = Observation {
+        started: SystemTime::UNIX_EPOCH,
+        duration: Duration::from_millis(3),
+        method: Some("GET"),
+        path: Some("/a?b=c"),
+        protocol: Some("HTTP/1.1"),
+        authority: Some("a:80"),
+        response_code: 200,
+        flags: "-",
+        flag_bits: 0,
+        code_details: None,
+        termination_details: None,
+        upstream_failure: None,
+        request_bytes: 0,
+        response_bytes: 1,
+        upstream_time: None,
+        grpc_status: None,
+        is_grpc: false,
+        upstream_host: Some(address),
+        upstream_cluster: Some("a"),
+        upstream_local: None,
+        downstream_local: address,
+        downstream_remote: address,
+        server_name: None,
+        route: Some("r"),
+        peer: None,
+        trace_id: None,
+        hostname: "h",
+        request_headers: &headers,
+        response_headers: &headers,
+    };
+    if let Ok(expression) = Expression::new(text) {
+        expression.matches(&observation);
+        expression.text(&observation);
+    }
+    if let Ok(format) = Format::text(text) {
+        let mut line = String::new();
+        format.write(&observation, &mut line);
+    }
+    if let Ok(object) = serde_json::from_str(text)
+        && let Ok(format) = Format::json(&object)
+    {
+        let mut line = String::new();
+        format.write(&observation, &mut line);
+        serde_json::from_str::<serde_json::Value>(&line).expect("lines are JSON");
+    }
+});

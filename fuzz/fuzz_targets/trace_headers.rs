@@ -1,0 +1,35 @@
+//! Trace contexts in headers of requests, in all their forms: what is passed on reads back.
+#![no_main]
+
+use ambit_observation::trace::{Incoming, SpanId, TraceId};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use libfuzzer_sys::fuzz_target;
+
+const NAMES: [&str; 8] = [
+    "traceparent",
+    "tracestate",
+    "b3",
+    "x-b3-traceid",
+    "x-b3-spanid",
+    "x-b3-parentspanid",
+    "x-b3-sampled",
+    "x-b3-flags",
+];
+
+fuzz_target!(|data: &[u8]| {
+    let mut headers = HeaderMap::new();
+    for line in data.split(|byte| *byte == b'\n') {
+        let Some((which, value)) = line.split_first() else {
+            continue;
+        };
+        let name = NAMES[usize::from(*which) % NAMES.len()];
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            headers.append(HeaderName::from_static(name), value);
+        }
+    }
+    let incoming = Incoming::of(&headers);
+    let (trace, span) = (TraceId::new(5), SpanId::new(7));
+    incoming.pass_on(&mut headers, trace, span, true);
+    let read = Incoming::of(&headers);
+    assert_eq!((read.parent, read.sampled), (Some((trace, span)), Some(true)));
+});

@@ -48,7 +48,7 @@ enum Rule {
     /// Everything, removal too.
     Any,
     /// These members, and no others.
-    Fields(&'static [(&'static str, Rule)]),
+    Fields(&'static [(&'static str, Self)]),
     /// What is there already; for those who write whole objects.
     Same,
     /// Any labels but ours.

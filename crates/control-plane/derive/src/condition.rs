@@ -86,6 +86,13 @@ pub(crate) const WAYPOINT_ACCEPTED: ConditionType = ConditionType {
     needs_standing: true,
 };
 
+/// Whether waypoints run a plugin.
+pub(crate) const PLUGIN_ACCEPTED: ConditionType = ConditionType {
+    manager: "ambit-wasm-plugin",
+    verdict: with_problems,
+    ..WAYPOINT_ACCEPTED
+};
+
 /// Whether the waypoint of a service is there.
 pub(crate) const BOUND: ConditionType = ConditionType {
     name: "istio.io/WaypointBound",

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use ambit_model::{
     ArcStr, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PathNormalization,
-    PolicyKey, WaypointDestination, WaypointGateway, WaypointService, Workload, WorkloadUid,
+    PolicyKey, WaypointDestination, WaypointExtension, WaypointGateway, WaypointService, Workload, WorkloadUid,
 };
 
 pub use index::{
@@ -129,6 +129,8 @@ pub struct Delta {
     pub waypoint_policies: Changed<(GatewayName, PolicyKey), HttpPolicy>,
     /// How each waypoint treats the endpoints of services.
     pub waypoint_destinations: Changed<(GatewayName, NamespacedHostname), WaypointDestination>,
+    /// What runs in each waypoint.
+    pub waypoint_extensions: Changed<(GatewayName, PolicyKey), WaypointExtension>,
 }
 
 impl Delta {
@@ -145,6 +147,7 @@ impl Delta {
         self.waypoint_services.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_policies.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_destinations.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_extensions.sort_by(|a, b| a.0.cmp(&b.0));
     }
 
     /// How many records changed.
@@ -152,7 +155,8 @@ impl Delta {
         let of_waypoints = self.waypoint_gateways.len()
             + self.waypoint_services.len()
             + self.waypoint_policies.len()
-            + self.waypoint_destinations.len();
+            + self.waypoint_destinations.len()
+            + self.waypoint_extensions.len();
         self.workloads.len() + self.services.len() + self.policies.len() + of_waypoints
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
-    Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway, WaypointService,
+    Authorization, HttpPolicy, Service, WaypointDestination, WaypointExtension, WaypointGateway, WaypointService,
     Workload,
 };
 
@@ -33,6 +33,7 @@ pub(crate) struct TestMesh {
     pub(crate) waypoint_policies: BTreeMap<String, HttpPolicy>,
     /// By `gateway to service`.
     pub(crate) waypoint_destinations: BTreeMap<String, WaypointDestination>,
+    pub(crate) waypoint_extensions: BTreeMap<String, WaypointExtension>,
 }
 
 pub(crate) fn objects(yaml: &str) -> Vec<Object> {
@@ -69,6 +70,7 @@ impl TestMesh {
             waypoint_services: BTreeMap::new(),
             waypoint_policies: BTreeMap::new(),
             waypoint_destinations: BTreeMap::new(),
+            waypoint_extensions: BTreeMap::new(),
         }
     }
 
@@ -136,6 +138,10 @@ impl TestMesh {
         for ((gateway, name), record) in &delta.waypoint_destinations {
             let (all, record) = (&mut self.waypoint_destinations, record.as_deref().cloned());
             put(all, &mut names, format!("{gateway} to {name}"), record);
+        }
+        for ((gateway, name), record) in &delta.waypoint_extensions {
+            let (all, record) = (&mut self.waypoint_extensions, record.as_deref().cloned());
+            put(all, &mut names, format!("{gateway} runs {name}"), record);
         }
         assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names

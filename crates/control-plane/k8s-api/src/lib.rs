@@ -16,6 +16,7 @@ mod release;
 pub mod selector;
 pub mod status;
 pub mod unread;
+pub mod wasm;
 
 pub use destination::DestinationRule;
 pub use event::{ObjectEvent, Origin};
@@ -37,4 +38,5 @@ pub use object::{
 };
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
-pub use unread::{EnvoyFilter, RequestAuthentication, Telemetry, VirtualService, WasmPlugin};
+pub use unread::{EnvoyFilter, RequestAuthentication, Telemetry, VirtualService};
+pub use wasm::WasmPlugin;

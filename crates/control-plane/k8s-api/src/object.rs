@@ -43,11 +43,11 @@ macro_rules! for_each_kind {
             TCPRoute, true, Custom, "Where connections to a service go.";
             AuthorizationPolicy, true, Custom, "Who may call whom.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
+            WasmPlugin, true, Custom, "Code that runs in waypoints.";
             VirtualService, true, Unread, "Routes of Istio's own API.";
             EnvoyFilter, true, Unread, "Changes of Envoy's configuration.";
             RequestAuthentication, true, Unread, "Who may be a caller by JSON web tokens.";
             Telemetry, true, Unread, "What is measured and logged.";
-            WasmPlugin, true, Unread, "Code that runs in Envoy.";
         }
     };
 }

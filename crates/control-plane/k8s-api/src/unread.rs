@@ -66,6 +66,4 @@ unread! {
     RequestAuthentication, "security.istio.io", "requestauthentications";
     /// What is measured and logged.
     Telemetry, "telemetry.istio.io", "telemetries";
-    /// Code that runs in Envoy.
-    WasmPlugin, "extensions.istio.io", "wasmplugins";
 }

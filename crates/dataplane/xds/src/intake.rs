@@ -7,12 +7,12 @@
 use std::time::Instant;
 
 use ambit_model::{
-    ArcStr, Authorization, HttpPolicy, Service, WaypointDestination, WaypointGateway,
+    ArcStr, Authorization, HttpPolicy, Service, WaypointDestination, WaypointExtension, WaypointGateway,
     WaypointService, Workload,
 };
 use ambit_wire::{
     decode::{
-        self, AddressRecord, DecodeError, HttpNotUnderstood, LeanDeltaResponse, LeanResource,
+        self, AddressRecord, DecodeError, ExtensionNotUnderstood, HttpNotUnderstood, LeanDeltaResponse, LeanResource,
         NotUnderstood,
     },
     encode::ADDRESS_TYPE_URL,
@@ -82,6 +82,10 @@ pub enum WaypointUpdate {
     Destination(ArcStr, Box<WaypointDestination>),
     /// A record of that is gone.
     DestinationGone(ArcStr),
+    /// A plugin, under the name of the record.
+    Extension(ArcStr, Box<WaypointExtension>),
+    /// A record of a plugin is gone.
+    ExtensionGone(ArcStr),
 }
 
 /// The cached form of a resource, for [`crate::Client::restore`].
@@ -292,6 +296,19 @@ impl<'a, H: Handler> Batch<'a, H> {
                 name.clone(),
                 Box::new(decode::waypoint_destination(&value)?),
             )),
+            Resource::WaypointExtension => {
+                let of_waypoint = |extension| {
+                    Update::Waypoint(WaypointUpdate::Extension(name.clone(), extension))
+                };
+                match decode::waypoint_extension(name, &value) {
+                    Ok(extension) => of_waypoint(Box::new(extension)),
+                    Err(ExtensionNotUnderstood { error, substitute }) => {
+                        let (plugin, fail_open) = (substitute.key(), substitute.fail_open);
+                        tracing::error!(plugin, %error, fail_open, "plugin not understood, requests are decided as if it had failed");
+                        return Ok((of_waypoint(substitute), Some(error)));
+                    }
+                }
+            }
             Resource::WaypointPolicy => {
                 let of_waypoint =
                     |policy| Update::Waypoint(WaypointUpdate::Policy(name.clone(), policy));
@@ -338,6 +355,9 @@ impl<'a, H: Handler> Batch<'a, H> {
             Some(Resource::WaypointPolicy) => Update::Waypoint(WaypointUpdate::PolicyGone(name)),
             Some(Resource::WaypointDestination) => {
                 Update::Waypoint(WaypointUpdate::DestinationGone(name))
+            }
+            Some(Resource::WaypointExtension) => {
+                Update::Waypoint(WaypointUpdate::ExtensionGone(name))
             }
             None => return,
         });

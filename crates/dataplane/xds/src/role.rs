@@ -2,7 +2,7 @@
 
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_DESTINATION_TYPE_URL,
-    WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+    WAYPOINT_EXTENSION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -31,6 +31,8 @@ pub enum Resource {
     WaypointPolicy,
     /// How a waypoint treats the endpoints of services.
     WaypointDestination,
+    /// The plugins of a waypoint.
+    WaypointExtension,
 }
 
 /// The place of [`Resource::Address`], the one type that is asked for on demand, for every role.
@@ -54,6 +56,7 @@ impl Role {
                 Resource::WaypointService,
                 Resource::WaypointPolicy,
                 Resource::WaypointDestination,
+                Resource::WaypointExtension,
             ],
         }
     }
@@ -89,6 +92,7 @@ impl Resource {
             Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
             Self::WaypointPolicy => WAYPOINT_POLICY_TYPE_URL,
             Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
+            Self::WaypointExtension => WAYPOINT_EXTENSION_TYPE_URL,
         }
     }
 }

@@ -5,6 +5,7 @@ mod body;
 mod broken;
 mod endpoint;
 mod exchange;
+mod extension;
 mod failure;
 mod form;
 mod headers;

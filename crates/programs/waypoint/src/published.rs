@@ -1,7 +1,13 @@
 //! What the control plane says of this waypoint: its settings, the services that it serves with their routes, and
 //! its policies.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use ambit_l7::{
     authz::Policies,
@@ -16,7 +22,10 @@ use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use crate::destination::Ruled;
+use crate::{
+    destination::Ruled,
+    extensions::{Chain, Extensions, Plugin},
+};
 
 /// A port, and the namespace of the clients that a table is for; `None` for everybody.
 type TableKey = (u16, Option<ArcStr>);
@@ -114,6 +123,8 @@ struct Inner {
     known: RwLock<Known>,
     /// Counts changes.
     changes: watch::Sender<u64>,
+    /// Whether there is any plugin: requests without one take no lock for it.
+    is_extended: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -127,15 +138,18 @@ struct Known {
     /// Services whose endpoints are treated in a way of their own.
     destinations: HashMap<NamespacedHostname, Arc<Ruled>>,
     destination_names: HashMap<ArcStr, NamespacedHostname>,
+    extensions: Extensions,
     /// The types of which all records have been received once.
     complete: Vec<Resource>,
 }
 
 /// The types that have to be known before anything is served.
-const NEEDED: [Resource; 3] = [
+const NEEDED: [Resource; 4] = [
     Resource::WaypointGateway,
     Resource::WaypointService,
     Resource::WaypointPolicy,
+    // Without it a request would pass by those that are to see it.
+    Resource::WaypointExtension,
 ];
 
 impl Published {
@@ -144,7 +158,10 @@ impl Published {
         let removed = {
             let mut known = self.0.known.write();
             let removed = updates.into_iter().filter_map(|update| known.apply(update));
-            removed.collect()
+            let removed = removed.collect();
+            let is_extended = !known.extensions.chain().0.is_empty();
+            self.0.is_extended.store(is_extended, Ordering::Release);
+            removed
         };
         self.0.changes.send_modify(|count| *count += 1);
         removed
@@ -188,6 +205,30 @@ impl Published {
     /// What a rule says of a service's endpoints, if there is one.
     pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<Ruled>> {
         self.0.known.read().destinations.get(name).cloned()
+    }
+
+    /// The plugins that requests are given to; `None` if there are none.
+    pub(crate) fn extensions(&self) -> Option<Arc<Chain>> {
+        if !self.0.is_extended.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(self.0.known.read().extensions.chain().clone())
+    }
+
+    /// The newest versions of all plugins.
+    pub(crate) fn wanted_extensions(&self) -> Vec<Arc<Plugin>> {
+        self.0.known.read().extensions.wanted()
+    }
+
+    /// The state of a plugin's module has changed.
+    pub(crate) fn extension_loaded(&self) {
+        self.0.known.write().extensions.renew();
+        self.0.changes.send_modify(|count| *count += 1);
+    }
+
+    /// The plugins, for `/config_dump`.
+    pub(crate) fn dump_extensions(&self) -> serde_json::Value {
+        self.0.known.read().extensions.dump()
     }
 
     /// The policies.
@@ -252,6 +293,8 @@ impl Known {
                 self.destinations.remove(&name);
                 return Some(Gone::Destination(name));
             }
+            WaypointUpdate::Extension(record, told) => self.extensions.put(record, *told),
+            WaypointUpdate::ExtensionGone(record) => self.extensions.remove(&record),
         }
         None
     }

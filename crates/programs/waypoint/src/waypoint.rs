@@ -13,8 +13,8 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    budget::Budgets, config::Config, destination::Around, mirrors::Mirrors, published::Published,
-    upstream::Upstreams,
+    budget::Budgets, config::Config, destination::Around, extensions::Slots, mirrors::Mirrors,
+    published::Published, upstream::Upstreams,
 };
 
 /// One waypoint.
@@ -33,6 +33,10 @@ pub struct Waypoint {
     pub(crate) http_metrics: Arc<HttpMetrics>,
     /// How records name it.
     pub(crate) address: GatewayAddress,
+    /// What plugins share.
+    pub(crate) shared_data: ambit_wasm::Shared,
+    /// Tells plugins that there is something in a queue.
+    pub(crate) queues: tokio::sync::watch::Sender<()>,
 }
 
 /// What a waypoint knows, and where it tells what it does.
@@ -58,6 +62,7 @@ pub(crate) struct Shard {
     pub(crate) mirrors: Mirrors,
     /// How many requests may be sent again.
     pub(crate) retries: Budgets,
+    pub(crate) extensions: Slots,
 }
 
 /// The mesh is not known well enough to serve.
@@ -103,6 +108,8 @@ impl Waypoint {
             metrics,
             http_metrics,
             address: config.address(),
+            shared_data: ambit_wasm::Shared::default(),
+            queues: tokio::sync::watch::Sender::new(()),
             config,
             state,
             published,

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod destination;
+mod extension;
 mod http_policy;
 mod http_route;
 mod identity;
@@ -19,6 +20,7 @@ mod waypoint;
 mod workload;
 
 pub use arcstr::ArcStr;
+pub use extension::{ExtensionPhase, WaypointExtension};
 pub use destination::{
     Balancing, DestinationLimits, DestinationPolicy, HashCookie, HashPolicy, HashSource, HashTable,
     LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares, OutlierPolicy,

@@ -7,6 +7,7 @@
 
 mod delta;
 mod destination;
+mod extension;
 mod policy;
 mod service;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use crate::workload as wire;
 
 pub use crate::unknown::UnknownField;
 pub use destination::waypoint_destination;
+pub use extension::{ExtensionNotUnderstood, waypoint_extension};
 pub use policy::{NotUnderstood, policy};
 pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};
 

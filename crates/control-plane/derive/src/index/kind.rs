@@ -8,7 +8,8 @@ use std::fmt;
 
 use ambit_k8s_api::{ObjectKey, ObjectMeta, ObjectType};
 use ambit_model::{
-    ArcStr, Authorization, GatewayName, HttpPolicy, WaypointDestination, WaypointGateway,
+    ArcStr, Authorization, GatewayName, HttpPolicy, WaypointDestination, WaypointExtension,
+    WaypointGateway,
     WaypointService, Workload,
 };
 use serde::de::DeserializeOwned;
@@ -95,6 +96,7 @@ pub(crate) struct Rendered {
     pub(crate) waypoint_services: Vec<(GatewayName, WaypointService)>,
     pub(crate) waypoint_policies: Vec<(GatewayName, HttpPolicy)>,
     pub(crate) waypoint_destinations: Vec<(GatewayName, WaypointDestination)>,
+    pub(crate) waypoint_extensions: Vec<(GatewayName, WaypointExtension)>,
     /// What of an object has no effect because of other objects.
     pub(crate) conflicts: Vec<Note>,
 }

@@ -16,6 +16,7 @@ mod route;
 mod service;
 mod service_entry;
 mod unread;
+mod wasm_plugin;
 mod workload_entry;
 
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use ambit_model::{
     Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey, WaypointDestination,
-    WaypointGateway, WaypointService, Workload, WorkloadUid,
+    WaypointExtension, WaypointGateway, WaypointService, Workload, WorkloadUid,
 };
 
 use super::Maker;
@@ -20,6 +20,7 @@ pub(super) struct Published {
     waypoint_services: Records<(GatewayName, NamespacedHostname), WaypointService>,
     waypoint_policies: Records<(GatewayName, PolicyKey), HttpPolicy>,
     waypoint_destinations: Records<(GatewayName, NamespacedHostname), WaypointDestination>,
+    waypoint_extensions: Records<(GatewayName, PolicyKey), WaypointExtension>,
 }
 
 impl Published {
@@ -33,6 +34,7 @@ impl Published {
             waypoint_services,
             waypoint_policies,
             waypoint_destinations,
+            waypoint_extensions,
             conflicts: _,
         } = new;
         let named = workloads.into_iter().map(|one| (one.uid.clone(), one));
@@ -58,6 +60,10 @@ impl Published {
         let named = named.map(|(gateway, one)| ((gateway, one.service.clone()), one));
         self.waypoint_destinations
             .replace(maker, named, &mut delta.waypoint_destinations);
+        let named = waypoint_extensions.into_iter();
+        let named = named.map(|(gateway, one)| ((gateway, PolicyKey::of_record(&one.key())), one));
+        self.waypoint_extensions
+            .replace(maker, named, &mut delta.waypoint_extensions);
     }
 }
 

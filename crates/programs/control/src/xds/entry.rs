@@ -25,6 +25,8 @@ impl Collection {
     pub const WAYPOINT_POLICIES: Self = Self("waypoint policies");
     /// How waypoints treat the endpoints of services.
     pub const WAYPOINT_DESTINATIONS: Self = Self("waypoint destinations");
+    /// What runs in waypoints.
+    pub const WAYPOINT_EXTENSIONS: Self = Self("waypoint extensions");
 }
 
 /// What a record is.

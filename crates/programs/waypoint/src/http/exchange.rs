@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ambit_model::AppProtocol;
+use ambit_model::{AppProtocol, ExtensionPhase};
 use ambit_telemetry::http::ResponseFlag;
 use http::{
     HeaderValue, Request, Response, StatusCode,
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::{
     admission::Admission,
+    extension::{Extended, Extension},
     body::Passing,
     form::Form,
     headers, mirror, outgoing,
@@ -38,13 +39,18 @@ pub(super) async fn respond(
     let is_grpc = is_grpc(&request);
     let mut record = Record::new(&session, &request, is_grpc);
     let mut crossing = Crossing::default();
-    let answering = answer(&session, request, &mut leftover, &mut record, &mut crossing);
+    let mut extended = Extended::of(&session, is_grpc);
+    let under_way = (&mut leftover, &mut record, &mut crossing, &mut extended);
+    let answering = answer(&session, request, under_way);
     let answered = Box::pin(answering).await;
     let mut response = answered.unwrap_or_else(|reply| {
         record.replied(&reply);
         reply.into_response(is_grpc).map(Answer::Own)
     });
     crossing.change_answer(response.headers_mut());
+    if let Some(extended) = &extended {
+        response = Box::pin(extended.answer(response, &mut record)).await;
+    }
     record.answered(&response);
     let (parts, body) = response.into_parts();
     let body = match body {
@@ -53,6 +59,12 @@ pub(super) async fn respond(
             let sent = record.sent.clone();
             Passing::body(incoming, sent, Some(admission), deadline, record)
         }
+    };
+    let body = match &extended {
+        Some(extended) if parts.status != StatusCode::SWITCHING_PROTOCOLS => {
+            extended.response_body(body)
+        }
+        _ => body,
     };
     Response::from_parts(parts, body)
 }
@@ -75,9 +87,12 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 async fn answer(
     session: &Arc<Session>,
     mut request: Request<Incoming>,
-    leftover: &mut Leftover,
-    record: &mut Record,
-    crossing: &mut Crossing,
+    (leftover, record, crossing, extended): (
+        &mut Leftover,
+        &mut Record,
+        &mut Crossing,
+        &mut Option<Box<Extended>>,
+    ),
 ) -> Result<Response<Answer>, Reply> {
     let began = Instant::now();
     let mut form = Form::of(session, &request)?;
@@ -89,7 +104,24 @@ async fn answer(
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
-    let admission = judge(session, &request, &form, record)?;
+    for phase in [ExtensionPhase::Authn, ExtensionPhase::Authz] {
+        if let Some(extended) = extended
+            && let Extension::Answered(response) =
+                extended.request(phase, &mut request, &mut form).await?
+        {
+            return Ok(response);
+        }
+    }
+    let mut admission = judge(session, &request, &form, record)?;
+    if let Some(extended) = extended {
+        let last = ExtensionPhase::Unspecified;
+        match extended.request(last, &mut request, &mut form).await? {
+            Extension::Unchanged => {}
+            // What is judged is what is forwarded.
+            Extension::Seen => admission = judge(session, &request, &form, record)?,
+            Extension::Answered(response) => return Ok(response),
+        }
+    }
     let routed = route(session, &request, &form, record, crossing)?;
     let taken = match routed {
         Routed::On(taken) => taken,
@@ -108,7 +140,10 @@ async fn answer(
     let (parts, incoming) = request.into_parts();
     record.forwarded(&parts.headers);
     let received = record.received.clone();
-    let body = Passing::body(incoming, received, Some(admission.clone()), None, ());
+    let mut body = Passing::body(incoming, received, Some(admission.clone()), None, ());
+    if let (Some(extended), None) = (&extended, &upgrade) {
+        body = extended.request_body(body);
+    }
     // What follows an upgrade is no request that could be mirrored.
     let mirrors = match upgrade {
         None => taken.mirrors(),
@@ -123,13 +158,28 @@ async fn answer(
         again: taken.retry().map_or(Again::Safely, Again::ByRule),
     };
     let sending = send::send(session, destination, version, sending, sent_on);
-    let sent = match deadline {
+    let sending = async {
+        match deadline {
+            None => sending.await,
+            Some(at) => match tokio::time::timeout_at(at, sending).await {
+                Ok(sent) => sent,
+                Err(_) => Err(Failure::too_late("request_timeout")),
+            },
+        }
+    };
+    let sent = match extended {
         None => sending.await,
-        Some(at) => match tokio::time::timeout_at(at, sending).await {
-            Ok(sent) => sent,
-            Err(_) => Err(Failure::too_late("request_timeout")),
+        Some(extended) => tokio::select! {
+            biased;
+            response = extended.answered() => return Ok(response),
+            sent = sending => sent,
         },
     };
+    if let (Err(_), Some(extended)) = (&sent, &extended)
+        && let Some(response) = extended.has_answered()
+    {
+        return Ok(response);
+    }
     let Sent {
         mut response,
         chosen,

@@ -17,6 +17,8 @@ pub(crate) struct Reply {
     pub(crate) flags: ResponseFlags,
     /// Of a request that is not what HTTP allows: what is wrong with it.
     pub(crate) refused: Option<&'static str>,
+    /// For the access log.
+    pub(crate) details: Option<&'static str>,
 }
 
 impl Reply {
@@ -26,6 +28,7 @@ impl Reply {
             text: text.into(),
             flags: flag.into(),
             refused: None,
+            details: None,
         }
     }
 
@@ -36,6 +39,22 @@ impl Reply {
             text: "RBAC: access denied".to_owned(),
             flags: ResponseFlags::default(),
             refused: None,
+            details: None,
+        }
+    }
+
+    /// Of a plugin that cannot be asked, or that ends a request.
+    pub(crate) fn of_extension(
+        status: StatusCode,
+        details: &'static str,
+        flags: ResponseFlags,
+    ) -> Self {
+        Self {
+            status,
+            text: String::new(),
+            flags,
+            refused: None,
+            details: Some(details),
         }
     }
 

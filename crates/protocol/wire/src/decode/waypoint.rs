@@ -92,7 +92,7 @@ pub fn waypoint_policy(name: &str, bytes: &[u8]) -> Result<model::HttpPolicy, Ht
 }
 
 /// What follows the gateway in a record's name.
-fn policy_part(name: &str) -> &str {
+pub(super) fn policy_part(name: &str) -> &str {
     name.splitn(3, '/').nth(2).unwrap_or(name)
 }
 

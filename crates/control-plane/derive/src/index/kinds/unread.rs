@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{
-    EnvoyFilter, Kind, RequestAuthentication, Telemetry, VirtualService, WasmPlugin,
+    EnvoyFilter, Kind, RequestAuthentication, Telemetry, VirtualService,
 };
 use ambit_model::{ArcStr, GatewayName};
 
@@ -49,7 +49,7 @@ macro_rules! unread {
 }
 
 unread! {
-    VirtualService EnvoyFilter RequestAuthentication Telemetry WasmPlugin
+    VirtualService EnvoyFilter RequestAuthentication Telemetry
 }
 
 /// What is to be said on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose

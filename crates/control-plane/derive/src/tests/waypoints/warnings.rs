@@ -202,7 +202,6 @@ fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean(
         Kind::EnvoyFilter,
         Kind::RequestAuthentication,
         Kind::Telemetry,
-        Kind::WasmPlugin,
     ] {
         for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
             mesh.apply(&unread(kind, namespace, "x"));

@@ -96,6 +96,8 @@ pub struct Index {
     pub(crate) route_backends: References<ObjectKey>,
     /// Destination rules by the hosts that they are for.
     pub(crate) destination_rules: References<ArcStr>,
+    /// Objects by the hosts that waypoints call because of them.
+    pub(crate) callees: References<ArcStr>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
     /// The waypoints of services' endpoints.
@@ -137,6 +139,7 @@ impl Index {
             route_parents: References::default(),
             route_backends: References::default(),
             destination_rules: References::default(),
+            callees: References::default(),
             policy_targets: References::default(),
             served: Served::default(),
             behind: Served::default(),

@@ -1,6 +1,7 @@
 //! Objects in, records out; no API server, no files.
 
 mod addresses;
+mod mesh_config;
 mod peer_auth;
 mod policies;
 mod property;

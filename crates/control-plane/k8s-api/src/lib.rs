@@ -27,7 +27,7 @@ pub use istio::{AuthorizationPolicy, PeerAuthentication, ServiceEntry, WorkloadE
 pub use k8s_openapi::{
     api::{
         apps::v1::Deployment,
-        core::v1::{Namespace, Node, Pod, Service, ServiceAccount},
+        core::v1::{ConfigMap, Namespace, Node, Pod, Service, ServiceAccount},
         discovery::v1::EndpointSlice,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    AuthorizationPolicy, Deployment, DestinationRule, EndpointSlice, EnvoyFilter, GRPCRoute,
+    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter, GRPCRoute,
     Gateway, GatewayClass, HTTPRoute, Namespace, Node, PeerAuthentication, Pod, ReferenceGrant,
     RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status, TCPRoute, TLSRoute,
     Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
@@ -26,6 +26,7 @@ macro_rules! for_each_kind {
         $then! {
             Namespace, false, BuiltIn, "A namespace.";
             Node, false, BuiltIn, "A node.";
+            ConfigMap, true, BuiltIn, "Settings of the mesh, if it is the one that has them.";
             ServiceAccount, true, BuiltIn, "A service account.";
             Pod, true, BuiltIn, "A pod.";
             Deployment, true, BuiltIn, "A deployment (expanded to pods by the lab or by Kubernetes).";

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{Deployment, EndpointSlice, Namespace, Node, Pod, Service, ServiceAccount};
+use crate::{ConfigMap, Deployment, EndpointSlice, Namespace, Node, Pod, Service, ServiceAccount};
 
 /// The part of an object that controllers write.
 pub trait Status {
@@ -34,7 +34,7 @@ macro_rules! without_conditions {
     };
 }
 
-without_conditions! { Namespace Node ServiceAccount Pod Deployment EndpointSlice }
+without_conditions! { Namespace Node ConfigMap ServiceAccount Pod Deployment EndpointSlice }
 
 impl Status for Service {
     fn api_version(&self) -> &str {

@@ -21,7 +21,7 @@
 //! | networking.istio.io | serviceentries/status, workloadentries/status, destinationrules/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |
 //! | gateway.networking.k8s.io | gateways/status, gatewayclasses/status, httproutes/status, grpcroutes/status, tcproutes/status, tlsroutes/status | patch |
-//! | core | configmaps | create; those named istio-ca-root-cert, istio-ca-crl: list, watch, patch, delete |
+//! | core | configmaps | create; those named istio-ca-root-cert, istio-ca-crl: list, watch, patch, delete; istio: list, watch |
 //! | events.k8s.io | events | create, patch |
 //! | coordination.k8s.io, own namespace | leases | create; the one named ambit-control-leader: get, update |
 //! | core, with --untaint-nodes | nodes | patch |
@@ -122,6 +122,7 @@ impl KindVisitor for Start {
         let config = match K::EXTENT {
             Extent::Nothing => return,
             Extent::Presence | Extent::Metadata | Extent::Whole { labels: None } => watch::config(),
+            Extent::Named(name) => watch::config().fields(&format!("metadata.name={name}")),
             Extent::Whole {
                 labels: Some(labels),
             } => watch::config().labels(labels),

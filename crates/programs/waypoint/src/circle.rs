@@ -13,6 +13,9 @@ const MOST: u8 = 8;
 pub(crate) struct Passed(u8);
 
 impl Passed {
+    /// Of what begins here.
+    pub(crate) const NONE: Self = Self(0);
+
     /// What headers say; `None` if these are too many.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let text = headers.get(PASSED).and_then(|said| said.to_str().ok());

@@ -7,6 +7,7 @@
 
 pub mod app;
 mod budget;
+mod calls;
 mod caller;
 mod circle;
 pub mod command;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ambit_certificates::Certificates;
-use ambit_model::{GatewayAddress, NetworkAddress, Workload};
+use ambit_model::{GatewayAddress, NamespacedHostname, NetworkAddress, Workload};
 use ambit_proxy::{
     Dialer, InFlight, Lifecycle, LocalWorkload,
     state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
@@ -157,6 +157,17 @@ impl Waypoint {
         let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
         if let Err(error) = self.state.learn(address.to_string(), deadline).await {
             tracing::warn!(%address, %error, "the control plane does not say what is at an address");
+        }
+    }
+
+    /// Asks the control plane for a service, unless it is known; its changes follow from then on.
+    pub(crate) async fn learn_service(&self, service: &NamespacedHostname) {
+        if self.state.table().service(service).is_some() {
+            return;
+        }
+        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
+        if let Err(error) = self.state.learn(service.to_string(), deadline).await {
+            tracing::warn!(%service, %error, "the control plane does not say where a service is");
         }
     }
 }

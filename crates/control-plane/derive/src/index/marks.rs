@@ -30,6 +30,7 @@ impl Index {
             self.mark_backends_of(object);
         }
         self.mark_rules_of(&host);
+        self.mark_callers_of(&host);
         self.mark_only_host(host);
     }
 

@@ -159,8 +159,8 @@ impl MeshKind for Gateway {
         let own = gateway.config.trusted_proxies;
         let record = is_waypoint.then(|| WaypointGateway {
             gateway: gateway.name.clone(),
-            path_normalization: index.config.path_normalization,
-            trusted_proxies: own.unwrap_or(index.config.trusted_proxies),
+            path_normalization: index.path_normalization(),
+            trusted_proxies: own.unwrap_or_else(|| index.trusted_proxies()),
             client_identity_header: gateway.client_identity_header,
         });
         let conflicts = is_waypoint.then(|| {

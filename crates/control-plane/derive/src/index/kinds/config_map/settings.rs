@@ -1,0 +1,237 @@
+//! MeshConfig as a whole: each of its fields is followed, or noted as one that has no effect.
+
+use std::collections::BTreeMap;
+
+use ambit_model::{ArcStr, PathNormalization};
+use serde_json::{Map, Value};
+
+use super::providers::{self, ExtensionProvider};
+use crate::{
+    MeshConfig, WaypointAttachment, WaypointMissing,
+    problem::{FieldError, Note},
+};
+
+/// What of MeshConfig is followed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct MeshSettings {
+    /// By name.
+    pub(crate) providers: BTreeMap<ArcStr, ExtensionProvider>,
+    /// How waypoints normalize paths; `None`: as the control plane's flags have it.
+    pub(crate) path_normalization: Option<PathNormalization>,
+    /// How many proxies before the mesh add to `x-forwarded-for` and are trusted; `None` as above.
+    pub(crate) trusted_proxies: Option<u32>,
+}
+
+impl MeshSettings {
+    /// The hosts of services that waypoints call.
+    pub(super) fn hosts(&self) -> Vec<ArcStr> {
+        let providers = self.providers.values();
+        providers.filter_map(ExtensionProvider::host).collect()
+    }
+}
+
+/// Fields of Istio's that concern sidecars and ingress gateways alone, or what this mesh always does in one way.
+const ELSEWHERE: [&str; 48] = [
+    "accessLogEncoding",
+    "accessLogFile",
+    "accessLogFormat",
+    "ca",
+    "caCertificates",
+    "certificates",
+    "configSources",
+    "connectTimeout",
+    "defaultDestinationRuleExportTo",
+    "defaultHttpRetryPolicy",
+    "defaultProviders",
+    "defaultServiceExportTo",
+    "defaultVirtualServiceExportTo",
+    "disableEnvoyListenerLog",
+    "discoverySelectors",
+    "dnsRefreshRate",
+    "enableAutoMtls",
+    "enableEnvoyAccessLogService",
+    "enablePrometheusMerge",
+    "enableTracing",
+    "h2UpgradePolicy",
+    "hboneIdleTimeout",
+    "inboundClusterStatName",
+    "inboundTrafficPolicy",
+    "ingressClass",
+    "ingressControllerMode",
+    "ingressSelector",
+    "ingressService",
+    "localityLbSetting",
+    "meshMTLS",
+    "meshMtls",
+    "mixerCheckServer",
+    "outboundClusterStatName",
+    "outboundTrafficPolicy",
+    "protocolDetectionTimeout",
+    "proxyHttpPort",
+    "proxyInboundListenPort",
+    "proxyListenPort",
+    "rootNamespace",
+    "sdsUdsPath",
+    "serviceScopeConfigs",
+    "serviceSettings",
+    "tcpKeepalive",
+    "thriftConfig",
+    "tlsDefaults",
+    "trustDomainAliases",
+    "verifyCertificateAtClient",
+    "xdsAuthProvider",
+];
+
+/// Reads the text of a MeshConfig.
+pub(super) fn read(
+    text: &str,
+    config: &MeshConfig,
+    notes: &mut Vec<Note>,
+) -> Result<MeshSettings, FieldError> {
+    let value: Option<Value> = serde_saphyr::from_str(text)
+        .map_err(|cause| error("", format!("is no YAML: {cause}")))?;
+    let all = map("", value.as_ref())?;
+    let mut settings = MeshSettings {
+        providers: providers::read(all.get("extensionProviders"), notes)?,
+        ..MeshSettings::default()
+    };
+    for (name, value) in all {
+        match name.as_str() {
+            "extensionProviders" => {}
+            _ if value.is_null() => {}
+            "trustDomain" => same(name, value, &config.trust_domain, "every identity has it")?,
+            "rootNamespace" => unlike(name, value, &config.root_namespace, notes),
+            "waypointAttachment" => unlike(name, value, attachment(config), notes),
+            "waypointMissing" => unlike(name, value, missing(config), notes),
+            "referenceGrants" => {
+                let given = format!("{:?}", config.reference_grants).to_ascii_lowercase();
+                unlike(name, value, &given, notes);
+            }
+            "pathNormalization" => settings.path_normalization = normalization(value, notes)?,
+            "defaultConfig" => settings.trusted_proxies = default_config(value, notes)?,
+            "trustDomainAliases" if is_empty(value) => {}
+            "trustDomainAliases" => notes.push(error(
+                name,
+                "is not supported: identities of other trust domains are accepted nowhere",
+            )),
+            "enableAutoMtls" if *value == Value::Bool(true) => {}
+            "defaultProviders" if is_default_providers(value) => {}
+            known if ELSEWHERE.contains(&known) => notes.push(error(
+                known,
+                "has no effect: node proxies and waypoints have no such setting",
+            )),
+            unknown => notes.push(error(unknown, "is not known, and has no effect")),
+        }
+    }
+    Ok(settings)
+}
+
+fn attachment(config: &MeshConfig) -> &'static str {
+    match config.waypoint_attachment {
+        WaypointAttachment::Seed => "seed",
+        WaypointAttachment::Labels => "labels",
+    }
+}
+
+fn missing(config: &MeshConfig) -> &'static str {
+    match config.waypoint_missing {
+        WaypointMissing::Refuse => "refuse",
+        WaypointMissing::Allow => "allow",
+    }
+}
+
+/// What cannot change while the mesh runs, and on which security hangs.
+fn same(name: &str, value: &Value, ours: &str, why: &str) -> Result<(), FieldError> {
+    if value.as_str() == Some(ours) {
+        return Ok(());
+    }
+    let message = format!(
+        "is {value} and the mesh has {ours}: {why}, so that it changes only by an upgrade with the value meshConfig.{name}"
+    );
+    Err(error(name, message))
+}
+
+/// What the chart sets at the start, and nothing while the mesh runs.
+fn unlike(name: &str, value: &Value, ours: &str, notes: &mut Vec<Note>) {
+    if value.as_str() != Some(ours) {
+        let message = format!(
+            "is {value} and the mesh has {ours}: it changes only by an upgrade of the mesh, not here"
+        );
+        notes.push(error(name, message));
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// Metrics for Prometheus are what there is anyway.
+fn is_default_providers(value: &Value) -> bool {
+    *value == serde_json::json!({"metrics": ["prometheus"]})
+}
+
+fn normalization(
+    value: &Value,
+    notes: &mut Vec<Note>,
+) -> Result<Option<PathNormalization>, FieldError> {
+    let all = map("pathNormalization", Some(value))?;
+    rest("pathNormalization", all, &["normalization"], notes);
+    let Some(mode) = all.get("normalization").filter(|mode| !mode.is_null()) else {
+        return Ok(None);
+    };
+    match mode.as_str() {
+        Some("DEFAULT" | "BASE") => Ok(Some(PathNormalization::Base)),
+        Some("NONE") => Ok(Some(PathNormalization::None)),
+        Some("MERGE_SLASHES") => Ok(Some(PathNormalization::MergeSlashes)),
+        Some("DECODE_AND_MERGE_SLASHES") => Ok(Some(PathNormalization::DecodeAndMergeSlashes)),
+        _ => Err(error(
+            "pathNormalization.normalization",
+            format!(
+                "{mode} is none of DEFAULT, NONE, BASE, MERGE_SLASHES and DECODE_AND_MERGE_SLASHES"
+            ),
+        )),
+    }
+}
+
+/// Of the proxies' settings only how many proxies before them are trusted.
+fn default_config(value: &Value, notes: &mut Vec<Note>) -> Result<Option<u32>, FieldError> {
+    let all = map("defaultConfig", Some(value))?;
+    // Where the control plane is, is known otherwise.
+    let read = ["gatewayTopology", "discoveryAddress"];
+    rest("defaultConfig", all, &read, notes);
+    let place = "defaultConfig.gatewayTopology";
+    let topology = map(place, all.get("gatewayTopology"))?;
+    rest(place, topology, &["numTrustedProxies"], notes);
+    let Some(number) = topology.get("numTrustedProxies").filter(|one| !one.is_null()) else {
+        return Ok(None);
+    };
+    let usable = number.as_u64().and_then(|one| u32::try_from(one).ok());
+    usable.map(Some).ok_or_else(|| {
+        let message = format!("{number} is not a number of proxies");
+        error(&format!("{place}.numTrustedProxies"), message)
+    })
+}
+
+fn map<'a>(at: &str, value: Option<&'a Value>) -> Result<&'a Map<String, Value>, FieldError> {
+    static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
+    match value {
+        None | Some(Value::Null) => Ok(&NONE),
+        Some(Value::Object(map)) => Ok(map),
+        Some(_) => Err(error(at, "is not a map")),
+    }
+}
+
+/// Notes all but what is read.
+fn rest(at: &str, all: &Map<String, Value>, read: &[&str], notes: &mut Vec<Note>) {
+    for name in all.keys().filter(|name| !read.contains(&name.as_str())) {
+        notes.push(error(
+            &format!("{at}.{name}"),
+            "has no effect: node proxies and waypoints have no such setting",
+        ));
+    }
+}
+
+pub(super) fn error(at: &str, message: impl Into<String>) -> FieldError {
+    let dot = if at.is_empty() { "" } else { "." };
+    FieldError::new(format!("data.mesh{dot}{at}"), message)
+}

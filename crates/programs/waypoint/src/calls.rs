@@ -1,0 +1,157 @@
+//! Calls that the waypoint makes itself, rather than for a client: to who decides about requests, or who gets what is
+//! recorded of them.
+//!
+//! They go to services of the mesh, under the waypoint's own identity, by the ways that requests of clients take: by
+//! tunnel to endpoints that have one, through the service's own waypoint if it has another, else in plaintext.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+
+use ambit_codec::Forwarded;
+use ambit_model::{ArcStr, NamespacedHostname};
+use ambit_proxy::Local;
+use ambit_route::BackendRequest;
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+use crate::{
+    circle::Passed,
+    message::{Body, Version},
+    upstream::{HttpKey, Keep, Stream, UpstreamError, Way},
+    waypoint::Shard,
+};
+
+/// A call that came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error("the control plane does not name the waypoint's own pod")]
+    NoOwn,
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+    #[error("the connection broke before the answer")]
+    Http(#[from] hyper::Error),
+}
+
+/// What is called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Callee<'a> {
+    pub(crate) service: &'a NamespacedHostname,
+    pub(crate) port: u16,
+    /// How many waypoints have been passed by what the call is about.
+    pub(crate) passed: Passed,
+}
+
+/// A connection to an endpoint of a service, on which the caller speaks what it likes.
+///
+/// # Errors
+/// When no endpoint can be reached; two are tried.
+pub(crate) async fn connect(shard: &Shard, callee: Callee<'_>) -> Result<Stream, CallError> {
+    let own = own(shard).await?;
+    let mut failed = Vec::new();
+    loop {
+        let way = way(shard, &own, callee, &failed).await?;
+        match open(shard, &own, &way, Some(callee.passed)).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => try_another(&way, &mut failed, error)?,
+        }
+    }
+}
+
+/// The answer to a request, on a connection that is kept or a new one. The caller bounds its time, and reads the body
+/// with a bound.
+///
+/// # Errors
+/// When no endpoint can be reached, of which two are tried, or the one that was reached does not answer.
+pub(crate) async fn request(
+    shard: &Shard,
+    callee: Callee<'_>,
+    version: Version,
+    mut request: Request<Body>,
+) -> Result<Response<Incoming>, CallError> {
+    let own = own(shard).await?;
+    let pool = &shard.upstreams.http;
+    let mut failed = Vec::new();
+    loop {
+        let way = way(shard, &own, callee, &failed).await?;
+        let key = HttpKey::new(&way, version);
+        let _load = pool.load(way.endpoint());
+        callee
+            .passed
+            .tell(request.headers_mut(), way.leads_to_waypoint());
+        // A connection that waited may have been closed by its endpoint in the meantime.
+        while let Some(kept) = pool.take(&key) {
+            match kept.send(pool, request).await {
+                Ok(response) => return Ok(response),
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) => request = unsent,
+                    None => return Err(error.into_error().into()),
+                },
+            }
+        }
+        match open(shard, &own, &way, None).await {
+            Ok(stream) => {
+                let checkout = pool.begin(&key, stream, Keep::default()).await?;
+                let sent = checkout.send(pool, request).await;
+                return sent.map_err(|error| error.into_error().into());
+            }
+            Err(error) => try_another(&way, &mut failed, error)?,
+        }
+    }
+}
+
+async fn own(shard: &Shard) -> Result<Arc<Local>, CallError> {
+    shard.waypoint.local.known().await.ok_or(CallError::NoOwn)
+}
+
+async fn way(
+    shard: &Shard,
+    own: &Local,
+    Callee { service, port, .. }: Callee<'_>,
+    failed: &[ArcStr],
+) -> Result<Way, CallError> {
+    let waypoint = &shard.waypoint;
+    waypoint.learn_service(service).await;
+    let http = &shard.upstreams.http;
+    let load = |endpoint| http.load_of(endpoint);
+    let look = || {
+        let request = BackendRequest {
+            waypoint: &own.workload,
+            own: &waypoint.address,
+            is_target: false,
+            failed,
+        };
+        let table = waypoint.state.table();
+        table.backend(&request, service, port, Some(&load), &mut rand::rng())
+    };
+    let route = waypoint.completed(look).await;
+    let route = route.map_err(UpstreamError::from)?;
+    Ok(Way::of(route, waypoint.config.ipv6).await?)
+}
+
+async fn open(
+    shard: &Shard,
+    own: &Local,
+    way: &Way,
+    passed: Option<Passed>,
+) -> Result<Stream, UpstreamError> {
+    let ip = own.workload.workload_ips.first().copied();
+    let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let forwarded = Forwarded {
+        client: SocketAddr::new(ip, 0),
+        host: None,
+    };
+    shard.upstreams.connect(way, own, &forwarded, passed).await
+}
+
+/// Notes an endpoint that cannot be reached; ends with the second.
+fn try_another(way: &Way, failed: &mut Vec<ArcStr>, error: UpstreamError) -> Result<(), CallError> {
+    match way.workload() {
+        Some(workload) if failed.is_empty() => {
+            failed.push(workload.uid().clone());
+            Ok(())
+        }
+        _ => Err(error.into()),
+    }
+}

@@ -75,7 +75,10 @@ const MAX_PAIRS: usize = 1024;
 /// A list of pairs as modules have it: how many, the lengths of all, then names and values, each with a zero after it.
 pub fn write_pairs<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])> + Clone) -> Vec<u8> {
     let count = pairs.clone().count();
-    let sizes: usize = pairs.clone().map(|(name, value)| name.len() + value.len()).sum();
+    let sizes: usize = pairs
+        .clone()
+        .map(|(name, value)| name.len() + value.len())
+        .sum();
     let mut bytes = Vec::with_capacity(4 + count * 10 + sizes);
     let length = |of: usize| u32::try_from(of).unwrap_or(u32::MAX).to_le_bytes();
     bytes.extend_from_slice(&length(count));
@@ -151,7 +154,11 @@ mod tests {
     #[test]
     fn a_list_that_claims_more_than_it_has_is_none() {
         assert_eq!(read_pairs(&[]), Some(Vec::new()));
-        for claimed in [&[255, 255, 255, 255][..], &[1, 0, 0, 0], &[1, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0]] {
+        for claimed in [
+            &[255, 255, 255, 255][..],
+            &[1, 0, 0, 0],
+            &[1, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0],
+        ] {
             assert_eq!(read_pairs(claimed), None);
         }
         let whole = write_pairs([(&b"a"[..], &b"b"[..])].into_iter());

@@ -100,7 +100,9 @@ impl Engine {
         }
         let module = wasmtime::Module::from_binary(&self.engine, bytes);
         let module = module.map_err(|error| ModuleError::Invalid(format!("{error:#}")))?;
-        let is_plugin = VERSIONS.iter().any(|name| module.get_export(name).is_some());
+        let is_plugin = VERSIONS
+            .iter()
+            .any(|name| module.get_export(name).is_some());
         if !is_plugin {
             return Err(ModuleError::OtherAbi);
         }

@@ -69,7 +69,11 @@ impl Host {
     pub(crate) fn new(settings: Arc<Settings>, shared: Shared, metrics: Metrics) -> Self {
         let limits = StoreLimitsBuilder::new();
         let limits = limits.memory_size(settings.limits.memory).memories(1);
-        let limits = limits.table_elements(MAX_TABLE).tables(16).instances(1).build();
+        let limits = limits
+            .table_elements(MAX_TABLE)
+            .tables(16)
+            .instances(1)
+            .build();
         Self {
             settings,
             shared,
@@ -89,7 +93,9 @@ impl Host {
 
     /// The request that functions work on.
     pub(crate) fn stream(&mut self) -> Result<&mut Stream, Status> {
-        self.streams.get_mut(&self.effective).ok_or(Status::BadArgument)
+        self.streams
+            .get_mut(&self.effective)
+            .ok_or(Status::BadArgument)
     }
 
     fn replace(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) -> Result<(), Status> {
@@ -125,8 +131,8 @@ pub(crate) fn link_rest(linker: &mut Linker<Host>, module: &Module) -> wasmtime:
         let Some(ty) = import.ty().func().cloned() else {
             continue;
         };
-        let mut results = ty.results();
-        let gives_number = results.next().is_some_and(|one| one.is_i32()) && results.next().is_none();
+        let results: Vec<_> = ty.results().collect();
+        let gives_number = matches!(&results[..], [one] if one.is_i32());
         let name = import.name().to_owned();
         let is_known = KNOWN.contains(&name.as_str());
         if is_known {
@@ -145,7 +151,3 @@ pub(crate) fn link_rest(linker: &mut Linker<Host>, module: &Module) -> wasmtime:
 
 /// Functions of the system that there are.
 const KNOWN: [&str; 14] = wasi::NAMES;
-
-/// A function of this module itself.
-pub(crate) type Allocate = wasmtime::TypedFunc<u32, u32>;
-

@@ -91,7 +91,10 @@ impl Metrics {
     /// All, by name.
     pub fn all(&self) -> Vec<(String, MetricValue)> {
         let series = self.0.lock().series.clone();
-        let mut all: Vec<_> = series.iter().map(|one| (one.name.clone(), one.read())).collect();
+        let mut all: Vec<_> = series
+            .iter()
+            .map(|one| (one.name.clone(), one.read()))
+            .collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
     }
@@ -109,7 +112,9 @@ impl Series {
     /// A gauge may fall, though not below zero.
     pub(crate) fn subtract(&self, by: u64) {
         let less = |value: u64| Some(value.saturating_sub(by));
-        let _before = self.value.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let _before = self
+            .value
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     pub(crate) fn record(&self, value: u64) {
@@ -159,7 +164,8 @@ mod tests {
         one.series(id).unwrap().add(1);
         assert_eq!(one.all(), [("hits".to_owned(), MetricValue::Counter(3))]);
         assert!(other.all().is_empty());
-        let defined = (0..2 * MAX_SERIES).filter_map(|n| one.define(MetricKind::Gauge, &n.to_string()));
+        let defined =
+            (0..2 * MAX_SERIES).filter_map(|n| one.define(MetricKind::Gauge, &n.to_string()));
         assert_eq!(defined.count(), MAX_SERIES - 1);
     }
 

@@ -71,7 +71,10 @@ impl Shared {
 
     pub(crate) fn queue(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
         let inner = self.0.lock();
-        let place = inner.queues.iter().position(|queue| queue.vm_id == vm_id && queue.name == name);
+        let place = inner
+            .queues
+            .iter()
+            .position(|queue| queue.vm_id == vm_id && queue.name == name);
         u32::try_from(place?).ok()
     }
 
@@ -97,7 +100,8 @@ impl Shared {
         let Some(queue) = inner.queues.get_mut(queue as usize) else {
             return Status::NotFound;
         };
-        let is_full = queue.messages.len() >= MAX_ENTRIES || queue.bytes + message.len() > MAX_BYTES;
+        let is_full =
+            queue.messages.len() >= MAX_ENTRIES || queue.bytes + message.len() > MAX_BYTES;
         if is_full {
             return Status::InternalFailure;
         }
@@ -109,12 +113,18 @@ impl Shared {
     /// How many messages wait in a queue.
     pub fn waiting(&self, queue: u32) -> usize {
         let inner = self.0.lock();
-        inner.queues.get(queue as usize).map_or(0, |queue| queue.messages.len())
+        inner
+            .queues
+            .get(queue as usize)
+            .map_or(0, |queue| queue.messages.len())
     }
 
     pub(crate) fn dequeue(&self, queue: u32) -> Result<Bytes, Status> {
         let mut inner = self.0.lock();
-        let queue = inner.queues.get_mut(queue as usize).ok_or(Status::NotFound)?;
+        let queue = inner
+            .queues
+            .get_mut(queue as usize)
+            .ok_or(Status::NotFound)?;
         let message = queue.messages.pop_front().ok_or(Status::Empty)?;
         queue.bytes -= message.len();
         Ok(message)
@@ -151,7 +161,8 @@ mod tests {
         assert_eq!(shared.enqueue(queue, b"1"), Status::InternalFailure);
         assert_eq!(shared.dequeue(queue).unwrap().len(), large.len());
         assert_eq!(shared.enqueue(queue, b"1"), Status::Ok);
-        let many = (0..2 * MAX_QUEUES).filter_map(|n| shared.register("vm", n.to_string().as_bytes()));
+        let many =
+            (0..2 * MAX_QUEUES).filter_map(|n| shared.register("vm", n.to_string().as_bytes()));
         assert_eq!(many.count(), MAX_QUEUES - 1);
     }
 

@@ -34,7 +34,8 @@ impl Head {
     /// A pseudo header.
     pub fn pseudo(&self, name: &str) -> Option<&str> {
         let mut all = self.pseudo.iter();
-        all.find(|(of, _)| *of == name).map(|(_, value)| value.as_str())
+        all.find(|(of, _)| *of == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// Takes a pseudo header out.

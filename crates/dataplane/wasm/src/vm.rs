@@ -172,7 +172,10 @@ impl Vm {
         metrics: Metrics,
     ) -> Result<Self, Failure> {
         let limit = settings.limits.start;
-        let (vm, configuration) = (settings.vm_configuration.len(), settings.configuration.len());
+        let lengths = (
+            settings.vm_configuration.len(),
+            settings.configuration.len(),
+        );
         let mut store = Store::new(&module.engine, Host::new(settings, shared, metrics));
         store.limiter(|host| &mut host.limits);
         store.set_epoch_deadline(ticks(limit));
@@ -198,14 +201,29 @@ impl Vm {
             vm.call("_start", limit, start.as_ref(), ())?;
         }
         let callbacks = vm.callbacks.clone();
-        vm.call("proxy_on_context_create", limit, callbacks.create.as_ref(), (ROOT.0, 0))?;
-        let arguments = (ROOT.0, size(vm));
-        let started = vm.call("proxy_on_vm_start", limit, callbacks.vm_start.as_ref(), arguments)?;
+        vm.call(
+            "proxy_on_context_create",
+            limit,
+            callbacks.create.as_ref(),
+            (ROOT.0, 0),
+        )?;
+        let arguments = (ROOT.0, size(lengths.0));
+        let started = vm.call(
+            "proxy_on_vm_start",
+            limit,
+            callbacks.vm_start.as_ref(),
+            arguments,
+        )?;
         if started == Some(0) {
             return Err(Failure::Configuration("proxy_on_vm_start"));
         }
-        let arguments = (ROOT.0, size(configuration));
-        let configured = vm.call("proxy_on_configure", limit, callbacks.configure.as_ref(), arguments)?;
+        let arguments = (ROOT.0, size(lengths.1));
+        let configured = vm.call(
+            "proxy_on_configure",
+            limit,
+            callbacks.configure.as_ref(),
+            arguments,
+        )?;
         if configured == Some(0) {
             return Err(Failure::Configuration("proxy_on_configure"));
         }
@@ -250,7 +268,12 @@ impl Vm {
         let id = ContextId(number);
         self.store.data_mut().streams.insert(id, Stream::new(facts));
         let create = self.callbacks.create.clone();
-        self.callback("proxy_on_context_create", id, create.as_ref(), (number, ROOT.0))?;
+        self.callback(
+            "proxy_on_context_create",
+            id,
+            create.as_ref(),
+            (number, ROOT.0),
+        )?;
         Ok(id)
     }
 
@@ -273,7 +296,10 @@ impl Vm {
         *stream.head(of) = head;
         let (name, callback) = match of {
             Direction::Request => ("proxy_on_request_headers", &self.callbacks.request_headers),
-            Direction::Response => ("proxy_on_response_headers", &self.callbacks.response_headers),
+            Direction::Response => (
+                "proxy_on_response_headers",
+                &self.callbacks.response_headers,
+            ),
         };
         let callback = callback.clone();
         let arguments = (id.0, count, u32::from(is_end));
@@ -309,7 +335,11 @@ impl Vm {
             Direction::Response => ("proxy_on_response_body", &self.callbacks.response_body),
         };
         let callback = callback.clone();
-        let arguments = (id.0, u32::try_from(length).unwrap_or(u32::MAX), u32::from(is_end));
+        let arguments = (
+            id.0,
+            u32::try_from(length).unwrap_or(u32::MAX),
+            u32::from(is_end),
+        );
         let action = self.callback(name, id, callback.as_ref(), arguments)?;
         let outcome = self.acted(of, id, action);
         let most = self.store.data().settings.limits.body;
@@ -322,7 +352,9 @@ impl Vm {
 
     /// The body that is held, as the module left it.
     pub fn take_body(&mut self, of: Direction, id: ContextId) -> Bytes {
-        let body = self.stream(id).map(|stream| stream.body(of).split().freeze());
+        let body = self
+            .stream(id)
+            .map(|stream| stream.body(of).split().freeze());
         body.unwrap_or_default()
     }
 
@@ -342,8 +374,14 @@ impl Vm {
         };
         *stream.trailers(of) = trailers;
         let (name, callback) = match of {
-            Direction::Request => ("proxy_on_request_trailers", &self.callbacks.request_trailers),
-            Direction::Response => ("proxy_on_response_trailers", &self.callbacks.response_trailers),
+            Direction::Request => (
+                "proxy_on_request_trailers",
+                &self.callbacks.request_trailers,
+            ),
+            Direction::Response => (
+                "proxy_on_response_trailers",
+                &self.callbacks.response_trailers,
+            ),
         };
         let callback = callback.clone();
         let action = self.callback(name, id, callback.as_ref(), (id.0, count))?;
@@ -352,7 +390,9 @@ impl Vm {
 
     /// The trailers as the module left them.
     pub fn take_trailers(&mut self, of: Direction, id: ContextId) -> HeaderMap {
-        let trailers = self.stream(id).map(|stream| std::mem::take(stream.trailers(of)));
+        let trailers = self
+            .stream(id)
+            .map(|stream| std::mem::take(stream.trailers(of)));
         trailers.unwrap_or_default()
     }
 
@@ -389,7 +429,13 @@ impl Vm {
         stream.is_done = true;
         let done = self.callbacks.done.clone();
         let done = self.callback("proxy_on_done", id, done.as_ref(), id.0)?;
-        let lingering = self.store.data().streams.values().filter(|stream| stream.is_done).count();
+        let lingering = self
+            .store
+            .data()
+            .streams
+            .values()
+            .filter(|stream| stream.is_done)
+            .count();
         if done != Some(0) || lingering > MAX_LINGERING {
             self.forget(id)?;
         }
@@ -412,7 +458,12 @@ impl Vm {
     /// When the module fails.
     pub fn queue_ready(&mut self, queue: u32) -> Result<(), Failure> {
         let ready = self.callbacks.queue_ready.clone();
-        self.callback("proxy_on_queue_ready", ROOT, ready.as_ref(), (ROOT.0, queue))?;
+        self.callback(
+            "proxy_on_queue_ready",
+            ROOT,
+            ready.as_ref(),
+            (ROOT.0, queue),
+        )?;
         Ok(())
     }
 
@@ -436,7 +487,11 @@ impl Vm {
             trailers,
             grpc_status: (status, text),
         } = response;
-        let counts = (size(head.pseudo.len() + head.headers.len()), size(body.len()), size(trailers.len()));
+        let counts = (
+            size(head.pseudo.len() + head.headers.len()),
+            size(body.len()),
+            size(trailers.len()),
+        );
         let ended = match kind {
             CallKind::Http => {
                 self.store.data_mut().received = Received {
@@ -447,7 +502,12 @@ impl Vm {
                 };
                 let callback = self.callbacks.http_call_response.clone();
                 let arguments = (context.0, token.0, counts.0, counts.1, counts.2);
-                self.callback("proxy_on_http_call_response", context, callback.as_ref(), arguments)
+                self.callback(
+                    "proxy_on_http_call_response",
+                    context,
+                    callback.as_ref(),
+                    arguments,
+                )
             }
             CallKind::Grpc => {
                 self.store.data_mut().received = Received {
@@ -461,7 +521,12 @@ impl Vm {
                 if status == 0 {
                     let callback = self.callbacks.grpc_receive.clone();
                     let arguments = (context.0, token.0, counts.1);
-                    self.callback("proxy_on_grpc_receive", context, callback.as_ref(), arguments)
+                    self.callback(
+                        "proxy_on_grpc_receive",
+                        context,
+                        callback.as_ref(),
+                        arguments,
+                    )
                 } else {
                     let callback = self.callbacks.grpc_close.clone();
                     let arguments = (context.0, token.0, status);

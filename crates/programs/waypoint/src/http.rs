@@ -8,7 +8,7 @@ mod exchange;
 mod extension;
 mod failure;
 mod form;
-mod headers;
+pub(crate) mod headers;
 mod mirror;
 mod outgoing;
 mod pace;

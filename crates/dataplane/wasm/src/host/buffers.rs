@@ -13,7 +13,12 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         ENV,
         "proxy_get_buffer_bytes",
         |caller: Caller<'_, Host>, kind: u32, start: u32, size: u32, at: u32, length_at: u32| {
-            answer(get(Guest::new(caller), kind, (start, size), (at, length_at)))
+            answer(get(
+                Guest::new(caller),
+                kind,
+                (start, size),
+                (at, length_at),
+            ))
         },
     )?;
     linker.func_wrap(
@@ -78,7 +83,11 @@ fn set(
         BufferKind::ResponseBody => &mut stream.response_body,
         _ => return Err(Status::BadArgument.into()),
     };
-    if bytes.len() > most.saturating_sub(body.len().min(most)).saturating_add(size as usize) {
+    if bytes.len()
+        > most
+            .saturating_sub(body.len().min(most))
+            .saturating_add(size as usize)
+    {
         return Err(Status::BadArgument.into());
     }
     Ok(Host::replace(body, start as usize, size as usize, bytes)?)

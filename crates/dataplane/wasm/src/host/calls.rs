@@ -75,13 +75,22 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
         ENV,
         "proxy_grpc_stream",
-        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| {
-            Status::InternalFailure as u32
-        },
+        |_: Caller<'_, Host>,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32| { Status::InternalFailure as u32 },
     )?;
-    linker.func_wrap(ENV, "proxy_grpc_send", |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32| {
-        Status::NotFound as u32
-    })?;
+    linker.func_wrap(
+        ENV,
+        "proxy_grpc_send",
+        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32| Status::NotFound as u32,
+    )?;
     for function in ["proxy_grpc_cancel", "proxy_grpc_close"] {
         linker.func_wrap(ENV, function, |mut caller: Caller<'_, Host>, token: u32| {
             let host = caller.data_mut();
@@ -121,7 +130,9 @@ impl Asked {
     fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), Refused> {
         let head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
         // As Envoy has it.
-        let is_whole = [":method", ":path", ":authority"].iter().all(|name| head.pseudo(name).is_some());
+        let is_whole = [":method", ":path", ":authority"]
+            .iter()
+            .all(|name| head.pseudo(name).is_some());
         if !is_whole {
             return Err(Status::BadArgument.into());
         }
@@ -143,7 +154,10 @@ impl Asked {
         (service, method): ((u32, u32), (u32, u32)),
         at: u32,
     ) -> Result<(), Refused> {
-        let (service, method) = (guest.text(service.0, service.1)?, guest.text(method.0, method.1)?);
+        let (service, method) = (
+            guest.text(service.0, service.1)?,
+            guest.text(method.0, method.1)?,
+        );
         let mut head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
         head.pseudo.clear();
         head.set_pseudo(":method", "POST".to_owned());
@@ -177,7 +191,8 @@ fn begin(mut guest: Guest<'_>, call: Call, at: u32) -> Result<(), Refused> {
     let host = guest.host();
     host.last_call = number;
     host.calls.insert(number, host.effective);
-    host.effects.push(Effect::Call(Token(number), Box::new(call)));
+    host.effects
+        .push(Effect::Call(Token(number), Box::new(call)));
     Ok(())
 }
 
@@ -192,7 +207,9 @@ fn head(bytes: &[u8]) -> Result<Head, Status> {
         }
         let name = HeaderName::from_bytes(name).map_err(|_| Status::BadArgument)?;
         let value = HeaderValue::from_bytes(value).map_err(|_| Status::BadArgument)?;
-        head.headers.try_append(name, value).map_err(|_| Status::BadArgument)?;
+        head.headers
+            .try_append(name, value)
+            .map_err(|_| Status::BadArgument)?;
     }
     Ok(head)
 }

@@ -38,8 +38,18 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
         ENV,
         "proxy_get_header_map_value",
-        |caller: Caller<'_, Host>, map: u32, name: u32, name_length: u32, at: u32, length_at: u32| {
-            answer(value(Guest::new(caller), map, (name, name_length), (at, length_at)))
+        |caller: Caller<'_, Host>,
+         map: u32,
+         name: u32,
+         name_length: u32,
+         at: u32,
+         length_at: u32| {
+            answer(value(
+                Guest::new(caller),
+                map,
+                (name, name_length),
+                (at, length_at),
+            ))
         },
     )?;
     for (function, how) in [
@@ -49,8 +59,19 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         linker.func_wrap(
             ENV,
             function,
-            move |caller: Caller<'_, Host>, map: u32, name: u32, name_length: u32, at: u32, length: u32| {
-                answer(set(Guest::new(caller), how, map, (name, name_length), (at, length)))
+            move |caller: Caller<'_, Host>,
+                  map: u32,
+                  name: u32,
+                  name_length: u32,
+                  at: u32,
+                  length: u32| {
+                answer(set(
+                    Guest::new(caller),
+                    how,
+                    map,
+                    (name, name_length),
+                    (at, length),
+                ))
             },
         )?;
     }
@@ -102,8 +123,12 @@ impl Map<'_> {
             Self::Head(head) => (&head.pseudo[..], &head.headers),
             Self::Trailers(headers) => (&[][..], &**headers),
         };
-        let pseudo = pseudo.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
-        let headers = headers.iter().map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()));
+        let pseudo = pseudo
+            .iter()
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()));
         pseudo.chain(headers).collect()
     }
 

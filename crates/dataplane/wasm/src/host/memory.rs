@@ -44,7 +44,10 @@ impl<'a> Guest<'a> {
     }
 
     fn memory(&mut self) -> Result<Memory, Refused> {
-        let memory = self.caller.get_export("memory").and_then(Extern::into_memory);
+        let memory = self
+            .caller
+            .get_export("memory")
+            .and_then(Extern::into_memory);
         memory.ok_or(Refused::Status(Status::InvalidMemoryAccess))
     }
 
@@ -64,7 +67,11 @@ impl<'a> Guest<'a> {
         let memory = self.memory()?;
         let (all, host) = memory.data_and_store_mut(&mut self.caller);
         let all: &[u8] = all;
-        Ok((piece(all, at, length)?, piece(all, other_at, other_length)?, host))
+        Ok((
+            piece(all, at, length)?,
+            piece(all, other_at, other_length)?,
+            host,
+        ))
     }
 
     /// A copy of bytes of the module.

@@ -37,7 +37,9 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
 fn parts(path: &[u8]) -> Result<Vec<&str>, Status> {
     let path = path.strip_suffix(&[0]).unwrap_or(path);
     let parts = path.split(|byte| *byte == 0).map(str::from_utf8);
-    parts.collect::<Result<_, _>>().map_err(|_| Status::BadArgument)
+    parts
+        .collect::<Result<_, _>>()
+        .map_err(|_| Status::BadArgument)
 }
 
 fn get(
@@ -58,7 +60,9 @@ fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), 
     if stream.properties.len() >= MAX_PROPERTIES && !stream.properties.contains_key(path) {
         return Err(Status::InternalFailure.into());
     }
-    stream.properties.insert(path.to_vec(), Bytes::copy_from_slice(value));
+    stream
+        .properties
+        .insert(path.to_vec(), Bytes::copy_from_slice(value));
     Ok(())
 }
 
@@ -83,7 +87,10 @@ fn find(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
         ["request", name] => of_request(&stream.request, name),
         ["request", "headers", name] => header(&stream.request.headers, name),
         ["response", "code"] => {
-            let code = stream.response.pseudo(":status").and_then(|code| code.parse().ok());
+            let code = stream
+                .response
+                .pseudo(":status")
+                .and_then(|code| code.parse().ok());
             code.map(Value::Number)
         }
         ["response", "headers"] => Some(pairs(&stream.response.headers)),
@@ -105,7 +112,11 @@ fn find(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
 }
 
 fn of_request(request: &Head, name: &str) -> Option<Value> {
-    let pseudo = |name: &str| request.pseudo(name).map(|value| Value::Text(value.to_owned()));
+    let pseudo = |name: &str| {
+        request
+            .pseudo(name)
+            .map(|value| Value::Text(value.to_owned()))
+    };
     let named = |name: &str| header(&request.headers, name);
     match name {
         "path" => pseudo(":path"),
@@ -130,11 +141,15 @@ fn of_request(request: &Head, name: &str) -> Option<Value> {
 
 fn header(headers: &HeaderMap, name: &str) -> Option<Value> {
     let value = headers.get(name)?;
-    Some(Value::Text(String::from_utf8_lossy(value.as_bytes()).into_owned()))
+    Some(Value::Text(
+        String::from_utf8_lossy(value.as_bytes()).into_owned(),
+    ))
 }
 
 fn pairs(headers: &HeaderMap) -> Value {
     let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-    let pairs = headers.iter().map(|(name, value)| (name.to_string(), text(value)));
+    let pairs = headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), text(value)));
     Value::Pairs(pairs.collect())
 }

@@ -18,14 +18,24 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         ENV,
         "proxy_get_shared_data",
         |caller: Caller<'_, Host>, key: u32, length: u32, at: u32, length_at: u32, cas_at: u32| {
-            answer(get_data(Guest::new(caller), (key, length), (at, length_at), cas_at))
+            answer(get_data(
+                Guest::new(caller),
+                (key, length),
+                (at, length_at),
+                cas_at,
+            ))
         },
     )?;
     linker.func_wrap(
         ENV,
         "proxy_set_shared_data",
         |caller: Caller<'_, Host>, key: u32, key_length: u32, at: u32, length: u32, cas: u32| {
-            answer(set_data(Guest::new(caller), (key, key_length), (at, length), cas))
+            answer(set_data(
+                Guest::new(caller),
+                (key, key_length),
+                (at, length),
+                cas,
+            ))
         },
     )?;
     linker.func_wrap(
@@ -39,7 +49,12 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         ENV,
         "proxy_resolve_shared_queue",
         |caller: Caller<'_, Host>, vm: u32, vm_length: u32, name: u32, length: u32, at: u32| {
-            answer(resolve(Guest::new(caller), (vm, vm_length), (name, length), at))
+            answer(resolve(
+                Guest::new(caller),
+                (vm, vm_length),
+                (name, length),
+                at,
+            ))
         },
     )?;
     linker.func_wrap(
@@ -67,14 +82,21 @@ fn link_metrics(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             answer(define(Guest::new(caller), kind, (name, length), at))
         },
     )?;
-    linker.func_wrap(ENV, "proxy_get_metric", |caller: Caller<'_, Host>, id: u32, at: u32| {
-        let mut guest = Guest::new(caller);
-        let read = series(guest.host(), id).and_then(|series| match series.kind {
-            MetricKind::Histogram => Err(Status::BadArgument),
-            _ => Ok(series.get()),
-        });
-        answer(read.map_err(Into::into).and_then(|value| guest.put(at, &value.to_le_bytes())))
-    })?;
+    linker.func_wrap(
+        ENV,
+        "proxy_get_metric",
+        |caller: Caller<'_, Host>, id: u32, at: u32| {
+            let mut guest = Guest::new(caller);
+            let read = series(guest.host(), id).and_then(|series| match series.kind {
+                MetricKind::Histogram => Err(Status::BadArgument),
+                _ => Ok(series.get()),
+            });
+            answer(
+                read.map_err(Into::into)
+                    .and_then(|value| guest.put(at, &value.to_le_bytes())),
+            )
+        },
+    )?;
     linker.func_wrap(
         ENV,
         "proxy_record_metric",
@@ -121,7 +143,11 @@ fn define(mut guest: Guest<'_>, kind: u32, name: (u32, u32), at: u32) -> Result<
         _ => return Err(Status::BadArgument.into()),
     };
     let name = guest.text(name.0, name.1)?;
-    let id = guest.host().metrics.define(kind, &name).ok_or(Status::InternalFailure)?;
+    let id = guest
+        .host()
+        .metrics
+        .define(kind, &name)
+        .ok_or(Status::InternalFailure)?;
     guest.put_number(at, id)
 }
 
@@ -138,7 +164,12 @@ fn get_data(
     guest.put_number(cas_at, cas)
 }
 
-fn set_data(mut guest: Guest<'_>, key: (u32, u32), value: (u32, u32), cas: u32) -> Result<(), Refused> {
+fn set_data(
+    mut guest: Guest<'_>,
+    key: (u32, u32),
+    value: (u32, u32),
+    cas: u32,
+) -> Result<(), Refused> {
     let (key, value, host) = guest.pair(key, value)?;
     match host.shared.set(&host.settings.vm_id, key, value, cas) {
         Status::Ok => Ok(()),

@@ -37,21 +37,29 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             answer(parts.send(Guest::new(caller)))
         },
     )?;
-    linker.func_wrap(ENV, "proxy_continue_stream", |mut caller: Caller<'_, Host>, kind: u32| {
-        resume(caller.data_mut(), kind) as u32
-    })?;
-    linker.func_wrap(ENV, "proxy_close_stream", |mut caller: Caller<'_, Host>, _: u32| {
-        close(caller.data_mut()) as u32
-    })?;
-    linker.func_wrap(ENV, "proxy_set_effective_context", |mut caller: Caller<'_, Host>, id: u32| {
-        let host = caller.data_mut();
-        let id = ContextId(id);
-        if id != ROOT && !host.streams.contains_key(&id) {
-            return Status::BadArgument as u32;
-        }
-        host.effective = id;
-        Status::Ok as u32
-    })?;
+    linker.func_wrap(
+        ENV,
+        "proxy_continue_stream",
+        |mut caller: Caller<'_, Host>, kind: u32| resume(caller.data_mut(), kind) as u32,
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_close_stream",
+        |mut caller: Caller<'_, Host>, _: u32| close(caller.data_mut()) as u32,
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_set_effective_context",
+        |mut caller: Caller<'_, Host>, id: u32| {
+            let host = caller.data_mut();
+            let id = ContextId(id);
+            if id != ROOT && !host.streams.contains_key(&id) {
+                return Status::BadArgument as u32;
+            }
+            host.effective = id;
+            Status::Ok as u32
+        },
+    )?;
     linker.func_wrap(ENV, "proxy_done", |mut caller: Caller<'_, Host>| {
         let host = caller.data_mut();
         let effective = host.effective;
@@ -104,7 +112,9 @@ struct Parts {
 impl Parts {
     fn send(self, mut guest: Guest<'_>) -> Result<(), Refused> {
         let status = u16::try_from(self.status).ok();
-        let status = status.filter(|status| (200..600).contains(status)).ok_or(Status::BadArgument)?;
+        let status = status
+            .filter(|status| (200..600).contains(status))
+            .ok_or(Status::BadArgument)?;
         let details = guest.copy(self.details.0, self.details.1)?;
         let details = String::from_utf8_lossy(details.get(..256).unwrap_or(&details)).into_owned();
         let body = Bytes::from(guest.copy(self.body.0, self.body.1)?);

@@ -11,16 +11,24 @@ use super::{
 use crate::{abi::Status, limits::MAX_LINE};
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
-    linker.func_wrap(ENV, "proxy_log", |caller: Caller<'_, Host>, level: u32, at: u32, length: u32| {
-        answer(log(Guest::new(caller), level, at, length))
-    })?;
-    linker.func_wrap(ENV, "proxy_get_log_level", |caller: Caller<'_, Host>, at: u32| {
-        answer(Guest::new(caller).put_number(at, log_level()))
-    })?;
+    linker.func_wrap(
+        ENV,
+        "proxy_log",
+        |caller: Caller<'_, Host>, level: u32, at: u32, length: u32| {
+            answer(log(Guest::new(caller), level, at, length))
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_get_log_level",
+        |caller: Caller<'_, Host>, at: u32| answer(Guest::new(caller).put_number(at, log_level())),
+    )?;
     linker.func_wrap(
         ENV,
         "proxy_get_current_time_nanoseconds",
-        |caller: Caller<'_, Host>, at: u32| answer(Guest::new(caller).put(at, &nanoseconds().to_le_bytes())),
+        |caller: Caller<'_, Host>, at: u32| {
+            answer(Guest::new(caller).put(at, &nanoseconds().to_le_bytes()))
+        },
     )?;
     linker.func_wrap(
         ENV,
@@ -33,7 +41,9 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
         ENV,
         "proxy_call_foreign_function",
-        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| Status::NotFound as u32,
+        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| {
+            Status::NotFound as u32
+        },
     )?;
     Ok(())
 }
@@ -41,7 +51,9 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
 /// Since 1970.
 pub(super) fn nanoseconds() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    since.map_or(0, |since| {
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    })
 }
 
 /// The level that is logged, as the ABI counts them.

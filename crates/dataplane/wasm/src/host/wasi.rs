@@ -38,36 +38,68 @@ pub(super) const NAMES: [&str; 14] = [
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(WASI, "args_get", |_: Caller<'_, Host>, _: u32, _: u32| 0u32)?;
-    linker.func_wrap(WASI, "args_sizes_get", |caller: Caller<'_, Host>, count: u32, size: u32| {
-        put_both(Guest::new(caller), (count, 0), (size, 0))
-    })?;
-    linker.func_wrap(WASI, "clock_res_get", |caller: Caller<'_, Host>, _: u32, at: u32| {
-        errno(Guest::new(caller).put(at, &1u64.to_le_bytes()))
-    })?;
-    linker.func_wrap(WASI, "clock_time_get", |caller: Caller<'_, Host>, _: u32, _: u64, at: u32| {
-        errno(Guest::new(caller).put(at, &system::nanoseconds().to_le_bytes()))
-    })?;
-    linker.func_wrap(WASI, "environ_get", |caller: Caller<'_, Host>, list: u32, texts: u32| {
-        errno(environment(Guest::new(caller), list, texts))
-    })?;
-    linker.func_wrap(WASI, "environ_sizes_get", |mut caller: Caller<'_, Host>, count: u32, size: u32| {
-        let variables = variables(caller.data_mut());
-        let bytes: usize = variables.iter().map(Vec::len).sum();
-        put_both(Guest::new(caller), (count, variables.len()), (size, bytes))
-    })?;
+    linker.func_wrap(
+        WASI,
+        "args_sizes_get",
+        |caller: Caller<'_, Host>, count: u32, size: u32| {
+            put_both(Guest::new(caller), (count, 0), (size, 0))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "clock_res_get",
+        |caller: Caller<'_, Host>, _: u32, at: u32| {
+            errno(Guest::new(caller).put(at, &1u64.to_le_bytes()))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "clock_time_get",
+        |caller: Caller<'_, Host>, _: u32, _: u64, at: u32| {
+            errno(Guest::new(caller).put(at, &system::nanoseconds().to_le_bytes()))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "environ_get",
+        |caller: Caller<'_, Host>, list: u32, texts: u32| {
+            errno(environment(Guest::new(caller), list, texts))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "environ_sizes_get",
+        |mut caller: Caller<'_, Host>, count: u32, size: u32| {
+            let variables = variables(caller.data_mut());
+            let bytes: usize = variables.iter().map(Vec::len).sum();
+            put_both(Guest::new(caller), (count, variables.len()), (size, bytes))
+        },
+    )?;
     linker.func_wrap(WASI, "fd_close", |_: Caller<'_, Host>, _: u32| 0u32)?;
-    linker.func_wrap(WASI, "fd_fdstat_get", |caller: Caller<'_, Host>, descriptor: u32, at: u32| {
-        if !(1..=2).contains(&descriptor) {
-            return Ok(BAD_DESCRIPTOR);
-        }
-        // A character device, to which can be written.
-        let mut stat = [0; 24];
-        stat[0] = 2;
-        stat[8] = 1 << 6;
-        errno(Guest::new(caller).put(at, &stat))
-    })?;
-    linker.func_wrap(WASI, "fd_prestat_get", |_: Caller<'_, Host>, _: u32, _: u32| BAD_DESCRIPTOR)?;
-    linker.func_wrap(WASI, "fd_seek", |_: Caller<'_, Host>, _: u32, _: i64, _: u32, _: u32| BAD_DESCRIPTOR)?;
+    linker.func_wrap(
+        WASI,
+        "fd_fdstat_get",
+        |caller: Caller<'_, Host>, descriptor: u32, at: u32| {
+            if !(1..=2).contains(&descriptor) {
+                return Ok(BAD_DESCRIPTOR);
+            }
+            // A character device, to which can be written.
+            let mut stat = [0; 24];
+            stat[0] = 2;
+            stat[8] = 1 << 6;
+            errno(Guest::new(caller).put(at, &stat))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "fd_prestat_get",
+        |_: Caller<'_, Host>, _: u32, _: u32| BAD_DESCRIPTOR,
+    )?;
+    linker.func_wrap(
+        WASI,
+        "fd_seek",
+        |_: Caller<'_, Host>, _: u32, _: i64, _: u32, _: u32| BAD_DESCRIPTOR,
+    )?;
     linker.func_wrap(
         WASI,
         "fd_write",
@@ -75,12 +107,22 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             errno_or(write(Guest::new(caller), descriptor, (list, count), at))
         },
     )?;
-    linker.func_wrap(WASI, "proc_exit", |_: Caller<'_, Host>, code: u32| -> wasmtime::Result<()> {
-        Err(wasmtime::Error::msg(format!("the module ended itself with {code}")))
-    })?;
-    linker.func_wrap(WASI, "random_get", |caller: Caller<'_, Host>, at: u32, length: u32| {
-        errno(random(Guest::new(caller), at, length))
-    })?;
+    linker.func_wrap(
+        WASI,
+        "proc_exit",
+        |_: Caller<'_, Host>, code: u32| -> wasmtime::Result<()> {
+            Err(wasmtime::Error::msg(format!(
+                "the module ended itself with {code}"
+            )))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "random_get",
+        |caller: Caller<'_, Host>, at: u32, length: u32| {
+            errno(random(Guest::new(caller), at, length))
+        },
+    )?;
     linker.func_wrap(WASI, "sched_yield", |_: Caller<'_, Host>| 0u32)?;
     Ok(())
 }
@@ -112,7 +154,8 @@ fn put_both(
 /// `NAME=value`, with a zero at the end.
 fn variables(host: &Host) -> Vec<Vec<u8>> {
     let all = host.settings.environment.iter();
-    all.map(|(name, value)| format!("{name}={value}\0").into_bytes()).collect()
+    all.map(|(name, value)| format!("{name}={value}\0").into_bytes())
+        .collect()
 }
 
 fn environment(mut guest: Guest<'_>, list: u32, texts: u32) -> Result<(), Refused> {

@@ -309,6 +309,35 @@ pub(crate) static AMBIT_V1_GATEWAYNAME: Message = Message {
         (2, None),
     ],
 };
+pub(crate) static AMBIT_V1_WAYPOINTEXTENSION: Message = Message {
+    name: "ambit.v1.WaypointExtension",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (5, None),
+        (6, None),
+        (7, None),
+        (8, None),
+        (9, None),
+        (10, None),
+        (11, None),
+        (12, None),
+        (13, None),
+        (14, None),
+        (15, Some(&AMBIT_V1_EXTENSIONVARIABLE)),
+        (16, None),
+        (17, None),
+    ],
+};
+pub(crate) static AMBIT_V1_EXTENSIONVARIABLE: Message = Message {
+    name: "ambit.v1.ExtensionVariable",
+    fields: &[
+        (1, None),
+        (2, None),
+    ],
+};
 pub(crate) static AMBIT_V1_WAYPOINTDESTINATION: Message = Message {
     name: "ambit.v1.WaypointDestination",
     fields: &[

@@ -41,6 +41,7 @@ pub const CRDS: &[File] = files![
     "crds/destinationrules.yaml",
     "crds/peerauthentications.yaml",
     "crds/serviceentries.yaml",
+    "crds/wasmplugins.yaml",
     "crds/workloadentries.yaml",
 ];
 

@@ -20,6 +20,7 @@
 //! | core | services/status | patch |
 //! | networking.istio.io | serviceentries/status, workloadentries/status, destinationrules/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |
+//! | extensions.istio.io | wasmplugins/status | patch |
 //! | gateway.networking.k8s.io | gateways/status, gatewayclasses/status, httproutes/status, grpcroutes/status, tcproutes/status, tlsroutes/status | patch |
 //! | core | configmaps | create; those named istio-ca-root-cert, istio-ca-crl: list, watch, patch, delete; istio: list, watch |
 //! | events.k8s.io | events | create, patch |

@@ -738,6 +738,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             "networking.istio.io/v1",
             json!({"host": "one"}),
         ),
+        (
+            WASM_PLUGINS,
+            "WasmPlugin",
+            "extensions.istio.io/v1alpha1",
+            json!({"url": "oci://r.example/one"}),
+        ),
     ] {
         cluster.server.put(
             collection,
@@ -764,6 +770,7 @@ async fn the_roles_are_what_is_used() {
     );
     cluster.policy("bad", json!({"rulez": [{}]}));
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
+    cluster.define("extensions.istio.io", "wasmplugins", "WasmPlugin");
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
@@ -772,7 +779,13 @@ async fn the_roles_are_what_is_used() {
     replica.certificate(&token("good"), "web").await.unwrap();
     shown("the roots", || cluster.config_map("shop")).await;
     shown("the policy's condition", || cluster.condition("bad")).await;
-    for collection in [SERVICES, ENTRIES, WORKLOAD_ENTRIES, DESTINATION_RULES] {
+    for collection in [
+        SERVICES,
+        ENTRIES,
+        WORKLOAD_ENTRIES,
+        DESTINATION_RULES,
+        WASM_PLUGINS,
+    ] {
         shown(collection, || {
             let object = cluster.server.get(collection, "shop", "one")?;
             object["status"]["conditions"].as_array().map(drop)
@@ -845,7 +858,7 @@ const ELSEWHERE: [&str; 8] = [
 ];
 
 /// Kinds of which the control plane writes nothing.
-const ONLY_READ: [(&str, &str, &str); 6] = [
+const ONLY_READ: [(&str, &str, &str); 5] = [
     (
         "gateway.networking.k8s.io",
         "referencegrants",
@@ -859,10 +872,10 @@ const ONLY_READ: [(&str, &str, &str); 6] = [
         "RequestAuthentication",
     ),
     ("telemetry.istio.io", "telemetries", "Telemetry"),
-    ("extensions.istio.io", "wasmplugins", "WasmPlugin"),
 ];
 
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
+const WASM_PLUGINS: &str = "/apis/extensions.istio.io/v1alpha1/wasmplugins";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GRPC_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/grpcroutes";

@@ -1,6 +1,7 @@
 //! Which waypoint pods and services have, and what waypoints are told.
 
 mod attachment;
+mod plugins;
 mod destinations;
 mod foreign;
 mod instances;

@@ -302,7 +302,10 @@ fn definitions_serve_what_istio_serves() {
             let versions = crd["spec"]["versions"].as_array().unwrap();
             for version in versions {
                 assert_eq!(version["subresources"], json!({"status": {}}));
-                assert_eq!(version["storage"], version["name"] == "v1");
+                // The version that is read in full.
+                let is_extension = crd["spec"]["group"] == "extensions.istio.io";
+                let stored = if is_extension { "v1alpha1" } else { "v1" };
+                assert_eq!(version["storage"], version["name"] == stored);
                 assert!(version["schema"]["openAPIV3Schema"]["properties"]["spec"].is_object());
             }
             let versions: Vec<_> = versions
@@ -323,6 +326,7 @@ fn definitions_serve_what_istio_serves() {
             "destinationrules.networking.istio.io v1 v1beta1 v1alpha3",
             "peerauthentications.security.istio.io v1 v1beta1",
             "serviceentries.networking.istio.io v1 v1beta1 v1alpha3",
+            "wasmplugins.extensions.istio.io v1alpha1",
             "workloadentries.networking.istio.io v1 v1beta1 v1alpha3",
         ]
     );

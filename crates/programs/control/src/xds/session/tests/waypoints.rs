@@ -1,7 +1,7 @@
 //! What a waypoint sees, and what others see of waypoints.
 
 use ambit_model::{
-    DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination, WaypointGateway,
+    DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination, WaypointExtension, WaypointGateway,
     WaypointService,
 };
 
@@ -27,6 +27,11 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         namespace: "shop".into(),
         name: "p".into(),
     };
+    let extension = WaypointExtension {
+        namespace: "shop".into(),
+        name: "p".into(),
+        ..WaypointExtension::default()
+    };
     let policy = HttpPolicy {
         key: key.clone(),
         ..HttpPolicy::default()
@@ -35,7 +40,8 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         waypoint_gateways: vec![(gateway.clone(), Some(Arc::new(settings)))],
         waypoint_destinations: vec![((gateway.clone(), name.clone()), Some(Arc::new(destination)))],
         waypoint_services: vec![((gateway.clone(), name), Some(Arc::new(service)))],
-        waypoint_policies: vec![((gateway.clone(), key), Some(Arc::new(policy)))],
+        waypoint_policies: vec![((gateway.clone(), key.clone()), Some(Arc::new(policy)))],
+        waypoint_extensions: vec![((gateway.clone(), key), Some(Arc::new(extension)))],
         ..Delta::default()
     }
 }
@@ -59,11 +65,12 @@ fn waypoint(gateway: &GatewayName) -> Peer {
     }
 }
 
-const OF_WAYPOINTS: [ResourceType; 4] = [
+const OF_WAYPOINTS: [ResourceType; 5] = [
     ResourceType::WAYPOINT_POLICY,
     ResourceType::WAYPOINT_GATEWAY,
     ResourceType::WAYPOINT_SERVICE,
     ResourceType::WAYPOINT_DESTINATION,
+    ResourceType::WAYPOINT_EXTENSION,
 ];
 
 #[test]

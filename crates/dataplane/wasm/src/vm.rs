@@ -14,7 +14,7 @@ use crate::{
     limits::{Limits, ticks},
     metrics::Metrics,
     shared::Shared,
-    stream::{ContextId, Direction, Facts, Head, Outcome, Stream},
+    stream::{ContextId, Direction, Facts, Head, Outcome, Stream, Value},
 };
 use callbacks::Callbacks;
 
@@ -429,6 +429,12 @@ impl Vm {
         stream.is_done = true;
         let done = self.callbacks.done.clone();
         let done = self.callback("proxy_on_done", id, done.as_ref(), id.0)?;
+        if done == Some(0)
+            && let Some(stream) = self.stream(id)
+        {
+            // What the proxy knows of it is not kept for as long as a module likes.
+            stream.facts = Arc::new(Nothing);
+        }
         let lingering = self
             .store
             .data()
@@ -619,6 +625,15 @@ impl Vm {
                 })
             }
         }
+    }
+}
+
+/// Of a request that is over.
+struct Nothing;
+
+impl Facts for Nothing {
+    fn property(&self, _: &[&str]) -> Option<Value> {
+        None
     }
 }
 

@@ -2,7 +2,7 @@
 
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_DESTINATION_TYPE_URL,
-    WAYPOINT_EXTENSION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+    WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_PLUGIN_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -92,7 +92,7 @@ impl Resource {
             Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
             Self::WaypointPolicy => WAYPOINT_POLICY_TYPE_URL,
             Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
-            Self::WaypointExtension => WAYPOINT_EXTENSION_TYPE_URL,
+            Self::WaypointExtension => WAYPOINT_PLUGIN_TYPE_URL,
         }
     }
 }

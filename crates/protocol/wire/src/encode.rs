@@ -18,7 +18,7 @@ use prost_types::Any;
 use crate::{ambit, security, workload};
 
 pub use destination::WAYPOINT_DESTINATION_TYPE_URL;
-pub use extension::WAYPOINT_EXTENSION_TYPE_URL;
+pub use extension::WAYPOINT_PLUGIN_TYPE_URL;
 pub use waypoint::{
     WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
 };

@@ -10,7 +10,6 @@ use http::{
     header::{CONTENT_TYPE, HOST, TE},
 };
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Frame;
 
 use crate::{
     calls::{self, CallError, Callee},
@@ -160,8 +159,7 @@ fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
     let full = Full::new(body);
     let trailers = (!trailers.is_empty()).then_some(Ok(trailers));
     let body = full.with_trailers(std::future::ready(trailers));
-    body.map_frame(|frame: Frame<Bytes>| frame)
-        .map_err(|never| match never {})
+    body.map_err(|never| match never {})
         .boxed_unsync()
 }
 

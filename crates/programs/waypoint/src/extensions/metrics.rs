@@ -9,7 +9,7 @@ use std::{
 use ambit_wasm::MetricValue;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
+    encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
@@ -110,7 +110,7 @@ fn custom(
                 });
                 let mut buckets: Vec<(f64, u64)> = each.collect();
                 buckets.push((f64::MAX, count.saturating_sub(below)));
-                family.encode_histogram::<()>(as_float(*sum), *count, &buckets, None)?;
+                family.encode_histogram::<NoLabelSet>(as_float(*sum), *count, &buckets, None)?;
             }
         }
         MetricValue::Counter(_) | MetricValue::Gauge(_) => {

@@ -6,7 +6,7 @@ use super::waypoint::optional;
 use crate::ambit as wire;
 
 /// Type URL of the plugins of waypoints.
-pub const WAYPOINT_EXTENSION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.WaypointExtension";
+pub const WAYPOINT_PLUGIN_TYPE_URL: &str = "type.googleapis.com/ambit.v1.WaypointExtension";
 
 impl From<&model::WaypointExtension> for wire::WaypointExtension {
     fn from(from: &model::WaypointExtension) -> Self {
@@ -28,7 +28,7 @@ impl From<&model::WaypointExtension> for wire::WaypointExtension {
             url: from.url.to_string(),
             sha256: from.sha256.to_string(),
             always_pull: from.always_pull,
-            pull_secret: from.pull_secret.clone(),
+            pull_secret: from.pull_secret.clone().into(),
             fail_open: from.fail_open,
             plugin_name: from.plugin_name.to_string(),
             configuration: from.configuration.to_string(),

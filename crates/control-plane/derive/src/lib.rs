@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 use ambit_model::{
     ArcStr, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PathNormalization,
-    PolicyKey, WaypointDestination, WaypointExtension, WaypointGateway, WaypointService, Workload, WorkloadUid,
+    PolicyKey, WaypointDestination, WaypointExtension, WaypointGateway, WaypointService, Workload,
+    WorkloadUid,
 };
 
 pub use index::{

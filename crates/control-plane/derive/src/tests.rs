@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
-    Authorization, HttpPolicy, Service, WaypointDestination, WaypointExtension, WaypointGateway, WaypointService,
-    Workload,
+    Authorization, HttpPolicy, Service, WaypointDestination, WaypointExtension, WaypointGateway,
+    WaypointService, Workload,
 };
 
 use super::*;

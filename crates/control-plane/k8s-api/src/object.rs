@@ -8,10 +8,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter, GRPCRoute,
-    Gateway, GatewayClass, HTTPRoute, Namespace, Node, PeerAuthentication, Pod, ReferenceGrant,
-    RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status, TCPRoute, TLSRoute,
-    Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
+    GRPCRoute, Gateway, GatewayClass, HTTPRoute, Namespace, Node, PeerAuthentication, Pod,
+    ReferenceGrant, RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status, TCPRoute,
+    TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.

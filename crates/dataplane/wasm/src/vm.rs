@@ -235,11 +235,15 @@ impl Vm {
         self.is_dead
     }
 
-    /// Whether the module wants to see bodies of a direction.
+    /// Whether the module wants to see bodies of a direction, or their trailers.
     pub fn wants_body(&self, of: Direction) -> bool {
         match of {
-            Direction::Request => self.callbacks.request_body.is_some(),
-            Direction::Response => self.callbacks.response_body.is_some(),
+            Direction::Request => {
+                self.callbacks.request_body.is_some() || self.callbacks.request_trailers.is_some()
+            }
+            Direction::Response => {
+                self.callbacks.response_body.is_some() || self.callbacks.response_trailers.is_some()
+            }
         }
     }
 

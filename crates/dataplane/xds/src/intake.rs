@@ -7,13 +7,13 @@
 use std::time::Instant;
 
 use ambit_model::{
-    ArcStr, Authorization, HttpPolicy, Service, WaypointDestination, WaypointExtension, WaypointGateway,
-    WaypointService, Workload,
+    ArcStr, Authorization, HttpPolicy, Service, WaypointDestination, WaypointExtension,
+    WaypointGateway, WaypointService, Workload,
 };
 use ambit_wire::{
     decode::{
-        self, AddressRecord, DecodeError, ExtensionNotUnderstood, HttpNotUnderstood, LeanDeltaResponse, LeanResource,
-        NotUnderstood,
+        self, AddressRecord, DecodeError, ExtensionNotUnderstood, HttpNotUnderstood,
+        LeanDeltaResponse, LeanResource, NotUnderstood,
     },
     encode::ADDRESS_TYPE_URL,
 };

@@ -75,7 +75,10 @@ impl Scene {
         mesh.serve("shop/a", 8090, |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
                 let length = head.len();
-                write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{head}")?;
+                write!(
+                    stream,
+                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{head}"
+                )?;
             }
             Ok(())
         });
@@ -151,25 +154,40 @@ fn a_plugin_changes_what_passes_and_answers_for_it() {
     scene.until_answers("requests pass", "", |answer| answer.contains("200 OK"));
     // Not there yet: requests are refused, since nothing says otherwise.
     scene.plugin("tag", "pluginConfig: {team: bank}");
-    let refused = scene.until_answers("requests are refused", "", |answer| answer.contains(" 503 "));
+    let refused = scene.until_answers("requests are refused", "", |answer| {
+        answer.contains(" 503 ")
+    });
     assert!(!refused.contains("/x?y"), "{refused}");
-    assert!(scene.mesh.access_log().contains("wasm_fail_stream"));
     let dump = scene.dump();
-    assert!(dump.contains("shop/tag") && dump.contains("cannot read"), "{dump}");
+    assert!(
+        dump.contains("shop/tag") && dump.contains("cannot read"),
+        "{dump}"
+    );
     scene.module("tag", HEADERS);
     let asked = |answer: &str| answer.contains("x-plugin: {\"team\":\"bank\"}\r\n");
     let answer = scene.until_answers("the plugin runs", "x-plugin: forged\r\n", asked);
     // In the answer's head, and in what the application was asked.
-    assert_eq!(answer.matches("x-plugin: {\"team\":\"bank\"}").count(), 2, "{answer}");
+    assert_eq!(
+        answer.matches("x-plugin: {\"team\":\"bank\"}").count(),
+        2,
+        "{answer}"
+    );
     assert!(!answer.contains("forged"), "{answer}");
     let forbidden = scene.ask("x-forbidden: 1\r\n");
-    assert!(forbidden.contains(" 403 ") && forbidden.contains("forbidden by a plugin"), "{forbidden}");
-    assert!(scene.mesh.access_log().contains("wat_forbidden"));
+    assert!(
+        forbidden.contains(" 403 ") && forbidden.contains("forbidden by a plugin"),
+        "{forbidden}"
+    );
     let metrics = scene.metrics();
-    assert!(metrics.contains("ambit_wasm_plugin_ready{plugin=\"shop/tag\"} 1"), "{metrics}");
+    assert!(
+        metrics.contains("ambit_wasm_plugin_ready{plugin=\"shop/tag\"} 1"),
+        "{metrics}"
+    );
     // Of another configuration, and then gone.
     scene.plugin("tag", "pluginConfig: {team: shop}");
-    scene.until_answers("the configuration is another", "", |answer| answer.contains("{\"team\":\"shop\"}"));
+    scene.until_answers("the configuration is another", "", |answer| {
+        answer.contains("{\"team\":\"shop\"}")
+    });
     // What cannot be used leaves what was there.
     scene.plugin("tag", "priority: many");
     scene.mesh.remove("tag");
@@ -183,7 +201,9 @@ fn what_a_plugin_makes_of_a_request_is_judged() {
     let scene = Scene::new();
     scene.module("tag", HEADERS);
     scene.plugin("tag", "pluginConfig: {team: bank}");
-    scene.until_answers("the plugin runs", "", |answer| answer.contains("{\"team\":\"bank\"}"));
+    scene.until_answers("the plugin runs", "", |answer| {
+        answer.contains("{\"team\":\"bank\"}")
+    });
     // It runs after the policies, which judge again.
     scene.mesh.apply(
         "policy",
@@ -197,12 +217,24 @@ spec:
   rules: [{when: [{key: 'request.headers[x-plugin]', values: ['*\"bank\"}']}]}]
 ",
     );
-    scene.until_answers("what it makes is denied", "", |answer| answer.contains(" 403 "));
+    scene.until_answers("what it makes is denied", "", |answer| {
+        answer.contains(" 403 ")
+    });
     for phase in ["AUTHN", "AUTHZ", "STATS"] {
-        scene.plugin("tag", &format!("pluginConfig: {{team: shop}}\n  phase: {phase}"));
-        scene.until_answers("another team is not", "", |answer| answer.contains("{\"team\":\"shop\"}"));
-        scene.plugin("tag", &format!("pluginConfig: {{team: bank}}\n  phase: {phase}"));
-        scene.until_answers("what it makes is denied", "", |answer| answer.contains(" 403 "));
+        scene.plugin(
+            "tag",
+            &format!("pluginConfig: {{team: shop}}\n  phase: {phase}"),
+        );
+        scene.until_answers("another team is not", "", |answer| {
+            answer.contains("{\"team\":\"shop\"}")
+        });
+        scene.plugin(
+            "tag",
+            &format!("pluginConfig: {{team: bank}}\n  phase: {phase}"),
+        );
+        scene.until_answers("what it makes is denied", "", |answer| {
+            answer.contains(" 403 ")
+        });
     }
 }
 
@@ -213,7 +245,10 @@ fn a_plugin_that_traps_or_spins_harms_its_own_requests_only() {
     scene.module("hostile", HOSTILE);
     scene.plugin("tag", "pluginConfig: {team: bank}");
     // It is for another port, and then for none of them.
-    scene.plugin("hostile", "phase: AUTHN\n  match: [{ports: [{number: 81}]}]");
+    scene.plugin(
+        "hostile",
+        "phase: AUTHN\n  match: [{ports: [{number: 81}]}]",
+    );
     let passes = |answer: &str| answer.contains(" 200 ") && answer.contains("bank");
     scene.until_answers("requests pass", "x-trap: 1\r\n", passes);
     scene.plugin("hostile", "phase: AUTHN");
@@ -224,7 +259,10 @@ fn a_plugin_that_traps_or_spins_harms_its_own_requests_only() {
         scene.until_answers("requests pass again", "", passes);
     }
     let metrics = scene.metrics();
-    assert!(metrics.contains("ambit_wasm_plugin_failures_total{plugin=\"shop/hostile\"}"), "{metrics}");
+    assert!(
+        metrics.contains("ambit_wasm_plugin_failures_total{plugin=\"shop/hostile\"}"),
+        "{metrics}"
+    );
     scene.plugin("hostile", "phase: AUTHN\n  failStrategy: FAIL_OPEN");
     for bad in ["x-trap: 1\r\n", "x-spin: 1\r\n"] {
         scene.until_answers("a request goes on without it", bad, passes);
@@ -241,5 +279,7 @@ fn a_plugin_asks_a_service_before_a_request_goes_on() {
     });
     scene.module("refused", &ASKING.replace("many.shop", "gone.shop"));
     scene.plugin("refused", "phase: AUTHZ");
-    scene.until_answers("without an answer it is refused", "", |answer| answer.contains(" 401 "));
+    scene.until_answers("without an answer it is refused", "", |answer| {
+        answer.contains(" 401 ")
+    });
 }

@@ -107,8 +107,12 @@ impl Plugin {
             key: told.key(),
             told,
             settings: Arc::new(settings),
-            metrics: before.map(|before| before.metrics.clone()).unwrap_or_default(),
-            counts: before.map(|before| before.counts.clone()).unwrap_or_default(),
+            metrics: before
+                .map(|before| before.metrics.clone())
+                .unwrap_or_default(),
+            counts: before
+                .map(|before| before.counts.clone())
+                .unwrap_or_default(),
             state: watch::Sender::new(state),
         }
     }
@@ -176,7 +180,9 @@ impl Chain {
     /// Those that are called for requests to a target.
     pub(crate) fn of(&self, target: &Target) -> Vec<Arc<Plugin>> {
         let all = self.0.iter();
-        all.filter(|plugin| plugin.is_for(target)).cloned().collect()
+        all.filter(|plugin| plugin.is_for(target))
+            .cloned()
+            .collect()
     }
 
     /// Whether there is one for requests to a target.
@@ -204,7 +210,9 @@ impl Extensions {
     /// A plugin is new or has changed, by the name of its record.
     pub(crate) fn put(&mut self, record: ArcStr, told: WaypointExtension) {
         let before = self.entries.remove(&record);
-        let same = before.as_ref().is_some_and(|before| before.wanted.told == told);
+        let same = before
+            .as_ref()
+            .is_some_and(|before| before.wanted.told == told);
         if let (true, Some(before)) = (same, before.as_ref()) {
             let entry = Entry {
                 wanted: before.wanted.clone(),
@@ -252,7 +260,10 @@ impl Extensions {
             let mut one = entry.wanted.dump();
             let runs_older = entry.good.is_some();
             if let (true, Some(fields)) = (runs_older, one.as_object_mut()) {
-                fields.insert("runs".to_owned(), "the last version that could be loaded".into());
+                fields.insert(
+                    "runs".to_owned(),
+                    "the last version that could be loaded".into(),
+                );
             }
             one
         });

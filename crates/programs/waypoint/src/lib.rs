@@ -7,8 +7,8 @@
 
 pub mod app;
 mod budget;
-mod calls;
 mod caller;
+mod calls;
 mod circle;
 pub mod command;
 pub mod config;

@@ -179,7 +179,11 @@ impl Target {
     /// Whether policies judge requests to it, or plugins are to see them, so that it must be HTTP where nothing says what it speaks.
     pub(crate) fn is_judged_as_http(&self, waypoint: &Waypoint) -> bool {
         let published = &waypoint.published;
-        let is_extended = || published.extensions().is_some_and(|chain| chain.concerns(self));
+        let is_extended = || {
+            published
+                .extensions()
+                .is_some_and(|chain| chain.concerns(self))
+        };
         published.policies().need_http(self.scope()) || is_extended()
     }
 

@@ -20,12 +20,12 @@ mod waypoint;
 mod workload;
 
 pub use arcstr::ArcStr;
-pub use extension::{ExtensionPhase, WaypointExtension};
 pub use destination::{
     Balancing, DestinationLimits, DestinationPolicy, HashCookie, HashPolicy, HashSource, HashTable,
     LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares, OutlierPolicy,
     RetryBudget, Warmup, WaypointDestination,
 };
+pub use extension::{ExtensionPhase, WaypointExtension};
 pub use http_policy::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
     HttpValue, PathPattern,

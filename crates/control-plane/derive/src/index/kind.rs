@@ -9,8 +9,7 @@ use std::fmt;
 use ambit_k8s_api::{ObjectKey, ObjectMeta, ObjectType};
 use ambit_model::{
     ArcStr, Authorization, GatewayName, HttpPolicy, WaypointDestination, WaypointExtension,
-    WaypointGateway,
-    WaypointService, Workload,
+    WaypointGateway, WaypointService, Workload,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;

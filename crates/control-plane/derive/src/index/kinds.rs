@@ -24,10 +24,10 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
-    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter, GRPCRoute,
-    Gateway, GatewayClass, HTTPRoute, Kind, Namespace, Node, Object, ObjectKey, PeerAuthentication,
-    Pod, ReferenceGrant, RequestAuthentication, Service, ServiceAccount, ServiceEntry, TCPRoute,
-    TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
+    GRPCRoute, Gateway, GatewayClass, HTTPRoute, Kind, Namespace, Node, Object, ObjectKey,
+    PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Service, ServiceAccount,
+    ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
 };
 use ambit_model::ArcStr;
 use serde_json::Value;

@@ -69,7 +69,8 @@ impl Targets {
         config: &MeshConfig,
     ) -> Self {
         let targets = references.into_iter();
-        let targets = targets.filter_map(|(_, reference)| target(reference, namespace, config).ok());
+        let targets =
+            targets.filter_map(|(_, reference)| target(reference, namespace, config).ok());
         Self(targets.collect())
     }
 
@@ -240,5 +241,9 @@ fn target(
             ));
         }
     };
-    Ok(ObjectKey::new(kind, namespace.clone(), reference.name.as_str()))
+    Ok(ObjectKey::new(
+        kind,
+        namespace.clone(),
+        reference.name.as_str(),
+    ))
 }

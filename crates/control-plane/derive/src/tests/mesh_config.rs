@@ -114,7 +114,10 @@ fn config_maps_of_others_say_nothing() {
     for (namespace, name) in [("shop", "istio"), ("istio-system", "other")] {
         let text = config("trustDomain: other.local");
         let text = text.replace("name: istio,", &format!("name: {name},"));
-        let text = text.replace("namespace: istio-system", &format!("namespace: {namespace}"));
+        let text = text.replace(
+            "namespace: istio-system",
+            &format!("namespace: {namespace}"),
+        );
         let mesh = TestMesh::of(&text);
         assert_eq!(mesh.index.problems().count(), 0);
     }

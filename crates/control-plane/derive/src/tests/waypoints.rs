@@ -1,11 +1,11 @@
 //! Which waypoint pods and services have, and what waypoints are told.
 
 mod attachment;
-mod plugins;
 mod destinations;
 mod foreign;
 mod instances;
 mod kinds;
+mod plugins;
 mod told;
 mod warnings;
 

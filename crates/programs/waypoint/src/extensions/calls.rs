@@ -47,13 +47,22 @@ enum Failed {
 /// Makes a call; without an answer the plugin gets an empty one.
 pub(super) async fn make(shard: &Shard, plugin: &str, call: Call) -> CallResponse {
     let (upstream, kind) = (call.upstream.clone(), call.kind);
-    let patience = if call.timeout.is_zero() { PATIENCE } else { call.timeout };
+    let patience = if call.timeout.is_zero() {
+        PATIENCE
+    } else {
+        call.timeout
+    };
     let made = tokio::time::timeout(patience, Box::pin(answer(shard, call))).await;
     match made.unwrap_or(Err(Failed::TooLate)) {
         Ok(response) => response,
         Err(error) => {
             let text = ambit_proxy::report::chain(&error);
-            tracing::debug!(plugin, upstream, error = text, "a plugin's call came to nothing");
+            tracing::debug!(
+                plugin,
+                upstream,
+                error = text,
+                "a plugin's call came to nothing"
+            );
             let status = match (kind, &error) {
                 (CallKind::Http, _) => 0,
                 (CallKind::Grpc, Failed::TooLate) => DEADLINE_EXCEEDED,
@@ -115,7 +124,9 @@ fn request(call: Call, service: &NamespacedHostname, port: u16) -> Result<Reques
     if method == Method::CONNECT {
         return Err(Failed::Request);
     }
-    let path = head.take_pseudo(":path").filter(|path| path.starts_with('/'));
+    let path = head
+        .take_pseudo(":path")
+        .filter(|path| path.starts_with('/'));
     let path = path.ok_or(Failed::Request)?;
     let host = head.take_pseudo(":authority");
     let host = host.unwrap_or_else(|| format!("{}:{port}", service.hostname));
@@ -131,11 +142,16 @@ fn request(call: Call, service: &NamespacedHostname, port: u16) -> Result<Reques
     match kind {
         CallKind::Http => {
             uri = path.parse().map_err(|_| Failed::Request)?;
-            all.insert(HOST, HeaderValue::from_str(&host).map_err(|_| Failed::Request)?);
+            all.insert(
+                HOST,
+                HeaderValue::from_str(&host).map_err(|_| Failed::Request)?,
+            );
             content = body;
         }
         CallKind::Grpc => {
-            uri = format!("http://{host}{path}").parse().map_err(|_| Failed::Request)?;
+            uri = format!("http://{host}{path}")
+                .parse()
+                .map_err(|_| Failed::Request)?;
             all.insert(TE, HeaderValue::from_static("trailers"));
             all.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
             let mut framed = BytesMut::with_capacity(5 + body.len());
@@ -159,8 +175,7 @@ fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
     let full = Full::new(body);
     let trailers = (!trailers.is_empty()).then_some(Ok(trailers));
     let body = full.with_trailers(std::future::ready(trailers));
-    body.map_err(|never| match never {})
-        .boxed_unsync()
+    body.map_err(|never| match never {}).boxed_unsync()
 }
 
 /// One message, and the status that is in the trailers, or in the headers if there is nothing else.
@@ -171,11 +186,15 @@ fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
         Some((status, text.unwrap_or_default().to_owned()))
     };
     let unknown = || (2, "the answer is none of gRPC".to_owned());
-    let mut grpc_status = status(&trailers).or_else(|| status(&head.headers)).unwrap_or_else(unknown);
-    let message = body.split_first_chunk::<5>().and_then(|([packed, a, b, c, d], rest)| {
-        let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
-        (*packed == 0 && length <= rest.len()).then(|| body.slice(5..5 + length))
-    });
+    let mut grpc_status = status(&trailers)
+        .or_else(|| status(&head.headers))
+        .unwrap_or_else(unknown);
+    let message = body
+        .split_first_chunk::<5>()
+        .and_then(|([packed, a, b, c, d], rest)| {
+            let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+            (*packed == 0 && length <= rest.len()).then(|| body.slice(5..5 + length))
+        });
     if grpc_status.0 == 0 && message.is_none() {
         grpc_status = unknown();
     }
@@ -196,7 +215,11 @@ fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> 
         [one] => one.rsplit_once(':').ok_or_else(wrong)?,
         _ => return Err(wrong()),
     };
-    let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+    let port = port
+        .parse::<u16>()
+        .ok()
+        .filter(|port| *port > 0)
+        .ok_or_else(wrong)?;
     let (namespace, host) = match host.split_once('/') {
         Some(both) => both,
         None => {
@@ -221,16 +244,35 @@ mod tests {
 
     #[test]
     fn upstreams_are_named_as_clusters_or_hosts() {
-        let of = |text| upstream(text, "own").map(|(name, port)| format!("{name} {port}")).ok();
+        let of = |text| {
+            upstream(text, "own")
+                .map(|(name, port)| format!("{name} {port}"))
+                .ok()
+        };
         for (text, is) in [
-            ("outbound|80||a.shop.svc.cluster.local", "shop/a.shop.svc.cluster.local 80"),
-            ("a.shop.svc.cluster.local:81", "shop/a.shop.svc.cluster.local 81"),
+            (
+                "outbound|80||a.shop.svc.cluster.local",
+                "shop/a.shop.svc.cluster.local 80",
+            ),
+            (
+                "a.shop.svc.cluster.local:81",
+                "shop/a.shop.svc.cluster.local 81",
+            ),
             ("bank/api.example:443", "bank/api.example 443"),
             ("api.example:443", "own/api.example 443"),
         ] {
             assert_eq!(of(text).as_deref(), Some(is), "{text}");
         }
-        for wrong in ["", "a", "a:0", "a:70000", "inbound|80||a", "outbound|x||a", ":80", "/a:80"] {
+        for wrong in [
+            "",
+            "a",
+            "a:0",
+            "a:70000",
+            "inbound|80||a",
+            "outbound|x||a",
+            ":80",
+            "/a:80",
+        ] {
             assert_eq!(of(wrong), None, "{wrong:?}");
         }
     }
@@ -245,9 +287,17 @@ mod tests {
             let response = of_grpc(Head::default(), &Bytes::from_static(body), trailers);
             (response.grpc_status.0, response.body)
         };
-        assert_eq!(answer(&[0, 0, 0, 0, 2, 7, 8], Some("0")), (0, Bytes::from_static(&[7, 8])));
+        assert_eq!(
+            answer(&[0, 0, 0, 0, 2, 7, 8], Some("0")),
+            (0, Bytes::from_static(&[7, 8]))
+        );
         assert_eq!(answer(&[], Some("5")), (5, Bytes::new()));
-        for broken in [&[][..], &[0, 0, 0], &[0, 0, 0, 0, 9, 1], &[1, 0, 0, 0, 1, 1]] {
+        for broken in [
+            &[][..],
+            &[0, 0, 0],
+            &[0, 0, 0, 0, 9, 1],
+            &[1, 0, 0, 0, 1, 1],
+        ] {
             assert_eq!(answer(broken, Some("0")).0, 2);
         }
         assert_eq!(answer(&[0, 0, 0, 0, 0], None).0, 2);

@@ -58,7 +58,9 @@ impl Facts for OfRequest {
             // Inbound: a waypoint stands for the servers.
             ["listener_direction"] => Some(Value::Number(1)),
             ["cluster_name"] => match &session.target {
-                Target::Service { service, address, .. } => text(format!(
+                Target::Service {
+                    service, address, ..
+                } => text(format!(
                     "inbound-vip|{}|http|{}",
                     address.port(),
                     service.hostname
@@ -71,9 +73,7 @@ impl Facts for OfRequest {
             )),
             ["node", "metadata", "NAMESPACE"] => text(config.own.namespace.to_string()),
             ["node", "metadata", "NAME"] => text(config.own.name.to_string()),
-            ["node", "metadata", "SERVICE_ACCOUNT"] => {
-                text(config.own.service_account.to_string())
-            }
+            ["node", "metadata", "SERVICE_ACCOUNT"] => text(config.own.service_account.to_string()),
             ["node", "metadata", "CLUSTER_ID"] => text(config.cluster_id.to_string()),
             _ => None,
         }

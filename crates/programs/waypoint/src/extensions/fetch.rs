@@ -163,7 +163,10 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_file_is_not_read() {
         for path in ["/dev/zero", "/", "/nowhere/at/all"] {
-            assert!(matches!(file(path).await, Err(FetchError::File { .. })), "{path}");
+            assert!(
+                matches!(file(path).await, Err(FetchError::File { .. })),
+                "{path}"
+            );
         }
     }
 }

@@ -39,7 +39,10 @@ pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>) {
                 }
             };
             let work = load_one(published.clone(), fetcher.clone(), engine, plugin.clone());
-            loading.insert(plugin.number, ambit_rt::spawn_abortable("plugin module", work));
+            loading.insert(
+                plugin.number,
+                ambit_rt::spawn_abortable("plugin module", work),
+            );
         }
         clock = match (&engine, wanted.is_empty(), clock) {
             (Some(Ok(engine)), false, None) => {
@@ -65,18 +68,33 @@ async fn tick(engine: Engine) {
     }
 }
 
-async fn load_one(published: Published, fetcher: Arc<Fetcher>, engine: Engine, plugin: Arc<Plugin>) {
+async fn load_one(
+    published: Published,
+    fetcher: Arc<Fetcher>,
+    engine: Engine,
+    plugin: Arc<Plugin>,
+) {
     let mut pause = FIRST_PAUSE;
     loop {
         match load_once(&fetcher, &engine, &plugin).await {
             Ok(module) => {
-                tracing::info!(plugin = plugin.key, url = plugin.told.url.as_str(), "a plugin's module is ready");
+                tracing::info!(
+                    plugin = plugin.key,
+                    url = plugin.told.url.as_str(),
+                    "a plugin's module is ready"
+                );
                 plugin.set(State::Ready(module));
                 return published.extension_loaded();
             }
             Err(why) => {
                 let fail_open = plugin.told.fail_open;
-                tracing::error!(plugin = plugin.key, url = plugin.told.url.as_str(), error = why, fail_open, "a plugin's module cannot be had: requests are decided by its fail strategy, or by its last version");
+                tracing::error!(
+                    plugin = plugin.key,
+                    url = plugin.told.url.as_str(),
+                    error = why,
+                    fail_open,
+                    "a plugin's module cannot be had: requests are decided by its fail strategy, or by its last version"
+                );
                 plugin.set(State::Failed(why.into()));
                 published.extension_loaded();
             }

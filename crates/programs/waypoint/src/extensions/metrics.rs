@@ -49,7 +49,10 @@ impl Collector for PluginMetrics {
 }
 
 fn counts(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>]) -> fmt::Result {
-    let (name, help) = ("ambit_wasm_plugin_ready", "Whether a plugin's module can be run");
+    let (name, help) = (
+        "ambit_wasm_plugin_ready",
+        "Whether a plugin's module can be run",
+    );
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for plugin in plugins {
         let is_ready = matches!(plugin.state(), State::Ready(_));
@@ -115,7 +118,11 @@ fn custom(
         }
         MetricValue::Counter(_) | MetricValue::Gauge(_) => {
             let is_counter = matches!(first, MetricValue::Counter(_));
-            let kind = if is_counter { MetricType::Counter } else { MetricType::Gauge };
+            let kind = if is_counter {
+                MetricType::Counter
+            } else {
+                MetricType::Gauge
+            };
             let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
             for (plugin, value) in series {
                 let labels = [("plugin", plugin.key.as_str())];
@@ -143,7 +150,10 @@ fn as_float(of: u64) -> f64 {
 /// As Envoy exposes them: `envoy_wasmcustom` before the name, and what may not be in one replaced.
 fn metric_name(name: &str) -> String {
     let plain = |of: char| if of.is_ascii_alphanumeric() { of } else { '_' };
-    format!("envoy_wasmcustom_{}", name.chars().map(plain).collect::<String>())
+    format!(
+        "envoy_wasmcustom_{}",
+        name.chars().map(plain).collect::<String>()
+    )
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use super::{
     admission::Admission,
-    extension::{Extended, Extension},
     body::Passing,
+    extension::{Extended, Extension},
     form::Form,
     headers, mirror, outgoing,
     record::Record,

@@ -348,26 +348,46 @@ impl Running {
 fn refused_or_left_out(plugin: &Plugin, why: &str) -> Result<(), Reply> {
     if plugin.told.fail_open {
         Counts::add(&plugin.counts.passed);
-        tracing::debug!(plugin = plugin.key, why, "a request goes on without a plugin");
+        tracing::debug!(
+            plugin = plugin.key,
+            why,
+            "a request goes on without a plugin"
+        );
         return Ok(());
     }
     Counts::add(&plugin.counts.refused);
-    tracing::debug!(plugin = plugin.key, why, "a request is refused for a plugin");
+    tracing::debug!(
+        plugin = plugin.key,
+        why,
+        "a request is refused for a plugin"
+    );
     Err(failed())
 }
 
 fn failed() -> Reply {
-    Reply::of_extension(StatusCode::SERVICE_UNAVAILABLE, FAILED, ResponseFlags::default())
+    Reply::of_extension(
+        StatusCode::SERVICE_UNAVAILABLE,
+        FAILED,
+        ResponseFlags::default(),
+    )
 }
 
 fn closed() -> Reply {
-    Reply::of_extension(StatusCode::SERVICE_UNAVAILABLE, "wasm_close_stream", ResponseFlags::default())
+    Reply::of_extension(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "wasm_close_stream",
+        ResponseFlags::default(),
+    )
 }
 
 /// A head that a plugin made and that is none.
 fn malformed(what: &str) -> Reply {
     let text = format!("a plugin gave the request {what} that cannot be sent");
-    Reply::new(StatusCode::INTERNAL_SERVER_ERROR, text, ResponseFlag::NoRoute)
+    Reply::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        text,
+        ResponseFlag::NoRoute,
+    )
 }
 
 /// Removes what plugins may not say.
@@ -395,7 +415,9 @@ fn change_response<B>(
     let mut all = head.headers;
     cleaned(&mut all).map_err(|()| malformed("the headers"))?;
     all.remove(CONTENT_LENGTH);
-    let wants_body = running.instance.call(|vm| Ok(vm.wants_body(Direction::Response)));
+    let wants_body = running
+        .instance
+        .call(|vm| Ok(vm.wants_body(Direction::Response)));
     if !wants_body.unwrap_or(false) {
         for length in response.headers().get_all(CONTENT_LENGTH) {
             all.append(CONTENT_LENGTH, length.clone());
@@ -421,7 +443,9 @@ fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
         let reply = Reply::of_extension(status, "", ResponseFlags::default());
         let mut response = Reply { text, ..reply }.into_response(true);
         if let Some(grpc_status) = grpc_status {
-            response.headers_mut().insert("grpc-status", HeaderValue::from(grpc_status));
+            response
+                .headers_mut()
+                .insert("grpc-status", HeaderValue::from(grpc_status));
         }
         headers.remove(CONTENT_TYPE);
         response

@@ -145,10 +145,18 @@ mod tests {
         let refused = waypoint_extension("ns/gw/shop/tag", &sent.encode_to_vec()).unwrap_err();
         let substitute = refused.substitute;
         assert!(substitute.unsupported.is_some() && substitute.fail_open && substitute.for_gateway);
-        assert_eq!((substitute.key(), &substitute.services), ("shop/tag".to_owned(), &plugin().services));
-        let other = waypoint_extension("ns/gw/shop/other", &wire::WaypointExtension::from(&plugin()).encode_to_vec());
+        assert_eq!(
+            (substitute.key(), &substitute.services),
+            ("shop/tag".to_owned(), &plugin().services)
+        );
+        let other = waypoint_extension(
+            "ns/gw/shop/other",
+            &wire::WaypointExtension::from(&plugin()).encode_to_vec(),
+        );
         assert_eq!(other.unwrap_err().substitute.key(), "shop/other");
-        let nonsense = waypoint_extension("ns/gw/shop/tag", &[255, 255]).unwrap_err().substitute;
+        let nonsense = waypoint_extension("ns/gw/shop/tag", &[255, 255])
+            .unwrap_err()
+            .substitute;
         assert!(nonsense.for_gateway && !nonsense.fail_open);
     }
 }

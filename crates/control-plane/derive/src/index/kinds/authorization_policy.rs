@@ -64,7 +64,9 @@ impl MeshKind for AuthorizationPolicy {
         index.mark(key.clone());
         let targets = |policy: Option<&PolicyInput>| -> Vec<ObjectKey> {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
-            attached.map(|one| one.targets.0.clone()).unwrap_or_default()
+            attached
+                .map(|one| one.targets.0.clone())
+                .unwrap_or_default()
         };
         index
             .policy_targets

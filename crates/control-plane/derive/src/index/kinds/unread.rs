@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{
-    EnvoyFilter, Kind, RequestAuthentication, Telemetry, VirtualService,
-};
+use ambit_k8s_api::{EnvoyFilter, Kind, RequestAuthentication, Telemetry, VirtualService};
 use ambit_model::{ArcStr, GatewayName};
 
 use super::Objects;

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::{
     ObjectKey, ObjectMeta, WasmPlugin, created,
     wasm::{
-        EnvValueSource, FailStrategy, PluginPhase, PluginType, PullPolicy, VmConfig, WasmPluginSpec,
-        WorkloadMode,
+        EnvValueSource, FailStrategy, PluginPhase, PluginType, PullPolicy, VmConfig,
+        WasmPluginSpec, WorkloadMode,
     },
 };
 use ambit_model::{ArcStr, ExtensionPhase, WaypointExtension};
@@ -96,7 +96,9 @@ impl MeshKind for WasmPlugin {
     fn changed(index: &mut Index, change: &Change<'_, PluginInput>, _: &mut PodDirectory) {
         index.mark(change.key.clone());
         let targets = |plugin: Option<&PluginInput>| -> Vec<ObjectKey> {
-            plugin.map(|plugin| plugin.targets.0.clone()).unwrap_or_default()
+            plugin
+                .map(|plugin| plugin.targets.0.clone())
+                .unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
         index.policy_targets.replace(change.key, old, new);
@@ -171,9 +173,8 @@ fn extension(
         return Err(FieldError::new("spec.sha256", message));
     }
     let priority = spec.priority.unwrap_or_default();
-    let priority = i32::try_from(priority).map_err(|_| {
-        FieldError::new("spec.priority", format!("{priority} is no 32-bit number"))
-    })?;
+    let priority = i32::try_from(priority)
+        .map_err(|_| FieldError::new("spec.priority", format!("{priority} is no 32-bit number")))?;
     if !spec.image_pull_secret.is_empty() {
         notes.push(Note::new(
             "spec.imagePullSecret",
@@ -199,7 +200,10 @@ fn extension(
         Some(_) => return Err(FieldError::new("spec.pluginConfig", "is no object")),
     };
     if configuration.len() > MAX_CONFIGURATION {
-        let message = format!("has {} bytes; at most {MAX_CONFIGURATION}", configuration.len());
+        let message = format!(
+            "has {} bytes; at most {MAX_CONFIGURATION}",
+            configuration.len()
+        );
         return Err(FieldError::new("spec.pluginConfig", message));
     }
     let always_pull = match spec.image_pull_policy {
@@ -231,7 +235,9 @@ fn extension(
 /// The URL with its scheme: one without is of an image.
 fn url(url: &str) -> Result<ArcStr, String> {
     if url.is_empty() {
-        return Err("must say where the module is: oci://, https://, http:// or file://".to_owned());
+        return Err(
+            "must say where the module is: oci://, https://, http:// or file://".to_owned(),
+        );
     }
     let is_text = url.bytes().all(|byte| byte.is_ascii_graphic());
     if url.len() > MAX_URL || !is_text {
@@ -306,11 +312,15 @@ fn environment(config: Option<&VmConfig>) -> Result<BTreeMap<ArcStr, ArcStr>, Fi
             return Err(error("name", format!("{name:?} is no name of a variable")));
         }
         if variable.value_from == EnvValueSource::Host {
-            let message = "HOST is refused: the environment of a waypoint is not for plugins; give the value";
+            let message =
+                "HOST is refused: the environment of a waypoint is not for plugins; give the value";
             return Err(error("valueFrom", message.to_owned()));
         }
         if variable.value.len() > MAX_VALUE || variable.value.contains('\0') {
-            return Err(error("value", format!("has more than {MAX_VALUE} bytes, or a zero in it")));
+            return Err(error(
+                "value",
+                format!("has more than {MAX_VALUE} bytes, or a zero in it"),
+            ));
         }
         let value = (name.as_str().into(), variable.value.as_str().into());
         if environment.insert(value.0, value.1).is_some() {

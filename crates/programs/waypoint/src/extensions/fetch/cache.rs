@@ -56,7 +56,9 @@ impl Cache {
 
     async fn write(&self, prefix: &str, name: &str, bytes: &[u8]) -> io::Result<()> {
         tokio::fs::create_dir_all(&self.directory).await?;
-        let unfinished = self.directory.join(format!("{name}.{}", std::process::id()));
+        let unfinished = self
+            .directory
+            .join(format!("{name}.{}", std::process::id()));
         tokio::fs::write(&unfinished, bytes).await?;
         tokio::fs::rename(&unfinished, self.directory.join(name)).await?;
         self.prune(prefix, name).await

@@ -131,14 +131,18 @@ impl Client {
             host: host.clone(),
             error,
         };
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(wrong)?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(wrong)?;
         let _driving = ambit_rt::spawn_abortable("module download", async move {
             // What breaks it breaks the answer.
             let _ended = connection.await;
         });
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
         let mut request = Request::new(Empty::<Bytes>::new());
-        *request.uri_mut() = path.parse().map_err(|_| ClientError::Url(uri.to_string()))?;
+        *request.uri_mut() = path
+            .parse()
+            .map_err(|_| ClientError::Url(uri.to_string()))?;
         let all = request.headers_mut();
         all.extend(headers.cloned());
         let authority = uri.authority().map(|authority| authority.as_str());
@@ -197,7 +201,8 @@ fn parse(url: &str) -> Result<Uri, ClientError> {
         let scheme = matches!(uri.scheme_str(), Some("http" | "https"));
         scheme && uri.host().is_some_and(|host| !host.is_empty())
     };
-    uri.filter(is_server).ok_or_else(|| ClientError::Url(url.to_owned()))
+    uri.filter(is_server)
+        .ok_or_else(|| ClientError::Url(url.to_owned()))
 }
 
 /// Where a redirect leads: never from TLS to plaintext.
@@ -227,7 +232,10 @@ mod tests {
         let to = |location| redirected(&from, location).map(|to| to.to_string());
         assert_eq!(to("/z").unwrap(), "https://a.example:1/z");
         assert_eq!(to("https://b.example/").unwrap(), "https://b.example/");
-        assert!(matches!(to("http://a.example/"), Err(ClientError::Downgrade)));
+        assert!(matches!(
+            to("http://a.example/"),
+            Err(ClientError::Downgrade)
+        ));
         for wrong in ["", "z", "file:///etc/passwd", "//b.example/"] {
             assert!(matches!(to(wrong), Err(ClientError::Url(_))), "{wrong:?}");
         }

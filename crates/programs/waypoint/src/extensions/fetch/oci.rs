@@ -101,7 +101,9 @@ impl Image {
             return Err(wrong());
         }
         if let Some(digest) = digest
-            && !digest.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && is_word(hex, b""))
+            && !digest
+                .strip_prefix("sha256:")
+                .is_some_and(|hex| hex.len() == 64 && is_word(hex, b""))
         {
             return Err(wrong());
         }
@@ -200,9 +202,10 @@ impl Registry<'_> {
     }
 
     async fn blob(&mut self, of: &str) -> Result<Vec<u8>, OciError> {
-        let Some(wanted) = of.strip_prefix("sha256:").filter(|hex| {
-            hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
-        }) else {
+        let Some(wanted) = of
+            .strip_prefix("sha256:")
+            .filter(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        else {
             return Err(OciError::NoModule);
         };
         let url = self.image.url(self.is_insecure, "blobs", of);
@@ -219,14 +222,20 @@ impl Registry<'_> {
             return Ok(answer.successful()?);
         }
         let challenge = answer.headers.get(WWW_AUTHENTICATE);
-        let challenge = challenge.and_then(|one| one.to_str().ok()).unwrap_or_default();
+        let challenge = challenge
+            .and_then(|one| one.to_str().ok())
+            .unwrap_or_default();
         self.authorization = Some(self.authorize(challenge).await?);
         Ok(self.ask(url, limit).await?.successful()?)
     }
 
     async fn ask(&self, url: &str, limit: usize) -> Result<Answer, ClientError> {
         let mut headers = vec![(ACCEPT, HeaderValue::from_static(MANIFESTS))];
-        headers.extend(self.authorization.clone().map(|value| (AUTHORIZATION, value)));
+        headers.extend(
+            self.authorization
+                .clone()
+                .map(|value| (AUTHORIZATION, value)),
+        );
         self.client.get(url, &headers, limit).await
     }
 
@@ -253,10 +262,18 @@ impl Registry<'_> {
         let service = parameter("service").unwrap_or_default();
         let scope = format!("repository:{}:pull", self.image.repository);
         let joint = if realm.contains('?') { '&' } else { '?' };
-        let url = format!("{realm}{joint}service={}&scope={}", encoded(&service), encoded(&scope));
+        let url = format!(
+            "{realm}{joint}service={}&scope={}",
+            encoded(&service),
+            encoded(&scope)
+        );
         let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
         let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
-        let answer = self.client.get(&url, &headers, MAX_MANIFEST).await?.successful()?;
+        let answer = self
+            .client
+            .get(&url, &headers, MAX_MANIFEST)
+            .await?
+            .successful()?;
         let answer: Value = serde_json::from_slice(&answer.body).map_err(|_| OciError::Token)?;
         let token = ["token", "access_token"].into_iter();
         let token = token.filter_map(|name| answer.get(name)?.as_str()).next();
@@ -290,7 +307,10 @@ fn credentials(secret: &[u8], registry: &str) -> Result<Option<HeaderValue>, Oci
     let auths = secret.get("auths").and_then(Value::as_object);
     let auths = auths.ok_or(OciError::Secret)?;
     let host = |key: &str| {
-        let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
+        let key = key
+            .strip_prefix("https://")
+            .or_else(|| key.strip_prefix("http://"))
+            .unwrap_or(key);
         let host = key.split('/').next().unwrap_or_default();
         match host {
             "docker.io" | "index.docker.io" => "registry-1.docker.io".to_owned(),
@@ -306,7 +326,8 @@ fn credentials(secret: &[u8], registry: &str) -> Result<Option<HeaderValue>, Oci
         (None, Some(user), Some(password)) => BASE64_STANDARD.encode(format!("{user}:{password}")),
         _ => return Err(OciError::Secret),
     };
-    let mut value = HeaderValue::from_str(&format!("Basic {basic}")).map_err(|_| OciError::Secret)?;
+    let mut value =
+        HeaderValue::from_str(&format!("Basic {basic}")).map_err(|_| OciError::Secret)?;
     value.set_sensitive(true);
     Ok(Some(value))
 }
@@ -331,7 +352,9 @@ fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
         }
         let mut module = Vec::new();
         let mut bounded = entry.take(most + 1);
-        bounded.read_to_end(&mut module).map_err(|_| OciError::Layer)?;
+        bounded
+            .read_to_end(&mut module)
+            .map_err(|_| OciError::Layer)?;
         if module.len() > MAX_MODULE {
             return Err(OciError::Layer);
         }

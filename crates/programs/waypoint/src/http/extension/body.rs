@@ -58,8 +58,9 @@ impl Through {
         answered: &Arc<Answered>,
         inner: Body,
     ) -> Body {
-        // The plugin knows that there is none.
-        if inner.is_end_stream() {
+        // The plugin knows that there is none, or does not ask for it: then it stays framed as it is.
+        let wants = running.instance.call(|vm| Ok(vm.wants_body(of)));
+        if inner.is_end_stream() || wants == Ok(false) {
             return Held {
                 inner,
                 _running: running.clone(),
@@ -151,7 +152,10 @@ impl Through {
             Ok(data) => {
                 let is_end = self.inner.is_end_stream();
                 self.is_over |= is_end;
-                let given = self.running.instance.call(|vm| vm.body(of, id, &data, is_end));
+                let given = self
+                    .running
+                    .instance
+                    .call(|vm| vm.body(of, id, &data, is_end));
                 let is_lost = given.is_err();
                 if !is_lost {
                     self.held += data.len();
@@ -166,7 +170,10 @@ impl Through {
                     self.is_over = true;
                     self.has_trailers = true;
                     let kept = trailers.clone();
-                    let given = self.running.instance.call(|vm| vm.trailers(of, id, trailers));
+                    let given = self
+                        .running
+                        .instance
+                        .call(|vm| vm.trailers(of, id, trailers));
                     let is_lost = given.is_err();
                     self.acted(given)?;
                     if is_lost && self.is_left_out {
@@ -241,7 +248,7 @@ impl HttpBody for Through {
     }
 }
 
-/// A body without bytes, with which the request is over for a plugin.
+/// A body that a plugin does not see, with which the request is over for it.
 struct Held {
     inner: Body,
     _running: Arc<Running>,

@@ -82,7 +82,12 @@ fn one(entry: &Value, at: &str, notes: &mut Vec<Note>) -> Result<ExtensionProvid
     let mut kinds = entry.iter().filter(|(key, _)| *key != "name");
     let (kind, settings) = match (kinds.next(), kinds.next()) {
         (Some(kind), None) => kind,
-        (None, _) => return Err(error(at, "has no kind: give one, such as envoyExtAuthzGrpc")),
+        (None, _) => {
+            return Err(error(
+                at,
+                "has no kind: give one, such as envoyExtAuthzGrpc",
+            ));
+        }
         (Some((one, _)), Some((other, _))) => {
             let message = format!("is both {one} and {other}: give one kind");
             return Err(error(at, message));

@@ -88,8 +88,8 @@ pub(super) fn read(
     config: &MeshConfig,
     notes: &mut Vec<Note>,
 ) -> Result<MeshSettings, FieldError> {
-    let value: Option<Value> = serde_saphyr::from_str(text)
-        .map_err(|cause| error("", format!("is no YAML: {cause}")))?;
+    let value: Option<Value> =
+        serde_saphyr::from_str(text).map_err(|cause| error("", format!("is no YAML: {cause}")))?;
     let all = map("", value.as_ref())?;
     let mut settings = MeshSettings {
         providers: providers::read(all.get("extensionProviders"), notes)?,
@@ -202,7 +202,10 @@ fn default_config(value: &Value, notes: &mut Vec<Note>) -> Result<Option<u32>, F
     let place = "defaultConfig.gatewayTopology";
     let topology = map(place, all.get("gatewayTopology"))?;
     rest(place, topology, &["numTrustedProxies"], notes);
-    let Some(number) = topology.get("numTrustedProxies").filter(|one| !one.is_null()) else {
+    let Some(number) = topology
+        .get("numTrustedProxies")
+        .filter(|one| !one.is_null())
+    else {
         return Ok(None);
     };
     let usable = number.as_u64().and_then(|one| u32::try_from(one).ok());

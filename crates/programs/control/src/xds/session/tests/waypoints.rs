@@ -1,8 +1,8 @@
 //! What a waypoint sees, and what others see of waypoints.
 
 use ambit_model::{
-    DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination, WaypointExtension, WaypointGateway,
-    WaypointService,
+    DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination, WaypointExtension,
+    WaypointGateway, WaypointService,
 };
 
 use super::*;

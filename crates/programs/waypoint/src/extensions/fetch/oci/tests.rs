@@ -16,12 +16,28 @@ fn images_are_named_as_everywhere() {
         ("docker.io/a/b:2", "registry-1.docker.io", "a/b", "2"),
         ("b:2", "registry-1.docker.io", "library/b", "2"),
         (&format!("r.example/b@{digest}"), "r.example", "b", &digest),
-        (&format!("r.example/b:1@{digest}"), "r.example", "b", &digest),
+        (
+            &format!("r.example/b:1@{digest}"),
+            "r.example",
+            "b",
+            &digest,
+        ),
     ] {
-        let wanted = (registry.to_owned(), repository.to_owned(), reference.to_owned());
+        let wanted = (
+            registry.to_owned(),
+            repository.to_owned(),
+            reference.to_owned(),
+        );
         assert_eq!(image(text), Some(wanted), "{text}");
     }
-    for wrong in ["", "r.example/", "r.example/a/../b", "r.example/a b", "r.example/a@md5:1", "r.example/a:1?x"] {
+    for wrong in [
+        "",
+        "r.example/",
+        "r.example/a/../b",
+        "r.example/a b",
+        "r.example/a@md5:1",
+        "r.example/a:1?x",
+    ] {
         assert_eq!(image(wrong), None, "{wrong:?}");
     }
 }
@@ -36,11 +52,17 @@ fn a_pull_secret_is_for_its_registry_only() {
         found.map(|value| value.to_str().unwrap().to_owned())
     };
     assert_eq!(of("r.example").unwrap(), "Basic dTpw");
-    assert_eq!(of("registry-1.docker.io").unwrap(), "Basic ZG9ja2VyOmh1Yg==");
+    assert_eq!(
+        of("registry-1.docker.io").unwrap(),
+        "Basic ZG9ja2VyOmh1Yg=="
+    );
     assert_eq!(of("evil.r.example"), None);
     assert_eq!(credentials(b"", "r.example").unwrap(), None);
     for wrong in [&b"{"[..], b"{}", br#"{"auths": {"r.example": {}}}"#] {
-        assert!(matches!(credentials(wrong, "r.example"), Err(OciError::Secret)));
+        assert!(matches!(
+            credentials(wrong, "r.example"),
+            Err(OciError::Secret)
+        ));
     }
 }
 
@@ -61,7 +83,13 @@ fn a_module_is_found_in_a_layer_packed_or_not() {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut packed, &layer("./plugin.wasm", b"module")).unwrap();
     assert_eq!(unpack(&packed.finish().unwrap()).unwrap(), b"module");
-    assert!(matches!(unpack(&layer("sub/plugin.wasm", b"x")), Err(OciError::NoModule)));
-    assert!(matches!(unpack(b"nonsense"), Err(OciError::NoModule | OciError::Layer)));
+    assert!(matches!(
+        unpack(&layer("sub/plugin.wasm", b"x")),
+        Err(OciError::NoModule)
+    ));
+    assert!(matches!(
+        unpack(b"nonsense"),
+        Err(OciError::NoModule | OciError::Layer)
+    ));
     assert!(unpack(&plain[..600]).is_err() || unpack(&plain[..515]).is_err());
 }

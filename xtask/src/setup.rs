@@ -148,8 +148,7 @@ impl Tests {
             "cni" => (&[LAB, PLUGINS], true, false),
             // A lab runs in a user namespace where there is no root.
             "cli" => (&[LAB, PLUGINS], false, true),
-            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX], true, true),
-            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS, GO], true, true),
+            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO], true, true),
             "install" => (&[GO], false, false),
             "cluster-tests" => (&[LAB, IPTABLES, PLUGINS, GO, CLUSTER], true, true),
             _ => (&[], false, false),
@@ -198,8 +197,7 @@ pub(crate) enum Purpose {
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],
-        Purpose::Bench => &[BUILD, LAB, NGINX, BENCH],
-        Purpose::Bench => &[BUILD, LAB, BENCH, GO],
+        Purpose::Bench => &[BUILD, LAB, NGINX, BENCH, GO],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
     })
 }

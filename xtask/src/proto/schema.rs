@@ -10,11 +10,12 @@ use anyhow::{Context, Result};
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
 
 /// The records whose fields are looked at, with all messages in them.
-const ROOTS: [&str; 7] = [
+const ROOTS: [&str; 9] = [
     "istio.workload.Address",
     "istio.security.Authorization",
     "ambit.v1.WaypointDestination",
     "ambit.v1.WaypointAuthentication",
+    "ambit.v1.WaypointExtension",
     "ambit.v1.WaypointGateway",
     "ambit.v1.WaypointPolicy",
     "ambit.v1.WaypointService",

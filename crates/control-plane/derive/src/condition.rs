@@ -91,6 +91,12 @@ pub(crate) const AUTHENTICATION_ACCEPTED: ConditionType = ConditionType {
     verdict: with_problems,
     ..WAYPOINT_ACCEPTED
 };
+/// Whether waypoints run a plugin.
+pub(crate) const PLUGIN_ACCEPTED: ConditionType = ConditionType {
+    manager: "ambit-wasm-plugin",
+    verdict: with_problems,
+    ..WAYPOINT_ACCEPTED
+};
 
 /// Whether the waypoint of a service is there.
 pub(crate) const BOUND: ConditionType = ConditionType {

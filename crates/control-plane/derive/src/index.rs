@@ -19,6 +19,7 @@ mod published;
 mod references;
 mod served;
 mod standing;
+mod targets;
 mod workloads;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

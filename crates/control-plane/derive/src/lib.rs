@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use ambit_model::{
     ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname,
-    PathNormalization, PolicyKey, TelemetryScope, WaypointDestination, WaypointGateway,
-    WaypointService, WaypointTelemetry, Workload, WorkloadUid,
+    PathNormalization, PolicyKey, TelemetryScope, WaypointDestination, WaypointExtension,
+    WaypointGateway, WaypointService, WaypointTelemetry, Workload, WorkloadUid,
 };
 
 pub use index::{
@@ -134,6 +134,8 @@ pub struct Delta {
     pub waypoint_authentications: Changed<(GatewayName, PolicyKey), Authentication>,
     /// What each waypoint tells of requests.
     pub waypoint_telemetry: Changed<(GatewayName, TelemetryScope), WaypointTelemetry>,
+    /// What runs in each waypoint.
+    pub waypoint_extensions: Changed<(GatewayName, PolicyKey), WaypointExtension>,
 }
 
 impl Delta {
@@ -152,6 +154,7 @@ impl Delta {
         self.waypoint_destinations.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_authentications.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_telemetry.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_extensions.sort_by(|a, b| a.0.cmp(&b.0));
     }
 
     /// How many records changed.
@@ -161,7 +164,8 @@ impl Delta {
             + self.waypoint_policies.len()
             + self.waypoint_destinations.len()
             + self.waypoint_authentications.len()
-            + self.waypoint_telemetry.len();
+            + self.waypoint_telemetry.len()
+            + self.waypoint_extensions.len();
         self.workloads.len() + self.services.len() + self.policies.len() + of_waypoints
     }
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
     Authentication, Authorization, HttpPolicy, Service, TelemetryScope, WaypointDestination,
-    WaypointGateway, WaypointService, WaypointTelemetry, Workload,
+    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
 };
 
 use super::*;
@@ -37,6 +37,7 @@ pub(crate) struct TestMesh {
     pub(crate) waypoint_authentications: BTreeMap<String, Authentication>,
     /// By `gateway tells of scope`.
     pub(crate) waypoint_telemetry: BTreeMap<String, WaypointTelemetry>,
+    pub(crate) waypoint_extensions: BTreeMap<String, WaypointExtension>,
 }
 
 pub(crate) fn objects(yaml: &str) -> Vec<Object> {
@@ -75,6 +76,7 @@ impl TestMesh {
             waypoint_destinations: BTreeMap::new(),
             waypoint_authentications: BTreeMap::new(),
             waypoint_telemetry: BTreeMap::new(),
+            waypoint_extensions: BTreeMap::new(),
         }
     }
 
@@ -163,6 +165,10 @@ impl TestMesh {
                 format!("{gateway} tells of {scope}"),
                 record,
             );
+        }
+        for ((gateway, name), record) in &delta.waypoint_extensions {
+            let (all, record) = (&mut self.waypoint_extensions, record.as_deref().cloned());
+            put(all, &mut names, format!("{gateway} runs {name}"), record);
         }
         assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names

@@ -45,6 +45,7 @@ pub const CRDS: &[File] = files![
     "crds/requestauthentications.yaml",
     "crds/serviceentries.yaml",
     "crds/telemetries.yaml",
+    "crds/wasmplugins.yaml",
     "crds/workloadentries.yaml",
 ];
 

@@ -18,6 +18,7 @@ pub mod selector;
 pub mod status;
 pub mod telemetry;
 pub mod unread;
+pub mod wasm;
 
 pub use ambit::HTTPFault;
 pub use destination::DestinationRule;
@@ -43,4 +44,5 @@ pub use object::{
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
 pub use status::Status;
 pub use telemetry::Telemetry;
-pub use unread::{EnvoyFilter, VirtualService, WasmPlugin};
+pub use unread::{EnvoyFilter, VirtualService};
+pub use wasm::WasmPlugin;

@@ -46,10 +46,10 @@ macro_rules! for_each_kind {
             AuthorizationPolicy, true, Custom, "Who may call whom.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
             RequestAuthentication, true, Custom, "Who requests come from, by JSON web tokens.";
+            Telemetry, true, Custom, "What is measured, logged and traced.";
+            WasmPlugin, true, Custom, "Code that runs in waypoints.";
             VirtualService, true, Unread, "Routes of Istio's own API.";
             EnvoyFilter, true, Unread, "Changes of Envoy's configuration.";
-            Telemetry, true, Custom, "What is measured, logged and traced.";
-            WasmPlugin, true, Unread, "Code that runs in Envoy.";
         }
     };
 }

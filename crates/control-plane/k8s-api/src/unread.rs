@@ -62,6 +62,4 @@ unread! {
     VirtualService, "networking.istio.io", "virtualservices";
     /// Changes of Envoy's configuration.
     EnvoyFilter, "networking.istio.io", "envoyfilters";
-    /// Code that runs in Envoy.
-    WasmPlugin, "extensions.istio.io", "wasmplugins";
 }

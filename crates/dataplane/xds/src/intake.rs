@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use ambit_model::{
     ArcStr, Authentication, Authorization, HttpPolicy, Service, WaypointDestination,
-    WaypointGateway, WaypointService, WaypointTelemetry, Workload,
+    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
 };
 use ambit_wire::{
     decode::{
-        self, AddressRecord, AuthenticationNotUnderstood, DecodeError, HttpNotUnderstood,
-        LeanDeltaResponse, LeanResource, NotUnderstood,
+        self, AddressRecord, AuthenticationNotUnderstood, DecodeError, ExtensionNotUnderstood,
+        HttpNotUnderstood, LeanDeltaResponse, LeanResource, NotUnderstood,
     },
     encode::ADDRESS_TYPE_URL,
 };
@@ -90,6 +90,10 @@ pub enum WaypointUpdate {
     Telemetry(ArcStr, Box<WaypointTelemetry>),
     /// A record of that is gone.
     TelemetryGone(ArcStr),
+    /// A plugin, under the name of the record.
+    Extension(ArcStr, Box<WaypointExtension>),
+    /// A record of a plugin is gone.
+    ExtensionGone(ArcStr),
 }
 
 /// The cached form of a resource, for [`crate::Client::restore`].
@@ -313,6 +317,19 @@ impl<'a, H: Handler> Batch<'a, H> {
                     }
                 }
             }
+            Resource::WaypointExtension => {
+                let of_waypoint = |extension| {
+                    Update::Waypoint(WaypointUpdate::Extension(name.clone(), extension))
+                };
+                match decode::waypoint_extension(name, &value) {
+                    Ok(extension) => of_waypoint(Box::new(extension)),
+                    Err(ExtensionNotUnderstood { error, substitute }) => {
+                        let (plugin, fail_open) = (substitute.key(), substitute.fail_open);
+                        tracing::error!(plugin, %error, fail_open, "plugin not understood, requests are decided as if it had failed");
+                        return Ok((of_waypoint(substitute), Some(error)));
+                    }
+                }
+            }
             Resource::WaypointTelemetry => Update::Waypoint(WaypointUpdate::Telemetry(
                 name.clone(),
                 Box::new(decode::waypoint_telemetry(&value)?),
@@ -369,6 +386,9 @@ impl<'a, H: Handler> Batch<'a, H> {
             }
             Some(Resource::WaypointTelemetry) => {
                 Update::Waypoint(WaypointUpdate::TelemetryGone(name))
+            }
+            Some(Resource::WaypointExtension) => {
+                Update::Waypoint(WaypointUpdate::ExtensionGone(name))
             }
             None => return,
         });

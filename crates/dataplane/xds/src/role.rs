@@ -2,8 +2,8 @@
 
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
-    WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
-    WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TELEMETRY_TYPE_URL,
+    WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_PLUGIN_TYPE_URL,
+    WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TELEMETRY_TYPE_URL,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -36,6 +36,8 @@ pub enum Resource {
     WaypointAuthentication,
     /// What a waypoint tells of requests.
     WaypointTelemetry,
+    /// The plugins of a waypoint.
+    WaypointExtension,
 }
 
 /// The place of [`Resource::Address`], the one type that is asked for on demand, for every role.
@@ -61,6 +63,7 @@ impl Role {
                 Resource::WaypointDestination,
                 Resource::WaypointAuthentication,
                 Resource::WaypointTelemetry,
+                Resource::WaypointExtension,
             ],
         }
     }
@@ -98,6 +101,7 @@ impl Resource {
             Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
             Self::WaypointAuthentication => WAYPOINT_AUTHENTICATION_TYPE_URL,
             Self::WaypointTelemetry => WAYPOINT_TELEMETRY_TYPE_URL,
+            Self::WaypointExtension => WAYPOINT_PLUGIN_TYPE_URL,
         }
     }
 }

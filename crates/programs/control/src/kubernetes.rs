@@ -24,6 +24,7 @@
 //! | ambit.io | httpfaults/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status, requestauthentications/status | patch |
 //! | telemetry.istio.io | telemetries/status | patch |
+//! | extensions.istio.io | wasmplugins/status | patch |
 //! | gateway.networking.k8s.io | gateways/status, gatewayclasses/status, httproutes/status, grpcroutes/status, tcproutes/status, tlsroutes/status | patch |
 //! | core | configmaps | create, list, watch; those named istio-ca-root-cert, istio-ca-crl: patch, delete |
 //! | events.k8s.io | events | create, patch |

@@ -745,6 +745,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"host": "one"}),
         ),
         (
+            WASM_PLUGINS,
+            "WasmPlugin",
+            "extensions.istio.io/v1alpha1",
+            json!({"url": "oci://r.example/one"}),
+        ),
+        (
             FAULTS,
             "HTTPFault",
             "ambit.io/v1alpha1",
@@ -789,6 +795,7 @@ async fn the_roles_are_what_is_used() {
         "RequestAuthentication",
     );
     cluster.define("telemetry.istio.io", "telemetries", "Telemetry");
+    cluster.define("extensions.istio.io", "wasmplugins", "WasmPlugin");
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
@@ -877,7 +884,7 @@ const ELSEWHERE: [&str; 9] = [
 ];
 
 /// Kinds of which the control plane writes nothing.
-const ONLY_READ: [(&str, &str, &str); 4] = [
+const ONLY_READ: [(&str, &str, &str); 3] = [
     (
         "gateway.networking.k8s.io",
         "referencegrants",
@@ -885,7 +892,6 @@ const ONLY_READ: [(&str, &str, &str); 4] = [
     ),
     ("networking.istio.io", "virtualservices", "VirtualService"),
     ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
-    ("extensions.istio.io", "wasmplugins", "WasmPlugin"),
 ];
 
 /// What has conditions of ours in its status.
@@ -897,7 +903,9 @@ const WITH_CONDITIONS: &[&str] = &[
     FAULTS,
     AUTHENTICATIONS,
     TELEMETRIES,
+    WASM_PLUGINS,
 ];
+const WASM_PLUGINS: &str = "/apis/extensions.istio.io/v1alpha1/wasmplugins";
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";

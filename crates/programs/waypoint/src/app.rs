@@ -26,7 +26,9 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
-    destination, listeners,
+    destination,
+    extensions::{self, Fetcher, PluginMetrics},
+    listeners,
     published::{Gone, Published},
     server, telling,
     waypoint::{Surroundings, Waypoint},
@@ -90,6 +92,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
     let needed = follow_needed(waypoint.state.clone(), waypoint.published.clone());
     ambit_rt::spawn_essential("needed services", needed);
+    registry.register_collector(Box::new(PluginMetrics(waypoint.published.clone())));
+    let fetcher = Fetcher::new(config.modules.clone(), config.insecure_registries.clone());
+    let loading = extensions::load(waypoint.published.clone(), Arc::new(fetcher));
+    ambit_rt::spawn_essential("plugin modules", loading);
     let sockets = listeners::open(&config, &supervisor, held);
     let sockets = sockets.context("cannot listen for tunnels")?;
     let (gate_control, gate) = Gate::closed();
@@ -102,7 +108,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         state: waypoint.state.clone(),
         certificates: waypoint.dialer.certificates.clone(),
         config: serde_json::to_value(&*config).context("the configuration cannot be dumped")?,
-        workload_state: Box::new(move || json!({})),
+        workload_state: Box::new({
+            let published = waypoint.published.clone();
+            move || json!({"plugins": published.dump_extensions()})
+        }),
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: Value::Null,

@@ -1,6 +1,6 @@
 //! The environment, read once and typed: what node proxies read too, and what is the waypoint's own.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use ambit_hbone::Settings;
 use ambit_model::{
@@ -70,6 +70,10 @@ pub struct Config {
     /// `AMBIT_ACCESS_LOG`: `text` (Istio's default line), `json`, or `off`.
     #[serde(skip)]
     pub access_log: Option<AccessLogFormat>,
+    /// `AMBIT_WASM_CACHE`: the directory in which modules of plugins are kept.
+    pub modules: PathBuf,
+    /// `WASM_INSECURE_REGISTRIES`: registries of plugins' images without TLS, with commas between them; `*` is all.
+    pub insecure_registries: Vec<String>,
     /// `IPV6_ENABLED`.
     pub ipv6: bool,
     /// Admin server's port, on the loopback address.
@@ -141,6 +145,8 @@ impl Config {
                 .duration("AMBIT_REQUEST_HEADERS_TIMEOUT")?
                 .unwrap_or(Duration::from_secs(60)),
             access_log: access_log(env)?,
+            modules: env.text("AMBIT_WASM_CACHE", "/tmp/ambit-wasm").into(),
+            insecure_registries: insecure_registries(env),
             ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
             admin_port: 15000,
             stats_port: 15020,
@@ -169,6 +175,12 @@ impl Config {
             hbone_mtls_port: HBONE_PORT,
         }
     }
+}
+
+fn insecure_registries(env: &Env) -> Vec<String> {
+    let all = env.get("WASM_INSECURE_REGISTRIES").unwrap_or_default();
+    let all = all.split(',').map(str::trim).filter(|one| !one.is_empty());
+    all.map(str::to_owned).collect()
 }
 
 fn access_log(env: &Env) -> Result<Option<AccessLogFormat>, EnvError> {

@@ -14,6 +14,7 @@ mod circle;
 pub mod command;
 pub mod config;
 mod destination;
+mod extensions;
 mod http;
 mod listeners;
 mod message;

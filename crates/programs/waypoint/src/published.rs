@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -25,6 +25,7 @@ use tokio::sync::watch;
 
 use crate::{
     destination::Ruled,
+    extensions::{Chain, Extensions, Plugin},
     telling::{Exporters, Telling, Tellings},
 };
 
@@ -127,6 +128,8 @@ struct Inner {
     exporters: Exporters,
     /// Counts changes.
     changes: watch::Sender<u64>,
+    /// Whether there is any plugin: requests without one take no lock for it.
+    is_extended: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -144,16 +147,19 @@ struct Known {
     destination_names: HashMap<ArcStr, NamespacedHostname>,
     /// What is told of requests.
     tellings: Tellings,
+    extensions: Extensions,
     /// The types of which all records have been received once.
     complete: Vec<Resource>,
 }
 
 /// The types that have to be known before anything is served.
-const NEEDED: [Resource; 4] = [
+const NEEDED: [Resource; 5] = [
     Resource::WaypointGateway,
     Resource::WaypointService,
     Resource::WaypointPolicy,
     Resource::WaypointAuthentication,
+    // Without it a request would pass by those that are to see it.
+    Resource::WaypointExtension,
 ];
 
 impl Published {
@@ -165,7 +171,11 @@ impl Published {
             let updates = updates.into_iter();
             let removed = updates.filter_map(|update| known.apply(update, exporters));
             let removed = removed.collect();
-            self.0.tells.store(!known.tellings.is_empty(), Relaxed);
+            self.0
+                .tells
+                .store(!known.tellings.is_empty(), Ordering::Relaxed);
+            let is_extended = !known.extensions.chain().0.is_empty();
+            self.0.is_extended.store(is_extended, Ordering::Release);
             removed
         };
         self.0.changes.send_modify(|count| *count += 1);
@@ -218,7 +228,7 @@ impl Published {
         service: Option<&NamespacedHostname>,
         namespace: &str,
     ) -> Option<Arc<Telling>> {
-        if !self.0.tells.load(Relaxed) {
+        if !self.0.tells.load(Ordering::Relaxed) {
             return None;
         }
         self.0.known.read().tellings.of(service, namespace).cloned()
@@ -227,6 +237,29 @@ impl Published {
     /// Who tells collectors.
     pub(crate) fn exporters(&self) -> &Exporters {
         &self.0.exporters
+    }
+    /// The plugins that requests are given to; `None` if there are none.
+    pub(crate) fn extensions(&self) -> Option<Arc<Chain>> {
+        if !self.0.is_extended.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(self.0.known.read().extensions.chain().clone())
+    }
+
+    /// The newest versions of all plugins.
+    pub(crate) fn wanted_extensions(&self) -> Vec<Arc<Plugin>> {
+        self.0.known.read().extensions.wanted()
+    }
+
+    /// The state of a plugin's module has changed.
+    pub(crate) fn extension_loaded(&self) {
+        self.0.known.write().extensions.renew();
+        self.0.changes.send_modify(|count| *count += 1);
+    }
+
+    /// The plugins, for `/config_dump`.
+    pub(crate) fn dump_extensions(&self) -> serde_json::Value {
+        self.0.known.read().extensions.dump()
     }
 
     /// The policies.
@@ -321,6 +354,8 @@ impl Known {
                 }
             }
             WaypointUpdate::TelemetryGone(record) => self.tellings.remove(&record),
+            WaypointUpdate::Extension(record, told) => self.extensions.put(record, *told),
+            WaypointUpdate::ExtensionGone(record) => self.extensions.remove(&record),
         }
         None
     }

@@ -16,6 +16,7 @@ use crate::{
     budget::Budgets,
     caller::{Caller, CallerError},
     circle::Passed,
+    extensions::{self, Slots},
     http as l7,
     message::Version,
     mirrors::Mirrors,
@@ -91,8 +92,10 @@ fn serve_on_worker(
         mirrors: Mirrors::default(),
         asks: Asks::default(),
         retries: Budgets::default(),
+        extensions: Slots::default(),
         waypoint,
     });
+    ambit_rt::spawn_essential("plugins", extensions::follow(shard.clone()));
     ambit_rt::spawn_essential("listeners", async move {
         let waypoint = &shard.waypoint;
         let mut drain = waypoint.lifecycle.drain_watcher();

@@ -16,8 +16,8 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    asks::Asks, budget::Budgets, config::Config, destination::Around, mirrors::Mirrors,
-    published::Published, upstream::Upstreams,
+    asks::Asks, budget::Budgets, config::Config, destination::Around, extensions::Slots,
+    mirrors::Mirrors, published::Published, upstream::Upstreams,
 };
 
 /// One waypoint.
@@ -36,6 +36,10 @@ pub struct Waypoint {
     pub(crate) http_metrics: Arc<HttpMetrics>,
     /// How records name it.
     pub(crate) address: GatewayAddress,
+    /// What plugins share.
+    pub(crate) shared_data: ambit_wasm::Shared,
+    /// Tells plugins that there is something in a queue.
+    pub(crate) queues: tokio::sync::watch::Sender<()>,
 }
 
 /// What a waypoint knows, and where it tells what it does.
@@ -63,6 +67,7 @@ pub(crate) struct Shard {
     pub(crate) asks: Asks,
     /// How many requests may be sent again.
     pub(crate) retries: Budgets,
+    pub(crate) extensions: Slots,
 }
 
 /// The mesh is not known well enough to serve.
@@ -108,6 +113,8 @@ impl Waypoint {
             metrics,
             http_metrics,
             address: config.address(),
+            shared_data: ambit_wasm::Shared::default(),
+            queues: tokio::sync::watch::Sender::new(()),
             config,
             state,
             published,

@@ -5,6 +5,7 @@
 
 mod authentication;
 mod destination;
+mod extension;
 mod http_policy;
 mod http_route;
 mod identity;
@@ -28,6 +29,7 @@ pub use destination::{
     HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
     LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive, Warmup, WaypointDestination,
 };
+pub use extension::{ExtensionPhase, WaypointExtension};
 pub use http_policy::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
     HttpValue, PathPattern,

@@ -8,6 +8,7 @@
 mod authentication;
 mod delta;
 mod destination;
+mod extension;
 mod policy;
 mod provider;
 mod service;
@@ -28,6 +29,7 @@ use crate::workload as wire;
 pub use crate::unknown::UnknownField;
 pub use authentication::{AuthenticationNotUnderstood, waypoint_authentication};
 pub use destination::waypoint_destination;
+pub use extension::{ExtensionNotUnderstood, waypoint_extension};
 pub use policy::{NotUnderstood, policy};
 pub use telemetry::waypoint_telemetry;
 pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};

@@ -5,6 +5,7 @@
 
 mod authentication;
 mod destination;
+mod extension;
 mod provider;
 mod telemetry;
 mod waypoint;
@@ -21,6 +22,7 @@ use crate::{ambit, security, workload};
 
 pub use authentication::WAYPOINT_AUTHENTICATION_TYPE_URL;
 pub use destination::WAYPOINT_DESTINATION_TYPE_URL;
+pub use extension::WAYPOINT_PLUGIN_TYPE_URL;
 pub use telemetry::WAYPOINT_TELEMETRY_TYPE_URL;
 pub use waypoint::{
     WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,

@@ -9,7 +9,7 @@ use std::fmt;
 use ambit_k8s_api::{ObjectKey, ObjectMeta, ObjectType};
 use ambit_model::{
     ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, WaypointDestination,
-    WaypointGateway, WaypointService, WaypointTelemetry, Workload,
+    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -99,6 +99,7 @@ pub(crate) struct Rendered {
     pub(crate) waypoint_destinations: Vec<(GatewayName, WaypointDestination)>,
     pub(crate) waypoint_authentications: Vec<(GatewayName, Authentication)>,
     pub(crate) waypoint_telemetry: Vec<(GatewayName, WaypointTelemetry)>,
+    pub(crate) waypoint_extensions: Vec<(GatewayName, WaypointExtension)>,
     /// What of an object has no effect because of other objects.
     pub(crate) conflicts: Vec<Note>,
 }

@@ -5,7 +5,7 @@ mod authorization_policy;
 mod config_map;
 mod destination_rule;
 mod endpoint_slice;
-mod gateway;
+pub(super) mod gateway;
 mod gateway_class;
 mod http_fault;
 mod namespace;
@@ -21,6 +21,7 @@ mod service_entry;
 mod share;
 mod telemetry;
 mod unread;
+mod wasm_plugin;
 mod workload_entry;
 
 use std::collections::BTreeMap;

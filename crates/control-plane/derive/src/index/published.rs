@@ -4,8 +4,8 @@ use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use ambit_model::{
     Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey,
-    TelemetryScope, WaypointDestination, WaypointGateway, WaypointService, WaypointTelemetry,
-    Workload, WorkloadUid,
+    TelemetryScope, WaypointDestination, WaypointExtension, WaypointGateway, WaypointService,
+    WaypointTelemetry, Workload, WorkloadUid,
 };
 
 use super::Maker;
@@ -23,6 +23,7 @@ pub(super) struct Published {
     waypoint_destinations: Records<(GatewayName, NamespacedHostname), WaypointDestination>,
     waypoint_authentications: Records<(GatewayName, PolicyKey), Authentication>,
     waypoint_telemetry: Records<(GatewayName, TelemetryScope), WaypointTelemetry>,
+    waypoint_extensions: Records<(GatewayName, PolicyKey), WaypointExtension>,
 }
 
 impl Published {
@@ -39,6 +40,7 @@ impl Published {
 
             waypoint_authentications,
             waypoint_telemetry,
+            waypoint_extensions,
             conflicts: _,
         } = new;
         let named = workloads.into_iter().map(|one| (one.uid.clone(), one));
@@ -72,6 +74,10 @@ impl Published {
         let named = named.map(|(gateway, one)| ((gateway, one.scope.clone()), one));
         self.waypoint_telemetry
             .replace(maker, named, &mut delta.waypoint_telemetry);
+        let named = waypoint_extensions.into_iter();
+        let named = named.map(|(gateway, one)| ((gateway, PolicyKey::of_record(&one.key())), one));
+        self.waypoint_extensions
+            .replace(maker, named, &mut delta.waypoint_extensions);
     }
 }
 

@@ -89,6 +89,7 @@ fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
         Just((Kind::VirtualService, "vs")),
         Just((Kind::DestinationRule, "dr")),
         Just((Kind::HTTPFault, "fault")),
+        Just((Kind::WasmPlugin, "wasm")),
     ]
 }
 
@@ -158,6 +159,11 @@ fn step() -> impl Strategy<Value = Step> {
                 Kind::ReferenceGrant => {
                     let name = if flag { format!(", name: svc{variant}") } else { String::new() };
                     format!("apiVersion: gateway.networking.k8s.io/v1beta1\nkind: ReferenceGrant\nmetadata: {{name: grant{number}, namespace: {namespace}}}\nspec: {{from: [{{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: b}}], to: [{{group: '', kind: Service{name}}}]}}\n")
+                }
+                Kind::WasmPlugin => {
+                    let target = if flag { format!("{{kind: Service, name: svc{number}}}") } else { format!("{{kind: Gateway, group: gateway.networking.k8s.io, name: gw{number}}}") };
+                    let url = if mode == "UNSET" { "ftp://x" } else { "oci://x" };
+                    head("extensions.istio.io/v1alpha1") + &format!("spec: {{targetRefs: [{target}], url: '{url}', priority: {variant}}}\n")
                 }
                 Kind::AuthorizationPolicy if mode == "PERMISSIVE" => {
                     let target = match variant {
@@ -241,6 +247,7 @@ proptest! {
         prop_assert_eq!(&mesh.waypoint_policies, &fresh.waypoint_policies);
         prop_assert_eq!(&mesh.waypoint_destinations, &fresh.waypoint_destinations);
         prop_assert_eq!(&mesh.waypoint_telemetry, &fresh.waypoint_telemetry);
+        prop_assert_eq!(&mesh.waypoint_extensions, &fresh.waypoint_extensions);
         for key in left.keys() {
             prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);
             let (found, expected) = (mesh.index.problems_of(key), fresh.index.problems_of(key));

@@ -8,6 +8,7 @@ mod hosts;
 mod instances;
 mod kinds;
 mod own_kinds;
+mod plugins;
 mod telemetry;
 mod told;
 mod warnings;

@@ -304,6 +304,10 @@ fn definitions_serve_what_istio_serves() {
                 assert_eq!(version["subresources"], json!({"status": {}}));
                 let stored = ["v1", "v1alpha1"].contains(&version["name"].as_str().unwrap());
                 assert_eq!(version["storage"], stored);
+                // The version that is read in full.
+                let is_extension = crd["spec"]["group"] == "extensions.istio.io";
+                let stored = if is_extension { "v1alpha1" } else { "v1" };
+                assert_eq!(version["storage"], version["name"] == stored);
                 assert!(version["schema"]["openAPIV3Schema"]["properties"]["spec"].is_object());
             }
             let versions: Vec<_> = versions
@@ -327,6 +331,7 @@ fn definitions_serve_what_istio_serves() {
             "requestauthentications.security.istio.io v1 v1beta1",
             "serviceentries.networking.istio.io v1 v1beta1 v1alpha3",
             "telemetries.telemetry.istio.io v1 v1alpha1",
+            "wasmplugins.extensions.istio.io v1alpha1",
             "workloadentries.networking.istio.io v1 v1beta1 v1alpha3",
         ]
     );

@@ -29,6 +29,8 @@ impl Collection {
     pub const WAYPOINT_AUTHENTICATIONS: Self = Self("waypoint authentications");
     /// What waypoints tell of requests.
     pub const WAYPOINT_TELEMETRY: Self = Self("waypoint telemetry");
+    /// What runs in waypoints.
+    pub const WAYPOINT_EXTENSIONS: Self = Self("waypoint extensions");
 }
 
 /// What a record is.

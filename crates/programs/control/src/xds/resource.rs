@@ -8,8 +8,9 @@ use std::{
 
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
-    WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL,
-    WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TELEMETRY_TYPE_URL, WORKLOAD_TYPE_URL,
+    WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_PLUGIN_TYPE_URL,
+    WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TELEMETRY_TYPE_URL,
+    WORKLOAD_TYPE_URL,
 };
 
 use super::entry::{Collection, Entry, EntryKind};
@@ -133,6 +134,13 @@ static WAYPOINT_TELEMETRY: Definition = Definition {
     order: 20,
     ..WAYPOINT_POLICY
 };
+static WAYPOINT_EXTENSION: Definition = Definition {
+    type_url: WAYPOINT_PLUGIN_TYPE_URL,
+    short_name: "WPXDS",
+    collection: Collection::WAYPOINT_EXTENSIONS,
+    order: 7,
+    ..WAYPOINT_POLICY
+};
 
 impl ResourceType {
     /// Policies.
@@ -154,6 +162,8 @@ impl ResourceType {
     pub const WAYPOINT_AUTHENTICATION: Self = Self(&WAYPOINT_AUTHENTICATION);
     /// What waypoints tell of requests.
     pub const WAYPOINT_TELEMETRY: Self = Self(&WAYPOINT_TELEMETRY);
+    /// What runs in waypoints.
+    pub const WAYPOINT_EXTENSION: Self = Self(&WAYPOINT_EXTENSION);
 
     /// Every type that is served.
     pub const ALL: &[Self] = &[
@@ -166,6 +176,7 @@ impl ResourceType {
         Self::WAYPOINT_DESTINATION,
         Self::WAYPOINT_AUTHENTICATION,
         Self::WAYPOINT_TELEMETRY,
+        Self::WAYPOINT_EXTENSION,
     ];
 
     /// The type of a URL.

@@ -86,7 +86,8 @@ impl Admission {
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
-        let admitted = decision.is_allowed();
+        // What has changed it since may have made it one that somebody has to be asked about.
+        let admitted = decision.is_allowed() && inner.is_asked();
         let admission = || Self {
             came: Arc::new(inner),
             led: None,

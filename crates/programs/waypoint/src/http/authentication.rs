@@ -59,6 +59,7 @@ fn reply(why: &Denial) -> Reply {
         flags: ResponseFlags::default(),
         refused: None,
         grpc_status: None,
+        details: None,
         challenge: Some(HeaderValue::from_static(
             r#"Bearer error="invalid_token", error_description="the token is not valid""#,
         )),

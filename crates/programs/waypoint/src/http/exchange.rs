@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ambit_jwt::Authenticated;
-use ambit_model::AppProtocol;
+use ambit_model::{AppProtocol, ExtensionPhase};
 use ambit_telemetry::http::ResponseFlag;
 use http::{
     HeaderValue, Request, Response, StatusCode,
@@ -17,6 +17,7 @@ use super::{
     authentication::authenticate,
     authorizer::{Asked, Authorized, authorize},
     body::Passing,
+    extension::{Extended, Extension},
     fault,
     form::Form,
     headers, mirror, outgoing,
@@ -43,13 +44,18 @@ pub(super) async fn respond(
     let is_grpc = is_grpc(&request);
     let mut record = Record::new(&session, &request, is_grpc);
     let mut crossing = Crossing::default();
-    let answering = answer(&session, request, &mut leftover, &mut record, &mut crossing);
+    let mut extended = Extended::of(&session, is_grpc);
+    let under_way = (&mut leftover, &mut record, &mut crossing, &mut extended);
+    let answering = answer(&session, request, under_way);
     let answered = Box::pin(answering).await;
     let mut response = answered.unwrap_or_else(|reply| {
         record.replied(&reply);
         reply.into_response(is_grpc).map(Answer::Own)
     });
     crossing.change_answer(response.headers_mut());
+    if let Some(extended) = &extended {
+        response = Box::pin(extended.answer(response, &mut record)).await;
+    }
     record.answered(&response);
     let (parts, body) = response.into_parts();
     let body = match body {
@@ -58,6 +64,12 @@ pub(super) async fn respond(
             let sent = record.sent.clone();
             Passing::body(incoming, sent, Some(admission), deadline, record)
         }
+    };
+    let body = match &extended {
+        Some(extended) if parts.status != StatusCode::SWITCHING_PROTOCOLS => {
+            extended.response_body(body)
+        }
+        _ => body,
     };
     Response::from_parts(parts, body)
 }
@@ -80,9 +92,12 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 async fn answer(
     session: &Arc<Session>,
     mut request: Request<Incoming>,
-    leftover: &mut Leftover,
-    record: &mut Record,
-    crossing: &mut Crossing,
+    (leftover, record, crossing, extended): (
+        &mut Leftover,
+        &mut Record,
+        &mut Crossing,
+        &mut Option<Box<Extended>>,
+    ),
 ) -> Result<Response<Answer>, Reply> {
     let began = Instant::now();
     let mut form = Form::of(session, &request)?;
@@ -101,8 +116,32 @@ async fn answer(
         Authorized::On(asked) => asked,
         Authorized::Answered(response) => return Ok(response.map(Answer::Own)),
     };
+    if let Some(extended) = extended
+        && let Extension::Answered(response) = extended
+            .request(ExtensionPhase::Authn, &mut request, &mut form)
+            .await?
+    {
+        return Ok(response);
+    }
     let proved = authenticate(session, &mut request, &mut form, record)?;
-    let admission = judge(session, &request, &form, proved, &authorized, record)?;
+    if let Some(extended) = extended
+        && let Extension::Answered(response) = extended
+            .request(ExtensionPhase::Authz, &mut request, &mut form)
+            .await?
+    {
+        return Ok(response);
+    }
+    let by = (&proved, &authorized);
+    let mut admission = judge(session, &request, &form, by, record)?;
+    if let Some(extended) = extended {
+        let last = ExtensionPhase::Unspecified;
+        match extended.request(last, &mut request, &mut form).await? {
+            Extension::Unchanged => {}
+            // What is judged is what is forwarded.
+            Extension::Seen => admission = judge(session, &request, &form, by, record)?,
+            Extension::Answered(response) => return Ok(response),
+        }
+    }
     let routed = route(session, &request, &form, record, crossing)?;
     let taken = match routed {
         Routed::On(taken) => taken,
@@ -123,7 +162,10 @@ async fn answer(
     record.forwarded(&parts.headers);
     let received = record.received.clone();
     let incoming = authorized.body(incoming);
-    let body = Passing::body(incoming, received, Some(admission.clone()), None, ());
+    let mut body = Passing::body(incoming, received, Some(admission.clone()), None, ());
+    if let (Some(extended), None) = (&extended, &upgrade) {
+        body = extended.request_body(body);
+    }
     // What follows an upgrade is no request that could be mirrored.
     let mirrors = match upgrade {
         None => taken.mirrors(),
@@ -142,13 +184,28 @@ async fn answer(
         again: taken.retry().map_or(Again::Safely, Again::ByRule),
     };
     let sending = send::send(session, destination, version, sending, sent_on);
-    let sent = match deadline {
+    let sending = async {
+        match deadline {
+            None => sending.await,
+            Some(at) => match tokio::time::timeout_at(at, sending).await {
+                Ok(sent) => sent,
+                Err(_) => Err(Failure::too_late("request_timeout")),
+            },
+        }
+    };
+    let sent = match extended {
         None => sending.await,
-        Some(at) => match tokio::time::timeout_at(at, sending).await {
-            Ok(sent) => sent,
-            Err(_) => Err(Failure::too_late("request_timeout")),
+        Some(extended) => tokio::select! {
+            biased;
+            response = extended.answered() => return Ok(response),
+            sent = sending => sent,
         },
     };
+    if let (Err(_), Some(extended)) = (&sent, &extended)
+        && let Some(response) = extended.has_answered()
+    {
+        return Ok(response);
+    }
     let Sent {
         mut response,
         chosen,
@@ -189,8 +246,7 @@ fn judge(
     session: &Arc<Session>,
     request: &Request<Incoming>,
     form: &Form,
-    proved: Authenticated,
-    asked: &Asked,
+    (proved, asked): (&Authenticated, &Asked),
     record: &mut Record,
 ) -> Result<Admission, Reply> {
     let facts = Facts {
@@ -199,7 +255,7 @@ fn judge(
         path: form.path.clone(),
         headers: request.headers().clone(),
     };
-    let (decision, admission) = Admission::of(session, facts, proved, asked.by.clone());
+    let (decision, admission) = Admission::of(session, facts, proved.clone(), asked.by.clone());
     record.judged(&decision);
     admission.ok_or_else(Reply::denied)
 }

@@ -30,6 +30,16 @@ impl Form {
     pub(super) fn path_as_sent(&self) -> &str {
         self.target.path()
     }
+    /// Of a request that a plugin has changed, as if it had come so.
+    pub(super) fn made(
+        session: &Session,
+        method: &Method,
+        host: String,
+        path: &str,
+    ) -> Result<Self, Reply> {
+        checked(&host).map_err(|error| Reply::refused(error, "host"))?;
+        Self::normal(session, method, host, path)
+    }
 
     /// Of a request as it came; what could be read in two ways is refused.
     pub(super) fn of(session: &Session, request: &Request<Incoming>) -> Result<Self, Reply> {
@@ -43,15 +53,24 @@ impl Form {
             return Err(reply.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
         let host = host(request).map_err(|error| Reply::refused(error, "host"))?;
+        let given = request.uri().path_and_query();
+        let given = given.map_or("/", PathAndQuery::as_str);
+        Self::normal(session, request.method(), host, given)
+    }
+
+    fn normal(
+        session: &Session,
+        method: &Method,
+        host: String,
+        given: &str,
+    ) -> Result<Self, Reply> {
         let mode = session
             .shard
             .waypoint
             .published
             .gateway()
             .path_normalization;
-        let given = request.uri().path_and_query();
-        let given = given.map_or("/", PathAndQuery::as_str);
-        let normal = path::for_request(request.method(), given, mode);
+        let normal = path::for_request(method, given, mode);
         let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
         let target = PathAndQuery::try_from(normal.as_str());
         let target = target.map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
@@ -81,8 +100,14 @@ fn host(request: &Request<Incoming>) -> Result<String, &'static str> {
         (None, None) if request.version() <= http::Version::HTTP_10 => "",
         (None, None) => return Err("there is no host"),
     };
+    checked(host)?;
+    Ok(host.to_owned())
+}
+
+/// Whether a text can be a host at all.
+fn checked(host: &str) -> Result<(), &'static str> {
     if host.contains('@') || (!host.is_empty() && host.parse::<http::uri::Authority>().is_err()) {
         return Err("the host cannot be one");
     }
-    Ok(host.to_owned())
+    Ok(())
 }

@@ -29,6 +29,9 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     HeaderName::from_static("http2-settings"),
 ];
 
+/// Headers of an upgrade that a request asks for.
+pub(super) const UPGRADE_OF_REQUESTS: [HeaderName; 2] = [CONNECTION, UPGRADE];
+
 /// Headers that only proxies of the mesh may set.
 const IDENTITY: [&str; 2] = ["x-forwarded-client-cert", ORIGINAL_PEER_HEADER];
 

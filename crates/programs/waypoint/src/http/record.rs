@@ -143,11 +143,24 @@ impl Record {
     /// The waypoint answers itself.
     pub(super) fn replied(&mut self, reply: &Reply) {
         self.flags = self.flags | reply.flags;
+        self.flags = reply.flags;
+        if let Some(details) = reply.details {
+            self.details = Some(details.to_owned());
+        }
         if let Some(reason) = reply.refused {
             self.session.shard.waypoint.http_metrics.refused(reason);
             self.details = Some(reason.to_owned());
         }
         self.sent.add(reply.text.len());
+        self.sent.completed();
+    }
+
+    /// A plugin answers.
+    pub(super) fn replied_by_extension(&mut self, details: &str, bytes: usize) {
+        self.flags = ResponseFlags::default();
+        self.details = Some(details.to_owned());
+        self.chosen = None;
+        self.sent.add(bytes);
         self.sent.completed();
     }
 

@@ -21,6 +21,8 @@ pub(crate) struct Reply {
     pub(crate) grpc_status: Option<u8>,
     /// What the client has to prove (RFC 6750).
     pub(crate) challenge: Option<HeaderValue>,
+    /// For the access log.
+    pub(crate) details: Option<&'static str>,
 }
 
 impl Reply {
@@ -30,9 +32,9 @@ impl Reply {
             text: text.into(),
             flags: flag.into(),
             refused: None,
-
             grpc_status: None,
             challenge: None,
+            details: None,
         }
     }
 
@@ -43,9 +45,26 @@ impl Reply {
             text: "RBAC: access denied".to_owned(),
             flags: ResponseFlags::default(),
             refused: None,
-
             grpc_status: None,
             challenge: None,
+            details: None,
+        }
+    }
+
+    /// Of a plugin that cannot be asked, or that ends a request.
+    pub(crate) fn of_extension(
+        status: StatusCode,
+        details: &'static str,
+        flags: ResponseFlags,
+    ) -> Self {
+        Self {
+            status,
+            text: String::new(),
+            flags,
+            refused: None,
+            grpc_status: None,
+            challenge: None,
+            details: Some(details),
         }
     }
 

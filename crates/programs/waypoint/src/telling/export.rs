@@ -133,6 +133,7 @@ pub(crate) async fn run(waypoint: Arc<Waypoint>) {
         upstreams: Upstreams::new(&waypoint.dialer),
         mirrors: Mirrors::default(),
         asks: Asks::default(),
+        extensions: Default::default(),
         retries: Budgets::default(),
         waypoint,
     });

@@ -856,7 +856,7 @@ pub struct WaypointAuthentication {
     #[prost(string, tag = "6")]
     pub not_understood: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct JwtRule {
     #[prost(string, tag = "1")]
     pub issuer: ::prost::alloc::string::String,
@@ -1029,6 +1029,59 @@ pub struct TelemetryLabel {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     /// In CEL; empty: the label is left out.
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+/// A plugin that runs in the waypoint.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaypointExtension {
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// For all that goes through the waypoint.
+    #[prost(bool, tag = "3")]
+    pub for_gateway: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub services: ::prost::alloc::vec::Vec<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    #[prost(enumeration = "ExtensionPhase", tag = "5")]
+    pub phase: i32,
+    /// Of one phase, higher ones first; then older ones, then by name.
+    #[prost(sint32, tag = "6")]
+    pub priority: i32,
+    #[prost(string, tag = "7")]
+    pub created: ::prost::alloc::string::String,
+    #[prost(string, tag = "8")]
+    pub url: ::prost::alloc::string::String,
+    /// In hex.
+    #[prost(string, tag = "9")]
+    pub sha256: ::prost::alloc::string::String,
+    #[prost(bool, tag = "10")]
+    pub always_pull: bool,
+    /// `.dockerconfigjson`.
+    #[prost(bytes = "bytes", tag = "11")]
+    pub pull_secret: ::prost::bytes::Bytes,
+    #[prost(bool, tag = "12")]
+    pub fail_open: bool,
+    #[prost(string, tag = "13")]
+    pub plugin_name: ::prost::alloc::string::String,
+    #[prost(string, tag = "14")]
+    pub configuration: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "15")]
+    pub environment: ::prost::alloc::vec::Vec<ExtensionVariable>,
+    /// Of the service; all if empty.
+    #[prost(uint32, repeated, tag = "16")]
+    pub ports: ::prost::alloc::vec::Vec<u32>,
+    /// Not empty: it is not run, and requests are decided as if it had failed.
+    #[prost(string, tag = "17")]
+    pub unsupported: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExtensionVariable {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub value: ::prost::alloc::string::String,
 }
@@ -1301,6 +1354,38 @@ impl TelemetryFamily {
             "RESPONSE_SIZE" => Some(Self::ResponseSize),
             "REQUEST_MESSAGES" => Some(Self::RequestMessages),
             "RESPONSE_MESSAGES" => Some(Self::ResponseMessages),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ExtensionPhase {
+    UnspecifiedPhase = 0,
+    Authn = 1,
+    Authz = 2,
+    Stats = 3,
+}
+impl ExtensionPhase {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::UnspecifiedPhase => "UNSPECIFIED_PHASE",
+            Self::Authn => "AUTHN",
+            Self::Authz => "AUTHZ",
+            Self::Stats => "STATS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNSPECIFIED_PHASE" => Some(Self::UnspecifiedPhase),
+            "AUTHN" => Some(Self::Authn),
+            "AUTHZ" => Some(Self::Authz),
+            "STATS" => Some(Self::Stats),
             _ => None,
         }
     }

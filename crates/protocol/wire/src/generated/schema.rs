@@ -311,14 +311,6 @@ pub(crate) static AMBIT_V1_WAYPOINTPROVIDER: Message = Message {
         (9, Some(&AMBIT_V1_HTTPPROVIDER)),
     ],
 };
-pub(crate) static AMBIT_V1_PROVIDERBODY: Message = Message {
-    name: "ambit.v1.ProviderBody",
-    fields: &[
-        (1, None),
-        (2, None),
-        (3, None),
-    ],
-};
 pub(crate) static AMBIT_V1_HTTPPROVIDER: Message = Message {
     name: "ambit.v1.HttpProvider",
     fields: &[
@@ -328,6 +320,28 @@ pub(crate) static AMBIT_V1_HTTPPROVIDER: Message = Message {
         (4, Some(&ISTIO_SECURITY_STRINGMATCH)),
         (5, Some(&ISTIO_SECURITY_STRINGMATCH)),
         (6, Some(&ISTIO_SECURITY_STRINGMATCH)),
+    ],
+};
+pub(crate) static ISTIO_SECURITY_STRINGMATCH: Message = Message {
+    name: "istio.security.StringMatch",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&GOOGLE_PROTOBUF_EMPTY)),
+    ],
+};
+pub(crate) static GOOGLE_PROTOBUF_EMPTY: Message = Message {
+    name: "google.protobuf.Empty",
+    fields: &[
+    ],
+};
+pub(crate) static AMBIT_V1_PROVIDERBODY: Message = Message {
+    name: "ambit.v1.ProviderBody",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPRULE: Message = Message {
@@ -359,20 +373,6 @@ pub(crate) static ISTIO_SECURITY_ADDRESS: Message = Message {
     fields: &[
         (1, None),
         (2, None),
-    ],
-};
-pub(crate) static ISTIO_SECURITY_STRINGMATCH: Message = Message {
-    name: "istio.security.StringMatch",
-    fields: &[
-        (1, None),
-        (2, None),
-        (3, None),
-        (4, Some(&GOOGLE_PROTOBUF_EMPTY)),
-    ],
-};
-pub(crate) static GOOGLE_PROTOBUF_EMPTY: Message = Message {
-    name: "google.protobuf.Empty",
-    fields: &[
     ],
 };
 pub(crate) static AMBIT_V1_HTTPATTRIBUTE: Message = Message {
@@ -443,6 +443,64 @@ pub(crate) static AMBIT_V1_GATEWAYNAME: Message = Message {
     fields: &[
         (1, None),
         (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_WAYPOINTEXTENSION: Message = Message {
+    name: "ambit.v1.WaypointExtension",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (5, None),
+        (6, None),
+        (7, None),
+        (8, None),
+        (9, None),
+        (10, None),
+        (11, None),
+        (12, None),
+        (13, None),
+        (14, None),
+        (15, Some(&AMBIT_V1_EXTENSIONVARIABLE)),
+        (16, None),
+        (17, None),
+    ],
+};
+pub(crate) static AMBIT_V1_EXTENSIONVARIABLE: Message = Message {
+    name: "ambit.v1.ExtensionVariable",
+    fields: &[
+        (1, None),
+        (2, None),
+    ],
+};
+pub(crate) static AMBIT_V1_WAYPOINTAUTHENTICATION: Message = Message {
+    name: "ambit.v1.WaypointAuthentication",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (5, Some(&AMBIT_V1_JWTRULE)),
+        (6, None),
+    ],
+};
+pub(crate) static AMBIT_V1_JWTRULE: Message = Message {
+    name: "ambit.v1.JwtRule",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
+        (7, Some(&AMBIT_V1_HTTPHEADER)),
+        (8, None),
+        (9, None),
+        (10, None),
+        (11, Some(&AMBIT_V1_HTTPHEADER)),
+        (12, None),
+        (13, None),
     ],
 };
 pub(crate) static AMBIT_V1_WAYPOINTDESTINATION: Message = Message {
@@ -791,34 +849,5 @@ pub(crate) static ISTIO_WORKLOAD_PORTLIST: Message = Message {
     name: "istio.workload.PortList",
     fields: &[
         (1, Some(&ISTIO_WORKLOAD_PORT)),
-    ],
-};
-pub(crate) static AMBIT_V1_WAYPOINTAUTHENTICATION: Message = Message {
-    name: "ambit.v1.WaypointAuthentication",
-    fields: &[
-        (1, None),
-        (2, None),
-        (3, None),
-        (4, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
-        (5, Some(&AMBIT_V1_JWTRULE)),
-        (6, None),
-    ],
-};
-pub(crate) static AMBIT_V1_JWTRULE: Message = Message {
-    name: "ambit.v1.JwtRule",
-    fields: &[
-        (1, None),
-        (2, None),
-        (3, None),
-        (4, None),
-        (5, None),
-        (6, None),
-        (7, Some(&AMBIT_V1_HTTPHEADER)),
-        (8, None),
-        (9, None),
-        (10, None),
-        (11, Some(&AMBIT_V1_HTTPHEADER)),
-        (12, None),
-        (13, None),
     ],
 };

@@ -1,6 +1,6 @@
 //! Authorization policies: each is a policy of the workloads that it selects.
 
-pub(super) mod attached;
+mod attached;
 mod callers;
 mod http;
 mod rules;
@@ -64,7 +64,9 @@ impl MeshKind for AuthorizationPolicy {
         index.mark(key.clone());
         let targets = |policy: Option<&PolicyInput>| -> Vec<ObjectKey> {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
-            attached.map(|one| one.targets.clone()).unwrap_or_default()
+            attached
+                .map(|one| one.targets.0.clone())
+                .unwrap_or_default()
         };
         index
             .policy_targets

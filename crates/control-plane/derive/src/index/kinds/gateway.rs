@@ -270,7 +270,7 @@ fn judge((name, is_good): &(String, bool)) -> Part {
 }
 
 /// The Gateways of a class.
-pub(super) fn of_class(index: &Index, class: &ArcStr) -> Vec<GatewayName> {
+pub(in crate::index) fn of_class(index: &Index, class: &ArcStr) -> Vec<GatewayName> {
     let gateways = index
         .all_objects()
         .flat_map(|(_, objects)| objects.all::<Gateway>().values());

@@ -3,21 +3,19 @@
 
 mod rules;
 
-use std::collections::BTreeMap;
-
 use ambit_k8s_api::{
-    Kind, ObjectKey, ObjectMeta, RequestAuthentication, istio::RequestAuthenticationSpec,
+    ObjectKey, ObjectMeta, RequestAuthentication, istio::RequestAuthenticationSpec,
 };
-use ambit_model::{ArcStr, Authentication, GatewayName, JwtKeys, JwtRule, PolicyKey};
+use ambit_model::{ArcStr, Authentication, JwtKeys, JwtRule, PolicyKey};
 use serde_json::Value;
 
-use super::authorization_policy::attached::{MAX_TARGETS, served, target, verdict, waypoints_of};
 use crate::{
     MeshConfig, PodDirectory,
     condition::{AUTHENTICATION_ACCEPTED, ConditionType, Standing, Verdict},
     index::{
         Index, KeySource, KeyState,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        targets::{Targets, references},
     },
     problem::FieldError,
 };
@@ -29,7 +27,7 @@ impl Followed for RequestAuthentication {
 /// An object as the mesh sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuthenticationInput {
-    targets: Vec<ObjectKey>,
+    targets: Targets,
     key: PolicyKey,
     rules: Vec<RuleInput>,
     not_understood: Option<ArcStr>,
@@ -62,18 +60,13 @@ impl MeshKind for RequestAuthentication {
                 "cannot be given together with spec.targetRefs",
             ));
         }
-        let mut targets = Vec::new();
-        for (field, target) in targets_of(self, config) {
-            targets.push(target.map_err(|message| FieldError::new(field, message))?);
-        }
-        if targets.len() > MAX_TARGETS {
-            let message = format!("{} targets; at most {MAX_TARGETS}", targets.len());
-            return Err(FieldError::new("spec.targetRefs", message));
-        }
+        let key = key_of(self);
+        let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
+        let targets = Targets::read(references, &key.namespace, config)?;
         let rules = rules::read(&self.spec.jwt_rules, &mut notes)?;
         let input = AuthenticationInput {
             targets,
-            key: key_of(self),
+            key,
             rules,
             not_understood: None,
         };
@@ -82,10 +75,11 @@ impl MeshKind for RequestAuthentication {
 
     /// Refuses everything at those of its targets that can be understood.
     fn substitute(&self, config: &MeshConfig) -> Option<AuthenticationInput> {
-        let targets = targets_of(self, config);
+        let key = key_of(self);
+        let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
         Some(AuthenticationInput {
-            targets: targets.filter_map(|(_, target)| target.ok()).collect(),
-            key: key_of(self),
+            targets: Targets::understood(references, &key.namespace, config),
+            key,
             rules: Vec::new(),
             not_understood: Some("the object cannot be used as it is written".into()),
         })
@@ -105,7 +99,7 @@ impl MeshKind for RequestAuthentication {
 
     fn changed(index: &mut Index, change: &Change<'_, AuthenticationInput>, _: &mut PodDirectory) {
         let targets = |one: Option<&AuthenticationInput>| {
-            one.map(|one| one.targets.clone()).unwrap_or_default()
+            one.map(|one| one.targets.0.clone()).unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
         index.policy_targets.replace(change.key, old, new);
@@ -120,34 +114,17 @@ impl MeshKind for RequestAuthentication {
             not_understood: input.not_understood.clone(),
             ..Authentication::default()
         };
-        let mut places = Vec::new();
-        for target in &input.targets {
-            match target.kind {
-                Kind::Gateway | Kind::GatewayClass => {
-                    let gateways = waypoints_of(index, target).into_iter();
-                    places.extend(gateways.map(|gateway| (gateway, None)));
-                }
-                _ => {
-                    let services = served(index, target).into_iter();
-                    places.extend(services.map(|(gateway, service)| (gateway, Some(service))));
-                }
-            }
-        }
-        let mut waypoints: BTreeMap<GatewayName, Authentication> = BTreeMap::new();
-        for (gateway, service) in places {
-            let told = waypoints.entry(gateway);
-            let told = told.or_insert_with(|| authentication.clone());
-            match service {
-                None => told.for_gateway = true,
-                Some(service) => told.services.push(service),
-            }
-        }
-        for authentication in waypoints.values_mut() {
-            authentication.services.sort_unstable();
-            authentication.services.dedup();
-        }
+        let waypoints = input.targets.concerned(index).into_iter();
+        let waypoints = waypoints.map(|(gateway, concerned)| {
+            let told = Authentication {
+                for_gateway: concerned.for_gateway,
+                services: concerned.services,
+                ..authentication.clone()
+            };
+            (gateway, told)
+        });
         Rendered {
-            waypoint_authentications: waypoints.into_iter().collect(),
+            waypoint_authentications: waypoints.collect(),
             ..Rendered::default()
         }
     }
@@ -160,7 +137,7 @@ impl MeshKind for RequestAuthentication {
     }
 
     fn is_in_force(input: &AuthenticationInput) -> bool {
-        !input.targets.is_empty()
+        !input.targets.0.is_empty()
     }
 
     fn is_attached(&self) -> bool {
@@ -171,7 +148,7 @@ impl MeshKind for RequestAuthentication {
 impl AuthenticationInput {
     /// At which waypoints it is in force, and which of its keys cannot be had.
     fn verdict(&self, index: &Index) -> Verdict {
-        if self.targets.is_empty() {
+        if self.targets.0.is_empty() {
             return Verdict {
                 is_true: false,
                 reason: "NotAttached",
@@ -180,7 +157,7 @@ impl AuthenticationInput {
                 is_trouble: true,
             };
         }
-        let mut verdict = verdict(index, &self.targets);
+        let mut verdict = self.targets.verdict(index, "policy", "enforced");
         let rules = self.rules.iter().enumerate();
         let troubles: Vec<_> = rules
             .filter_map(|(at, rule)| rule.trouble(index, at))
@@ -238,18 +215,4 @@ fn key_of(object: &RequestAuthentication) -> PolicyKey {
         namespace: metadata.namespace.as_deref().unwrap_or("default").into(),
         name: metadata.name.as_deref().unwrap_or_default().into(),
     }
-}
-
-/// What the references name, with their fields.
-fn targets_of(
-    object: &RequestAuthentication,
-    config: &MeshConfig,
-) -> impl Iterator<Item = (String, Result<ObjectKey, String>)> {
-    let namespace = key_of(object).namespace;
-    let one = object.spec.target_ref.iter();
-    let one = one.map(|reference| ("spec.targetRef".to_owned(), reference));
-    let several = object.spec.target_refs.iter().enumerate();
-    let several = several.map(|(at, reference)| (format!("spec.targetRefs[{at}]"), reference));
-    one.chain(several)
-        .map(move |(field, reference)| (field, target(reference, &namespace, config)))
 }

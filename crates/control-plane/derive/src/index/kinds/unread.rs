@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{EnvoyFilter, Kind, VirtualService, WasmPlugin};
+use ambit_k8s_api::{EnvoyFilter, Kind, VirtualService};
 use ambit_model::{ArcStr, GatewayName};
 
 use super::Objects;
@@ -47,7 +47,7 @@ macro_rules! unread {
 }
 
 unread! {
-    VirtualService EnvoyFilter WasmPlugin
+    VirtualService EnvoyFilter
 }
 
 /// What is to be said on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose

@@ -2,7 +2,7 @@
 
 use ambit_model::{
     Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination,
-    WaypointGateway, WaypointService,
+    WaypointExtension, WaypointGateway, WaypointService,
 };
 
 use super::*;
@@ -32,6 +32,11 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         key: key.clone(),
         ..Authentication::default()
     };
+    let extension = WaypointExtension {
+        namespace: "shop".into(),
+        name: "p".into(),
+        ..WaypointExtension::default()
+    };
     let policy = HttpPolicy {
         key: key.clone(),
         ..HttpPolicy::default()
@@ -44,7 +49,8 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
             (gateway.clone(), key.clone()),
             Some(Arc::new(authentication)),
         )],
-        waypoint_policies: vec![((gateway.clone(), key), Some(Arc::new(policy)))],
+        waypoint_policies: vec![((gateway.clone(), key.clone()), Some(Arc::new(policy)))],
+        waypoint_extensions: vec![((gateway.clone(), key), Some(Arc::new(extension)))],
         ..Delta::default()
     }
 }
@@ -68,12 +74,13 @@ fn waypoint(gateway: &GatewayName) -> Peer {
     }
 }
 
-const OF_WAYPOINTS: [ResourceType; 5] = [
+const OF_WAYPOINTS: [ResourceType; 6] = [
     ResourceType::WAYPOINT_POLICY,
     ResourceType::WAYPOINT_GATEWAY,
     ResourceType::WAYPOINT_SERVICE,
     ResourceType::WAYPOINT_DESTINATION,
     ResourceType::WAYPOINT_AUTHENTICATION,
+    ResourceType::WAYPOINT_EXTENSION,
 ];
 
 #[test]

@@ -1,0 +1,142 @@
+//! What waypoints are told of plugins, and what stands on the objects that say it.
+
+use ambit_k8s_api::Kind;
+use ambit_model::{ExtensionPhase, WaypointExtension};
+
+use super::{told::verdict, *};
+
+const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
+
+fn plugin(target: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: extensions.istio.io/v1alpha1\nkind: WasmPlugin\nmetadata: {{name: tag, namespace: shop}}\nspec: {{targetRefs: [{target}], {spec}}}\n"
+    )
+}
+
+fn with(spec: &str) -> TestMesh {
+    TestMesh::of(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &plugin(OF_GATEWAY, spec),
+    ]))
+}
+
+fn told(mesh: &TestMesh) -> &WaypointExtension {
+    &mesh.waypoint_extensions["shop/wp runs shop/tag"]
+}
+
+#[test]
+fn a_plugin_goes_to_the_waypoints_of_its_targets() {
+    for (target, for_gateway, services) in [
+        (OF_GATEWAY, true, 0),
+        ("{kind: Service, name: cart}", false, 1),
+    ] {
+        let mut mesh = TestMesh::of(&all(&[
+            SERVICE,
+            CART,
+            &plugin(target, "url: r.example/tag"),
+        ]));
+        assert!(mesh.waypoint_extensions.is_empty());
+        assert!(verdict(&mesh, Kind::WasmPlugin, "shop", "tag").starts_with("false"));
+        mesh.apply(&gateway("wp", ""));
+        let told = told(&mesh);
+        assert_eq!(
+            (told.for_gateway, told.services.len()),
+            (for_gateway, services),
+            "{target}"
+        );
+        assert_eq!(
+            verdict(&mesh, Kind::WasmPlugin, "shop", "tag"),
+            "true Accepted"
+        );
+        mesh.delete(Kind::WasmPlugin, "shop", "tag");
+        assert!(mesh.waypoint_extensions.is_empty());
+    }
+    let mesh = TestMesh::of(&plugin("", "url: r.example/tag"));
+    assert_eq!(
+        verdict(&mesh, Kind::WasmPlugin, "shop", "tag"),
+        "false NoTargets"
+    );
+}
+
+#[test]
+fn all_of_a_plugin_is_told() {
+    let mesh = with(
+        "url: 'oci://r.example/tag:1', sha256: 'ABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCD', phase: AUTHN, priority: -3, \
+         pluginName: root, pluginConfig: {b: [1], a: x}, failStrategy: FAIL_OPEN, imagePullPolicy: Always, \
+         vmConfig: {env: [{name: A, value: b}]}, match: [{mode: SERVER, ports: [{number: 80}]}, {mode: CLIENT, ports: [{number: 81}]}]",
+    );
+    let told = told(&mesh);
+    assert_eq!((told.phase, told.priority), (ExtensionPhase::Authn, -3));
+    assert_eq!(
+        (told.url.as_str(), told.sha256.len()),
+        ("oci://r.example/tag:1", 64)
+    );
+    assert!(told.sha256.starts_with("abc") && told.fail_open && told.always_pull);
+    assert_eq!(
+        (told.plugin_name.as_str(), told.configuration.as_str()),
+        ("root", "{\"a\":\"x\",\"b\":[1]}")
+    );
+    assert_eq!(
+        (told.environment["A"].as_str(), &told.ports[..]),
+        ("b", &[80][..])
+    );
+    assert!(told.unsupported.is_none());
+    assert!(
+        mesh.problems()[0].contains("CLIENT matches nothing"),
+        "{:?}",
+        mesh.problems()
+    );
+    let defaults = with("url: r.example/tag");
+    let told = super::plugins::told(&defaults);
+    assert_eq!(
+        (told.url.as_str(), told.phase),
+        ("oci://r.example/tag", ExtensionPhase::Unspecified)
+    );
+    // The tag is that which others are put under.
+    assert!(!told.fail_open && told.always_pull && told.ports.is_empty());
+    assert!(
+        with("url: r.example/tag, match: [{mode: CLIENT}]")
+            .waypoint_extensions
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_plugin_that_cannot_be_used_fails_as_it_says_and_leaves_its_last_form() {
+    for (spec, field) in [
+        ("phase: AUTHN", "spec.url"),
+        ("url: 'ftp://x/y'", "spec.url"),
+        ("url: 'file://x'", "spec.url"),
+        ("url: x, sha256: abc", "spec.sha256"),
+        ("url: x, pluginConfig: [1]", "spec.pluginConfig"),
+        ("url: x, priority: 4000000000", "spec.priority"),
+        (
+            "url: x, vmConfig: {env: [{name: A, valueFrom: HOST}]}",
+            "spec.vmConfig.env[0].valueFrom",
+        ),
+        (
+            "url: x, match: [{ports: [{number: 0}]}]",
+            "spec.match[0].ports[0].number",
+        ),
+        ("url: x, failStrategy: MAYBE", "failStrategy"),
+    ] {
+        let mut mesh = with(spec);
+        let problems = mesh.problems().join("\n");
+        assert!(problems.contains(field), "{spec}: {problems}");
+        let told = told(&mesh).clone();
+        assert!(
+            told.unsupported.is_some() && told.for_gateway && !told.fail_open,
+            "{spec}"
+        );
+        mesh.apply(&plugin(OF_GATEWAY, "url: good"));
+        mesh.apply(&plugin(OF_GATEWAY, spec));
+        assert_eq!(super::plugins::told(&mesh).url, "oci://good", "{spec}");
+    }
+    let open = with("url: '', failStrategy: FAIL_OPEN");
+    assert!(told(&open).fail_open);
+    let network = with("url: x, type: NETWORK");
+    assert!(told(&network).unsupported.is_some());
+    assert!(network.problems()[0].contains("NETWORK"));
+}

@@ -1,0 +1,207 @@
+//! What a `WasmPlugin` says; field names as Istio's definition has them.
+//!
+//! Unknown fields are errors. Numbers are read wider than they may be, so that what is wrong with one can be said.
+
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    istio::{PolicyTargetReference, WorkloadSelector},
+    status::{self, Status},
+};
+
+/// Code that runs in waypoints.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WasmPlugin {
+    /// Version of the API it was written in.
+    #[serde(default)]
+    pub api_version: String,
+    /// The kind.
+    #[serde(default)]
+    pub kind: String,
+    /// Metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What is wished.
+    #[serde(default)]
+    pub spec: WasmPluginSpec,
+    /// What controllers wrote.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub status: Value,
+}
+
+impl k8s_openapi::Resource for WasmPlugin {
+    const API_VERSION: &'static str = "extensions.istio.io/v1alpha1";
+    const GROUP: &'static str = "extensions.istio.io";
+    const KIND: &'static str = "WasmPlugin";
+    const VERSION: &'static str = "v1alpha1";
+    const URL_PATH_SEGMENT: &'static str = "wasmplugins";
+    type Scope = NamespaceResourceScope;
+}
+
+impl k8s_openapi::Metadata for WasmPlugin {
+    type Ty = ObjectMeta;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl Status for WasmPlugin {
+    fn api_version(&self) -> &str {
+        &self.api_version
+    }
+
+    fn conditions(&self) -> Vec<Value> {
+        status::conditions(&self.status)
+    }
+}
+
+/// See [`WasmPlugin`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the contract's")]
+pub struct WasmPluginSpec {
+    pub selector: Option<WorkloadSelector>,
+    pub target_ref: Option<PolicyTargetReference>,
+    pub target_refs: Vec<PolicyTargetReference>,
+    pub url: String,
+    pub sha256: String,
+    pub image_pull_policy: PullPolicy,
+    pub image_pull_secret: String,
+    pub verification_key: String,
+    pub plugin_config: Option<Value>,
+    pub plugin_name: String,
+    pub phase: PluginPhase,
+    pub priority: Option<i64>,
+    pub fail_strategy: FailStrategy,
+    pub vm_config: Option<VmConfig>,
+    #[serde(rename = "match")]
+    pub matches: Vec<TrafficSelector>,
+    #[serde(rename = "type")]
+    pub plugin_type: PluginType,
+}
+
+impl WasmPluginSpec {
+    /// Whether it is for the waypoints of other objects.
+    pub fn is_attached(&self) -> bool {
+        self.target_ref.is_some() || !self.target_refs.is_empty()
+    }
+}
+
+/// When a module is fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PullPolicy {
+    /// By the tag: `latest` always, others once.
+    #[default]
+    #[serde(rename = "UNSPECIFIED_POLICY")]
+    Unspecified,
+    /// If it is not at hand.
+    IfNotPresent,
+    /// Whenever the plugin changes.
+    Always,
+}
+
+/// When in a request's way a plugin is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+#[expect(missing_docs, reason = "the values are the contract's")]
+pub enum PluginPhase {
+    #[default]
+    #[serde(rename = "UNSPECIFIED_PHASE")]
+    Unspecified,
+    Authn,
+    Authz,
+    Stats,
+}
+
+/// What becomes of requests when a plugin cannot be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum FailStrategy {
+    /// They fail.
+    #[default]
+    FailClose,
+    /// They go on without it.
+    FailOpen,
+    /// They fail, and it is started anew.
+    FailReload,
+}
+
+/// What a plugin is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum PluginType {
+    /// Requests.
+    #[default]
+    #[serde(rename = "UNSPECIFIED_PLUGIN_TYPE")]
+    Unspecified,
+    /// Requests.
+    Http,
+    /// Connections.
+    Network,
+}
+
+/// What a module is given to run with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct VmConfig {
+    /// The environment.
+    pub env: Vec<EnvVar>,
+}
+
+/// A variable.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the contract's")]
+pub struct EnvVar {
+    pub name: String,
+    pub value_from: EnvValueSource,
+    pub value: String,
+}
+
+/// Where its value is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum EnvValueSource {
+    /// In the object.
+    #[default]
+    Inline,
+    /// In the environment of the proxy.
+    Host,
+}
+
+/// Which requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the contract's")]
+pub struct TrafficSelector {
+    pub mode: WorkloadMode,
+    pub ports: Vec<PortSelector>,
+}
+
+/// In which role a proxy sees them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[expect(missing_docs, reason = "the values are the contract's")]
+pub enum WorkloadMode {
+    #[default]
+    Undefined,
+    Client,
+    Server,
+    ClientAndServer,
+}
+
+/// A port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct PortSelector {
+    /// Its number.
+    pub number: i64,
+}

@@ -1,0 +1,169 @@
+//! Numbers and forms of the ABI: statuses, kinds of maps and buffers, and lists of pairs as bytes.
+
+/// What a function of the host answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Ok = 0,
+    NotFound = 1,
+    BadArgument = 2,
+    ParseFailure = 4,
+    InvalidMemoryAccess = 6,
+    Empty = 7,
+    CasMismatch = 8,
+    InternalFailure = 10,
+    Unimplemented = 12,
+}
+
+/// Maps of headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapKind {
+    RequestHeaders,
+    RequestTrailers,
+    ResponseHeaders,
+    ResponseTrailers,
+    GrpcInitialMetadata,
+    GrpcTrailingMetadata,
+    CallHeaders,
+    CallTrailers,
+}
+
+impl MapKind {
+    pub(crate) fn of(number: u32) -> Result<Self, Status> {
+        Ok(match number {
+            0 => Self::RequestHeaders,
+            1 => Self::RequestTrailers,
+            2 => Self::ResponseHeaders,
+            3 => Self::ResponseTrailers,
+            4 => Self::GrpcInitialMetadata,
+            5 => Self::GrpcTrailingMetadata,
+            6 => Self::CallHeaders,
+            7 => Self::CallTrailers,
+            _ => return Err(Status::BadArgument),
+        })
+    }
+}
+
+/// Buffers of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BufferKind {
+    RequestBody,
+    ResponseBody,
+    CallBody,
+    GrpcMessage,
+    VmConfiguration,
+    PluginConfiguration,
+}
+
+impl BufferKind {
+    pub(crate) fn of(number: u32) -> Result<Self, Status> {
+        Ok(match number {
+            0 => Self::RequestBody,
+            1 => Self::ResponseBody,
+            4 => Self::CallBody,
+            5 => Self::GrpcMessage,
+            6 => Self::VmConfiguration,
+            7 => Self::PluginConfiguration,
+            2 | 3 | 8 => return Err(Status::NotFound),
+            _ => return Err(Status::BadArgument),
+        })
+    }
+}
+
+/// Most pairs of one list.
+const MAX_PAIRS: usize = 1024;
+
+/// A list of pairs as modules have it: how many, the lengths of all, then names and values, each with a zero after it.
+pub fn write_pairs<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])> + Clone) -> Vec<u8> {
+    let count = pairs.clone().count();
+    let sizes: usize = pairs
+        .clone()
+        .map(|(name, value)| name.len() + value.len())
+        .sum();
+    let mut bytes = Vec::with_capacity(4 + count * 10 + sizes);
+    let length = |of: usize| u32::try_from(of).unwrap_or(u32::MAX).to_le_bytes();
+    bytes.extend_from_slice(&length(count));
+    for (name, value) in pairs.clone() {
+        bytes.extend_from_slice(&length(name.len()));
+        bytes.extend_from_slice(&length(value.len()));
+    }
+    for (name, value) in pairs {
+        bytes.extend_from_slice(name);
+        bytes.push(0);
+        bytes.extend_from_slice(value);
+        bytes.push(0);
+    }
+    bytes
+}
+
+/// The pairs of such a list; `None` if it is not one. No bytes at all are no pairs.
+pub fn read_pairs(bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
+    if bytes.is_empty() {
+        return Some(Vec::new());
+    }
+    let (count, rest) = number(bytes)?;
+    if count > MAX_PAIRS || count > rest.len() / 8 {
+        return None;
+    }
+    let (mut lengths, mut texts) = rest.split_at_checked(count * 8)?;
+    let mut pairs = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (name, after) = number(lengths)?;
+        let (value, after) = number(after)?;
+        lengths = after;
+        let (name, after) = text(texts, name)?;
+        let (value, after) = text(after, value)?;
+        texts = after;
+        pairs.push((name, value));
+    }
+    Some(pairs)
+}
+
+fn number(bytes: &[u8]) -> Option<(usize, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk::<4>()?;
+    Some((u32::from_le_bytes(*number) as usize, rest))
+}
+
+fn text(bytes: &[u8], length: usize) -> Option<(&[u8], &[u8])> {
+    let (text, rest) = bytes.split_at_checked(length)?;
+    let (zero, rest) = rest.split_first()?;
+    (*zero == 0).then_some((text, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pairs_are_read_as_they_were_written(
+            pairs: Vec<(Vec<u8>, Vec<u8>)>
+        ) {
+            let views = pairs.iter().map(|(name, value)| (&name[..], &value[..]));
+            let bytes = write_pairs(views.clone());
+            prop_assert_eq!(read_pairs(&bytes), Some(views.collect::<Vec<_>>()));
+        }
+
+        #[test]
+        fn any_bytes_are_pairs_or_are_not(bytes: Vec<u8>) {
+            let _pairs = read_pairs(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_list_that_claims_more_than_it_has_is_none() {
+        assert_eq!(read_pairs(&[]), Some(Vec::new()));
+        for claimed in [
+            &[255, 255, 255, 255][..],
+            &[1, 0, 0, 0],
+            &[1, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0],
+        ] {
+            assert_eq!(read_pairs(claimed), None);
+        }
+        let whole = write_pairs([(&b"a"[..], &b"b"[..])].into_iter());
+        for end in 1..whole.len() {
+            assert_eq!(read_pairs(&whole[..end]), None, "{end} bytes");
+        }
+    }
+}

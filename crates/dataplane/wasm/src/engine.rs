@@ -1,0 +1,118 @@
+//! Compiled modules, and the clock that ends what takes too long.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use wasmtime::{Config, Linker};
+
+use crate::{
+    host::{self, Host},
+    limits::{MAX_MODULE, TICK},
+};
+
+/// Versions of the ABI: a module exports the name of its own.
+const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_1", "proxy_abi_version_0_2_0"];
+
+/// Compiles modules. Clones are the same.
+#[derive(Clone)]
+pub struct Engine {
+    engine: wasmtime::Engine,
+    linker: Arc<Linker<Host>>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
+
+/// A module, compiled. Clones share it.
+#[derive(Clone)]
+pub struct Module {
+    pub(crate) engine: wasmtime::Engine,
+    pub(crate) instance: wasmtime::InstancePre<Host>,
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Module").finish_non_exhaustive()
+    }
+}
+
+/// A module that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModuleError {
+    /// Its size.
+    #[error("the module has {0} bytes, at most {MAX_MODULE} are taken")]
+    TooLarge(usize),
+    /// Its bytes.
+    #[error("this is no WebAssembly module that can be compiled: {0}")]
+    Invalid(String),
+    /// It was made for something else.
+    #[error(
+        "the module exports neither proxy_abi_version_0_2_1 nor proxy_abi_version_0_2_0: it is no proxy-wasm plugin"
+    )]
+    OtherAbi,
+    /// It asks for functions that are not there.
+    #[error("the module imports what this host does not have: {0}")]
+    Imports(String),
+    /// The processor or the system.
+    #[error("WebAssembly cannot be run here: {0}")]
+    Engine(String),
+}
+
+impl Engine {
+    /// The period after which [`Self::tick`] is to be called while there are instances.
+    pub const TICK: Duration = TICK;
+
+    /// With nothing compiled.
+    ///
+    /// # Errors
+    /// When the system does not allow code that is compiled as it runs.
+    pub fn new() -> Result<Self, ModuleError> {
+        let mut config = Config::new();
+        config.epoch_interruption(true);
+        // What is reserved of addresses for a memory; instances are many, their memories small.
+        config.memory_reservation(128 << 20);
+        config.memory_guard_size(64 << 10);
+        config.wasm_memory64(false);
+        let failed = |error: wasmtime::Error| ModuleError::Engine(format!("{error:#}"));
+        let engine = wasmtime::Engine::new(&config).map_err(failed)?;
+        let mut linker = Linker::new(&engine);
+        host::link(&mut linker).map_err(failed)?;
+        Ok(Self {
+            engine,
+            linker: Arc::new(linker),
+        })
+    }
+
+    /// Time passes: a callback whose time is over traps.
+    pub fn tick(&self) {
+        self.engine.increment_epoch();
+    }
+
+    /// Compiles a module. Takes long: not for threads that serve.
+    ///
+    /// # Errors
+    /// When it is not one, or not one for this host.
+    pub fn compile(&self, bytes: &[u8]) -> Result<Module, ModuleError> {
+        if bytes.len() > MAX_MODULE {
+            return Err(ModuleError::TooLarge(bytes.len()));
+        }
+        let module = wasmtime::Module::from_binary(&self.engine, bytes);
+        let module = module.map_err(|error| ModuleError::Invalid(format!("{error:#}")))?;
+        let is_plugin = VERSIONS
+            .iter()
+            .any(|name| module.get_export(name).is_some());
+        if !is_plugin {
+            return Err(ModuleError::OtherAbi);
+        }
+        let mut linker = Linker::clone(&self.linker);
+        let linked = host::link_rest(&mut linker, &module);
+        let instance = linked.and_then(|()| linker.instantiate_pre(&module));
+        let instance = instance.map_err(|error| ModuleError::Imports(format!("{error:#}")))?;
+        Ok(Module {
+            engine: self.engine.clone(),
+            instance,
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! The functions that modules call, and what they work on.
+
+mod buffers;
+mod calls;
+mod headers;
+mod memory;
+mod properties;
+mod shares;
+mod streams;
+mod system;
+mod wasi;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use wasmtime::{Linker, Module, StoreLimits, StoreLimitsBuilder, Val};
+
+use crate::{
+    abi::Status,
+    limits::MAX_TABLE,
+    metrics::Metrics,
+    shared::Shared,
+    stream::{ContextId, Head, Stream},
+    vm::{Effect, Settings},
+};
+
+/// The module in which the functions of the ABI are.
+const ENV: &str = "env";
+/// The module in which those of the system are.
+const WASI: &str = "wasi_snapshot_preview1";
+
+/// What one instance works on.
+pub(crate) struct Host {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) shared: Shared,
+    pub(crate) metrics: Metrics,
+    pub(crate) limits: StoreLimits,
+    pub(crate) streams: BTreeMap<ContextId, Stream>,
+    /// The context that functions work on.
+    pub(crate) effective: ContextId,
+    /// What a call brought, while the module is told of it.
+    pub(crate) received: Received,
+    pub(crate) effects: Vec<Effect>,
+    /// Calls under way, and for which context.
+    pub(crate) calls: BTreeMap<u32, ContextId>,
+    pub(crate) last_call: u32,
+    pub(crate) tick_period: u32,
+    /// Contexts of which the module said that they are done.
+    pub(crate) done: Vec<ContextId>,
+    /// Lines of its log that are not yet complete: standard output and error.
+    pub(crate) lines: [Vec<u8>; 2],
+}
+
+/// See [`Host::received`].
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    pub(crate) headers: Head,
+    pub(crate) body: Bytes,
+    pub(crate) trailers: HeaderMap,
+    pub(crate) grpc_initial: HeaderMap,
+    pub(crate) grpc_trailing: HeaderMap,
+    pub(crate) grpc_message: Bytes,
+    pub(crate) grpc_status: u32,
+    pub(crate) grpc_text: String,
+}
+
+impl Host {
+    pub(crate) fn new(settings: Arc<Settings>, shared: Shared, metrics: Metrics) -> Self {
+        let limits = StoreLimitsBuilder::new();
+        let limits = limits.memory_size(settings.limits.memory).memories(1);
+        let limits = limits
+            .table_elements(MAX_TABLE)
+            .tables(16)
+            .instances(1)
+            .build();
+        Self {
+            settings,
+            shared,
+            metrics,
+            limits,
+            streams: BTreeMap::new(),
+            effective: crate::vm::ROOT,
+            received: Received::default(),
+            effects: Vec::new(),
+            calls: BTreeMap::new(),
+            last_call: 0,
+            tick_period: 0,
+            done: Vec::new(),
+            lines: [Vec::new(), Vec::new()],
+        }
+    }
+
+    /// The request that functions work on.
+    pub(crate) fn stream(&mut self) -> Result<&mut Stream, Status> {
+        self.streams
+            .get_mut(&self.effective)
+            .ok_or(Status::BadArgument)
+    }
+
+    fn replace(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) -> Result<(), Status> {
+        // As Envoy has it: at its beginning nothing is removed for a size of zero, beyond its end is appended.
+        let start = start.min(bytes.len());
+        let end = start.saturating_add(size).min(bytes.len());
+        let tail = bytes.split_off(end);
+        bytes.truncate(start);
+        bytes.extend_from_slice(with);
+        bytes.extend_from_slice(&tail);
+        Ok(())
+    }
+}
+
+/// Gives modules the functions of the ABI.
+pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    system::link(linker)?;
+    headers::link(linker)?;
+    buffers::link(linker)?;
+    properties::link(linker)?;
+    streams::link(linker)?;
+    shares::link(linker)?;
+    calls::link(linker)?;
+    wasi::link(linker)
+}
+
+/// Gives a module the functions of the system that it asks for and that nothing stands behind: they fail.
+pub(crate) fn link_rest(linker: &mut Linker<Host>, module: &Module) -> wasmtime::Result<()> {
+    for import in module.imports() {
+        if import.module() != WASI {
+            continue;
+        }
+        let Some(ty) = import.ty().func().cloned() else {
+            continue;
+        };
+        let results: Vec<_> = ty.results().collect();
+        let gives_number = matches!(&results[..], [one] if one.is_i32());
+        let name = import.name().to_owned();
+        let is_known = KNOWN.contains(&name.as_str());
+        if is_known {
+            continue;
+        }
+        linker.func_new(WASI, import.name(), ty, move |_, _, results| {
+            if let (true, Some(result)) = (gives_number, results.first_mut()) {
+                *result = Val::I32(wasi::NOT_SUPPORTED);
+                return Ok(());
+            }
+            Err(wasmtime::Error::msg(format!("{name} is not supported")))
+        })?;
+    }
+    Ok(())
+}
+
+/// Functions of the system that there are.
+const KNOWN: [&str; 14] = wasi::NAMES;

@@ -1,0 +1,215 @@
+//! Calls to services: what a module asks for becomes an effect, and gets a number.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use wasmtime::{Caller, Linker};
+
+use super::{
+    ENV, Host,
+    memory::{Guest, Refused, answer},
+};
+use crate::{
+    abi::{Status, read_pairs},
+    stream::Head,
+    vm::{Call, CallKind, Effect, Token},
+};
+
+/// Longest wait for an answer.
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    linker.func_wrap(
+        ENV,
+        "proxy_http_call",
+        |caller: Caller<'_, Host>,
+         upstream: u32,
+         upstream_length: u32,
+         headers: u32,
+         headers_length: u32,
+         body: u32,
+         body_length: u32,
+         trailers: u32,
+         trailers_length: u32,
+         timeout: u32,
+         at: u32| {
+            let asked = Asked {
+                upstream: (upstream, upstream_length),
+                headers: (headers, headers_length),
+                body: (body, body_length),
+                trailers: (trailers, trailers_length),
+                timeout,
+            };
+            answer(asked.http(Guest::new(caller), at))
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_grpc_call",
+        |caller: Caller<'_, Host>,
+         upstream: u32,
+         upstream_length: u32,
+         service: u32,
+         service_length: u32,
+         method: u32,
+         method_length: u32,
+         metadata: u32,
+         metadata_length: u32,
+         message: u32,
+         message_length: u32,
+         timeout: u32,
+         at: u32| {
+            let asked = Asked {
+                upstream: (upstream, upstream_length),
+                headers: (metadata, metadata_length),
+                body: (message, message_length),
+                trailers: (0, 0),
+                timeout,
+            };
+            let names = ((service, service_length), (method, method_length));
+            answer(asked.grpc(Guest::new(caller), names, at))
+        },
+    )?;
+    // Streams of gRPC are not supported: modules are told, and go on.
+    linker.func_wrap(
+        ENV,
+        "proxy_grpc_stream",
+        |_: Caller<'_, Host>,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32,
+         _: u32| { Status::InternalFailure as u32 },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_grpc_send",
+        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32| Status::NotFound as u32,
+    )?;
+    for function in ["proxy_grpc_cancel", "proxy_grpc_close"] {
+        linker.func_wrap(ENV, function, |mut caller: Caller<'_, Host>, token: u32| {
+            let host = caller.data_mut();
+            if host.calls.remove(&token).is_none() {
+                return Status::NotFound as u32;
+            }
+            host.effects.push(Effect::Cancelled(Token(token)));
+            Status::Ok as u32
+        })?;
+    }
+    linker.func_wrap(
+        ENV,
+        "proxy_get_status",
+        |caller: Caller<'_, Host>, code_at: u32, at: u32, length_at: u32| {
+            answer(status(Guest::new(caller), code_at, at, length_at))
+        },
+    )?;
+    Ok(())
+}
+
+fn status(mut guest: Guest<'_>, code_at: u32, at: u32, length_at: u32) -> Result<(), Refused> {
+    let received = &guest.host().received;
+    let (code, text) = (received.grpc_status, received.grpc_text.clone());
+    guest.put_number(code_at, code)?;
+    guest.give(text.as_bytes(), at, length_at)
+}
+
+struct Asked {
+    upstream: (u32, u32),
+    headers: (u32, u32),
+    body: (u32, u32),
+    trailers: (u32, u32),
+    timeout: u32,
+}
+
+impl Asked {
+    fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), Refused> {
+        let head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
+        // As Envoy has it.
+        let is_whole = [":method", ":path", ":authority"]
+            .iter()
+            .all(|name| head.pseudo(name).is_some());
+        if !is_whole {
+            return Err(Status::BadArgument.into());
+        }
+        let trailers = self::head(&guest.copy(self.trailers.0, self.trailers.1)?)?.headers;
+        let call = Call {
+            upstream: guest.text(self.upstream.0, self.upstream.1)?,
+            head,
+            body: Bytes::from(guest.copy(self.body.0, self.body.1)?),
+            trailers,
+            timeout: self.timeout(),
+            kind: CallKind::Http,
+        };
+        begin(guest, call, at)
+    }
+
+    fn grpc(
+        self,
+        mut guest: Guest<'_>,
+        (service, method): ((u32, u32), (u32, u32)),
+        at: u32,
+    ) -> Result<(), Refused> {
+        let (service, method) = (
+            guest.text(service.0, service.1)?,
+            guest.text(method.0, method.1)?,
+        );
+        let mut head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
+        head.pseudo.clear();
+        head.set_pseudo(":method", "POST".to_owned());
+        head.set_pseudo(":path", format!("/{service}/{method}"));
+        let call = Call {
+            upstream: guest.text(self.upstream.0, self.upstream.1)?,
+            head,
+            body: Bytes::from(guest.copy(self.body.0, self.body.1)?),
+            trailers: HeaderMap::new(),
+            timeout: self.timeout(),
+            kind: CallKind::Grpc,
+        };
+        begin(guest, call, at)
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout.into()).min(MAX_TIMEOUT)
+    }
+}
+
+fn begin(mut guest: Guest<'_>, call: Call, at: u32) -> Result<(), Refused> {
+    let host = guest.host();
+    if host.calls.len() >= host.settings.limits.calls {
+        return Err(Status::InternalFailure.into());
+    }
+    let mut number = host.last_call.wrapping_add(1).max(1);
+    while host.calls.contains_key(&number) {
+        number = number.wrapping_add(1).max(1);
+    }
+    guest.put_number(at, number)?;
+    let host = guest.host();
+    host.last_call = number;
+    host.calls.insert(number, host.effective);
+    host.effects
+        .push(Effect::Call(Token(number), Box::new(call)));
+    Ok(())
+}
+
+fn head(bytes: &[u8]) -> Result<Head, Status> {
+    let mut head = Head::default();
+    for (name, value) in read_pairs(bytes).ok_or(Status::ParseFailure)? {
+        if name.starts_with(b":") {
+            let name = str::from_utf8(name).map_err(|_| Status::BadArgument)?;
+            let value = str::from_utf8(value).map_err(|_| Status::BadArgument)?;
+            head.set_pseudo(name, value.to_owned());
+            continue;
+        }
+        let name = HeaderName::from_bytes(name).map_err(|_| Status::BadArgument)?;
+        let value = HeaderValue::from_bytes(value).map_err(|_| Status::BadArgument)?;
+        head.headers
+            .try_append(name, value)
+            .map_err(|_| Status::BadArgument)?;
+    }
+    Ok(head)
+}

@@ -1,0 +1,144 @@
+//! What passes between a module's memory and the host. Whatever a module names is looked at before it is read, and so is
+//! where something is to be put.
+
+use wasmtime::{AsContext as _, AsContextMut as _, Caller, Extern, Memory};
+
+use super::Host;
+use crate::{abi::Status, limits::MAX_PIECE};
+
+/// Why a function does not succeed.
+pub(crate) enum Refused {
+    /// The module is told.
+    Status(Status),
+    /// The module is ended.
+    Trap(wasmtime::Error),
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
+/// What the module gets as the result of a function.
+pub(crate) fn answer(result: Result<(), Refused>) -> wasmtime::Result<u32> {
+    match result {
+        Ok(()) => Ok(Status::Ok as u32),
+        Err(Refused::Status(status)) => Ok(status as u32),
+        Err(Refused::Trap(error)) => Err(error),
+    }
+}
+
+/// A module that calls.
+pub(crate) struct Guest<'a> {
+    caller: Caller<'a, Host>,
+}
+
+impl<'a> Guest<'a> {
+    pub(crate) fn new(caller: Caller<'a, Host>) -> Self {
+        Self { caller }
+    }
+
+    pub(crate) fn host(&mut self) -> &mut Host {
+        self.caller.data_mut()
+    }
+
+    fn memory(&mut self) -> Result<Memory, Refused> {
+        let memory = self
+            .caller
+            .get_export("memory")
+            .and_then(Extern::into_memory);
+        memory.ok_or(Refused::Status(Status::InvalidMemoryAccess))
+    }
+
+    /// Bytes of the module, with what it works on.
+    pub(crate) fn both(&mut self, at: u32, length: u32) -> Result<(&[u8], &mut Host), Refused> {
+        let memory = self.memory()?;
+        let (all, host) = memory.data_and_store_mut(&mut self.caller);
+        Ok((piece(all, at, length)?, host))
+    }
+
+    /// Two pieces, with what it works on.
+    pub(crate) fn pair(
+        &mut self,
+        (at, length): (u32, u32),
+        (other_at, other_length): (u32, u32),
+    ) -> Result<(&[u8], &[u8], &mut Host), Refused> {
+        let memory = self.memory()?;
+        let (all, host) = memory.data_and_store_mut(&mut self.caller);
+        let all: &[u8] = all;
+        Ok((
+            piece(all, at, length)?,
+            piece(all, other_at, other_length)?,
+            host,
+        ))
+    }
+
+    /// A copy of bytes of the module.
+    pub(crate) fn copy(&mut self, at: u32, length: u32) -> Result<Vec<u8>, Refused> {
+        let memory = self.memory()?;
+        Ok(piece(memory.data(self.caller.as_context()), at, length)?.to_vec())
+    }
+
+    /// A text of the module.
+    pub(crate) fn text(&mut self, at: u32, length: u32) -> Result<String, Refused> {
+        let bytes = self.copy(at, length)?;
+        String::from_utf8(bytes).map_err(|_| Refused::Status(Status::BadArgument))
+    }
+
+    /// Puts bytes where the module says.
+    pub(crate) fn put(&mut self, at: u32, bytes: &[u8]) -> Result<(), Refused> {
+        let memory = self.memory()?;
+        let all = memory.data_mut(self.caller.as_context_mut());
+        let end = (at as usize).checked_add(bytes.len());
+        let place = end.and_then(|end| all.get_mut(at as usize..end));
+        let place = place.ok_or(Status::InvalidMemoryAccess)?;
+        place.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    pub(crate) fn put_number(&mut self, at: u32, number: u32) -> Result<(), Refused> {
+        self.put(at, &number.to_le_bytes())
+    }
+
+    /// Gives the module bytes, in memory that it allocates for them.
+    pub(crate) fn give(&mut self, bytes: &[u8], at: u32, length_at: u32) -> Result<(), Refused> {
+        // Before the module is asked for memory.
+        let length = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
+        self.put_number(length_at, 0)?;
+        self.put_number(at, 0)?;
+        let mut place = 0;
+        if length > 0 {
+            place = self.allocate(length)?;
+            self.put(place, bytes)?;
+        }
+        self.put_number(at, place)?;
+        self.put_number(length_at, length)
+    }
+
+    fn allocate(&mut self, length: u32) -> Result<u32, Refused> {
+        let found = ["proxy_on_memory_allocate", "malloc"].into_iter();
+        let mut found = found.filter_map(|name| self.caller.get_export(name)?.into_func());
+        let function = found.next().ok_or(Status::InternalFailure)?;
+        let function = function.typed::<u32, u32>(self.caller.as_context());
+        let function = function.map_err(Refused::Trap)?;
+        let place = function.call(self.caller.as_context_mut(), length);
+        let place = place.map_err(Refused::Trap)?;
+        if place == 0 {
+            return Err(Status::InvalidMemoryAccess.into());
+        }
+        Ok(place)
+    }
+}
+
+fn piece(all: &[u8], at: u32, length: u32) -> Result<&[u8], Refused> {
+    if length as usize > MAX_PIECE {
+        return Err(Status::BadArgument.into());
+    }
+    if length == 0 {
+        return Ok(&[]);
+    }
+    let end = (at as usize).checked_add(length as usize);
+    let found = end.and_then(|end| all.get(at as usize..end));
+    found.ok_or(Refused::Status(Status::InvalidMemoryAccess))
+}

@@ -1,0 +1,155 @@
+//! What the proxy knows of a request, by names as Envoy has them. Headers, the plugin's own name and what a module has
+//! set are known here; the rest is up to the waypoint ([`crate::Facts`]).
+
+use bytes::Bytes;
+use http::HeaderMap;
+use wasmtime::{Caller, Linker};
+
+use super::{
+    ENV, Host,
+    memory::{Guest, Refused, answer},
+};
+use crate::{
+    abi::{Status, write_pairs},
+    limits::MAX_PROPERTIES,
+    stream::{Head, Value},
+};
+
+pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    linker.func_wrap(
+        ENV,
+        "proxy_get_property",
+        |caller: Caller<'_, Host>, path: u32, length: u32, at: u32, length_at: u32| {
+            answer(get(Guest::new(caller), (path, length), (at, length_at)))
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_set_property",
+        |caller: Caller<'_, Host>, path: u32, path_length: u32, at: u32, length: u32| {
+            answer(set(Guest::new(caller), (path, path_length), (at, length)))
+        },
+    )?;
+    Ok(())
+}
+
+/// The parts of a path, between which are zeros; some SDKs have one at its end, too.
+fn parts(path: &[u8]) -> Result<Vec<&str>, Status> {
+    let path = path.strip_suffix(&[0]).unwrap_or(path);
+    let parts = path.split(|byte| *byte == 0).map(str::from_utf8);
+    parts
+        .collect::<Result<_, _>>()
+        .map_err(|_| Status::BadArgument)
+}
+
+fn get(
+    mut guest: Guest<'_>,
+    (path, length): (u32, u32),
+    (at, length_at): (u32, u32),
+) -> Result<(), Refused> {
+    let (path, host) = guest.both(path, length)?;
+    let found = find(host, path)?;
+    let bytes = found.ok_or(Status::NotFound)?;
+    guest.give(&bytes, at, length_at)
+}
+
+fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), Refused> {
+    let (path, value, host) = guest.pair(path, value)?;
+    let stream = host.stream().map_err(|_| Status::NotFound)?;
+    let path = path.strip_suffix(&[0]).unwrap_or(path);
+    if stream.properties.len() >= MAX_PROPERTIES && !stream.properties.contains_key(path) {
+        return Err(Status::InternalFailure.into());
+    }
+    stream
+        .properties
+        .insert(path.to_vec(), Bytes::copy_from_slice(value));
+    Ok(())
+}
+
+fn find(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
+    let parts = parts(path)?;
+    let settings = &host.settings;
+    let text = |text: &str| Some(text.as_bytes().to_vec());
+    match parts[..] {
+        ["plugin_name"] => return Ok(text(&settings.name)),
+        ["plugin_root_id"] => return Ok(text(&settings.root_id)),
+        ["plugin_vm_id"] => return Ok(text(&settings.vm_id)),
+        _ => {}
+    }
+    let Some(stream) = host.streams.get(&host.effective) else {
+        return Ok(None);
+    };
+    let own = path.strip_suffix(&[0]).unwrap_or(path);
+    if let Some(set) = stream.properties.get(own) {
+        return Ok(Some(set.to_vec()));
+    }
+    let found = match parts[..] {
+        ["request", name] => of_request(&stream.request, name),
+        ["request", "headers", name] => header(&stream.request.headers, name),
+        ["response", "code"] => {
+            let code = stream
+                .response
+                .pseudo(":status")
+                .and_then(|code| code.parse().ok());
+            code.map(Value::Number)
+        }
+        ["response", "headers"] => Some(pairs(&stream.response.headers)),
+        ["response", "headers", name] => header(&stream.response.headers, name),
+        ["response", "trailers"] => Some(pairs(&stream.response_trailers)),
+        ["response", "trailers", name] => header(&stream.response_trailers, name),
+        _ => None,
+    };
+    let found = found.or_else(|| stream.facts.property(&parts));
+    Ok(found.map(|value| match value {
+        Value::Text(text) => text.into_bytes(),
+        Value::Number(number) => number.to_le_bytes().to_vec(),
+        Value::Bool(truth) => vec![truth.into()],
+        Value::Pairs(pairs) => {
+            let pairs = pairs.iter();
+            write_pairs(pairs.map(|(name, value)| (name.as_bytes(), value.as_bytes())))
+        }
+    }))
+}
+
+fn of_request(request: &Head, name: &str) -> Option<Value> {
+    let pseudo = |name: &str| {
+        request
+            .pseudo(name)
+            .map(|value| Value::Text(value.to_owned()))
+    };
+    let named = |name: &str| header(&request.headers, name);
+    match name {
+        "path" => pseudo(":path"),
+        "url_path" => {
+            let path = request.pseudo(":path")?.split('?').next()?;
+            Some(Value::Text(path.to_owned()))
+        }
+        "query" => {
+            let (_, query) = request.pseudo(":path")?.split_once('?')?;
+            Some(Value::Text(query.to_owned()))
+        }
+        "host" => pseudo(":authority"),
+        "method" => pseudo(":method"),
+        "scheme" => pseudo(":scheme"),
+        "headers" => Some(pairs(&request.headers)),
+        "referer" => named("referer"),
+        "useragent" => named("user-agent"),
+        "id" => named("x-request-id"),
+        _ => None,
+    }
+}
+
+fn header(headers: &HeaderMap, name: &str) -> Option<Value> {
+    let value = headers.get(name)?;
+    Some(Value::Text(
+        String::from_utf8_lossy(value.as_bytes()).into_owned(),
+    ))
+}
+
+fn pairs(headers: &HeaderMap) -> Value {
+    let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    let pairs = headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), text(value)));
+    Value::Pairs(pairs.collect())
+}

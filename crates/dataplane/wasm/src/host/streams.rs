@@ -1,0 +1,148 @@
+//! What becomes of requests.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use wasmtime::{Caller, Linker};
+
+use super::{
+    ENV, Host,
+    memory::{Guest, Refused, answer},
+};
+use crate::{
+    abi::{Status, read_pairs},
+    stream::{ContextId, Direction, LocalResponse},
+    vm::{Effect, ROOT},
+};
+
+pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    linker.func_wrap(
+        ENV,
+        "proxy_send_local_response",
+        |caller: Caller<'_, Host>,
+         status: u32,
+         details: u32,
+         details_length: u32,
+         body: u32,
+         body_length: u32,
+         headers: u32,
+         headers_length: u32,
+         grpc_status: i32| {
+            let parts = Parts {
+                status,
+                details: (details, details_length),
+                body: (body, body_length),
+                headers: (headers, headers_length),
+                grpc_status,
+            };
+            answer(parts.send(Guest::new(caller)))
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_continue_stream",
+        |mut caller: Caller<'_, Host>, kind: u32| resume(caller.data_mut(), kind) as u32,
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_close_stream",
+        |mut caller: Caller<'_, Host>, _: u32| close(caller.data_mut()) as u32,
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_set_effective_context",
+        |mut caller: Caller<'_, Host>, id: u32| {
+            let host = caller.data_mut();
+            let id = ContextId(id);
+            if id != ROOT && !host.streams.contains_key(&id) {
+                return Status::BadArgument as u32;
+            }
+            host.effective = id;
+            Status::Ok as u32
+        },
+    )?;
+    linker.func_wrap(ENV, "proxy_done", |mut caller: Caller<'_, Host>| {
+        let host = caller.data_mut();
+        let effective = host.effective;
+        match host.streams.get(&effective) {
+            Some(stream) if stream.is_done => {
+                host.done.push(effective);
+                Status::Ok as u32
+            }
+            _ => Status::NotFound as u32,
+        }
+    })?;
+    Ok(())
+}
+
+fn resume(host: &mut Host, kind: u32) -> Status {
+    let direction = match kind {
+        0 => Direction::Request,
+        1 => Direction::Response,
+        // Of connections.
+        2 | 3 => return Status::Unimplemented,
+        _ => return Status::BadArgument,
+    };
+    let id = host.effective;
+    match host.stream() {
+        Ok(stream) => *stream.paused(direction) = false,
+        Err(status) => return status,
+    }
+    host.effects.push(Effect::Changed(id));
+    Status::Ok
+}
+
+fn close(host: &mut Host) -> Status {
+    let id = host.effective;
+    match host.stream() {
+        Ok(stream) => stream.closed = true,
+        Err(status) => return status,
+    }
+    host.effects.push(Effect::Changed(id));
+    Status::Ok
+}
+
+struct Parts {
+    status: u32,
+    details: (u32, u32),
+    body: (u32, u32),
+    headers: (u32, u32),
+    grpc_status: i32,
+}
+
+impl Parts {
+    fn send(self, mut guest: Guest<'_>) -> Result<(), Refused> {
+        let status = u16::try_from(self.status).ok();
+        let status = status
+            .filter(|status| (200..600).contains(status))
+            .ok_or(Status::BadArgument)?;
+        let details = guest.copy(self.details.0, self.details.1)?;
+        let details = String::from_utf8_lossy(details.get(..256).unwrap_or(&details)).into_owned();
+        let body = Bytes::from(guest.copy(self.body.0, self.body.1)?);
+        let (bytes, host) = guest.both(self.headers.0, self.headers.1)?;
+        let mut headers = HeaderMap::new();
+        for (name, value) in read_pairs(bytes).ok_or(Status::ParseFailure)? {
+            // `:status` has a field of its own.
+            if name.starts_with(b":") {
+                continue;
+            }
+            let name = HeaderName::from_bytes(name).map_err(|_| Status::BadArgument)?;
+            let value = HeaderValue::from_bytes(value).map_err(|_| Status::BadArgument)?;
+            let added = headers.try_append(name, value);
+            added.map_err(|_| Status::BadArgument)?;
+        }
+        let id = host.effective;
+        let stream = host.stream()?;
+        // The first one counts.
+        if stream.answer.is_none() {
+            stream.answer = Some(LocalResponse {
+                status,
+                details,
+                headers,
+                body,
+                grpc_status: u32::try_from(self.grpc_status).ok(),
+            });
+        }
+        host.effects.push(Effect::Changed(id));
+        Ok(())
+    }
+}

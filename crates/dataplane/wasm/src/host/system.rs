@@ -1,0 +1,90 @@
+//! The log, the time, the timer, and functions that do not exist.
+
+use std::time::SystemTime;
+
+use wasmtime::{Caller, Linker};
+
+use super::{
+    ENV, Host,
+    memory::{Guest, Refused, answer},
+};
+use crate::{abi::Status, limits::MAX_LINE};
+
+pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    linker.func_wrap(
+        ENV,
+        "proxy_log",
+        |caller: Caller<'_, Host>, level: u32, at: u32, length: u32| {
+            answer(log(Guest::new(caller), level, at, length))
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_get_log_level",
+        |caller: Caller<'_, Host>, at: u32| answer(Guest::new(caller).put_number(at, log_level())),
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_get_current_time_nanoseconds",
+        |caller: Caller<'_, Host>, at: u32| {
+            answer(Guest::new(caller).put(at, &nanoseconds().to_le_bytes()))
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_set_tick_period_milliseconds",
+        |mut caller: Caller<'_, Host>, period: u32| {
+            caller.data_mut().tick_period = period;
+            Status::Ok as u32
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_call_foreign_function",
+        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| {
+            Status::NotFound as u32
+        },
+    )?;
+    Ok(())
+}
+
+/// Since 1970.
+pub(super) fn nanoseconds() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    })
+}
+
+/// The level that is logged, as the ABI counts them.
+fn log_level() -> u32 {
+    if tracing::enabled!(target: "wasm", tracing::Level::TRACE) {
+        0
+    } else if tracing::enabled!(target: "wasm", tracing::Level::DEBUG) {
+        1
+    } else if tracing::enabled!(target: "wasm", tracing::Level::INFO) {
+        2
+    } else {
+        3
+    }
+}
+
+fn log(mut guest: Guest<'_>, level: u32, at: u32, length: u32) -> Result<(), Refused> {
+    let (text, host) = guest.both(at, length)?;
+    line(&host.settings.name, level, text)
+}
+
+/// Writes a line that a plugin wants to be logged.
+pub(super) fn line(plugin: &str, level: u32, text: &[u8]) -> Result<(), Refused> {
+    let text = text.get(..MAX_LINE).unwrap_or(text);
+    let text = String::from_utf8_lossy(text);
+    match level {
+        0 => tracing::trace!(target: "wasm", plugin, "{text}"),
+        1 => tracing::debug!(target: "wasm", plugin, "{text}"),
+        2 => tracing::info!(target: "wasm", plugin, "{text}"),
+        3 => tracing::warn!(target: "wasm", plugin, "{text}"),
+        4 | 5 => tracing::error!(target: "wasm", plugin, "{text}"),
+        _ => return Err(Status::BadArgument.into()),
+    }
+    Ok(())
+}

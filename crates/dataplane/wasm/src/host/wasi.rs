@@ -1,0 +1,221 @@
+//! The few functions of WASI (preview 1) that runtimes of languages need to start. There are no files, no sockets and no
+//! arguments; the environment is what the plugin's configuration says, and what is written goes to the log.
+
+use rand::RngCore as _;
+use wasmtime::{Caller, Linker};
+
+use super::{
+    Host, WASI,
+    memory::{Guest, Refused, answer},
+    system,
+};
+use crate::limits::{MAX_LINE, MAX_PIECE};
+
+/// `ENOTSUP`.
+pub(super) const NOT_SUPPORTED: i32 = 58;
+/// `EBADF`.
+const BAD_DESCRIPTOR: u32 = 8;
+/// `EFAULT`.
+const BAD_ADDRESS: u32 = 21;
+
+/// What there is.
+pub(super) const NAMES: [&str; 14] = [
+    "args_get",
+    "args_sizes_get",
+    "clock_res_get",
+    "clock_time_get",
+    "environ_get",
+    "environ_sizes_get",
+    "fd_close",
+    "fd_fdstat_get",
+    "fd_prestat_get",
+    "fd_seek",
+    "fd_write",
+    "proc_exit",
+    "random_get",
+    "sched_yield",
+];
+
+pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    linker.func_wrap(WASI, "args_get", |_: Caller<'_, Host>, _: u32, _: u32| 0u32)?;
+    linker.func_wrap(
+        WASI,
+        "args_sizes_get",
+        |caller: Caller<'_, Host>, count: u32, size: u32| {
+            put_both(Guest::new(caller), (count, 0), (size, 0))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "clock_res_get",
+        |caller: Caller<'_, Host>, _: u32, at: u32| {
+            errno(Guest::new(caller).put(at, &1u64.to_le_bytes()))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "clock_time_get",
+        |caller: Caller<'_, Host>, _: u32, _: u64, at: u32| {
+            errno(Guest::new(caller).put(at, &system::nanoseconds().to_le_bytes()))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "environ_get",
+        |caller: Caller<'_, Host>, list: u32, texts: u32| {
+            errno(environment(Guest::new(caller), list, texts))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "environ_sizes_get",
+        |mut caller: Caller<'_, Host>, count: u32, size: u32| {
+            let variables = variables(caller.data_mut());
+            let bytes: usize = variables.iter().map(Vec::len).sum();
+            put_both(Guest::new(caller), (count, variables.len()), (size, bytes))
+        },
+    )?;
+    linker.func_wrap(WASI, "fd_close", |_: Caller<'_, Host>, _: u32| 0u32)?;
+    linker.func_wrap(
+        WASI,
+        "fd_fdstat_get",
+        |caller: Caller<'_, Host>, descriptor: u32, at: u32| {
+            if !(1..=2).contains(&descriptor) {
+                return Ok(BAD_DESCRIPTOR);
+            }
+            // A character device, to which can be written.
+            let mut stat = [0; 24];
+            stat[0] = 2;
+            stat[8] = 1 << 6;
+            errno(Guest::new(caller).put(at, &stat))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "fd_prestat_get",
+        |_: Caller<'_, Host>, _: u32, _: u32| BAD_DESCRIPTOR,
+    )?;
+    linker.func_wrap(
+        WASI,
+        "fd_seek",
+        |_: Caller<'_, Host>, _: u32, _: i64, _: u32, _: u32| BAD_DESCRIPTOR,
+    )?;
+    linker.func_wrap(
+        WASI,
+        "fd_write",
+        |caller: Caller<'_, Host>, descriptor: u32, list: u32, count: u32, at: u32| {
+            errno_or(write(Guest::new(caller), descriptor, (list, count), at))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "proc_exit",
+        |_: Caller<'_, Host>, code: u32| -> wasmtime::Result<()> {
+            Err(wasmtime::Error::msg(format!(
+                "the module ended itself with {code}"
+            )))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "random_get",
+        |caller: Caller<'_, Host>, at: u32, length: u32| {
+            errno(random(Guest::new(caller), at, length))
+        },
+    )?;
+    linker.func_wrap(WASI, "sched_yield", |_: Caller<'_, Host>| 0u32)?;
+    Ok(())
+}
+
+fn errno(result: Result<(), Refused>) -> wasmtime::Result<u32> {
+    Ok(match answer(result)? {
+        0 => 0,
+        _ => BAD_ADDRESS,
+    })
+}
+
+fn errno_or(result: Result<u32, Refused>) -> wasmtime::Result<u32> {
+    match result {
+        Ok(errno) => Ok(errno),
+        Err(refused) => errno(Err(refused)),
+    }
+}
+
+fn put_both(
+    mut guest: Guest<'_>,
+    (first_at, first): (u32, usize),
+    (at, second): (u32, usize),
+) -> wasmtime::Result<u32> {
+    let number = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
+    let put = guest.put_number(first_at, number(first));
+    errno(put.and_then(|()| guest.put_number(at, number(second))))
+}
+
+/// `NAME=value`, with a zero at the end.
+fn variables(host: &Host) -> Vec<Vec<u8>> {
+    let all = host.settings.environment.iter();
+    all.map(|(name, value)| format!("{name}={value}\0").into_bytes())
+        .collect()
+}
+
+fn environment(mut guest: Guest<'_>, list: u32, texts: u32) -> Result<(), Refused> {
+    let (mut place, mut at) = (list, texts);
+    for variable in variables(guest.host()) {
+        guest.put_number(place, at)?;
+        guest.put(at, &variable)?;
+        place = place.wrapping_add(4);
+        at = at.wrapping_add(u32::try_from(variable.len()).unwrap_or(u32::MAX));
+    }
+    Ok(())
+}
+
+fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), Refused> {
+    let mut bytes = vec![0; (length as usize).min(MAX_PIECE)];
+    rand::rng().fill_bytes(&mut bytes);
+    guest.put(at, &bytes)
+}
+
+fn write(
+    mut guest: Guest<'_>,
+    descriptor: u32,
+    (list, count): (u32, u32),
+    at: u32,
+) -> Result<u32, Refused> {
+    let (place, level) = match descriptor {
+        1 => (0, 2),
+        2 => (1, 4),
+        _ => return Ok(BAD_DESCRIPTOR),
+    };
+    let mut written = 0u32;
+    for piece in 0..count.min(1024) {
+        let piece = guest.copy(list.wrapping_add(piece.wrapping_mul(8)), 8)?;
+        let Some((from, length)) = piece.split_first_chunk::<4>() else {
+            break;
+        };
+        let from = u32::from_le_bytes(*from);
+        let length = u32::from_le_bytes(length.try_into().unwrap_or_default());
+        let bytes = guest.copy(from, length)?;
+        log(guest.host(), place, level, &bytes)?;
+        written = written.saturating_add(length);
+    }
+    guest.put_number(at, written)?;
+    Ok(0)
+}
+
+/// Logs the lines that are complete.
+fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), Refused> {
+    let Some(open) = host.lines.get_mut(place) else {
+        return Ok(());
+    };
+    for byte in bytes {
+        if *byte != b'\n' && open.len() < MAX_LINE {
+            open.push(*byte);
+            continue;
+        }
+        let line = std::mem::take(open);
+        if !line.is_empty() {
+            system::line(&host.settings.name, level, &line)?;
+        }
+    }
+    Ok(())
+}

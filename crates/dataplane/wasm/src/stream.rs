@@ -1,0 +1,180 @@
+//! One request as a plugin sees it.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+
+/// Names a context in one instance. The root context of a plugin is the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContextId(pub(crate) u32);
+
+/// Of a request, or of its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client.
+    Request,
+    /// To the client.
+    Response,
+}
+
+/// The head of a request or an answer.
+#[derive(Clone, Debug, Default)]
+pub struct Head {
+    /// `:method` and its like, without their order meaning anything.
+    pub pseudo: Vec<(&'static str, String)>,
+    /// Everything else.
+    pub headers: HeaderMap,
+}
+
+/// Names of pseudo headers.
+const PSEUDO: [&str; 5] = [":method", ":scheme", ":authority", ":path", ":status"];
+
+impl Head {
+    /// A pseudo header.
+    pub fn pseudo(&self, name: &str) -> Option<&str> {
+        let mut all = self.pseudo.iter();
+        all.find(|(of, _)| *of == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// Takes a pseudo header out.
+    pub fn take_pseudo(&mut self, name: &str) -> Option<String> {
+        let place = self.pseudo.iter().position(|(of, _)| *of == name)?;
+        Some(self.pseudo.swap_remove(place).1)
+    }
+
+    pub(crate) fn set_pseudo(&mut self, name: &str, value: String) {
+        let Some(name) = PSEUDO.into_iter().find(|known| *known == name) else {
+            return;
+        };
+        match self.pseudo.iter_mut().find(|(of, _)| *of == name) {
+            Some((_, present)) => *present = value,
+            None => self.pseudo.push((name, value)),
+        }
+    }
+}
+
+/// An answer that a plugin gives in place of the application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalResponse {
+    /// 200 to 599.
+    pub status: u16,
+    /// For the access log.
+    pub details: String,
+    /// The headers, without those that frame it.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+    /// Of gRPC, if it was given.
+    pub grpc_status: Option<u32>,
+}
+
+/// What becomes of a request after a callback.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It goes on.
+    Go,
+    /// It waits until the plugin lets it go on.
+    Paused,
+    /// It is answered.
+    Answered(LocalResponse),
+    /// It is broken off.
+    Closed,
+    /// The plugin holds back more of a body than it may.
+    TooLarge,
+}
+
+/// A property of the proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// A text.
+    Text(String),
+    /// A number, as eight bytes.
+    Number(i64),
+    /// One byte.
+    Bool(bool),
+    /// Pairs, as headers are.
+    Pairs(Vec<(String, String)>),
+}
+
+/// What the proxy knows of a request besides its headers.
+pub trait Facts: Send + Sync {
+    /// A property, by its path.
+    fn property(&self, path: &[&str]) -> Option<Value>;
+}
+
+/// One request.
+pub(crate) struct Stream {
+    pub(crate) facts: Arc<dyn Facts>,
+    pub(crate) request: Head,
+    pub(crate) response: Head,
+    pub(crate) request_trailers: HeaderMap,
+    pub(crate) response_trailers: HeaderMap,
+    pub(crate) request_body: BytesMut,
+    pub(crate) response_body: BytesMut,
+    pub(crate) request_paused: bool,
+    pub(crate) response_paused: bool,
+    pub(crate) answer: Option<LocalResponse>,
+    pub(crate) closed: bool,
+    /// Set by the module.
+    pub(crate) properties: BTreeMap<Vec<u8>, Bytes>,
+    /// It is over, and the module wants to say when it may be forgotten.
+    pub(crate) is_done: bool,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("request", &self.request)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(facts: Arc<dyn Facts>) -> Self {
+        Self {
+            facts,
+            request: Head::default(),
+            response: Head::default(),
+            request_trailers: HeaderMap::new(),
+            response_trailers: HeaderMap::new(),
+            request_body: BytesMut::new(),
+            response_body: BytesMut::new(),
+            request_paused: false,
+            response_paused: false,
+            answer: None,
+            closed: false,
+            properties: BTreeMap::new(),
+            is_done: false,
+        }
+    }
+
+    pub(crate) fn head(&mut self, of: Direction) -> &mut Head {
+        match of {
+            Direction::Request => &mut self.request,
+            Direction::Response => &mut self.response,
+        }
+    }
+
+    pub(crate) fn trailers(&mut self, of: Direction) -> &mut HeaderMap {
+        match of {
+            Direction::Request => &mut self.request_trailers,
+            Direction::Response => &mut self.response_trailers,
+        }
+    }
+
+    pub(crate) fn body(&mut self, of: Direction) -> &mut BytesMut {
+        match of {
+            Direction::Request => &mut self.request_body,
+            Direction::Response => &mut self.response_body,
+        }
+    }
+
+    pub(crate) fn paused(&mut self, of: Direction) -> &mut bool {
+        match of {
+            Direction::Request => &mut self.request_paused,
+            Direction::Response => &mut self.response_paused,
+        }
+    }
+}

@@ -1,0 +1,649 @@
+//! One instance of a module: the contexts in it, and the callbacks by which it is told what happens.
+
+mod callbacks;
+
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use wasmtime::{Store, Trap, TypedFunc, WasmParams, WasmResults};
+
+use crate::{
+    engine::Module,
+    host::{Host, Received},
+    limits::{Limits, ticks},
+    metrics::Metrics,
+    shared::Shared,
+    stream::{ContextId, Direction, Facts, Head, Outcome, Stream, Value},
+};
+use callbacks::Callbacks;
+
+/// The plugin's own context.
+pub(crate) const ROOT: ContextId = ContextId(1);
+/// Most requests that are over and that a module does not let go.
+const MAX_LINGERING: usize = 1024;
+
+/// What a plugin is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Its name, which it may ask for.
+    pub name: String,
+    /// Which of the module's plugins it is.
+    pub root_id: String,
+    /// Who shares data with it.
+    pub vm_id: String,
+    /// For the plugin.
+    pub configuration: Bytes,
+    /// For the instance.
+    pub vm_configuration: Bytes,
+    /// The environment.
+    pub environment: BTreeMap<String, String>,
+    /// What it may take.
+    pub limits: Limits,
+}
+
+/// Names a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(pub(crate) u32);
+
+/// What a call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallKind {
+    /// A request.
+    Http,
+    /// A call with one message: `body` is that message, without the bytes that frame it.
+    Grpc,
+}
+
+/// A call that a module asks for.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Whom it is for, as the module has it.
+    pub upstream: String,
+    /// The head; of gRPC without `:authority`.
+    pub head: Head,
+    /// The body.
+    pub body: Bytes,
+    /// The trailers.
+    pub trailers: HeaderMap,
+    /// How long the module waits.
+    pub timeout: Duration,
+    /// What it is.
+    pub kind: CallKind,
+}
+
+/// What came of a call.
+#[derive(Clone, Debug, Default)]
+pub struct CallResponse {
+    /// Empty if there was no answer.
+    pub head: Head,
+    /// The body; of gRPC the message.
+    pub body: Bytes,
+    /// The trailers.
+    pub trailers: HeaderMap,
+    /// Of gRPC: the status, zero for success, and its text.
+    pub grpc_status: (u32, String),
+}
+
+/// What a module wants to be done, or has changed.
+#[derive(Debug)]
+pub enum Effect {
+    /// What [`Vm::outcome`] says of a request may be another now.
+    Changed(ContextId),
+    /// A call is to be made.
+    Call(Token, Box<Call>),
+    /// Nobody waits for a call any more.
+    Cancelled(Token),
+    /// The plugin wants to know of messages in a queue.
+    Listens(u32),
+    /// There is a message in a queue.
+    Enqueued(u32),
+}
+
+/// Why an instance is not there, or is no more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// It cannot be made.
+    #[error("the module cannot be started: {0}")]
+    Start(String),
+    /// It does not want to run with what it was given.
+    #[error("the plugin refuses its configuration ({0} returned false)")]
+    Configuration(&'static str),
+    /// It trapped.
+    #[error("the module trapped in {callback}: {why}")]
+    Trapped {
+        /// What it was told.
+        callback: &'static str,
+        /// The trap.
+        why: String,
+    },
+    /// It took too long.
+    #[error("the module took more than {limit:?} in {callback} and was ended")]
+    TooLong {
+        /// What it was told.
+        callback: &'static str,
+        /// The limit.
+        limit: Duration,
+    },
+    /// It failed before, in another request.
+    #[error("the plugin failed before and is not yet started anew")]
+    Dead,
+}
+
+impl Failure {
+    /// For metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Start(_) => "start",
+            Self::Configuration(_) => "configuration",
+            Self::Trapped { .. } => "trap",
+            Self::TooLong { .. } => "time",
+            Self::Dead => "dead",
+        }
+    }
+}
+
+/// See the module.
+pub struct Vm {
+    store: Store<Host>,
+    callbacks: Callbacks,
+    last: u32,
+    is_dead: bool,
+}
+
+impl fmt::Debug for Vm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vm")
+            .field("plugin", &self.store.data().settings.name)
+            .field("is_dead", &self.is_dead)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Vm {
+    /// Makes an instance and configures it. Takes long: not for threads that serve.
+    ///
+    /// # Errors
+    /// When it traps, takes too long, or refuses its configuration.
+    pub fn start(
+        module: &Module,
+        settings: Arc<Settings>,
+        shared: Shared,
+        metrics: Metrics,
+    ) -> Result<Self, Failure> {
+        let limit = settings.limits.start;
+        let lengths = (
+            settings.vm_configuration.len(),
+            settings.configuration.len(),
+        );
+        let mut store = Store::new(&module.engine, Host::new(settings, shared, metrics));
+        store.limiter(|host| &mut host.limits);
+        store.set_epoch_deadline(ticks(limit));
+        let instance = module.instance.instantiate(&mut store);
+        let instance = instance.map_err(|error| Failure::Start(failure_text(&error)))?;
+        let callbacks = Callbacks::of(&instance, &mut store)?;
+        let mut vm = Self {
+            store,
+            callbacks,
+            last: ROOT.0,
+            is_dead: false,
+        };
+        let size = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
+        let (initialize, main, start) = (
+            vm.callbacks.initialize.clone(),
+            vm.callbacks.main.clone(),
+            vm.callbacks.start.clone(),
+        );
+        if initialize.is_some() {
+            vm.call("_initialize", limit, initialize.as_ref(), ())?;
+            vm.call("main", limit, main.as_ref(), (0, 0))?;
+        } else {
+            vm.call("_start", limit, start.as_ref(), ())?;
+        }
+        let callbacks = vm.callbacks.clone();
+        vm.call(
+            "proxy_on_context_create",
+            limit,
+            callbacks.create.as_ref(),
+            (ROOT.0, 0),
+        )?;
+        let arguments = (ROOT.0, size(lengths.0));
+        let started = vm.call(
+            "proxy_on_vm_start",
+            limit,
+            callbacks.vm_start.as_ref(),
+            arguments,
+        )?;
+        if started == Some(0) {
+            return Err(Failure::Configuration("proxy_on_vm_start"));
+        }
+        let arguments = (ROOT.0, size(lengths.1));
+        let configured = vm.call(
+            "proxy_on_configure",
+            limit,
+            callbacks.configure.as_ref(),
+            arguments,
+        )?;
+        if configured == Some(0) {
+            return Err(Failure::Configuration("proxy_on_configure"));
+        }
+        Ok(vm)
+    }
+
+    /// Whether it has failed.
+    pub fn is_dead(&self) -> bool {
+        self.is_dead
+    }
+
+    /// Whether the module wants to see bodies of a direction, or their trailers.
+    pub fn wants_body(&self, of: Direction) -> bool {
+        match of {
+            Direction::Request => {
+                self.callbacks.request_body.is_some() || self.callbacks.request_trailers.is_some()
+            }
+            Direction::Response => {
+                self.callbacks.response_body.is_some() || self.callbacks.response_trailers.is_some()
+            }
+        }
+    }
+
+    /// How often it wants to be woken; `None`: never.
+    pub fn tick_period(&self) -> Option<Duration> {
+        let period = self.store.data().tick_period;
+        // Not more often than a plugin could use.
+        (period > 0).then(|| Duration::from_millis(period.into()).max(Duration::from_millis(10)))
+    }
+
+    /// What the module wants to be done since this was last asked.
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.store.data_mut().effects)
+    }
+
+    /// A request begins.
+    ///
+    /// # Errors
+    /// When the module fails.
+    pub fn open(&mut self, facts: Arc<dyn Facts>) -> Result<ContextId, Failure> {
+        let mut number = self.last.wrapping_add(1).max(ROOT.0 + 1);
+        while self.store.data().streams.contains_key(&ContextId(number)) {
+            number = number.wrapping_add(1).max(ROOT.0 + 1);
+        }
+        self.last = number;
+        let id = ContextId(number);
+        self.store.data_mut().streams.insert(id, Stream::new(facts));
+        let create = self.callbacks.create.clone();
+        self.callback(
+            "proxy_on_context_create",
+            id,
+            create.as_ref(),
+            (number, ROOT.0),
+        )?;
+        Ok(id)
+    }
+
+    /// The head of a request or its answer is there; [`Self::take_head`] gives it back.
+    ///
+    /// # Errors
+    /// When the module fails.
+    pub fn headers(
+        &mut self,
+        of: Direction,
+        id: ContextId,
+        head: Head,
+        is_end: bool,
+    ) -> Result<Outcome, Failure> {
+        let count = head.pseudo.len() + head.headers.len();
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let Some(stream) = self.stream(id) else {
+            return Err(Failure::Dead);
+        };
+        *stream.head(of) = head;
+        let (name, callback) = match of {
+            Direction::Request => ("proxy_on_request_headers", &self.callbacks.request_headers),
+            Direction::Response => (
+                "proxy_on_response_headers",
+                &self.callbacks.response_headers,
+            ),
+        };
+        let callback = callback.clone();
+        let arguments = (id.0, count, u32::from(is_end));
+        let action = self.callback(name, id, callback.as_ref(), arguments)?;
+        Ok(self.acted(of, id, action))
+    }
+
+    /// The head as the module left it.
+    pub fn take_head(&mut self, of: Direction, id: ContextId) -> Option<Head> {
+        // The module may still read it.
+        Some(self.stream(id)?.head(of).clone())
+    }
+
+    /// A part of a body is there. What the module lets through is in [`Self::take_body`].
+    ///
+    /// # Errors
+    /// When the module fails.
+    pub fn body(
+        &mut self,
+        of: Direction,
+        id: ContextId,
+        part: &[u8],
+        is_end: bool,
+    ) -> Result<Outcome, Failure> {
+        let Some(stream) = self.stream(id) else {
+            return Err(Failure::Dead);
+        };
+        let body = stream.body(of);
+        body.extend_from_slice(part);
+        let length = body.len();
+        let (name, callback) = match of {
+            Direction::Request => ("proxy_on_request_body", &self.callbacks.request_body),
+            Direction::Response => ("proxy_on_response_body", &self.callbacks.response_body),
+        };
+        let callback = callback.clone();
+        let arguments = (
+            id.0,
+            u32::try_from(length).unwrap_or(u32::MAX),
+            u32::from(is_end),
+        );
+        let action = self.callback(name, id, callback.as_ref(), arguments)?;
+        let outcome = self.acted(of, id, action);
+        let most = self.store.data().settings.limits.body;
+        let held = self.stream(id).map_or(0, |stream| stream.body(of).len());
+        if outcome == Outcome::Paused && held > most {
+            return Ok(Outcome::TooLarge);
+        }
+        Ok(outcome)
+    }
+
+    /// The body that is held, as the module left it.
+    pub fn take_body(&mut self, of: Direction, id: ContextId) -> Bytes {
+        let body = self
+            .stream(id)
+            .map(|stream| stream.body(of).split().freeze());
+        body.unwrap_or_default()
+    }
+
+    /// The trailers are there; [`Self::take_trailers`] gives them back.
+    ///
+    /// # Errors
+    /// When the module fails.
+    pub fn trailers(
+        &mut self,
+        of: Direction,
+        id: ContextId,
+        trailers: HeaderMap,
+    ) -> Result<Outcome, Failure> {
+        let count = u32::try_from(trailers.len()).unwrap_or(u32::MAX);
+        let Some(stream) = self.stream(id) else {
+            return Err(Failure::Dead);
+        };
+        *stream.trailers(of) = trailers;
+        let (name, callback) = match of {
+            Direction::Request => (
+                "proxy_on_request_trailers",
+                &self.callbacks.request_trailers,
+            ),
+            Direction::Response => (
+                "proxy_on_response_trailers",
+                &self.callbacks.response_trailers,
+            ),
+        };
+        let callback = callback.clone();
+        let action = self.callback(name, id, callback.as_ref(), (id.0, count))?;
+        Ok(self.acted(of, id, action))
+    }
+
+    /// The trailers as the module left them.
+    pub fn take_trailers(&mut self, of: Direction, id: ContextId) -> HeaderMap {
+        let trailers = self
+            .stream(id)
+            .map(|stream| std::mem::take(stream.trailers(of)));
+        trailers.unwrap_or_default()
+    }
+
+    /// What becomes of a request now. An answer is given once.
+    ///
+    /// # Errors
+    /// When the instance has failed.
+    pub fn outcome(&mut self, of: Direction, id: ContextId) -> Result<Outcome, Failure> {
+        if self.is_dead {
+            return Err(Failure::Dead);
+        }
+        let Some(stream) = self.stream(id) else {
+            return Err(Failure::Dead);
+        };
+        Ok(match stream.answer.take() {
+            Some(answer) => Outcome::Answered(answer),
+            None if stream.closed => Outcome::Closed,
+            None if *stream.paused(of) => Outcome::Paused,
+            None => Outcome::Go,
+        })
+    }
+
+    /// A request is over.
+    ///
+    /// # Errors
+    /// When the module fails.
+    pub fn close(&mut self, id: ContextId) -> Result<(), Failure> {
+        let Some(stream) = self.stream(id) else {
+            return Ok(());
+        };
+        if stream.is_done {
+            return Ok(());
+        }
+        stream.is_done = true;
+        let done = self.callbacks.done.clone();
+        let done = self.callback("proxy_on_done", id, done.as_ref(), id.0)?;
+        if done == Some(0)
+            && let Some(stream) = self.stream(id)
+        {
+            // What the proxy knows of it is not kept for as long as a module likes.
+            stream.facts = Arc::new(Nothing);
+        }
+        let lingering = self
+            .store
+            .data()
+            .streams
+            .values()
+            .filter(|stream| stream.is_done)
+            .count();
+        if done != Some(0) || lingering > MAX_LINGERING {
+            self.forget(id)?;
+        }
+        Ok(())
+    }
+
+    /// The timer.
+    ///
+    /// # Errors
+    /// When the module fails.
+    pub fn tick(&mut self) -> Result<(), Failure> {
+        let tick = self.callbacks.tick.clone();
+        self.callback("proxy_on_tick", ROOT, tick.as_ref(), ROOT.0)?;
+        Ok(())
+    }
+
+    /// There are messages in a queue.
+    ///
+    /// # Errors
+    /// When the module fails.
+    pub fn queue_ready(&mut self, queue: u32) -> Result<(), Failure> {
+        let ready = self.callbacks.queue_ready.clone();
+        self.callback(
+            "proxy_on_queue_ready",
+            ROOT,
+            ready.as_ref(),
+            (ROOT.0, queue),
+        )?;
+        Ok(())
+    }
+
+    /// Something came of a call. Nothing happens if nobody waits for it any more.
+    ///
+    /// # Errors
+    /// When the module fails.
+    pub fn call_ended(
+        &mut self,
+        token: Token,
+        kind: CallKind,
+        response: CallResponse,
+    ) -> Result<(), Failure> {
+        let Some(context) = self.store.data_mut().calls.remove(&token.0) else {
+            return Ok(());
+        };
+        let size = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
+        let CallResponse {
+            head,
+            body,
+            trailers,
+            grpc_status: (status, text),
+        } = response;
+        let counts = (
+            size(head.pseudo.len() + head.headers.len()),
+            size(body.len()),
+            size(trailers.len()),
+        );
+        let ended = match kind {
+            CallKind::Http => {
+                self.store.data_mut().received = Received {
+                    headers: head,
+                    body,
+                    trailers,
+                    ..Received::default()
+                };
+                let callback = self.callbacks.http_call_response.clone();
+                let arguments = (context.0, token.0, counts.0, counts.1, counts.2);
+                self.callback(
+                    "proxy_on_http_call_response",
+                    context,
+                    callback.as_ref(),
+                    arguments,
+                )
+            }
+            CallKind::Grpc => {
+                self.store.data_mut().received = Received {
+                    grpc_initial: head.headers,
+                    grpc_message: body,
+                    grpc_trailing: trailers,
+                    grpc_status: status,
+                    grpc_text: text,
+                    ..Received::default()
+                };
+                if status == 0 {
+                    let callback = self.callbacks.grpc_receive.clone();
+                    let arguments = (context.0, token.0, counts.1);
+                    self.callback(
+                        "proxy_on_grpc_receive",
+                        context,
+                        callback.as_ref(),
+                        arguments,
+                    )
+                } else {
+                    let callback = self.callbacks.grpc_close.clone();
+                    let arguments = (context.0, token.0, status);
+                    self.callback("proxy_on_grpc_close", context, callback.as_ref(), arguments)
+                }
+            }
+        };
+        self.store.data_mut().received = Received::default();
+        ended.map(drop)
+    }
+
+    fn stream(&mut self, id: ContextId) -> Option<&mut Stream> {
+        self.store.data_mut().streams.get_mut(&id)
+    }
+
+    /// What becomes of a request for which the module said what to do.
+    fn acted(&mut self, of: Direction, id: ContextId, action: Option<u32>) -> Outcome {
+        if let Some(stream) = self.stream(id) {
+            *stream.paused(of) = action.unwrap_or(0) != 0;
+        }
+        self.outcome(of, id).unwrap_or(Outcome::Closed)
+    }
+
+    /// Calls a callback of a context, and then what it has led to.
+    fn callback<P: WasmParams, R: WasmResults>(
+        &mut self,
+        name: &'static str,
+        id: ContextId,
+        callback: Option<&TypedFunc<P, R>>,
+        arguments: P,
+    ) -> Result<Option<R>, Failure> {
+        let limit = self.store.data().settings.limits.callback;
+        self.store.data_mut().effective = id;
+        let result = self.call(name, limit, callback, arguments)?;
+        while let Some(done) = self.store.data_mut().done.pop() {
+            self.forget(done)?;
+        }
+        Ok(result)
+    }
+
+    fn forget(&mut self, id: ContextId) -> Result<(), Failure> {
+        if self.stream(id).is_none() {
+            return Ok(());
+        }
+        let limit = self.store.data().settings.limits.callback;
+        let (log, delete) = (self.callbacks.log.clone(), self.callbacks.delete.clone());
+        self.store.data_mut().effective = id;
+        self.call("proxy_on_log", limit, log.as_ref(), id.0)?;
+        self.call("proxy_on_delete", limit, delete.as_ref(), id.0)?;
+        let host = self.store.data_mut();
+        host.streams.remove(&id);
+        host.effective = ROOT;
+        let calls = host.calls.iter().filter(|(_, of)| **of == id);
+        let calls: Vec<u32> = calls.map(|(token, _)| *token).collect();
+        for token in calls {
+            host.calls.remove(&token);
+            host.effects.push(Effect::Cancelled(Token(token)));
+        }
+        Ok(())
+    }
+
+    fn call<P: WasmParams, R: WasmResults>(
+        &mut self,
+        name: &'static str,
+        limit: Duration,
+        callback: Option<&TypedFunc<P, R>>,
+        arguments: P,
+    ) -> Result<Option<R>, Failure> {
+        if self.is_dead {
+            return Err(Failure::Dead);
+        }
+        let Some(callback) = callback else {
+            return Ok(None);
+        };
+        self.store.set_epoch_deadline(ticks(limit));
+        match callback.call(&mut self.store, arguments) {
+            Ok(result) => Ok(Some(result)),
+            Err(error) => {
+                // Its memory may be in any state.
+                self.is_dead = true;
+                Err(match error.downcast_ref::<Trap>() {
+                    Some(Trap::Interrupt) => Failure::TooLong {
+                        callback: name,
+                        limit,
+                    },
+                    _ => Failure::Trapped {
+                        callback: name,
+                        why: failure_text(&error),
+                    },
+                })
+            }
+        }
+    }
+}
+
+/// Of a request that is over.
+struct Nothing;
+
+impl Facts for Nothing {
+    fn property(&self, _: &[&str]) -> Option<Value> {
+        None
+    }
+}
+
+/// Its causes, without the frames of the module.
+fn failure_text(error: &wasmtime::Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    let text = causes.filter(|cause| !cause.starts_with("error while executing"));
+    text.collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,79 @@
+//! The functions that a module has.
+
+use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
+
+use super::Failure;
+use crate::host::Host;
+
+/// See the module. What a module does not have is not called.
+#[derive(Clone)]
+pub(super) struct Callbacks {
+    pub(super) initialize: Option<TypedFunc<(), ()>>,
+    pub(super) main: Option<TypedFunc<(u32, u32), u32>>,
+    pub(super) start: Option<TypedFunc<(), ()>>,
+    pub(super) create: Option<TypedFunc<(u32, u32), ()>>,
+    pub(super) vm_start: Option<TypedFunc<(u32, u32), u32>>,
+    pub(super) configure: Option<TypedFunc<(u32, u32), u32>>,
+    pub(super) tick: Option<TypedFunc<u32, ()>>,
+    pub(super) queue_ready: Option<TypedFunc<(u32, u32), ()>>,
+    pub(super) request_headers: Option<TypedFunc<(u32, u32, u32), u32>>,
+    pub(super) request_body: Option<TypedFunc<(u32, u32, u32), u32>>,
+    pub(super) request_trailers: Option<TypedFunc<(u32, u32), u32>>,
+    pub(super) response_headers: Option<TypedFunc<(u32, u32, u32), u32>>,
+    pub(super) response_body: Option<TypedFunc<(u32, u32, u32), u32>>,
+    pub(super) response_trailers: Option<TypedFunc<(u32, u32), u32>>,
+    pub(super) http_call_response: Option<TypedFunc<(u32, u32, u32, u32, u32), ()>>,
+    pub(super) grpc_receive: Option<TypedFunc<(u32, u32, u32), ()>>,
+    pub(super) grpc_close: Option<TypedFunc<(u32, u32, u32), ()>>,
+    pub(super) done: Option<TypedFunc<u32, u32>>,
+    pub(super) log: Option<TypedFunc<u32, ()>>,
+    pub(super) delete: Option<TypedFunc<u32, ()>>,
+}
+
+impl Callbacks {
+    pub(super) fn of(instance: &Instance, store: &mut Store<Host>) -> Result<Self, Failure> {
+        let mut of = Finder { instance, store };
+        Ok(Self {
+            initialize: of.find("_initialize")?,
+            // Runtimes of languages have one with other arguments, which is no business of the host's.
+            main: of.find("main").unwrap_or(None),
+            start: of.find("_start")?,
+            create: of.find("proxy_on_context_create")?,
+            vm_start: of.find("proxy_on_vm_start")?,
+            configure: of.find("proxy_on_configure")?,
+            tick: of.find("proxy_on_tick")?,
+            queue_ready: of.find("proxy_on_queue_ready")?,
+            request_headers: of.find("proxy_on_request_headers")?,
+            request_body: of.find("proxy_on_request_body")?,
+            request_trailers: of.find("proxy_on_request_trailers")?,
+            response_headers: of.find("proxy_on_response_headers")?,
+            response_body: of.find("proxy_on_response_body")?,
+            response_trailers: of.find("proxy_on_response_trailers")?,
+            http_call_response: of.find("proxy_on_http_call_response")?,
+            grpc_receive: of.find("proxy_on_grpc_receive")?,
+            grpc_close: of.find("proxy_on_grpc_close")?,
+            done: of.find("proxy_on_done")?,
+            log: of.find("proxy_on_log")?,
+            delete: of.find("proxy_on_delete")?,
+        })
+    }
+}
+
+struct Finder<'a> {
+    instance: &'a Instance,
+    store: &'a mut Store<Host>,
+}
+
+impl Finder<'_> {
+    fn find<P: WasmParams, R: WasmResults>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<TypedFunc<P, R>>, Failure> {
+        let Some(function) = self.instance.get_func(&mut *self.store, name) else {
+            return Ok(None);
+        };
+        let function = function.typed::<P, R>(&*self.store);
+        let function = function.map_err(|error| Failure::Start(format!("{name}: {error}")))?;
+        Ok(Some(function))
+    }
+}

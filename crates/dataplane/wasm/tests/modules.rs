@@ -1,0 +1,416 @@
+//! Modules written by hand, in the host: what it gives them, what it takes from them, and what becomes of it when one
+//! misbehaves.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use ambit_wasm::{
+    CallKind, CallResponse, ContextId, Direction, Effect, Engine, Facts, Failure, Head, Limits,
+    Metrics, Module, ModuleError, Outcome, Settings, Shared, Value, Vm,
+};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+
+const HEADERS: &str = include_str!("modules/headers.wat");
+
+struct NoFacts;
+
+impl Facts for NoFacts {
+    fn property(&self, path: &[&str]) -> Option<Value> {
+        match path {
+            ["source", "address"] => Some(Value::Text("10.0.0.1:1".to_owned())),
+            _ => None,
+        }
+    }
+}
+
+fn settings(configuration: &str) -> Arc<Settings> {
+    Arc::new(Settings {
+        name: "shop/tag".to_owned(),
+        root_id: String::new(),
+        vm_id: "vm".to_owned(),
+        configuration: Bytes::copy_from_slice(configuration.as_bytes()),
+        vm_configuration: Bytes::new(),
+        environment: BTreeMap::new(),
+        limits: Limits {
+            memory: 4 << 20,
+            callback: Duration::from_millis(50),
+            start: Duration::from_millis(50),
+            body: 64,
+            calls: 2,
+        },
+    })
+}
+
+fn compile(wat: &str) -> Result<(Engine, Module), ModuleError> {
+    let engine = Engine::new()?;
+    let bytes = wat::parse_str(wat).expect("WAT");
+    let module = engine.compile(&bytes)?;
+    Ok((engine, module))
+}
+
+fn start(wat: &str, configuration: &str) -> Result<(Engine, Vm), Failure> {
+    let (engine, module) = compile(wat).expect("a module");
+    let vm = Vm::start(
+        &module,
+        settings(configuration),
+        Shared::default(),
+        Metrics::default(),
+    )?;
+    Ok((engine, vm))
+}
+
+/// A module with these functions, beside what each needs.
+fn module(imports: &str, functions: &str) -> String {
+    format!(
+        "(module {imports} (memory (export \"memory\") 1)
+            (func (export \"proxy_abi_version_0_2_1\"))
+            (global $heap (mut i32) (i32.const 4096))
+            (func (export \"proxy_on_memory_allocate\") (param i32) (result i32)
+                (global.get $heap)
+                (global.set $heap (i32.add (global.get $heap) (local.get 0))))
+            {functions})"
+    )
+}
+
+fn on_request(body: &str) -> String {
+    format!("(func (export \"proxy_on_request_headers\") (param i32 i32 i32) (result i32) {body})")
+}
+
+fn head(headers: &[(&'static str, &'static str)]) -> Head {
+    let mut all = HeaderMap::new();
+    for (name, value) in headers {
+        all.append(*name, HeaderValue::from_static(value));
+    }
+    Head {
+        pseudo: vec![(":method", "GET".to_owned()), (":path", "/a?b".to_owned())],
+        headers: all,
+    }
+}
+
+fn open(vm: &mut Vm) -> ContextId {
+    vm.open(Arc::new(NoFacts)).expect("a request")
+}
+
+fn ask(
+    vm: &mut Vm,
+    headers: &[(&'static str, &'static str)],
+) -> (ContextId, Result<Outcome, Failure>) {
+    let id = open(vm);
+    let outcome = vm.headers(Direction::Request, id, head(headers), true);
+    (id, outcome)
+}
+
+#[test]
+fn a_plugin_changes_headers_and_answers() {
+    let (_engine, mut vm) = start(HEADERS, "{\"a\":1}").unwrap();
+    let (id, outcome) = ask(&mut vm, &[("x-plugin", "forged")]);
+    assert_eq!(outcome, Ok(Outcome::Go));
+    let changed = vm.take_head(Direction::Request, id).unwrap();
+    assert_eq!(changed.headers["x-plugin"], "{\"a\":1}");
+    assert_eq!(changed.pseudo(":path"), Some("/a?b"));
+    let answer = vm.headers(Direction::Response, id, head(&[]), false);
+    assert_eq!(answer, Ok(Outcome::Go));
+    let changed = vm.take_head(Direction::Response, id).unwrap();
+    assert_eq!(changed.headers["x-plugin"], "{\"a\":1}");
+    vm.close(id).unwrap();
+    let (_, outcome) = ask(&mut vm, &[("x-forbidden", "1")]);
+    let Ok(Outcome::Answered(answer)) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(
+        (answer.status, &answer.body[..]),
+        (403, &b"forbidden by a plugin\n"[..])
+    );
+    assert_eq!(answer.details, "wat_forbidden");
+    // As many as it likes, without growing.
+    for _ in 0..5000 {
+        let (id, outcome) = ask(&mut vm, &[]);
+        assert_eq!(outcome, Ok(Outcome::Go));
+        vm.close(id).unwrap();
+    }
+}
+
+#[test]
+fn what_is_no_plugin_is_not_run() {
+    let engine = Engine::new().unwrap();
+    assert!(matches!(
+        engine.compile(b"MZ"),
+        Err(ModuleError::Invalid(_))
+    ));
+    assert!(matches!(compile("(module)"), Err(ModuleError::OtherAbi)));
+    let strange = module("(import \"env\" \"proxy_fly\" (func))", "");
+    let Err(ModuleError::Imports(why)) = compile(&strange) else {
+        panic!("it was taken");
+    };
+    assert!(why.contains("proxy_fly"), "{why}");
+    let other_type = module(
+        "",
+        "(func (export \"proxy_on_tick\") (result i64) (i64.const 0))",
+    );
+    assert!(matches!(start(&other_type, ""), Err(Failure::Start(_))));
+    let refuses = module(
+        "",
+        "(func (export \"proxy_on_configure\") (param i32 i32) (result i32) (i32.const 0))",
+    );
+    assert_eq!(
+        start(&refuses, "").err(),
+        Some(Failure::Configuration("proxy_on_configure"))
+    );
+    // What the system does not have fails when it is called, and only then.
+    let system = module(
+        "(import \"wasi_snapshot_preview1\" \"path_open\" (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))",
+        &on_request(
+            "(call $open (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i64.const 0) (i64.const 0) (i32.const 0) (i32.const 0))
+             (i32.eq (i32.const 58)) (if (then) (else (unreachable))) (i32.const 0)",
+        ),
+    );
+    let (_engine, mut vm) = start(&system, "").unwrap();
+    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+}
+
+#[test]
+fn a_trap_is_the_end_of_an_instance() {
+    let wat = module("", &on_request("(unreachable)"));
+    let (_engine, mut vm) = start(&wat, "").unwrap();
+    let (id, outcome) = ask(&mut vm, &[]);
+    assert!(
+        matches!(
+            outcome,
+            Err(Failure::Trapped {
+                callback: "proxy_on_request_headers",
+                ..
+            })
+        ),
+        "{outcome:?}"
+    );
+    assert!(vm.is_dead());
+    assert_eq!(vm.outcome(Direction::Request, id), Err(Failure::Dead));
+    assert_eq!(vm.open(Arc::new(NoFacts)), Err(Failure::Dead));
+}
+
+/// Its clock, while something runs.
+fn ticking<R>(engine: &Engine, run: impl FnOnce() -> R) -> R {
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let stopped = stopped;
+            let waits = || stopped.recv_timeout(Engine::TICK);
+            while waits() == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                engine.tick();
+            }
+        });
+        let result = run();
+        drop(stop);
+        result
+    })
+}
+
+#[test]
+fn a_module_that_spins_is_ended() {
+    let wat = module("", &on_request("(loop (br 0)) (i32.const 0)"));
+    let (engine, mut vm) = start(&wat, "").unwrap();
+    let (_, outcome) = ticking(&engine, || ask(&mut vm, &[]));
+    let callback = "proxy_on_request_headers";
+    let limit = Duration::from_millis(50);
+    assert_eq!(outcome, Err(Failure::TooLong { callback, limit }));
+    let wat = module("", "(func $spin (loop (br 0))) (start $spin)");
+    let (engine, module) = compile(&wat).unwrap();
+    let started = ticking(&engine, || {
+        Vm::start(&module, settings(""), Shared::default(), Metrics::default())
+    });
+    assert!(matches!(started, Err(Failure::Start(_))), "{started:?}");
+}
+
+#[test]
+fn a_module_that_grows_is_refused_more() {
+    let grows = |pages: u32| {
+        module(
+            "",
+            &on_request(&format!(
+                "(i32.eq (memory.grow (i32.const {pages})) (i32.const -1)) (if (then (unreachable))) (i32.const 0)"
+            )),
+        )
+    };
+    let (_engine, mut vm) = start(&grows(32), "").unwrap();
+    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+    assert!(ask(&mut vm, &[]).1.is_err(), "more than its limit");
+    // From the start on.
+    let large =
+        "(module (memory (export \"memory\") 100) (func (export \"proxy_abi_version_0_2_1\")))";
+    assert!(matches!(start(large, ""), Err(Failure::Start(_))));
+    let recursion = module(
+        "",
+        &format!(
+            "(func $f (call $f)) {}",
+            on_request("(call $f) (i32.const 0)")
+        ),
+    );
+    let (_engine, mut vm) = start(&recursion, "").unwrap();
+    assert!(matches!(ask(&mut vm, &[]).1, Err(Failure::Trapped { .. })));
+}
+
+#[test]
+fn pointers_out_of_a_modules_memory_are_refused() {
+    let add = "(import \"env\" \"proxy_add_header_map_value\" (func $add (param i32 i32 i32 i32 i32) (result i32)))";
+    for (arguments, status) in [
+        // Name and value, each as pointer and length.
+        ("-1 4 0 4", 6),
+        ("65535 2 0 4", 6),
+        ("0 4 65536 1", 6),
+        ("0 -1 0 4", 2),
+        ("0 1048577 0 4", 2),
+        // No name.
+        ("0 4 0 0", 2),
+    ] {
+        let arguments: String = arguments
+            .split(' ')
+            .map(|one| format!("(i32.const {one}) "))
+            .collect();
+        let body = format!(
+            "(i32.ne (call $add (i32.const 0) {arguments}) (i32.const {status})) (if (then (unreachable))) (i32.const 0)"
+        );
+        let (_engine, mut vm) = start(&module(add, &on_request(&body)), "").unwrap();
+        let (id, outcome) = ask(&mut vm, &[]);
+        assert_eq!(outcome, Ok(Outcome::Go), "{arguments}");
+        assert!(
+            vm.take_head(Direction::Request, id)
+                .unwrap()
+                .headers
+                .is_empty()
+        );
+    }
+    // Where the host is to put something.
+    let get =
+        "(import \"env\" \"proxy_get_property\" (func $get (param i32 i32 i32 i32) (result i32)))";
+    let data = "(data (i32.const 0) \"source\\00address\")";
+    for (at, length_at) in [("-1", "0"), ("0", "65533"), ("65533", "100")] {
+        let body = format!(
+            "(i32.ne (call $get (i32.const 0) (i32.const 14) (i32.const {at}) (i32.const {length_at})) (i32.const 6)) (if (then (unreachable))) (i32.const 0)"
+        );
+        let wat = module(get, &format!("{data} {}", on_request(&body)));
+        let (_engine, mut vm) = start(&wat, "").unwrap();
+        assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go), "{at} {length_at}");
+    }
+}
+
+const PAUSING: &str =
+    "(import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))
+    (import \"env\" \"proxy_set_tick_period_milliseconds\" (func $period (param i32) (result i32)))
+    (import \"env\" \"proxy_set_effective_context\" (func $effective (param i32) (result i32)))";
+
+#[test]
+fn a_request_waits_until_its_plugin_lets_it_go_on() {
+    let functions = format!(
+        "(global $id (mut i32) (i32.const 0))
+         (func (export \"proxy_on_vm_start\") (param i32 i32) (result i32) (drop (call $period (i32.const 100))) (i32.const 1))
+         {}
+         (func (export \"proxy_on_tick\") (param i32)
+            (drop (call $effective (global.get $id)))
+            (drop (call $continue (i32.const 0))))",
+        on_request("(global.set $id (local.get 0)) (i32.const 1)")
+    );
+    let (_engine, mut vm) = start(&module(PAUSING, &functions), "").unwrap();
+    assert_eq!(vm.tick_period(), Some(Duration::from_millis(100)));
+    let (id, outcome) = ask(&mut vm, &[]);
+    assert_eq!(outcome, Ok(Outcome::Paused));
+    assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Paused));
+    assert!(vm.take_effects().is_empty());
+    vm.tick().unwrap();
+    assert!(matches!(vm.take_effects()[..], [Effect::Changed(of)] if of == id));
+    assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Go));
+    // Of a request that is over nothing is said.
+    vm.close(id).unwrap();
+    vm.tick().unwrap();
+    assert!(vm.take_effects().is_empty());
+}
+
+#[test]
+fn a_body_is_held_until_it_may_pass_and_no_more_than_the_limit() {
+    let set = "(import \"env\" \"proxy_set_buffer_bytes\" (func $set (param i32 i32 i32 i32 i32) (result i32)))";
+    // Held until its end, of which it replaces the first two bytes.
+    let functions = "(data (i32.const 0) \"new\")
+        (func (export \"proxy_on_request_body\") (param i32 i32 i32) (result i32)
+            (if (i32.eqz (local.get 2)) (then (return (i32.const 1))))
+            (drop (call $set (i32.const 0) (i32.const 0) (i32.const 2) (i32.const 0) (i32.const 3)))
+            (i32.const 0))";
+    let (_engine, mut vm) = start(&module(set, functions), "").unwrap();
+    assert!(vm.wants_body(Direction::Request) && !vm.wants_body(Direction::Response));
+    let id = open(&mut vm);
+    assert_eq!(
+        vm.body(Direction::Request, id, b"ab", false),
+        Ok(Outcome::Paused)
+    );
+    assert_eq!(
+        vm.body(Direction::Request, id, b"cd", false),
+        Ok(Outcome::Paused)
+    );
+    assert_eq!(
+        vm.body(Direction::Request, id, b"ef", true),
+        Ok(Outcome::Go)
+    );
+    assert_eq!(vm.take_body(Direction::Request, id), "newcdef");
+    assert_eq!(vm.take_body(Direction::Request, id), "");
+    let id = open(&mut vm);
+    assert_eq!(
+        vm.body(Direction::Request, id, &[0; 64], false),
+        Ok(Outcome::Paused)
+    );
+    assert_eq!(
+        vm.body(Direction::Request, id, &[0; 1], false),
+        Ok(Outcome::TooLarge)
+    );
+}
+
+#[test]
+fn a_call_is_an_effect_and_its_answer_is_told_once() {
+    let call = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+        (import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))";
+    let pairs: [(&[u8], &[u8]); 3] = [
+        (b":method", b"GET"),
+        (b":path", b"/check"),
+        (b":authority", b"auth"),
+    ];
+    let pairs = ambit_wasm::write_pairs(pairs.into_iter());
+    let text: String = pairs.iter().map(|byte| format!("\\{byte:02x}")).collect();
+    let functions = format!(
+        "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"{text}\")
+         {}
+         (func (export \"proxy_on_http_call_response\") (param i32 i32 i32 i32 i32)
+            (if (i32.ne (local.get 3) (i32.const 2)) (then (unreachable)))
+            (drop (call $continue (i32.const 0))))",
+        on_request(&format!(
+            "(call $call (i32.const 0) (i32.const 7) (i32.const 16) (i32.const {}) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 700) (i32.const 1024))
+             (if (then (return (i32.const 0)))) (i32.const 1)",
+            pairs.len()
+        ))
+    );
+    let (_engine, mut vm) = start(&module(call, &functions), "").unwrap();
+    let (id, outcome) = ask(&mut vm, &[]);
+    assert_eq!(outcome, Ok(Outcome::Paused));
+    let mut effects = vm.take_effects();
+    let Some(Effect::Call(token, asked)) = effects.pop() else {
+        panic!("no call");
+    };
+    assert_eq!(
+        (asked.upstream.as_str(), asked.kind, asked.timeout),
+        ("auth:80", CallKind::Http, Duration::from_millis(700))
+    );
+    assert_eq!(asked.head.pseudo(":path"), Some("/check"));
+    // There are two at most.
+    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Paused));
+    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+    let response = || CallResponse {
+        body: Bytes::from_static(b"ok"),
+        ..CallResponse::default()
+    };
+    vm.call_ended(token, CallKind::Http, response()).unwrap();
+    assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Go));
+    // A second answer, of another size, would trap.
+    vm.call_ended(token, CallKind::Http, CallResponse::default())
+        .unwrap();
+    let effects = vm.take_effects();
+    assert!(
+        matches!(effects[..], [Effect::Call(..), Effect::Changed(_)]),
+        "{effects:?}"
+    );
+}

@@ -1,0 +1,285 @@
+//! Wasm plugins in a waypoint, with real programs: from a manifest to the headers that an application gets.
+
+use std::{io::Write as _, net::SocketAddr, path::Path};
+
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, read_head, until};
+
+const HEADERS: &str = include_str!("../../../dataplane/wasm/tests/modules/headers.wat");
+/// Traps on requests with `x-trap`, spins on those with `x-spin`.
+const HOSTILE: &str = r#"(module
+    (import "env" "proxy_get_header_map_value" (func $get (param i32 i32 i32 i32 i32) (result i32)))
+    (memory (export "memory") 1)
+    (data (i32.const 16) "x-trap")
+    (data (i32.const 32) "x-spin")
+    (func (export "proxy_abi_version_0_2_1"))
+    (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+    (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+        (if (i32.eqz (call $get (i32.const 0) (i32.const 16) (i32.const 6) (i32.const 0) (i32.const 4)))
+            (then (unreachable)))
+        (if (i32.eqz (call $get (i32.const 0) (i32.const 32) (i32.const 6) (i32.const 0) (i32.const 4)))
+            (then (loop (br 0))))
+        (i32.const 0)))"#;
+/// Asks a service of the mesh about each request, and lets go on what it answers with 200.
+const ASKING: &str = r#"(module
+    (import "env" "proxy_http_call" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+    (import "env" "proxy_continue_stream" (func $continue (param i32) (result i32)))
+    (import "env" "proxy_send_local_response" (func $answer (param i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+    (import "env" "proxy_set_effective_context" (func $effective (param i32) (result i32)))
+    (memory (export "memory") 1)
+    (data (i32.const 64) "many.shop.svc.cluster.local:80")
+    (data (i32.const 128) "\03\00\00\00\07\00\00\00\03\00\00\00\05\00\00\00\06\00\00\00\0a\00\00\00\05\00\00\00:method\00GET\00:path\00/check\00:authority\00plugs\00")
+    (func (export "proxy_abi_version_0_2_1"))
+    (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+    (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+        (if (call $call (i32.const 64) (i32.const 30) (i32.const 128) (i32.const 70) (i32.const 0) (i32.const 0)
+                (i32.const 0) (i32.const 0) (i32.const 2000) (i32.const 0))
+            (then (unreachable)))
+        (i32.const 1))
+    (func (export "proxy_on_http_call_response") (param $id i32) (param i32 i32 i32 i32)
+        (drop (call $effective (local.get $id)))
+        (if (i32.gt_u (local.get 2) (i32.const 0))
+            (then (drop (call $continue (i32.const 0))))
+            (else (drop (call $answer (i32.const 401) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)
+                (i32.const 0) (i32.const 0) (i32.const -1)))))))"#;
+
+const POD: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a, namespace: shop, labels: {app: many}}
+spec:
+  nodeName: node-2
+  serviceAccountName: many
+  containers:
+  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: many, namespace: shop}
+spec:
+  selector: {app: many}
+  ports: [{name: http, port: 80, targetPort: 8090}]
+";
+
+struct Scene {
+    mesh: Mesh,
+    service: SocketAddr,
+    modules: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{POD}"));
+        let service = mesh.service("many.shop.svc", 80);
+        // Says what it was asked.
+        mesh.serve("shop/a", 8090, |mut stream| {
+            while let Some(head) = read_head(&mut stream)? {
+                let length = head.len();
+                write!(
+                    stream,
+                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{head}"
+                )?;
+            }
+            Ok(())
+        });
+        let modules = tempfile::tempdir().unwrap();
+        Self {
+            mesh,
+            service,
+            modules,
+        }
+    }
+
+    fn module(&self, name: &str, wat: &str) {
+        let bytes = wat::parse_str(wat).unwrap();
+        let path = self.path(name);
+        let unfinished = format!("{path}.new");
+        std::fs::write(&unfinished, bytes).unwrap();
+        std::fs::rename(unfinished, path).unwrap();
+    }
+
+    fn path(&self, name: &str) -> String {
+        let path: &Path = self.modules.path();
+        path.join(name).display().to_string()
+    }
+
+    fn plugin(&self, name: &str, more: &str) {
+        let path = self.path(name);
+        let manifest = format!(
+            "
+apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}}]
+  url: file://{path}
+  {more}
+"
+        );
+        self.mesh.apply(name, &manifest);
+    }
+
+    fn ask(&self, headers: &str) -> String {
+        let request = format!("GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n");
+        let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
+            return String::new();
+        };
+        let answer = connection.raw(request.as_bytes(), is_whole);
+        answer.unwrap_or_default()
+    }
+
+    fn until_answers(&self, what: &str, headers: &str, expected: impl Fn(&str) -> bool) -> String {
+        let mut last = String::new();
+        until(what, || {
+            last = self.ask(headers);
+            expected(&last)
+        });
+        last
+    }
+
+    fn dump(&self) -> String {
+        let url = "http://127.0.0.1:15000/config_dump";
+        self.mesh.get("shop/waypoint", url).body
+    }
+
+    fn metrics(&self) -> String {
+        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
+        self.mesh.get("legacy/client", &url).body
+    }
+}
+
+#[test]
+fn a_plugin_changes_what_passes_and_answers_for_it() {
+    let scene = Scene::new();
+    scene.until_answers("requests pass", "", |answer| answer.contains("200 OK"));
+    // Not there yet: requests are refused, since nothing says otherwise.
+    scene.plugin("tag", "pluginConfig: {team: bank}");
+    let refused = scene.until_answers("requests are refused", "", |answer| {
+        answer.contains(" 503 ")
+    });
+    assert!(!refused.contains("/x?y"), "{refused}");
+    let dump = scene.dump();
+    assert!(
+        dump.contains("shop/tag") && dump.contains("cannot read"),
+        "{dump}"
+    );
+    scene.module("tag", HEADERS);
+    let asked = |answer: &str| answer.contains("x-plugin: {\"team\":\"bank\"}\r\n");
+    let answer = scene.until_answers("the plugin runs", "x-plugin: forged\r\n", asked);
+    // In the answer's head, and in what the application was asked.
+    assert_eq!(
+        answer.matches("x-plugin: {\"team\":\"bank\"}").count(),
+        2,
+        "{answer}"
+    );
+    assert!(!answer.contains("forged"), "{answer}");
+    let forbidden = scene.ask("x-forbidden: 1\r\n");
+    assert!(
+        forbidden.contains(" 403 ") && forbidden.contains("forbidden by a plugin"),
+        "{forbidden}"
+    );
+    let metrics = scene.metrics();
+    assert!(
+        metrics.contains("ambit_wasm_plugin_ready{plugin=\"shop/tag\"} 1"),
+        "{metrics}"
+    );
+    // Of another configuration, and then gone.
+    scene.plugin("tag", "pluginConfig: {team: shop}");
+    scene.until_answers("the configuration is another", "", |answer| {
+        answer.contains("{\"team\":\"shop\"}")
+    });
+    // What cannot be used leaves what was there.
+    scene.plugin("tag", "priority: many");
+    scene.mesh.remove("tag");
+    scene.until_answers("the plugin is gone", "", |answer| {
+        answer.contains(" 200 ") && !answer.contains("x-plugin")
+    });
+}
+
+#[test]
+fn what_a_plugin_makes_of_a_request_is_judged() {
+    let scene = Scene::new();
+    scene.module("tag", HEADERS);
+    scene.plugin("tag", "pluginConfig: {team: bank}");
+    scene.until_answers("the plugin runs", "", |answer| {
+        answer.contains("{\"team\":\"bank\"}")
+    });
+    // It runs after the policies, which judge again.
+    scene.mesh.apply(
+        "policy",
+        "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-bank, namespace: shop}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  action: DENY
+  rules: [{when: [{key: 'request.headers[x-plugin]', values: ['*\"bank\"}']}]}]
+",
+    );
+    scene.until_answers("what it makes is denied", "", |answer| {
+        answer.contains(" 403 ")
+    });
+    for phase in ["AUTHN", "AUTHZ", "STATS"] {
+        scene.plugin(
+            "tag",
+            &format!("pluginConfig: {{team: shop}}\n  phase: {phase}"),
+        );
+        scene.until_answers("another team is not", "", |answer| {
+            answer.contains("{\"team\":\"shop\"}")
+        });
+        scene.plugin(
+            "tag",
+            &format!("pluginConfig: {{team: bank}}\n  phase: {phase}"),
+        );
+        scene.until_answers("what it makes is denied", "", |answer| {
+            answer.contains(" 403 ")
+        });
+    }
+}
+
+#[test]
+fn a_plugin_that_traps_or_spins_harms_its_own_requests_only() {
+    let scene = Scene::new();
+    scene.module("tag", HEADERS);
+    scene.module("hostile", HOSTILE);
+    scene.plugin("tag", "pluginConfig: {team: bank}");
+    // It is for another port, and then for none of them.
+    scene.plugin(
+        "hostile",
+        "phase: AUTHN\n  match: [{ports: [{number: 81}]}]",
+    );
+    let passes = |answer: &str| answer.contains(" 200 ") && answer.contains("bank");
+    scene.until_answers("requests pass", "x-trap: 1\r\n", passes);
+    scene.plugin("hostile", "phase: AUTHN");
+    let refused = |answer: &str| answer.contains(" 503 ");
+    for bad in ["x-trap: 1\r\n", "x-spin: 1\r\n"] {
+        scene.until_answers("it fails", bad, refused);
+        // It is started anew, and other requests pass again.
+        scene.until_answers("requests pass again", "", passes);
+    }
+    let metrics = scene.metrics();
+    assert!(
+        metrics.contains("ambit_wasm_plugin_failures_total{plugin=\"shop/hostile\"}"),
+        "{metrics}"
+    );
+    scene.plugin("hostile", "phase: AUTHN\n  failStrategy: FAIL_OPEN");
+    for bad in ["x-trap: 1\r\n", "x-spin: 1\r\n"] {
+        scene.until_answers("a request goes on without it", bad, passes);
+    }
+}
+
+#[test]
+fn a_plugin_asks_a_service_before_a_request_goes_on() {
+    let scene = Scene::new();
+    scene.module("asking", ASKING);
+    scene.plugin("asking", "phase: AUTHZ");
+    scene.until_answers("a request goes on", "", |answer| {
+        answer.contains(" 200 ") && scene.dump().contains("\"ready\"")
+    });
+    scene.module("refused", &ASKING.replace("many.shop", "gone.shop"));
+    scene.plugin("refused", "phase: AUTHZ");
+    scene.until_answers("without an answer it is refused", "", |answer| {
+        answer.contains(" 401 ")
+    });
+}

@@ -1,0 +1,284 @@
+//! Plugins: which there are, their modules, and the instances of them, one a worker and plugin.
+//!
+//! What the control plane says makes [`Plugin`]s ([`Extensions`], which does no IO); `loading` fetches and compiles their
+//! modules on the main thread; each worker has a `slot` for each of them. `http::extension` calls them for requests.
+
+mod calls;
+mod facts;
+mod fetch;
+mod loading;
+mod metrics;
+mod slot;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use ambit_model::{ArcStr, ExtensionPhase, WaypointExtension};
+use ambit_wasm::{Limits, Metrics, Module, Settings};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::target::Target;
+
+pub(crate) use facts::OfRequest;
+pub(crate) use fetch::Fetcher;
+pub(crate) use loading::load;
+pub(crate) use metrics::PluginMetrics;
+pub(crate) use slot::{Instance, Signal, Slots, follow};
+
+/// One version of a plugin.
+pub(crate) struct Plugin {
+    /// Tells it from other versions and other plugins.
+    pub(crate) number: u64,
+    pub(crate) told: WaypointExtension,
+    /// `namespace/name`.
+    pub(crate) key: String,
+    pub(crate) settings: Arc<Settings>,
+    /// What the module counts; versions go on with it.
+    pub(crate) metrics: Metrics,
+    pub(crate) counts: Arc<Counts>,
+    state: watch::Sender<State>,
+}
+
+/// What has happened to a plugin.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Instances that failed.
+    pub(crate) failures: AtomicU64,
+    /// Requests that were refused because it failed.
+    pub(crate) refused: AtomicU64,
+    /// Requests that went on without it because it failed.
+    pub(crate) passed: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) fn add(of: &AtomicU64) {
+        of.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Where a plugin's module is.
+#[derive(Clone, Debug)]
+pub(crate) enum State {
+    /// It is being fetched or compiled.
+    Loading,
+    /// It can be run.
+    Ready(Module),
+    /// It cannot be had, and why.
+    Failed(Arc<str>),
+}
+
+impl fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plugin")
+            .field("told", &self.told)
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Plugin {
+    fn new(number: u64, told: WaypointExtension, before: Option<&Self>) -> Self {
+        let environment = told.environment.iter();
+        let settings = Settings {
+            name: told.key(),
+            root_id: told.plugin_name.to_string(),
+            vm_id: told.key(),
+            configuration: Bytes::copy_from_slice(told.configuration.as_bytes()),
+            vm_configuration: Bytes::new(),
+            environment: environment
+                .map(|(name, value)| (name.to_string(), value.to_string()))
+                .collect(),
+            limits: Limits::default(),
+        };
+        let state = match &told.unsupported {
+            Some(why) => State::Failed(why.as_str().into()),
+            None => State::Loading,
+        };
+        Self {
+            number,
+            key: told.key(),
+            told,
+            settings: Arc::new(settings),
+            metrics: before
+                .map(|before| before.metrics.clone())
+                .unwrap_or_default(),
+            counts: before
+                .map(|before| before.counts.clone())
+                .unwrap_or_default(),
+            state: watch::Sender::new(state),
+        }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    pub(crate) fn watch(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    fn set(&self, state: State) {
+        self.state.send_replace(state);
+    }
+
+    /// Whether it is called for requests to a target.
+    fn is_for(&self, target: &Target) -> bool {
+        let told = &self.told;
+        let port = target.address().port();
+        if !told.ports.is_empty() && !told.ports.contains(&port) {
+            return false;
+        }
+        let is_named = || match target {
+            Target::Service { served, .. } => told.services.contains(&served.name),
+            Target::Pod { .. } => false,
+        };
+        told.for_gateway || is_named()
+    }
+
+    /// For `/config_dump`.
+    fn dump(&self) -> Value {
+        let (state, error) = match self.state() {
+            State::Loading => ("loading", None),
+            State::Ready(_) => ("ready", None),
+            State::Failed(why) => ("failed", Some(why.to_string())),
+        };
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let phase = match self.told.phase {
+            ExtensionPhase::Authn => "AUTHN",
+            ExtensionPhase::Authz => "AUTHZ",
+            ExtensionPhase::Stats => "STATS",
+            ExtensionPhase::Unspecified => "UNSPECIFIED_PHASE",
+        };
+        json!({
+            "name": self.key,
+            "url": self.told.url.as_str(),
+            "phase": phase,
+            "priority": self.told.priority,
+            "failStrategy": if self.told.fail_open { "FAIL_OPEN" } else { "FAIL_CLOSE" },
+            "state": state,
+            "error": error,
+            "failures": count(&self.counts.failures),
+            "requestsRefused": count(&self.counts.refused),
+            "requestsPassed": count(&self.counts.passed),
+        })
+    }
+}
+
+/// The plugins that requests are given to, in the order of their calls.
+#[derive(Debug, Default)]
+pub(crate) struct Chain(pub(crate) Vec<Arc<Plugin>>);
+
+impl Chain {
+    /// Those that are called for requests to a target.
+    pub(crate) fn of(&self, target: &Target) -> Vec<Arc<Plugin>> {
+        let all = self.0.iter();
+        all.filter(|plugin| plugin.is_for(target))
+            .cloned()
+            .collect()
+    }
+
+    /// Whether there is one for requests to a target.
+    pub(crate) fn concerns(&self, target: &Target) -> bool {
+        self.0.iter().any(|plugin| plugin.is_for(target))
+    }
+}
+
+/// What the control plane says of plugins.
+#[derive(Debug, Default)]
+pub(crate) struct Extensions {
+    entries: BTreeMap<ArcStr, Entry>,
+    last: u64,
+    chain: Arc<Chain>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    wanted: Arc<Plugin>,
+    /// The last version whose module could be had.
+    good: Option<Arc<Plugin>>,
+}
+
+impl Extensions {
+    /// A plugin is new or has changed, by the name of its record.
+    pub(crate) fn put(&mut self, record: ArcStr, told: WaypointExtension) {
+        let before = self.entries.remove(&record);
+        let same = before
+            .as_ref()
+            .is_some_and(|before| before.wanted.told == told);
+        if let (true, Some(before)) = (same, before.as_ref()) {
+            let entry = Entry {
+                wanted: before.wanted.clone(),
+                good: before.good.clone(),
+            };
+            self.entries.insert(record, entry);
+            return;
+        }
+        self.last += 1;
+        let good = before.and_then(|before| match before.wanted.state() {
+            State::Ready(_) => Some(before.wanted),
+            _ => before.good,
+        });
+        let wanted = Arc::new(Plugin::new(self.last, told, good.as_deref()));
+        self.entries.insert(record, Entry { wanted, good });
+        self.renew();
+    }
+
+    pub(crate) fn remove(&mut self, record: &str) {
+        if self.entries.remove(record).is_some() {
+            self.renew();
+        }
+    }
+
+    /// What requests are given to, anew: after a change, or when a module is there.
+    pub(crate) fn renew(&mut self) {
+        let mut plugins: Vec<_> = self.entries.values_mut().map(Entry::effective).collect();
+        plugins.sort_by(|a, b| a.told.order().cmp(&b.told.order()));
+        self.chain = Arc::new(Chain(plugins));
+    }
+
+    pub(crate) fn chain(&self) -> &Arc<Chain> {
+        &self.chain
+    }
+
+    /// The newest versions, whether they can be run or not.
+    pub(crate) fn wanted(&self) -> Vec<Arc<Plugin>> {
+        let wanted = self.entries.values().map(|entry| entry.wanted.clone());
+        wanted.collect()
+    }
+
+    /// For `/config_dump`.
+    pub(crate) fn dump(&self) -> Value {
+        let all = self.entries.values().map(|entry| {
+            let mut one = entry.wanted.dump();
+            let runs_older = entry.good.is_some();
+            if let (true, Some(fields)) = (runs_older, one.as_object_mut()) {
+                fields.insert(
+                    "runs".to_owned(),
+                    "the last version that could be loaded".into(),
+                );
+            }
+            one
+        });
+        all.collect()
+    }
+}
+
+impl Entry {
+    /// A version that can be run goes before one that cannot.
+    fn effective(&mut self) -> Arc<Plugin> {
+        // What is to be failed is not kept alive by what was there before.
+        let is_final = self.wanted.told.unsupported.is_some();
+        if is_final || matches!(self.wanted.state(), State::Ready(_)) {
+            self.good = None;
+        }
+        self.good.as_ref().unwrap_or(&self.wanted).clone()
+    }
+}

@@ -1,0 +1,305 @@
+//! Calls that plugins make, to services of the mesh under the waypoint's identity ([`crate::calls`]).
+
+use std::time::Duration;
+
+use ambit_model::NamespacedHostname;
+use ambit_wasm::{Call, CallKind, CallResponse, Head};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Uri,
+    header::{CONTENT_TYPE, HOST, TE},
+};
+use http_body_util::{BodyExt as _, Full, Limited};
+
+use crate::{
+    calls::{self, CallError, Callee},
+    circle::Passed,
+    http::headers,
+    message::{Body, Version},
+    waypoint::Shard,
+};
+
+/// Largest answer.
+const MAX_ANSWER: usize = 1 << 20;
+/// Of a plugin that names no time.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Of gRPC: what there is when nothing came of a call.
+const UNAVAILABLE: u32 = 14;
+const DEADLINE_EXCEEDED: u32 = 4;
+
+/// A call that came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error(
+        "{0:?} is no upstream: give outbound|<port>||<host>, <host>:<port> or <namespace>/<host>:<port>"
+    )]
+    Upstream(String),
+    #[error("the request cannot be made")]
+    Request,
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("the answer breaks off, or has more than {MAX_ANSWER} bytes")]
+    Answer,
+    #[error("no answer in time")]
+    TooLate,
+}
+
+/// Makes a call; without an answer the plugin gets an empty one.
+pub(super) async fn make(shard: &Shard, plugin: &str, call: Call) -> CallResponse {
+    let (upstream, kind) = (call.upstream.clone(), call.kind);
+    let patience = if call.timeout.is_zero() {
+        PATIENCE
+    } else {
+        call.timeout
+    };
+    let made = tokio::time::timeout(patience, Box::pin(answer(shard, call))).await;
+    match made.unwrap_or(Err(Failed::TooLate)) {
+        Ok(response) => response,
+        Err(error) => {
+            let text = ambit_proxy::report::chain(&error);
+            tracing::debug!(
+                plugin,
+                upstream,
+                error = text,
+                "a plugin's call came to nothing"
+            );
+            let status = match (kind, &error) {
+                (CallKind::Http, _) => 0,
+                (CallKind::Grpc, Failed::TooLate) => DEADLINE_EXCEEDED,
+                (CallKind::Grpc, _) => UNAVAILABLE,
+            };
+            CallResponse {
+                grpc_status: (status, text),
+                ..CallResponse::default()
+            }
+        }
+    }
+}
+
+async fn answer(shard: &Shard, call: Call) -> Result<CallResponse, Failed> {
+    let own = shard.waypoint.config.own.namespace.as_str();
+    let (service, port) = upstream(&call.upstream, own)?;
+    let kind = call.kind;
+    let version = match kind {
+        CallKind::Http => Version::Http1,
+        CallKind::Grpc => Version::Http2,
+    };
+    let request = request(call, &service, port)?;
+    let callee = Callee {
+        service: &service,
+        port,
+        passed: Passed::NONE,
+    };
+    let response = calls::request(shard, callee, version, request).await?;
+    let (parts, body) = response.into_parts();
+    let collected = Limited::new(body, MAX_ANSWER).collect().await;
+    let collected = collected.map_err(|_| Failed::Answer)?;
+    let trailers = collected.trailers().cloned().unwrap_or_default();
+    let body = collected.to_bytes();
+    let head = Head {
+        pseudo: vec![(":status", parts.status.as_str().to_owned())],
+        headers: parts.headers,
+    };
+    Ok(match kind {
+        CallKind::Http => CallResponse {
+            head,
+            body,
+            trailers,
+            ..CallResponse::default()
+        },
+        CallKind::Grpc => of_grpc(head, &body, trailers),
+    })
+}
+
+fn request(call: Call, service: &NamespacedHostname, port: u16) -> Result<Request<Body>, Failed> {
+    let Call {
+        mut head,
+        body,
+        trailers,
+        kind,
+        ..
+    } = call;
+    let method = head.take_pseudo(":method").unwrap_or_default();
+    let method = Method::from_bytes(method.as_bytes()).map_err(|_| Failed::Request)?;
+    if method == Method::CONNECT {
+        return Err(Failed::Request);
+    }
+    let path = head
+        .take_pseudo(":path")
+        .filter(|path| path.starts_with('/'));
+    let path = path.ok_or(Failed::Request)?;
+    let host = head.take_pseudo(":authority");
+    let host = host.unwrap_or_else(|| format!("{}:{port}", service.hostname));
+    let mut all = head.headers;
+    if headers::remove_hop_by_hop(&mut all).is_err() {
+        return Err(Failed::Request);
+    }
+    headers::remove_identities(&mut all);
+    all.remove(http::header::CONTENT_LENGTH);
+    all.remove(HOST);
+    let uri: Uri;
+    let content;
+    match kind {
+        CallKind::Http => {
+            uri = path.parse().map_err(|_| Failed::Request)?;
+            all.insert(
+                HOST,
+                HeaderValue::from_str(&host).map_err(|_| Failed::Request)?,
+            );
+            content = body;
+        }
+        CallKind::Grpc => {
+            uri = format!("http://{host}{path}")
+                .parse()
+                .map_err(|_| Failed::Request)?;
+            all.insert(TE, HeaderValue::from_static("trailers"));
+            all.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            let mut framed = BytesMut::with_capacity(5 + body.len());
+            framed.put_u8(0);
+            framed.put_u32(u32::try_from(body.len()).map_err(|_| Failed::Request)?);
+            framed.put_slice(&body);
+            content = framed.freeze();
+        }
+    }
+    let mut request = Request::new(with_trailers(content, trailers));
+    *request.method_mut() = method;
+    *request.uri_mut() = uri;
+    *request.headers_mut() = all;
+    if kind == CallKind::Grpc {
+        *request.version_mut() = http::Version::HTTP_2;
+    }
+    Ok(request)
+}
+
+fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
+    let full = Full::new(body);
+    let trailers = (!trailers.is_empty()).then_some(Ok(trailers));
+    let body = full.with_trailers(std::future::ready(trailers));
+    body.map_err(|never| match never {}).boxed_unsync()
+}
+
+/// One message, and the status that is in the trailers, or in the headers if there is nothing else.
+fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
+    let status = |of: &HeaderMap| {
+        let status = of.get("grpc-status")?.to_str().ok()?.parse().ok()?;
+        let text = of.get("grpc-message").and_then(|text| text.to_str().ok());
+        Some((status, text.unwrap_or_default().to_owned()))
+    };
+    let unknown = || (2, "the answer is none of gRPC".to_owned());
+    let mut grpc_status = status(&trailers)
+        .or_else(|| status(&head.headers))
+        .unwrap_or_else(unknown);
+    let message = body
+        .split_first_chunk::<5>()
+        .and_then(|([packed, a, b, c, d], rest)| {
+            let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+            (*packed == 0 && length <= rest.len()).then(|| body.slice(5..5 + length))
+        });
+    if grpc_status.0 == 0 && message.is_none() {
+        grpc_status = unknown();
+    }
+    CallResponse {
+        head,
+        body: message.unwrap_or_default(),
+        trailers,
+        grpc_status,
+    }
+}
+
+/// The service that a plugin names, as clusters are named in Istio or as a host and port.
+fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> {
+    let wrong = || Failed::Upstream(text.chars().take(200).collect());
+    let parts: Vec<&str> = text.split('|').collect();
+    let (host, port) = match parts[..] {
+        ["outbound", port, _, host] => (host, port),
+        [one] => one.rsplit_once(':').ok_or_else(wrong)?,
+        _ => return Err(wrong()),
+    };
+    let port = port
+        .parse::<u16>()
+        .ok()
+        .filter(|port| *port > 0)
+        .ok_or_else(wrong)?;
+    let (namespace, host) = match host.split_once('/') {
+        Some(both) => both,
+        None => {
+            // `name.namespace.svc…` says it itself.
+            let mut labels = host.split('.');
+            let named = (labels.next(), labels.next(), labels.next());
+            match named {
+                (Some(_), Some(namespace), Some("svc")) => (namespace, host),
+                _ => (own, host),
+            }
+        }
+    };
+    if host.is_empty() || namespace.is_empty() {
+        return Err(wrong());
+    }
+    Ok((NamespacedHostname::new(namespace, host), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstreams_are_named_as_clusters_or_hosts() {
+        let of = |text| {
+            upstream(text, "own")
+                .map(|(name, port)| format!("{name} {port}"))
+                .ok()
+        };
+        for (text, is) in [
+            (
+                "outbound|80||a.shop.svc.cluster.local",
+                "shop/a.shop.svc.cluster.local 80",
+            ),
+            (
+                "a.shop.svc.cluster.local:81",
+                "shop/a.shop.svc.cluster.local 81",
+            ),
+            ("bank/api.example:443", "bank/api.example 443"),
+            ("api.example:443", "own/api.example 443"),
+        ] {
+            assert_eq!(of(text).as_deref(), Some(is), "{text}");
+        }
+        for wrong in [
+            "",
+            "a",
+            "a:0",
+            "a:70000",
+            "inbound|80||a",
+            "outbound|x||a",
+            ":80",
+            "/a:80",
+        ] {
+            assert_eq!(of(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_of_grpc_is_a_message_and_a_status() {
+        let answer = |body: &'static [u8], status: Option<&'static str>| {
+            let mut trailers = HeaderMap::new();
+            if let Some(status) = status {
+                trailers.insert("grpc-status", HeaderValue::from_static(status));
+            }
+            let response = of_grpc(Head::default(), &Bytes::from_static(body), trailers);
+            (response.grpc_status.0, response.body)
+        };
+        assert_eq!(
+            answer(&[0, 0, 0, 0, 2, 7, 8], Some("0")),
+            (0, Bytes::from_static(&[7, 8]))
+        );
+        assert_eq!(answer(&[], Some("5")), (5, Bytes::new()));
+        for broken in [
+            &[][..],
+            &[0, 0, 0],
+            &[0, 0, 0, 0, 9, 1],
+            &[1, 0, 0, 0, 1, 1],
+        ] {
+            assert_eq!(answer(broken, Some("0")).0, 2);
+        }
+        assert_eq!(answer(&[0, 0, 0, 0, 0], None).0, 2);
+    }
+}

@@ -1,0 +1,81 @@
+//! What a plugin may ask of a request besides its headers, by Envoy's names.
+
+use std::{sync::Arc, time::SystemTime};
+
+use ambit_wasm::{Facts, Value};
+
+use crate::{session::Session, target::Target};
+
+/// Of one request.
+pub(crate) struct OfRequest {
+    session: Arc<Session>,
+    version: http::Version,
+    began: SystemTime,
+}
+
+impl OfRequest {
+    pub(crate) fn new(session: &Arc<Session>, version: http::Version) -> Self {
+        Self {
+            session: session.clone(),
+            version,
+            began: SystemTime::now(),
+        }
+    }
+}
+
+impl Facts for OfRequest {
+    fn property(&self, path: &[&str]) -> Option<Value> {
+        let session = &self.session;
+        let (caller, target) = (&session.caller, session.target.address());
+        let config = &session.shard.waypoint.config;
+        let text = |text: String| Some(Value::Text(text));
+        match path {
+            ["source", "address"] => text(caller.address.to_string()),
+            ["source", "port"] => Some(Value::Number(caller.address.port().into())),
+            ["source", "principal"] | ["connection", "uri_san_peer_certificate"] => {
+                text(caller.identity.as_ref()?.to_string())
+            }
+            ["source", "namespace"] => text(caller.identity.as_ref()?.namespace.to_string()),
+            ["destination", "address"] => text(target.to_string()),
+            ["destination", "port"] => Some(Value::Number(target.port().into())),
+            ["connection", "mtls"] => Some(Value::Bool(caller.identity.is_some())),
+            ["request", "protocol"] => text(
+                match self.version {
+                    http::Version::HTTP_10 => "HTTP/1.0",
+                    http::Version::HTTP_2 => "HTTP/2",
+                    _ => "HTTP/1.1",
+                }
+                .to_owned(),
+            ),
+            ["request", "time"] => {
+                let since = self.began.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+                Some(Value::Number(i64::try_from(since.as_nanos()).ok()?))
+            }
+            ["request", "duration"] => {
+                let since = self.began.elapsed().ok()?;
+                Some(Value::Number(i64::try_from(since.as_nanos()).ok()?))
+            }
+            // Inbound: a waypoint stands for the servers.
+            ["listener_direction"] => Some(Value::Number(1)),
+            ["cluster_name"] => match &session.target {
+                Target::Service {
+                    service, address, ..
+                } => text(format!(
+                    "inbound-vip|{}|http|{}",
+                    address.port(),
+                    service.hostname
+                )),
+                Target::Pod { .. } => None,
+            },
+            ["node", "id"] => text(format!(
+                "waypoint~{}.{}",
+                config.own.name, config.own.namespace
+            )),
+            ["node", "metadata", "NAMESPACE"] => text(config.own.namespace.to_string()),
+            ["node", "metadata", "NAME"] => text(config.own.name.to_string()),
+            ["node", "metadata", "SERVICE_ACCOUNT"] => text(config.own.service_account.to_string()),
+            ["node", "metadata", "CLUSTER_ID"] => text(config.cluster_id.to_string()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Where modules come from: files, HTTP, and images in registries. What is fetched is bounded, compared with the digest
+//! that the plugin gives, and kept on disk.
+
+mod cache;
+mod client;
+mod oci;
+
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
+
+use ambit_model::WaypointExtension;
+use sha2::{Digest as _, Sha256};
+use tokio::io::AsyncReadExt as _;
+
+use cache::Cache;
+use client::{Client, ClientError};
+use oci::OciError;
+
+/// Largest module, and largest layer of an image.
+const MAX_MODULE: usize = 64 << 20;
+/// How long all of one fetch may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Fetches modules.
+#[derive(Debug)]
+pub(crate) struct Fetcher {
+    cache: Cache,
+    client: Client,
+    /// Registries without TLS.
+    insecure: Vec<String>,
+}
+
+/// A module that cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FetchError {
+    #[error("{0}: neither oci, http, https nor file")]
+    Scheme(String),
+    #[error("cannot read {path}")]
+    File {
+        path: String,
+        #[source]
+        error: io::Error,
+    },
+    #[error("the module has more than {MAX_MODULE} bytes")]
+    TooLarge,
+    #[error("the digest is {is}, not {wanted} as spec.sha256 says")]
+    Digest { is: String, wanted: String },
+    #[error("it took more than {PATIENCE:?}")]
+    TooLong,
+    #[error(transparent)]
+    Http(#[from] ClientError),
+    #[error(transparent)]
+    Image(#[from] OciError),
+}
+
+impl Fetcher {
+    /// With a directory for what is kept; `insecure` are registries without TLS, `*` all of them.
+    pub(crate) fn new(cache: PathBuf, insecure: Vec<String>) -> Self {
+        Self {
+            cache: Cache::new(cache),
+            client: Client::default(),
+            insecure,
+        }
+    }
+
+    /// The module of a plugin.
+    pub(crate) async fn fetch(&self, told: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
+        let fetched = tokio::time::timeout(PATIENCE, self.at_hand_or_fetched(told)).await;
+        fetched.map_err(|_| FetchError::TooLong)?
+    }
+
+    async fn at_hand_or_fetched(&self, told: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
+        let (url, wanted) = (told.url.as_str(), told.sha256.as_str());
+        if let Some(path) = url.strip_prefix("file://") {
+            let bytes = file(path).await?;
+            return Ok(compared(bytes, wanted, None)?.into());
+        }
+        // What a digest names does not change.
+        let may_be_kept = !told.always_pull || !wanted.is_empty();
+        if may_be_kept && let Some(kept) = self.cache.take(url, wanted).await {
+            return Ok(kept.into());
+        }
+        let bytes = if let Some(image) = url.strip_prefix("oci://") {
+            let image = oci::Image::parse(image)?;
+            let is_insecure = self
+                .insecure
+                .iter()
+                .any(|one| one == "*" || *one == image.registry);
+            let pulled = oci::pull(&self.client, &image, is_insecure, &told.pull_secret).await?;
+            compared(pulled.module, wanted, Some(&pulled.digest))?
+        } else if url.starts_with("http://") || url.starts_with("https://") {
+            let response = self.client.get(url, &[], MAX_MODULE).await?;
+            let response = response.successful()?;
+            compared(response.body, wanted, None)?
+        } else {
+            return Err(FetchError::Scheme(url.to_owned()));
+        };
+        self.cache.put(url, wanted, &bytes).await;
+        Ok(bytes.into())
+    }
+}
+
+/// The bytes, if they, or the image that they are of, have the digest.
+fn compared(bytes: Vec<u8>, wanted: &str, image: Option<&str>) -> Result<Vec<u8>, FetchError> {
+    if wanted.is_empty() || image == Some(wanted) {
+        return Ok(bytes);
+    }
+    let is = digest(&bytes);
+    if is == wanted {
+        return Ok(bytes);
+    }
+    Err(FetchError::Digest {
+        is: image.map_or(is, str::to_owned),
+        wanted: wanted.to_owned(),
+    })
+}
+
+/// In hex.
+fn digest(bytes: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(bytes))
+}
+
+async fn file(path: &str) -> Result<Vec<u8>, FetchError> {
+    let error = |error| FetchError::File {
+        path: path.to_owned(),
+        error,
+    };
+    // Neither a device nor a pipe: opening one could wait for ever.
+    let metadata = tokio::fs::metadata(path).await.map_err(error)?;
+    if !metadata.is_file() {
+        return Err(error(io::Error::other("it is no file")));
+    }
+    let file = tokio::fs::File::open(path).await.map_err(error)?;
+    let most = u64::try_from(MAX_MODULE).unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    let mut bounded = file.take(most + 1);
+    bounded.read_to_end(&mut bytes).await.map_err(error)?;
+    if bytes.len() > MAX_MODULE {
+        return Err(FetchError::TooLarge);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_the_modules_or_the_images() {
+        let module = b"module".to_vec();
+        let right = digest(&module);
+        for (wanted, image, fits) in [
+            ("", None, true),
+            (right.as_str(), None, true),
+            ("ab", Some("ab"), true),
+            ("ab", Some("cd"), false),
+            ("ab", None, false),
+        ] {
+            let compared = compared(module.clone(), wanted, image);
+            assert_eq!(compared.is_ok(), fits, "{wanted:?} {image:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_file_is_not_read() {
+        for path in ["/dev/zero", "/", "/nowhere/at/all"] {
+            assert!(
+                matches!(file(path).await, Err(FetchError::File { .. })),
+                "{path}"
+            );
+        }
+    }
+}

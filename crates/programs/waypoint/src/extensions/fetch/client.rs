@@ -1,0 +1,243 @@
+//! A small client of HTTP/1.1: requests without bodies, redirects, and answers of bounded size.
+
+use std::{io, sync::Arc};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri,
+    header::{AUTHORIZATION, HOST, LOCATION, USER_AGENT},
+};
+use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustls_pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, rustls};
+
+/// Most redirects that are followed.
+const MAX_REDIRECTS: usize = 5;
+
+#[derive(Debug, Default)]
+pub(super) struct Client {
+    /// Made when it is first needed.
+    tls: Mutex<Option<Arc<rustls::ClientConfig>>>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Vec<u8>,
+    url: String,
+}
+
+/// A request that came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    #[error("{0:?} is no URL of a server")]
+    Url(String),
+    #[error("cannot reach {host}")]
+    Connect {
+        host: String,
+        #[source]
+        error: io::Error,
+    },
+    #[error("{host} does not speak HTTP as it should")]
+    Http {
+        host: String,
+        #[source]
+        error: hyper::Error,
+    },
+    #[error("{url} answers with {status}")]
+    Status { url: String, status: StatusCode },
+    #[error("{url} is larger than {limit} bytes")]
+    TooLarge { url: String, limit: usize },
+    #[error("{url} breaks off")]
+    Broken { url: String },
+    #[error("more than {MAX_REDIRECTS} redirects")]
+    Redirects,
+    #[error("a redirect from https to http is not followed")]
+    Downgrade,
+    #[error("there are no roots of certificates on this system")]
+    Roots,
+}
+
+impl Answer {
+    pub(super) fn successful(self) -> Result<Self, ClientError> {
+        if self.status == StatusCode::OK {
+            return Ok(self);
+        }
+        Err(ClientError::Status {
+            url: self.url,
+            status: self.status,
+        })
+    }
+}
+
+impl Client {
+    /// What is at a URL, after redirects. Credentials go to the first server only.
+    pub(super) async fn get(
+        &self,
+        url: &str,
+        headers: &[(HeaderName, HeaderValue)],
+        limit: usize,
+    ) -> Result<Answer, ClientError> {
+        let mut uri = parse(url)?;
+        let first = uri.authority().cloned();
+        for _ in 0..=MAX_REDIRECTS {
+            let is_first = uri.authority() == first.as_ref();
+            let sent = headers
+                .iter()
+                .filter(|(name, _)| is_first || *name != AUTHORIZATION);
+            let answer = self.once(&uri, sent, limit).await?;
+            let location = answer.headers.get(LOCATION).and_then(|to| to.to_str().ok());
+            let (true, Some(location)) = (answer.status.is_redirection(), location) else {
+                return Ok(answer);
+            };
+            uri = redirected(&uri, location)?;
+        }
+        Err(ClientError::Redirects)
+    }
+
+    async fn once(
+        &self,
+        uri: &Uri,
+        headers: impl Iterator<Item = &(HeaderName, HeaderValue)> + Send,
+        limit: usize,
+    ) -> Result<Answer, ClientError> {
+        let host = uri.host().unwrap_or_default().to_owned();
+        let is_tls = uri.scheme_str() == Some("https");
+        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let failed = |error| ClientError::Connect {
+            host: host.clone(),
+            error,
+        };
+        let name = host.trim_matches(['[', ']']);
+        let stream = TcpStream::connect((name, port)).await.map_err(failed)?;
+        let stream: Box<dyn Io> = if is_tls {
+            let invalid = |_| ClientError::Url(uri.to_string());
+            let server = ServerName::try_from(name.to_owned()).map_err(invalid)?;
+            let connector = TlsConnector::from(self.tls()?);
+            Box::new(connector.connect(server, stream).await.map_err(failed)?)
+        } else {
+            Box::new(stream)
+        };
+        let wrong = |error| ClientError::Http {
+            host: host.clone(),
+            error,
+        };
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(wrong)?;
+        let _driving = ambit_rt::spawn_abortable("module download", async move {
+            // What breaks it breaks the answer.
+            let _ended = connection.await;
+        });
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let mut request = Request::new(Empty::<Bytes>::new());
+        *request.uri_mut() = path
+            .parse()
+            .map_err(|_| ClientError::Url(uri.to_string()))?;
+        let all = request.headers_mut();
+        all.extend(headers.cloned());
+        let authority = uri.authority().map(|authority| authority.as_str());
+        if let Ok(host) = HeaderValue::from_str(authority.unwrap_or_default()) {
+            all.insert(HOST, host);
+        }
+        all.insert(USER_AGENT, HeaderValue::from_static("ambit-waypoint"));
+        let response = sender.send_request(request).await.map_err(wrong)?;
+        let (parts, body) = response.into_parts();
+        let url = uri.to_string();
+        let body = Limited::new(body, limit).collect().await.map_err(|error| {
+            if error.downcast_ref::<LengthLimitError>().is_some() {
+                return ClientError::TooLarge {
+                    url: url.clone(),
+                    limit,
+                };
+            }
+            ClientError::Broken { url: url.clone() }
+        })?;
+        Ok(Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body: body.to_bytes().to_vec(),
+            url,
+        })
+    }
+
+    fn tls(&self) -> Result<Arc<rustls::ClientConfig>, ClientError> {
+        let mut made = self.tls.lock();
+        if let Some(made) = &*made {
+            return Ok(made.clone());
+        }
+        let mut roots = rustls::RootCertStore::empty();
+        for root in rustls_native_certs::load_native_certs().certs {
+            // One that cannot be read proves nobody.
+            let _added = roots.add(root);
+        }
+        if roots.is_empty() {
+            return Err(ClientError::Roots);
+        }
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider);
+        let config = config.with_safe_default_protocol_versions();
+        let config = config.map_err(|_| ClientError::Roots)?;
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        Ok(made.insert(Arc::new(config)).clone())
+    }
+}
+
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+fn parse(url: &str) -> Result<Uri, ClientError> {
+    let uri: Option<Uri> = url.parse().ok();
+    let is_server = |uri: &Uri| {
+        let scheme = matches!(uri.scheme_str(), Some("http" | "https"));
+        scheme && uri.host().is_some_and(|host| !host.is_empty())
+    };
+    uri.filter(is_server)
+        .ok_or_else(|| ClientError::Url(url.to_owned()))
+}
+
+/// Where a redirect leads: never from TLS to plaintext.
+fn redirected(from: &Uri, location: &str) -> Result<Uri, ClientError> {
+    let to = if location.starts_with('/') && !location.starts_with("//") {
+        let (scheme, authority) = (from.scheme_str(), from.authority());
+        let (Some(scheme), Some(authority)) = (scheme, authority) else {
+            return Err(ClientError::Url(location.to_owned()));
+        };
+        parse(&format!("{scheme}://{authority}{location}"))?
+    } else {
+        parse(location)?
+    };
+    if from.scheme_str() == Some("https") && to.scheme_str() != Some("https") {
+        return Err(ClientError::Downgrade);
+    }
+    Ok(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_lead_to_servers_and_never_out_of_tls() {
+        let from: Uri = "https://a.example:1/x?y".parse().unwrap();
+        let to = |location| redirected(&from, location).map(|to| to.to_string());
+        assert_eq!(to("/z").unwrap(), "https://a.example:1/z");
+        assert_eq!(to("https://b.example/").unwrap(), "https://b.example/");
+        assert!(matches!(
+            to("http://a.example/"),
+            Err(ClientError::Downgrade)
+        ));
+        for wrong in ["", "z", "file:///etc/passwd", "//b.example/"] {
+            assert!(matches!(to(wrong), Err(ClientError::Url(_))), "{wrong:?}");
+        }
+    }
+}

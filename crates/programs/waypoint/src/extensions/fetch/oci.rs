@@ -1,0 +1,367 @@
+//! Images in registries, by the distribution API: a module is a layer by itself, or `plugin.wasm` in the last layer of an
+//! image as container runtimes have them.
+
+use std::io::Read as _;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use flate2::read::GzDecoder;
+use http::{
+    HeaderName, HeaderValue, StatusCode,
+    header::{ACCEPT, AUTHORIZATION, WWW_AUTHENTICATE},
+};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    MAX_MODULE,
+    client::{Answer, Client, ClientError},
+    digest,
+};
+
+/// Largest manifest, list of manifests, and token.
+const MAX_MANIFEST: usize = 4 << 20;
+/// Layers that are modules.
+const MODULES: [&str; 4] = [
+    "application/vnd.wasm.content.layer.v1+wasm",
+    "application/vnd.module.wasm.content.layer.v1+wasm",
+    "application/wasm",
+    "application/vnd.wasm.content.layer.v1",
+];
+const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
+
+/// Names an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Image {
+    pub(super) registry: String,
+    repository: String,
+    /// A tag, or `sha256:` and the digest of a manifest.
+    reference: String,
+}
+
+/// What was pulled.
+pub(super) struct Pulled {
+    pub(super) module: Vec<u8>,
+    /// Of the manifest, in hex.
+    pub(super) digest: String,
+}
+
+/// An image that is none, or not one of a module.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OciError {
+    #[error("{0:?} names no image")]
+    Name(String),
+    #[error(transparent)]
+    Http(#[from] ClientError),
+    #[error("the registry asks for credentials in a way that is not understood: {0:?}")]
+    Challenge(String),
+    #[error("the registry gives no token")]
+    Token,
+    #[error("the pull secret is no .dockerconfigjson")]
+    Secret,
+    #[error("the manifest cannot be read")]
+    Manifest(#[source] serde_json::Error),
+    #[error("the manifest is another than {0}")]
+    OtherManifest(String),
+    #[error("the layer {0} has other content than its digest says")]
+    OtherLayer(String),
+    #[error("the image has no layer with a module")]
+    NoModule,
+    #[error("the layer cannot be unpacked, or has more than {MAX_MODULE} bytes")]
+    Layer,
+}
+
+impl Image {
+    pub(super) fn parse(text: &str) -> Result<Self, OciError> {
+        let wrong = || OciError::Name(text.to_owned());
+        let (name, digest) = match text.split_once('@') {
+            Some((name, digest)) => (name, Some(digest)),
+            None => (text, None),
+        };
+        let (registry, rest) = match name.split_once('/') {
+            Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => {
+                (first.to_owned(), rest.to_owned())
+            }
+            Some(_) => ("registry-1.docker.io".to_owned(), name.to_owned()),
+            None => ("registry-1.docker.io".to_owned(), format!("library/{name}")),
+        };
+        let registry = match registry.as_str() {
+            "docker.io" | "index.docker.io" => "registry-1.docker.io".to_owned(),
+            _ => registry,
+        };
+        let (repository, tag) = match rest.rsplit_once(':') {
+            Some((repository, tag)) => (repository.to_owned(), tag),
+            None => (rest, "latest"),
+        };
+        let is_word = |text: &str, more: &[u8]| {
+            let mut all = text.bytes();
+            !text.is_empty() && all.all(|byte| byte.is_ascii_alphanumeric() || more.contains(&byte))
+        };
+        if !is_word(&repository, b"/._-") || repository.contains("..") || !is_word(tag, b"._-") {
+            return Err(wrong());
+        }
+        if let Some(digest) = digest
+            && !digest
+                .strip_prefix("sha256:")
+                .is_some_and(|hex| hex.len() == 64 && is_word(hex, b""))
+        {
+            return Err(wrong());
+        }
+        Ok(Self {
+            registry,
+            repository,
+            reference: digest.unwrap_or(tag).to_owned(),
+        })
+    }
+
+    fn url(&self, is_insecure: bool, kind: &str, reference: &str) -> String {
+        let scheme = if is_insecure { "http" } else { "https" };
+        let Self {
+            registry,
+            repository,
+            ..
+        } = self;
+        format!("{scheme}://{registry}/v2/{repository}/{kind}/{reference}")
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    #[serde(default)]
+    layers: Vec<Descriptor>,
+    /// Of a list of manifests.
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    #[serde(default)]
+    media_type: String,
+    digest: String,
+}
+
+/// Pulls the module of an image.
+pub(super) async fn pull(
+    client: &Client,
+    image: &Image,
+    is_insecure: bool,
+    secret: &[u8],
+) -> Result<Pulled, OciError> {
+    let mut registry = Registry {
+        client,
+        image,
+        is_insecure,
+        basic: credentials(secret, &image.registry)?,
+        authorization: None,
+    };
+    let (manifest, digest) = registry.manifest(&image.reference).await?;
+    let manifest = match manifest.manifests.first() {
+        Some(first) if manifest.layers.is_empty() => {
+            let reference = first.digest.clone();
+            registry.manifest(&reference).await?.0
+        }
+        _ => manifest,
+    };
+    let is_module = |layer: &&Descriptor| MODULES.contains(&layer.media_type.as_str());
+    if let Some(layer) = manifest.layers.iter().find(is_module) {
+        let module = registry.blob(&layer.digest).await?;
+        return Ok(Pulled { module, digest });
+    }
+    let layer = manifest.layers.last().ok_or(OciError::NoModule)?;
+    let bytes = registry.blob(&layer.digest).await?;
+    let unpacked = ambit_rt::spawn_blocking("module layer", move || unpack(&bytes)).await;
+    let module = unpacked.map_err(|_| OciError::Layer)??;
+    Ok(Pulled { module, digest })
+}
+
+struct Registry<'a> {
+    client: &'a Client,
+    image: &'a Image,
+    is_insecure: bool,
+    /// User and password, as HTTP has them.
+    basic: Option<HeaderValue>,
+    authorization: Option<HeaderValue>,
+}
+
+impl Registry<'_> {
+    /// A manifest with its digest, which is compared if it is what names it.
+    async fn manifest(&mut self, reference: &str) -> Result<(Manifest, String), OciError> {
+        let url = self.image.url(self.is_insecure, "manifests", reference);
+        let body = self.get(&url, MAX_MANIFEST).await?.body;
+        let digest = digest(&body);
+        if let Some(wanted) = reference.strip_prefix("sha256:")
+            && wanted != digest
+        {
+            return Err(OciError::OtherManifest(reference.to_owned()));
+        }
+        let manifest = serde_json::from_slice(&body).map_err(OciError::Manifest)?;
+        Ok((manifest, digest))
+    }
+
+    async fn blob(&mut self, of: &str) -> Result<Vec<u8>, OciError> {
+        let Some(wanted) = of
+            .strip_prefix("sha256:")
+            .filter(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        else {
+            return Err(OciError::NoModule);
+        };
+        let url = self.image.url(self.is_insecure, "blobs", of);
+        let body = self.get(&url, MAX_MODULE).await?.body;
+        if digest(&body) != wanted {
+            return Err(OciError::OtherLayer(of.to_owned()));
+        }
+        Ok(body)
+    }
+
+    async fn get(&mut self, url: &str, limit: usize) -> Result<Answer, OciError> {
+        let answer = self.ask(url, limit).await?;
+        if answer.status != StatusCode::UNAUTHORIZED || self.authorization.is_some() {
+            return Ok(answer.successful()?);
+        }
+        let challenge = answer.headers.get(WWW_AUTHENTICATE);
+        let challenge = challenge
+            .and_then(|one| one.to_str().ok())
+            .unwrap_or_default();
+        self.authorization = Some(self.authorize(challenge).await?);
+        Ok(self.ask(url, limit).await?.successful()?)
+    }
+
+    async fn ask(&self, url: &str, limit: usize) -> Result<Answer, ClientError> {
+        let mut headers = vec![(ACCEPT, HeaderValue::from_static(MANIFESTS))];
+        headers.extend(
+            self.authorization
+                .clone()
+                .map(|value| (AUTHORIZATION, value)),
+        );
+        self.client.get(url, &headers, limit).await
+    }
+
+    /// What the registry asks for: the password itself, or a token that is had for it.
+    async fn authorize(&self, challenge: &str) -> Result<HeaderValue, OciError> {
+        let unknown = || OciError::Challenge(challenge.chars().take(200).collect());
+        let (scheme, rest) = challenge.split_once(' ').unwrap_or((challenge, ""));
+        if scheme.eq_ignore_ascii_case("basic") {
+            return self.basic.clone().ok_or(OciError::Token);
+        }
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return Err(unknown());
+        }
+        let parameter = |name: &str| {
+            let mut parts = rest.split(',').map(str::trim);
+            let value = parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('='))?;
+            Some(value.trim_matches('"').to_owned())
+        };
+        let realm = parameter("realm").ok_or_else(unknown)?;
+        // A password is not sent in plaintext to where TLS was asked for.
+        if !self.is_insecure && !realm.starts_with("https://") {
+            return Err(unknown());
+        }
+        let service = parameter("service").unwrap_or_default();
+        let scope = format!("repository:{}:pull", self.image.repository);
+        let joint = if realm.contains('?') { '&' } else { '?' };
+        let url = format!(
+            "{realm}{joint}service={}&scope={}",
+            encoded(&service),
+            encoded(&scope)
+        );
+        let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
+        let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
+        let answer = self
+            .client
+            .get(&url, &headers, MAX_MANIFEST)
+            .await?
+            .successful()?;
+        let answer: Value = serde_json::from_slice(&answer.body).map_err(|_| OciError::Token)?;
+        let token = ["token", "access_token"].into_iter();
+        let token = token.filter_map(|name| answer.get(name)?.as_str()).next();
+        let mut value = token
+            .and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok())
+            .ok_or(OciError::Token)?;
+        value.set_sensitive(true);
+        Ok(value)
+    }
+}
+
+/// As a part of a query.
+fn encoded(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~:/".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// What a pull secret has for a registry.
+fn credentials(secret: &[u8], registry: &str) -> Result<Option<HeaderValue>, OciError> {
+    if secret.is_empty() {
+        return Ok(None);
+    }
+    let secret: Value = serde_json::from_slice(secret).map_err(|_| OciError::Secret)?;
+    let auths = secret.get("auths").and_then(Value::as_object);
+    let auths = auths.ok_or(OciError::Secret)?;
+    let host = |key: &str| {
+        let key = key
+            .strip_prefix("https://")
+            .or_else(|| key.strip_prefix("http://"))
+            .unwrap_or(key);
+        let host = key.split('/').next().unwrap_or_default();
+        match host {
+            "docker.io" | "index.docker.io" => "registry-1.docker.io".to_owned(),
+            host => host.to_owned(),
+        }
+    };
+    let Some((_, auth)) = auths.iter().find(|(key, _)| host(key) == registry) else {
+        return Ok(None);
+    };
+    let text = |name: &str| auth.get(name).and_then(Value::as_str);
+    let basic = match (text("auth"), text("username"), text("password")) {
+        (Some(auth), ..) => auth.to_owned(),
+        (None, Some(user), Some(password)) => BASE64_STANDARD.encode(format!("{user}:{password}")),
+        _ => return Err(OciError::Secret),
+    };
+    let mut value =
+        HeaderValue::from_str(&format!("Basic {basic}")).map_err(|_| OciError::Secret)?;
+    value.set_sensitive(true);
+    Ok(Some(value))
+}
+
+/// `plugin.wasm`, at the top of a layer.
+fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
+    let most = u64::try_from(MAX_MODULE).unwrap_or(u64::MAX);
+    let is_packed = layer.starts_with(&[0x1f, 0x8b]);
+    let reader: Box<dyn std::io::Read> = if is_packed {
+        Box::new(GzDecoder::new(layer))
+    } else {
+        Box::new(layer)
+    };
+    // With what is around the module.
+    let mut archive = tar::Archive::new(reader.take(2 * most));
+    for entry in archive.entries().map_err(|_| OciError::Layer)? {
+        let entry = entry.map_err(|_| OciError::Layer)?;
+        let path = entry.path_bytes();
+        let name = path.strip_prefix(b"./").unwrap_or(&path);
+        if name != b"plugin.wasm" || !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let mut module = Vec::new();
+        let mut bounded = entry.take(most + 1);
+        bounded
+            .read_to_end(&mut module)
+            .map_err(|_| OciError::Layer)?;
+        if module.len() > MAX_MODULE {
+            return Err(OciError::Layer);
+        }
+        return Ok(module);
+    }
+    Err(OciError::NoModule)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Modules, from where they are to a form that can be run: on the main thread, and what takes long beside it.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use ambit_rt::AbortOnDrop;
+use ambit_wasm::{Engine, Module};
+
+use super::{Fetcher, Plugin, State};
+use crate::published::Published;
+
+/// How long after a failure a module is fetched again, at first and at most; twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+
+/// Loads what is wanted, for as long as the process runs.
+pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>) {
+    let mut changes = published.watch();
+    let mut engine = None;
+    let mut loading: HashMap<u64, AbortOnDrop<()>> = HashMap::new();
+    let mut clock = None;
+    loop {
+        changes.mark_unchanged();
+        let wanted = published.wanted_extensions();
+        loading.retain(|number, _| wanted.iter().any(|plugin| plugin.number == *number));
+        for plugin in &wanted {
+            let is_new = matches!(plugin.state(), State::Loading);
+            if !is_new || loading.contains_key(&plugin.number) {
+                continue;
+            }
+            // Only who has plugins pays for what runs them.
+            let engine = engine.get_or_insert_with(Engine::new);
+            let engine = match engine {
+                Ok(engine) => engine.clone(),
+                Err(error) => {
+                    tracing::error!(%error, "plugins cannot be run");
+                    plugin.set(State::Failed(error.to_string().into()));
+                    published.extension_loaded();
+                    continue;
+                }
+            };
+            let work = load_one(published.clone(), fetcher.clone(), engine, plugin.clone());
+            loading.insert(
+                plugin.number,
+                ambit_rt::spawn_abortable("plugin module", work),
+            );
+        }
+        clock = match (&engine, wanted.is_empty(), clock) {
+            (Some(Ok(engine)), false, None) => {
+                let ticking = tick(engine.clone());
+                Some(ambit_rt::spawn_abortable("plugin clock", ticking))
+            }
+            (_, true, _) => None,
+            (_, _, present) => present,
+        };
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Ends callbacks that take too long.
+async fn tick(engine: Engine) {
+    let mut ticks = tokio::time::interval(Engine::TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        engine.tick();
+    }
+}
+
+async fn load_one(
+    published: Published,
+    fetcher: Arc<Fetcher>,
+    engine: Engine,
+    plugin: Arc<Plugin>,
+) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match load_once(&fetcher, &engine, &plugin).await {
+            Ok(module) => {
+                tracing::info!(
+                    plugin = plugin.key,
+                    url = plugin.told.url.as_str(),
+                    "a plugin's module is ready"
+                );
+                plugin.set(State::Ready(module));
+                return published.extension_loaded();
+            }
+            Err(why) => {
+                let fail_open = plugin.told.fail_open;
+                tracing::error!(
+                    plugin = plugin.key,
+                    url = plugin.told.url.as_str(),
+                    error = why,
+                    fail_open,
+                    "a plugin's module cannot be had: requests are decided by its fail strategy, or by its last version"
+                );
+                plugin.set(State::Failed(why.into()));
+                published.extension_loaded();
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn load_once(fetcher: &Fetcher, engine: &Engine, plugin: &Plugin) -> Result<Module, String> {
+    let bytes = fetcher.fetch(&plugin.told).await;
+    let bytes = bytes.map_err(|error| ambit_proxy::report::chain(&error))?;
+    let engine = engine.clone();
+    let compile = move || engine.compile(&bytes);
+    let compiled = ambit_rt::spawn_blocking("plugin compilation", compile).await;
+    match compiled {
+        Ok(module) => module.map_err(|error| error.to_string()),
+        Err(_) => Err("the compiler failed; its panic is in the log".to_owned()),
+    }
+}

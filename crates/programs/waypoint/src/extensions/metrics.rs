@@ -1,0 +1,167 @@
+//! What plugins count, and what happens to them, for scrapes.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use ambit_wasm::MetricValue;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+};
+
+use super::{Counts, Plugin, State};
+use crate::published::Published;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct PluginMetrics(pub(crate) Published);
+
+impl Collector for PluginMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let plugins = self.0.wanted_extensions();
+        if plugins.is_empty() {
+            return Ok(());
+        }
+        counts(&mut encoder, &plugins)?;
+        // One name is one kind, whoever defined it first.
+        let mut all: BTreeMap<String, Vec<(&Plugin, MetricValue)>> = BTreeMap::new();
+        for plugin in &plugins {
+            for (name, value) in plugin.metrics.all() {
+                let of = all.entry(metric_name(&name)).or_default();
+                let is_same = of.first().is_none_or(|(_, first)| {
+                    std::mem::discriminant(first) == std::mem::discriminant(&value)
+                });
+                let is_there = of.iter().any(|(known, _)| known.number == plugin.number);
+                if is_same && !is_there {
+                    of.push((plugin, value));
+                }
+            }
+        }
+        for (name, series) in all {
+            custom(&mut encoder, &name, &series)?;
+        }
+        Ok(())
+    }
+}
+
+fn counts(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>]) -> fmt::Result {
+    let (name, help) = (
+        "ambit_wasm_plugin_ready",
+        "Whether a plugin's module can be run",
+    );
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for plugin in plugins {
+        let is_ready = matches!(plugin.state(), State::Ready(_));
+        let labels = [("plugin", plugin.key.as_str())];
+        let value = ConstGauge::new(i64::from(is_ready));
+        value.encode(metric.encode_family(&labels)?)?;
+    }
+    let (name, help) = (
+        "ambit_wasm_plugin_failures",
+        "The total number of instances of a plugin that failed",
+    );
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for plugin in plugins {
+        let labels = [("plugin", plugin.key.as_str())];
+        let value = ConstCounter::new(plugin.counts.failures.load(Relaxed));
+        value.encode(metric.encode_family(&labels)?)?;
+    }
+    let (name, help) = (
+        "ambit_wasm_plugin_requests_undecided",
+        "The total number of requests that a plugin could not decide about, by what became of them",
+    );
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for plugin in plugins {
+        let Counts {
+            refused, passed, ..
+        } = &*plugin.counts;
+        for (outcome, count) in [("refused", refused), ("passed", passed)] {
+            let labels = [("plugin", plugin.key.as_str()), ("outcome", outcome)];
+            ConstCounter::new(count.load(Relaxed)).encode(metric.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn custom(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    series: &[(&Plugin, MetricValue)],
+) -> fmt::Result {
+    let help = "Defined by a plugin";
+    let Some((_, first)) = series.first() else {
+        return Ok(());
+    };
+    match first {
+        MetricValue::Histogram(..) => {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+            for (plugin, value) in series {
+                let MetricValue::Histogram(buckets, count, sum) = value else {
+                    continue;
+                };
+                let labels = [("plugin", plugin.key.as_str())];
+                let mut family = metric.encode_family(&labels)?;
+                let mut below = 0;
+                let each = buckets.iter().map(|(end, upto)| {
+                    let own = upto - below;
+                    below = *upto;
+                    (as_float(*end), own)
+                });
+                let mut buckets: Vec<(f64, u64)> = each.collect();
+                buckets.push((f64::MAX, count.saturating_sub(below)));
+                family.encode_histogram::<NoLabelSet>(as_float(*sum), *count, &buckets, None)?;
+            }
+        }
+        MetricValue::Counter(_) | MetricValue::Gauge(_) => {
+            let is_counter = matches!(first, MetricValue::Counter(_));
+            let kind = if is_counter {
+                MetricType::Counter
+            } else {
+                MetricType::Gauge
+            };
+            let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+            for (plugin, value) in series {
+                let labels = [("plugin", plugin.key.as_str())];
+                let family = metric.encode_family(&labels)?;
+                match value {
+                    MetricValue::Counter(value) => ConstCounter::new(*value).encode(family)?,
+                    MetricValue::Gauge(value) => {
+                        let value = i64::try_from(*value).unwrap_or(i64::MAX);
+                        ConstGauge::new(value).encode(family)?;
+                    }
+                    MetricValue::Histogram(..) => {}
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a scrape can carry.
+#[expect(clippy::cast_precision_loss, reason = "scrapes carry floating numbers")]
+fn as_float(of: u64) -> f64 {
+    of as f64
+}
+
+/// As Envoy exposes them: `envoy_wasmcustom` before the name, and what may not be in one replaced.
+fn metric_name(name: &str) -> String {
+    let plain = |of: char| if of.is_ascii_alphanumeric() { of } else { '_' };
+    format!(
+        "envoy_wasmcustom_{}",
+        name.chars().map(plain).collect::<String>()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_as_scrapes_allow() {
+        assert_eq!(metric_name("a.b{c=\"d\"}"), "envoy_wasmcustom_a_b_c__d__");
+    }
+}

@@ -1,0 +1,393 @@
+//! The instance of a plugin on one worker: started beside the worker's thread, woken by its timer, and started anew when
+//! it has failed, after a while.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    task::Waker,
+    time::Duration,
+};
+
+use ambit_rt::AbortOnDrop;
+use ambit_wasm::{ContextId, Effect, Failure, Shared, Vm};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+use super::{Chain, Counts, Plugin, State, calls};
+use crate::waypoint::Shard;
+
+/// How long a request waits for an instance that is about to start.
+const STARTING: Duration = Duration::from_secs(5);
+/// How long after a failure the next instance is started, at first and at most; twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// An instance that has run for so long was none that fails at once.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// Wakes what waits for a plugin to let a request go on.
+#[derive(Debug, Default)]
+pub(crate) struct Signal(Mutex<Vec<Waker>>);
+
+impl Signal {
+    /// The waker is woken once. To be called before what is waited for is looked at.
+    pub(crate) fn register(&self, waker: &Waker) {
+        let mut all = self.0.lock();
+        if !all.iter().any(|known| known.will_wake(waker)) {
+            all.push(waker.clone());
+        }
+    }
+
+    fn wake(&self) {
+        let all = std::mem::take(&mut *self.0.lock());
+        for waker in all {
+            waker.wake();
+        }
+    }
+}
+
+/// The plugins of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct Slots(Mutex<HashMap<u64, (Arc<Slot>, AbortOnDrop<()>)>>);
+
+/// One plugin on one worker. Only this worker's thread takes the lock.
+#[derive(Debug)]
+struct Slot {
+    plugin: Arc<Plugin>,
+    shard: Weak<Shard>,
+    shared: Shared,
+    inner: Mutex<Inner>,
+    changed: watch::Sender<()>,
+    died: Notify,
+    queues_changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    stage: Stage,
+    /// Counts instances.
+    generation: u64,
+    signals: HashMap<ContextId, Arc<Signal>>,
+    queues: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Starting,
+    Running(Box<Vm>),
+    Failed,
+}
+
+/// One instance, for as long as it does not fail.
+#[derive(Clone, Debug)]
+pub(crate) struct Instance {
+    slot: Arc<Slot>,
+    generation: u64,
+}
+
+impl Slots {
+    /// The instance of a plugin, if there is one, or is one soon.
+    ///
+    /// # Errors
+    /// With the reason, when there is none.
+    pub(crate) async fn instance(
+        &self,
+        shard: &Arc<Shard>,
+        plugin: &Arc<Plugin>,
+    ) -> Result<Instance, String> {
+        let slot = self.slot(shard, plugin);
+        let deadline = Instant::now() + STARTING;
+        let mut changed = slot.changed.subscribe();
+        loop {
+            changed.mark_unchanged();
+            {
+                let inner = slot.inner.lock();
+                match &inner.stage {
+                    Stage::Running(_) => {
+                        let generation = inner.generation;
+                        drop(inner);
+                        return Ok(Instance { slot, generation });
+                    }
+                    Stage::Failed => return Err(Failure::Dead.to_string()),
+                    Stage::Starting => {}
+                }
+            }
+            if let State::Failed(why) = plugin.state() {
+                return Err(why.to_string());
+            }
+            let changes = tokio::time::timeout_at(deadline, changed.changed());
+            if changes.await.is_err() {
+                return Err("the module is not there yet".to_owned());
+            }
+        }
+    }
+
+    fn slot(&self, shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Arc<Slot> {
+        let mut slots = self.0.lock();
+        if let Some((slot, _)) = slots.get(&plugin.number) {
+            return slot.clone();
+        }
+        let slot = Arc::new(Slot {
+            plugin: plugin.clone(),
+            shard: Arc::downgrade(shard),
+            shared: shard.waypoint.shared_data.clone(),
+            inner: Mutex::default(),
+            changed: watch::Sender::new(()),
+            died: Notify::new(),
+            queues_changed: shard.waypoint.queues.clone(),
+        });
+        let keeping = ambit_rt::spawn_abortable("plugin", keep(slot.clone()));
+        slots.insert(plugin.number, (slot.clone(), keeping));
+        slot
+    }
+
+    /// Starts those of a chain, and ends the others; requests keep theirs.
+    fn follow(&self, shard: &Arc<Shard>, chain: Option<&Chain>) {
+        let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
+        let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
+        let gone: Vec<_> = {
+            let mut slots = self.0.lock();
+            let gone = slots.extract_if(|number, _| !is_there(number));
+            gone.collect()
+        };
+        drop(gone);
+        for plugin in plugins {
+            let _slot = self.slot(shard, plugin);
+        }
+    }
+}
+
+/// Has the plugins of a worker at hand before requests need them.
+pub(crate) async fn follow(shard: Arc<Shard>) {
+    let mut changes = shard.waypoint.published.watch();
+    loop {
+        changes.mark_unchanged();
+        let chain = shard.waypoint.published.extensions();
+        shard.extensions.follow(&shard, chain.as_deref());
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Keeps a plugin running.
+async fn keep(slot: Arc<Slot>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let Some(module) = ready(&slot.plugin).await else {
+            return;
+        };
+        let (settings, shared) = (slot.plugin.settings.clone(), slot.shared.clone());
+        let metrics = slot.plugin.metrics.clone();
+        let start = move || Vm::start(&module, settings, shared, metrics);
+        let started = ambit_rt::spawn_blocking("plugin start", start).await;
+        let began = Instant::now();
+        match started {
+            Ok(Ok(vm)) => {
+                slot.begin(vm);
+                slot.run().await;
+            }
+            Ok(Err(failure)) => slot.failed(&failure),
+            // Its panic is in the log.
+            Err(_) => slot.failed(&Failure::Start("the host failed".to_owned())),
+        }
+        if began.elapsed() > STEADY {
+            pause = FIRST_PAUSE;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn ready(plugin: &Plugin) -> Option<ambit_wasm::Module> {
+    let mut state = plugin.watch();
+    let is_ready = |state: &State| matches!(state, State::Ready(_));
+    let found = state.wait_for(is_ready).await.ok()?;
+    match &*found {
+        State::Ready(module) => Some(module.clone()),
+        _ => None,
+    }
+}
+
+impl Slot {
+    fn begin(self: &Arc<Self>, vm: Vm) {
+        let mut inner = self.inner.lock();
+        inner.generation += 1;
+        inner.stage = Stage::Running(Box::new(vm));
+        let generation = inner.generation;
+        drop(inner);
+        self.changed.send_replace(());
+        // What it wanted while it started.
+        let instance = Instance {
+            slot: self.clone(),
+            generation,
+        };
+        let _started = instance.call(|_| Ok(()));
+    }
+
+    /// Wakes the instance when it wants to be, until it fails.
+    async fn run(self: &Arc<Self>) {
+        let generation = self.inner.lock().generation;
+        let instance = Instance {
+            slot: self.clone(),
+            generation,
+        };
+        let mut queues = self.queues_changed.subscribe();
+        // Whatever it does by itself takes a tenth of the worker's time at most.
+        let mut rest = Duration::ZERO;
+        loop {
+            let period = match &self.inner.lock().stage {
+                Stage::Running(vm) => vm.tick_period(),
+                _ => return,
+            };
+            let tick = async {
+                match period {
+                    Some(period) => tokio::time::sleep(period.max(rest)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            // A failure is counted where it happens.
+            let began = tokio::select! {
+                () = self.died.notified() => return,
+                () = tick => {
+                    let began = Instant::now();
+                    let _ticked = instance.call(Vm::tick);
+                    began
+                }
+                began = async {
+                    tokio::time::sleep(rest).await;
+                    let _changed = queues.changed().await;
+                    Instant::now()
+                } => {
+                    instance.tell_of_queues();
+                    began
+                }
+            };
+            rest = began.elapsed() * 10;
+        }
+    }
+
+    fn failed(&self, failure: &Failure) {
+        let plugin = &self.plugin;
+        Counts::add(&plugin.counts.failures);
+        tracing::error!(plugin = plugin.key, reason = failure.reason(), error = %failure, "a plugin failed: requests are decided by its fail strategy until it is started anew");
+        let signals = {
+            let mut inner = self.inner.lock();
+            inner.stage = Stage::Failed;
+            inner.queues.clear();
+            std::mem::take(&mut inner.signals)
+        };
+        for signal in signals.into_values() {
+            signal.wake();
+        }
+        self.changed.send_replace(());
+        self.died.notify_one();
+    }
+}
+
+impl Instance {
+    /// A request begins.
+    pub(crate) fn open(
+        &self,
+        facts: Arc<dyn ambit_wasm::Facts>,
+    ) -> Result<(ContextId, Arc<Signal>), Failure> {
+        let id = self.call(|vm| vm.open(facts))?;
+        let signal = Arc::<Signal>::default();
+        self.slot.inner.lock().signals.insert(id, signal.clone());
+        Ok((id, signal))
+    }
+
+    /// A request is over.
+    pub(crate) fn close(&self, id: ContextId) {
+        let is_own = {
+            let mut inner = self.slot.inner.lock();
+            let is_own = inner.generation == self.generation;
+            if is_own {
+                inner.signals.remove(&id);
+            }
+            is_own
+        };
+        if is_own {
+            // A failure is counted where it happens.
+            let _closed = self.call(|vm| vm.close(id));
+        }
+    }
+
+    /// Does something with the instance, and then what it wants.
+    pub(crate) fn call<R>(
+        &self,
+        act: impl FnOnce(&mut Vm) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        let (result, effects) = {
+            let mut inner = self.slot.inner.lock();
+            if inner.generation != self.generation {
+                return Err(Failure::Dead);
+            }
+            let Stage::Running(vm) = &mut inner.stage else {
+                return Err(Failure::Dead);
+            };
+            let result = act(vm);
+            (result, vm.take_effects())
+        };
+        match &result {
+            Err(failure) if *failure != Failure::Dead => self.slot.failed(failure),
+            _ => self.carry_out(effects),
+        }
+        result
+    }
+
+    fn carry_out(&self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Changed(id) => {
+                    let signal = self.slot.inner.lock().signals.get(&id).cloned();
+                    if let Some(signal) = signal {
+                        signal.wake();
+                    }
+                }
+                Effect::Call(token, call) => {
+                    let Some(shard) = self.slot.shard.upgrade() else {
+                        continue;
+                    };
+                    let instance = self.clone();
+                    ambit_rt::spawn("plugin call", async move {
+                        let kind = call.kind;
+                        let response = calls::make(&shard, &instance.slot.plugin.key, *call).await;
+                        drop(shard);
+                        let _told = instance.call(|vm| vm.call_ended(token, kind, response));
+                    });
+                }
+                // Its answer will be for nobody.
+                Effect::Cancelled(_) => {}
+                Effect::Listens(queue) => {
+                    let queues = &mut self.slot.inner.lock().queues;
+                    if !queues.contains(&queue) {
+                        queues.push(queue);
+                    }
+                }
+                Effect::Enqueued(_) => drop(self.slot.queues_changed.send_replace(())),
+            }
+        }
+    }
+
+    /// Tells the instance of each message that waits, as long as it takes them.
+    fn tell_of_queues(&self) {
+        let queues = self.slot.inner.lock().queues.clone();
+        for queue in queues {
+            let mut waiting = self.slot.shared.waiting(queue);
+            while waiting > 0 {
+                if self.call(|vm| vm.queue_ready(queue)).is_err() {
+                    return;
+                }
+                let left = self.slot.shared.waiting(queue);
+                if left >= waiting {
+                    break;
+                }
+                waiting = left;
+            }
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! The plugins of one request: called in their order for what comes, in the reverse order for its answer.
+//!
+//! A plugin that fails, or whose module is not there, refuses the request (503) or is left out, as its fail strategy says.
+//! What a plugin changes is brought into form again, and never says who somebody is, nor how a message is framed.
+
+mod body;
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use ambit_model::ExtensionPhase;
+use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
+use ambit_wasm::{ContextId, Direction, Failure, Head, LocalResponse, Outcome};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{CONTENT_LENGTH, CONTENT_TYPE, HOST},
+};
+use hyper::body::{Body as _, Incoming};
+use parking_lot::Mutex;
+
+use super::{exchange::Answer, form::Form, headers, record::Record, reply::Reply};
+use crate::{
+    circle::Passed,
+    extensions::{Counts, Instance, OfRequest, Plugin, Signal},
+    message::{self, Body},
+    session::Session,
+};
+
+/// How long a plugin may hold a request or an answer before its body.
+const PAUSE: Duration = Duration::from_secs(30);
+/// In the access log, as Envoy has it.
+const FAILED: &str = "wasm_fail_stream";
+
+/// The plugins of one request that are still to be called, and those that have been.
+pub(super) struct Extended {
+    session: Arc<Session>,
+    is_grpc: bool,
+    /// Not yet called, the next one last.
+    waiting: Vec<Arc<Plugin>>,
+    called: Vec<Arc<Running>>,
+    answered: Arc<Answered>,
+}
+
+/// A request in an instance of a plugin.
+struct Running {
+    plugin: Arc<Plugin>,
+    instance: Instance,
+    id: ContextId,
+    signal: Arc<Signal>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.instance.close(self.id);
+    }
+}
+
+/// What plugins answer while the body is on its way.
+#[derive(Default)]
+struct Answered {
+    response: Mutex<Option<LocalResponse>>,
+    notify: tokio::sync::Notify,
+}
+
+impl Answered {
+    /// The first one counts.
+    fn set(&self, response: LocalResponse) {
+        self.response.lock().get_or_insert(response);
+        self.notify.notify_one();
+    }
+}
+
+/// What plugins have made of a request so far.
+pub(super) enum Extension {
+    /// It goes on as it is.
+    Unchanged,
+    /// A plugin saw it, and may have changed it.
+    Seen,
+    /// It is answered.
+    Answered(Response<Answer>),
+}
+
+impl Extended {
+    /// The plugins of a request; `None` if there are none.
+    pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
+        let chain = session.shard.waypoint.published.extensions()?;
+        let mut waiting = chain.of(&session.target);
+        waiting.reverse();
+        (!waiting.is_empty()).then(|| {
+            Box::new(Self {
+                session: session.clone(),
+                is_grpc,
+                waiting,
+                called: Vec::new(),
+                answered: Arc::default(),
+            })
+        })
+    }
+
+    /// Gives a request to the plugins up to a phase.
+    pub(super) async fn request(
+        &mut self,
+        upto: ExtensionPhase,
+        request: &mut Request<Incoming>,
+        form: &mut Form,
+    ) -> Result<Extension, Reply> {
+        let mut seen = Extension::Unchanged;
+        while let Some(plugin) = self.waiting.pop_if(|next| next.told.phase <= upto) {
+            match self.one(&plugin, request, form).await {
+                Ok(None) => seen = Extension::Seen,
+                Ok(Some(response)) => return Ok(Extension::Answered(response)),
+                Err(Unable::Failed(why)) => refused_or_left_out(&plugin, &why)?,
+                Err(Unable::Refused(reply)) => return Err(reply),
+            }
+        }
+        Ok(seen)
+    }
+
+    async fn one(
+        &mut self,
+        plugin: &Arc<Plugin>,
+        request: &mut Request<Incoming>,
+        form: &mut Form,
+    ) -> Result<Option<Response<Answer>>, Unable> {
+        let shard = &self.session.shard;
+        let instance = shard.extensions.instance(shard, plugin).await;
+        let instance = instance.map_err(Unable::Failed)?;
+        let facts = Arc::new(OfRequest::new(&self.session, request.version()));
+        let (id, signal) = instance.open(facts)?;
+        let running = Arc::new(Running {
+            plugin: plugin.clone(),
+            instance,
+            id,
+            signal,
+        });
+        let is_end = request.body().is_end_stream();
+        let head = Head {
+            pseudo: vec![
+                (":method", request.method().to_string()),
+                (":scheme", "http".to_owned()),
+                (":authority", form.host.clone()),
+                (":path", form.target.to_string()),
+            ],
+            headers: request.headers().clone(),
+        };
+        let outcome = running
+            .instance
+            .call(|vm| vm.headers(Direction::Request, id, head, is_end))?;
+        match running.settled(Direction::Request, outcome).await? {
+            Outcome::Answered(response) => {
+                self.called.push(running);
+                return Ok(Some(self.local(response)));
+            }
+            Outcome::Closed => return Err(Unable::Refused(closed())),
+            _ => {}
+        }
+        let head = running
+            .instance
+            .call(|vm| vm.take_head(Direction::Request, id).ok_or(Failure::Dead))?;
+        self.called.push(running);
+        self.changed(head, request, form).map_err(Unable::Refused)?;
+        Ok(None)
+    }
+
+    /// Takes over what a plugin made of the head.
+    fn changed(
+        &self,
+        mut head: Head,
+        request: &mut Request<Incoming>,
+        form: &mut Form,
+    ) -> Result<(), Reply> {
+        let method = head.take_pseudo(":method").unwrap_or_default();
+        if method != request.method().as_str() {
+            let method = Method::from_bytes(method.as_bytes());
+            let method = method.map_err(|_| malformed("the method"))?;
+            if method == Method::CONNECT || *request.method() == Method::CONNECT {
+                return Err(malformed("the method"));
+            }
+            *request.method_mut() = method;
+        }
+        let host = head.take_pseudo(":authority").unwrap_or_default();
+        let path = head.take_pseudo(":path").unwrap_or_default();
+        if host != form.host || path != form.target.as_str() {
+            *form = Form::made(&self.session, request.method(), host, &path)?;
+        }
+        let mut all = head.headers;
+        cleaned(&mut all).map_err(|()| malformed("the headers"))?;
+        all.remove(HOST);
+        all.remove(CONTENT_LENGTH);
+        // How many waypoints it has passed is known already.
+        let _forged = Passed::take(&mut all);
+        // What asks for an upgrade was there before, and stays.
+        for kept in headers::UPGRADE_OF_REQUESTS {
+            for value in request.headers().get_all(&kept) {
+                all.append(kept.clone(), value.clone());
+            }
+        }
+        *request.headers_mut() = all;
+        Ok(())
+    }
+
+    /// The body as plugins let it through.
+    pub(super) fn request_body(&self, body: Body) -> Body {
+        let mut body = body;
+        for running in &self.called {
+            body = body::Through::of(Direction::Request, running, &self.answered, body);
+        }
+        body
+    }
+
+    /// Ends when a plugin answers a request whose body is on its way.
+    pub(super) async fn answered(&self) -> Response<Answer> {
+        loop {
+            self.answered.notify.notified().await;
+            if let Some(response) = self.answered.response.lock().take() {
+                return self.local(response);
+            }
+        }
+    }
+
+    /// What a plugin has answered, of a request that came to nothing for it.
+    pub(super) fn has_answered(&self) -> Option<Response<Answer>> {
+        let response = self.answered.response.lock().take()?;
+        Some(self.local(response))
+    }
+
+    /// The answer as plugins that saw the request make it.
+    pub(super) async fn answer(
+        &self,
+        mut response: Response<Answer>,
+        record: &mut Record,
+    ) -> Response<Answer> {
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            match self.response(&mut response).await {
+                Ok(None) => {}
+                Ok(Some(own)) => response = own,
+                Err(reply) => {
+                    record.replied(&reply);
+                    response = reply.into_response(self.is_grpc).map(Answer::Own);
+                }
+            }
+        }
+        if let Some(Details(details, bytes)) = response.extensions_mut().remove() {
+            record.replied_by_extension(&details, bytes);
+        }
+        response
+    }
+
+    /// Gives the head of an answer to the plugins that saw the request.
+    async fn response(
+        &self,
+        response: &mut Response<Answer>,
+    ) -> Result<Option<Response<Answer>>, Reply> {
+        let is_end = match response.body() {
+            Answer::Own(body) => body.is_end_stream(),
+            Answer::Passed(incoming, ..) => incoming.is_end_stream(),
+        };
+        for running in self.called.iter().rev() {
+            let head = Head {
+                pseudo: vec![(":status", response.status().as_str().to_owned())],
+                headers: response.headers().clone(),
+            };
+            let id = running.id;
+            let given = running
+                .instance
+                .call(|vm| vm.headers(Direction::Response, id, head, is_end));
+            let settled = match given {
+                Ok(outcome) => running.settled(Direction::Response, outcome).await,
+                Err(failure) => Err(failure.into()),
+            };
+            let head = match settled {
+                Ok(Outcome::Answered(response)) => {
+                    return Ok(Some(self.local(response)));
+                }
+                Ok(Outcome::Closed) => return Err(closed()),
+                Ok(_) => running
+                    .instance
+                    .call(|vm| vm.take_head(Direction::Response, id).ok_or(Failure::Dead))
+                    .map_err(Unable::from),
+                Err(unable) => Err(unable),
+            };
+            match head {
+                Ok(head) => change_response(running, head, response)?,
+                Err(Unable::Failed(why)) => refused_or_left_out(&running.plugin, &why)?,
+                Err(Unable::Refused(reply)) => return Err(reply),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The body of the answer as plugins let it through.
+    pub(super) fn response_body(&self, body: Body) -> Body {
+        let mut body = body;
+        for running in self.called.iter().rev() {
+            body = body::Through::of(Direction::Response, running, &self.answered, body);
+        }
+        body
+    }
+
+    fn local(&self, response: LocalResponse) -> Response<Answer> {
+        local_body(self.is_grpc, response).map(Answer::Own)
+    }
+}
+
+/// Why a plugin does not say what becomes of a request.
+enum Unable {
+    /// Its fail strategy counts.
+    Failed(String),
+    /// What it made of the request is none.
+    Refused(Reply),
+}
+
+impl From<Failure> for Unable {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure.to_string())
+    }
+}
+
+impl Running {
+    /// What becomes of a request, once the plugin does not hold it any more.
+    async fn settled(&self, of: Direction, outcome: Outcome) -> Result<Outcome, Unable> {
+        if outcome != Outcome::Paused {
+            return Ok(outcome);
+        }
+        let settled = poll_fn(|cx| self.poll_settled(of, cx));
+        match tokio::time::timeout(PAUSE, settled).await {
+            Ok(outcome) => Ok(outcome?),
+            Err(_) => Err(Unable::Failed(format!(
+                "the plugin held the message for more than {PAUSE:?}"
+            ))),
+        }
+    }
+
+    fn poll_settled(&self, of: Direction, cx: &Context<'_>) -> Poll<Result<Outcome, Failure>> {
+        self.signal.register(cx.waker());
+        match self.instance.call(|vm| vm.outcome(of, self.id)) {
+            Ok(Outcome::Paused) => Poll::Pending,
+            other => Poll::Ready(other),
+        }
+    }
+}
+
+/// What the fail strategy says: an error refuses the request.
+fn refused_or_left_out(plugin: &Plugin, why: &str) -> Result<(), Reply> {
+    if plugin.told.fail_open {
+        Counts::add(&plugin.counts.passed);
+        tracing::debug!(
+            plugin = plugin.key,
+            why,
+            "a request goes on without a plugin"
+        );
+        return Ok(());
+    }
+    Counts::add(&plugin.counts.refused);
+    tracing::debug!(
+        plugin = plugin.key,
+        why,
+        "a request is refused for a plugin"
+    );
+    Err(failed())
+}
+
+fn failed() -> Reply {
+    Reply::of_extension(
+        StatusCode::SERVICE_UNAVAILABLE,
+        FAILED,
+        ResponseFlags::default(),
+    )
+}
+
+fn closed() -> Reply {
+    Reply::of_extension(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "wasm_close_stream",
+        ResponseFlags::default(),
+    )
+}
+
+/// A head that a plugin made and that is none.
+fn malformed(what: &str) -> Reply {
+    let text = format!("a plugin gave the request {what} that cannot be sent");
+    Reply::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        text,
+        ResponseFlag::NoRoute,
+    )
+}
+
+/// Removes what plugins may not say.
+fn cleaned(all: &mut HeaderMap) -> Result<(), ()> {
+    if headers::has_other_encoding(all) {
+        return Err(());
+    }
+    headers::remove_hop_by_hop(all).map_err(|_| ())?;
+    headers::remove_identities(all);
+    Ok(())
+}
+
+fn change_response<B>(
+    running: &Running,
+    mut head: Head,
+    response: &mut Response<B>,
+) -> Result<(), Reply> {
+    let status = head.take_pseudo(":status").unwrap_or_default();
+    if status != response.status().as_str() {
+        let status = status.parse::<u16>().ok();
+        let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+        let status = status.filter(|status| (200..600).contains(&status.as_u16()));
+        *response.status_mut() = status.ok_or_else(|| malformed("a status"))?;
+    }
+    let mut all = head.headers;
+    cleaned(&mut all).map_err(|()| malformed("the headers"))?;
+    all.remove(CONTENT_LENGTH);
+    let wants_body = running
+        .instance
+        .call(|vm| Ok(vm.wants_body(Direction::Response)));
+    if !wants_body.unwrap_or(false) {
+        for length in response.headers().get_all(CONTENT_LENGTH) {
+            all.append(CONTENT_LENGTH, length.clone());
+        }
+    }
+    *response.headers_mut() = all;
+    Ok(())
+}
+
+/// An answer of a plugin. gRPC clients get a status and message of theirs.
+fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
+    let LocalResponse {
+        status,
+        details,
+        mut headers,
+        body,
+        grpc_status,
+    } = local;
+    let bytes = body.len();
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = if is_grpc {
+        let text = String::from_utf8_lossy(&body).into_owned();
+        let reply = Reply::of_extension(status, "", ResponseFlags::default());
+        let mut response = Reply { text, ..reply }.into_response(true);
+        if let Some(grpc_status) = grpc_status {
+            response
+                .headers_mut()
+                .insert("grpc-status", HeaderValue::from(grpc_status));
+        }
+        headers.remove(CONTENT_TYPE);
+        response
+    } else {
+        let mut response = Response::new(message::text(body));
+        *response.status_mut() = status;
+        response
+    };
+    if cleaned(&mut headers).is_ok() {
+        headers.remove(CONTENT_LENGTH);
+        response.headers_mut().extend(headers);
+    }
+    response.extensions_mut().insert(Details(details, bytes));
+    response
+}
+
+/// What a plugin says of its answer for the access log, and the bytes of its body.
+#[derive(Clone, Debug)]
+pub(super) struct Details(String, usize);

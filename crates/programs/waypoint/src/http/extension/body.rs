@@ -1,0 +1,275 @@
+//! A body as one plugin lets it through.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use ambit_wasm::{Direction, Failure, LocalResponse, Outcome};
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame};
+
+use super::{Answered, FAILED, Running};
+use crate::{
+    extensions::Counts,
+    message::{Body, BodyError},
+};
+
+/// Why a body ends before its end.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error("a plugin answers in place of the application")]
+    Answered,
+    #[error("a plugin broke the message off")]
+    Closed,
+    #[error("a plugin holds back more of a body than it may")]
+    TooLarge,
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+/// See the module.
+pub(super) struct Through {
+    of: Direction,
+    running: Arc<Running>,
+    answered: Arc<Answered>,
+    inner: Body,
+    out: VecDeque<Frame<Bytes>>,
+    /// Trailers that the plugin has been told of, to be taken when it lets them through.
+    has_trailers: bool,
+    /// The plugin holds what it was given.
+    is_paused: bool,
+    /// Bytes that it was given and has not let through.
+    held: usize,
+    /// The last part was given.
+    is_over: bool,
+    /// The plugin failed open: the rest passes.
+    is_left_out: bool,
+}
+
+impl Through {
+    pub(super) fn of(
+        of: Direction,
+        running: &Arc<Running>,
+        answered: &Arc<Answered>,
+        inner: Body,
+    ) -> Body {
+        // The plugin knows that there is none, or does not ask for it: then it stays framed as it is.
+        let wants = running.instance.call(|vm| Ok(vm.wants_body(of)));
+        if inner.is_end_stream() || wants == Ok(false) {
+            return Held {
+                inner,
+                _running: running.clone(),
+            }
+            .boxed_unsync();
+        }
+        let through = Self {
+            of,
+            running: running.clone(),
+            answered: answered.clone(),
+            inner,
+            out: VecDeque::new(),
+            has_trailers: false,
+            is_paused: false,
+            held: 0,
+            is_over: false,
+            is_left_out: false,
+        };
+        through.boxed_unsync()
+    }
+
+    /// What becomes of the body after a callback.
+    fn acted(&mut self, outcome: Result<Outcome, Failure>) -> Result<(), Broken> {
+        match outcome {
+            Ok(Outcome::Go) => self.released(),
+            Ok(Outcome::Paused) => {
+                self.is_paused = true;
+                Ok(())
+            }
+            Ok(Outcome::Answered(response)) => {
+                // Too late for an answer that has begun.
+                if self.of == Direction::Request {
+                    self.answered.set(response);
+                }
+                Err(Broken::Answered)
+            }
+            Ok(Outcome::Closed) => Err(Broken::Closed),
+            Ok(Outcome::TooLarge) => {
+                if self.of == Direction::Request {
+                    self.answered.set(own(413, "request_payload_too_large"));
+                }
+                Err(Broken::TooLarge)
+            }
+            Err(failure) => self.failed(failure),
+        }
+    }
+
+    fn released(&mut self) -> Result<(), Broken> {
+        self.is_paused = false;
+        let (of, id) = (self.of, self.running.id);
+        let has_trailers = std::mem::take(&mut self.has_trailers);
+        let taken = self.running.instance.call(|vm| {
+            let trailers = has_trailers.then(|| vm.take_trailers(of, id));
+            Ok((vm.take_body(of, id), trailers))
+        });
+        let (body, trailers): (Bytes, Option<HeaderMap>) = match taken {
+            Ok(taken) => taken,
+            Err(failure) => return self.failed(failure),
+        };
+        self.held = 0;
+        if !body.is_empty() {
+            self.out.push_back(Frame::data(body));
+        }
+        if let Some(trailers) = trailers {
+            self.out.push_back(Frame::trailers(trailers));
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, failure: Failure) -> Result<(), Broken> {
+        let plugin = &self.running.plugin;
+        // What it held is lost with it.
+        if plugin.told.fail_open && self.held == 0 {
+            Counts::add(&plugin.counts.passed);
+            self.is_left_out = true;
+            self.is_paused = false;
+            return Ok(());
+        }
+        Counts::add(&plugin.counts.refused);
+        if self.of == Direction::Request {
+            self.answered.set(own(503, FAILED));
+        }
+        Err(failure.into())
+    }
+
+    fn part(&mut self, frame: Frame<Bytes>) -> Result<(), Broken> {
+        let (of, id) = (self.of, self.running.id);
+        match frame.into_data() {
+            Ok(data) => {
+                let is_end = self.inner.is_end_stream();
+                self.is_over |= is_end;
+                let given = self
+                    .running
+                    .instance
+                    .call(|vm| vm.body(of, id, &data, is_end));
+                let is_lost = given.is_err();
+                if !is_lost {
+                    self.held += data.len();
+                }
+                self.acted(given)?;
+                if is_lost && self.is_left_out {
+                    self.out.push_back(Frame::data(data));
+                }
+            }
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    self.is_over = true;
+                    self.has_trailers = true;
+                    let kept = trailers.clone();
+                    let given = self
+                        .running
+                        .instance
+                        .call(|vm| vm.trailers(of, id, trailers));
+                    let is_lost = given.is_err();
+                    self.acted(given)?;
+                    if is_lost && self.is_left_out {
+                        self.has_trailers = false;
+                        self.out.push_back(Frame::trailers(kept));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Broken> {
+        self.is_over = true;
+        let (of, id) = (self.of, self.running.id);
+        let given = self.running.instance.call(|vm| vm.body(of, id, &[], true));
+        self.acted(given)
+    }
+}
+
+/// An answer of ours in the plugin's place.
+fn own(status: u16, details: &str) -> LocalResponse {
+    LocalResponse {
+        status,
+        details: details.to_owned(),
+        headers: HeaderMap::new(),
+        body: Bytes::new(),
+        grpc_status: None,
+    }
+}
+
+impl HttpBody for Through {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        loop {
+            if let Some(frame) = this.out.pop_front() {
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            if this.is_left_out && !this.is_over {
+                return Pin::new(&mut this.inner).poll_frame(cx);
+            }
+            if this.is_over && !this.is_paused {
+                return Poll::Ready(None);
+            }
+            if this.is_paused
+                && let Poll::Ready(outcome) = this.running.poll_settled(this.of, cx)
+            {
+                if let Err(broken) = this.acted(outcome) {
+                    return Poll::Ready(Some(Err(broken.into())));
+                }
+                continue;
+            }
+            if this.is_over {
+                return Poll::Pending;
+            }
+            let given = match Pin::new(&mut this.inner).poll_frame(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+                Poll::Ready(Some(Ok(frame))) => this.part(frame),
+                Poll::Ready(None) => this.end(),
+            };
+            if let Err(broken) = given {
+                return Poll::Ready(Some(Err(broken.into())));
+            }
+        }
+    }
+}
+
+/// A body that a plugin does not see, with which the request is over for it.
+struct Held {
+    inner: Body,
+    _running: Arc<Running>,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,98 @@
+//! Plugins that run in a waypoint.
+
+use std::{collections::BTreeMap, fmt};
+
+use arcstr::ArcStr;
+
+use crate::NamespacedHostname;
+
+/// A plugin, as one waypoint is told of it.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct WaypointExtension {
+    /// Namespace of the object that says so.
+    pub namespace: ArcStr,
+    /// Its name.
+    pub name: ArcStr,
+    /// For all that goes through the waypoint.
+    pub for_gateway: bool,
+    /// For requests to these.
+    pub services: Vec<NamespacedHostname>,
+    /// When in a request's way it is called.
+    pub phase: ExtensionPhase,
+    /// Of one phase, higher ones first.
+    pub priority: i32,
+    /// When the object was made: of one priority, older ones first.
+    pub created: ArcStr,
+    /// `oci://`, `http://`, `https://` or `file://`.
+    pub url: ArcStr,
+    /// Of the module or of its image's manifest, in hex; empty if it is not known.
+    pub sha256: ArcStr,
+    /// Whether it is fetched anew though it is at hand.
+    pub always_pull: bool,
+    /// The registry credentials (`.dockerconfigjson`); empty if there are none.
+    pub pull_secret: Vec<u8>,
+    /// Requests go on without it where it cannot be asked.
+    pub fail_open: bool,
+    /// Which of the module's plugins.
+    pub plugin_name: ArcStr,
+    /// Its configuration.
+    pub configuration: ArcStr,
+    /// The environment of the module.
+    pub environment: BTreeMap<ArcStr, ArcStr>,
+    /// Only for requests to these ports; for all if empty.
+    pub ports: Vec<u16>,
+    /// What of it is not supported: it is not run, and requests are decided as if it had failed.
+    pub unsupported: Option<ArcStr>,
+}
+
+/// When in a request's way a plugin is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ExtensionPhase {
+    /// Before tokens are looked at.
+    Authn,
+    /// Before policies judge.
+    Authz,
+    /// Afterwards.
+    Stats,
+    /// Last.
+    #[default]
+    Unspecified,
+}
+
+impl WaypointExtension {
+    /// `namespace/name`.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Plugins are called in this order.
+    pub fn order(&self) -> impl Ord + '_ {
+        (
+            self.phase,
+            std::cmp::Reverse(self.priority),
+            &self.created,
+            &self.namespace,
+            &self.name,
+        )
+    }
+}
+
+/// Without the credentials.
+impl fmt::Debug for WaypointExtension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaypointExtension")
+            .field("key", &self.key())
+            .field("for_gateway", &self.for_gateway)
+            .field("services", &self.services)
+            .field("phase", &self.phase)
+            .field("priority", &self.priority)
+            .field("url", &self.url)
+            .field("sha256", &self.sha256)
+            .field("has_pull_secret", &!self.pull_secret.is_empty())
+            .field("fail_open", &self.fail_open)
+            .field("configuration", &self.configuration)
+            .field("ports", &self.ports)
+            .field("unsupported", &self.unsupported)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,46 @@
+//! What a plugin gives its host: lists of pairs, and calls of its functions with whatever pointers and lengths.
+#![no_main]
+
+use std::sync::{Arc, LazyLock};
+
+use ambit_wasm::{Direction, Engine, Facts, Head, Metrics, Module, Settings, Shared, Value, Vm, read_pairs, write_pairs};
+use libfuzzer_sys::fuzz_target;
+
+struct NoFacts;
+
+impl Facts for NoFacts {
+    fn property(&self, _: &[&str]) -> Option<Value> {
+        None
+    }
+}
+
+/// Its memory begins with its configuration, the first bytes of which are what it calls and with what.
+static MODULE: LazyLock<(Engine, Module)> = LazyLock::new(|| {
+    let engine = Engine::new().expect("an engine");
+    let module = wat::parse_str(include_str!("wasm_host.wat")).expect("WAT");
+    let module = engine.compile(&module).expect("a module");
+    (engine, module)
+});
+
+fuzz_target!(|data: &[u8]| {
+    if let Some(pairs) = read_pairs(data) {
+        assert_eq!(read_pairs(&write_pairs(pairs.iter().copied())), Some(pairs));
+    }
+    let settings = Settings {
+        name: "fuzz".to_owned(),
+        root_id: String::new(),
+        vm_id: String::new(),
+        configuration: data.to_vec().into(),
+        vm_configuration: Default::default(),
+        environment: Default::default(),
+        limits: Default::default(),
+    };
+    let (_engine, module) = &*MODULE;
+    let vm = Vm::start(module, Arc::new(settings), Shared::default(), Metrics::default());
+    let Ok(mut vm) = vm else { return };
+    let Ok(id) = vm.open(Arc::new(NoFacts)) else { return };
+    let _outcome = vm.headers(Direction::Request, id, Head::default(), false);
+    let _outcome = vm.body(Direction::Request, id, data, true);
+    let _effects = vm.take_effects();
+    let _closed = vm.close(id);
+});

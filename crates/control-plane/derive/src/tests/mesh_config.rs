@@ -28,7 +28,7 @@ fn problems(mesh: &TestMesh) -> Vec<String> {
 }
 
 fn of_gateway(mesh: &TestMesh) -> (PathNormalization, u32) {
-    let told = &mesh.waypoint_gateways["shop/wp"];
+    let told = &mesh.waypoint_gateways["gateway shop/wp"];
     (told.path_normalization, told.trusted_proxies)
 }
 

@@ -212,14 +212,6 @@ pub(crate) static AMBIT_V1_WAYPOINTPROVIDER: Message = Message {
         (9, Some(&AMBIT_V1_HTTPPROVIDER)),
     ],
 };
-pub(crate) static AMBIT_V1_PROVIDERBODY: Message = Message {
-    name: "ambit.v1.ProviderBody",
-    fields: &[
-        (1, None),
-        (2, None),
-        (3, None),
-    ],
-};
 pub(crate) static AMBIT_V1_HTTPPROVIDER: Message = Message {
     name: "ambit.v1.HttpProvider",
     fields: &[
@@ -229,6 +221,28 @@ pub(crate) static AMBIT_V1_HTTPPROVIDER: Message = Message {
         (4, Some(&ISTIO_SECURITY_STRINGMATCH)),
         (5, Some(&ISTIO_SECURITY_STRINGMATCH)),
         (6, Some(&ISTIO_SECURITY_STRINGMATCH)),
+    ],
+};
+pub(crate) static ISTIO_SECURITY_STRINGMATCH: Message = Message {
+    name: "istio.security.StringMatch",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&GOOGLE_PROTOBUF_EMPTY)),
+    ],
+};
+pub(crate) static GOOGLE_PROTOBUF_EMPTY: Message = Message {
+    name: "google.protobuf.Empty",
+    fields: &[
+    ],
+};
+pub(crate) static AMBIT_V1_PROVIDERBODY: Message = Message {
+    name: "ambit.v1.ProviderBody",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPRULE: Message = Message {
@@ -260,20 +274,6 @@ pub(crate) static ISTIO_SECURITY_ADDRESS: Message = Message {
     fields: &[
         (1, None),
         (2, None),
-    ],
-};
-pub(crate) static ISTIO_SECURITY_STRINGMATCH: Message = Message {
-    name: "istio.security.StringMatch",
-    fields: &[
-        (1, None),
-        (2, None),
-        (3, None),
-        (4, Some(&GOOGLE_PROTOBUF_EMPTY)),
-    ],
-};
-pub(crate) static GOOGLE_PROTOBUF_EMPTY: Message = Message {
-    name: "google.protobuf.Empty",
-    fields: &[
     ],
 };
 pub(crate) static AMBIT_V1_HTTPATTRIBUTE: Message = Message {

@@ -137,7 +137,7 @@ pub(super) async fn authorize(
     let target = changes::query(&form.target, &allowed.query_set, &allowed.query_remove);
     match target {
         Some(target) if changes::is_bounded(request.headers()) => form.target = target,
-        _ => return fail(session, &provider, asked, record, &AskError::TooLarge),
+        _ => return fail(session, &provider, asked, record, &AskError::Unusable),
     }
     waypoint.http_metrics.authorized(&provider.name, "allowed");
     asked.answer = allowed.answer_headers;
@@ -161,7 +161,7 @@ fn fail(
     );
     metrics.authorized(name, error.outcome());
     // A change that was begun is no reason to pass.
-    if provider.fail_open && !matches!(error, AskError::TooLarge) {
+    if provider.fail_open && !matches!(error, AskError::Unusable) {
         metrics.authorized(name, "failed_open");
         return Ok(Authorized::On(asked));
     }

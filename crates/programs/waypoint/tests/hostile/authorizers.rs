@@ -229,7 +229,11 @@ async fn what_a_provider_sets_is_judged_by_the_other_policies() {
 
 #[tokio::test]
 async fn a_provider_that_does_not_answer_denies_unless_it_is_to_fail_open() {
-    let (hanging, _) = scripted(|_, _stream| std::future::pending()).await;
+    let (hanging, _) = scripted(|_, stream| async move {
+        let _held = stream;
+        std::future::pending::<()>().await;
+    })
+    .await;
     let (gone, _) = scripted(|_, stream| async move { drop(stream) }).await;
     let (failing, _) = answering(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n").await;
     let (flooding, _) = scripted(|_, mut stream| async move {

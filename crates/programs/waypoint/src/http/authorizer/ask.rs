@@ -37,8 +37,10 @@ pub(crate) enum AskError {
     Late,
     #[error("too many requests wait for providers")]
     TooMany,
-    #[error("the answer, or the request with it, is too large or breaks off")]
+    #[error("the answer is too large or breaks off")]
     TooLarge,
+    #[error("the request would be too large, or be none, with what it sets")]
+    Unusable,
     #[error("it answers with the status {0}")]
     Status(StatusCode),
     #[error("it answers with the gRPC status {0:?}")]
@@ -60,7 +62,7 @@ impl AskError {
             Self::TooMany => "too_many",
             Self::TooLarge => "too_large",
             Self::Status(_) | Self::Grpc(_) => "failed",
-            Self::NoMessage | Self::Answer(_) | Self::Question => "malformed",
+            Self::NoMessage | Self::Answer(_) | Self::Question | Self::Unusable => "malformed",
         }
     }
 }

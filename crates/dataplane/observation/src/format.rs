@@ -76,8 +76,8 @@ enum Form {
 #[derive(Clone, Debug, PartialEq)]
 enum Member {
     Text(Vec<Part>),
-    Object(Vec<(String, Member)>),
-    List(Vec<Member>),
+    Object(Vec<(String, Self)>),
+    List(Vec<Self>),
     /// As it is.
     Fixed(Value),
 }

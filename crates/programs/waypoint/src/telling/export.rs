@@ -277,7 +277,8 @@ async fn call(
         let status = status.or_else(|| head.headers.get("grpc-status"));
         if status.is_none_or(|status| status != "0") {
             let status = status.map(|status| String::from_utf8_lossy(status.as_bytes()));
-            return Err(ExportError::Grpc(status.unwrap_or("-".into()).into_owned()));
+            let status = status.unwrap_or_else(|| "-".into());
+            return Err(ExportError::Grpc(status.into_owned()));
         }
         ambit_otlp::unframed(&answer).unwrap_or_default()
     } else {

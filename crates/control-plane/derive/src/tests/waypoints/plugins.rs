@@ -120,7 +120,6 @@ fn a_plugin_that_cannot_be_used_fails_as_it_says_and_leaves_its_last_form() {
             "url: x, match: [{ports: [{number: 0}]}]",
             "spec.match[0].ports[0].number",
         ),
-        ("url: x, failStrategy: MAYBE", "failStrategy"),
     ] {
         let mut mesh = with(spec);
         let problems = mesh.problems().join("\n");

@@ -795,7 +795,12 @@ async fn the_roles_are_what_is_used() {
         "RequestAuthentication",
     );
     cluster.define("telemetry.istio.io", "telemetries", "Telemetry");
-    cluster.define("extensions.istio.io", "wasmplugins", "WasmPlugin");
+    cluster.define_as(
+        "extensions.istio.io",
+        "wasmplugins",
+        "WasmPlugin",
+        "v1alpha1",
+    );
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);

@@ -32,18 +32,16 @@ impl AtWaypoint {
         request: Option<&Request>,
     ) -> Verdict {
         let headers = request.map(headers).unwrap_or_default();
-        let decide = |policies: &l7::Policies| match request {
-            Some(request) => policies.evaluate(
-                scope,
-                &l7::Request {
-                    connection: *connection,
-                    method: &request.method,
-                    host: &request.authority,
-                    path: &request.path,
-                    headers: &headers,
-                    claims: None,
-                },
-            ),
+        let request = request.map(|request| l7::Request {
+            connection: *connection,
+            method: &request.method,
+            host: &request.authority,
+            path: &request.path,
+            headers: &headers,
+            claims: None,
+        });
+        let decide = |policies: &l7::Policies| match &request {
+            Some(request) => policies.evaluate(scope, request),
             None => policies.evaluate_connection(scope, connection),
         };
         let (most, least) = (decide(&self.most), decide(&self.least));
@@ -53,8 +51,22 @@ impl AtWaypoint {
                 self.asking(scope).join(", ")
             ));
         }
+        let asks = match &request {
+            Some(request) => self.least.asks(scope, request),
+            None => self.least.asks_of_connection(scope, connection),
+        };
         match least.why {
-            l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => Verdict::Allowed,
+            l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => match asks {
+                l7::Asking::Nobody => Verdict::Allowed,
+                l7::Asking::Provider(provider, rule) => Verdict::Undecided(format!(
+                    "provider {} of {} decides",
+                    provider.name, rule.policy
+                )),
+                l7::Asking::Denied(why) => Verdict::Refused {
+                    by: "CUSTOM policies".to_owned(),
+                    why,
+                },
+            },
             l7::Why::Denied(rule) => Verdict::Refused {
                 by: rule.policy.to_string(),
                 why: format!("rule {} of a DENY policy matches", rule.rule + 1),

@@ -283,6 +283,16 @@ fn what_logs_do_not_tell_is_undecided_and_only_where_it_matters() {
         );
     assert_eq!(rehearse("", &both, &line).refused[0].by, "shop/none");
 
+    // Nobody can be asked whom the mesh does not know, and who is known is not asked.
+    let custom = policy(
+        "custom",
+        "",
+        &format!("{{{target}, action: CUSTOM, provider: {{name: missing}}, rules: [{{}}]}}"),
+    );
+    let refused = &rehearse("", &custom, &line).refused[0];
+    assert_eq!(refused.by, "CUSTOM policies");
+    assert!(refused.why.contains("missing"), "{}", refused.why);
+
     let gone = [to_db("front").replace("10.0.0.2", "10.0.0.99")];
     let report = rehearse("", &header("DENY", "x-team"), &gone);
     assert!(

@@ -126,19 +126,20 @@ static WAYPOINT_AUTHENTICATION: Definition = Definition {
     order: 7,
     ..WAYPOINT_POLICY
 };
-static WAYPOINT_TELEMETRY: Definition = Definition {
-    type_url: WAYPOINT_TELEMETRY_TYPE_URL,
-    short_name: "WPTDS",
-    collection: Collection::WAYPOINT_TELEMETRY,
-    // Behind those of other branches of the mesh: nothing hangs on it.
-    order: 20,
-    ..WAYPOINT_POLICY
-};
+
 static WAYPOINT_EXTENSION: Definition = Definition {
     type_url: WAYPOINT_PLUGIN_TYPE_URL,
     short_name: "WPXDS",
     collection: Collection::WAYPOINT_EXTENSIONS,
-    order: 7,
+    order: 8,
+    ..WAYPOINT_POLICY
+};
+
+static WAYPOINT_TELEMETRY: Definition = Definition {
+    type_url: WAYPOINT_TELEMETRY_TYPE_URL,
+    short_name: "WPTDS",
+    collection: Collection::WAYPOINT_TELEMETRY,
+    order: 9,
     ..WAYPOINT_POLICY
 };
 
@@ -175,8 +176,8 @@ impl ResourceType {
         Self::WAYPOINT_SERVICE,
         Self::WAYPOINT_DESTINATION,
         Self::WAYPOINT_AUTHENTICATION,
-        Self::WAYPOINT_TELEMETRY,
         Self::WAYPOINT_EXTENSION,
+        Self::WAYPOINT_TELEMETRY,
     ];
 
     /// The type of a URL.

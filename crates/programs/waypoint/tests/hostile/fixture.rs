@@ -146,6 +146,7 @@ impl World {
             Resource::WaypointService,
             Resource::WaypointPolicy,
             Resource::WaypointAuthentication,
+            Resource::WaypointExtension,
         ] {
             world.published.complete(of);
         }

@@ -197,17 +197,6 @@ fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean(
         )
     };
     let mut mesh = TestMesh::of(&gateway("wp", ""));
-    for kind in [Kind::VirtualService, Kind::EnvoyFilter, Kind::WasmPlugin] {
-        for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
-            mesh.apply(&unread(kind, namespace, "x"));
-            let said = effective(&mesh);
-            let expected = format!("{kind} {namespace}/x: objects of such kinds have no effect");
-            assert_eq!(said.is_some(), concerns, "{kind} {namespace}");
-            assert!(said.unwrap_or_default().starts_with(&expected) || !concerns);
-            mesh.delete(kind, namespace, "x");
-            assert_eq!(effective(&mesh), None);
-        }
-    }
     for kind in [Kind::VirtualService, Kind::EnvoyFilter] {
         for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
             mesh.apply(&unread(kind, namespace, "x"));

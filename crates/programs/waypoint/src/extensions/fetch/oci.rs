@@ -97,7 +97,9 @@ impl Image {
             let mut all = text.bytes();
             !text.is_empty() && all.all(|byte| byte.is_ascii_alphanumeric() || more.contains(&byte))
         };
-        if !is_word(&repository, b"/._-") || repository.contains("..") || !is_word(tag, b"._-") {
+        let mut parts = repository.split('/');
+        let is_path = parts.all(|part| is_word(part, b"._-") && !part.contains(".."));
+        if !is_path || !is_word(tag, b"._-") {
             return Err(wrong());
         }
         if let Some(digest) = digest
@@ -351,11 +353,14 @@ fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
             continue;
         }
         let mut module = Vec::new();
+        let size = entry.size();
         let mut bounded = entry.take(most + 1);
         bounded
             .read_to_end(&mut module)
             .map_err(|_| OciError::Layer)?;
-        if module.len() > MAX_MODULE {
+        // An archive that is cut off reads as one that ends.
+        let is_whole = u64::try_from(module.len()).is_ok_and(|length| length == size);
+        if module.len() > MAX_MODULE || !is_whole {
             return Err(OciError::Layer);
         }
         return Ok(module);

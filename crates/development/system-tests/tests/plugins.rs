@@ -1,4 +1,5 @@
 //! Wasm plugins in a waypoint, with real programs: from a manifest to the headers that an application gets.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{io::Write as _, net::SocketAddr, path::Path};
 

@@ -1,6 +1,10 @@
 //! Tokens at a waypoint, from manifests to what an application hears: whose are taken, what they allow, what becomes of
 //! them when keys are rotated and when the key server fails.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
 
 use std::{
     io::Write as _,

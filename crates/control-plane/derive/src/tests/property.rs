@@ -189,14 +189,17 @@ fn step() -> impl Strategy<Value = Step> {
             })
         },
     );
-    let delete = (kinds, namespaces(), 0..3_u8).prop_map(|((kind, prefix), namespace, number)| {
+    prop_oneof![6 => apply, 2 => delete(kinds), 1 => Just(Step::Flush)]
+}
+
+fn delete(kinds: impl Strategy<Value = (Kind, &'static str)>) -> impl Strategy<Value = Step> {
+    (kinds, namespaces(), 0..3_u8).prop_map(|((kind, prefix), namespace, number)| {
         let name = match kind {
             Kind::Namespace => namespace.to_owned(),
             _ => format!("{prefix}{number}"),
         };
         Step::Delete(kind, namespace, name)
-    });
-    prop_oneof![6 => apply, 2 => delete, 1 => Just(Step::Flush)]
+    })
 }
 
 proptest! {

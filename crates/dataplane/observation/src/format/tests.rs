@@ -191,7 +191,7 @@ proptest::proptest! {
         let text = parts.concat();
         let headers = HeaderMap::new();
         let observation = answered(&headers, &headers);
-        let object = json!({ "a": text.clone() });
+        let object = json!({ "a": text });
         let both = (Format::text(&text), Format::json(&object));
         if let (Ok(text), Ok(object)) = both {
             let (mut line, mut made) = (String::new(), String::new());

@@ -101,14 +101,14 @@ fn what_came_is_written_anew_in_its_forms() {
         lines
     };
     let own = format!("traceparent=00-{trace}-{span}-01");
-    assert_eq!(written(&[]), [own.clone()]);
+    assert_eq!(written(&[]), std::slice::from_ref(&own));
     let w3c = format!("00-{TRACE}-{SPAN}-01");
     let state = [("traceparent", w3c.as_str()), ("tracestate", "a=b")];
     assert_eq!(written(&state), [own.clone(), "tracestate=a=b".to_owned()]);
     // The state of a context that cannot be read is not passed on.
     assert_eq!(
         written(&[("traceparent", "x"), ("tracestate", "a=b")]),
-        [own.clone()]
+        std::slice::from_ref(&own)
     );
     assert_eq!(
         written(&[("b3", "1")]),

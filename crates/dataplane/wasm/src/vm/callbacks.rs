@@ -5,6 +5,9 @@ use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 use super::Failure;
 use crate::host::Host;
 
+/// Five numbers.
+type Five = (u32, u32, u32, u32, u32);
+
 /// See the module. What a module does not have is not called.
 #[derive(Clone)]
 pub(super) struct Callbacks {
@@ -22,7 +25,7 @@ pub(super) struct Callbacks {
     pub(super) response_headers: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(super) response_body: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(super) response_trailers: Option<TypedFunc<(u32, u32), u32>>,
-    pub(super) http_call_response: Option<TypedFunc<(u32, u32, u32, u32, u32), ()>>,
+    pub(super) http_call_response: Option<TypedFunc<Five, ()>>,
     pub(super) grpc_receive: Option<TypedFunc<(u32, u32, u32), ()>>,
     pub(super) grpc_close: Option<TypedFunc<(u32, u32, u32), ()>>,
     pub(super) done: Option<TypedFunc<u32, u32>>,

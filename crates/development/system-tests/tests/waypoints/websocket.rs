@@ -57,9 +57,9 @@ fn runtime() -> tokio::runtime::Runtime {
 fn accept(head: &str) -> String {
     let lines = head.lines();
     let mut keys = lines.filter_map(|line| {
-        line.to_ascii_lowercase()
-            .starts_with("sec-websocket-key:")
-            .then(|| line[18..].trim().to_owned())
+        let (name, value) = line.split_once(':')?;
+        let is_key = name.eq_ignore_ascii_case("sec-websocket-key");
+        is_key.then(|| value.trim().to_owned())
     });
     let key = keys.next().expect("a key");
     assert!(keys.next().is_none() && key.len() == 24, "{head}");

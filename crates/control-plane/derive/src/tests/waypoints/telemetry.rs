@@ -126,7 +126,7 @@ fn what_is_nearer_counts_part_by_part() {
         "shop",
         &gateway.replace("randomSamplingPercentage: 30", "disableSpanReporting: true"),
     ));
-    assert!(mesh.waypoint_telemetry.get(ALL).is_none());
+    assert!(!mesh.waypoint_telemetry.contains_key(ALL));
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn providers_that_cannot_be_used_are_named() {
     ] {
         let spec = format!("tracing: [{{providers: [{{name: {provider}}}]}}]");
         let mesh = with(&[&object("t", "shop", &spec)]);
-        assert!(mesh.waypoint_telemetry.get(ALL).is_none(), "{provider}");
+        assert!(!mesh.waypoint_telemetry.contains_key(ALL), "{provider}");
         let said = condition(&mesh, "shop", "t");
         assert!(
             said.starts_with("false UnknownProvider") && said.contains(why),
@@ -377,7 +377,7 @@ fn providers_that_cannot_be_used_are_named() {
     assert_eq!(sampling(&mesh, ALL), Some(500));
     assert!(condition(&mesh, "shop", "t").starts_with("true Used"));
     mesh.delete(Kind::Service, "obs", "gone");
-    assert!(mesh.waypoint_telemetry.get(ALL).is_none());
+    assert!(!mesh.waypoint_telemetry.contains_key(ALL));
 }
 
 #[test]

@@ -140,7 +140,7 @@ fn routes_of_connections_read_back_what_was_written() {
 }
 
 #[test]
-fn services_and_settings_read_back_what_was_written() {
+fn services_read_back_what_was_written() {
     let share = Share {
         numerator: 1,
         denominator: 1000,
@@ -234,6 +234,10 @@ fn services_and_settings_read_back_what_was_written() {
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();
     assert_eq!(waypoint_service(&encoded), Ok(service));
+}
+
+#[test]
+fn settings_read_back_what_was_written() {
     let settings = WaypointGateway {
         gateway: GatewayName::new("shop", "waypoint"),
         path_normalization: PathNormalization::DecodeAndMergeSlashes,

@@ -252,22 +252,6 @@ fn tokens_are_asked_for_by_principal_and_by_claims() {
 }
 
 #[test]
-fn custom_denies_what_the_provider_would_have_been_asked_about() {
-    let to = json!({ "to": [{ "operation": { "paths": ["/admin"] } }] });
-    let asks = json!({ "action": "CUSTOM", "provider": { "name": "x" }, "rules": [to] });
-    let (read, notes) = read(asks.clone());
-    assert_eq!((read.action, read.rules.len()), (HttpAction::Custom, 1));
-    assert!(notes.is_empty(), "{notes:?}");
-    assert_eq!(provider(&policy(asks)), Ok(Some("x".into())));
-    assert_eq!(provider(&policy(json!({}))), Ok(None));
-    for bad in [
-        json!({ "action": "CUSTOM" }),
-        json!({ "action": "CUSTOM", "provider": { "name": "" } }),
-        json!({ "action": "DENY", "provider": { "name": "x" } }),
-    ] {
-        assert!(provider(&policy(bad.clone())).is_err(), "{bad}");
-    }
-}
 fn custom_names_who_is_asked_and_nobody_else_does() {
     let to = json!({ "to": [{ "operation": { "paths": ["/admin"] } }] });
     let asks = json!({ "action": "CUSTOM", "provider": { "name": "x" }, "rules": [to] });

@@ -143,7 +143,7 @@ impl RuleInput {
             backends: self.backends.iter().map(backend).collect(),
             timeouts: self.timeouts,
             retry: self.retry.clone(),
-            unsupported: unsupported.or(missing.map(|error| error.text)),
+            unsupported: unsupported.or_else(|| missing.map(|error| error.text)),
         }
     }
 }

@@ -18,7 +18,6 @@ use super::{
 const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-agent", 7),
     ("ambit-authz", 4),
-    ("ambit-cli", 2),
     ("ambit-cluster", 3),
     ("ambit-cni", 4),
     ("ambit-control", 7),
@@ -26,7 +25,6 @@ const IN_CIRCLES: &[(&str, usize)] = &[
     ("ambit-handover", 3),
     ("ambit-hbone", 3),
     ("ambit-install", 2),
-    ("ambit-lab", 6),
     ("ambit-node-proxy", 5),
     ("ambit-sys", 2),
     ("ambit-testkit", 2),

@@ -18,11 +18,12 @@ use wasmtime::{Linker, Module, StoreLimits, StoreLimitsBuilder, Val};
 
 use crate::{
     abi::Status,
+    effect::Effect,
     limits::MAX_TABLE,
     metrics::Metrics,
+    settings::Settings,
     shared::Shared,
-    stream::{ContextId, Head, Stream},
-    vm::{Effect, Settings},
+    stream::{ContextId, Head, ROOT, Stream},
 };
 
 /// The module in which the functions of the ABI are.
@@ -80,7 +81,7 @@ impl Host {
             metrics,
             limits,
             streams: BTreeMap::new(),
-            effective: crate::vm::ROOT,
+            effective: ROOT,
             received: Received::default(),
             effects: Vec::new(),
             calls: BTreeMap::new(),

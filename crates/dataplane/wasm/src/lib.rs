@@ -10,18 +10,22 @@
 #![forbid(unsafe_code)]
 
 mod abi;
+mod effect;
 mod engine;
 mod host;
 mod limits;
 mod metrics;
+mod settings;
 mod shared;
 mod stream;
 mod vm;
 
 pub use abi::{read_pairs, write_pairs};
+pub use effect::{Call, CallKind, CallResponse, Effect, Token};
 pub use engine::{Engine, Module, ModuleError};
 pub use limits::Limits;
 pub use metrics::{MetricKind, MetricValue, Metrics};
+pub use settings::Settings;
 pub use shared::Shared;
 pub use stream::{ContextId, Direction, Facts, Head, LocalResponse, Outcome, Value};
-pub use vm::{Call, CallKind, CallResponse, Effect, Failure, Settings, Token, Vm};
+pub use vm::{Failure, Vm};

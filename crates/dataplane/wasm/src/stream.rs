@@ -9,6 +9,9 @@ use http::HeaderMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContextId(pub(crate) u32);
 
+/// The plugin's own context.
+pub(crate) const ROOT: ContextId = ContextId(1);
+
 /// Of a request, or of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {

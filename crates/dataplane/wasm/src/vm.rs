@@ -2,103 +2,26 @@
 
 mod callbacks;
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::HeaderMap;
 use wasmtime::{Store, Trap, TypedFunc, WasmParams, WasmResults};
 
 use crate::{
+    effect::{CallKind, CallResponse, Effect, Token},
     engine::Module,
     host::{Host, Received},
-    limits::{Limits, ticks},
+    limits::ticks,
     metrics::Metrics,
+    settings::Settings,
     shared::Shared,
-    stream::{ContextId, Direction, Facts, Head, Outcome, Stream, Value},
+    stream::{ContextId, Direction, Facts, Head, Outcome, ROOT, Stream, Value},
 };
 use callbacks::Callbacks;
 
-/// The plugin's own context.
-pub(crate) const ROOT: ContextId = ContextId(1);
 /// Most requests that are over and that a module does not let go.
 const MAX_LINGERING: usize = 1024;
-
-/// What a plugin is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Its name, which it may ask for.
-    pub name: String,
-    /// Which of the module's plugins it is.
-    pub root_id: String,
-    /// Who shares data with it.
-    pub vm_id: String,
-    /// For the plugin.
-    pub configuration: Bytes,
-    /// For the instance.
-    pub vm_configuration: Bytes,
-    /// The environment.
-    pub environment: BTreeMap<String, String>,
-    /// What it may take.
-    pub limits: Limits,
-}
-
-/// Names a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Token(pub(crate) u32);
-
-/// What a call is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallKind {
-    /// A request.
-    Http,
-    /// A call with one message: `body` is that message, without the bytes that frame it.
-    Grpc,
-}
-
-/// A call that a module asks for.
-#[derive(Clone, Debug)]
-pub struct Call {
-    /// Whom it is for, as the module has it.
-    pub upstream: String,
-    /// The head; of gRPC without `:authority`.
-    pub head: Head,
-    /// The body.
-    pub body: Bytes,
-    /// The trailers.
-    pub trailers: HeaderMap,
-    /// How long the module waits.
-    pub timeout: Duration,
-    /// What it is.
-    pub kind: CallKind,
-}
-
-/// What came of a call.
-#[derive(Clone, Debug, Default)]
-pub struct CallResponse {
-    /// Empty if there was no answer.
-    pub head: Head,
-    /// The body; of gRPC the message.
-    pub body: Bytes,
-    /// The trailers.
-    pub trailers: HeaderMap,
-    /// Of gRPC: the status, zero for success, and its text.
-    pub grpc_status: (u32, String),
-}
-
-/// What a module wants to be done, or has changed.
-#[derive(Debug)]
-pub enum Effect {
-    /// What [`Vm::outcome`] says of a request may be another now.
-    Changed(ContextId),
-    /// A call is to be made.
-    Call(Token, Box<Call>),
-    /// Nobody waits for a call any more.
-    Cancelled(Token),
-    /// The plugin wants to know of messages in a queue.
-    Listens(u32),
-    /// There is a message in a queue.
-    Enqueued(u32),
-}
 
 /// Why an instance is not there, or is no more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

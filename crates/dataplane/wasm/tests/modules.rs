@@ -1,5 +1,6 @@
 //! Modules written by hand, in the host: what it gives them, what it takes from them, and what becomes of it when one
 //! misbehaves.
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

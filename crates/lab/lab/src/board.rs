@@ -1,21 +1,19 @@
 //! The state of a running lab: the supervisor's tasks write it, the control socket's threads read it.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
 
 use ambit_k8s_api::labels;
 use ambit_netlab::Netns;
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     Options, Place,
     cluster::{Observed, PodPlan},
-    containers,
-    daemon::Replace,
     fabric::Node,
     layout::Layout,
-    protocol::{ContainerStatus, DaemonStatus, NodeStatus, PodStatus, Status},
+    protocol::{ContainerStatus, DaemonStatus, NodeStatus, PodStatus, Replacement, Status},
     shim::Shim,
 };
 
@@ -38,6 +36,23 @@ struct Inner {
     problems: Vec<String>,
     gateways: Vec<Value>,
     objects: Vec<Value>,
+}
+
+/// A request to replace a daemon's process by a second one.
+#[derive(Debug)]
+pub(crate) struct Replace {
+    pub(crate) how: Replacement,
+    pub(crate) done: oneshot::Sender<Result<(), String>>,
+}
+
+/// Where a process of a pod belongs.
+pub(crate) struct InPod {
+    pub(crate) node: Arc<Node>,
+    pub(crate) plan: PodPlan,
+    pub(crate) netns: Netns,
+    pub(crate) ips: Vec<IpAddr>,
+    /// The name of its container.
+    pub(crate) container: String,
 }
 
 /// One pod.
@@ -213,21 +228,16 @@ impl Board {
 
     /// The pod that `name` means, ready for a process: `namespace/name`, a name, or the beginning of
     /// either (so that a Deployment's name finds one of its pods); `deploy/x` too.
-    pub(crate) fn place(
-        self: &Arc<Self>,
-        name: &str,
-        container: Option<&str>,
-    ) -> Result<(containers::Place, String), String> {
+    pub(crate) fn in_pod(&self, name: &str, container: Option<&str>) -> Result<InPod, String> {
         let inner = self.inner.lock();
         let entry = inner.find(name)?;
-        let place = containers::Place {
-            board: self.clone(),
+        Ok(InPod {
             node: self.node(&entry.plan.node)?.clone(),
             plan: entry.plan.clone(),
             netns: entry.netns()?,
             ips: entry.observed.ips.clone(),
-        };
-        Ok((place, entry.container(container)?))
+            container: entry.container(container)?,
+        })
     }
 
     /// The log file of a container.

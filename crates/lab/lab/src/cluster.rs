@@ -28,6 +28,9 @@ use waypoints::Waypoints;
 
 use crate::addresses::AddressPlan;
 
+/// The namespace of the mesh's own pods.
+pub(crate) const SYSTEM: &str = "istio-system";
+
 /// The desired and the observed state of the cluster.
 pub(crate) struct Cluster {
     addresses: AddressPlan,

@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    board::Board,
+    board::{Board, InPod},
     cluster::{ContainerObserved, ContainerState, PodPlan},
     fabric::Node,
     mesh,
@@ -48,6 +48,29 @@ pub(crate) struct Place {
 pub(crate) const POD_UID: &str = "AMBIT_POD_UID";
 
 impl Place {
+    /// What `name` means to [`Board::in_pod`], and the name of the container.
+    pub(crate) fn find(
+        board: &Arc<Board>,
+        name: &str,
+        container: Option<&str>,
+    ) -> Result<(Self, String), String> {
+        let InPod {
+            node,
+            plan,
+            netns,
+            ips,
+            container,
+        } = board.in_pod(name, container)?;
+        let place = Self {
+            board: board.clone(),
+            node,
+            plan,
+            netns,
+            ips,
+        };
+        Ok((place, container))
+    }
+
     /// The environment of a container's processes.
     pub(crate) fn environment(&self, container: Option<&Container>) -> BTreeMap<String, String> {
         let mut env = BTreeMap::new();

@@ -11,13 +11,10 @@ use std::{
 
 use ambit_netlab::Netns;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::{
-    process::Child,
-    sync::{mpsc, oneshot},
-};
+use tokio::{process::Child, sync::mpsc};
 
 use crate::{
-    board::Board,
+    board::{Board, Replace},
     protocol::{DaemonStatus, Replacement},
     shim::Shim,
 };
@@ -31,13 +28,6 @@ const STABLE: Duration = Duration::from_secs(2);
 /// Longest wait for a replaced process to end, and for a new one to become ready.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
-
-/// A request to replace the process by a second one.
-#[derive(Debug)]
-pub(crate) struct Replace {
-    pub(crate) how: Replacement,
-    pub(crate) done: oneshot::Sender<Result<(), String>>,
-}
 
 /// What to run, and where.
 #[derive(Clone, Debug)]

@@ -13,7 +13,6 @@
 use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader},
-    os::fd::AsFd,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
     str::FromStr,
@@ -28,6 +27,7 @@ use rustix::{
 
 use crate::{
     Options, StateDir,
+    announcement::{READY, hand_over_stdout},
     layout::Layout,
     state_dir::{self, StateError},
 };
@@ -169,9 +169,6 @@ fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
     ))
 }
 
-/// The supervisor's line once it accepts requests.
-pub(crate) const READY: &str = "ready";
-
 fn stage_command(ambit: &Path, stage: Stage, layout: &Layout) -> Command {
     let mut command = Command::new(ambit);
     command
@@ -238,7 +235,7 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
         .map_err(io_failed("start the lab's first process"))?;
     let noted = fs::write(layout.pid(), child.id().to_string());
     noted.map_err(io_failed("note the lab's process id"))?;
-    hand_over_stdout()?;
+    hand_over_stdout().map_err(io_failed("close the standard output"))?;
     let ended = wait(&mut child)?;
     // It ended by itself with an error: the log has the reason, so it stays until the next `up` or `down`.
     if ended.code().is_none_or(|code| code == 0) {
@@ -248,17 +245,10 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
 }
 
 /// "1" if the lab's root is root only of a user namespace, else empty.
-pub(crate) const USER_NAMESPACE: &str = "AMBIT_LAB_USER_NAMESPACE";
+const USER_NAMESPACE: &str = "AMBIT_LAB_USER_NAMESPACE";
 
 fn wait(child: &mut Child) -> Result<std::process::ExitStatus, LaunchError> {
     child.wait().map_err(io_failed("wait for the lab"))
-}
-
-/// Closes the pipe to the user's command, which waits for its end when the lab fails.
-pub(crate) fn hand_over_stdout() -> Result<(), LaunchError> {
-    let null = File::options().write(true).open("/dev/null");
-    null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null.as_fd())?))
-        .map_err(io_failed("close the standard output"))
 }
 
 fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
@@ -272,7 +262,7 @@ fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     let child = stage_command(&options.ambit, Stage::Supervise, layout)
         .spawn()
         .map_err(io_failed("start the lab's supervisor"))?;
-    hand_over_stdout()?;
+    hand_over_stdout().map_err(io_failed("close the standard output"))?;
     let supervisor = i32::try_from(child.id()).unwrap_or_default();
     loop {
         // Orphans of the whole lab come here too.

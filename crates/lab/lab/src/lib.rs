@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod announcement;
 mod board;
 mod capture;
 pub mod client;

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     board::{Board, etc_binds},
+    cluster::SYSTEM,
     cni::agent_run_dir,
     daemon::Daemon,
     dns::{DOMAIN, resolv_conf},
@@ -26,8 +27,6 @@ use crate::{
 
 /// Port of the control plane's xDS and CA.
 const XDS_PORT: u16 = 15012;
-/// The namespace of the mesh's own pods.
-pub(crate) const SYSTEM: &str = "istio-system";
 /// How long the control plane may take to write its root certificate.
 const ROOT_CERT_WAIT: Duration = Duration::from_secs(20);
 

@@ -21,10 +21,9 @@ use tokio::sync::mpsc;
 
 use crate::{
     LogSource, Place,
-    board::Board,
+    board::{Board, Replace},
     capture,
-    containers::exit_code,
-    daemon::Replace,
+    containers::{self, exit_code},
     protocol::{self, Replacement, Reply, Request},
 };
 
@@ -142,7 +141,7 @@ fn exec(
     argv: Vec<String>,
     fds: Vec<OwnedFd>,
 ) -> Result<Child, String> {
-    let (place, container) = board.place(pod, container)?;
+    let (place, container) = containers::Place::find(board, pod, container)?;
     let container = place
         .plan
         .containers()

@@ -19,13 +19,13 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     Options, PrimaryCni,
     addresses::AddressPlan,
+    announcement::{READY, hand_over_stdout},
     board::Board,
     cluster::{Cluster, Effect, Event, NodeInfo, Observed, PodPlan, ServiceView},
     cni::PluginList,
     cni_plugin::PLUGIN_NAME,
     dns::{self, Zone},
     fabric::{self, Node},
-    launch,
     layout::Layout,
     mesh,
     pods::Runner,
@@ -227,9 +227,9 @@ async fn bound_logs(dir: std::path::PathBuf) {
 
 fn announce() -> Result<(), SupervisorError> {
     let mut stdout = io::stdout().lock();
-    let said = writeln!(stdout, "{}", launch::READY).and_then(|()| stdout.flush());
+    let said = writeln!(stdout, "{}", READY).and_then(|()| stdout.flush());
     said.map_err(failed("say that the lab is ready"))?;
-    launch::hand_over_stdout().map_err(|error| SupervisorError::Network(error.to_string()))
+    hand_over_stdout().map_err(failed("close the standard output"))
 }
 
 struct Supervisor {

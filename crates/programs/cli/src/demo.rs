@@ -23,8 +23,9 @@ use crate::{
     CliError, ErrorKind,
     access_log::AccessLine,
     dump::Dump,
-    explain, lab, labs,
+    explain, labs,
     output::{say, table},
+    readiness,
     source::Source,
 };
 
@@ -141,7 +142,7 @@ pub(crate) fn run(
     };
     let directory = Manifests::prepare(manifests)?;
     let options = options(&name, &directory.0, ip_family)?;
-    let client = lab::launch(&options)?;
+    let client = readiness::launch(&options)?;
     let shown = show(
         &Demo {
             client: client.clone(),
@@ -230,7 +231,7 @@ struct Demo {
 
 fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     say("Two nodes; namespace shop is in the mesh, namespace legacy is not.\n")?;
-    let status = demo.wait("all pods are ready", lab::all_ready)?;
+    let status = demo.wait("all pods are ready", readiness::all_ready)?;
     demo.wait_for_proxies(&status)?;
     let mut faults = demo.calls(&status, &BEFORE)?;
 
@@ -287,7 +288,7 @@ impl Demo {
 
     /// Captured is one thing; every node proxy must also have heard that its peers are.
     fn wait_for_proxies(&self, status: &Status) -> Result<(), CliError> {
-        match lab::wait_for_proxies(&self.client, &self.name, status, READY)? {
+        match readiness::wait_for_proxies(&self.client, &self.name, status, READY)? {
             true => Ok(()),
             false => Err(CliError::new(
                 ErrorKind::Failed,

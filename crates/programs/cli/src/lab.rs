@@ -1,23 +1,15 @@
 //! `ambit lab`: up, down, status, exec, logs.
 
-use std::{
-    io,
-    os::fd::AsFd,
-    path::PathBuf,
-    process::ExitCode,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{io, os::fd::AsFd, path::PathBuf, process::ExitCode, time::Duration};
 
-use ambit_lab::{Client, LogSource, Options, PodStatus, Status, base_directory};
+use ambit_lab::{LogSource, Options, Status, base_directory};
 
 use crate::{
     CliError, ErrorKind,
     args::{LabCommand, UpArgs},
-    dump::{Dump, WorkloadEntry, or},
     labs::{client_error, find},
     output::{self, Format, say, table},
-    source::Source,
+    readiness::{all_ready, launch, wait_for_proxies},
 };
 
 pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError> {
@@ -99,58 +91,8 @@ fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
     }
 }
 
-pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
-    let state = ambit_lab::launch(&base_directory(), options).map_err(|error| {
-        let failed = CliError::new(ErrorKind::Failed, error.to_string());
-        match std::error::Error::source(&error) {
-            Some(source) => failed.because(source.to_string()),
-            None => failed,
-        }
-    })?;
-    Ok(Client::new(state))
-}
-
 /// How long node proxies may take to hear what the lab knows.
 const PROXIES: Duration = Duration::from_secs(10);
-
-/// Waits until every node proxy knows every pod of `status` as it is: healthy, captured or not.
-pub(crate) fn wait_for_proxies(
-    client: &Client,
-    lab: &str,
-    status: &Status,
-    timeout: Duration,
-) -> Result<bool, CliError> {
-    if !status.mesh {
-        return Ok(true);
-    }
-    let deadline = Instant::now() + timeout;
-    loop {
-        let mut known = true;
-        for node in &status.nodes {
-            // A proxy that is just starting does not answer yet.
-            let dump = Source::node(lab, &node.name).dump();
-            known &= dump.is_ok_and(|dump| status.pods.iter().all(|pod| is_known(&dump, pod)));
-        }
-        if known {
-            return Ok(true);
-        }
-        if Instant::now() > deadline || client.status().is_err() {
-            return Ok(false);
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
-fn is_known(dump: &Dump, pod: &PodStatus) -> bool {
-    let same = |workload: &&WorkloadEntry| {
-        workload.namespace == pod.namespace && workload.name == pod.name
-    };
-    dump.workloads.known().find(same).is_some_and(|workload| {
-        let healthy = or(&workload.status, "Healthy") == "Healthy";
-        let hbone = workload.protocol == "HBONE";
-        healthy == pod.ready && hbone == pod.captured
-    }) || !pod.ready
-}
 
 fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
     let ambit = std::env::current_exe().map_err(|error| {
@@ -188,14 +130,6 @@ fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
         user_namespace: args.user_namespace,
         env: args.env.into_iter().collect(),
     })
-}
-
-/// Every pod runs and is ready, or has done its work.
-pub(crate) fn all_ready(status: &Status) -> bool {
-    status
-        .pods
-        .iter()
-        .all(|pod| pod.ready || pod.phase == "Succeeded")
 }
 
 fn show(status: &Status, format: Format) -> Result<(), CliError> {

@@ -25,6 +25,7 @@ mod membership;
 mod output;
 mod pod;
 mod reach;
+mod readiness;
 mod rehearsal;
 mod rollout;
 mod source;

@@ -6,6 +6,7 @@ mod at_waypoint;
 mod judge;
 mod observed;
 mod report;
+mod verdict;
 mod world;
 
 use std::{path::PathBuf, process::ExitCode};

@@ -26,11 +26,10 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
-    destination,
-    extensions::{self, Fetcher, PluginMetrics},
-    listeners,
+    destination, exporting, listeners,
+    plugins::{self, Fetcher, PluginMetrics},
     published::{Gone, Published},
-    server, telling,
+    server,
     waypoint::{Surroundings, Waypoint},
 };
 
@@ -94,13 +93,13 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     ambit_rt::spawn_essential("needed services", needed);
     registry.register_collector(Box::new(PluginMetrics(waypoint.published.clone())));
     let fetcher = Fetcher::new(config.modules.clone(), config.insecure_registries.clone());
-    let loading = extensions::load(waypoint.published.clone(), Arc::new(fetcher));
+    let loading = plugins::load(waypoint.published.clone(), Arc::new(fetcher));
     ambit_rt::spawn_essential("plugin modules", loading);
     let sockets = listeners::open(&config, &supervisor, held);
     let sockets = sockets.context("cannot listen for tunnels")?;
     let (gate_control, gate) = Gate::closed();
     server::serve(&waypoint, &workers, sockets, &gate);
-    ambit_rt::spawn("telemetry", telling::run(waypoint.clone()));
+    ambit_rt::spawn("telemetry", exporting::run(waypoint.clone()));
     ambit_rt::spawn("own workload", prepare(waypoint.clone(), own, gate_control));
     let (servers, watcher) = drain::channel();
     let admin = Admin {

@@ -30,12 +30,14 @@ pub(crate) struct Around<'a> {
     pub(crate) address: &'a GatewayAddress,
 }
 
+/// The subset that it is of, if it is of one, and its number.
+type PortKey = (Option<ArcStr>, u16);
+
 /// A service with a rule.
 #[derive(Debug)]
 pub(crate) struct Ruled {
     record: WaypointDestination,
-    /// By the subset that they are of, if they are of one.
-    ports: Mutex<HashMap<(Option<ArcStr>, u16), Arc<Port>>>,
+    ports: Mutex<HashMap<PortKey, Arc<Port>>>,
 }
 
 /// One of its ports.

@@ -1,13 +1,9 @@
-//! Plugins: which there are, their modules, and the instances of them, one a worker and plugin.
+//! Plugins: which there are, and the instances of them, one a worker and plugin.
 //!
-//! What the control plane says makes [`Plugin`]s ([`Extensions`], which does no IO); `loading` fetches and compiles their
-//! modules on the main thread; each worker has a `slot` for each of them. `http::extension` calls them for requests.
+//! What the control plane says makes [`Plugin`]s ([`Extensions`], which does no IO); [`crate::plugins`] fetches and
+//! compiles their modules on the main thread; each worker has a `slot` for each of them. `http::extension` calls them
+//! for requests.
 
-mod calls;
-mod facts;
-mod fetch;
-mod loading;
-mod metrics;
 mod slot;
 
 use std::{
@@ -19,19 +15,13 @@ use std::{
     },
 };
 
-use ambit_model::{ArcStr, ExtensionPhase, WaypointExtension};
+use ambit_model::{ArcStr, ExtensionPhase, NamespacedHostname, WaypointExtension};
 use ambit_wasm::{Limits, Metrics, Module, Settings};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::target::Target;
-
-pub(crate) use facts::OfRequest;
-pub(crate) use fetch::Fetcher;
-pub(crate) use loading::load;
-pub(crate) use metrics::PluginMetrics;
-pub(crate) use slot::{Instance, Signal, Slots, follow};
+pub(crate) use slot::{Around, Instance, Signal, Slots};
 
 /// One version of a plugin.
 pub(crate) struct Plugin {
@@ -125,22 +115,17 @@ impl Plugin {
         self.state.subscribe()
     }
 
-    fn set(&self, state: State) {
+    pub(crate) fn set(&self, state: State) {
         self.state.send_replace(state);
     }
 
-    /// Whether it is called for requests to a target.
-    fn is_for(&self, target: &Target) -> bool {
+    /// Whether it is called for requests to a port of a service, or of a pod.
+    fn is_for(&self, service: Option<&NamespacedHostname>, port: u16) -> bool {
         let told = &self.told;
-        let port = target.address().port();
         if !told.ports.is_empty() && !told.ports.contains(&port) {
             return false;
         }
-        let is_named = || match target {
-            Target::Service { served, .. } => told.services.contains(&served.name),
-            Target::Pod { .. } => false,
-        };
-        told.for_gateway || is_named()
+        told.for_gateway || service.is_some_and(|service| told.services.contains(service))
     }
 
     /// For `/config_dump`.
@@ -177,17 +162,17 @@ impl Plugin {
 pub(crate) struct Chain(pub(crate) Vec<Arc<Plugin>>);
 
 impl Chain {
-    /// Those that are called for requests to a target.
-    pub(crate) fn of(&self, target: &Target) -> Vec<Arc<Plugin>> {
+    /// Those that are called for requests to a port of a service, or of a pod.
+    pub(crate) fn of(&self, service: Option<&NamespacedHostname>, port: u16) -> Vec<Arc<Plugin>> {
         let all = self.0.iter();
-        all.filter(|plugin| plugin.is_for(target))
+        all.filter(|plugin| plugin.is_for(service, port))
             .cloned()
             .collect()
     }
 
-    /// Whether there is one for requests to a target.
-    pub(crate) fn concerns(&self, target: &Target) -> bool {
-        self.0.iter().any(|plugin| plugin.is_for(target))
+    /// Whether there is one for such requests.
+    pub(crate) fn concerns(&self, service: Option<&NamespacedHostname>, port: u16) -> bool {
+        self.0.iter().any(|plugin| plugin.is_for(service, port))
     }
 }
 

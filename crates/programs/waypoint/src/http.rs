@@ -1,6 +1,7 @@
 //! HTTP inside a tunnel: each request is brought into form, judged, routed, and sent on.
 
 mod admission;
+mod answer;
 mod authentication;
 mod authorizer;
 mod body;
@@ -12,7 +13,6 @@ mod failure;
 mod fault;
 mod form;
 mod front;
-pub(crate) mod headers;
 mod mirror;
 mod outgoing;
 mod pace;
@@ -25,7 +25,8 @@ mod send;
 mod tee;
 mod upgrade;
 
-pub(crate) use authorizer::{authorize_connection, is_still_admitted};
+pub(crate) use admission::is_still_admitted;
+pub(crate) use authorizer::authorize_connection;
 pub(crate) use send::Destination;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};

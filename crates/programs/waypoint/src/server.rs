@@ -16,10 +16,11 @@ use crate::{
     budget::Budgets,
     caller::{Caller, CallerError},
     circle::Passed,
-    extensions::{self, Slots},
+    extensions::Slots,
     http as l7,
     message::Version,
     mirrors::Mirrors,
+    plugins,
     session::Session,
     sniff::Sniffed,
     target::{Target, TargetError},
@@ -95,7 +96,7 @@ fn serve_on_worker(
         extensions: Slots::default(),
         waypoint,
     });
-    ambit_rt::spawn_essential("plugins", extensions::follow(shard.clone()));
+    ambit_rt::spawn_essential("plugins", plugins::follow(shard.clone()));
     ambit_rt::spawn_essential("listeners", async move {
         let waypoint = &shard.waypoint;
         let mut drain = waypoint.lifecycle.drain_watcher();

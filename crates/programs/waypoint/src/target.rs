@@ -190,7 +190,7 @@ impl Target {
         let is_extended = || {
             published
                 .extensions()
-                .is_some_and(|chain| chain.concerns(self))
+                .is_some_and(|chain| chain.concerns(self.service_name(), self.address().port()))
         };
         published.policies().need_http(self.scope())
             || published.authentications().need_http(self.service_name())

@@ -1,6 +1,6 @@
 //! What is told of requests, and to whom, as the control plane has said: read once, used for each request.
 
-mod export;
+mod queue;
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,7 +15,7 @@ use ambit_observation::{
 use ambit_telemetry::http::{Changed, FamilyRule, Relabel};
 use http::HeaderName;
 
-pub(crate) use export::{Exporters, Item, Queue, run};
+pub(crate) use queue::{Begun, Exporters, Item, Queue};
 
 /// All that is told of the requests to some targets.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ mod authentication;
 mod delta;
 mod destination;
 mod extension;
+mod parts;
 mod policy;
 mod provider;
 mod service;

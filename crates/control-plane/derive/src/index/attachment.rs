@@ -202,6 +202,15 @@ impl Index {
             || class().is_some_and(|class| class.controller == CONTROLLER)
     }
 
+    /// The Gateways of a class, whoever's.
+    pub(crate) fn gateways_of_class(&self, class: &ArcStr) -> Vec<GatewayName> {
+        let gateways = self
+            .all_objects()
+            .flat_map(|(_, objects)| objects.all::<Gateway>().values());
+        let of_class = gateways.filter(|gateway| gateway.class == *class);
+        of_class.map(|gateway| gateway.name.clone()).collect()
+    }
+
     pub(super) fn class(&self, name: &ArcStr) -> Option<&<GatewayClass as MeshKind>::Input> {
         self.objects("")?.all::<GatewayClass>().get(name)
     }

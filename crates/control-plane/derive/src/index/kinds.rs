@@ -5,7 +5,7 @@ mod authorization_policy;
 mod config_map;
 mod destination_rule;
 mod endpoint_slice;
-pub(super) mod gateway;
+mod gateway;
 mod gateway_class;
 mod http_fault;
 mod namespace;

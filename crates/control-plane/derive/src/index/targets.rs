@@ -12,7 +12,7 @@ use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 use crate::{
     MeshConfig,
     condition::Verdict,
-    index::{Index, kinds::gateway as gateways, names},
+    index::{Index, names},
     problem::FieldError,
 };
 
@@ -155,7 +155,7 @@ fn exists(index: &Index, target: &ObjectKey) -> bool {
         Kind::Gateway => index.get::<Gateway>(target).is_some(),
         Kind::GatewayClass => {
             index.get::<GatewayClass>(target).is_some()
-                || !gateways::of_class(index, &target.name).is_empty()
+                || !index.gateways_of_class(&target.name).is_empty()
         }
         Kind::Service => index.get::<Service>(target).is_some(),
         _ => index.get::<ServiceEntry>(target).is_some(),
@@ -165,7 +165,7 @@ fn exists(index: &Index, target: &ObjectKey) -> bool {
 /// The waypoints that a target of the Gateway API stands for.
 fn waypoints_of(index: &Index, target: &ObjectKey) -> Vec<GatewayName> {
     let mut names = match target.kind {
-        Kind::GatewayClass => gateways::of_class(index, &target.name),
+        Kind::GatewayClass => index.gateways_of_class(&target.name),
         _ => vec![GatewayName::new(
             target.namespace.clone(),
             target.name.clone(),

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     abi::{Status, read_pairs},
+    effect::{Call, CallKind, Effect, Token},
     stream::Head,
-    vm::{Call, CallKind, Effect, Token},
 };
 
 /// Longest wait for an answer.

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     abi::Status,
+    effect::Effect,
     metrics::{MetricKind, Series},
-    vm::Effect,
 };
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {

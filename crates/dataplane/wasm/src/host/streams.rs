@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     abi::{Status, read_pairs},
-    stream::{ContextId, Direction, LocalResponse},
-    vm::{Effect, ROOT},
+    effect::Effect,
+    stream::{ContextId, Direction, LocalResponse, ROOT},
 };
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {

@@ -6,7 +6,7 @@ use ambit_k8s_api::{Gateway, Kind, Object, ObjectKey};
 use ambit_waypoint_objects::{self as waypoint, ConfigMaps, Parameters, Settings, is_ours};
 use serde_json::{Value, json};
 
-use crate::mesh::SYSTEM;
+use super::SYSTEM;
 
 /// The revision of the lab's control plane.
 const REVISION: &str = "default";

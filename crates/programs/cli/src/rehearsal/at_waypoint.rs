@@ -4,7 +4,7 @@ use ambit_l7::authz::{self as l7, Scope};
 use ambit_model::{HttpAction, HttpAttribute, HttpPolicy, HttpSource};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{judge::Verdict, observed::Request};
+use super::{observed::Request, verdict::Verdict};
 
 /// Headers that access logs tell.
 const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];

@@ -19,20 +19,8 @@ use super::{
     at_waypoint::AtWaypoint,
     observed::{At, Observed, Request, Seen},
     report::{Report, Row},
+    verdict::Verdict,
 };
-
-/// What policies make of something.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Allowed,
-    /// By which policies, and why.
-    Refused {
-        by: String,
-        why: String,
-    },
-    /// Why it cannot be said.
-    Undecided(String),
-}
 
 /// See the module.
 pub(crate) struct Rehearsal {

@@ -1,23 +1,17 @@
 //! The instance of a plugin on one worker: started beside the worker's thread, woken by its timer, and started anew when
 //! it has failed, after a while.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Weak},
-    task::Waker,
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, task::Waker, time::Duration};
 
 use ambit_rt::AbortOnDrop;
-use ambit_wasm::{ContextId, Effect, Failure, Shared, Vm};
+use ambit_wasm::{Call, CallResponse, ContextId, Effect, Failure, Shared, Vm};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
 
-use super::{Chain, Counts, Plugin, State, calls};
-use crate::waypoint::Shard;
+use super::{Chain, Counts, Plugin, State};
 
 /// How long a request waits for an instance that is about to start.
 const STARTING: Duration = Duration::from_secs(5);
@@ -48,20 +42,46 @@ impl Signal {
     }
 }
 
-/// The plugins of one worker.
+/// What plugins of a worker have around them.
+#[derive(Clone)]
+pub(crate) struct Around {
+    /// What all plugins of the waypoint share.
+    pub(crate) shared: Shared,
+    /// Changes when a queue gets a message.
+    pub(crate) queues: watch::Sender<()>,
+    /// Makes the calls of the plugin of a name.
+    pub(crate) calls: Arc<MakeCall>,
+}
+
+/// See [`Around::calls`].
+type MakeCall =
+    dyn Fn(String, Call) -> Pin<Box<dyn Future<Output = CallResponse> + Send>> + Send + Sync;
+
+impl fmt::Debug for Around {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Around").finish_non_exhaustive()
+    }
+}
+
+/// The plugins of one worker, by their numbers.
 #[derive(Debug, Default)]
-pub(crate) struct Slots(Mutex<HashMap<u64, (Arc<Slot>, AbortOnDrop<()>)>>);
+pub(crate) struct Slots(Mutex<HashMap<u64, Kept>>);
+
+/// One plugin, and the task that keeps it running.
+#[derive(Debug)]
+struct Kept {
+    slot: Arc<Slot>,
+    _keeping: AbortOnDrop<()>,
+}
 
 /// One plugin on one worker. Only this worker's thread takes the lock.
 #[derive(Debug)]
 struct Slot {
     plugin: Arc<Plugin>,
-    shard: Weak<Shard>,
-    shared: Shared,
+    around: Around,
     inner: Mutex<Inner>,
     changed: watch::Sender<()>,
     died: Notify,
-    queues_changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -95,10 +115,10 @@ impl Slots {
     /// With the reason, when there is none.
     pub(crate) async fn instance(
         &self,
-        shard: &Arc<Shard>,
+        around: impl FnOnce() -> Around,
         plugin: &Arc<Plugin>,
     ) -> Result<Instance, String> {
-        let slot = self.slot(shard, plugin);
+        let slot = self.slot(around, plugin);
         let deadline = Instant::now() + STARTING;
         let mut changed = slot.changed.subscribe();
         loop {
@@ -125,27 +145,29 @@ impl Slots {
         }
     }
 
-    fn slot(&self, shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Arc<Slot> {
+    fn slot(&self, around: impl FnOnce() -> Around, plugin: &Arc<Plugin>) -> Arc<Slot> {
         let mut slots = self.0.lock();
-        if let Some((slot, _)) = slots.get(&plugin.number) {
-            return slot.clone();
+        if let Some(kept) = slots.get(&plugin.number) {
+            return kept.slot.clone();
         }
         let slot = Arc::new(Slot {
             plugin: plugin.clone(),
-            shard: Arc::downgrade(shard),
-            shared: shard.waypoint.shared_data.clone(),
+            around: around(),
             inner: Mutex::default(),
             changed: watch::Sender::new(()),
             died: Notify::new(),
-            queues_changed: shard.waypoint.queues.clone(),
         });
         let keeping = ambit_rt::spawn_abortable("plugin", keep(slot.clone()));
-        slots.insert(plugin.number, (slot.clone(), keeping));
+        let kept = Kept {
+            slot: slot.clone(),
+            _keeping: keeping,
+        };
+        slots.insert(plugin.number, kept);
         slot
     }
 
     /// Starts those of a chain, and ends the others; requests keep theirs.
-    fn follow(&self, shard: &Arc<Shard>, chain: Option<&Chain>) {
+    pub(crate) fn follow(&self, around: &Around, chain: Option<&Chain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
         let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
         let gone: Vec<_> = {
@@ -155,20 +177,7 @@ impl Slots {
         };
         drop(gone);
         for plugin in plugins {
-            let _slot = self.slot(shard, plugin);
-        }
-    }
-}
-
-/// Has the plugins of a worker at hand before requests need them.
-pub(crate) async fn follow(shard: Arc<Shard>) {
-    let mut changes = shard.waypoint.published.watch();
-    loop {
-        changes.mark_unchanged();
-        let chain = shard.waypoint.published.extensions();
-        shard.extensions.follow(&shard, chain.as_deref());
-        if changes.changed().await.is_err() {
-            return;
+            let _slot = self.slot(|| around.clone(), plugin);
         }
     }
 }
@@ -180,7 +189,7 @@ async fn keep(slot: Arc<Slot>) {
         let Some(module) = ready(&slot.plugin).await else {
             return;
         };
-        let (settings, shared) = (slot.plugin.settings.clone(), slot.shared.clone());
+        let (settings, shared) = (slot.plugin.settings.clone(), slot.around.shared.clone());
         let metrics = slot.plugin.metrics.clone();
         let start = move || Vm::start(&module, settings, shared, metrics);
         let started = ambit_rt::spawn_blocking("plugin start", start).await;
@@ -235,7 +244,7 @@ impl Slot {
             slot: self.clone(),
             generation,
         };
-        let mut queues = self.queues_changed.subscribe();
+        let mut queues = self.around.queues.subscribe();
         // Whatever it does by itself takes a tenth of the worker's time at most.
         let mut rest = Duration::ZERO;
         loop {
@@ -349,14 +358,11 @@ impl Instance {
                     }
                 }
                 Effect::Call(token, call) => {
-                    let Some(shard) = self.slot.shard.upgrade() else {
-                        continue;
-                    };
                     let instance = self.clone();
                     ambit_rt::spawn("plugin call", async move {
                         let kind = call.kind;
-                        let response = calls::make(&shard, &instance.slot.plugin.key, *call).await;
-                        drop(shard);
+                        let slot = &instance.slot;
+                        let response = (slot.around.calls)(slot.plugin.key.clone(), *call).await;
                         let _told = instance.call(|vm| vm.call_ended(token, kind, response));
                     });
                 }
@@ -368,7 +374,7 @@ impl Instance {
                         queues.push(queue);
                     }
                 }
-                Effect::Enqueued(_) => drop(self.slot.queues_changed.send_replace(())),
+                Effect::Enqueued(_) => self.slot.around.queues.send_replace(()),
             }
         }
     }
@@ -377,12 +383,12 @@ impl Instance {
     fn tell_of_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {
-            let mut waiting = self.slot.shared.waiting(queue);
+            let mut waiting = self.slot.around.shared.waiting(queue);
             while waiting > 0 {
                 if self.call(|vm| vm.queue_ready(queue)).is_err() {
                     return;
                 }
-                let left = self.slot.shared.waiting(queue);
+                let left = self.slot.around.shared.waiting(queue);
                 if left >= waiting {
                     break;
                 }

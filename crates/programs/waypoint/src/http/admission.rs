@@ -14,13 +14,13 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use ambit_jwt::{Authenticated, Claims};
-use ambit_l7::authz::{Connection, HttpDecision, Request, Scope};
+use ambit_l7::authz::{Asking, Connection, HttpDecision, Request, Scope};
 use ambit_model::{ArcStr, NamespacedHostname};
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{authorizer::is_still_admitted, send::Destination};
+use super::send::Destination;
 use crate::session::Session;
 
 /// A request that policies have admitted.
@@ -292,5 +292,14 @@ pub(super) fn facts<'a>(
         path,
         headers,
         claims: None,
+    }
+}
+
+/// Whether a provider that has admitted something is the only one that would be asked about it now.
+pub(crate) fn is_still_admitted(asking: &Asking, by: Option<&ArcStr>) -> bool {
+    match asking {
+        Asking::Nobody => true,
+        Asking::Denied(_) => false,
+        Asking::Provider(provider, _) => by == Some(&provider.name),
     }
 }

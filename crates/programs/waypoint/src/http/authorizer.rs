@@ -112,9 +112,8 @@ pub(super) async fn authorize(
             return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
         }
     }
-    let _ask = match session.shard.asks.begin() {
-        Some(ask) => ask,
-        None => return fail(session, &provider, asked, record, &AskError::TooMany),
+    let Some(_ask) = session.shard.asks.begin() else {
+        return fail(session, &provider, asked, record, &AskError::TooMany);
     };
     let asking = ask::of_request(session, &provider, (request, form, &asked.begun), passed);
     let answer = match timeout(provider.timeout, asking).await {
@@ -259,14 +258,5 @@ pub(crate) async fn authorize_connection(
             }
             Err(format!("provider {name} has not answered: {error}"))
         }
-    }
-}
-
-/// Whether a provider that has admitted something is the only one that would be asked about it now.
-pub(crate) fn is_still_admitted(asking: &Asking, by: Option<&ArcStr>) -> bool {
-    match asking {
-        Asking::Nobody => true,
-        Asking::Denied(_) => false,
-        Asking::Provider(provider, _) => by == Some(&provider.name),
     }
 }

@@ -1,6 +1,9 @@
 //! One request: brought into form, judged, routed, sent on; its answer on the way back.
 
-use std::sync::Arc;
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+};
 
 use ambit_jwt::Authenticated;
 use ambit_model::{AppProtocol, ExtensionPhase};
@@ -14,13 +17,14 @@ use tokio::time::Instant;
 
 use super::{
     admission::{Admission, Facts},
+    answer::Answer,
     authentication::authenticate,
     authorizer::{Asked, Authorized, authorize},
     body::Passing,
     extension::{Extended, Extension},
     fault,
     form::Form,
-    headers, mirror, outgoing,
+    mirror, outgoing,
     record::Record,
     reply::Reply,
     retrying::Again,
@@ -30,6 +34,7 @@ use super::{
 };
 use crate::{
     circle::Passed,
+    headers,
     message::{Body, Version},
     session::Session,
 };
@@ -74,14 +79,6 @@ pub(super) async fn respond(
     Response::from_parts(parts, body)
 }
 
-/// The body of an answer.
-pub(super) enum Answer {
-    /// Our own.
-    Own(Body),
-    /// The application's, as long as policies admit it, and until a deadline.
-    Passed(Incoming, Admission, Option<Instant>),
-}
-
 fn is_grpc<B>(request: &Request<B>) -> bool {
     let of = request.headers().get(CONTENT_TYPE);
     let rest = of.and_then(|of| of.as_bytes().strip_prefix(b"application/grpc"));
@@ -110,38 +107,11 @@ async fn answer(
         upgrade.ask(request.headers_mut());
     }
     record.pass_trace_on(request.headers_mut());
-    let context = (passed, is_grpc(&request));
-    let authorizing = authorize(session, &mut request, &mut form, record, context);
-    let mut authorized = match Box::pin(authorizing).await? {
-        Authorized::On(asked) => asked,
-        Authorized::Answered(response) => return Ok(response.map(Answer::Own)),
+    let admitting = admit(session, (&mut request, &mut form), passed, extended, record);
+    let (admission, mut authorized) = match admitting.await? {
+        Admitted::On(admission, authorized) => (admission, authorized),
+        Admitted::Answered(response) => return Ok(*response),
     };
-    if let Some(extended) = extended
-        && let Extension::Answered(response) = extended
-            .request(ExtensionPhase::Authn, &mut request, &mut form)
-            .await?
-    {
-        return Ok(response);
-    }
-    let proved = authenticate(session, &mut request, &mut form, record)?;
-    if let Some(extended) = extended
-        && let Extension::Answered(response) = extended
-            .request(ExtensionPhase::Authz, &mut request, &mut form)
-            .await?
-    {
-        return Ok(response);
-    }
-    let by = (&proved, &authorized);
-    let mut admission = judge(session, &request, &form, by, record)?;
-    if let Some(extended) = extended {
-        let last = ExtensionPhase::Unspecified;
-        match extended.request(last, &mut request, &mut form).await? {
-            Extension::Unchanged => {}
-            // What is judged is what is forwarded.
-            Extension::Seen => admission = judge(session, &request, &form, by, record)?,
-            Extension::Answered(response) => return Ok(response),
-        }
-    }
     let routed = route(session, &request, &form, record, crossing)?;
     let taken = match routed {
         Routed::On(taken) => taken,
@@ -184,28 +154,11 @@ async fn answer(
         again: taken.retry().map_or(Again::Safely, Again::ByRule),
     };
     let sending = send::send(session, destination, version, sending, sent_on);
-    let sending = async {
-        match deadline {
-            None => sending.await,
-            Some(at) => match tokio::time::timeout_at(at, sending).await {
-                Ok(sent) => sent,
-                Err(_) => Err(Failure::too_late("request_timeout")),
-            },
-        }
+    let sending = pin!(sending);
+    let sent = match first_answer(sending, deadline, extended.as_deref()).await {
+        First::Sent(sent) => sent,
+        First::Plugin(response) => return Ok(response),
     };
-    let sent = match extended {
-        None => sending.await,
-        Some(extended) => tokio::select! {
-            biased;
-            response = extended.answered() => return Ok(response),
-            sent = sending => sent,
-        },
-    };
-    if let (Err(_), Some(extended)) = (&sent, &extended)
-        && let Some(response) = extended.has_answered()
-    {
-        return Ok(response);
-    }
     let Sent {
         mut response,
         chosen,
@@ -240,6 +193,98 @@ async fn answer(
     authorized.change_answer(session, response.headers_mut());
     taken.change_answer(response.headers_mut());
     Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline)))
+}
+
+/// Who answers first.
+enum First {
+    /// The endpoint, or nobody.
+    Sent(Result<Sent, Failure>),
+    /// A plugin, while the request's body was on its way.
+    Plugin(Response<Answer>),
+}
+
+/// Sends a request, as long as its deadline and its plugins let it.
+async fn first_answer(
+    mut sending: Pin<&mut impl Future<Output = Result<Sent, Failure>>>,
+    deadline: Option<Instant>,
+    extended: Option<&Extended>,
+) -> First {
+    let sending = async {
+        match deadline {
+            None => sending.as_mut().await,
+            Some(at) => match tokio::time::timeout_at(at, sending.as_mut()).await {
+                Ok(sent) => sent,
+                Err(_) => Err(Failure::too_late("request_timeout")),
+            },
+        }
+    };
+    let Some(extended) = extended else {
+        return First::Sent(sending.await);
+    };
+    let sent = tokio::select! {
+        biased;
+        response = extended.answered() => return First::Plugin(response),
+        sent = sending => sent,
+    };
+    if sent.is_err()
+        && let Some(response) = extended.has_answered()
+    {
+        return First::Plugin(response);
+    }
+    First::Sent(sent)
+}
+
+/// What becomes of a request before it is routed.
+enum Admitted {
+    /// It goes on.
+    On(Admission, Asked),
+    /// A provider or a plugin answers it.
+    Answered(Box<Response<Answer>>),
+}
+
+/// Asks the provider of CUSTOM policies, verifies tokens, and judges what plugins and these have made of the request.
+async fn admit(
+    session: &Arc<Session>,
+    (request, form): (&mut Request<Incoming>, &mut Form),
+    passed: Passed,
+    extended: &mut Option<Box<Extended>>,
+    record: &mut Record,
+) -> Result<Admitted, Reply> {
+    let context = (passed, is_grpc(request));
+    let authorizing = authorize(session, request, form, record, context);
+    let asked = match Box::pin(authorizing).await? {
+        Authorized::On(asked) => asked,
+        Authorized::Answered(response) => {
+            return Ok(Admitted::Answered(Box::new(response.map(Answer::Own))));
+        }
+    };
+    if let Some(extended) = extended
+        && let Extension::Answered(response) = extended
+            .request(ExtensionPhase::Authn, request, form)
+            .await?
+    {
+        return Ok(Admitted::Answered(response));
+    }
+    let proved = authenticate(session, request, form, record)?;
+    if let Some(extended) = extended
+        && let Extension::Answered(response) = extended
+            .request(ExtensionPhase::Authz, request, form)
+            .await?
+    {
+        return Ok(Admitted::Answered(response));
+    }
+    let by = (&proved, &asked);
+    let mut admission = judge(session, request, form, by, record)?;
+    if let Some(extended) = extended {
+        let last = ExtensionPhase::Unspecified;
+        match extended.request(last, request, form).await? {
+            Extension::Unchanged => {}
+            // What is judged is what is forwarded.
+            Extension::Seen => admission = judge(session, request, form, by, record)?,
+            Extension::Answered(response) => return Ok(Admitted::Answered(response)),
+        }
+    }
+    Ok(Admitted::On(admission, asked))
 }
 
 fn judge(

@@ -22,11 +22,13 @@ use http::{
 use hyper::body::{Body as _, Incoming};
 use parking_lot::Mutex;
 
-use super::{exchange::Answer, form::Form, headers, record::Record, reply::Reply};
+use super::{answer::Answer, form::Form, record::Record, reply::Reply};
 use crate::{
     circle::Passed,
-    extensions::{Counts, Instance, OfRequest, Plugin, Signal},
+    extensions::{Counts, Instance, Plugin, Signal},
+    headers,
     message::{self, Body},
+    plugins::{self, OfRequest},
     session::Session,
 };
 
@@ -81,14 +83,15 @@ pub(super) enum Extension {
     /// A plugin saw it, and may have changed it.
     Seen,
     /// It is answered.
-    Answered(Response<Answer>),
+    Answered(Box<Response<Answer>>),
 }
 
 impl Extended {
     /// The plugins of a request; `None` if there are none.
     pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
         let chain = session.shard.waypoint.published.extensions()?;
-        let mut waiting = chain.of(&session.target);
+        let target = &session.target;
+        let mut waiting = chain.of(target.service_name(), target.address().port());
         waiting.reverse();
         (!waiting.is_empty()).then(|| {
             Box::new(Self {
@@ -112,7 +115,7 @@ impl Extended {
         while let Some(plugin) = self.waiting.pop_if(|next| next.told.phase <= upto) {
             match self.one(&plugin, request, form).await {
                 Ok(None) => seen = Extension::Seen,
-                Ok(Some(response)) => return Ok(Extension::Answered(response)),
+                Ok(Some(response)) => return Ok(Extension::Answered(Box::new(response))),
                 Err(Unable::Failed(why)) => refused_or_left_out(&plugin, &why)?,
                 Err(Unable::Refused(reply)) => return Err(reply),
             }
@@ -127,7 +130,7 @@ impl Extended {
         form: &mut Form,
     ) -> Result<Option<Response<Answer>>, Unable> {
         let shard = &self.session.shard;
-        let instance = shard.extensions.instance(shard, plugin).await;
+        let instance = plugins::instance(shard, plugin).await;
         let instance = instance.map_err(Unable::Failed)?;
         let facts = Arc::new(OfRequest::new(&self.session, request.version()));
         let (id, signal) = instance.open(facts)?;

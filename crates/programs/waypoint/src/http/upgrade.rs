@@ -23,8 +23,9 @@ use hyper_util::rt::TokioIo;
 use rand::Rng as _;
 use tokio::io::AsyncWriteExt as _;
 
-use super::{admission::Admission, headers, reply::Reply};
+use super::{admission::Admission, reply::Reply};
 use crate::{
+    headers,
     message::{self, Body, Version},
     session::Session,
 };

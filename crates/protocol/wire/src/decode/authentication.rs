@@ -6,7 +6,7 @@ use prost::Message;
 
 use super::{
     DecodeError, Refusal,
-    waypoint::{all, hostname, optional, policy_part, whole},
+    parts::{all, hostname, optional, policy_part, whole},
 };
 use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTAUTHENTICATION, workload};
 

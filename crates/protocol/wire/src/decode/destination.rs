@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 use ambit_model as model;
 
 use super::{
-    DecodeError, known, port,
-    waypoint::{all, hostname, optional, whole},
+    DecodeError, known,
+    parts::{all, hostname, optional, whole},
+    port,
 };
 use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTDESTINATION};
 

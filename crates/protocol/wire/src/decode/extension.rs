@@ -5,8 +5,9 @@ use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
-    DecodeError, Refusal, known, port,
-    waypoint::{all, hostname, optional, policy_part, whole},
+    DecodeError, Refusal, known,
+    parts::{all, hostname, optional, policy_part, whole},
+    port,
 };
 use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTEXTENSION, workload};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ambit_model as model;
 
-use super::{DecodeError, Refusal, policy::texts, port, waypoint::hostname};
+use super::{DecodeError, Refusal, parts::hostname, policy::texts, port};
 use crate::ambit as wire;
 
 pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, DecodeError> {

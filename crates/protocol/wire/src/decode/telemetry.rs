@@ -5,8 +5,9 @@ use std::time::Duration;
 use ambit_model as model;
 
 use super::{
-    DecodeError, known, port,
-    waypoint::{hostname, optional, whole},
+    DecodeError, known,
+    parts::{hostname, optional, whole},
+    port,
 };
 use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTTELEMETRY};
 

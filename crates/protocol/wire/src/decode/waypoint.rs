@@ -10,13 +10,14 @@ use prost::Message;
 
 use super::{
     DecodeError, Refusal, known,
+    parts::{all, hostname, optional, policy_part, whole},
     policy::{accounts, nets, ports, texts},
     port, prefix,
     provider::provider,
 };
 use crate::{
     ambit as wire, security,
-    unknown::{self, AMBIT_V1_WAYPOINTGATEWAY, AMBIT_V1_WAYPOINTPOLICY, AMBIT_V1_WAYPOINTSERVICE},
+    unknown::{AMBIT_V1_WAYPOINTGATEWAY, AMBIT_V1_WAYPOINTPOLICY, AMBIT_V1_WAYPOINTSERVICE},
     workload,
 };
 
@@ -92,11 +93,6 @@ pub fn waypoint_policy(name: &str, bytes: &[u8]) -> Result<model::HttpPolicy, Ht
     })
 }
 
-/// What follows the gateway in a record's name.
-pub(super) fn policy_part(name: &str) -> &str {
-    name.splitn(3, '/').nth(2).unwrap_or(name)
-}
-
 /// Where a policy applies, and whether it is a dry run.
 #[derive(Message)]
 struct Outline {
@@ -125,51 +121,6 @@ fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPo
         not_understood: Some(why),
         provider: None,
     }
-}
-
-pub(super) fn whole<M: Message + Default>(
-    field: &'static str,
-    schema: &'static unknown::Message,
-    bytes: &[u8],
-) -> Result<M, DecodeError> {
-    let malformed = |source| DecodeError::new(field, Refusal::Malformed(source));
-    let message = M::decode(bytes).map_err(malformed)?;
-    let mut unknown = None;
-    schema
-        .unknown_fields(bytes, &mut |field| {
-            unknown.get_or_insert(field);
-        })
-        .map_err(malformed)?;
-    match unknown {
-        Some(field) => Err(DecodeError::new(
-            field.message,
-            Refusal::UnknownField(field.number),
-        )),
-        None => Ok(message),
-    }
-}
-
-pub(super) fn all<W, M>(
-    from: Vec<W>,
-    one: impl Fn(W) -> Result<M, DecodeError>,
-) -> Result<Vec<M>, DecodeError> {
-    from.into_iter().map(one).collect()
-}
-
-pub(super) fn hostname(
-    field: &'static str,
-    name: Option<workload::NamespacedHostname>,
-) -> Result<model::NamespacedHostname, DecodeError> {
-    let name = name.filter(|name| !name.hostname.is_empty());
-    let name = name.ok_or_else(|| DecodeError::missing(field))?;
-    Ok(model::NamespacedHostname::new(
-        name.namespace,
-        name.hostname,
-    ))
-}
-
-pub(super) fn optional(text: String) -> Option<model::ArcStr> {
-    (!text.is_empty()).then(|| text.into())
 }
 
 // === routes ===

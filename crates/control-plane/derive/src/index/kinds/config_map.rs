@@ -68,6 +68,12 @@ impl MeshKind for ConfigMap {
     }
 }
 
+/// What is wrong with a field of the MeshConfig.
+fn error(at: &str, message: impl Into<String>) -> FieldError {
+    let dot = if at.is_empty() { "" } else { "." };
+    FieldError::new(format!("data.{KEY}{dot}{at}"), message)
+}
+
 impl Index {
     /// The object that the mesh's settings are in.
     pub(crate) fn settings_key(&self) -> ObjectKey {

@@ -269,15 +269,6 @@ fn judge((name, is_good): &(String, bool)) -> Part {
     }
 }
 
-/// The Gateways of a class.
-pub(in crate::index) fn of_class(index: &Index, class: &ArcStr) -> Vec<GatewayName> {
-    let gateways = index
-        .all_objects()
-        .flat_map(|(_, objects)| objects.all::<Gateway>().values());
-    let of_class = gateways.filter(|gateway| gateway.class == *class);
-    of_class.map(|gateway| gateway.name.clone()).collect()
-}
-
 /// What a Gateway or its class says that it serves.
 pub(super) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError> {
     let Some(value) = all.and_then(|all| all.get(labels::WAYPOINT_FOR)) else {

@@ -14,7 +14,6 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{Gateway, Kind, ObjectKey, Service, ServiceEntry, Telemetry, created};
 use ambit_model::{GatewayName, WaypointTelemetry};
 
-use super::gateway as gateways;
 use crate::{
     MeshConfig, PodDirectory,
     condition::{ConditionType, Standing, TELEMETRY_USED, Verdict},
@@ -22,6 +21,7 @@ use crate::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read},
         names,
+        targets::{Targets, references},
     },
     problem::{FieldError, Note},
 };
@@ -53,10 +53,13 @@ impl MeshKind for Telemetry {
         let spec = &self.spec;
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
         let name = self.metadata.name.as_deref().unwrap_or_default();
+        let key = ObjectKey::new(Kind::Telemetry, namespace, name);
+        let references = references(spec.target_ref.as_ref(), &spec.target_refs);
+        let Targets(targets) = Targets::read(references, &key.namespace, config)?;
         let input = TelemetryInput {
-            key: ObjectKey::new(Kind::Telemetry, namespace, name),
+            key,
             created: created(&self.metadata),
-            targets: read::targets(self, namespace, config)?,
+            targets,
             tracing: read::tracing(&spec.tracing, &mut notes)?,
             logs: read::logs(&spec.access_logging, &mut notes)?,
             metrics: read::metrics(&spec.metrics, &mut notes)?,
@@ -233,7 +236,7 @@ fn is_for(index: &Index, target: &ObjectKey, host: &str) -> bool {
 fn is_gateway(index: &Index, target: &ObjectKey, gateway: &GatewayName) -> bool {
     match target.kind {
         Kind::Gateway => target.namespace == gateway.namespace && target.name == gateway.name,
-        Kind::GatewayClass => gateways::of_class(index, &target.name).contains(gateway),
+        Kind::GatewayClass => index.gateways_of_class(&target.name).contains(gateway),
         _ => false,
     }
 }

@@ -17,10 +17,11 @@ use http::{
 use http_body_util::{BodyExt as _, Collected, Limited};
 use hyper::body::{Body as _, Incoming};
 
-use super::super::{form::Form, front::Begun, headers, record::protocol};
+use super::super::{form::Form, front::Begun, record::protocol};
 use crate::{
     calls::{self, CallError, Callee},
     circle::Passed,
+    headers,
     message::{self, Version},
     session::Session,
 };

@@ -3,7 +3,7 @@
 use ambit_wire::ext_authz::{HeaderChange, HeaderOption};
 use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 
-use super::super::headers::may_be_changed;
+use crate::headers::may_be_changed;
 
 /// Most of a request's headers with those of a provider, in lines and in bytes.
 const MOST_LINES: usize = 200;

@@ -8,9 +8,9 @@ use ambit_model::{
     ArcStr, HttpProvider, Provider, ProviderBody, ProviderProtocol, StringMatch, is_reserved_header,
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::providers::{ExtensionProvider, error};
+use super::error;
 use crate::{
     index::{Index, kinds::destination_rule::duration},
     problem::{FieldError, Note},
@@ -81,24 +81,26 @@ const OF_HTTP: [&str; 7] = [
     "headersToDownstreamOnDeny",
 ];
 
+/// Reads what stands in the field of the kind, at `at`.
 pub(super) fn read(
-    from: &ExtensionProvider,
+    name: &ArcStr,
+    kind: &str,
+    settings: &Map<String, Value>,
     at: &str,
     notes: &mut Vec<Note>,
 ) -> Result<Authorizer, FieldError> {
-    let at = format!("{at}.{}", from.kind);
     let field = |name: &str| format!("{at}.{name}");
-    let is_http = from.kind == HTTP;
-    for name in from.settings.keys() {
+    let is_http = kind == HTTP;
+    for name in settings.keys() {
         let known = COMMON.contains(&name.as_str()) || is_http && OF_HTTP.contains(&name.as_str());
         if !known {
             let message = "is not a field of such a provider";
             return Err(error(&field(name), message));
         }
     }
-    let given = Given::deserialize(Value::Object(from.settings.clone()));
-    let given = given.map_err(|cause| error(&at, cause.to_string()))?;
-    if from.settings.get("clearRouteCache") == Some(&Value::Bool(false)) {
+    let given = Given::deserialize(Value::Object(settings.clone()));
+    let given = given.map_err(|cause| error(at, cause.to_string()))?;
+    if settings.get("clearRouteCache") == Some(&Value::Bool(false)) {
         notes.push(error(
             &field("clearRouteCache"),
             "has no effect: routes are chosen after the provider has answered",
@@ -172,7 +174,7 @@ pub(super) fn read(
         service: given.service,
         port,
         provider: Provider {
-            name: from.name.clone(),
+            name: name.clone(),
             place: Err(ArcStr::new()),
             timeout: timeout.unwrap_or(TIMEOUT),
             status_on_error,

@@ -6,7 +6,7 @@ use ambit_model::ArcStr;
 use serde_json::{Map, Value};
 
 use super::{
-    callee,
+    callee, error,
     ext_authz::{self, Authorizer},
 };
 use crate::problem::{FieldError, Note};
@@ -32,6 +32,9 @@ const UNSUPPORTED: [&str; 9] = [
     "envoyTcpAls",
     "sds",
 ];
+
+/// The field of MeshConfig that lists them.
+pub(super) const FIELD: &str = "extensionProviders";
 
 /// One provider.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,13 +66,20 @@ pub(super) fn read(
     let list = match of {
         None | Some(Value::Null) => return Ok(providers),
         Some(Value::Array(list)) => list,
-        Some(_) => return Err(error("", "is not a list")),
+        Some(_) => return Err(error(FIELD, "is not a list")),
     };
     for (index, entry) in list.iter().enumerate() {
-        let at = format!("[{index}]");
+        let at = format!("{FIELD}[{index}]");
         let mut provider = one(entry, &at, notes)?;
         if SUPPORTED.contains(&provider.kind.as_str()) {
-            provider.authorizer = Some(ext_authz::read(&provider, &at, notes)?);
+            let at = format!("{at}.{}", provider.kind);
+            let ExtensionProvider {
+                name,
+                kind,
+                settings,
+                ..
+            } = &provider;
+            provider.authorizer = Some(ext_authz::read(name, kind, settings, &at, notes)?);
         }
         if providers.contains_key(&provider.name) {
             let message = format!("there is another provider with the name {}", provider.name);
@@ -122,8 +132,4 @@ fn one(entry: &Value, at: &str, notes: &mut Vec<Note>) -> Result<ExtensionProvid
         settings,
         authorizer: None,
     })
-}
-
-pub(super) fn error(at: &str, message: impl Into<String>) -> FieldError {
-    FieldError::new(format!("data.mesh.extensionProviders{at}"), message)
 }

@@ -6,6 +6,7 @@ use ambit_model::{ArcStr, PathNormalization};
 use serde_json::{Map, Value};
 
 use super::{
+    error,
     providers::{self, ExtensionProvider},
     telemetry::{self, MeshTelemetry},
 };
@@ -93,13 +94,13 @@ pub(super) fn read(
         serde_saphyr::from_str(text).map_err(|cause| error("", format!("is no YAML: {cause}")))?;
     let all = map("", value.as_ref())?;
     let mut settings = MeshSettings {
-        providers: providers::read(all.get("extensionProviders"), notes)?,
+        providers: providers::read(all.get(providers::FIELD), notes)?,
         telemetry: telemetry::read(all, notes)?,
         ..MeshSettings::default()
     };
     for (name, value) in all {
         match name.as_str() {
-            "extensionProviders" => {}
+            providers::FIELD => {}
             known if telemetry::FIELDS.contains(&known) => {}
             _ if value.is_null() => {}
             "trustDomain" => same(name, value, &config.trust_domain, "every identity has it")?,
@@ -231,9 +232,4 @@ fn rest(at: &str, all: &Map<String, Value>, read: &[&str], notes: &mut Vec<Note>
             "has no effect: node proxies and waypoints have no such setting",
         ));
     }
-}
-
-pub(super) fn error(at: &str, message: impl Into<String>) -> FieldError {
-    let dot = if at.is_empty() { "" } else { "." };
-    FieldError::new(format!("data.mesh{dot}{at}"), message)
 }

@@ -4,7 +4,7 @@ use ambit_model::{ArcStr, TelemetryFormat};
 use ambit_observation::{Format, ISTIO_JSON};
 use serde_json::{Map, Value};
 
-use super::settings::error;
+use super::error;
 use crate::problem::{FieldError, Note};
 
 /// What is read here of the fields of MeshConfig.

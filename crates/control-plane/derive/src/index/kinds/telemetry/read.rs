@@ -1,19 +1,13 @@
 //! What stands in a Telemetry, checked: expressions and formats are read as waypoints read them.
 
-use ambit_k8s_api::{
-    Kind, ObjectKey, Telemetry, gateway,
-    telemetry::{AccessLogging, CustomTag, Metrics, MetricsOverride, ProviderRef, Tracing},
+use ambit_k8s_api::telemetry::{
+    AccessLogging, CustomTag, Metrics, MetricsOverride, ProviderRef, Tracing,
 };
 use ambit_model::{ArcStr, TelemetryFamily, TelemetryTag, TelemetryTagValue};
 use ambit_observation::{Expression, Format};
 
-use crate::{
-    MeshConfig,
-    problem::{FieldError, Note},
-};
+use crate::problem::{FieldError, Note};
 
-/// Most targets of one object.
-const MAX_TARGETS: usize = 16;
 /// Most tags, and most labels of a metric that are changed.
 const MAX_TAGS: usize = 64;
 
@@ -51,63 +45,6 @@ pub(crate) struct Override {
     pub(crate) disabled: Option<bool>,
     /// Without a value the label is left out.
     pub(crate) labels: Vec<(ArcStr, Option<ArcStr>)>,
-}
-
-/// The objects that it is attached to.
-pub(super) fn targets(
-    of: &Telemetry,
-    namespace: &str,
-    config: &MeshConfig,
-) -> Result<Vec<ObjectKey>, FieldError> {
-    let one = of
-        .spec
-        .target_ref
-        .iter()
-        .map(|one| ("spec.targetRef".to_owned(), one));
-    let several = of.spec.target_refs.iter().enumerate();
-    let several = several.map(|(at, one)| (format!("spec.targetRefs[{at}]"), one));
-    let mut targets = Vec::new();
-    for (field, reference) in one.chain(several) {
-        let error = |message: String| FieldError::new(field.clone(), message);
-        if reference
-            .namespace
-            .as_deref()
-            .is_some_and(|other| !other.is_empty() && other != namespace)
-        {
-            return Err(error(format!("is of another namespace than {namespace}")));
-        }
-        let kind = match (reference.group.as_str(), reference.kind.as_str()) {
-            ("" | "core", "Service") => Kind::Service,
-            ("networking.istio.io", "ServiceEntry") => Kind::ServiceEntry,
-            (gateway::GROUP, "Gateway") => Kind::Gateway,
-            (gateway::GROUP, "GatewayClass") if namespace == config.root_namespace => {
-                Kind::GatewayClass
-            }
-            (gateway::GROUP, "GatewayClass") => {
-                let root = &config.root_namespace;
-                return Err(error(format!(
-                    "a GatewayClass can be named in {root} alone"
-                )));
-            }
-            (group, kind) => {
-                let message = format!(
-                    "{kind:?} of the group {group:?} is none of Service, ServiceEntry, Gateway and GatewayClass"
-                );
-                return Err(error(message));
-            }
-        };
-        let namespace = if kind == Kind::GatewayClass {
-            ""
-        } else {
-            namespace
-        };
-        targets.push(ObjectKey::new(kind, namespace, reference.name.as_str()));
-    }
-    if targets.len() > MAX_TARGETS {
-        let message = format!("{} targets; at most {MAX_TARGETS}", targets.len());
-        return Err(FieldError::new("spec.targetRefs", message));
-    }
-    Ok(targets)
 }
 
 fn providers(of: &[ProviderRef]) -> Vec<ArcStr> {

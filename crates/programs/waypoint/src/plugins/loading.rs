@@ -5,8 +5,11 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use ambit_rt::AbortOnDrop;
 use ambit_wasm::{Engine, Module};
 
-use super::{Fetcher, Plugin, State};
-use crate::published::Published;
+use super::Fetcher;
+use crate::{
+    extensions::{Plugin, State},
+    published::Published,
+};
 
 /// How long after a failure a module is fetched again, at first and at most; twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

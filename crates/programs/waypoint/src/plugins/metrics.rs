@@ -13,8 +13,10 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
-use super::{Counts, Plugin, State};
-use crate::published::Published;
+use crate::{
+    extensions::{Counts, Plugin, State},
+    published::Published,
+};
 
 /// See the module.
 #[derive(Debug)]

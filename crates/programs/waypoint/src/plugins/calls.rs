@@ -14,7 +14,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use crate::{
     calls::{self, CallError, Callee},
     circle::Passed,
-    http::headers,
+    headers,
     message::{Body, Version},
     waypoint::Shard,
 };

@@ -1,0 +1,12 @@
+//! How a lab tells the user's command, which waits at the other end of its standard output, that it is up.
+
+use std::{fs::File, io, os::fd::AsFd};
+
+/// The supervisor's line once it accepts requests.
+pub(crate) const READY: &str = "ready";
+
+/// Closes the pipe to the user's command, which waits for its end when the lab fails.
+pub(crate) fn hand_over_stdout() -> io::Result<()> {
+    let null = File::options().write(true).open("/dev/null")?;
+    Ok(rustix::stdio::dup2_stdout(null.as_fd())?)
+}

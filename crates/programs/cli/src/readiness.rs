@@ -1,0 +1,72 @@
+//! A lab comes up: started, its pods ready, its node proxies told of them.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use ambit_lab::{Client, Options, PodStatus, Status, base_directory};
+
+use crate::{
+    CliError, ErrorKind,
+    dump::{Dump, WorkloadEntry, or},
+    source::Source,
+};
+
+pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
+    let state = ambit_lab::launch(&base_directory(), options).map_err(|error| {
+        let failed = CliError::new(ErrorKind::Failed, error.to_string());
+        match std::error::Error::source(&error) {
+            Some(source) => failed.because(source.to_string()),
+            None => failed,
+        }
+    })?;
+    Ok(Client::new(state))
+}
+
+/// Every pod runs and is ready, or has done its work.
+pub(crate) fn all_ready(status: &Status) -> bool {
+    status
+        .pods
+        .iter()
+        .all(|pod| pod.ready || pod.phase == "Succeeded")
+}
+
+/// Waits until every node proxy knows every pod of `status` as it is: healthy, captured or not.
+pub(crate) fn wait_for_proxies(
+    client: &Client,
+    lab: &str,
+    status: &Status,
+    timeout: Duration,
+) -> Result<bool, CliError> {
+    if !status.mesh {
+        return Ok(true);
+    }
+    let deadline = Instant::now() + timeout;
+    loop {
+        let mut known = true;
+        for node in &status.nodes {
+            // A proxy that is just starting does not answer yet.
+            let dump = Source::node(lab, &node.name).dump();
+            known &= dump.is_ok_and(|dump| status.pods.iter().all(|pod| is_known(&dump, pod)));
+        }
+        if known {
+            return Ok(true);
+        }
+        if Instant::now() > deadline || client.status().is_err() {
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn is_known(dump: &Dump, pod: &PodStatus) -> bool {
+    let same = |workload: &&WorkloadEntry| {
+        workload.namespace == pod.namespace && workload.name == pod.name
+    };
+    dump.workloads.known().find(same).is_some_and(|workload| {
+        let healthy = or(&workload.status, "Healthy") == "Healthy";
+        let hbone = workload.protocol == "HBONE";
+        healthy == pod.ready && hbone == pod.captured
+    }) || !pod.ready
+}

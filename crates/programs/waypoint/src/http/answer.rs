@@ -1,0 +1,15 @@
+//! The answer of an exchange, before its body is on its way.
+
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::admission::Admission;
+use crate::message::Body;
+
+/// The body of an answer.
+pub(super) enum Answer {
+    /// Our own.
+    Own(Body),
+    /// The application's, as long as policies admit it, and until a deadline.
+    Passed(Incoming, Admission, Option<Instant>),
+}

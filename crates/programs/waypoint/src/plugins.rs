@@ -1,0 +1,65 @@
+//! What plugins need of the waypoint: their modules, fetched and compiled; what they may ask of a request; the calls that
+//! they make; and what they count.
+
+mod calls;
+mod facts;
+mod fetch;
+mod loading;
+mod metrics;
+
+use std::sync::Arc;
+
+use ambit_wasm::{Call, CallResponse};
+
+use crate::{
+    extensions::{Around, Instance, Plugin},
+    waypoint::Shard,
+};
+
+pub(crate) use facts::OfRequest;
+pub(crate) use fetch::Fetcher;
+pub(crate) use loading::load;
+pub(crate) use metrics::PluginMetrics;
+
+/// The instance of a plugin on a worker, if there is one, or is one soon.
+///
+/// # Errors
+/// With the reason, when there is none.
+pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result<Instance, String> {
+    shard.extensions.instance(|| around(shard), plugin).await
+}
+
+/// Has the plugins of a worker at hand before requests need them.
+pub(crate) async fn follow(shard: Arc<Shard>) {
+    let around = around(&shard);
+    let mut changes = shard.waypoint.published.watch();
+    loop {
+        changes.mark_unchanged();
+        let chain = shard.waypoint.published.extensions();
+        shard.extensions.follow(&around, chain.as_deref());
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn around(shard: &Arc<Shard>) -> Around {
+    // The shard holds the instances, and not the other way.
+    let weak = Arc::downgrade(shard);
+    let calls = move |plugin: String, call: Call| {
+        let shard = weak.upgrade();
+        let response: std::pin::Pin<Box<dyn Future<Output = CallResponse> + Send>> =
+            Box::pin(async move {
+                match shard {
+                    Some(shard) => calls::make(&shard, &plugin, call).await,
+                    None => CallResponse::default(),
+                }
+            });
+        response
+    };
+    Around {
+        shared: shard.waypoint.shared_data.clone(),
+        queues: shard.waypoint.queues.clone(),
+        calls: Arc::new(calls),
+    }
+}

@@ -143,7 +143,6 @@ impl Record {
     /// The waypoint answers itself.
     pub(super) fn replied(&mut self, reply: &Reply) {
         self.flags = self.flags | reply.flags;
-        self.flags = reply.flags;
         if let Some(details) = reply.details {
             self.details = Some(details.to_owned());
         }

@@ -37,7 +37,6 @@ impl Published {
             waypoint_services,
             waypoint_policies,
             waypoint_destinations,
-
             waypoint_authentications,
             waypoint_telemetry,
             waypoint_extensions,

@@ -88,7 +88,6 @@ impl Reply {
             status,
             text,
             flags,
-
             grpc_status,
             challenge,
             ..

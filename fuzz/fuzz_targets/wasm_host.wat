@@ -49,7 +49,7 @@
       (drop (call $set_property (local.get $a) (local.get $b) (local.get $c) (local.get $d))) (return))
       (drop (call $answer (local.get $a) (local.get $b) (local.get $c) (local.get $d) (local.get $e)
         (call $number (i32.const 5)) (call $number (i32.const 6)) (call $number (i32.const 7)))) (return))
-    (drop (call $share (local.get $a) (local.get $b) (local.get $c) (local.get $d) (local.get $e)))
+      (drop (call $share (local.get $a) (local.get $b) (local.get $c) (local.get $d) (local.get $e))) (return))
     (drop (call $metric (local.get $a) (local.get $b) (local.get $c) (local.get $d))))
   (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (call $one) (i32.const 0))
   (func (export "proxy_on_request_body") (param i32 i32 i32) (result i32) (call $one) (i32.const 0))

@@ -90,8 +90,8 @@ fn an_entry_diverts_nothing_of_other_namespaces() {
     let pod = mesh.ip("shop/server").to_string();
     let own = mesh.ip("legacy/server").to_string();
     let by_name = "http://server.shop/";
-    let service = mesh.get("shop/client", by_name);
-    service.ok();
+    // Pods are ready before all proxies have heard of all services.
+    mesh.until_get("shop/client", by_name, true);
     let tool = binary("ambit");
     let resolve = [tool.to_str().unwrap(), "lab-tool", "resolve", "server.shop"];
     let output = mesh.run("shop/client", &resolve);

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ambit_codec::{ORIGINAL_PEER_HEADER, TraceParent};
 use ambit_model::Identity;
+use ambit_observation::trace::request_id;
 use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
@@ -119,7 +120,7 @@ pub(crate) fn add_forwarding(headers: &mut HeaderMap, caller: IpAddr) {
         .or_insert(HeaderValue::from_static("http"));
     let mut rng = rand::rng();
     if !headers.contains_key(X_REQUEST_ID)
-        && let Ok(id) = HeaderValue::from_str(&uuid(rng.random()))
+        && let Ok(id) = HeaderValue::from_str(&request_id(rng.random()))
     {
         headers.insert(X_REQUEST_ID, id);
     }
@@ -141,21 +142,6 @@ pub(crate) fn add_client_identity(
     if let Ok(value) = HeaderValue::from_str(&format!("By={waypoint};URI={client}")) {
         headers.insert(CLIENT_CERT, value);
     }
-}
-
-/// A random UUID (RFC 9562, version 4).
-fn uuid(random: u128) -> String {
-    let bits = random & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
-    let hex = format!("{bits:032x}");
-    let part = |from, to| hex.get(from..to).unwrap_or_default();
-    format!(
-        "{}-{}-{}-{}-{}",
-        part(0, 8),
-        part(8, 12),
-        part(12, 16),
-        part(16, 20),
-        part(20, 32)
-    )
 }
 
 #[cfg(test)]
@@ -217,8 +203,11 @@ mod tests {
 
     #[test]
     fn a_uuid_is_of_version_four() {
-        assert_eq!(uuid(u128::MAX), "ffffffff-ffff-4fff-bfff-ffffffffffff");
-        assert_eq!(uuid(0), "00000000-0000-4000-8000-000000000000");
+        assert_eq!(
+            request_id(u128::MAX),
+            "ffffffff-ffff-4fff-bfff-ffffffffffff"
+        );
+        assert_eq!(request_id(0), "00000000-0000-4000-8000-000000000000");
     }
 
     #[test]

@@ -146,21 +146,9 @@ impl TryFrom<wire::Address> for AddressRecord {
 /// Decodes an `istio.security.Authorization` in full: one with a field that this build does not know is
 /// refused.
 pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
-    let malformed = |source| DecodeError::new("authorization", Refusal::Malformed(source));
-    let policy = crate::security::Authorization::decode(bytes).map_err(malformed)?;
-    let mut unknown = None;
-    ISTIO_SECURITY_AUTHORIZATION
-        .unknown_fields(bytes, &mut |field| {
-            unknown.get_or_insert(field);
-        })
-        .map_err(malformed)?;
-    match unknown {
-        Some(field) => Err(DecodeError::new(
-            field.message,
-            Refusal::UnknownField(field.number),
-        )),
-        None => policy.try_into(),
-    }
+    let policy: crate::security::Authorization =
+        parts::whole("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
+    policy.try_into()
 }
 
 // === parts shared by several records ===

@@ -138,6 +138,7 @@ impl Files {
             internal("requests", "requests"),
             backends(8080),
             backends(8081),
+            backends(8082),
             self.hbone(backend),
         ];
         clusters.extend(collector.map(|address| {
@@ -168,14 +169,6 @@ impl Files {
             "static_resources": {
                 "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081),
                     to_tunnel(backend, 8082), ready],
-                "clusters": [
-                    internal("requests", "requests"),
-                    backends(8080),
-                    backends(8081),
-                    backends(8082),
-                    self.hbone(backend),
-                ],
-                "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081), ready],
                 "clusters": clusters,
             },
         })

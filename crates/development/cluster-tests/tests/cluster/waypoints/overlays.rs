@@ -35,6 +35,15 @@ fn an_autoscaler_of_the_parameters_decides_how_many_pods_a_waypoint_has() {
     for url in &covered.urls {
         covered.until_through(&space, url);
     }
+    let scaled = "--field-selector=reason=ScalingReplicaSet";
+    let events = waypoint.kubectl(&[
+        "get",
+        "events",
+        scaled,
+        "--output=jsonpath={.items[*].message}",
+    ]);
+    assert!(events.contains("Scaled up"), "{events}");
+    assert!(!events.contains("Scaled down"), "{events}");
 
     waypoint.patch(&json!({"spec": {"infrastructure": {"parametersRef": null}}}));
     waypoint.ready(2);

@@ -3,22 +3,13 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Mesh, until, until_through, with_waypoint};
+use ambit_system_tests::{Mesh, idle_pod, until, until_through, with_waypoint};
 
 const BANK: &str = "
 ---
 apiVersion: v1
 kind: Namespace
 metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: client, namespace: bank, labels: {app: client}}
-spec:
-  nodeName: node-1
-  serviceAccountName: client
-  containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
 ---
 apiVersion: v1
 kind: Pod
@@ -120,7 +111,8 @@ spec:
 /// A mesh in which requests to the service `server` go through a waypoint, those of another namespace too; and the
 /// service's address.
 fn with_bank() -> (Mesh, SocketAddr) {
-    let (mesh, waypoint) = with_waypoint(BANK);
+    let client = idle_pod("bank/client", "node-1", "app: client");
+    let (mesh, waypoint) = with_waypoint(&format!("{BANK}{client}"));
     until_through(&mesh, &waypoint, "bank/client", "http://server.shop/");
     let address = mesh.service("server.shop.svc", 80);
     (mesh, address)

@@ -28,6 +28,7 @@ use tokio::{
 };
 use tonic::Request;
 
+pub(super) use self::configuration::{cluster_of, socket};
 use super::Work;
 
 /// The file of routes.
@@ -62,10 +63,10 @@ impl Files {
         &self,
         work: Work,
         backend: &str,
-        collector: Option<&str>,
+        callee: Option<&str>,
     ) -> Result<()> {
         self.route(work, None)?;
-        let configuration = self.configuration(work, backend, collector);
+        let configuration = self.configuration(work, backend, callee)?;
         self.replace("envoy.json", &configuration.to_string())
     }
 

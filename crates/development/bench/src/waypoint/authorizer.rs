@@ -107,10 +107,7 @@ async fn connection(stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-async fn allow(
-    request: Request<h2::RecvStream>,
-    mut answer: SendResponse<Bytes>,
-) -> Result<()> {
+async fn allow(request: Request<h2::RecvStream>, mut answer: SendResponse<Bytes>) -> Result<()> {
     let mut body = request.into_body();
     while let Some(data) = body.data().await {
         let length = data?.len();

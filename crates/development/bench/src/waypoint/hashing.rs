@@ -142,7 +142,10 @@ pub(super) fn cluster() -> Value {
     let mut cluster = cluster_of(HOST, &addresses);
     if let Some(fields) = cluster.as_object_mut() {
         fields.insert("lb_policy".into(), "RING_HASH".into());
-        fields.insert("ring_hash_lb_config".into(), json!({"minimum_ring_size": 1024}));
+        fields.insert(
+            "ring_hash_lb_config".into(),
+            json!({"minimum_ring_size": 1024}),
+        );
     }
     cluster
 }

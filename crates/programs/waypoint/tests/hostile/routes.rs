@@ -1,14 +1,17 @@
 //! Requests whose target or host can be read in several ways, with routes in place: what policies judged is what is sent.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use ambit_model::{
-    DestinationSubset, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition,
-    HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect, HttpRewrite,
-    HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpValue, HttpValueMatch,
+    DestinationPolicy, DestinationSubset, HeaderChanges, HttpAction, HttpAttribute, HttpBackend,
+    HttpCondition, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect,
+    HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpValue, HttpValueMatch,
     NamespacedHostname, PathChange, PathPattern, PolicyKey, RouteName, StreamBackend, StreamRoute,
     StringMatch, WaypointDestination, WaypointService,
 };
@@ -481,8 +484,9 @@ async fn a_subset_of_another_service_is_not_past_that_ones_policies() {
     };
     let destination = WaypointDestination {
         service: service("back"),
+        policy: DestinationPolicy::default(),
+        ports: BTreeMap::new(),
         subsets: [("v1".into(), subset)].into(),
-        ..WaypointDestination::default()
     };
     let update = WaypointUpdate::Destination(record("back"), Box::new(destination));
     scene.world.publish(update);

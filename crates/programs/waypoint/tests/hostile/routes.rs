@@ -219,6 +219,7 @@ const SPELLINGS: &[(&str, &str, &str)] = &[
     ("/%6fld/%61%2fb", "web", "back /new/a%2Fb other.example"),
     ("http://web/old/a", "WEB", "back /new/a other.example"),
     ("/old//a", "web", "back /new//a other.example"),
+    ("/full/a?b", "web", "web /whole/a?b web"),
     ("/old;a/b", "web", "web /old;a/b web"),
     ("/OLD/a", "web", "web /OLD/a web"),
     ("/older", "web", "web /older web"),
@@ -280,6 +281,7 @@ async fn no_spelling_is_judged_as_one_thing_and_sent_as_another() {
         )],
         ..HttpRouteMatch::default()
     };
+    let full = rewrite(None, PathChange::Full("/all/../whole/%61".into()));
     let old = rewrite(Some("other.example"), PathChange::Prefix("/new".into()));
     scene.follow(
         "web",
@@ -288,6 +290,7 @@ async fn no_spelling_is_judged_as_one_thing_and_sent_as_another() {
             vec![
                 rule(prefix("/old"), vec![old], to("back")),
                 rule(prefix("/gone"), vec![away], to("gone")),
+                rule(prefix("/full"), vec![full], to("web")),
                 rule(canary, Vec::new(), to("back")),
                 rule(prefix("/"), Vec::new(), to("web")),
             ],

@@ -60,7 +60,7 @@ impl Overlay<'_> {
         if may_go && merge::deletes(overlay) {
             return Ok(None);
         }
-        if !std::path::Path::new("/tmp/reds11/breaks/P3").exists() { permitted::check(self.part, overlay, base)?; }
+        permitted::check(self.part, overlay, base)?;
         let mut object = over.unwrap_or_else(|| base.clone());
         merge(&mut object, overlay)?;
         if self.part == Part::DisruptionBudget {

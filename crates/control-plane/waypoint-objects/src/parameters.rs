@@ -88,7 +88,7 @@ impl ConfigMaps {
             return was_default;
         };
         let is_default = to.is_default && *namespace == *self.system;
-        if is_default && !std::path::Path::new("/tmp/reds11/breaks/P4").exists() {
+        if is_default {
             self.defaults.insert(key.clone());
         }
         let before = self.all.insert(key.clone(), to);

@@ -103,8 +103,7 @@ impl RouteTable {
             |route: &&HttpRoute| route.clients.as_deref() == clients && concerns(route, port);
         let first = routes.iter().find(is_in).map(|route| &route.name.kind);
         let is_followed = |route: &&HttpRoute| is_in(route) && Some(&route.name.kind) == first;
-        let most = if std::path::Path::new("/tmp/reds11/breaks/T10").exists() { 512 } else { usize::MAX };
-        for route in routes.iter().filter(is_followed).take(most) {
+        for route in routes.iter().filter(is_followed) {
             table.has_routes = true;
             for (index, rule) in route.rules.iter().enumerate() {
                 table.add(route, index, rule, &mut matches);

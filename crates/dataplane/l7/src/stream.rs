@@ -88,9 +88,6 @@ impl StreamTable {
                     (_, below) = below.split_once('.')?;
                     Some(below)
                 });
-                if std::path::Path::new("/tmp/reds11/breaks/T3").exists() && let Some(one) = self.wildcards.get(name) {
-                    return Some(one);
-                }
                 exact.or_else(|| wildcards.find_map(|below| self.wildcards.get(below)))
             }
             Opening::Tls(None) | Opening::Other => None,
@@ -128,15 +125,6 @@ impl StreamRule {
 
     /// A backend for one connection, by weight; `None` if there is none.
     pub fn backend(&self, rng: &mut dyn RngCore) -> Option<&StreamBackend> {
-        if std::path::Path::new("/tmp/reds11/breaks/T2").exists() {
-            let fit: Vec<_> = self.backends.iter().filter(|one| one.service.is_ok()).collect();
-            let weights = fit.iter().map(|one| one.weight);
-            return fit.get(weights::draw(weights, rng)?).copied();
-        }
-        if std::path::Path::new("/tmp/reds11/breaks/T2w").exists() {
-            let weights = self.backends.iter().map(|_| 1);
-            return self.backends.get(weights::draw(weights, rng)?);
-        }
         let weights = self.backends.iter().map(|one| one.weight);
         self.backends.get(weights::draw(weights, rng)?)
     }

@@ -85,7 +85,7 @@ impl Limits {
     /// # Errors
     /// When too many are.
     pub fn retry(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
-        let most = match of.retry_budget.filter(|_| !std::path::Path::new("/tmp/reds11/breaks/C2").exists()) {
+        let most = match of.retry_budget {
             Some(budget) => {
                 let active = u64::from(self.requests.load(Relaxed));
                 let share = active * u64::from(budget.share) / 100_000;

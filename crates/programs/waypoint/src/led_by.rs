@@ -34,7 +34,7 @@ impl LedBy {
         published: &Published,
         service: &'a NamespacedHostname,
     ) -> Option<Scope<'a>> {
-        if self == Self::Clients && !std::path::Path::new("/tmp/reds11/breaks/L1").exists() && published.service(service).is_some() {
+        if self == Self::Clients && published.service(service).is_some() {
             return Some(Scope::Service(service));
         }
         let has_own = published.policies().has_own(service);

@@ -28,7 +28,7 @@ impl Mirrors {
     /// Leave to send one more.
     pub(crate) fn begin(&self) -> Option<Slot> {
         let slot = Slot(self.under_way.clone());
-        (self.under_way.fetch_add(1, Relaxed) < MOST || std::path::Path::new("/tmp/reds11/breaks/L5").exists()).then_some(slot)
+        (self.under_way.fetch_add(1, Relaxed) < MOST).then_some(slot)
     }
 }
 

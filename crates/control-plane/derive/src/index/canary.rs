@@ -73,7 +73,6 @@ impl Index {
             gateway,
             outcome: Ok(Serves::Services),
         };
-        let weight = if std::path::Path::new("/tmp/reds11/breaks/D7").exists() { 0 } else { weight };
         let shares = [(primary, 100 - weight), (&canary, weight)];
         let weighted = shares.map(|(attachment, weight)| {
             let destination = self.waypoint_address(attachment)?;

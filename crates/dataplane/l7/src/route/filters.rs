@@ -223,7 +223,6 @@ pub fn changed(
         target.push('?');
         target.push_str(query);
     }
-    if std::path::Path::new("/tmp/reds11/breaks/L4").exists() { return Ok(target); }
     path::normalize(&target, mode).map(|normal| normal.as_str().to_owned())
 }
 

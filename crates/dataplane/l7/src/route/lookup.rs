@@ -181,7 +181,7 @@ impl Entry {
             .as_ref()
             .is_none_or(|method| request.method == method)
             && self.headers.iter().all(|(name, of)| {
-                if *name == HOST && !std::path::Path::new("/tmp/reds11/breaks/L3").exists() {
+                if *name == HOST {
                     return !request.host.is_empty() && of.matches(request.host);
                 }
                 let value = request.headers.get(name);

@@ -17,7 +17,7 @@ const GRPC: [&[u8]; 2] = [b"1", b"14"];
 /// Whether an answer is a reason to ask again.
 pub fn is_asked_again(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) -> bool {
     let grpc = headers.get("grpc-status");
-    (!std::path::Path::new("/tmp/reds11/breaks/T8b").exists() && retry.codes.contains(&status.as_u16()))
+    retry.codes.contains(&status.as_u16())
         || grpc.is_some_and(|status| GRPC.contains(&status.as_bytes()))
 }
 

@@ -92,7 +92,7 @@ impl Waypoints {
                     let of_it = before.iter().filter(|(_, made)| made.gateway == *key);
                     let of_it: Vec<_> = of_it.collect();
                     let is_free = of_it.iter().all(|(name, _)| !objects.contains_key(*name));
-                    if is_free && !of_it.is_empty() && !std::path::Path::new("/tmp/reds11/breaks/P5").exists() {
+                    if is_free && !of_it.is_empty() {
                         let of_it = of_it.into_iter();
                         self.made
                             .extend(of_it.map(|(name, made)| (name.clone(), made.clone())));

@@ -144,9 +144,6 @@ async fn answer(
     };
     let asked = (&parts, &form, &admission, taken.led_by());
     let body = mirror::mirror(session, &mirrors, passed, asked, body);
-    if std::path::Path::new("/tmp/reds11/breaks/T9b").exists() && form.path == "/copied/secret" {
-        return Err(Reply::denied());
-    }
     let mut sent_on = Request::from_parts(parts, body);
     outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
     if let Some(upgrade) = &upgrade {
@@ -306,12 +303,6 @@ fn judge(
     };
     let (decision, admission) = Admission::of(session, facts, proved.clone(), asked.by.clone());
     record.judged(&decision);
-    if std::path::Path::new("/tmp/reds11/breaks/T8a").exists() && *request.method() == http::Method::OPTIONS && admission.is_none() {
-        return Ok(Admission::of(session, Facts { method: request.method().clone(), host: form.host.clone(), path: "/".into(), headers: request.headers().clone() }, proved.clone(), asked.by.clone()).1.unwrap());
-    }
-    if std::path::Path::new("/tmp/reds11/breaks/T9b").exists() && form.path == "/copied/secret" {
-        return Ok(Admission::of(session, Facts { method: request.method().clone(), host: form.host.clone(), path: "/".into(), headers: request.headers().clone() }, proved.clone(), asked.by.clone()).1.unwrap());
-    }
     admission.ok_or_else(Reply::denied)
 }
 

@@ -70,7 +70,6 @@ impl Form {
             .published
             .gateway()
             .path_normalization;
-        let mode = if std::path::Path::new("/tmp/reds11/breaks/L6").exists() { ambit_model::PathNormalization::None } else { mode };
         let normal = path::for_request(method, given, mode);
         let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
         let target = PathAndQuery::try_from(normal.as_str());
@@ -94,7 +93,7 @@ fn host(request: &Request<Incoming>) -> Result<String, &'static str> {
     }
     let authority = request.uri().authority().map(|one| one.as_str());
     let host = match (authority, header) {
-        (Some(authority), Some(header)) if !authority.eq_ignore_ascii_case(header) && !std::path::Path::new("/tmp/reds11/breaks/L7").exists() => {
+        (Some(authority), Some(header)) if !authority.eq_ignore_ascii_case(header) => {
             return Err("the host header is another than the target's");
         }
         (Some(host), _) | (None, Some(host)) => host,

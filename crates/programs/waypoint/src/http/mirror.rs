@@ -77,7 +77,7 @@ pub(super) fn mirror(
             path: form.target.path().to_owned(),
             headers: request.headers().clone(),
         };
-        let (_, admission) = if std::path::Path::new("/tmp/reds11/breaks/T9a").exists() { (None, Some(admission.clone())) } else { admission.led_to(&destination, by, Some(sent)) };
+        let (_, admission) = admission.led_to(&destination, by, Some(sent));
         let Some(admission) = admission else {
             metrics.mirrored(MirrorOutcome::Denied);
             continue;

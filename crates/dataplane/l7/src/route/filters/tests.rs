@@ -200,7 +200,8 @@ proptest! {
     /// Nothing below a prefix gets out of what takes its place, as any application may read it.
     #[test]
     fn a_changed_path_stays_below_what_takes_the_prefixs_place(rest in "(/[a.%2e;\\\\]{0,4}|/%2[ef]|/\\.\\.){0,4}") {
-        let Ok(normal) = path::normalize(&format!("/old{rest}"), BASE) else { return Ok(()) };
+        let path = format!("/old{rest}");
+        let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };
         let Some(after) = normal.path().strip_prefix("/old") else { return Ok(()) };
         if !after.is_empty() && !after.starts_with('/') {
             return Ok(());

@@ -37,7 +37,7 @@ impl<'a> Reader<'a> {
 
     /// Whether a route is small enough to be followed.
     pub(super) fn check_size(rules: usize, matches: usize) -> Result<(), FieldError> {
-        if !std::path::Path::new("/tmp/reds11/breaks/D8").exists() && (rules > MOST_RULES || matches > MOST_MATCHES) {
+        if rules > MOST_RULES || matches > MOST_MATCHES {
             let message = format!(
                 "{rules} rules with {matches} matches are too many: at most {MOST_RULES} with {MOST_MATCHES}"
             );
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
-        for name in other.keys().filter(|_| !std::path::Path::new("/tmp/reds11/breaks/D9").exists()) {
+        for name in other.keys() {
             self.unsupported(format!("{at}.{name}"), "is not supported");
         }
     }

@@ -130,7 +130,7 @@ impl RouteObject for TLSRoute {
     /// If not even the names can be read, it is in the way of all.
     fn unusable(&self) -> Rules {
         let names = &self.spec.hostnames;
-        let all_are_known = std::path::Path::new("/tmp/reds11/breaks/D5").exists() || names.iter().all(|one| server_name(one).is_some());
+        let all_are_known = names.iter().all(|one| server_name(one).is_some());
         Rules::Stream(StreamInput::unusable(if all_are_known {
             names
         } else {
@@ -185,7 +185,7 @@ impl<'a> Reader<'a> {
             self.notes.push(Note::new("spec.rules[1]", message));
         }
         let mut backends = Vec::new();
-        if let Some(rule) = (if std::path::Path::new("/tmp/reds11/breaks/D4").exists() { rules.last() } else { rules.first() }) {
+        if let Some(rule) = rules.first() {
             let at = "spec.rules[0]";
             self.unknown(at, &rule.other);
             for (index, one) in rule.backend_refs.iter().enumerate() {

@@ -28,7 +28,7 @@ pub(super) fn of(
         AppProtocol::Tcp | AppProtocol::Tls => Some(false),
         AppProtocol::Unknown => None,
     };
-    if !std::path::Path::new("/tmp/reds11/breaks/D6").exists() && speaks.is_some_and(|speaks| speaks != is_http) {
+    if speaks.is_some_and(|speaks| speaks != is_http) {
         return Some(Conflict {
             reason: "UnsupportedProtocol",
             text: format!(
@@ -67,7 +67,7 @@ pub(super) fn of(
         // The oldest decides which of the two kinds is followed.
         let first = oldest(&|other| self::is_http(other.kind) && clients(other) == of_route)?;
         let why = "HTTPRoute and GRPCRoute exclude each other, and it is older";
-        return (first.kind != route.kind && !std::path::Path::new("/tmp/reds11/breaks/D3").exists()).then(|| beaten(first, why));
+        return (first.kind != route.kind).then(|| beaten(first, why));
     }
     // Where it is declared what the port speaks, routes of requests have no effect themselves.
     let http = speaks.is_none().then(|| {

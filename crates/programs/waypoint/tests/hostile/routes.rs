@@ -166,7 +166,7 @@ impl Scene {
                 let location = text
                     .lines()
                     .find_map(|line| line.strip_prefix("location: "));
-                location.map_or(status.clone(), |to| format!("{status} {to}"))
+                location.map_or_else(|| status.clone(), |to| format!("{status} {to}"))
             }
             [one] if said.statuses() == [200] => one.clone(),
             several => format!("{text} {several:?}"),

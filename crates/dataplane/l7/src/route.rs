@@ -39,6 +39,8 @@ pub struct RouteRequest<'a> {
     pub path: &'a str,
     /// Its query, without the question mark.
     pub query: Option<&'a str>,
+    /// Its host, which is no header in HTTP/2.
+    pub host: &'a str,
     /// Its headers.
     pub headers: &'a HeaderMap,
 }
@@ -68,6 +70,8 @@ pub struct Rule {
     pub retry: Option<HttpRetry>,
     /// Why requests that match cannot be served.
     pub unsupported: Option<ArcStr>,
+    /// Whether clients have written it for themselves, and not the service's side.
+    pub is_of_clients: bool,
 }
 
 /// A destination of a rule.
@@ -181,6 +185,7 @@ impl Rule {
             filters: filters(&rule.filters),
             timeouts: rule.timeouts,
             unsupported,
+            is_of_clients: route.clients.is_some(),
         }
     }
 

@@ -1121,6 +1121,12 @@ async fn overlays_are_followed_undone_and_refused_where_they_cannot_be() {
         "what stood stays"
     );
 
+    // When another Gateway has its waypoint, what went before is done with: from here on the ConfigMap alone changes.
+    cluster.gateway("other");
+    shown("another waypoint", || {
+        cluster.server.get(DEPLOYMENTS, "shop", "other")
+    })
+    .await;
     cluster.overlays(json!({}));
     shown("what the keys said is undone", || {
         let spec = deployment()?["spec"].clone();

@@ -18,6 +18,7 @@ mod exporting;
 mod extensions;
 mod headers;
 mod http;
+mod led_by;
 mod listeners;
 mod message;
 mod metered;

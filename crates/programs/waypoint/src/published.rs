@@ -442,6 +442,7 @@ mod tests {
                 method: "GET",
                 path: "/",
                 query: None,
+                host: "",
                 headers: &headers,
             };
             match table.choose(&request) {

@@ -136,6 +136,11 @@ impl Target {
         }
     }
 
+    /// Whether it is a port of a service.
+    pub(crate) fn is_port(&self, service: &NamespacedHostname, port: u16) -> bool {
+        self.service_name() == Some(service) && self.address().port() == port
+    }
+
     /// The name of a service.
     pub(crate) fn service_name(&self) -> Option<&NamespacedHostname> {
         match self {

@@ -8,7 +8,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
-use ambit_l7::authz::{Connection, HttpDecision, Scope};
+use ambit_l7::authz::{Connection, HttpDecision};
 use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, Reason};
 use ambit_proxy::{Local, report::chain};
 use ambit_resilience::{Outcome, Wish, hash};
@@ -162,13 +162,13 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let policies = waypoint.published.policies();
     let mut decision = policies.evaluate_connection(session.target.scope(), &connection);
     if let Destination::Backend(service, port) = &routed.destination
-        && policies.has_own(service)
+        && let Some(scope) = routed.by.scope(&waypoint.published, service)
     {
         let connection = Connection {
             destination: waypoint.address_of(service, *port),
             ..connection
         };
-        let there = policies.evaluate_connection(Scope::Backend(service), &connection);
+        let there = policies.evaluate_connection(scope, &connection);
         decision.dry_run.extend(there.dry_run);
         decision.audits.extend(there.audits);
         if decision.is_allowed() {
@@ -191,11 +191,14 @@ fn is_asked(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
     let Destination::Backend(service, port) = &routed.destination else {
         return true;
     };
+    let Some(scope) = routed.by.scope(&waypoint.published, service) else {
+        return true;
+    };
     let connection = Connection {
         destination: waypoint.address_of(service, *port),
         ..connection
     };
-    let asking = policies.asks_of_connection(Scope::Backend(service), &connection);
+    let asking = policies.asks_of_connection(scope, &connection);
     l7::is_still_admitted(&asking, by)
 }
 

@@ -35,6 +35,7 @@ use super::{
 use crate::{
     circle::Passed,
     headers,
+    led_by::LedBy,
     message::{Body, Version},
     session::Session,
 };
@@ -141,7 +142,7 @@ async fn answer(
         None => taken.mirrors(),
         Some(_) => Vec::new(),
     };
-    let asked = (&parts, &form, &admission);
+    let asked = (&parts, &form, &admission, taken.led_by());
     let body = mirror::mirror(session, &mirrors, passed, asked, body);
     let mut sent_on = Request::from_parts(parts, body);
     outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
@@ -315,7 +316,8 @@ fn version(upgrade: Option<&Upgrade>, declared: AppProtocol, came: http::Version
     }
 }
 
-/// Judges what a route leads to another service as that one's, too.
+/// Judges what a route leads to another service as that one's, too, and what a route of its clients makes of a request
+/// as if they had sent that.
 fn judge_led(
     admission: Admission,
     taken: &Taken,
@@ -323,7 +325,8 @@ fn judge_led(
     form: &Form,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
-    if taken.destination == Destination::Target {
+    let by = taken.led_by();
+    if by == LedBy::Service && taken.destination == Destination::Target {
         return Ok(admission);
     }
     let sent = taken.changes_request().then(|| Facts {
@@ -332,7 +335,7 @@ fn judge_led(
         path: form.target.path().to_owned(),
         headers: request.headers().clone(),
     });
-    let (decision, admission) = admission.led_to(&taken.destination, sent);
+    let (decision, admission) = admission.led_to(&taken.destination, by, sent);
     if let Some(decision) = decision {
         record.judged(&decision);
     }

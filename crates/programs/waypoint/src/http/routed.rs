@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 
 use super::{form::Form, record::Record, reply::Reply, send::Destination};
 use crate::{
+    led_by::LedBy,
     message::{self, Body},
     session::Session,
     target::Target,
@@ -91,6 +92,12 @@ impl Taken {
     /// What is done wrong to this request on purpose.
     pub(super) fn fault(&self) -> Option<Injected> {
         self.rule.as_ref()?.applied().fault(&mut rand::rng())
+    }
+
+    /// Who has written the rule.
+    pub(super) fn led_by(&self) -> LedBy {
+        let rule = self.rule.as_ref();
+        LedBy::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
     }
 
     /// Whether [`Self::change`] may make another request of it.
@@ -182,6 +189,7 @@ pub(super) fn route(
         method: request.method().as_str(),
         path: &form.path,
         query: form.target.query(),
+        host: &form.host,
         headers: request.headers(),
     });
     let (rule, prefix) = match choice {

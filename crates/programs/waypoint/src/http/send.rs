@@ -102,6 +102,32 @@ impl Destination {
         }
     }
 
+    /// The port of a service that it is; `None` for a pod.
+    pub(super) fn port<'a>(
+        &'a self,
+        session: &'a Session,
+    ) -> Option<(&'a NamespacedHostname, u16)> {
+        match (self, &session.target) {
+            (Self::Backend(name, port) | Self::Subset(name, port, _), _) => Some((name, *port)),
+            (
+                Self::Target,
+                Target::Service {
+                    served, address, ..
+                },
+            ) => Some((&served.name, address.port())),
+            (Self::Target, Target::Pod { .. }) => None,
+        }
+    }
+
+    /// Whether it is what the tunnel asks for, or endpoints of that.
+    pub(super) fn is_asked_for(&self, session: &Session) -> bool {
+        match self {
+            Self::Target => true,
+            Self::Subset(name, port, _) => session.target.is_port(name, *port),
+            Self::Backend(..) => false,
+        }
+    }
+
     /// What the destination speaks, as far as that is declared.
     pub(super) fn app_protocol(&self, session: &Session) -> AppProtocol {
         match self {

@@ -278,6 +278,36 @@ fn a_policy_under_anothers_name_is_refused() {
     assert!(refused.error.to_string().contains("shop/p"), "{refused}");
 }
 
+/// What a later version says of a rule is not left out: the service keeps the routes that it had.
+#[test]
+fn a_service_with_an_unknown_field_anywhere_in_its_routes_is_refused() {
+    fn field(number: u8, of: &[u8]) -> Vec<u8> {
+        let length = u8::try_from(of.len()).unwrap();
+        [&[number << 3 | 2, length][..], of].concat()
+    }
+    let name = NamespacedHostname::new("shop", "echo");
+    let sent = wire::WaypointService {
+        service: Some((&name).into()),
+        ..Default::default()
+    };
+    let route = wire::HttpRoute {
+        name: Some(wire::RouteName::default()),
+        ..Default::default()
+    };
+    // Field 100, a varint.
+    let unknown: &[u8] = &[0xa0, 0x06, 0x01];
+    let of_rule = |rule: &[u8]| {
+        let route = [route.encode_to_vec(), field(3, rule)].concat();
+        let service = [sent.encode_to_vec(), field(2, &route)].concat();
+        waypoint_service(&service)
+    };
+    assert_eq!(of_rule(&[]).unwrap().routes[0].rules.len(), 1);
+    for rule in [unknown.to_vec(), field(1, unknown), field(2, unknown)] {
+        let refused = of_rule(&rule).unwrap_err().to_string();
+        assert!(refused.contains("100"), "{rule:?}: {refused}");
+    }
+}
+
 #[test]
 fn faults_that_cannot_be_are_refused() {
     let refused = |fault: wire::HttpFault| {

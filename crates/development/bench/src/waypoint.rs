@@ -3,6 +3,7 @@
 
 mod authorizer;
 mod change;
+mod clusters;
 mod envoy;
 mod hashing;
 mod manifests;

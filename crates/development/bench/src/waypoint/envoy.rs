@@ -28,7 +28,6 @@ use tokio::{
 };
 use tonic::Request;
 
-pub(super) use self::configuration::{cluster_of, socket};
 use super::Work;
 
 /// The file of routes.

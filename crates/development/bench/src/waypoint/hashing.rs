@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     OURS, Side, Step,
-    envoy::{cluster_of, socket},
+    clusters::{cluster_of, socket},
     manifests::nginx,
     table::Row,
     with_step,

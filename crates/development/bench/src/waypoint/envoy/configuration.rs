@@ -9,7 +9,11 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{
-    super::{RULES_OF_SERVICE, Step, Work, authorizer, hashing, plugin, tokens, tracing},
+    super::{
+        RULES_OF_SERVICE, Step, Work, authorizer,
+        clusters::{cluster_of, socket},
+        hashing, plugin, tokens, tracing,
+    },
     ADMIN, Files, ROUTES,
 };
 
@@ -265,10 +269,6 @@ fn typed(name: &str, of: &str, mut fields: Value) -> Value {
     json!({"name": name, "typed_config": fields})
 }
 
-pub(in super::super) fn socket(address: &str, port: u16) -> Value {
-    json!({"socket_address": {"address": address, "port_value": port}})
-}
-
 fn router() -> Value {
     let router = "envoy.extensions.filters.http.router.v3.Router";
     typed("envoy.filters.http.router", router, json!({}))
@@ -292,23 +292,6 @@ fn protocol(options: &Value) -> Value {
 
 fn cluster(name: &str, address: &Value) -> Value {
     cluster_of(name, std::slice::from_ref(address))
-}
-
-/// A cluster of these endpoints.
-pub(in super::super) fn cluster_of(name: &str, addresses: &[Value]) -> Value {
-    let endpoint = |address| json!({"endpoint": {"address": address}});
-    let endpoints: Vec<Value> = addresses.iter().map(endpoint).collect();
-    json!({
-        "name": name,
-        "type": "STATIC",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": endpoints}],
-        },
-        "circuit_breakers": {"thresholds": [{
-            "max_connections": 1_000_000, "max_requests": 1_000_000, "max_pending_requests": 1_000_000,
-        }]},
-    })
 }
 
 /// What is called over gRPC.

@@ -90,6 +90,7 @@ fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
         Just((Kind::DestinationRule, "dr")),
         Just((Kind::HTTPFault, "fault")),
         Just((Kind::WasmPlugin, "wasm")),
+        Just((Kind::RateLimit, "limit")),
     ]
 }
 
@@ -164,6 +165,12 @@ fn step() -> impl Strategy<Value = Step> {
                     let target = if flag { format!("{{kind: Service, name: svc{number}}}") } else { format!("{{kind: Gateway, group: gateway.networking.k8s.io, name: gw{number}}}") };
                     let url = if mode == "UNSET" { "ftp://x" } else { "oci://x" };
                     head("extensions.istio.io/v1alpha1") + &format!("spec: {{targetRefs: [{target}], url: '{url}', priority: {variant}}}\n")
+                }
+                Kind::RateLimit => {
+                    let target = if flag { format!("{{kind: Service, name: svc{number}}}") } else { format!("{{kind: Gateway, group: gateway.networking.k8s.io, name: gw{number}}}") };
+                    let per = if mode == "UNSET" { "0s" } else { "1s" };
+                    let global = format!("global: {{service: {{name: svc{variant}, port: 80}}, domain: d, descriptors: [{{entries: [{{key: k, value: v}}]}}]}}");
+                    head("ambit.io/v1alpha1") + &format!("spec: {{targetRefs: [{target}], local: [{{requests: 1, per: {per}}}], {global}}}\n")
                 }
                 Kind::AuthorizationPolicy if mode == "PERMISSIVE" => {
                     let target = match variant {
@@ -250,6 +257,7 @@ proptest! {
         prop_assert_eq!(&mesh.waypoint_policies, &fresh.waypoint_policies);
         prop_assert_eq!(&mesh.waypoint_destinations, &fresh.waypoint_destinations);
         prop_assert_eq!(&mesh.waypoint_telemetry, &fresh.waypoint_telemetry);
+        prop_assert_eq!(&mesh.waypoint_rate_limits, &fresh.waypoint_rate_limits);
         prop_assert_eq!(&mesh.waypoint_extensions, &fresh.waypoint_extensions);
         for key in left.keys() {
             prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);

@@ -44,6 +44,8 @@ pub struct GrpcRouteRule {
     pub filters: Vec<HttpRouteFilter>,
     /// Where requests go.
     pub backend_refs: Vec<HttpBackendRef>,
+    /// Requests of a client that are led to one endpoint.
+    pub session_persistence: Option<SessionPersistence>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,

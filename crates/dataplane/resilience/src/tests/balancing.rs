@@ -68,6 +68,7 @@ fn what_was_tried_is_not_chosen_again() {
             let wish = Wish {
                 hash: Some(1),
                 failed: &failed,
+                preferred: None,
             };
             let chosen = scene.choose(wish).unwrap();
             assert!(!failed.contains(chosen.uid()));
@@ -76,6 +77,7 @@ fn what_was_tried_is_not_chosen_again() {
         let wish = Wish {
             hash: Some(1),
             failed: &failed,
+            preferred: None,
         };
         assert_eq!(scene.choose(wish).unwrap_err(), NoEndpoint::Nothing);
     }

@@ -22,6 +22,7 @@ use crate::{
     problem::FieldError,
 };
 use providers::ExtensionProvider;
+pub(crate) use callee::host;
 pub(crate) use settings::MeshSettings;
 
 /// Its name.

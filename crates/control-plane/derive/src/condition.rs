@@ -98,7 +98,6 @@ pub(crate) const PLUGIN_ACCEPTED: ConditionType = ConditionType {
     ..WAYPOINT_ACCEPTED
 };
 
-
 /// Whether waypoints limit requests as an object says.
 pub(crate) const LIMIT_ACCEPTED: ConditionType = ConditionType {
     manager: "ambit-rate-limit",

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use ambit_model::{
     ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname,
-    PathNormalization, PolicyKey, RateLimit, TelemetryScope, WaypointDestination, WaypointExtension,
-    WaypointGateway, WaypointService, WaypointTelemetry, Workload, WorkloadUid,
+    PathNormalization, PolicyKey, RateLimit, TelemetryScope, WaypointDestination,
+    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload, WorkloadUid,
 };
 
 pub use index::{

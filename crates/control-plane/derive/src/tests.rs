@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
-    Authentication, Authorization, HttpPolicy, Service, TelemetryScope, WaypointDestination,
-    RateLimit, WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
+    Authentication, Authorization, HttpPolicy, RateLimit, Service, TelemetryScope,
+    WaypointDestination, WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry,
+    Workload,
 };
 
 use super::*;
@@ -170,7 +171,12 @@ impl TestMesh {
         }
         for ((gateway, name), record) in &delta.waypoint_rate_limits {
             let (all, record) = (&mut self.waypoint_rate_limits, record.as_deref().cloned());
-            put(all, &mut names, format!("{gateway} limits by {name}"), record);
+            put(
+                all,
+                &mut names,
+                format!("{gateway} limits by {name}"),
+                record,
+            );
         }
         for ((gateway, name), record) in &delta.waypoint_extensions {
             let (all, record) = (&mut self.waypoint_extensions, record.as_deref().cloned());

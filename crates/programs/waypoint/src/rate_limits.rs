@@ -154,9 +154,7 @@ impl Limiters {
         let is_of_all = |one: &&Arc<Limiter>| one.told.for_gateway;
         let services = self.by_record.values().flat_map(|one| &one.told.services);
         let of_service = |service: &NamespacedHostname| {
-            let is_of = |one: &&Arc<Limiter>| {
-                is_of_all(one) || one.told.services.contains(service)
-            };
+            let is_of = |one: &&Arc<Limiter>| is_of_all(one) || one.told.services.contains(service);
             let all: Arc<[_]> = self.by_record.values().filter(is_of).cloned().collect();
             (service.clone(), all)
         };

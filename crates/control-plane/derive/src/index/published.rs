@@ -4,8 +4,8 @@ use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use ambit_model::{
     Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey,
-    RateLimit, TelemetryScope, WaypointDestination, WaypointExtension, WaypointGateway, WaypointService,
-    WaypointTelemetry, Workload, WorkloadUid,
+    RateLimit, TelemetryScope, WaypointDestination, WaypointExtension, WaypointGateway,
+    WaypointService, WaypointTelemetry, Workload, WorkloadUid,
 };
 
 use super::Maker;

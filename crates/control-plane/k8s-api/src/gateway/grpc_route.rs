@@ -6,7 +6,7 @@ use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Obj
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{HttpBackendRef, HttpNamedMatch, HttpRouteFilter, ParentReference};
+use super::{HttpBackendRef, HttpNamedMatch, HttpRouteFilter, ParentReference, SessionPersistence};
 use crate::{
     istio::custom_resource,
     status::{self, Status},

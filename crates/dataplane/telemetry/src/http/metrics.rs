@@ -260,12 +260,7 @@ impl HttpMetrics {
     }
 
     /// A rate limit was decided, by the object's name; `kind` is `local` or `global`.
-    pub fn rate_limited(
-        &self,
-        rate_limit: &PolicyKey,
-        kind: &'static str,
-        outcome: &'static str,
-    ) {
+    pub fn rate_limited(&self, rate_limit: &PolicyKey, kind: &'static str, outcome: &'static str) {
         let labels = RateLimitLabels {
             rate_limit: rate_limit.to_string(),
             kind,

@@ -60,11 +60,7 @@ impl Ruling {
         }))
     }
 
-    pub(super) fn wish<'a>(
-        &self,
-        failed: &'a [ArcStr],
-        preferred: Option<&'a ArcStr>,
-    ) -> Wish<'a> {
+    pub(super) fn wish<'a>(&self, failed: &'a [ArcStr], preferred: Option<&'a ArcStr>) -> Wish<'a> {
         Wish {
             hash: self.hash,
             failed,

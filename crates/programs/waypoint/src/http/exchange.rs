@@ -122,7 +122,7 @@ async fn answer(
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };
     // What came is counted, and not what becomes of it.
-    limits::limit(session, &request, &form, passed, limited).await?;
+    limits::limit(session, &request, &form, (&admission, passed), limited).await?;
     // Only now: what was judged and routed is what came.
     taken.change(session, request.headers_mut(), &mut form)?;
     let destination = &taken.destination;

@@ -14,7 +14,7 @@ use ambit_wire::{
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::RETRY_AFTER};
 use hyper::body::Incoming;
 
-use super::{authorizer::changes, form::Form, reply::Reply};
+use super::{admission::Admission, authorizer::changes, form::Form, reply::Reply};
 use crate::{circle::Passed, rate_limits::Limiter, session::Session};
 
 /// As Envoy says it.
@@ -86,7 +86,7 @@ fn seconds(of: Duration) -> u64 {
     of.as_secs() + u64::from(of.subsec_nanos() > 0)
 }
 
-/// Lets a request pass each of its limits.
+/// Lets a request pass each of its limits, for no longer than policies admit it.
 ///
 /// # Errors
 /// With the answer, if one does not let it pass.
@@ -94,7 +94,7 @@ pub(super) async fn limit(
     session: &Session,
     request: &Request<Incoming>,
     form: &Form,
-    passed: Passed,
+    (admission, passed): (&Admission, Passed),
     limited: &mut Limited,
 ) -> Result<(), Reply> {
     let published = &session.shard.waypoint.published;
@@ -115,7 +115,11 @@ pub(super) async fn limit(
             continue;
         };
         let asking = Box::pin(global::ask(session, (global, question), passed));
-        decide(session, &one.told, asking.await, limited)?;
+        let decided = tokio::select! {
+            decided = asking => decided,
+            () = admission.revoked() => return Err(Reply::denied()),
+        };
+        decide(session, &one.told, decided, limited)?;
     }
     Ok(())
 }
@@ -144,7 +148,9 @@ fn local(
     let asked = asked(request, form);
     let key = |of: &ambit_model::LocalLimit| -> Vec<Option<Vec<u8>>> {
         let parts = of.by.iter();
-        parts.map(|key| value(session, request, form, key)).collect()
+        parts
+            .map(|key| value(session, request, form, key))
+            .collect()
     };
     for (of, verdict) in limiter.take(&asked, key, Instant::now()) {
         if told.tells && !told.dry_run {

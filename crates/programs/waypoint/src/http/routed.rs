@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use ambit_l7::route::{self, Applied, Asked, Choice, Injected, RouteRequest, Rule};
-use ambit_model::{
-    ArcStr, HttpBackend, HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname,
-};
+use ambit_model::{ArcStr, HttpBackend, HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
 use ambit_route::BackendEndpoint;
 use ambit_telemetry::http::ResponseFlag;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::LOCATION};
@@ -13,7 +11,11 @@ use hyper::body::Incoming;
 
 use super::{
     affinity::{self, Affinity, Found},
-    form::Form, record::Record, reply::Reply, send::Destination};
+    form::Form,
+    record::Record,
+    reply::Reply,
+    send::Destination,
+};
 use crate::{
     message::{self, Body},
     session::Session,

@@ -259,7 +259,10 @@ mod tests {
             read(&sent).unwrap_err().error.field()
         };
         assert_eq!(refused(|of| of.local[0].per = 0), "local_limit.per");
-        assert_eq!(refused(|of| of.local[0].by[0].kind = None), "limit_key.kind");
+        assert_eq!(
+            refused(|of| of.local[0].by[0].kind = None),
+            "limit_key.kind"
+        );
         assert_eq!(
             refused(|of| of.global.as_mut().unwrap().place = None),
             "global_limit.place"

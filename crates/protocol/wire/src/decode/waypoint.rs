@@ -213,7 +213,9 @@ fn retry(from: wire::HttpRetry) -> Result<model::HttpRetry, DecodeError> {
     })
 }
 
-pub(super) fn route_match(from: wire::HttpRouteMatch) -> Result<model::HttpRouteMatch, DecodeError> {
+pub(super) fn route_match(
+    from: wire::HttpRouteMatch,
+) -> Result<model::HttpRouteMatch, DecodeError> {
     use wire::http_path_match::Kind;
     let path = |path: wire::HttpPathMatch| match path.kind {
         Some(Kind::Exact(text)) => Ok(model::HttpPathMatch::Exact(text.into())),

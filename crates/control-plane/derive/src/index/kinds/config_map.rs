@@ -21,8 +21,8 @@ use crate::{
     },
     problem::FieldError,
 };
-use providers::ExtensionProvider;
 pub(crate) use callee::host;
+use providers::ExtensionProvider;
 pub(crate) use settings::MeshSettings;
 
 /// Its name.

@@ -103,7 +103,9 @@ impl MeshKind for RateLimit {
     fn changed(index: &mut Index, change: &Change<'_, RateLimitInput>, _: &mut PodDirectory) {
         index.mark(change.key.clone());
         let targets = |limit: Option<&RateLimitInput>| -> Vec<ObjectKey> {
-            limit.map(|limit| limit.targets.0.clone()).unwrap_or_default()
+            limit
+                .map(|limit| limit.targets.0.clone())
+                .unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
         index.policy_targets.replace(change.key, old, new);

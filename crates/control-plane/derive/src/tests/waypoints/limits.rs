@@ -113,7 +113,9 @@ fn a_limit_that_cannot_be_used_decides_nothing_and_leaves_its_last_form() {
     };
     let entries = |of: &str| of_global(&format!("[{{entries: {of}}}]"));
     let service = |of: &str| {
-        format!("global: {{service: {of}, domain: d, descriptors: [{{entries: [{{key: k, value: v}}]}}]}}")
+        format!(
+            "global: {{service: {of}, domain: d, descriptors: [{{entries: [{{key: k, value: v}}]}}]}}"
+        )
     };
     for (spec, field) in [
         ("dryRun: false".to_owned(), "spec:"),

@@ -17,7 +17,8 @@ impl Reader<'_> {
         from: &SessionPersistence,
     ) -> Result<Option<HttpSession>, FieldError> {
         self.unknown(at, &from.other);
-        let error = |field: &str, message: String| FieldError::new(format!("{at}.{field}"), message);
+        let error =
+            |field: &str, message: String| FieldError::new(format!("{at}.{field}"), message);
         let is_header = match from.type_.as_deref() {
             None | Some("Cookie") => false,
             Some("Header") => true,

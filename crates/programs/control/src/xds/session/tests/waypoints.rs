@@ -1,8 +1,8 @@
 //! What a waypoint sees, and what others see of waypoints.
 
 use ambit_model::{
-    Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, RateLimit, WaypointDestination,
-    WaypointExtension, WaypointGateway, WaypointService,
+    Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, RateLimit,
+    WaypointDestination, WaypointExtension, WaypointGateway, WaypointService,
 };
 
 use super::*;

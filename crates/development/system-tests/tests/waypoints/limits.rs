@@ -1,7 +1,10 @@
 //! Rate limits: what a waypoint counts by itself, and what a rate-limit service counts that is made of Envoy's own API;
 //! clients that flood it with keys, and services that hang, lie, break or go.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+};
 
 use ambit_system_tests::{LogSource, Mesh, binary, is_whole, until, with_waypoint};
 use serde_json::Value;
@@ -72,6 +75,8 @@ fn global(domain: &str, more: &str) -> String {
 struct Scene {
     mesh: Mesh,
     service: SocketAddr,
+    /// How many have asked that nobody knew.
+    users: AtomicUsize,
 }
 
 impl Scene {
@@ -80,7 +85,11 @@ impl Scene {
         mesh.serve_heads("shop/server", 8082);
         mesh.apply("limits", SERVICE);
         let service = mesh.service("app.shop.svc", 80);
-        Self { mesh, service }
+        Self {
+            mesh,
+            service,
+            users: AtomicUsize::new(0),
+        }
     }
 
     /// The answer to a request of a user, in lower case.
@@ -111,10 +120,9 @@ impl Scene {
     /// Applies an object, and waits until users who have asked nothing yet are answered so.
     fn until(&self, object: &str, status: &str, says: &str) {
         self.mesh.apply("limit", object);
-        let mut asked = 0;
         until(&format!("answers with {status} that say {says:?}"), || {
-            asked += 1;
-            let answer = self.ask(&format!("new-{says}-{asked}"));
+            let number = self.users.fetch_add(1, SeqCst);
+            let answer = self.ask(&format!("new-{number}"));
             answer.starts_with(&format!("http/1.1 {status} ")) && answer.contains(says)
         });
     }

@@ -28,6 +28,15 @@ spec:
     readinessProbe: {{tcpSocket: {{port: 8081}}}}
 ---
 apiVersion: v1
+kind: Pod
+metadata: {{name: other, namespace: shop}}
+spec:
+  nodeName: node-1
+  serviceAccountName: other
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
+---
+apiVersion: v1
 kind: Service
 metadata: {{name: app, namespace: shop}}
 spec:
@@ -157,8 +166,12 @@ impl Scene {
 
     fn until_problem(&self, of: &str) {
         until(&format!("{of} is named"), || {
-            let status = self.mesh.client().status();
-            status.is_ok_and(|status| status.problems.iter().any(|one| one.contains(of)))
+            let source = LogSource::Daemon {
+                name: "control".to_owned(),
+                node: None,
+            };
+            let log = self.mesh.client().log_text(source);
+            log.is_ok_and(|log| log.contains(of))
         });
     }
 }
@@ -211,20 +224,18 @@ fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
     );
 
     // Who calls, which no header changes.
-    let by_namespace = "  tellClients: true
-  local: [{requests: 1, per: 3h, by: [{source: Namespace}]}]";
-    scene.until(
-        &limit(by_namespace),
-        "429",
-        "x-ratelimit-limit: 1, 1;w=10800\r\n",
-    );
-    let other = scene.ask_from("legacy/client", "x-user: a\r\n");
+    let by_caller = "  tellClients: true
+  local: [{requests: 1, per: 3h, by: [{source: Principal}]}]";
+    let says = "x-ratelimit-limit: 1, 1;w=10800\r\n";
+    scene.until(&limit(by_caller), "429", says);
+    let forged = "x-forwarded-client-cert: By=x;URI=spiffe://cluster.local/ns/a/sa/b\r\n";
+    let refused = scene.ask_from("shop/client", forged);
+    assert!(refused.starts_with("http/1.1 429 "), "{refused}");
+    let other = scene.ask_from("shop/other", forged);
     assert!(other.starts_with("http/1.1 200 "), "{other}");
-    let other = scene.ask_from("legacy/client", "x-forwarded-client-cert: By=x\r\n");
-    assert!(other.starts_with("http/1.1 429 "), "{other}");
 
     // It is counted and passes.
-    let dry = by_namespace.replace("tellClients", "dryRun");
+    let dry = by_caller.replace("tellClients", "dryRun");
     scene.until(&limit(&dry), "200", "");
     scene.expect("a", "200");
     assert!(scene.counted("local", "dry_run"));

@@ -191,7 +191,7 @@ fn a_limit_that_cannot_be_used_decides_nothing_and_leaves_its_last_form() {
         assert_eq!(told(&mesh).local.len(), 1, "{spec}");
         assert_eq!(told(&mesh).not_understood, None, "{spec}");
     }
-    let open = with("failOpen: true, dryRun: true, local: [{requests: 1, pre: 1s}]");
+    let open = with("failOpen: true, dryRun: true, local: [{requests: 0, per: 1s}]");
     assert!(told(&open).not_understood.is_some() && told(&open).fail_open && told(&open).dry_run);
     let of_mesh = "global: {service: {name: limits, namespace: istio-system, port: 1}, domain: d, descriptors: [{entries: [{key: k, value: v}]}]}";
     assert_eq!(told(&with(of_mesh)).not_understood, None);

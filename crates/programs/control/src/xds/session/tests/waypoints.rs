@@ -118,6 +118,7 @@ fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
             "shop/wp/shop/a",
             "shop/wp/shop/a",
             "shop/wp/shop/p",
+            "shop/wp/shop/p",
             "shop/wp/shop/p"
         ]
     );

@@ -63,7 +63,7 @@ impl Limiter {
         let local = told.local.iter().enumerate().map(|(index, of)| {
             let known = before.and_then(|before| {
                 let same = before.told.local.get(index).filter(|known| *known == of);
-                same.and(before.local.get(index))
+                same.and_then(|_| before.local.get(index))
             });
             Local {
                 matches: Matches::new(&of.matches),

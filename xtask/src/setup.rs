@@ -135,7 +135,7 @@ pub(crate) struct Tests {
     root: bool,
     /// They run programs of other crates.
     pub(crate) binaries: bool,
-    /// They tell a collector of OpenTelemetry's.
+    /// They tell a collector of OpenTelemetry's, and ask a rate-limit service.
     pub(crate) collector: bool,
 }
 

@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             build_binaries()?;
         }
         if tests.collector {
-            build_collector()?;
+            build_outside_ends()?;
         }
         if package == "ambit-cluster-tests" {
             images::for_cluster()?;
@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     )?;
     proto::generate(true)?;
     build_binaries()?;
-    build_collector()?;
+    build_outside_ends()?;
     images::for_cluster()?;
     shell::run(
         "build the tests",
@@ -77,17 +77,28 @@ fn build_binaries() -> Result<()> {
     )
 }
 
-/// The outside end of the system tests' telemetry, beside our own programs. What has not changed, Go does not build
-/// again.
+/// What the system tests have at the other end of protocols of others.
+fn build_outside_ends() -> Result<()> {
+    build_collector()?;
+    build_go("ratelimit", "rate-limit-service")?;
+    Ok(())
+}
+
+/// The outside end of the system tests' telemetry.
 pub(crate) fn build_collector() -> Result<PathBuf> {
-    let program = shell::target_dir().join("debug/otlp-collector");
+    build_go("collector", "otlp-collector")
+}
+
+/// A program of `build`, beside our own programs. What has not changed, Go does not build again.
+fn build_go(from: &str, name: &str) -> Result<PathBuf> {
+    let program = shell::target_dir().join("debug").join(name);
     let mut go = Command::new("go");
     go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
         .arg(&program)
         .arg(".")
-        .current_dir(shell::root().join("build/collector"))
+        .current_dir(shell::root().join("build").join(from))
         .env("CGO_ENABLED", "0");
-    shell::run("build the collector", &mut go)?;
+    shell::run(&format!("build {name}"), &mut go)?;
     Ok(program)
 }
 

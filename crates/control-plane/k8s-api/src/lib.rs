@@ -20,7 +20,7 @@ pub mod telemetry;
 pub mod unread;
 pub mod wasm;
 
-pub use ambit::HTTPFault;
+pub use ambit::{HTTPFault, RateLimit};
 pub use destination::DestinationRule;
 pub use event::{ObjectEvent, Origin};
 pub use gateway::{

@@ -15,13 +15,13 @@
 //! | telemetry.istio.io | telemetries | list, watch |
 //! | extensions.istio.io | wasmplugins | list, watch |
 //! | gateway.networking.k8s.io | gateways, gatewayclasses, httproutes, referencegrants, grpcroutes, tcproutes, tlsroutes | list, watch |
-//! | ambit.io | httpfaults | list, watch |
+//! | ambit.io | httpfaults, ratelimits | list, watch |
 //! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
 //! | core | services/status | patch |
 //! | networking.istio.io | serviceentries/status, workloadentries/status, destinationrules/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |
-//! | ambit.io | httpfaults/status | patch |
+//! | ambit.io | httpfaults/status, ratelimits/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status, requestauthentications/status | patch |
 //! | telemetry.istio.io | telemetries/status | patch |
 //! | extensions.istio.io | wasmplugins/status | patch |

@@ -757,6 +757,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"abort": {"httpStatus": 503}}),
         ),
         (
+            RATE_LIMITS,
+            "RateLimit",
+            "ambit.io/v1alpha1",
+            json!({"targetRefs": [{"kind": "Service", "name": "one"}], "local": [{"requests": 1, "per": "1s"}]}),
+        ),
+        (
             TELEMETRIES,
             "Telemetry",
             "telemetry.istio.io/v1",
@@ -789,6 +795,7 @@ async fn the_roles_are_what_is_used() {
     cluster.policy("bad", json!({"rulez": [{}]}));
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
     cluster.define_as("ambit.io", "httpfaults", "HTTPFault", "v1alpha1");
+    cluster.define_as("ambit.io", "ratelimits", "RateLimit", "v1alpha1");
     cluster.define(
         "security.istio.io",
         "requestauthentications",
@@ -906,6 +913,7 @@ const WITH_CONDITIONS: &[&str] = &[
     WORKLOAD_ENTRIES,
     DESTINATION_RULES,
     FAULTS,
+    RATE_LIMITS,
     AUTHENTICATIONS,
     TELEMETRIES,
     WASM_PLUGINS,
@@ -915,6 +923,7 @@ const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
+const RATE_LIMITS: &str = "/apis/ambit.io/v1alpha1/ratelimits";
 const TELEMETRIES: &str = "/apis/telemetry.istio.io/v1/telemetries";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GRPC_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/grpcroutes";

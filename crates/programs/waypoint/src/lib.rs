@@ -25,6 +25,7 @@ mod metered;
 mod mirrors;
 mod plugins;
 pub mod published;
+mod rate_limits;
 pub mod server;
 mod session;
 mod sniff;

@@ -189,7 +189,7 @@ impl Target {
         }
     }
 
-    /// Whether policies judge requests to it, or plugins are to see them, so that it must be HTTP where nothing says what it speaks.
+    /// Whether policies judge requests to it, or plugins are to see them, or they are limited, so that it must be HTTP where nothing says what it speaks.
     pub(crate) fn is_judged_as_http(&self, waypoint: &Waypoint) -> bool {
         let published = &waypoint.published;
         let is_extended = || {
@@ -200,6 +200,9 @@ impl Target {
         published.policies().need_http(self.scope())
             || published.authentications().need_http(self.service_name())
             || is_extended()
+            || published
+                .limits()
+                .is_some_and(|limits| !limits.of(self.service_name()).is_empty())
     }
 
     /// A way to it, other than to workloads that failed; of two endpoints drawn to the one with less load.

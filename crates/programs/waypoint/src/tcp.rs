@@ -320,7 +320,11 @@ async fn connect(
             _ => None,
         };
         let is_target = *destination == Destination::Target;
-        let wish = Wish { hash, failed };
+        let wish = Wish {
+            hash,
+            failed,
+            preferred: None,
+        };
         port.route(waypoint.around(), &own.workload, is_target, wish)
     });
     let ruled = ruled.transpose().map_err(Failed::Nowhere)?.flatten();

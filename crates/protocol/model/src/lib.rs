@@ -15,6 +15,7 @@ mod policy;
 mod port_map;
 mod ports;
 mod provider;
+mod rate_limit;
 mod reason;
 mod service;
 mod stream_route;
@@ -37,7 +38,8 @@ pub use http_policy::{
 pub use http_route::{
     FaultStatus, HeaderChanges, HttpBackend, HttpCors, HttpFault, HttpFilter, HttpMirror,
     HttpPathMatch, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
-    HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, RouteName, Share, is_reserved_header,
+    HttpSession, HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, RouteName, Share,
+    is_reserved_header,
 };
 pub use identity::{Identity, ParseIdentityError};
 pub use names::{
@@ -53,6 +55,7 @@ pub use ports::{
     DNS_PORT, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK, SOCKS5_PORT,
 };
 pub use provider::{HttpProvider, Provider, ProviderBody, ProviderProtocol};
+pub use rate_limit::{GlobalLimit, LimitDescriptor, LimitKey, LimitValue, LocalLimit, RateLimit};
 pub use reason::Reason;
 pub use service::{
     AppProtocol, CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service,

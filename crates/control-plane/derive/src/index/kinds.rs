@@ -13,6 +13,7 @@ mod node;
 mod others;
 mod peer_authentication;
 mod pod;
+mod rate_limit;
 mod reference_grant;
 mod request_authentication;
 mod route;
@@ -30,7 +31,7 @@ use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
     AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
     GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node, Object,
-    ObjectKey, PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Service,
+    ObjectKey, PeerAuthentication, Pod, RateLimit, ReferenceGrant, RequestAuthentication, Service,
     ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin,
     WorkloadEntry,
 };

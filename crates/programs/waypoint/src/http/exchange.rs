@@ -24,6 +24,7 @@ use super::{
     extension::{Extended, Extension},
     fault,
     form::Form,
+    limits::{self, Limited},
     mirror, outgoing,
     record::Record,
     reply::Reply,
@@ -50,8 +51,10 @@ pub(super) async fn respond(
     let is_grpc = is_grpc(&request);
     let mut record = Record::new(&session, &request, is_grpc);
     let mut crossing = Crossing::default();
+    let mut limited = Limited::default();
     let mut extended = Extended::of(&session, is_grpc);
-    let under_way = (&mut leftover, &mut record, &mut crossing, &mut extended);
+    let said = (&mut crossing, &mut limited);
+    let under_way = (&mut leftover, &mut record, said, &mut extended);
     let answering = answer(&session, request, under_way);
     let answered = Box::pin(answering).await;
     let mut response = answered.unwrap_or_else(|reply| {
@@ -59,6 +62,7 @@ pub(super) async fn respond(
         reply.into_response(is_grpc).map(Answer::Own)
     });
     crossing.change_answer(response.headers_mut());
+    limited.change_answer(response.headers_mut());
     if let Some(extended) = &extended {
         response = Box::pin(extended.answer(response, &mut record)).await;
     }
@@ -90,10 +94,10 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 async fn answer(
     session: &Arc<Session>,
     mut request: Request<Incoming>,
-    (leftover, record, crossing, extended): (
+    (leftover, record, (crossing, limited), extended): (
         &mut Leftover,
         &mut Record,
-        &mut Crossing,
+        (&mut Crossing, &mut Limited),
         &mut Option<Box<Extended>>,
     ),
 ) -> Result<Response<Answer>, Reply> {
@@ -118,6 +122,8 @@ async fn answer(
         Routed::On(taken) => taken,
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };
+    // What came is counted, and not what becomes of it.
+    limits::limit(session, &request, &form, (&admission, passed), limited).await?;
     // Only now: what was judged and routed is what came.
     taken.change(session, request.headers_mut(), &mut form)?;
     let destination = &taken.destination;
@@ -153,6 +159,7 @@ async fn answer(
         passed,
         patience: taken.timeouts().backend_request,
         again: taken.retry().map_or(Again::Safely, Again::ByRule),
+        kept: taken.kept(),
     };
     let sending = send::send(session, destination, version, sending, sent_on);
     let sending = pin!(sending);
@@ -171,6 +178,9 @@ async fn answer(
         record.upstream_failure = Some(failure.details);
         failure.reply
     })?;
+    if let Some(workload) = &chosen.workload {
+        taken.continue_session(workload.uid(), response.headers_mut());
+    }
     record.reached(chosen, flags);
     let is_switched = match &upgrade {
         Some(upgrade) => upgrade.is_switched(version, &response)?,

@@ -86,6 +86,7 @@ pub(super) fn mirror(
             passed,
             patience: None,
             again: Again::Never,
+            kept: None,
         };
         let session = session.clone();
         ambit_rt::spawn("mirror", async move {

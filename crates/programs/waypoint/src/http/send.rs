@@ -10,12 +10,13 @@ use ambit_codec::Forwarded;
 use ambit_model::{AppProtocol, ArcStr, DestinationLimits, NamespacedHostname, Service};
 use ambit_proxy::{Local, report::chain};
 use ambit_resilience::Slot;
-use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
+use ambit_route::{BackendEndpoint, BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
+    affinity::{self, Found},
     broken::Broken,
     endpoint::{self, Ruling},
     reply::Reply,
@@ -61,6 +62,8 @@ pub(super) struct Sending<'a> {
     /// How long one try may take until it is answered.
     pub(super) patience: Option<Duration>,
     pub(super) again: Again<'a>,
+    /// The endpoint of the session that it is of.
+    pub(super) kept: Option<&'a BackendEndpoint>,
 }
 
 /// An answer.
@@ -198,6 +201,55 @@ impl Destination {
         }
     }
 
+    /// The service's name and port.
+    fn place<'a>(&'a self, session: &'a Session) -> Option<(&'a NamespacedHostname, u16)> {
+        match self {
+            Self::Target => match &session.target {
+                Target::Service {
+                    served, address, ..
+                } => Some((&served.name, address.port())),
+                Target::Pod { .. } => None,
+            },
+            Self::Backend(name, port) | Self::Subset(name, port, _) => Some((name, *port)),
+        }
+    }
+
+    /// The endpoint that a session's mark is of, as far as it is known now.
+    pub(super) fn marked(&self, session: &Session, mark: u64) -> Found {
+        let waypoint = &session.shard.waypoint;
+        let own = waypoint.local.now(None);
+        let Some((name, port)) = self.place(session) else {
+            return Found::NotOurs;
+        };
+        let request = BackendRequest {
+            waypoint: &own.workload,
+            own: &waypoint.address,
+            is_target: self.is_target(session),
+            failed: &[],
+        };
+        let table = waypoint.state.table();
+        let revision = table.backend_revision(&request, name, &mut rand::rng());
+        if revision.is_none() {
+            return Found::NotOurs;
+        }
+        affinity::marked(table.backend_endpoints(&request, name, port), mark)
+    }
+
+    /// A way to an endpoint of it.
+    fn route_to(&self, session: &Session, own: &Local, to: &BackendEndpoint) -> Option<Route> {
+        let waypoint = &session.shard.waypoint;
+        let (name, _) = self.place(session)?;
+        let request = BackendRequest {
+            waypoint: &own.workload,
+            own: &waypoint.address,
+            is_target: self.is_target(session),
+            failed: &[],
+        };
+        let table = waypoint.state.table();
+        let route = table.backend_at(&request, name, to, &mut rand::rng());
+        route.ok()
+    }
+
     /// The port of a service that it is, if there is a rule for it.
     pub(crate) fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
         let (name, number) = match (self, &session.target) {
@@ -259,13 +311,13 @@ impl Destination {
         session: &Session,
         own: &Local,
         ruling: Option<&Arc<Ruling>>,
-        failed: &[ArcStr],
+        (failed, kept): (&[ArcStr], Option<&BackendEndpoint>),
     ) -> Result<(Way, Option<Held>), NoPlace> {
         let ipv6 = session.shard.waypoint.config.ipv6;
         if let Some(ruling) = ruling {
             let is_target = self.is_target(session);
             let waypoint = &session.shard.waypoint;
-            let wish = ruling.wish(failed);
+            let wish = ruling.wish(failed, kept.map(|kept| kept.workload.uid()));
             match ruling
                 .port
                 .route(waypoint.around(), &own.workload, is_target, wish)
@@ -279,13 +331,19 @@ impl Destination {
                 Err(error) => return Err(error.into()),
             }
         }
+        if let Some(kept) = kept.filter(|kept| !failed.contains(kept.workload.uid()))
+            && ruling.is_none()
+            && let Some(route) = self.route_to(session, own, kept)
+        {
+            return Ok((Way::of(route, ipv6).await?, None));
+        }
         let route = self.route(session, own, failed).await;
         if let (Self::Subset(..), Some(ruling)) = (self, ruling) {
             // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset.
             drop(route.map_err(UpstreamError::from)?);
             let around = session.shard.waypoint.around();
             let is_target = self.is_target(session);
-            let wish = ruling.wish(failed);
+            let wish = ruling.wish(failed, None);
             let chosen = ruling.port.route(around, &own.workload, is_target, wish)?;
             let (route, held) = chosen.ok_or_else(|| self.unknown_subset())?;
             return Ok((Way::of(route, ipv6).await?, Some(held)));
@@ -352,6 +410,7 @@ pub(super) async fn send(
         passed,
         patience,
         again,
+        kept,
     } = sending;
     let asked = (request.headers(), request.uri());
     let ruling = destination.ruling(session, version, asked).await?;
@@ -363,7 +422,7 @@ pub(super) async fn send(
     let mut leave: Option<Leave> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
     let mut way = destination
-        .way(session, &own, ruling.as_ref(), &failed)
+        .way(session, &own, ruling.as_ref(), (&failed, kept))
         .await;
     loop {
         let (to, held) = way?;
@@ -412,12 +471,12 @@ pub(super) async fn send(
         }
         // To another if there is one: this one would be asked to do what it has just failed to do.
         way = destination
-            .way(session, &own, ruling.as_ref(), &failed)
+            .way(session, &own, ruling.as_ref(), (&failed, kept))
             .await;
         if way.is_err() && retrying.may_try_the_same() {
             failed.clear();
             way = destination
-                .way(session, &own, ruling.as_ref(), &failed)
+                .way(session, &own, ruling.as_ref(), (&failed, kept))
                 .await;
         }
         if way.is_err()

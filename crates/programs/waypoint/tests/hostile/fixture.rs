@@ -147,6 +147,7 @@ impl World {
             Resource::WaypointPolicy,
             Resource::WaypointAuthentication,
             Resource::WaypointExtension,
+            Resource::WaypointRateLimit,
         ] {
             world.published.complete(of);
         }

@@ -115,6 +115,13 @@ impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
                 backoff: milliseconds(retry.backoff),
             }),
             name: optional(from.name.as_ref()),
+            session: from.session.as_ref().map(|session| wire::HttpSession {
+                name: session.name.to_string(),
+                header: session.is_header,
+                permanent: session.is_permanent,
+                absolute_timeout: milliseconds(session.absolute_timeout),
+                idle_timeout: milliseconds(session.idle_timeout),
+            }),
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::{
     },
     problem::FieldError,
 };
+pub(crate) use callee::host;
 use providers::ExtensionProvider;
 pub(crate) use settings::MeshSettings;
 

@@ -11,6 +11,7 @@ mod http_route;
 mod mirrors;
 mod reader;
 mod references;
+mod session;
 mod standing;
 mod stream;
 
@@ -33,6 +34,7 @@ use crate::{
 };
 use backends::BackendInput;
 use http_route::RuleInput;
+pub(super) use reader::{Reader, is_token};
 use references::{Named, Unresolved};
 use stream::StreamInput;
 
@@ -116,7 +118,7 @@ pub(crate) enum Rules {
 pub(crate) struct Unsupported {
     /// For a condition.
     pub(super) reason: &'static str,
-    pub(super) text: ArcStr,
+    pub(in crate::index::kinds) text: ArcStr,
 }
 
 /// What the kinds of routes differ in.
@@ -441,14 +443,18 @@ impl Index {
             let Rules::Http(rules) = &route.rules else {
                 return None;
             };
+            let rule = |(index, rule): (usize, &RuleInput)| {
+                let mut rule = rule.resolved(self, route, gateway);
+                if let Some(session) = &mut rule.session {
+                    session::name(session, &route.name, index);
+                }
+                rule
+            };
             Some(HttpRoute {
                 name: route.name.clone(),
                 ports: route.ports(self, target)?,
                 clients: route.clients(target, gateway),
-                rules: rules
-                    .iter()
-                    .map(|rule| rule.resolved(self, route, gateway))
-                    .collect(),
+                rules: rules.iter().enumerate().map(rule).collect(),
             })
         };
         let routes = self.sorted_routes_of(target);

@@ -4,10 +4,10 @@ use ambit_model::{
     FaultStatus, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpCors,
     HttpFault, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpProvider,
     HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule,
-    HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname, PathChange,
-    PathNormalization, PathPattern, PolicyKey, Provider, ProviderBody, ProviderProtocol, RouteName,
-    ServiceAccountMatch, Share, StreamBackend, StreamRoute, StringMatch, WaypointGateway,
-    WaypointService,
+    HttpSession, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname,
+    PathChange, PathNormalization, PathPattern, PolicyKey, Provider, ProviderBody,
+    ProviderProtocol, RouteName, ServiceAccountMatch, Share, StreamBackend, StreamRoute,
+    StringMatch, WaypointGateway, WaypointService,
 };
 
 use super::*;
@@ -155,6 +155,13 @@ fn services_read_back_what_was_written() {
             },
             ports: vec![80],
             rules: vec![HttpRouteRule {
+                session: Some(HttpSession {
+                    name: "id".into(),
+                    is_header: true,
+                    is_permanent: true,
+                    absolute_timeout: Some(Duration::from_secs(60)),
+                    idle_timeout: Some(Duration::from_secs(5)),
+                }),
                 matches: vec![HttpRouteMatch {
                     path: Some(HttpPathMatch::Prefix("/a".into())),
                     method: Some("GET".into()),

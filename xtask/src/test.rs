@@ -17,7 +17,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
             build_binaries()?;
         }
         if tests.collector {
-            build_collector()?;
+            build_peers()?;
         }
         if package == "ambit-cluster-tests" {
             images::for_cluster()?;
@@ -35,7 +35,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     )?;
     proto::generate(true)?;
     build_binaries()?;
-    build_collector()?;
+    build_peers()?;
     images::for_cluster()?;
     shell::run(
         "build the tests",
@@ -80,14 +80,26 @@ fn build_binaries() -> Result<()> {
 /// The outside end of the system tests' telemetry, beside our own programs. What has not changed, Go does not build
 /// again.
 pub(crate) fn build_collector() -> Result<PathBuf> {
-    let program = shell::target_dir().join("debug/otlp-collector");
+    build_peer("collector", "otlp-collector")
+}
+
+/// What system tests talk to: a collector, and a provider of CUSTOM policies.
+fn build_peers() -> Result<()> {
+    build_collector()?;
+    build_peer("authorizer", "ext-authz-provider")?;
+    Ok(())
+}
+
+/// Builds a program of `build/` that is made of what others publish, and that tests talk to.
+fn build_peer(module: &str, program: &str) -> Result<PathBuf> {
+    let program = shell::target_dir().join("debug").join(program);
     let mut go = Command::new("go");
     go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
         .arg(&program)
         .arg(".")
-        .current_dir(shell::root().join("build/collector"))
+        .current_dir(shell::root().join("build").join(module))
         .env("CGO_ENABLED", "0");
-    shell::run("build the collector", &mut go)?;
+    shell::run(&format!("build the {module}"), &mut go)?;
     Ok(program)
 }
 

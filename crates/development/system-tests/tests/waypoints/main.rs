@@ -8,6 +8,7 @@
     reason = "tests"
 )]
 
+mod authorizers;
 mod circles;
 mod faults;
 mod foreign;
@@ -16,6 +17,7 @@ mod overlays;
 mod progress;
 mod protocols;
 mod rehearsal;
+mod rehearsal_of_cluster;
 mod rollout;
 mod routed_policies;
 mod telemetry;

@@ -6,10 +6,13 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -120,21 +123,31 @@ func record(ctx context.Context, envoy, file string) error {
 		if one.TLS {
 			port, config = tlsPort, client
 		}
+		// Envoy may break the connection.
 		answer, err := sent.send(ctx, place(port), config)
 		if err != nil {
-			return fmt.Errorf("%s: %w", one.Name, err)
+			answer = answered{Body: "none"}
 		}
 		results[one.Name] = recorded{Asked: book.take(), Answered: answer}
 	}
-	var indented bytes.Buffer
-	compact, err := json.Marshal(results)
-	if err != nil {
-		return err
+	return write(results)
+}
+
+// One result a line.
+func write(results map[string]recorded) error {
+	var lines []string
+	for _, name := range slices.Sorted(maps.Keys(results)) {
+		title, err := json.Marshal(name)
+		if err != nil {
+			return err
+		}
+		result, err := json.Marshal(results[name])
+		if err != nil {
+			return err
+		}
+		lines = append(lines, fmt.Sprintf(" %s: %s", title, result))
 	}
-	if err := json.Indent(&indented, compact, "", " "); err != nil {
-		return err
-	}
-	_, err = fmt.Println(indented.String())
+	_, err := fmt.Printf("{\n%s\n}\n", strings.Join(lines, ",\n"))
 	return err
 }
 

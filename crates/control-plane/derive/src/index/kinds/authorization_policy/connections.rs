@@ -1,7 +1,7 @@
 //! Connections that are not HTTP, and that a provider is not asked about over HTTP: a waypoint refuses them.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
-use ambit_model::{AppProtocol, GatewayName, Provider, ProviderProtocol};
+use ambit_model::{AppProtocol, ArcStr, GatewayName, Provider, ProviderProtocol};
 
 use crate::{
     index::{Index, kinds::route::declared_ports, targets::Targets},
@@ -75,7 +75,7 @@ fn refused(index: &Index, targets: &Targets) -> Vec<String> {
 
 /// Whether one of these waypoints serves a Service or ServiceEntry.
 fn is_served(index: &Index, key: &ObjectKey, waypoints: &[&GatewayName]) -> bool {
-    let is_among = |host| {
+    let is_among = |host: &ArcStr| {
         let serving = index.waypoints_serving(key, host);
         waypoints.iter().any(|waypoint| serving.contains(*waypoint))
     };

@@ -6,7 +6,7 @@ mod compared;
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Mesh, binary, find, until, with_waypoint};
+use ambit_system_tests::{LogSource, Mesh, binary, find, until, with_waypoint};
 use serde_json::{Value, json};
 
 /// Ports of the provider.
@@ -120,16 +120,26 @@ impl Scene {
     fn asked(&self, from: &str, provider: &str) -> Vec<Value> {
         let status = self.mesh.client().status().expect("the lab answers");
         let ip = find(&status, provider).and_then(|pod| pod.ips.first().copied());
-        let url = format!("http://{}:{ASKED}/", ip.expect("the provider has an address"));
-        let answer = self.mesh.get(from, &url);
-        let all: Value = serde_json::from_str(answer.ok().trim()).unwrap_or_default();
+        let place = SocketAddr::new(ip.expect("the provider has an address"), ASKED);
+        let answer = self.ask(from, place, &get("/", &[]));
+        let all = answer["body"].as_str().map(serde_json::from_str::<Value>);
+        let all = all.and_then(Result::ok).unwrap_or_default();
         all.as_array().cloned().unwrap_or_default()
     }
 
-    fn until_problem(&self, parts: &[&str]) {
-        self.mesh.until(&format!("{parts:?} is told"), |status| {
-            let mut problems = status.problems.iter();
-            problems.any(|problem| parts.iter().all(|part| problem.contains(part)))
+    /// Waits until the control plane has told of something.
+    fn until_told(&self, parts: &[&str]) {
+        let log = || {
+            let source = LogSource::Daemon {
+                name: "control".to_owned(),
+                node: None,
+            };
+            self.mesh.client().log_text(source).unwrap_or_default()
+        };
+        until(&format!("{parts:?} is told"), || {
+            log()
+                .lines()
+                .any(|line| parts.iter().all(|part| line.contains(part)))
         });
     }
 }

@@ -70,7 +70,12 @@ fn cluster() -> ApiServer {
         pod("shop", "web", "10.0.0.1", json!({"app": "web"})),
         pod("shop", "front", "10.0.0.3", json!({"app": "front"})),
         pod("out", "batch", "10.0.0.4", json!({"app": "batch"})),
-        pod("istio-system", "proxy", "10.0.0.8", json!({"app": "ztunnel"})),
+        pod(
+            "istio-system",
+            "proxy",
+            "10.0.0.8",
+            json!({"app": "ztunnel"}),
+        ),
         pod(
             "shop",
             "way-1",
@@ -168,13 +173,18 @@ fn policies_are_rehearsed_on_what_a_cluster_has_and_has_logged() {
     }
     let said = rehearse(&server, STRICT);
     assert_eq!(said.code, 1, "{}", said.stdout);
-    assert!(said.stdout.contains("out/batch (plaintext)"), "{}", said.stdout);
+    assert!(
+        said.stdout.contains("out/batch (plaintext)"),
+        "{}",
+        said.stdout
+    );
 
     // Without the provider in the mesh's settings everything is refused; with it, it decides.
     let said = rehearse(&server, CUSTOM);
     assert_eq!(said.code, 1, "{}", said.stdout);
     assert!(
-        said.stdout.contains("MeshConfig has no provider with the name decides"),
+        said.stdout
+            .contains("MeshConfig has no provider with the name decides"),
         "{}",
         said.stdout
     );
@@ -204,5 +214,9 @@ fn policies_are_rehearsed_on_what_a_cluster_has_and_has_logged() {
     }
     // It is asked for by its name: who may rehearse need not read the ConfigMaps of others.
     let asked = server.requests();
-    assert!(asked.iter().all(|one| !one.path.starts_with("/api/v1/configmaps")));
+    assert!(
+        asked
+            .iter()
+            .all(|one| !one.path.starts_with("/api/v1/configmaps"))
+    );
 }

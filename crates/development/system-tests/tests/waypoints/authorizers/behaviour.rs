@@ -36,7 +36,7 @@ fn grpc(more: &Value) -> Value {
 impl Scene {
     fn configure(&self, providers: &Value) {
         let config = manifests(&[mesh_config(providers)]);
-        self.mesh.apply("mesh-config", &config);
+        self.mesh.apply("config", &config);
     }
 
     fn app(&self) -> SocketAddr {
@@ -93,7 +93,11 @@ fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
             });
             let allowed = get("/a?b=1", &[("x-answer", &yes), ("x-user", "mallory")]);
             let said = scene.until_status(&place, &allowed, 200);
-            assert_eq!(said["heard"]["headers"]["x-user"], json!(["ann"]), "{place}");
+            assert_eq!(
+                said["heard"]["headers"]["x-user"],
+                json!(["ann"]),
+                "{place}"
+            );
             assert_eq!(said["headers"]["x-down"], json!(["1"]), "{place}");
             let asked = scene.asked(from, &pod).pop().unwrap();
             if kind == "envoyExtAuthzGrpc" {
@@ -106,7 +110,11 @@ fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
             }
             let denied = scene.ask("shop/client", scene.app(), &get("/", &[("x-answer", &no)]));
             assert_eq!(
-                (&denied["status"], &denied["body"], &denied["headers"]["x-why"]),
+                (
+                    &denied["status"],
+                    &denied["body"],
+                    &denied["headers"]["x-why"]
+                ),
                 (&json!(401), &json!("who?"), &json!(["because"])),
                 "{place}"
             );
@@ -115,7 +123,11 @@ fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
     // In the mesh it is the waypoint's identity that lets it ask.
     let others = GUARDED.replace("sa/waypoint", "sa/other");
     scene.mesh.apply("guarded", &others);
-    scene.until_status("the provider does not let the waypoint in", &get("/", &[]), 403);
+    scene.until_status(
+        "the provider does not let the waypoint in",
+        &get("/", &[]),
+        403,
+    );
 }
 
 #[test]
@@ -128,9 +140,9 @@ fn a_provider_that_cannot_be_asked_refuses_unless_it_is_to_fail_open() {
     scene.mesh.apply("policy", &manifests(&objects[..1]));
     // Nobody has told who decides.
     scene.until_status("an unknown provider", &get("/", &[]), 403);
-    scene.until_problem(&["shop/ask-app", "no provider with the name decides"]);
+    scene.until_told(&["shop/ask-app", "no provider with the name decides"]);
 
-    scene.mesh.apply("mesh-config", &manifests(&objects[1..]));
+    scene.mesh.apply("config", &manifests(&objects[1..]));
     scene.until_status("it is known", &get("/", &[]), 200);
     let gone = manifests(&[service(
         "legacy",
@@ -142,20 +154,22 @@ fn a_provider_that_cannot_be_asked_refuses_unless_it_is_to_fail_open() {
     let failing = get("/", &[("x-answer", "fail")]);
     let plain = get("/", &[]);
     for (fail_open, status) in [(false, 503), (true, 200)] {
-        scene.configure(&grpc(&json!({"statusOnError": "503", "failOpen": fail_open})));
+        scene.configure(&grpc(
+            &json!({"statusOnError": "503", "failOpen": fail_open}),
+        ));
         scene.until_status("it fails", &failing, status);
         scene.until_status("it hangs", &hanging, status);
         let denied = json!({"status": {"code": 16}});
         let denied = get("/", &[("x-answer", &denied.to_string())]);
         scene.until_status("it denies", &denied, 403);
-        scene.mesh.apply("provider-gone", &gone);
+        scene.mesh.apply("gone", &gone);
         if fail_open {
             // What it would deny passes, now that it is not there.
             scene.until_status("it is gone", &denied, 200);
         } else {
             scene.until_status("it is gone", &plain, status);
         }
-        scene.mesh.remove("provider-gone");
+        scene.mesh.remove("gone");
         scene.until_status("it is back", &denied, 403);
     }
 
@@ -164,7 +178,7 @@ fn a_provider_that_cannot_be_asked_refuses_unless_it_is_to_fail_open() {
     let said = scene.until_status("another decides", &plain, 401);
     assert_eq!(said["body"], "by the other one");
     scene.configure(&json!([{"name": "decides", "envoyExtAuthzGrpc": {"service": "authz"}}]));
-    scene.until_problem(&["istio-system/istio", "envoyExtAuthzGrpc.port"]);
+    scene.until_told(&["istio-system/istio", "envoyExtAuthzGrpc.port"]);
     scene.until_status("the last good one counts", &plain, 401);
     scene.configure(&json!([]));
     scene.until_status("it is known no more", &plain, 403);
@@ -194,11 +208,16 @@ fn connections_are_asked_about_over_grpc_and_refused_over_http_which_is_told() {
     let http = |port| decides("envoyExtAuthzHttp", "legacy", port, &json!({}));
     scene.configure(&http(HTTP));
     until("connections are refused", || !passes());
-    scene.until_problem(&[
+    scene.until_told(&[
         "shop/ask-raw",
         "connections to port 9100 of Service shop/raw are refused",
     ]);
-    assert!(scene.asked("legacy/client", "legacy/authz").iter().all(|one| one["http"].is_null()));
+    assert!(
+        scene
+            .asked("legacy/client", "legacy/authz")
+            .iter()
+            .all(|one| one["http"].is_null())
+    );
     scene.configure(&grpc(&json!({})));
     until("connections pass again", passes);
 }

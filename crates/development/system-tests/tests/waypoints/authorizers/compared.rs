@@ -51,7 +51,234 @@ const fn meant(
     }
 }
 
-const MEANT: &[Meant] = &[];
+const MEANT: &[Meant] = &[
+    // Of every request.
+    meant(
+        "*",
+        "answered.headers.server",
+        ("envoy", NOTHING),
+        "answers are the application's own",
+    ),
+    meant(
+        "*",
+        "answered.headers.x-envoy-upstream-service-time",
+        (SOMETHING, NOTHING),
+        "the same",
+    ),
+    meant(
+        "*",
+        "answered.heard.headers.traceparent",
+        (NOTHING, "*"),
+        "of telemetry, which Envoy was recorded without",
+    ),
+    meant(
+        "*",
+        "answered.heard.headers.x-envoy-expected-rq-timeout-ms",
+        ("15000", NOTHING),
+        "Envoy's own",
+    ),
+    meant(
+        "*",
+        "answered.heard.headers.x-forwarded-for",
+        (NOTHING, SOMETHING),
+        "it is said who called",
+    ),
+    meant(
+        "*",
+        "answered.headers.content-type",
+        (NOTHING, "text/plain"),
+        "of empty bodies, too",
+    ),
+    meant(
+        "*",
+        "*source.principal",
+        (NOTHING, "spiffe://cluster.local/ns/shop/sa/client"),
+        "Envoy was called without TLS",
+    ),
+    meant(
+        "*",
+        "*destination.principal",
+        (NOTHING, "spiffe://cluster.local/ns/shop/sa/waypoint"),
+        "the same",
+    ),
+    meant(
+        "*",
+        "asked*.http.headers.x-forwarded-proto",
+        ("*", NOTHING),
+        "it is set when a request is sent on",
+    ),
+    meant(
+        "*",
+        "asked*.http.headers.x-request-id",
+        (SOMETHING, NOTHING),
+        "it is made when a request is sent on",
+    ),
+    meant(
+        "*",
+        "asked*.http.id",
+        (SOMETHING, NOTHING),
+        "it is the x-request-id of the client",
+    ),
+    meant(
+        "*post*",
+        "asked*.http.headers.content-length",
+        ("*", NOTHING),
+        "size says it",
+    ),
+    meant(
+        "post of*no body*",
+        "asked*.http.size",
+        (NOTHING, "5"),
+        "Envoy says it of what it has read",
+    ),
+    meant(
+        "post of unknown length*",
+        "asked*.http.size",
+        ("4", "-1"),
+        "what was not said is not known",
+    ),
+    meant(
+        "*",
+        "asked*.headers.x-envoy-auth-partial-body",
+        (NOTHING, "false"),
+        "it is said where bodies are shown",
+    ),
+    meant(
+        "*",
+        "asked*.http.headers.x-envoy-expected-rq-timeout-ms",
+        ("*", NOTHING),
+        "Envoy's own",
+    ),
+    meant(
+        "*",
+        "asked*.http.headers.x-envoy-internal",
+        ("true", NOTHING),
+        "Envoy's own",
+    ),
+    // Inside the mesh's TLS, requests are plain.
+    meant(
+        "get with TLS*",
+        "answered.heard.headers.x-forwarded-proto",
+        ("https", "http"),
+        "TLS is the mesh's",
+    ),
+    meant(
+        "get with TLS*",
+        "asked*.http.headers.:scheme",
+        ("https", "http"),
+        "the same",
+    ),
+    meant(
+        "get with TLS*",
+        "asked*.http.scheme",
+        ("https", "http"),
+        "the same",
+    ),
+    meant(
+        "context of a route",
+        "*.contextExtensions.of",
+        ("the route", NOTHING),
+        "MeshConfig has none",
+    ),
+    meant(
+        "post that is larger*",
+        "answered.body",
+        ("Payload Too Large", "the body is larger*"),
+        "it says why",
+    ),
+    // What says two things, or nothing, admits nobody.
+    meant(
+        "an empty answer",
+        "answered.*",
+        ("*", "*"),
+        "an answer without a status is none",
+    ),
+    meant(
+        "denied and a status of OK",
+        "answered.*",
+        ("*", "*"),
+        "it contradicts itself",
+    ),
+    meant(
+        "an error and a status of OK",
+        "answered.*",
+        ("*", "*"),
+        "it contradicts itself",
+    ),
+    meant(
+        "denied with a status below 200",
+        "answered.*",
+        ("*", "*"),
+        "Envoy breaks the connection",
+    ),
+    meant(
+        "headers that frame or lead a request",
+        "answered.*",
+        ("*", "*"),
+        "they are never a provider's",
+    ),
+    meant(
+        "a header that is none",
+        "answered.*",
+        ("*", "*"),
+        "it is left out and counted",
+    ),
+    meant(
+        "parameters that are set",
+        "answered.*",
+        ("*", "*"),
+        "Envoy sends them unescaped: no request",
+    ),
+    // Headers are set as the answer says.
+    meant(
+        "denied with headers twice",
+        "answered.headers.x-a",
+        ("1 | 2", "2"),
+        "the last is set",
+    ),
+    meant(
+        "denied with headers twice",
+        "answered.headers.x-b",
+        ("1", "1 | 2"),
+        "append is append",
+    ),
+    meant(
+        "headers of the request, appended",
+        "*.x-new",
+        (NOTHING, "2"),
+        "append is append",
+    ),
+    meant(
+        "headers of the request, appended",
+        "*.x-there",
+        ("1,2", "1 | 2"),
+        "as lines of their own",
+    ),
+    meant(
+        "headers of the request, ADD_IF_ABSENT",
+        "*.x-there",
+        ("2", "1"),
+        "Envoy does not read it here",
+    ),
+    meant(
+        "headers of the request, OVERWRITE_IF_EXISTS",
+        "*.x-new",
+        ("2", NOTHING),
+        "the same",
+    ),
+    meant(
+        "http: get",
+        "asked*.x-in-1",
+        ("a,b", "a | b"),
+        "as they came",
+    ),
+    meant(
+        "http: allowed with headers",
+        "*.x-set-a",
+        ("2", "1 | 2"),
+        "both are the provider's",
+    ),
+];
 
 impl Meant {
     fn explains(&self, found: &Difference) -> bool {
@@ -139,9 +366,7 @@ fn compare(case: &str, envoy: &Value, ours: &Value) -> Vec<Difference> {
 /// A request, with the header that says how it is to be answered.
 fn request(case: &Value) -> Value {
     let mut request = case["request"].clone();
-    if let (Some(wanted), Some(headers)) =
-        (case.get("answer"), request["headers"].as_array_mut())
-    {
+    if let (Some(wanted), Some(headers)) = (case.get("answer"), request["headers"].as_array_mut()) {
         headers.push(json!(["x-answer", answer(wanted)]));
     }
     request
@@ -157,7 +382,11 @@ fn providers_are_asked_and_believed_as_by_envoy_but_for_what_is_listed() {
     for (name, provider) in providers {
         let mut entry = provider["mesh"].clone();
         for (kind, settings) in entry.as_object_mut().unwrap() {
-            let port = if kind == "envoyExtAuthzHttp" { HTTP } else { GRPC };
+            let port = if kind == "envoyExtAuthzHttp" {
+                HTTP
+            } else {
+                GRPC
+            };
             settings["service"] = "authz.legacy.svc.cluster.local".into();
             settings["port"] = port.into();
         }

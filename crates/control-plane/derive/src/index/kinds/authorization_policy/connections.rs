@@ -61,9 +61,7 @@ fn refused(index: &Index, targets: &Targets) -> Vec<String> {
         let ports = declared_ports(index, &key).unwrap_or_default();
         let refused: Vec<String> = ports
             .into_iter()
-            .filter(|(_, _, protocol)| {
-                matches!(protocol, AppProtocol::Tcp | AppProtocol::Tls)
-            })
+            .filter(|(_, _, protocol)| matches!(protocol, AppProtocol::Tcp | AppProtocol::Tls))
             .map(|(_, number, _)| format!("port {number} of {key}"))
             .collect();
         let is_concerned =

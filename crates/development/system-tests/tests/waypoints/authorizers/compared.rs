@@ -155,6 +155,12 @@ const MEANT: &[Meant] = &[
         ("true", NOTHING),
         "Envoy's own",
     ),
+    meant(
+        "http: *",
+        "asked*.http.headers.content-length",
+        ("0", NOTHING),
+        "a request without a body needs none",
+    ),
     // Inside the mesh's TLS, requests are plain.
     meant(
         "get with TLS*",

@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             build_binaries()?;
         }
         if tests.collector {
-            build_outside_ends()?;
+            build_peers()?;
         }
         if package == "ambit-cluster-tests" {
             images::for_cluster()?;
@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     )?;
     proto::generate(true)?;
     build_binaries()?;
-    build_outside_ends()?;
+    build_peers()?;
     images::for_cluster()?;
     shell::run(
         "build the tests",
@@ -77,28 +77,30 @@ fn build_binaries() -> Result<()> {
     )
 }
 
-/// What the system tests have at the other end of protocols of others.
-fn build_outside_ends() -> Result<()> {
+/// The outside end of the system tests' telemetry.
+pub(crate) fn build_collector() -> Result<PathBuf> {
+    build_peer("collector", "otlp-collector")
+}
+
+/// What system tests talk to: a collector, a provider of CUSTOM policies, a rate-limit service.
+fn build_peers() -> Result<()> {
     build_collector()?;
-    build_go("ratelimit", "rate-limit-service")?;
+    build_peer("authorizer", "ext-authz-provider")?;
+    build_peer("ratelimit", "rate-limit-service")?;
     Ok(())
 }
 
-/// The outside end of the system tests' telemetry.
-pub(crate) fn build_collector() -> Result<PathBuf> {
-    build_go("collector", "otlp-collector")
-}
-
-/// A program of `build`, beside our own programs. What has not changed, Go does not build again.
-fn build_go(from: &str, name: &str) -> Result<PathBuf> {
-    let program = shell::target_dir().join("debug").join(name);
+/// Builds a program of `build/` that is made of what others publish, and that tests talk to. What has not changed, Go does
+/// not build again.
+fn build_peer(module: &str, program: &str) -> Result<PathBuf> {
+    let program = shell::target_dir().join("debug").join(program);
     let mut go = Command::new("go");
     go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
         .arg(&program)
         .arg(".")
-        .current_dir(shell::root().join("build").join(from))
+        .current_dir(shell::root().join("build").join(module))
         .env("CGO_ENABLED", "0");
-    shell::run(&format!("build {name}"), &mut go)?;
+    shell::run(&format!("build the {module}"), &mut go)?;
     Ok(program)
 }
 

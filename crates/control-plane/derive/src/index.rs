@@ -390,7 +390,11 @@ impl Index {
         }
         for (uid, workload) in &delta.workloads {
             let workload = workload.as_deref();
-            for service in self.served.update(uid, served::as_endpoint(workload)) {
+            let services = self.served.update(uid, served::as_endpoint(workload));
+            if !services.is_empty() {
+                self.mark_users_of_providers();
+            }
+            for service in services {
                 self.mark_host(service.hostname);
             }
             let target = served::as_target(workload, |at| self.foreign_at(at));

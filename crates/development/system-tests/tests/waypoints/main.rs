@@ -8,6 +8,7 @@
     reason = "tests"
 )]
 
+mod authorizers;
 mod circles;
 mod faults;
 mod foreign;
@@ -17,6 +18,7 @@ mod overlays;
 mod progress;
 mod protocols;
 mod rehearsal;
+mod rehearsal_of_cluster;
 mod rollout;
 mod routed_policies;
 mod sessions;

@@ -129,6 +129,7 @@ fn asked<'a>(request: &'a Request<Incoming>, form: &'a Form) -> RouteRequest<'a>
         method: request.method().as_str(),
         path: &form.path,
         query: form.target.query(),
+        host: &form.host,
         headers: request.headers(),
     }
 }

@@ -80,10 +80,13 @@ impl Parent {
 }
 
 /// The name and number of a port, and what it speaks.
-type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
+pub(super) type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
 
 /// The ports of a service that routes can be for.
-fn declared_ports<'a>(index: &'a Index, target: &ObjectKey) -> Option<Vec<DeclaredPort<'a>>> {
+pub(super) fn declared_ports<'a>(
+    index: &'a Index,
+    target: &ObjectKey,
+) -> Option<Vec<DeclaredPort<'a>>> {
     if target.kind == Kind::Service {
         let service = index.get::<Service>(target)?;
         let tcp = service.ports.iter().filter(|port| port.is_tcp);

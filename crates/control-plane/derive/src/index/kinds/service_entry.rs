@@ -67,6 +67,7 @@ impl MeshKind for ServiceEntry {
             .bound
             .replace(key, bindings(change.old), bindings(change.new));
         index.mark_attached_to(key);
+        index.mark_users_of_providers();
     }
 
     fn render(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Rendered {

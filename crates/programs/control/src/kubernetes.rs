@@ -127,7 +127,6 @@ impl KindVisitor for Start {
         let config = match K::EXTENT {
             Extent::Nothing => return,
             Extent::Presence | Extent::Metadata | Extent::Whole { labels: None } => watch::config(),
-            Extent::Named(name) => watch::config().fields(&format!("metadata.name={name}")),
             Extent::Whole {
                 labels: Some(labels),
             } => watch::config().labels(labels),

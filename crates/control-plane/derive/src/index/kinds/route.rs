@@ -81,7 +81,10 @@ impl Parent {
 type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
 
 /// The ports of a service that routes can be for.
-fn declared_ports<'a>(index: &'a Index, target: &ObjectKey) -> Option<Vec<DeclaredPort<'a>>> {
+pub(super) fn declared_ports<'a>(
+    index: &'a Index,
+    target: &ObjectKey,
+) -> Option<Vec<DeclaredPort<'a>>> {
     if target.kind == Kind::Service {
         let service = index.get::<Service>(target)?;
         let tcp = service.ports.iter().filter(|port| port.is_tcp);

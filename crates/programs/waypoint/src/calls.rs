@@ -130,7 +130,7 @@ async fn way(
     };
     let route = waypoint.completed(look).await;
     let route = route.map_err(UpstreamError::from)?;
-    Ok(Way::of(route, waypoint.config.ipv6).await?)
+    Ok(Way::of(route, waypoint).await?)
 }
 
 async fn open(
@@ -147,7 +147,7 @@ async fn open(
     };
     shard
         .upstreams
-        .connect(way, own, &forwarded, passed, &DestinationLimits::default())
+        .connect(way, own, &forwarded, passed, (&DestinationLimits::default(), None))
         .await
 }
 

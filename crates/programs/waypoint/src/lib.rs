@@ -22,6 +22,8 @@ mod listeners;
 mod message;
 mod metered;
 mod mirrors;
+mod names;
+mod origination;
 mod plugins;
 pub mod published;
 pub mod server;

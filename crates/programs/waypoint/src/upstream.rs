@@ -8,16 +8,23 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::Pool;
-use ambit_model::DestinationLimits;
+use ambit_model::{ArcStr, DestinationLimits};
 use ambit_proxy::{
     Dialer, Local, ResolveError,
     dial::{ConnectError, tunnel_headers},
-    resolve,
+    pick,
 };
 use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
 use ambit_sys::socket::keep_alive;
 
-use crate::{circle::Passed, destination::in_time};
+use crate::{
+    circle::Passed,
+    destination::in_time,
+    message::Version,
+    names::{self, Forbidden},
+    origination::{OriginationError, Toward},
+    waypoint::Waypoint,
+};
 
 pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, StreamSlot};
 pub(crate) use stream::Stream;
@@ -43,6 +50,14 @@ pub(crate) enum UpstreamError {
     OtherNetwork,
     #[error("connecting took longer than the DestinationRule allows: {0:?}")]
     TooLong(std::time::Duration),
+    #[error("{0} is an address of the waypoint's own machine, or of nobody, which is not called")]
+    Own(IpAddr),
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
+    #[error("{host} resolves to {ip}, an address of the mesh, which is not called by a wildcard's hosts")]
+    OfMesh { host: ArcStr, ip: IpAddr },
+    #[error(transparent)]
+    Tls(#[from] OriginationError),
 }
 
 /// A route whose address is known.
@@ -56,14 +71,52 @@ pub(crate) enum Way {
 
 impl Way {
     /// Finds the address of a route.
-    pub(crate) async fn of(route: Route, ipv6: bool) -> Result<Self, UpstreamError> {
+    pub(crate) async fn of(route: Route, waypoint: &Waypoint) -> Result<Self, UpstreamError> {
         let route = match route {
             Route::NeedsDns(pending) => {
-                let ip = resolve(&pending, ipv6).await?;
+                let host = &pending.hostname;
+                let found = waypoint.names.of(host).await?;
+                let ipv6 = waypoint.config.ipv6;
+                let ip = pick(host, &found, pending.prefer_ipv6, ipv6)?;
                 pending.resolve(ip)
             }
             known => known,
         };
+        let way = Self::known(route)?;
+        match way {
+            Self::Plain(address, _) if names::is_own(address.ip()) => {
+                Err(UpstreamError::Own(address.ip()))
+            }
+            way => Ok(way),
+        }
+    }
+
+    /// To a host that a client has named, below a wildcard.
+    pub(crate) async fn to_host(
+        host: &ArcStr,
+        port: u16,
+        waypoint: &Waypoint,
+    ) -> Result<Self, UpstreamError> {
+        // As it stands: without the domains that a resolver may be told to add.
+        let all = waypoint.names.of(&format!("{host}.")).await?;
+        let mut good = Vec::new();
+        let mut why = None;
+        for ip in all.iter().copied() {
+            match waypoint.may_call(host, ip).await {
+                Ok(()) => good.push(ip),
+                Err(error) => why = Some(error),
+            }
+        }
+        match why {
+            Some(why) if good.is_empty() => Err(why),
+            _ => {
+                let ip = pick(host, &good, false, waypoint.config.ipv6)?;
+                Ok(Self::Plain(SocketAddr::new(ip, port), None))
+            }
+        }
+    }
+
+    fn known(route: Route) -> Result<Self, UpstreamError> {
         match route {
             Route::Plain(plain) => Ok(Self::Plain(plain.addr, Some(plain.workload))),
             Route::Hbone(hbone) => Ok(Self::Tunnel(Box::new(hbone))),
@@ -106,7 +159,7 @@ impl Upstreams {
         }
     }
 
-    /// A new connection for a caller, as the rule of its destination has it; of one that is no HTTP, the next waypoint
+    /// A new connection for a caller, as the rule of its destination has it, and over TLS if that is said; of one that is no HTTP, the next waypoint
     /// is told how many it has passed.
     pub(crate) async fn connect(
         &self,
@@ -114,9 +167,19 @@ impl Upstreams {
         own: &Local,
         forwarded: &Forwarded,
         passed: Option<Passed>,
-        limits: &DestinationLimits,
+        (limits, tls): (&DestinationLimits, Option<(Toward<'_>, Option<Version>)>),
     ) -> Result<Stream, UpstreamError> {
-        let connecting = self.connect_at_all(way, own, forwarded, passed, limits);
+        let connecting = async {
+            let stream = self.connect_at_all(way, own, forwarded, passed, limits);
+            let stream = stream.await?;
+            match tls {
+                None => Ok(stream),
+                Some((toward, version)) => {
+                    let stream = toward.begin(stream, version).await?;
+                    Ok(Stream::Tls(Box::new(stream)))
+                }
+            }
+        };
         let connected = in_time(limits.connect_timeout, connecting).await;
         connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)))
     }

@@ -113,12 +113,13 @@ async fn answer(
         Admitted::Answered(response) => return Ok(*response),
     };
     let routed = route(session, &request, &form, record, crossing)?;
-    let taken = match routed {
+    let mut taken = match routed {
         Routed::On(taken) => taken,
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };
     // Only now: what was judged and routed is what came.
     taken.change(session, request.headers_mut(), &mut form)?;
+    taken.name_host(session, &form)?;
     let destination = &taken.destination;
     let admission = judge_led(admission, &taken, &request, &form, record)?;
     let deadline = taken.timeouts().request.map(|most| began + most);
@@ -323,7 +324,7 @@ fn judge_led(
     form: &Form,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
-    if taken.destination == Destination::Target {
+    if matches!(taken.destination, Destination::Target | Destination::Host(_)) {
         return Ok(admission);
     }
     let sent = taken.changes_request().then(|| Facts {

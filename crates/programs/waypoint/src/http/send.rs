@@ -18,6 +18,7 @@ use hyper::body::{Body as _, Incoming};
 use super::{
     broken::Broken,
     endpoint::{self, Ruling},
+    outgoing,
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
@@ -26,6 +27,7 @@ use crate::{
     circle::Passed,
     destination::{Held, NoWay, Port},
     message::{Body, Version},
+    origination::Toward,
     session::Session,
     target::Target,
     upstream::{Checkout, HttpKey, HttpPool, Keep, StreamSlot, UpstreamError, Way},
@@ -40,6 +42,8 @@ pub(crate) enum Destination {
     Backend(NamespacedHostname, u16),
     /// A backend of a route that is a subset of a service.
     Subset(NamespacedHostname, u16, ArcStr),
+    /// A host that the client names, below the wildcard that the tunnel asks for.
+    Host(ArcStr),
 }
 
 /// Where a request went.
@@ -94,7 +98,7 @@ impl Destination {
     /// The service, if it is one.
     pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
         match self {
-            Self::Target => session.target.named().cloned(),
+            Self::Target | Self::Host(_) => session.target.named().cloned(),
             Self::Backend(name, _) | Self::Subset(name, ..) => {
                 let table = session.shard.waypoint.state.table();
                 table.service(name).cloned()
@@ -105,7 +109,7 @@ impl Destination {
     /// What the destination speaks, as far as that is declared.
     pub(super) fn app_protocol(&self, session: &Session) -> AppProtocol {
         match self {
-            Self::Target => session.target.app_protocol(),
+            Self::Target | Self::Host(_) => session.target.app_protocol(),
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
                 let table = session.shard.waypoint.state.table();
                 let service = table.service(name);
@@ -117,7 +121,7 @@ impl Destination {
     /// Whose retries count together.
     fn account(&self, session: &Session) -> Account {
         match self {
-            Self::Target => Account::Address(session.target.address()),
+            Self::Target | Self::Host(_) => Account::Address(session.target.address()),
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
                 Account::Service(name.clone(), *port)
             }
@@ -127,7 +131,7 @@ impl Destination {
     /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
     fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
-            (Self::Target, _) => true,
+            (Self::Target | Self::Host(_), _) => true,
             (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
             _ => false,
         }
@@ -155,7 +159,7 @@ impl Destination {
     ) -> Result<Route, RouteError> {
         let waypoint = &session.shard.waypoint;
         match self {
-            Self::Target => {
+            Self::Target | Self::Host(_) => {
                 let target = &session.target;
                 target.route(waypoint, &own.workload, failed, Some(load))
             }
@@ -181,12 +185,12 @@ impl Destination {
             }
             (Self::Backend(name, number), _) => (name, *number),
             (
-                Self::Target,
+                Self::Target | Self::Host(_),
                 Target::Service {
                     served, address, ..
                 },
             ) => (&served.name, address.port()),
-            (Self::Target, Target::Pod { .. }) => return None,
+            (Self::Target | Self::Host(_), Target::Pod { .. }) => return None,
         };
         let published = &session.shard.waypoint.published;
         Some(published.destination(name)?.port(number))
@@ -235,17 +239,19 @@ impl Destination {
         ruling: Option<&Arc<Ruling>>,
         failed: &[ArcStr],
     ) -> Result<(Way, Option<Held>), NoPlace> {
-        let ipv6 = session.shard.waypoint.config.ipv6;
+        let waypoint = &session.shard.waypoint;
+        if let Some(way) = self.given(session).await? {
+            return Ok((way, None));
+        }
         if let Some(ruling) = ruling {
             let is_target = self.is_target(session);
-            let waypoint = &session.shard.waypoint;
             let wish = ruling.wish(failed);
             match ruling
                 .port
                 .route(waypoint.around(), &own.workload, is_target, wish)
             {
                 Ok(Some((route, held))) => {
-                    return Ok((Way::of(route, ipv6).await?, Some(held)));
+                    return Ok((Way::of(route, waypoint).await?, Some(held)));
                 }
                 Ok(None) => {}
                 // What is missing is asked for below.
@@ -254,18 +260,57 @@ impl Destination {
             }
         }
         let route = self.route(session, own, failed).await;
-        if let (Self::Subset(..), Some(ruling)) = (self, ruling) {
-            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset.
-            drop(route.map_err(UpstreamError::from)?);
-            let around = session.shard.waypoint.around();
+        let begins_tls = ruling.filter(|ruling| ruling.port.tls().is_some());
+        if let Some(ruling) = begins_tls.or_else(|| ruling.filter(|_| self.is_subset())) {
+            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset, or to
+            // one that is not reached as it should be.
+            let route = route.map_err(UpstreamError::from)?;
+            let around = waypoint.around();
             let is_target = self.is_target(session);
             let wish = ruling.wish(failed);
             let chosen = ruling.port.route(around, &own.workload, is_target, wish)?;
-            let (route, held) = chosen.ok_or_else(|| self.unknown_subset())?;
-            return Ok((Way::of(route, ipv6).await?, Some(held)));
+            return match chosen {
+                Some((route, held)) => Ok((Way::of(route, waypoint).await?, Some(held))),
+                None if self.is_subset() => Err(self.unknown_subset().into()),
+                // The service's own waypoint chooses the endpoint, and speaks to it.
+                None => Ok((Way::of(route, waypoint).await?, None)),
+            };
         }
-        let way = Way::of(route.map_err(UpstreamError::from)?, ipv6).await?;
+        let way = Way::of(route.map_err(UpstreamError::from)?, waypoint).await?;
         Ok((way, None))
+    }
+
+    fn is_subset(&self) -> bool {
+        matches!(self, Self::Subset(..))
+    }
+
+    /// The way that the client gives: to the host that it names, or to the address that it dialled, where nothing is
+    /// chosen.
+    pub(crate) async fn given(&self, session: &Session) -> Result<Option<Way>, UpstreamError> {
+        let waypoint = &session.shard.waypoint;
+        match self {
+            Self::Host(host) => {
+                let port = session.target.host_port();
+                Ok(Some(Way::to_host(host, port, waypoint).await?))
+            }
+            Self::Target => match session.target.passed_through(waypoint) {
+                Some(route) => Ok(Some(Way::of(route, waypoint).await?)),
+                None => Ok(None),
+            },
+            Self::Backend(..) | Self::Subset(..) => Ok(None),
+        }
+    }
+
+    /// The host of an endpoint, as TLS asks for it where nothing else is said.
+    pub(crate) fn host(&self, session: &Session) -> ArcStr {
+        match self {
+            Self::Host(host) => host.clone(),
+            Self::Backend(name, _) | Self::Subset(name, ..) => name.hostname.clone(),
+            Self::Target => {
+                let service = session.target.service_name();
+                service.map_or_else(ArcStr::new, |name| name.hostname.clone())
+            }
+        }
     }
 }
 
@@ -332,6 +377,14 @@ pub(super) async fn send(
     let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
+    let host = destination.host(session);
+    let toward = ruling.as_ref().and_then(|ruling| {
+        Some(Toward {
+            origination: ruling.port.tls()?,
+            settings: &session.shard.waypoint.config.tls,
+            host: &host,
+        })
+    });
     let (mut retrying, mut request) = Retrying::of(again, request);
     let active = session.shard.retries.active(destination.account(session));
     let mut leave: Option<Leave> = None;
@@ -351,7 +404,12 @@ pub(super) async fn send(
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         passed.tell(request.headers_mut(), to.leads_to_waypoint());
-        let trying = attempt(session, &own, to, (version, &limits), request);
+        // Without an endpoint of its own choice it is the next waypoint that speaks to one.
+        let over = toward.filter(|_| held.is_some() || !to.leads_to_waypoint());
+        if over.is_some() && version == Version::Http2 {
+            outgoing::secure(&mut request);
+        }
+        let trying = attempt(session, &own, to, (version, &limits, over), request);
         let outcome = match patience {
             None => Some(trying.await),
             Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
@@ -500,10 +558,10 @@ async fn attempt(
     session: &Session,
     own: &Local,
     way: &Way,
-    (version, limits): (Version, &DestinationLimits),
+    (version, limits, over): (Version, &DestinationLimits, Option<Toward<'_>>),
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, Attempt> {
-    let key = HttpKey::new(way, version);
+    let key = HttpKey::new(way, version).over(over.map(|over| over.key()));
     let pool = &session.shard.upstreams.http;
     let sent = |error| Attempt {
         broken: Broken::of(&error),
@@ -525,7 +583,7 @@ async fn attempt(
             },
         }
     }
-    let checkout = match open(session, own, way, &key, (limits, is_connect)).await {
+    let checkout = match open(session, own, way, &key, (limits, over, version, is_connect)).await {
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
@@ -548,7 +606,7 @@ async fn open(
     own: &Local,
     way: &Way,
     key: &HttpKey,
-    (limits, is_connect): (&DestinationLimits, bool),
+    (limits, over, version, is_connect): (&DestinationLimits, Option<Toward<'_>>, Version, bool),
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
     // Connections are shared by callers: it names none of them.
     let ip = own.workload.workload_ips.first().copied();
@@ -558,7 +616,8 @@ async fn open(
         host: None,
     };
     let upstreams = &session.shard.upstreams;
-    let connecting = upstreams.connect(way, own, &forwarded, None, limits);
+    let over = over.map(|over| (over, Some(version)));
+    let connecting = upstreams.connect(way, own, &forwarded, None, (limits, over));
     let stream = connecting.await?;
     if is_connect {
         return Ok(HttpPool::begin_extended(key, stream).await?);

@@ -82,6 +82,9 @@ pub struct Config {
     /// `TLS12_ENABLED`, `COMPLIANCE_POLICY`: what TLS that begins here goes by, as far as it concerns others.
     #[serde(skip)]
     pub tls: TlsSettings,
+    /// `AMBIT_TLS_FILES`: where the certificates and keys are that rules name, of each namespace in a directory of its
+    /// name; rules say `/etc/certs` wherever it is.
+    pub tls_files: PathBuf,
     /// `IPV6_ENABLED`.
     pub ipv6: bool,
     /// Admin server's port, on the loopback address.
@@ -157,6 +160,7 @@ impl Config {
             insecure_registries: insecure_registries(env),
             allowed_hosts: allowed_hosts(env)?,
             tls: TlsSettings::from_env(env)?,
+            tls_files: env.text("AMBIT_TLS_FILES", "/etc/certs").into(),
             ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
             admin_port: 15000,
             stats_port: 15020,

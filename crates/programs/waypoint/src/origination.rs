@@ -4,7 +4,7 @@
 use std::{
     fs, io,
     io::Read as _,
-    path::Path,
+    path::{Component, Path},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -14,13 +14,15 @@ use std::{
 
 use ambit_model::{ArcStr, DestinationTls, TlsRoots};
 use ambit_tls::{
-    Authorities, ClientStream, Outward, OutwardConnectError, OutwardError, Shown, TlsSettings,
+    Authorities, ClientStream, Outward, OutwardConnectError, OutwardError, Shown,
 };
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::message::Version;
+use crate::{config::Config, message::Version};
 
+/// Where the control plane says that files are.
+const FILES: &str = "/etc/certs";
 /// How long files are believed to be as they were.
 const FRESH: Duration = Duration::from_secs(30);
 /// Longest file.
@@ -31,6 +33,8 @@ pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
 /// TLS that cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginationError {
+    #[error("{0} is not below {FILES}")]
+    Place(ArcStr),
     #[error("the file {path} of the waypoint cannot be read")]
     File {
         path: ArcStr,
@@ -57,7 +61,7 @@ pub(crate) struct Origination {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Toward<'a> {
     pub(crate) origination: &'a Origination,
-    pub(crate) settings: &'a TlsSettings,
+    pub(crate) config: &'a Config,
     /// The endpoint's host, as it is known.
     pub(crate) host: &'a str,
 }
@@ -89,7 +93,8 @@ impl Origination {
         self.of.client.is_some() || matches!(self.of.roots, TlsRoots::File(_))
     }
 
-    fn outward(&self, settings: &TlsSettings) -> Result<Outward, OriginationError> {
+    fn outward(&self, config: &Config) -> Result<Outward, OriginationError> {
+        let text = |path| text(path, &config.tls_files);
         let mut made = self.made.lock();
         if let Some((at, outward)) = &*made
             && (!self.has_files() || at.elapsed() < FRESH)
@@ -108,7 +113,7 @@ impl Origination {
             certificates,
             key: key.as_bytes(),
         });
-        let outward = Outward::new(settings, authorities, &self.of.names, shown)?;
+        let outward = Outward::new(&config.tls, authorities, &self.of.names, shown)?;
         *made = Some((Instant::now(), outward.clone()));
         Ok(outward)
     }
@@ -137,7 +142,7 @@ impl Toward<'_> {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let outward = self.origination.outward(self.settings)?;
+        let outward = self.origination.outward(self.config)?;
         let protocol: Option<&[u8]> = version.map(|version| match version {
             Version::Http1 => &b"http/1.1"[..],
             Version::Http2 => b"h2",
@@ -159,9 +164,17 @@ fn of_system() -> Result<Authorities, OutwardError> {
     Ok(KNOWN.get_or_init(|| found).clone())
 }
 
-fn text(path: &ArcStr) -> Result<String, OriginationError> {
+/// A file, below where this waypoint has them.
+fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
+    let below = Path::new(path.as_str()).strip_prefix(FILES).ok();
+    let is_plain = |below: &&Path| {
+        let mut parts = below.components();
+        parts.all(|part| matches!(part, Component::Normal(_)))
+    };
+    let below = below.filter(is_plain);
+    let below = below.ok_or_else(|| OriginationError::Place(path.clone()))?;
     let read = || {
-        let file = fs::File::open(Path::new(path.as_str()))?;
+        let file = fs::File::open(files.join(below))?;
         let mut text = String::new();
         file.take(MAX_FILE).read_to_string(&mut text)?;
         Ok(text)

@@ -343,12 +343,12 @@ async fn connect(
     let host = destination.host(session);
     let toward = tls.filter(|_| held.is_some() || !way.leads_to_waypoint());
     let toward = toward.map(|origination| {
-        let settings = &waypoint.config.tls;
+        let config = &waypoint.config;
         let host = &host;
         (
             Toward {
                 origination,
-                settings,
+                config,
                 host,
             },
             None,

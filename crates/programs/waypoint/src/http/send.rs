@@ -381,7 +381,7 @@ pub(super) async fn send(
     let toward = ruling.as_ref().and_then(|ruling| {
         Some(Toward {
             origination: ruling.port.tls()?,
-            settings: &session.shard.waypoint.config.tls,
+            config: &session.shard.waypoint.config,
             host: &host,
         })
     });

@@ -17,7 +17,7 @@ use super::policy::refused;
 use crate::problem::{FieldError, Note};
 
 /// Where a waypoint has certificates of a namespace: here, in a directory of its name.
-pub(crate) const FILES: &str = "/etc/ambit/tls";
+pub(crate) const FILES: &str = "/etc/certs";
 /// Most names that a certificate may have to have.
 const MAX_NAMES: usize = 64;
 

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::{
     AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
-    EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Namespace, Node, PeerAuthentication,
-    Pod, ReferenceGrant, RequestAuthentication, Service, ServiceAccount, ServiceEntry, Status,
-    TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Namespace, Node,
+    PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Service, ServiceAccount,
+    ServiceEntry, Status, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.

@@ -62,9 +62,7 @@ impl Authorities {
     ///
     /// # Errors
     /// When there is none.
-    pub fn of_system(
-        certificates: Vec<CertificateDer<'static>>,
-    ) -> Result<Self, OutwardError> {
+    pub fn of_system(certificates: Vec<CertificateDer<'static>>) -> Result<Self, OutwardError> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(certificates);
         if roots.is_empty() {

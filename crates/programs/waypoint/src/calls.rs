@@ -147,7 +147,13 @@ async fn open(
     };
     shard
         .upstreams
-        .connect(way, own, &forwarded, passed, (&DestinationLimits::default(), None))
+        .connect(
+            way,
+            own,
+            &forwarded,
+            passed,
+            (&DestinationLimits::default(), None),
+        )
         .await
 }
 

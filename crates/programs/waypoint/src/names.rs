@@ -118,11 +118,12 @@ impl Names {
         };
         let now = Instant::now();
         let (known, good) = match tokio::time::timeout(PATIENCE, looking).await {
-            Err(_) => (Err(failed(format!("no answer within {PATIENCE:?}"))), FAILURE),
+            Err(_) => (
+                Err(failed(format!("no answer within {PATIENCE:?}"))),
+                FAILURE,
+            ),
             Ok(Err(error)) => (Err(failed(error.to_string())), FAILURE),
-            Ok(Ok((all, _))) if all.is_empty() => {
-                (Err(failed("no addresses".to_owned())), FAILURE)
-            }
+            Ok(Ok((all, _))) if all.is_empty() => (Err(failed("no addresses".to_owned())), FAILURE),
             Ok(Ok((all, until))) => {
                 let good = until.saturating_duration_since(now);
                 let all: Arc<[IpAddr]> = all.into_iter().map(|ip| ip.to_canonical()).collect();
@@ -253,7 +254,10 @@ mod tests {
         let names = Names::new(Vec::new());
         let now = Instant::now();
         for number in 0..MAX_NAMES + 10 {
-            let known = (now + LONGEST, Ok(Arc::from([IpAddr::V4(Ipv4Addr::LOCALHOST)])));
+            let known = (
+                now + LONGEST,
+                Ok(Arc::from([IpAddr::V4(Ipv4Addr::LOCALHOST)])),
+            );
             names.remember(arcstr::format!("{number}"), now, known);
         }
         assert!(names.known.lock().len() <= MAX_NAMES);

@@ -13,9 +13,7 @@ use std::{
 };
 
 use ambit_model::{ArcStr, DestinationTls, TlsRoots};
-use ambit_tls::{
-    Authorities, ClientStream, Outward, OutwardConnectError, OutwardError, Shown,
-};
+use ambit_tls::{Authorities, ClientStream, Outward, OutwardConnectError, OutwardError, Shown};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -75,7 +73,10 @@ pub(crate) struct TlsKey {
 
 impl Origination {
     /// The same as before, if the same is said.
-    pub(crate) fn of(tls: Option<&Arc<DestinationTls>>, before: Option<&Arc<Self>>) -> Option<Arc<Self>> {
+    pub(crate) fn of(
+        tls: Option<&Arc<DestinationTls>>,
+        before: Option<&Arc<Self>>,
+    ) -> Option<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let tls = tls?;
         if let Some(before) = before.filter(|before| before.of == *tls) {
@@ -107,7 +108,8 @@ impl Origination {
             TlsRoots::File(path) => Authorities::of_pem(&text(path)?)?,
         };
         let files = self.of.client.as_ref();
-        let files = files.map(|files| Ok::<_, OriginationError>((text(&files.certificate)?, text(&files.key)?)));
+        let files = files
+            .map(|files| Ok::<_, OriginationError>((text(&files.certificate)?, text(&files.key)?)));
         let files = files.transpose()?;
         let shown = files.as_ref().map(|(certificates, key)| Shown {
             certificates,
@@ -124,6 +126,15 @@ impl Toward<'_> {
     fn name(&self) -> &str {
         let said = self.origination.of.server_name.as_deref();
         said.unwrap_or(self.host)
+    }
+
+    /// What the certificate is verified for: one of these.
+    pub(crate) fn identity(&self) -> ArcStr {
+        match &*self.origination.of.names {
+            [] => self.name().into(),
+            [name] => name.clone(),
+            names => names.join("|").into(),
+        }
     }
 
     pub(crate) fn key(&self) -> TlsKey {

@@ -140,7 +140,7 @@ impl Target {
         let port = self.address().port();
         let service = self.named();
         let target = service.and_then(|service| service.ports.get(&port));
-        target.unwrap_or(port)
+        target.copied().unwrap_or(port)
     }
 
     /// The way to the address that was asked for, of a service without load balancing.

@@ -311,18 +311,20 @@ async fn connect(
     let waypoint = &session.shard.waypoint;
     let given = destination.given(session).await;
     let given = given.map_err(|error| Failed::At(error, None))?;
-    let rule = || port.map(|port| {
-        let hash = match &port.policy().balancing {
-            // A connection has an address and nothing else.
-            Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
-                Some(hash(session.caller.address.ip().to_string().as_bytes()))
-            }
-            _ => None,
-        };
-        let is_target = *destination == Destination::Target;
-        let wish = Wish { hash, failed };
-        port.route(waypoint.around(), &own.workload, is_target, wish)
-    });
+    let rule = || {
+        port.map(|port| {
+            let hash = match &port.policy().balancing {
+                // A connection has an address and nothing else.
+                Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
+                    Some(hash(session.caller.address.ip().to_string().as_bytes()))
+                }
+                _ => None,
+            };
+            let is_target = *destination == Destination::Target;
+            let wish = Wish { hash, failed };
+            port.route(waypoint.around(), &own.workload, is_target, wish)
+        })
+    };
     let tls = port.and_then(|port| port.tls());
     let (way, held) = match given {
         Some(way) => (Ok(way), None),

@@ -54,7 +54,9 @@ pub(crate) enum UpstreamError {
     Own(IpAddr),
     #[error(transparent)]
     Forbidden(#[from] Forbidden),
-    #[error("{host} resolves to {ip}, an address of the mesh, which is not called by a wildcard's hosts")]
+    #[error(
+        "{host} resolves to {ip}, an address of the mesh, which is not called by a wildcard's hosts"
+    )]
     OfMesh { host: ArcStr, ip: IpAddr },
     #[error(transparent)]
     Tls(#[from] OriginationError),

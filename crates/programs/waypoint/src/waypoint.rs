@@ -16,7 +16,11 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    asks::Asks, budget::Budgets, config::Config, destination::Around, extensions::Slots,
+    asks::Asks,
+    budget::Budgets,
+    config::Config,
+    destination::Around,
+    extensions::Slots,
     mirrors::Mirrors,
     names::Names,
     published::Published,

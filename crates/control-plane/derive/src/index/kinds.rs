@@ -30,8 +30,8 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
     AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
-    EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node, Object,
-    ObjectKey, PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Service,
+    EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node,
+    Object, ObjectKey, PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Service,
     ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin,
     WorkloadEntry,
 };

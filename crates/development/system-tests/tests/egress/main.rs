@@ -9,6 +9,7 @@
 )]
 
 mod outside;
+mod registry;
 mod tenants;
 mod tls;
 mod wildcards;

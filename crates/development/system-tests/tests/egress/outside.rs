@@ -2,7 +2,9 @@
 
 use std::{io::Write as _, net::SocketAddr, path::Path, sync::Arc};
 
-use ambit_system_tests::{LogSource, Mesh, Options, PAIR, Place, is_whole, options, read_head, until};
+use ambit_system_tests::{
+    LogSource, Mesh, Options, PAIR, Place, is_whole, options, read_head, until,
+};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::{
     RootCertStore,
@@ -98,7 +100,10 @@ impl Outside<'_> {
                 let host = host.unwrap_or_default();
                 let body = format!("tls {name} {alpn} host {host}\n");
                 let length = body.len();
-                write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}")?;
+                write!(
+                    stream,
+                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
+                )?;
                 stream.flush()?;
             }
             Ok(())

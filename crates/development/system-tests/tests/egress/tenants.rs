@@ -25,7 +25,10 @@ fn a_tenant_does_not_call_by_the_entry_of_another() {
     let mesh = mesh(files.path(), &more);
     mesh.serve("legacy/server", PORT, |mut stream| {
         while read_head(&mut stream)?.is_some() {
-            write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\noutside")?;
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\noutside"
+            )?;
         }
         Ok(())
     });
@@ -65,8 +68,18 @@ spec:
         )
     };
     mesh.apply("policies", &format!("{}{}", policy("shop"), policy("bank")));
-    told("bank/client", 3, "shop.outside.example", "RBAC: access denied");
-    told("shop/client", 4, "bank.outside.example", "RBAC: access denied");
+    told(
+        "bank/client",
+        3,
+        "shop.outside.example",
+        "RBAC: access denied",
+    );
+    told(
+        "shop/client",
+        4,
+        "bank.outside.example",
+        "RBAC: access denied",
+    );
     told("shop/client", 3, "shop.outside.example", "outside");
     told("bank/client", 4, "bank.outside.example", "outside");
     // The host that a request names does not make it another's.

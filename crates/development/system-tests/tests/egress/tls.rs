@@ -61,7 +61,11 @@ fn what_is_believed_of_a_server_is_what_the_rule_says() {
 
     // Without a rule a server of TLS hears HTTP, and closes.
     told("503");
-    let simple = |more: &str| rule(&format!("{{mode: SIMPLE, caCertificates: /etc/certs/shop/{more}}}"));
+    let simple = |more: &str| {
+        rule(&format!(
+            "{{mode: SIMPLE, caCertificates: /etc/certs/shop/{more}}}"
+        ))
+    };
     mesh.apply("rule", &simple("ca.crt"));
     let answer = told("200 OK");
     assert!(
@@ -70,11 +74,23 @@ fn what_is_believed_of_a_server_is_what_the_rule_says() {
     );
     // Another authority, another name, the system's authorities, and files that are not there or not one's own.
     for (tls, why) in [
-        ("{mode: SIMPLE, caCertificates: /etc/certs/shop/other.crt}", "UnknownIssuer"),
-        ("{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, sni: other.example}", "other.example"),
-        ("{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, subjectAltNames: [other.example]}", "is for none of other.example"),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/other.crt}",
+            "UnknownIssuer",
+        ),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, sni: other.example}",
+            "other.example",
+        ),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, subjectAltNames: [other.example]}",
+            "is for none of other.example",
+        ),
         ("{mode: SIMPLE}", "TLS with api.outside.example failed"),
-        ("{mode: SIMPLE, caCertificates: /etc/certs/shop/none.crt}", "none.crt of the waypoint cannot be read"),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/none.crt}",
+            "none.crt of the waypoint cannot be read",
+        ),
     ] {
         mesh.apply("rule", &rule(tls));
         told("503");
@@ -84,11 +100,26 @@ fn what_is_believed_of_a_server_is_what_the_rule_says() {
         });
     }
     for (tls, why) in [
-        ("{mode: SIMPLE, caCertificates: /etc/certs/bank/ca.crt}", "where the files of the namespace are"),
-        ("{mode: SIMPLE, caCertificates: /etc/certs/shop/../bank/ca.crt}", "where the files of the namespace are"),
-        ("{mode: SIMPLE, insecureSkipVerify: true}", "a server that is not verified is anybody"),
-        ("{mode: SIMPLE, credentialName: secret}", "Secrets are not read"),
-        ("{mode: MUTUAL, caCertificates: /etc/certs/shop/ca.crt}", "is needed for the mode MUTUAL"),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/bank/ca.crt}",
+            "where the files of the namespace are",
+        ),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/../bank/ca.crt}",
+            "where the files of the namespace are",
+        ),
+        (
+            "{mode: SIMPLE, insecureSkipVerify: true}",
+            "a server that is not verified is anybody",
+        ),
+        (
+            "{mode: SIMPLE, credentialName: secret}",
+            "Secrets are not read",
+        ),
+        (
+            "{mode: MUTUAL, caCertificates: /etc/certs/shop/ca.crt}",
+            "is needed for the mode MUTUAL",
+        ),
     ] {
         mesh.apply("rule", &rule(tls));
         told(why);
@@ -152,11 +183,17 @@ data:
     told("503");
     mesh.apply("roots", &map(&authority));
     told("200 OK");
-    mesh.apply("policy", &policy("api", &by_map.replace("hostname: api", "hostname: other")));
+    mesh.apply(
+        "policy",
+        &policy("api", &by_map.replace("hostname: api", "hostname: other")),
+    );
     told("503");
     mesh.apply(
         "policy",
-        &policy("api", "{hostname: api.outside.example, wellKnownCACertificates: System}"),
+        &policy(
+            "api",
+            "{hostname: api.outside.example, wellKnownCACertificates: System}",
+        ),
     );
     told("503");
 }

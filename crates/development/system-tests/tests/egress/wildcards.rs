@@ -5,7 +5,9 @@ use std::{io::Write as _, sync::Arc};
 
 use ambit_system_tests::{Place, read_head, until};
 
-use crate::outside::{Authority, Outside, PREFIX, entry, listen, log, mesh, until_answer, waypoint};
+use crate::outside::{
+    Authority, Outside, PREFIX, entry, listen, log, mesh, until_answer, waypoint,
+};
 
 const PORT: u16 = 8080;
 const TLS_PORT: u16 = 8443;
@@ -25,7 +27,10 @@ fn the_host_that_is_named_is_called_and_no_other() {
             let host = head.lines().find_map(|line| line.strip_prefix("host: "));
             let body = format!("outside {}\n", host.unwrap_or_default());
             let length = body.len();
-            write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}")?;
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
+            )?;
         }
         Ok(())
     });
@@ -37,7 +42,11 @@ fn the_host_that_is_named_is_called_and_no_other() {
     };
     server.serve(&mesh, node);
     let status = mesh.client().status().unwrap();
-    let node = status.nodes.iter().find(|node| node.name == "node-2").unwrap();
+    let node = status
+        .nodes
+        .iter()
+        .find(|node| node.name == "node-2")
+        .unwrap();
     let node = node.ips[0].to_string();
     let pod = mesh.ip("legacy/server").to_string();
     let vip = mesh.service("server.shop.svc", 80).ip().to_string();
@@ -65,7 +74,10 @@ fn the_host_that_is_named_is_called_and_no_other() {
         ("pod.outside.example", "an address of the mesh"),
         ("vip.outside.example", "an address of the mesh"),
         ("loop.outside.example", "an address of this machine"),
-        ("metadata.outside.example", "an address of the node's own network"),
+        (
+            "metadata.outside.example",
+            "an address of the node's own network",
+        ),
         ("nowhere.outside.example", "cannot resolve"),
     ] {
         told(host, "503");
@@ -88,7 +100,9 @@ fn the_host_that_is_named_is_called_and_no_other() {
     let config = Arc::new(config);
     let secured = |name: &'static str| -> std::io::Result<String> {
         let to = format!("{PREFIX}.2:443").parse().unwrap();
-        let stream = mesh.client().dial(Place::Pod("shop/client".to_owned()), to)?;
+        let stream = mesh
+            .client()
+            .dial(Place::Pod("shop/client".to_owned()), to)?;
         stream.set_read_timeout(Some(ambit_system_tests::PATIENCE))?;
         let name = name.try_into().unwrap();
         let tls = rustls::ClientConnection::new(config.clone(), name).unwrap();
@@ -100,7 +114,11 @@ fn the_host_that_is_named_is_called_and_no_other() {
     until("TLS passes through to the host in the client hello", || {
         secured("secure.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
-    for name in ["api.elsewhere.example", "pod.outside.example", "loop.outside.example"] {
+    for name in [
+        "api.elsewhere.example",
+        "pod.outside.example",
+        "loop.outside.example",
+    ] {
         secured(name).unwrap_err();
     }
     until("the log names the host beside the wildcard", || {

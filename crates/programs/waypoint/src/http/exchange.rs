@@ -324,7 +324,10 @@ fn judge_led(
     form: &Form,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
-    if matches!(taken.destination, Destination::Target | Destination::Host(_)) {
+    if matches!(
+        taken.destination,
+        Destination::Target | Destination::Host(_)
+    ) {
         return Ok(admission);
     }
     let sent = taken.changes_request().then(|| Facts {

@@ -52,6 +52,10 @@ pub(super) struct Chosen {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
+    /// The host outside of the mesh, where it is known.
+    pub(super) remote: Option<ArcStr>,
+    /// What its certificate was verified for.
+    pub(super) remote_identity: Option<ArcStr>,
     /// What is counted until the answer's end, where a rule is followed.
     held: Option<Arc<(Held, Arc<Ruling>)>>,
     /// The same at the connection, where streams of it are counted.
@@ -226,6 +230,11 @@ impl Destination {
             endpoint: way.endpoint(),
             workload: way.workload().cloned(),
             service: self.service(session),
+            remote: match self {
+                Self::Host(host) => Some(host.clone()),
+                _ => None,
+            },
+            remote_identity: None,
             held: None,
             stream: None,
         }
@@ -406,8 +415,12 @@ pub(super) async fn send(
         passed.tell(request.headers_mut(), to.leads_to_waypoint());
         // Without an endpoint of its own choice it is the next waypoint that speaks to one.
         let over = toward.filter(|_| held.is_some() || !to.leads_to_waypoint());
-        if over.is_some() && version == Version::Http2 {
-            outgoing::secure(&mut request);
+        if let Some(over) = over {
+            chosen.remote = Some(host.clone());
+            chosen.remote_identity = Some(over.identity());
+            if version == Version::Http2 {
+                outgoing::secure(&mut request);
+            }
         }
         let trying = attempt(session, &own, to, (version, &limits, over), request);
         let outcome = match patience {

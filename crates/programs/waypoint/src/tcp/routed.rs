@@ -29,7 +29,9 @@ pub(crate) enum RouteError {
     NoName,
     #[error("no route is for the server name {0:?}")]
     OtherName(String),
-    #[error("the connection does not say which host of {0} is meant: it is no TLS with a server name")]
+    #[error(
+        "the connection does not say which host of {0} is meant: it is no TLS with a server name"
+    )]
     NoHost(ArcStr),
     #[error("{name:?} is no host below {wildcard}")]
     OtherHost { name: String, wildcard: ArcStr },

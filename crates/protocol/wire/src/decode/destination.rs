@@ -101,7 +101,9 @@ fn tls(from: wire::DestinationTls) -> Result<model::DestinationTls, DecodeError>
         client: match (optional(from.certificate_file), optional(from.key_file)) {
             (None, None) => None,
             (Some(certificate), Some(key)) => Some(model::TlsClientFiles { certificate, key }),
-            (None, Some(_)) => return Err(DecodeError::missing("destination_tls.certificate_file")),
+            (None, Some(_)) => {
+                return Err(DecodeError::missing("destination_tls.certificate_file"));
+            }
             (Some(_), None) => return Err(DecodeError::missing("destination_tls.key_file")),
         },
     })

@@ -235,7 +235,12 @@ impl Index {
         let mut of_ports = all.clone();
         of_ports.retain(|(_, port)| port.is_some());
         of_ports.dedup_by_key(|(_, port)| *port);
-        whole.into_iter().copied().chain(of_ports).map(one).collect()
+        whole
+            .into_iter()
+            .copied()
+            .chain(of_ports)
+            .map(one)
+            .collect()
     }
 
     /// The policies for a Service or ServiceEntry with the ports they are for, the one that counts first of those for the

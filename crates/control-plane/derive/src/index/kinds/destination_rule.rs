@@ -302,7 +302,11 @@ impl Index {
     }
 
     /// The waypoints that serve a host of an object, and those whose routes lead to it.
-    pub(super) fn waypoints_reaching(&self, key: &ObjectKey, host: &ArcStr) -> BTreeSet<GatewayName> {
+    pub(super) fn waypoints_reaching(
+        &self,
+        key: &ObjectKey,
+        host: &ArcStr,
+    ) -> BTreeSet<GatewayName> {
         let mut gateways = self.waypoints_serving(key, host);
         let by_name = self.route_hosts.of(host).filter(|route| {
             let route = self.route(route);

@@ -129,7 +129,10 @@ fn conflicts(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<N
         };
         Some(Note::new(field.clone(), message))
     });
-    endpoints.chain(taken).chain(unresolved(index, key, entry)).collect()
+    endpoints
+        .chain(taken)
+        .chain(unresolved(index, key, entry))
+        .collect()
 }
 
 /// Why nothing comes of the hosts that calls name.
@@ -446,7 +449,8 @@ fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
     }
     match spec.resolution {
         Resolution::Dns | Resolution::DnsRoundRobin => {
-            let message = "a wildcard is no name that could be resolved: use DYNAMIC_DNS, with a waypoint";
+            let message =
+                "a wildcard is no name that could be resolved: use DYNAMIC_DNS, with a waypoint";
             notes.push(Note::new("spec.resolution", message));
         }
         Resolution::DynamicDns => {

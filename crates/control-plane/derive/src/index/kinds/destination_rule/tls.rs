@@ -35,10 +35,12 @@ pub(super) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished 
         TlsMode::IstioMutual => return Ok(None),
         TlsMode::Simple | TlsMode::Mutual => {}
     }
-    wished(from).map(|tls| Some(Arc::new(tls))).map_err(|error| {
-        notes.push(refused(format!("{at}.{}", error.field), &error.message));
-        error.message.into()
-    })
+    wished(from)
+        .map(|tls| Some(Arc::new(tls)))
+        .map_err(|error| {
+            notes.push(refused(format!("{at}.{}", error.field), &error.message));
+            error.message.into()
+        })
 }
 
 fn wished(from: &ClientTls) -> Result<DestinationTls, FieldError> {
@@ -99,7 +101,8 @@ pub(in super::super) fn names(from: &[String], at: &str) -> Result<Vec<ArcStr>, 
     let mut names = Vec::new();
     for (index, name) in from.iter().enumerate() {
         let is_uri = name.contains("://");
-        let is_name = || is_dns_name(&name.to_ascii_lowercase(), 253) || name.parse::<IpAddr>().is_ok();
+        let is_name =
+            || is_dns_name(&name.to_ascii_lowercase(), 253) || name.parse::<IpAddr>().is_ok();
         if !is_uri && !is_name() {
             let message = format!("{name:?} is no host name, address or URI");
             return Err(FieldError::new(format!("{at}[{index}]"), message));
@@ -114,10 +117,7 @@ pub(super) fn confine(policy: &mut DestinationPolicy, namespace: &str, notes: &m
     let own = format!("{FILES}/{namespace}/");
     let is_own = |path: &ArcStr| {
         let rest = path.strip_prefix(&own);
-        rest.is_some_and(|rest| {
-            rest.split('/')
-                .all(|part| !matches!(part, "" | "." | ".."))
-        })
+        rest.is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
     };
     let Some(tls) = &policy.tls else {
         return;

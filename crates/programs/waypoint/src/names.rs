@@ -54,7 +54,7 @@ pub(crate) enum Forbidden {
 }
 
 /// What leads back to the waypoint itself, or to nobody.
-pub(crate) fn is_own(ip: IpAddr) -> bool {
+fn is_own(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     ip.is_loopback()
         || ip.is_unspecified()
@@ -155,6 +155,11 @@ impl Names {
 
     fn is_allowed(&self, ip: IpAddr) -> bool {
         self.allowed.iter().any(|net| net.contains(&ip))
+    }
+
+    /// What nobody may have called here, however it is named: the waypoint itself would answer.
+    pub(crate) fn is_own(&self, ip: IpAddr) -> bool {
+        is_own(ip) && !self.is_allowed(ip)
     }
 
     /// Whether an address need not be asked about.

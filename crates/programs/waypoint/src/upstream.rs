@@ -21,7 +21,7 @@ use crate::{
     circle::Passed,
     destination::in_time,
     message::Version,
-    names::{self, Forbidden},
+    names::Forbidden,
     origination::{OriginationError, Toward},
     waypoint::Waypoint,
 };
@@ -86,7 +86,7 @@ impl Way {
         };
         let way = Self::known(route)?;
         match way {
-            Self::Plain(address, _) if names::is_own(address.ip()) => {
+            Self::Plain(address, _) if waypoint.names.is_own(address.ip()) => {
                 Err(UpstreamError::Own(address.ip()))
             }
             way => Ok(way),

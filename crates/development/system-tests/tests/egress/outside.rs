@@ -1,11 +1,11 @@
 //! A mesh with a waypoint for calls out of it, and servers of TLS outside.
 
-use std::{io::Write as _, net::SocketAddr, path::Path, sync::Arc};
+use std::{collections::BTreeMap, io::Write as _, net::SocketAddr, path::Path, sync::Arc};
 
 use ambit_system_tests::{
     LogSource, Mesh, Options, PAIR, Place, is_whole, options, read_head, until,
 };
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, PrivatePkcs8KeyDer},
@@ -31,6 +31,9 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
+        // Of its own name, so that another is not one that signs badly.
+        let name = format!("{:?}", std::time::SystemTime::now());
+        params.distinguished_name.push(DnType::CommonName, name);
         Self(CertifiedIssuer::self_signed(params, key).unwrap())
     }
 
@@ -158,8 +161,13 @@ spec:
 /// The waypoint of the namespace `egress`, for which hosts have these addresses, and which namespaces with the label
 /// `tenant` may use.
 pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
-    let aliases = hosts.iter();
-    let aliases = aliases.map(|(host, ip)| format!("{{ip: {ip}, hostnames: [{host}]}}"));
+    let mut by_ip: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (host, ip) in hosts {
+        by_ip.entry(ip).or_default().push(host);
+    }
+    let aliases = by_ip.iter();
+    let aliases =
+        aliases.map(|(ip, hosts)| format!("{{ip: {ip}, hostnames: [{}]}}", hosts.join(", ")));
     let aliases = aliases.collect::<Vec<_>>().join(", ");
     mesh.apply(
         "waypoint",
@@ -228,9 +236,6 @@ pub(crate) fn until_answer(mesh: &Mesh, pod: &str, address: u8, host: &str, text
     let mut answer = String::new();
     until(&format!("{host} answers {pod} with {text:?}"), || {
         answer = ask(mesh, pod, address, host);
-        if !answer.contains(text) {
-            eprintln!("{host} answered {pod}: {answer:?}");
-        }
         answer.contains(text)
     });
     answer

@@ -60,7 +60,7 @@ fn what_is_believed_of_a_server_is_what_the_rule_says() {
     let told = |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
 
     // Without a rule a server of TLS hears HTTP, and closes.
-    told("503");
+    told("502");
     let simple = |more: &str| {
         rule(&format!(
             "{{mode: SIMPLE, caCertificates: /etc/certs/shop/{more}}}"

@@ -102,7 +102,8 @@ fn the_host_that_is_named_is_called_and_no_other() {
         let to = format!("{PREFIX}.2:443").parse().unwrap();
         let stream = mesh
             .client()
-            .dial(Place::Pod("shop/client".to_owned()), to)?;
+            .dial(Place::Pod("shop/client".to_owned()), to)
+            .map_err(std::io::Error::other)?;
         stream.set_read_timeout(Some(ambit_system_tests::PATIENCE))?;
         let name = name.try_into().unwrap();
         let tls = rustls::ClientConnection::new(config.clone(), name).unwrap();

@@ -55,7 +55,10 @@ fn standing(mesh: &TestMesh, name: &str) -> String {
     };
     let conditions = part.conditions.iter();
     let texts = conditions.map(|(name, verdict)| {
-        format!("{name}={} {}: {}", verdict.is_true, verdict.reason, verdict.message)
+        format!(
+            "{name}={} {}: {}",
+            verdict.is_true, verdict.reason, verdict.message
+        )
     });
     texts.collect::<Vec<_>>().join("\n")
 }
@@ -111,11 +114,10 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         let problems = mesh.problems();
         assert!(problems[0].contains("answered with 503"), "{problems:?}");
     }
-    // A rule that cannot be used at all, or read.
+    // A rule that cannot be used at all.
     for broken in [
         "tls: {mode: SIMPLE}, connectionPool: {tcp: {maxConnections: -1}}",
-        "tls: {mode: SIMPLE}, connectionPool: 7",
-        "tls: {mode: MUTUAL, sni: 7}",
+        "tls: {mode: MUTUAL}, portLevelSettings: [{port: {number: 70000}}]",
     ] {
         let mesh = with(&rule(broken));
         let told = of_port(&mesh, 80);
@@ -143,7 +145,11 @@ fn a_policy_counts_in_place_of_a_rule_and_the_oldest_of_several() {
             .starts_with("Accepted=false Conflicted: BackendTLSPolicy shop/b is followed")
     );
     // One for the port counts before it, however young.
-    mesh.apply(&policy("cccc", "http", &format!("hostname: c.example, {system}")));
+    mesh.apply(&policy(
+        "cccc",
+        "http-web",
+        &format!("hostname: c.example, {system}"),
+    ));
     assert_eq!(tls(&mesh).server_name.as_deref(), Some("c.example"));
     let elsewhere = of_port(&mesh, 81).tls.expect("TLS");
     assert_eq!(elsewhere.server_name.as_deref(), Some("b.example"));
@@ -161,8 +167,14 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     let why = of_port(&mesh, 80).unsupported.unwrap();
     assert!(why.contains("ConfigMap shop/roots does not exist"), "{why}");
     let said = standing(&mesh, "a");
-    assert!(said.starts_with("Accepted=false NoValidCACertificate"), "{said}");
-    assert!(said.contains("ResolvedRefs=false InvalidCACertificateRef"), "{said}");
+    assert!(
+        said.starts_with("Accepted=false NoValidCACertificate"),
+        "{said}"
+    );
+    assert!(
+        said.contains("ResolvedRefs=false InvalidCACertificateRef"),
+        "{said}"
+    );
     mesh.apply(&map("-----BEGIN CERTIFICATE----- x"));
     assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- x")));
     mesh.apply(&map("none"));
@@ -173,22 +185,33 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     assert!(of_port(&mesh, 80).unsupported.is_some());
     for (validation, reason) in [
         ("hostname: a.example", "Invalid"),
-        ("hostname: 'a b', wellKnownCACertificates: System", "Invalid"),
-        ("hostname: a.example, wellKnownCACertificates: Mozilla", "Invalid"),
+        (
+            "hostname: 'a b', wellKnownCACertificates: System",
+            "Invalid",
+        ),
+        (
+            "hostname: a.example, wellKnownCACertificates: Mozilla",
+            "Invalid",
+        ),
         (
             "hostname: a.example, wellKnownCACertificates: System, subjectAltNames: [{type: URI, uri: x}]",
             "Invalid",
         ),
-        ("hostname: a.example, wellKnownCACertificates: System, other: 1", "Invalid"),
+        (
+            "hostname: a.example, wellKnownCACertificates: System, other: 1",
+            "Invalid",
+        ),
         (
             "hostname: a.example, caCertificateRefs: [{group: '', kind: Secret, name: roots}]",
             "NoValidCACertificate",
         ),
-        ("hostname: 7", "Invalid"),
     ] {
         mesh.apply(&policy("a", "", validation));
         assert!(of_port(&mesh, 80).unsupported.is_some(), "{validation}");
         let said = standing(&mesh, "a");
-        assert!(said.starts_with(&format!("Accepted=false {reason}: ")), "{said}");
+        assert!(
+            said.starts_with(&format!("Accepted=false {reason}: ")),
+            "{said}"
+        );
     }
 }

@@ -13,6 +13,7 @@ mod failure;
 mod fault;
 mod form;
 mod front;
+mod given;
 mod mirror;
 mod outgoing;
 mod pace;

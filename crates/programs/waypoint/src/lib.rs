@@ -34,3 +34,4 @@ mod tcp;
 mod telling;
 mod upstream;
 pub mod waypoint;
+mod ways;

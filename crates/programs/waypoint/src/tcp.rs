@@ -24,7 +24,8 @@ use crate::{
     origination::Toward,
     session::Session,
     sniff::Sniffed,
-    upstream::{Stream, UpstreamError, Way},
+    upstream::{Stream, UpstreamError},
+    ways,
 };
 use routed::{RouteError, Routed};
 use silence::Silence;
@@ -335,7 +336,7 @@ async fn connect(
                 None => (destination.route(session, own, failed).await, None),
             };
             let way = match route {
-                Ok(route) => Way::of(route, waypoint).await,
+                Ok(route) => ways::way(route, waypoint).await,
                 Err(error) => Err(error.into()),
             };
             (way, held)

@@ -12,7 +12,6 @@ use ambit_model::{ArcStr, DestinationLimits};
 use ambit_proxy::{
     Dialer, Local, ResolveError,
     dial::{ConnectError, tunnel_headers},
-    pick,
 };
 use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
 use ambit_sys::socket::keep_alive;
@@ -23,7 +22,6 @@ use crate::{
     message::Version,
     names::Forbidden,
     origination::{OriginationError, Toward},
-    waypoint::Waypoint,
 };
 
 pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, StreamSlot};
@@ -72,53 +70,8 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// Finds the address of a route.
-    pub(crate) async fn of(route: Route, waypoint: &Waypoint) -> Result<Self, UpstreamError> {
-        let route = match route {
-            Route::NeedsDns(pending) => {
-                let host = &pending.hostname;
-                let found = waypoint.names.of(host).await?;
-                let ipv6 = waypoint.config.ipv6;
-                let ip = pick(host, &found, pending.prefer_ipv6, ipv6)?;
-                pending.resolve(ip)
-            }
-            known => known,
-        };
-        let way = Self::known(route)?;
-        match way {
-            Self::Plain(address, _) if waypoint.names.is_own(address.ip()) => {
-                Err(UpstreamError::Own(address.ip()))
-            }
-            way => Ok(way),
-        }
-    }
-
-    /// To a host that a client has named, below a wildcard.
-    pub(crate) async fn to_host(
-        host: &ArcStr,
-        port: u16,
-        waypoint: &Waypoint,
-    ) -> Result<Self, UpstreamError> {
-        // As it stands: without the domains that a resolver may be told to add.
-        let all = waypoint.names.of(&format!("{host}.")).await?;
-        let mut good = Vec::new();
-        let mut why = None;
-        for ip in all.iter().copied() {
-            match waypoint.may_call(host, ip).await {
-                Ok(()) => good.push(ip),
-                Err(error) => why = Some(error),
-            }
-        }
-        match why {
-            Some(why) if good.is_empty() => Err(why),
-            _ => {
-                let ip = pick(host, &good, false, waypoint.config.ipv6)?;
-                Ok(Self::Plain(SocketAddr::new(ip, port), None))
-            }
-        }
-    }
-
-    fn known(route: Route) -> Result<Self, UpstreamError> {
+    /// That of a route whose address is known.
+    pub(crate) fn known(route: Route) -> Result<Self, UpstreamError> {
         match route {
             Route::Plain(plain) => Ok(Self::Plain(plain.addr, Some(plain.workload))),
             Route::Hbone(hbone) => Ok(Self::Tunnel(Box::new(hbone))),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_certificates::Certificates;
-use ambit_model::{ArcStr, GatewayAddress, NamespacedHostname, NetworkAddress, Workload};
+use ambit_model::{GatewayAddress, NamespacedHostname, NetworkAddress, Workload};
 use ambit_proxy::{
     Dialer, InFlight, Lifecycle, LocalWorkload,
     state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
@@ -16,15 +16,8 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    asks::Asks,
-    budget::Budgets,
-    config::Config,
-    destination::Around,
-    extensions::Slots,
-    mirrors::Mirrors,
-    names::Names,
-    published::Published,
-    upstream::{UpstreamError, Upstreams},
+    asks::Asks, budget::Budgets, config::Config, destination::Around, extensions::Slots,
+    mirrors::Mirrors, names::Names, published::Published, upstream::Upstreams,
 };
 
 /// One waypoint.
@@ -170,29 +163,6 @@ impl Waypoint {
     ) -> Result<Route, RouteError> {
         let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
         self.state.completed(deadline, look).await
-    }
-
-    /// Whether a host that a client has named may have an address: not one of the mesh, whose services and pods are
-    /// reached under names of their own, and by the policies for these. Where the control plane does not say, it may
-    /// not.
-    pub(crate) async fn may_call(&self, host: &ArcStr, ip: IpAddr) -> Result<(), UpstreamError> {
-        if let Some(forbidden) = self.names.forbidden(ip) {
-            return Err(forbidden.into());
-        }
-        if self.names.is_good(ip) {
-            return Ok(());
-        }
-        let own = self.local.known().await;
-        let network = own.map(|own| own.workload.network.clone());
-        let at = NetworkAddress::new(network.unwrap_or_default(), ip);
-        let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
-        self.state.learn(at.to_string(), deadline).await?;
-        if self.config.ip == Some(ip) || self.state.table().knows_address(&at) {
-            let host = host.clone();
-            return Err(UpstreamError::OfMesh { host, ip });
-        }
-        self.names.found_good(ip);
-        Ok(())
     }
 
     /// Asks the control plane what is at an address, unless it is known. What it does not answer in time is

@@ -72,6 +72,10 @@ fn what_is_believed_of_a_server_is_what_the_rule_says() {
         answer.ends_with("tls api.outside.example http/1.1 host api.outside.example\n"),
         "{answer}"
     );
+    until("the log says who has answered", || {
+        log(&mesh)
+            .contains("remote=\"api.outside.example\" remote_identity=\"api.outside.example\"")
+    });
     // Another authority, another name, the system's authorities, and files that are not there or not one's own.
     for (tls, why) in [
         (
@@ -84,7 +88,7 @@ fn what_is_believed_of_a_server_is_what_the_rule_says() {
         ),
         (
             "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, subjectAltNames: [other.example]}",
-            "is for none of other.example",
+            "OtherNames(",
         ),
         ("{mode: SIMPLE}", "TLS with api.outside.example failed"),
         (

@@ -64,6 +64,9 @@ fn the_host_that_is_named_is_called_and_no_other() {
     );
     let told = |host: &str, text: &str| until_answer(&mesh, "shop/client", 2, host, text);
     told("api.outside.example", "outside api.outside.example");
+    until("the log names the host", || {
+        log(&mesh).contains(" remote=\"api.outside.example\"\n")
+    });
     told("API.outside.example:80", "outside api.outside.example:80");
     // Beside the wildcard, not below it.
     for host in ["api.elsewhere.example", "outside.example", "127.0.0.1"] {

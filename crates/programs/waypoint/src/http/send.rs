@@ -31,6 +31,7 @@ use crate::{
     session::Session,
     target::Target,
     upstream::{Checkout, HttpKey, HttpPool, Keep, StreamSlot, UpstreamError, Way},
+    ways,
 };
 
 /// What a request or a connection goes to.
@@ -260,7 +261,7 @@ impl Destination {
                 .route(waypoint.around(), &own.workload, is_target, wish)
             {
                 Ok(Some((route, held))) => {
-                    return Ok((Way::of(route, waypoint).await?, Some(held)));
+                    return Ok((ways::way(route, waypoint).await?, Some(held)));
                 }
                 Ok(None) => {}
                 // What is missing is asked for below.
@@ -279,47 +280,18 @@ impl Destination {
             let wish = ruling.wish(failed);
             let chosen = ruling.port.route(around, &own.workload, is_target, wish)?;
             return match chosen {
-                Some((route, held)) => Ok((Way::of(route, waypoint).await?, Some(held))),
+                Some((route, held)) => Ok((ways::way(route, waypoint).await?, Some(held))),
                 None if self.is_subset() => Err(self.unknown_subset().into()),
                 // The service's own waypoint chooses the endpoint, and speaks to it.
-                None => Ok((Way::of(route, waypoint).await?, None)),
+                None => Ok((ways::way(route, waypoint).await?, None)),
             };
         }
-        let way = Way::of(route.map_err(UpstreamError::from)?, waypoint).await?;
+        let way = ways::way(route.map_err(UpstreamError::from)?, waypoint).await?;
         Ok((way, None))
     }
 
     fn is_subset(&self) -> bool {
         matches!(self, Self::Subset(..))
-    }
-
-    /// The way that the client gives: to the host that it names, or to the address that it dialled, where nothing is
-    /// chosen.
-    pub(crate) async fn given(&self, session: &Session) -> Result<Option<Way>, UpstreamError> {
-        let waypoint = &session.shard.waypoint;
-        match self {
-            Self::Host(host) => {
-                let port = session.target.host_port();
-                Ok(Some(Way::to_host(host, port, waypoint).await?))
-            }
-            Self::Target => match session.target.passed_through(waypoint) {
-                Some(route) => Ok(Some(Way::of(route, waypoint).await?)),
-                None => Ok(None),
-            },
-            Self::Backend(..) | Self::Subset(..) => Ok(None),
-        }
-    }
-
-    /// The host of an endpoint, as TLS asks for it where nothing else is said.
-    pub(crate) fn host(&self, session: &Session) -> ArcStr {
-        match self {
-            Self::Host(host) => host.clone(),
-            Self::Backend(name, _) | Self::Subset(name, ..) => name.hostname.clone(),
-            Self::Target => {
-                let service = session.target.service_name();
-                service.map_or_else(ArcStr::new, |name| name.hostname.clone())
-            }
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     balancing, tls,
-    values::{count, duration, duration_or_zero, thousandths, within},
+    values::{count, duration, duration_or_zero, refused, thousandths, within},
 };
 use crate::problem::{FieldError, Note};
 use ambit_k8s_api::destination::{
@@ -147,11 +147,6 @@ fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)
 /// A field that does nothing.
 fn without(at: String) -> Note {
     Note::new(at, "has no effect on waypoints")
-}
-
-/// A field without which nothing may be sent.
-pub(super) fn refused(at: String, what: &str) -> Note {
-    Note::new(at, format!("{what}: requests are answered with 503"))
 }
 
 impl<'a> Parts<'a> {

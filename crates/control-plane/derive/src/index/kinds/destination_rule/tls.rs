@@ -13,7 +13,7 @@ use ambit_k8s_api::{
 use ambit_model::{ArcStr, DestinationPolicy, DestinationTls, TlsClientFiles, TlsRoots};
 use serde_json::Value;
 
-use super::policy::refused;
+use super::values::refused;
 use crate::problem::{FieldError, Note};
 
 /// Where a waypoint has certificates of a namespace: here, in a directory of its name.

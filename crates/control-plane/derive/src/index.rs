@@ -106,8 +106,10 @@ pub struct Index {
     pub(crate) destination_rules: References<ArcStr>,
     /// Objects by the hosts that waypoints call because of them.
     pub(crate) callees: References<ArcStr>,
-    /// Those of them that have subsets.
+    /// Destination rules that have subsets.
     pub(crate) subset_rules: BTreeSet<ObjectKey>,
+    /// Policies of TLS with backends.
+    pub(crate) backend_tls: BTreeSet<ObjectKey>,
     /// Policies by the providers that they name.
     pub(crate) provider_users: References<ArcStr>,
     /// Policies by the objects that they are attached to.
@@ -157,6 +159,7 @@ impl Index {
             destination_rules: References::default(),
             callees: References::default(),
             subset_rules: BTreeSet::new(),
+            backend_tls: BTreeSet::new(),
             provider_users: References::default(),
             policy_targets: References::default(),
             key_sets: HashMap::new(),

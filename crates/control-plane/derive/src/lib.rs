@@ -48,6 +48,8 @@ pub struct MeshConfig {
     pub waypoint_attachment: WaypointAttachment,
     /// What becomes of connections whose waypoint cannot be found.
     pub waypoint_missing: WaypointMissing,
+    /// Whether node proxies refuse connections to addresses that nothing in the mesh has.
+    pub registry_only: bool,
     /// How waypoints normalize paths.
     pub path_normalization: PathNormalization,
     /// How many proxies in front of the mesh add to `x-forwarded-for` and are trusted.
@@ -102,6 +104,7 @@ impl Default for MeshConfig {
             dry_run_policies: false,
             waypoint_attachment: WaypointAttachment::default(),
             waypoint_missing: WaypointMissing::default(),
+            registry_only: false,
             path_normalization: PathNormalization::default(),
             trusted_proxies: 0,
             reference_grants: ReferenceGrants::default(),

@@ -3,6 +3,7 @@
 //! What Ambit does not know of a route must be told apart from what is not there, so unknown fields of rules are
 //! kept; see [`HttpRouteRule::other`].
 
+mod backend_tls;
 mod grpc_route;
 mod stream_route;
 
@@ -20,6 +21,10 @@ use crate::{
     status::{self, Status},
 };
 
+pub use backend_tls::{
+    BackendTLSPolicy, BackendTlsPolicySpec, BackendTlsValidation, SubjectAltName,
+    TlsTargetReference,
+};
 pub use grpc_route::{GRPCRoute, GrpcMethodMatch, GrpcRouteMatch, GrpcRouteRule, GrpcRouteSpec};
 pub use stream_route::{
     BackendRef, StreamRouteRule, TCPRoute, TLSRoute, TcpRouteSpec, TlsRouteSpec,

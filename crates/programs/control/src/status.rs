@@ -17,6 +17,8 @@
 //! | HTTPRoute, GRPCRoute, TLSRoute, TCPRoute, for each parent that is a service | `Accepted` | True: `Accepted`. False: `NoMatchingParent`, `IncompatibleFilters`, `UnsupportedValue`, `Conflicted` (another route is followed there), `UnsupportedProtocol` (by what the ports speak) |
 //! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `BackendNotFound`, `FilterNotFound`, `InvalidKind`, `RefNotPermitted` |
 //! | | `ResolvedWaypoints` | True: `ResolvedWaypoints`. False: `NoWaypoint` |
+//! | BackendTLSPolicy, for each waypoint that reaches a target, and each target that none reaches | `Accepted` | True: `Accepted`. False: `TargetNotFound`, `NoValidCACertificate`, `Invalid`, `Conflicted` |
+//! | | `ResolvedRefs` | True: `ResolvedRefs`. False: `InvalidCACertificateRef`, `InvalidKind` |
 
 pub mod addresses;
 mod book;
@@ -109,6 +111,7 @@ impl Facts {
                     Object::GRPCRoute(route) => &route.status,
                     Object::TLSRoute(route) => &route.status,
                     Object::TCPRoute(route) => &route.status,
+                    Object::BackendTLSPolicy(policy) => &policy.status,
                     _ => &Value::Null,
                 },
             ),

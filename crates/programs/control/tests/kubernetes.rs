@@ -733,6 +733,13 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
         ),
         (
+            TLS_POLICIES,
+            "BackendTLSPolicy",
+            "gateway.networking.k8s.io/v1",
+            json!({"targetRefs": [{"group": "", "kind": "Service", "name": "one"}],
+                "validation": {"hostname": "a.example", "wellKnownCACertificates": "System"}}),
+        ),
+        (
             WORKLOAD_ENTRIES,
             "WorkloadEntry",
             "networking.istio.io/v1",
@@ -830,6 +837,11 @@ async fn the_roles_are_what_is_used() {
         })
         .await;
     }
+    shown(TLS_POLICIES, || {
+        let policy = cluster.server.get(TLS_POLICIES, "shop", "one")?;
+        policy["status"]["ancestors"].as_array().map(drop)
+    })
+    .await;
     shown("the class is accepted", || {
         let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
         class["status"]["conditions"].as_array().map(drop)
@@ -928,6 +940,7 @@ const TELEMETRIES: &str = "/apis/telemetry.istio.io/v1/telemetries";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GRPC_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/grpcroutes";
 const TLS_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tlsroutes";
+const TLS_POLICIES: &str = "/apis/gateway.networking.k8s.io/v1/backendtlspolicies";
 const TCP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tcproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
 const CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
@@ -947,6 +960,7 @@ impl Cluster {
             "grpcroutes",
             "tcproutes",
             "tlsroutes",
+            "backendtlspolicies",
         ] {
             let name = format!("{plural}.gateway.networking.k8s.io");
             let names = json!({"plural": plural, "kind": plural});

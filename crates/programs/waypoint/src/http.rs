@@ -14,6 +14,7 @@ mod failure;
 mod fault;
 mod form;
 mod front;
+mod given;
 mod limits;
 mod mirror;
 mod outgoing;

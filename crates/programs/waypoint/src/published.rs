@@ -38,6 +38,8 @@ type TableKey = (u16, Option<ArcStr>);
 pub struct Served {
     /// Its name.
     pub name: NamespacedHostname,
+    /// Whether each call names the host that is meant.
+    pub resolves_hosts: bool,
     routes: Vec<HttpRoute>,
     /// Of the ports that were asked for, by the namespace of the clients that they are for.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
@@ -50,6 +52,7 @@ impl Served {
     fn new(service: WaypointService) -> Self {
         Self {
             name: service.service,
+            resolves_hosts: service.resolves_hosts,
             routes: service.routes,
             tables: Mutex::default(),
             tls_routes: service.tls_routes,

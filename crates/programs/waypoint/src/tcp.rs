@@ -21,9 +21,11 @@ use crate::{
     http as l7,
     http::Destination,
     metered::Metered,
+    origination::Toward,
     session::Session,
     sniff::Sniffed,
-    upstream::{Stream, UpstreamError, Way},
+    upstream::{Stream, UpstreamError},
+    ways,
 };
 use routed::{RouteError, Routed};
 use silence::Silence;
@@ -311,32 +313,57 @@ async fn connect(
     (port, failed): (Option<&Arc<Port>>, &[ArcStr]),
 ) -> Result<(Stream, Option<Held>), Failed> {
     let waypoint = &session.shard.waypoint;
-    let ruled = port.map(|port| {
-        let hash = match &port.policy().balancing {
-            // A connection has an address and nothing else.
-            Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
-                Some(hash(session.caller.address.ip().to_string().as_bytes()))
-            }
-            _ => None,
-        };
-        let is_target = *destination == Destination::Target;
-        let wish = Wish {
-            hash,
-            failed,
-            preferred: None,
-        };
-        port.route(waypoint.around(), &own.workload, is_target, wish)
-    });
-    let ruled = ruled.transpose().map_err(Failed::Nowhere)?.flatten();
-    let (route, held) = match ruled {
-        Some((route, held)) => (Ok(route), Some(held)),
-        None => (destination.route(session, own, failed).await, None),
+    let given = destination.given(session).await;
+    let given = given.map_err(|error| Failed::At(error, None))?;
+    let rule = || {
+        port.map(|port| {
+            let hash = match &port.policy().balancing {
+                // A connection has an address and nothing else.
+                Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
+                    Some(hash(session.caller.address.ip().to_string().as_bytes()))
+                }
+                _ => None,
+            };
+            let is_target = *destination == Destination::Target;
+            let wish = Wish {
+                hash,
+                failed,
+                preferred: None,
+            };
+            port.route(waypoint.around(), &own.workload, is_target, wish)
+        })
     };
-    let way = match route {
-        Ok(route) => Way::of(route, waypoint.config.ipv6).await,
-        Err(error) => Err(error.into()),
+    let tls = port.and_then(|port| port.tls());
+    let (way, held) = match given {
+        Some(way) => (Ok(way), None),
+        None => {
+            let ruled = rule().transpose().map_err(Failed::Nowhere)?.flatten();
+            let (route, held) = match ruled {
+                Some((route, held)) => (Ok(route), Some(held)),
+                None => (destination.route(session, own, failed).await, None),
+            };
+            let way = match route {
+                Ok(route) => ways::way(route, waypoint).await,
+                Err(error) => Err(error.into()),
+            };
+            (way, held)
+        }
     };
     let way = way.map_err(|error| Failed::At(error, None))?;
+    let host = destination.host(session);
+    let toward = tls.filter(|_| held.is_some() || !way.leads_to_waypoint());
+    let toward = toward.map(|origination| {
+        let config = &waypoint.config;
+        let host = &host;
+        (
+            Toward {
+                origination,
+                config,
+                host,
+            },
+            None,
+        )
+    });
     let forwarded = Forwarded {
         client: session.caller.address,
         host: destination
@@ -345,7 +372,8 @@ async fn connect(
     };
     let limits = port.map(|port| *port.limits()).unwrap_or_default();
     let upstreams = &session.shard.upstreams;
-    let connecting = upstreams.connect(&way, own, &forwarded, Some(session.passed), &limits);
+    let passed = Some(session.passed);
+    let connecting = upstreams.connect(&way, own, &forwarded, passed, (&limits, toward));
     let connected = connecting.await;
     if let Some(held) = &held {
         let outcome = match &connected {

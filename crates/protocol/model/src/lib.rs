@@ -26,9 +26,10 @@ mod workload;
 pub use arcstr::ArcStr;
 pub use authentication::{Authentication, JwtKeys, JwtRule};
 pub use destination::{
-    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, HashCookie, HashPolicy,
-    HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
-    LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive, Warmup, WaypointDestination,
+    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, DestinationTls, HashCookie,
+    HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
+    LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive, TlsClientFiles, TlsRoots, Warmup,
+    WaypointDestination,
 };
 pub use extension::{ExtensionPhase, WaypointExtension};
 pub use http_policy::{

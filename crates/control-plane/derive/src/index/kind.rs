@@ -30,8 +30,6 @@ pub enum Extent {
     Presence,
     /// Labels and annotations of all.
     Metadata,
-    /// Those of one name, in every namespace, and of them all that [`Followed::cut`] leaves.
-    Named(&'static str),
     /// All that [`Followed::cut`] leaves.
     Whole {
         /// Of those objects only whose labels match; of all if `None`.

@@ -61,7 +61,7 @@ fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
             "Warning data.mesh.extensionProviders[0].zipkin",
             "Warning data.mesh.extensionProviders[1].future",
             "Warning data.mesh.made",
-            "Warning data.mesh.outboundTrafficPolicy",
+            "Warning data.mesh.outboundTrafficPolicy.mode",
             "Warning data.mesh.trustDomainAliases",
             "Warning data.mesh.waypointMissing",
         ]

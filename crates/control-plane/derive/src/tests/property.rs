@@ -103,6 +103,8 @@ fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
         Just((Kind::VirtualService, "vs")),
         Just((Kind::DestinationRule, "dr")),
         Just((Kind::HTTPFault, "fault")),
+        Just((Kind::BackendTLSPolicy, "btls")),
+        Just((Kind::ConfigMap, "roots")),
         Just((Kind::WasmPlugin, "wasm")),
         Just((Kind::RateLimit, "limit")),
     ]
@@ -153,6 +155,15 @@ fn step() -> impl Strategy<Value = Step> {
                     let exported = if mode == "STRICT" { "exportTo: [.], " } else { "" };
                     let subsets = if flag { ", subsets: [{name: v1, labels: {app: x}}]" } else { "" };
                     head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}{subsets}, trafficPolicy: {{connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
+                }
+                Kind::BackendTLSPolicy => {
+                    let target = if flag { format!("{{group: networking.istio.io, kind: ServiceEntry, name: se{variant}}}") } else { format!("{{group: '', kind: Service, name: svc{variant}, sectionName: http}}") };
+                    let roots = if mode == "UNSET" { "wellKnownCACertificates: System".to_owned() } else { format!("caCertificateRefs: [{{group: '', kind: ConfigMap, name: roots{number}}}]") };
+                    head("gateway.networking.k8s.io/v1") + &format!("spec: {{targetRefs: [{target}], validation: {{hostname: {app}.example, {roots}}}}}\n")
+                }
+                Kind::ConfigMap => {
+                    let key = if flag { "ca.crt" } else { "other" };
+                    head("v1") + &format!("data: {{{key}: '-----BEGIN CERTIFICATE-----{variant}'}}\n")
                 }
                 Kind::HTTPFault => {
                     let status = if mode == "UNSET" { 1 } else { 500 + i32::from(variant) };

@@ -2,6 +2,7 @@
 
 mod attachment;
 mod authentications;
+mod backend_tls;
 mod destinations;
 mod foreign;
 mod hosts;

@@ -118,7 +118,7 @@ async fn answer(
         Admitted::Answered(response) => return Ok(*response),
     };
     let routed = route(session, &request, &form, record, crossing)?;
-    let taken = match routed {
+    let mut taken = match routed {
         Routed::On(taken) => taken,
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };
@@ -126,6 +126,7 @@ async fn answer(
     limits::limit(session, &request, &form, (&admission, passed), limited).await?;
     // Only now: what was judged and routed is what came.
     taken.change(session, request.headers_mut(), &mut form)?;
+    taken.name_host(session, &form)?;
     let destination = &taken.destination;
     let admission = judge_led(admission, &taken, &request, &form, record)?;
     let deadline = taken.timeouts().request.map(|most| began + most);
@@ -336,7 +337,11 @@ fn judge_led(
     record: &mut Record,
 ) -> Result<Admission, Reply> {
     let by = taken.led_by();
-    if by == LedBy::Service && taken.destination == Destination::Target {
+    let is_asked_for = matches!(
+        taken.destination,
+        Destination::Target | Destination::Host(_)
+    );
+    if by == LedBy::Service && is_asked_for {
         return Ok(admission);
     }
     let sent = taken.changes_request().then(|| Facts {

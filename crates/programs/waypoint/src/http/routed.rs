@@ -82,6 +82,21 @@ impl Taken {
         }
     }
 
+    /// Of a service whose name is a wildcard: to the host that the request, as it is sent, names.
+    pub(super) fn name_host(&mut self, session: &Session, form: &Form) -> Result<(), Reply> {
+        if self.destination != Destination::Target || !session.target.resolves_hosts() {
+            return Ok(());
+        }
+        let host = session.target.host(&form.host).ok_or_else(|| {
+            let name = session.target.service_name();
+            let wildcard = name.map_or("", |name| name.hostname.as_str());
+            let text = format!("the host is none below {wildcard}");
+            Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
+        })?;
+        self.destination = Destination::Host(host);
+        Ok(())
+    }
+
     pub(super) fn timeouts(&self) -> HttpTimeouts {
         let rule = self.rule.as_ref();
         rule.map(|chosen| chosen.rule.timeouts).unwrap_or_default()

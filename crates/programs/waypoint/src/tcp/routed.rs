@@ -31,6 +31,12 @@ pub(crate) enum RouteError {
     NoName,
     #[error("no route is for the server name {0:?}")]
     OtherName(String),
+    #[error(
+        "the connection does not say which host of {0} is meant: it is no TLS with a server name"
+    )]
+    NoHost(ArcStr),
+    #[error("{name:?} is no host below {wildcard}")]
+    OtherHost { name: String, wildcard: ArcStr },
     #[error("the client sent no client hello within {} s", HELLO.as_secs())]
     Silent,
     #[error(transparent)]
@@ -54,6 +60,7 @@ impl Routed {
     /// Of a connection that was not looked at.
     pub(super) fn of(session: &Session) -> Result<Self, RouteError> {
         let (destination, by) = choose(session, Opening::Other)?;
+        let destination = named(session, destination, None)?;
         Ok(Self {
             destination,
             by,
@@ -72,12 +79,33 @@ impl Routed {
             FirstMessage::Other => return Self::of(session),
         };
         let (destination, by) = choose(session, Opening::Tls(sni.as_deref()))?;
+        let destination = named(session, destination, sni.as_deref())?;
         Ok(Self {
             destination,
             by,
             sni,
         })
     }
+}
+
+/// The host that a connection to a wildcard names.
+fn named(
+    session: &Session,
+    destination: Destination,
+    sni: Option<&str>,
+) -> Result<Destination, RouteError> {
+    if destination != Destination::Target || !session.target.resolves_hosts() {
+        return Ok(destination);
+    }
+    let name = session.target.service_name();
+    let wildcard = name.map_or_else(ArcStr::new, |name| name.hostname.clone());
+    let sni = sni.ok_or_else(|| RouteError::NoHost(wildcard.clone()))?;
+    let host = session.target.host(sni);
+    host.map(Destination::Host)
+        .ok_or_else(|| RouteError::OtherHost {
+            name: sni.to_owned(),
+            wildcard,
+        })
 }
 
 fn choose(session: &Session, opening: Opening<'_>) -> Result<(Destination, LedBy), RouteError> {

@@ -25,7 +25,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 
 use super::{Stream, Way};
-use crate::message::{Body, Tasks, Version};
+use crate::{
+    message::{Body, Tasks, Version},
+    origination::TlsKey,
+};
 pub(crate) use counted::StreamSlot;
 use counted::{Counted, Streams};
 
@@ -55,6 +58,8 @@ pub(crate) struct HttpKey {
     /// What the tunnel asks for, and whom it expects; none in plaintext.
     tunnel: Option<(String, Vec<Identity>)>,
     version: Version,
+    /// What TLS begins here, if any does.
+    tls: Option<TlsKey>,
 }
 
 impl HttpKey {
@@ -64,13 +69,20 @@ impl HttpKey {
                 peer: *peer,
                 tunnel: None,
                 version,
+                tls: None,
             },
             Way::Tunnel(route) => Self {
                 peer: route.addr,
                 tunnel: Some((route.authority.clone(), route.expected.to_vec())),
                 version,
+                tls: None,
             },
         }
+    }
+
+    /// The same over TLS.
+    pub(crate) fn over(self, tls: Option<TlsKey>) -> Self {
+        Self { tls, ..self }
     }
 }
 

@@ -102,6 +102,8 @@ impl World {
             ("POD_NAMESPACE", "ns"),
             ("SERVICE_ACCOUNT", "waypoint"),
             ("GATEWAY_NAME", "waypoint"),
+            // Where the applications are.
+            ("AMBIT_WILDCARD_ADDRESSES", "127.0.0.0/8"),
             more,
         ]);
         let config = Arc::new(Config::from_env(&env).unwrap());
@@ -191,6 +193,7 @@ impl World {
                 routes: Vec::new(),
                 tcp_routes: Vec::new(),
                 tls_routes: Vec::new(),
+                resolves_hosts: false,
             }),
         ));
     }

@@ -70,6 +70,7 @@ pub fn waypoint_service(bytes: &[u8]) -> Result<model::WaypointService, DecodeEr
         routes: all(from.routes, route)?,
         tcp_routes: all(from.tcp_routes, stream_route)?,
         tls_routes: all(from.tls_routes, stream_route)?,
+        resolves_hosts: from.resolves_hosts,
     })
 }
 

@@ -45,6 +45,7 @@ impl From<&model::WaypointService> for wire::WaypointService {
             routes: all(&from.routes),
             tcp_routes: all(&from.tcp_routes),
             tls_routes: all(&from.tls_routes),
+            resolves_hosts: from.resolves_hosts,
         }
     }
 }

@@ -61,6 +61,9 @@ pub struct WaypointService {
     /// Judged before `tcp_routes`.
     #[prost(message, repeated, tag = "4")]
     pub tls_routes: ::prost::alloc::vec::Vec<StreamRoute>,
+    /// Its hostname is a wildcard, of which each call names the host: that one is resolved.
+    #[prost(bool, tag = "20")]
+    pub resolves_hosts: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RouteName {
@@ -684,6 +687,39 @@ pub struct DestinationPolicy {
     pub limits: ::core::option::Option<DestinationLimits>,
     #[prost(message, optional, tag = "7")]
     pub outliers: ::core::option::Option<DestinationOutliers>,
+    /// Given: nothing is sent to endpoints but over TLS.
+    #[prost(message, optional, tag = "20")]
+    pub tls: ::core::option::Option<DestinationTls>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationTls {
+    /// The service's hostname if empty, or the host that a call names of a wildcard.
+    #[prost(string, tag = "1")]
+    pub server_name: ::prost::alloc::string::String,
+    /// Of certificates, any one: host names, addresses and URIs; the server name if empty.
+    #[prost(string, repeated, tag = "2")]
+    pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Paths at the waypoint; both or none.
+    #[prost(string, tag = "5")]
+    pub certificate_file: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub key_file: ::prost::alloc::string::String,
+    /// Neither: the authorities of the waypoint's system.
+    #[prost(oneof = "destination_tls::Roots", tags = "3, 4")]
+    pub roots: ::core::option::Option<destination_tls::Roots>,
+}
+/// Nested message and enum types in `DestinationTls`.
+pub mod destination_tls {
+    /// Neither: the authorities of the waypoint's system.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Roots {
+        /// Certificates.
+        #[prost(string, tag = "3")]
+        Pem(::prost::alloc::string::String),
+        /// A path at the waypoint.
+        #[prost(string, tag = "4")]
+        File(::prost::alloc::string::String),
+    }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DestinationHash {

@@ -93,6 +93,7 @@ pub(crate) static AMBIT_V1_WAYPOINTSERVICE: Message = Message {
         (2, Some(&AMBIT_V1_HTTPROUTE)),
         (3, Some(&AMBIT_V1_STREAMROUTE)),
         (4, Some(&AMBIT_V1_STREAMROUTE)),
+        (20, None),
     ],
 };
 pub(crate) static AMBIT_V1_STREAMROUTE: Message = Message {
@@ -613,6 +614,18 @@ pub(crate) static AMBIT_V1_DESTINATIONPOLICY: Message = Message {
         (5, Some(&AMBIT_V1_DESTINATIONLOCALITY)),
         (6, Some(&AMBIT_V1_DESTINATIONLIMITS)),
         (7, Some(&AMBIT_V1_DESTINATIONOUTLIERS)),
+        (20, Some(&AMBIT_V1_DESTINATIONTLS)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONTLS: Message = Message {
+    name: "ambit.v1.DestinationTls",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
     ],
 };
 pub(crate) static AMBIT_V1_DESTINATIONOUTLIERS: Message = Message {

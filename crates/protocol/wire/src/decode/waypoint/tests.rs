@@ -134,6 +134,7 @@ fn routes_of_connections_read_back_what_was_written() {
             }],
             ..StreamRoute::default()
         }],
+        resolves_hosts: true,
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();
     assert_eq!(waypoint_service(&encoded), Ok(service));

@@ -14,6 +14,7 @@ mod fault;
 mod form;
 mod front;
 mod given;
+mod leave;
 mod mirror;
 mod outgoing;
 mod pace;

@@ -220,6 +220,7 @@ mod tests {
             method: "GET",
             path: "/",
             query: None,
+            host: "",
             headers: &headers,
         };
         let all = limiters.of_requests().of(Some(&name));

@@ -110,6 +110,20 @@ fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
     ]
 }
 
+fn backend_tls(number: u8, variant: u8, app: &str, mode: &str, flag: bool) -> String {
+    let target = if flag {
+        format!("{{group: networking.istio.io, kind: ServiceEntry, name: se{variant}}}")
+    } else {
+        format!("{{group: '', kind: Service, name: svc{variant}, sectionName: http}}")
+    };
+    let roots = if mode == "UNSET" {
+        "wellKnownCACertificates: System".to_owned()
+    } else {
+        format!("caCertificateRefs: [{{group: '', kind: ConfigMap, name: roots{number}}}]")
+    };
+    format!("spec: {{targetRefs: [{target}], validation: {{hostname: {app}.example, {roots}}}}}\n")
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let app = prop_oneof![Just("x"), Just("y")];
     let mode = prop_oneof![Just("STRICT"), Just("PERMISSIVE"), Just("UNSET")];
@@ -156,15 +170,8 @@ fn step() -> impl Strategy<Value = Step> {
                     let subsets = if flag { ", subsets: [{name: v1, labels: {app: x}}]" } else { "" };
                     head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}{subsets}, trafficPolicy: {{connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
                 }
-                Kind::BackendTLSPolicy => {
-                    let target = if flag { format!("{{group: networking.istio.io, kind: ServiceEntry, name: se{variant}}}") } else { format!("{{group: '', kind: Service, name: svc{variant}, sectionName: http}}") };
-                    let roots = if mode == "UNSET" { "wellKnownCACertificates: System".to_owned() } else { format!("caCertificateRefs: [{{group: '', kind: ConfigMap, name: roots{number}}}]") };
-                    head("gateway.networking.k8s.io/v1") + &format!("spec: {{targetRefs: [{target}], validation: {{hostname: {app}.example, {roots}}}}}\n")
-                }
-                Kind::ConfigMap => {
-                    let key = if flag { "ca.crt" } else { "other" };
-                    head("v1") + &format!("data: {{{key}: '-----BEGIN CERTIFICATE-----{variant}'}}\n")
-                }
+                Kind::BackendTLSPolicy => head("gateway.networking.k8s.io/v1") + &backend_tls(number, variant, app, mode, flag),
+                Kind::ConfigMap => head("v1") + &format!("data: {{{}: '-----BEGIN CERTIFICATE-----{variant}'}}\n", if flag { "ca.crt" } else { "other" }),
                 Kind::HTTPFault => {
                     let status = if mode == "UNSET" { 1 } else { 500 + i32::from(variant) };
                     head("ambit.io/v1alpha1") + &format!("spec: {{abort: {{httpStatus: {status}}}}}\n")

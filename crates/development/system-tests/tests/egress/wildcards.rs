@@ -3,7 +3,7 @@
 
 use std::{io::Write as _, sync::Arc};
 
-use ambit_system_tests::{Place, read_head, until};
+use ambit_system_tests::{Mesh, Place, read_head, until};
 
 use crate::outside::{
     Authority, Outside, PREFIX, entry, listen, log, mesh, until_answer, waypoint,
@@ -12,16 +12,9 @@ use crate::outside::{
 const PORT: u16 = 8080;
 const TLS_PORT: u16 = 8443;
 
-#[test]
-fn the_host_that_is_named_is_called_and_no_other() {
-    let authority = Authority::new();
-    let files = tempfile::tempdir().unwrap();
-    let spec = format!(
-        "hosts: ['*.outside.example']\n  resolution: DYNAMIC_DNS\n  ports:\n  - {{number: 80, name: http, protocol: HTTP, targetPort: {PORT}}}\n  - {{number: 443, name: tls, protocol: TLS, targetPort: {TLS_PORT}}}"
-    );
-    let mesh = mesh(files.path(), &entry("shop", "wild", 2, &spec));
-    let node = Place::Node("node-2".to_owned());
-    listen(&mesh, node.clone(), PORT, |mut stream| {
+/// Serves HTTP that says which host was asked for.
+fn serve(mesh: &Mesh, place: Place) {
+    listen(mesh, place, PORT, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             let head = head.to_ascii_lowercase();
             let host = head.lines().find_map(|line| line.strip_prefix("host: "));
@@ -34,6 +27,18 @@ fn the_host_that_is_named_is_called_and_no_other() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn the_host_that_is_named_is_called_and_no_other() {
+    let authority = Authority::new();
+    let files = tempfile::tempdir().unwrap();
+    let spec = format!(
+        "hosts: ['*.outside.example']\n  resolution: DYNAMIC_DNS\n  ports:\n  - {{number: 80, name: http, protocol: HTTP, targetPort: {PORT}}}\n  - {{number: 443, name: tls, protocol: TLS, targetPort: {TLS_PORT}}}"
+    );
+    let mesh = mesh(files.path(), &entry("shop", "wild", 2, &spec));
+    let node = Place::Node("node-2".to_owned());
+    serve(&mesh, node.clone());
     let signed = authority.sign(&["secure.outside.example"]);
     let server = Outside {
         port: TLS_PORT,

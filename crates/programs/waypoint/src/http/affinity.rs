@@ -240,6 +240,7 @@ mod tests {
             method: "GET",
             path: "/",
             query: None,
+            host: "",
             headers: &headers,
         });
         match choice {

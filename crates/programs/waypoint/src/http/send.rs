@@ -9,7 +9,6 @@ use std::{
 use ambit_codec::Forwarded;
 use ambit_model::{AppProtocol, ArcStr, DestinationLimits, NamespacedHostname, Service};
 use ambit_proxy::{Local, report::chain};
-use ambit_resilience::Slot;
 use ambit_route::{BackendEndpoint, BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
@@ -19,12 +18,13 @@ use super::{
     affinity::{self, Found},
     broken::Broken,
     endpoint::{self, Ruling},
+    leave::Leave,
     outgoing,
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
 use crate::{
-    budget::{Account, Active, Permit},
+    budget::Account,
     circle::Passed,
     destination::{Held, NoWay, Port},
     message::{Body, Version},
@@ -375,34 +375,17 @@ enum NoPlace {
     Upstream(#[from] UpstreamError),
 }
 
-/// The right to send a request again, until it is over.
-enum Leave {
-    /// By the budget that every destination has.
-    Usual {
-        #[expect(dead_code, reason = "what it does is to be held")]
-        permit: Permit,
-    },
-    /// As a rule has it.
-    Ruled {
-        #[expect(dead_code, reason = "what it does is to be held")]
-        slot: Slot,
-    },
-}
-
-impl Leave {
-    fn of(session: &Session, ruling: Option<&Arc<Ruling>>, active: &Active) -> Option<Self> {
-        let says_how_many = |ruling: &&Arc<Ruling>| {
-            let limits = ruling.port.limits();
-            limits.retries > 0 || limits.retry_budget.is_some()
-        };
-        match ruling.filter(says_how_many) {
-            Some(ruling) => {
-                let slot = ruling.port.retry(session.shard.waypoint.around()).ok()?;
-                Some(Self::Ruled { slot })
-            }
-            None => active.permit().map(|permit| Self::Usual { permit }),
-        }
-    }
+/// TLS with endpoints, where it begins here.
+fn toward<'a>(
+    session: &'a Session,
+    ruling: Option<&'a Ruling>,
+    host: &'a str,
+) -> Option<Toward<'a>> {
+    Some(Toward {
+        origination: ruling?.port.tls()?,
+        config: &session.shard.waypoint.config,
+        host,
+    })
 }
 
 /// Sends a request; returns the answer's head, its body still to come.
@@ -431,13 +414,7 @@ pub(super) async fn send(
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
     let host = destination.host(session);
-    let toward = ruling.as_ref().and_then(|ruling| {
-        Some(Toward {
-            origination: ruling.port.tls()?,
-            config: &session.shard.waypoint.config,
-            host: &host,
-        })
-    });
+    let toward = toward(session, ruling.as_deref(), &host);
     let (mut retrying, mut request) = Retrying::of(again, request);
     let active = session.shard.retries.active(destination.account(session));
     let mut leave: Option<Leave> = None;

@@ -95,7 +95,7 @@ fn who_is_called_outside_of_the_mesh_is_added() {
     };
     let line = left.line(AccessLogFormat::Text);
     assert!(
-        line.ends_with(" default remote=\"a\\\"b\" remote_identity=\"spiffe://c\"\n"),
+        line.ends_with(" default remote=\"a\\x22b\" remote_identity=\"spiffe://c\"\n"),
         "{line}"
     );
     let line = left.line(AccessLogFormat::Json);

@@ -15,6 +15,7 @@ mod fault;
 mod form;
 mod front;
 mod given;
+mod kept;
 mod leave;
 mod limits;
 mod mirror;

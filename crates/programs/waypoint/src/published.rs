@@ -160,9 +160,11 @@ struct Known {
 }
 
 /// The types that have to be known before anything is served.
-const NEEDED: [Resource; 6] = [
+const NEEDED: [Resource; 7] = [
     Resource::WaypointGateway,
     Resource::WaypointService,
+    // It may say that endpoints are spoken to in TLS alone.
+    Resource::WaypointDestination,
     Resource::WaypointPolicy,
     Resource::WaypointAuthentication,
     // Without it a request would pass by those that are to see it.

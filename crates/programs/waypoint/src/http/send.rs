@@ -15,7 +15,6 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
-    affinity::{self, Found},
     broken::Broken,
     endpoint::{self, Ruling},
     leave::Leave,
@@ -163,7 +162,7 @@ impl Destination {
     }
 
     /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
-    fn is_target(&self, session: &Session) -> bool {
+    pub(super) fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
             (Self::Target | Self::Host(_), _) => true,
             (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
@@ -208,42 +207,6 @@ impl Destination {
                 table.backend(&request, name, *port, Some(load), &mut rand::rng())
             }
         }
-    }
-
-    /// The endpoint that a session's mark is of, as far as it is known now.
-    pub(super) fn marked(&self, session: &Session, mark: u64) -> Found {
-        let waypoint = &session.shard.waypoint;
-        let own = waypoint.local.now(None);
-        let Some((name, port)) = self.port(session) else {
-            return Found::NotOurs;
-        };
-        let request = BackendRequest {
-            waypoint: &own.workload,
-            own: &waypoint.address,
-            is_target: self.is_target(session),
-            failed: &[],
-        };
-        let table = waypoint.state.table();
-        let revision = table.backend_revision(&request, name, &mut rand::rng());
-        if revision.is_none() {
-            return Found::NotOurs;
-        }
-        affinity::marked(table.backend_endpoints(&request, name, port), mark)
-    }
-
-    /// A way to an endpoint of it.
-    fn route_to(&self, session: &Session, own: &Local, to: &BackendEndpoint) -> Option<Route> {
-        let waypoint = &session.shard.waypoint;
-        let (name, _) = self.port(session)?;
-        let request = BackendRequest {
-            waypoint: &own.workload,
-            own: &waypoint.address,
-            is_target: self.is_target(session),
-            failed: &[],
-        };
-        let table = waypoint.state.table();
-        let route = table.backend_at(&request, name, to, &mut rand::rng());
-        route.ok()
     }
 
     /// The port of a service that it is, if there is a rule for it.

@@ -146,6 +146,7 @@ impl World {
         for of in [
             Resource::WaypointGateway,
             Resource::WaypointService,
+            Resource::WaypointDestination,
             Resource::WaypointPolicy,
             Resource::WaypointAuthentication,
             Resource::WaypointExtension,

@@ -682,6 +682,7 @@ async fn a_new_node_loses_its_startup_taint_when_agent_and_proxy_are_ready() {
 
 /// Objects that the control plane has something to say of.
 fn put_one_of_each_kind(cluster: &Cluster) {
+    let to_one = || json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]});
     for (collection, kind, api, spec) in [
         (
             SERVICES,
@@ -712,25 +713,25 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             ROUTES,
             "HTTPRoute",
             "gateway.networking.k8s.io/v1",
-            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+            to_one(),
         ),
         (
             GRPC_ROUTES,
             "GRPCRoute",
             "gateway.networking.k8s.io/v1",
-            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+            to_one(),
         ),
         (
             TLS_ROUTES,
             "TLSRoute",
             "gateway.networking.k8s.io/v1",
-            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+            to_one(),
         ),
         (
             TCP_ROUTES,
             "TCPRoute",
             "gateway.networking.k8s.io/v1",
-            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
+            to_one(),
         ),
         (
             TLS_POLICIES,

@@ -373,6 +373,7 @@ pub(super) async fn send(
     } = sending;
     let asked = (request.headers(), request.uri());
     let ruling = destination.ruling(session, version, asked).await?;
+    let ruled = ruling.as_ref();
     let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
@@ -382,9 +383,7 @@ pub(super) async fn send(
     let active = session.shard.retries.active(destination.account(session));
     let mut leave: Option<Leave> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
-    let mut way = destination
-        .way(session, &own, ruling.as_ref(), (&failed, kept))
-        .await;
+    let mut way = destination.way(session, &own, ruled, (&failed, kept)).await;
     loop {
         let (to, held) = way?;
         let to = &to;
@@ -440,14 +439,10 @@ pub(super) async fn send(
             tokio::time::sleep(wait).await;
         }
         // To another if there is one: this one would be asked to do what it has just failed to do.
-        way = destination
-            .way(session, &own, ruling.as_ref(), (&failed, kept))
-            .await;
+        way = destination.way(session, &own, ruled, (&failed, kept)).await;
         if way.is_err() && retrying.may_try_the_same() {
             failed.clear();
-            way = destination
-                .way(session, &own, ruling.as_ref(), (&failed, kept))
-                .await;
+            way = destination.way(session, &own, ruled, (&failed, kept)).await;
         }
         if way.is_err()
             || matches!(

@@ -841,7 +841,7 @@ async fn the_roles_are_what_is_used() {
     })
     .await;
     shown("the Gateway's conditions", || cluster.programmed("way")).await;
-    for collection in [DEPLOYMENTS, AUTOSCALERS, CONFIG_MAPS] {
+    for collection in [DEPLOYMENTS, AUTOSCALERS, ACCOUNTS, BUDGETS, CONFIG_MAPS] {
         followed(&cluster, collection).await;
     }
     shown("the autoscaler", || {

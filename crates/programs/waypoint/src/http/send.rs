@@ -130,6 +130,21 @@ impl Destination {
         }
     }
 
+    /// The question for one of its endpoints.
+    pub(super) fn backend_request<'a>(
+        &self,
+        session: &'a Session,
+        own: &'a Local,
+        failed: &'a [ArcStr],
+    ) -> BackendRequest<'a> {
+        BackendRequest {
+            waypoint: &own.workload,
+            own: &session.shard.waypoint.address,
+            is_target: self.is_target(session),
+            failed,
+        }
+    }
+
     /// Whether it is what the tunnel asks for, or endpoints of that.
     pub(super) fn is_asked_for(&self, session: &Session) -> bool {
         match self {
@@ -162,7 +177,7 @@ impl Destination {
     }
 
     /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
-    pub(super) fn is_target(&self, session: &Session) -> bool {
+    fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
             (Self::Target | Self::Host(_), _) => true,
             (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
@@ -197,12 +212,7 @@ impl Destination {
                 target.route(waypoint, &own.workload, failed, Some(load))
             }
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
-                let request = BackendRequest {
-                    waypoint: &own.workload,
-                    own: &waypoint.address,
-                    is_target: self.is_target(session),
-                    failed,
-                };
+                let request = self.backend_request(session, own, failed);
                 let table = waypoint.state.table();
                 table.backend(&request, name, *port, Some(load), &mut rand::rng())
             }

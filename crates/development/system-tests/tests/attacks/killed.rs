@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 
+use ambit_lab::LogSource;
 use ambit_system_tests::{
     Mesh, Openings, PAIR, Replacement, assert_only_tls, find, options, until,
 };
@@ -45,6 +46,21 @@ spec:
     assert_eq!(restarts(&mesh, "agent"), 0);
 }
 
+/// Waits until the agent's supervisor on every node has been sent what the node proxy's holds, so many times: one that
+/// starts before the agent looks for it twice a second.
+fn until_held(mesh: &Mesh, times: usize) {
+    for node in NODES {
+        until(&format!("the agent of {node} holds the sockets"), || {
+            let source = LogSource::Daemon {
+                name: "agent".into(),
+                node: Some(node.into()),
+            };
+            let log = mesh.client().log_text(source).unwrap();
+            log.matches("holding for the node proxy").count() >= times
+        });
+    }
+}
+
 /// A node proxy's supervisor is killed and has no standby: the agent's supervisor holds its sockets too.
 #[test]
 fn a_node_proxy_without_a_standby_that_is_killed_whole_refuses_no_connection() {
@@ -53,7 +69,8 @@ fn a_node_proxy_without_a_standby_that_is_killed_whole_refuses_no_connection() {
     openings.dial().unwrap().say("before").unwrap();
     let wire = mesh.watch(&["from-pod"]);
     openings.during(true, || {
-        for _ in 0..2 {
+        for round in 1..=2 {
+            until_held(&mesh, round);
             for node in NODES {
                 mesh.kill("agent-worker", Some(node));
                 mesh.kill("proxy", Some(node));

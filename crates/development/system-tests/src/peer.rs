@@ -20,7 +20,7 @@ use tokio::{
     runtime::Runtime,
 };
 
-use crate::{Mesh, PATIENCE};
+use crate::{Mesh, PATIENCE, find};
 
 /// The control plane's name and port in a lab.
 const CONTROL: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
@@ -65,8 +65,12 @@ fn runtime() -> Runtime {
 }
 
 impl<'a> Peer<'a> {
-    /// A pod that has asked the mesh's CA for the certificate of its own account, by its token.
+    /// A pod that has asked the mesh's CA for the certificate of its own account, by its token. Waits for the pod, which
+    /// the control plane may have yet to make.
     pub fn of_pod(mesh: &'a Mesh, pod: &str) -> Self {
+        mesh.until(&format!("{pod} is there"), |status| {
+            find(status, pod).is_some_and(|pod| pod.ready)
+        });
         let account = mesh.pod(pod).service_account;
         let (namespace, _) = pod.split_once('/').expect("namespace/name");
         let identity = Identity::new("cluster.local", namespace, account);

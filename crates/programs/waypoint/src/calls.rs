@@ -2,7 +2,8 @@
 //! recorded of them.
 //!
 //! They go to services of the mesh, under the waypoint's own identity, by the ways that requests of clients take: by
-//! tunnel to endpoints that have one, through the service's own waypoint if it has another, else in plaintext.
+//! tunnel to endpoints that have one, through the service's own waypoint if it has another, else in plaintext; over TLS
+//! where a `DestinationRule` or a `BackendTLSPolicy` has it, of which nothing else is followed here.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -18,7 +19,9 @@ use hyper::body::Incoming;
 
 use crate::{
     circle::Passed,
-    message::{Body, Version},
+    destination::{NoWay, Port},
+    message::{self, Body, Version},
+    origination::Toward,
     upstream::{HttpKey, Keep, Stream, UpstreamError, Way},
     waypoint::Shard,
     ways,
@@ -29,6 +32,8 @@ use crate::{
 pub(crate) enum CallError {
     #[error("the control plane does not name the waypoint's own pod")]
     NoOwn,
+    #[error(transparent)]
+    Rule(#[from] NoWay),
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     #[error("the connection broke before the answer")]
@@ -44,23 +49,6 @@ pub(crate) struct Callee<'a> {
     pub(crate) passed: Passed,
 }
 
-/// A connection to an endpoint of a service, on which the caller speaks what it likes.
-///
-/// # Errors
-/// When no endpoint can be reached; two are tried.
-#[allow(dead_code, reason = "for calls that are no requests of HTTP")]
-pub(crate) async fn connect(shard: &Shard, callee: Callee<'_>) -> Result<Stream, CallError> {
-    let own = own(shard).await?;
-    let mut failed = Vec::new();
-    loop {
-        let way = way(shard, &own, callee, &failed).await?;
-        match open(shard, &own, &way, Some(callee.passed)).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) => try_another(&way, &mut failed, error)?,
-        }
-    }
-}
-
 /// The answer to a request, on a connection that is kept or a new one. The caller bounds its time, and reads the body
 /// with a bound.
 ///
@@ -73,11 +61,16 @@ pub(crate) async fn request(
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, CallError> {
     let own = own(shard).await?;
+    let port = ruled(shard, callee)?;
     let pool = &shard.upstreams.http;
     let mut failed = Vec::new();
     loop {
         let way = way(shard, &own, callee, &failed).await?;
-        let key = HttpKey::new(&way, version);
+        let over = toward(shard, callee, port.as_deref(), &way);
+        let key = HttpKey::new(&way, version).over(over.map(|over| over.key()));
+        if over.is_some() && version == Version::Http2 {
+            message::secure(&mut request);
+        }
         let _load = pool.load(way.endpoint());
         callee
             .passed
@@ -92,7 +85,8 @@ pub(crate) async fn request(
                 },
             }
         }
-        match open(shard, &own, &way, None).await {
+        let over = over.map(|over| (over, Some(version)));
+        match open(shard, &own, &way, over).await {
             Ok(stream) => {
                 let checkout = pool
                     .begin(&key, stream, Keep::under(&DestinationLimits::default()))
@@ -107,6 +101,31 @@ pub(crate) async fn request(
 
 async fn own(shard: &Shard) -> Result<Arc<Local>, CallError> {
     shard.waypoint.local.known().await.ok_or(CallError::NoOwn)
+}
+
+/// What a rule says of the service, if there is one.
+fn ruled(shard: &Shard, callee: Callee<'_>) -> Result<Option<Arc<Port>>, NoWay> {
+    let rule = shard.waypoint.published.destination(callee.service);
+    let port = rule.map(|rule| rule.port(callee.port));
+    if let Some(port) = &port {
+        port.supported()?;
+    }
+    Ok(port)
+}
+
+/// TLS with the endpoint, where it is to begin; a waypoint of the service's own begins it itself.
+fn toward<'a>(
+    shard: &'a Shard,
+    callee: Callee<'a>,
+    port: Option<&'a Port>,
+    way: &Way,
+) -> Option<Toward<'a>> {
+    let origination = port.filter(|_| !way.leads_to_waypoint())?.tls()?;
+    Some(Toward {
+        origination,
+        config: &shard.waypoint.config,
+        host: &callee.service.hostname,
+    })
 }
 
 async fn way(
@@ -138,7 +157,7 @@ async fn open(
     shard: &Shard,
     own: &Local,
     way: &Way,
-    passed: Option<Passed>,
+    over: Option<(Toward<'_>, Option<Version>)>,
 ) -> Result<Stream, UpstreamError> {
     let ip = own.workload.workload_ips.first().copied();
     let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -152,8 +171,8 @@ async fn open(
             way,
             own,
             &forwarded,
-            passed,
-            (&DestinationLimits::default(), None),
+            None,
+            (&DestinationLimits::default(), over),
         )
         .await
 }

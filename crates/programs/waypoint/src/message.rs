@@ -1,6 +1,7 @@
 //! What HTTP connections of both sides are made of.
 
 use bytes::Bytes;
+use http::{Request, Uri, uri::Scheme};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::rt::Executor;
 
@@ -23,6 +24,17 @@ pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) fn text(text: impl Into<Bytes>) -> Body {
     let full = Full::new(text.into());
     full.map_err(|never| match never {}).boxed_unsync()
+}
+
+/// Says of a request of HTTP/2 that it goes over TLS.
+pub(crate) fn secure(request: &mut Request<Body>) {
+    let mut parts = request.uri().clone().into_parts();
+    if parts.authority.is_some() {
+        parts.scheme = Some(Scheme::HTTPS);
+    }
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
 }
 
 /// Runs what HTTP/2 connections start.

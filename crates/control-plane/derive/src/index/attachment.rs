@@ -161,6 +161,14 @@ impl Index {
         self.usable(gateway).ok()
     }
 
+    /// All waypoints of this control plane.
+    pub(crate) fn all_waypoints(&self) -> impl Iterator<Item = &GatewayName> {
+        let gateways = self.namespaces.values();
+        let gateways = gateways.flat_map(|objects| objects.all::<Gateway>().values());
+        let names = gateways.map(|gateway| &gateway.name);
+        names.filter(|name| self.waypoint(name).is_some())
+    }
+
     /// A Gateway that something is to go through, unless it cannot be used. One of another controller is as good as
     /// its address.
     fn usable<'a>(&self, gateway: &'a GatewayInput) -> Result<&'a GatewayInput, Obstacle> {

@@ -125,6 +125,7 @@ impl Index {
         let selector = selector.and_then(|service| service.selector.clone());
         self.mark_selected(namespace, selector.as_ref());
         self.mark_instances(name);
+        self.mark_called_in_tls();
         let served: Vec<_> = self
             .served
             .of(name)

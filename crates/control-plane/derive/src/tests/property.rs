@@ -168,7 +168,8 @@ fn step() -> impl Strategy<Value = Step> {
                     let host = ["svc0.a.svc.cluster.local", "'*.cluster.local'", "svc1", "h2.com"][usize::from(number) + usize::from(flag)];
                     let exported = if mode == "STRICT" { "exportTo: [.], " } else { "" };
                     let subsets = if flag { ", subsets: [{name: v1, labels: {app: x}}]" } else { "" };
-                    head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}{subsets}, trafficPolicy: {{connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
+                    let tls = if app == "x" { "tls: {mode: SIMPLE}, " } else { "" };
+                    head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}{subsets}, trafficPolicy: {{{tls}connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
                 }
                 Kind::BackendTLSPolicy => head("gateway.networking.k8s.io/v1") + &backend_tls(number, variant, app, mode, flag),
                 Kind::ConfigMap => head("v1") + &format!("data: {{{}: '-----BEGIN CERTIFICATE-----{variant}'}}\n", if flag { "ca.crt" } else { "other" }),

@@ -201,3 +201,75 @@ data:
     );
     told("503");
 }
+
+#[test]
+fn what_the_waypoint_calls_itself_is_called_over_tls_too() {
+    const HOST: &str = "api.outside.example";
+    let authority = Authority::new();
+    let files = tempfile::tempdir().unwrap();
+    let own = files.path().join("shop");
+    fs::create_dir_all(&own).unwrap();
+    fs::write(own.join("ca.crt"), authority.pem()).unwrap();
+    fs::write(own.join("other.crt"), Authority::new().pem()).unwrap();
+    // The provider's entry has no waypoint: no request of a client goes there by this one.
+    let provider = format!(
+        "
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: decider, namespace: shop}}
+spec:
+  hosts: [decider.outside.example]
+  location: MESH_EXTERNAL
+  resolution: DNS
+  ports: [{{number: 80, name: http, protocol: HTTP, targetPort: {}}}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: istio, namespace: istio-system}}
+data:
+  mesh: |
+    extensionProviders:
+    - name: decides
+      envoyExtAuthzHttp: {{service: decider.outside.example, port: 80}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: asked, namespace: shop}}
+spec:
+  targetRefs: [{{group: networking.istio.io, kind: ServiceEntry, name: api}}]
+  action: CUSTOM
+  provider: {{name: decides}}
+  rules: [{{}}]
+",
+        PORT + 1
+    );
+    let mesh = mesh(files.path(), &(api(PORT) + &provider));
+    outside(&mesh, PORT, &authority.sign(&[HOST]), None);
+    let decider = authority.sign(&["decider.outside.example"]);
+    outside(&mesh, PORT + 1, &decider, None);
+    let ip = mesh.ip("legacy/server").to_string();
+    let ip = ip.as_str();
+    waypoint(&mesh, &[(HOST, ip), ("decider.outside.example", ip)]);
+    let ca = "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt}";
+    mesh.apply("rule", &rule(ca));
+    let told = |text: &str| until_answer(&mesh, "shop/client", 1, HOST, text);
+    // Without a rule it hears HTTP, says nothing, and so allows nothing.
+    told("403");
+    let of_decider = |tls: &str| {
+        let named = rule(tls).replace("name: api", "name: decider");
+        named.replace("host: api", "host: decider")
+    };
+    mesh.apply("deciders", &of_decider(ca));
+    told("tls api.outside.example http/1.1 host api.outside.example");
+    for tls in [
+        "{mode: SIMPLE, caCertificates: /etc/certs/shop/other.crt}",
+        "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, sni: other.example}",
+        "{mode: SIMPLE, credentialName: secret}",
+    ] {
+        mesh.apply("deciders", &of_decider(tls));
+        told("403");
+        mesh.apply("deciders", &of_decider(ca));
+        told("200 OK");
+    }
+}

@@ -18,7 +18,6 @@ use super::{
     broken::Broken,
     endpoint::{self, Ruling},
     leave::Leave,
-    outgoing,
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
@@ -26,7 +25,7 @@ use crate::{
     budget::Account,
     circle::Passed,
     destination::{Held, NoWay, Port},
-    message::{Body, Version},
+    message::{self, Body, Version},
     origination::Toward,
     session::Session,
     target::Target,
@@ -412,7 +411,7 @@ pub(super) async fn send(
             chosen.remote = Some(host.clone());
             chosen.remote_identity = Some(over.identity());
             if version == Version::Http2 {
-                outgoing::secure(&mut request);
+                message::secure(&mut request);
             }
         }
         let trying = attempt(session, &own, to, (version, &limits, over), request);

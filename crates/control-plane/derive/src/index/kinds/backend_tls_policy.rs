@@ -178,6 +178,11 @@ impl MeshKind for BackendTLSPolicy {
 }
 
 impl BackendTlsInput {
+    /// What it is attached to.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.targets.iter().map(|target| &target.key)
+    }
+
     fn rank(&self) -> (&str, &str) {
         (&self.created, &self.key.name)
     }

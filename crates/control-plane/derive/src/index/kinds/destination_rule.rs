@@ -6,6 +6,7 @@
 //! namespace of the client first, which for it is the one of the proxy; a waypoint stands for the service's side.)
 
 mod balancing;
+mod callers;
 mod policy;
 mod standing;
 mod subsets;
@@ -267,7 +268,8 @@ impl Index {
         rule.is_some_and(|rule| rule.subsets.contains_key(subset))
     }
 
-    /// What the waypoints that reach a host of an object are told of its endpoints.
+    /// What the waypoints that reach a host of an object are told of its endpoints, and those that may call it
+    /// themselves (see [`callers`]).
     pub(crate) fn destinations(
         &self,
         key: &ObjectKey,
@@ -278,22 +280,31 @@ impl Index {
         }
         let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
         let tls = self.backend_tls(key);
-        let gateways = self.waypoints_reaching(key, host).into_iter();
-        gateways
-            .filter_map(|gateway| {
-                let rule = self.rule_for(&service, &gateway);
-                let told = rule.map(|rule| rule.of(self, key, service.clone()));
-                let mut told = match told {
-                    Some(told) => told,
-                    None if tls.is_empty() => return None,
-                    None => WaypointDestination::unruled(service.clone()),
-                };
-                for one in &tls {
-                    one.put_over(&mut told);
-                }
-                Some((gateway, told))
-            })
-            .collect()
+        let told = |gateway: &GatewayName| {
+            let rule = self.rule_for(&service, gateway);
+            let told = rule.map(|rule| rule.of(self, key, service.clone()));
+            let mut told = match told {
+                Some(told) => told,
+                None if tls.is_empty() => return None,
+                None => WaypointDestination::unruled(service.clone()),
+            };
+            for one in &tls {
+                one.put_over(&mut told);
+            }
+            Some(told)
+        };
+        let reaching = self.waypoints_reaching(key, host);
+        let callers = self
+            .callers_in_tls(host, &tls)
+            .filter(|one| !reaching.contains(one));
+        let callers = callers.filter_map(|one| Some((one.clone(), told(one)?)));
+        let callers: Vec<_> = callers
+            .filter(|(_, told)| callers::begins_tls(told))
+            .collect();
+        let served = reaching
+            .iter()
+            .filter_map(|one| Some((one.clone(), told(one)?)));
+        served.chain(callers).collect()
     }
 
     /// Whether anything says how endpoints of any service are treated.

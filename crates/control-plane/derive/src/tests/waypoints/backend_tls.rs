@@ -215,3 +215,48 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
         );
     }
 }
+
+/// A waypoint of another namespace that no request for the cart comes to.
+fn elsewhere() -> String {
+    gateway("far", "").replace("namespace: shop", "namespace: bank")
+}
+
+#[test]
+fn every_waypoint_is_told_where_tls_begins_since_it_may_call_what_is_there() {
+    const FAR: &str = "bank/far to shop/cart.shop.svc.cluster.local";
+    let mut mesh = with(&rule("connectionPool: {http: {maxRetries: 1}}"));
+    mesh.apply(&elsewhere());
+    assert!(!mesh.waypoint_destinations.contains_key(FAR));
+    for wished in [
+        "tls: {mode: SIMPLE}",
+        "portLevelSettings: [{port: {number: 80}, tls: {mode: SIMPLE}}]",
+        // Nothing may be sent, by whoever calls.
+        "tls: {mode: SIMPLE, credentialName: secret}",
+    ] {
+        mesh.apply(&rule(wished));
+        let told = mesh.waypoint_destinations[FAR].policy(80);
+        assert!(told.tls.is_some() || told.unsupported.is_some(), "{wished}");
+        // Whether the rule or the waypoint was there first.
+        mesh.delete(Kind::Gateway, "bank", "far");
+        assert!(!mesh.waypoint_destinations.contains_key(FAR), "{wished}");
+        mesh.apply(&elsewhere());
+        assert!(mesh.waypoint_destinations.contains_key(FAR), "{wished}");
+    }
+    // A rule for its own namespace alone is for no other's waypoints.
+    let own = rule("tls: {mode: SIMPLE}").replace("host: cart", "host: cart, exportTo: ['.']");
+    mesh.apply(&own);
+    assert!(!mesh.waypoint_destinations.contains_key(FAR));
+    assert!(tls(&mesh).names.is_empty());
+    mesh.apply(&policy(
+        "p",
+        "",
+        "hostname: cart.example, wellKnownCACertificates: System",
+    ));
+    let told = mesh.waypoint_destinations[FAR].policy(80);
+    assert!(told.tls.is_some());
+    mesh.delete(Kind::Gateway, "bank", "far");
+    mesh.apply(&elsewhere());
+    assert!(mesh.waypoint_destinations.contains_key(FAR));
+    mesh.delete(Kind::BackendTLSPolicy, "shop", "p");
+    assert!(!mesh.waypoint_destinations.contains_key(FAR));
+}

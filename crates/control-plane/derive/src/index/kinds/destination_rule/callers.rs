@@ -1,0 +1,58 @@
+//! Waypoints that may call a service themselves: as a provider, as a collector, or for a plugin, which may name any. So
+//! that none does it in plaintext, all are told of services with which TLS is to begin; of other rules only those that
+//! requests of clients come to.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{BackendTLSPolicy, DestinationRule, ObjectKey};
+use ambit_model::{ArcStr, DestinationPolicy, GatewayName, WaypointDestination};
+
+use super::{RuleInput, patterns};
+use crate::index::{
+    Index,
+    kinds::backend_tls_policy::{BackendTls, BackendTlsInput},
+};
+
+/// Whether TLS begins, or nothing may be sent at all. Subsets are for routes alone.
+pub(super) fn begins_tls(told: &WaypointDestination) -> bool {
+    begins([&told.policy].into_iter().chain(told.ports.values()))
+}
+
+fn begins<'a>(mut policies: impl Iterator<Item = &'a DestinationPolicy>) -> bool {
+    policies.any(|policy| policy.tls.is_some() || policy.unsupported.is_some())
+}
+
+impl Index {
+    /// The waypoints that are told of a host because they may call it.
+    pub(super) fn callers_in_tls(
+        &self,
+        host: &str,
+        policies: &[BackendTls],
+    ) -> impl Iterator<Item = &GatewayName> {
+        let is_told = !policies.is_empty() || patterns(host).any(|one| self.begins_tls(&one));
+        let all = is_told.then(|| self.all_waypoints());
+        all.into_iter().flatten()
+    }
+
+    /// Whether a rule for what is named so begins TLS.
+    fn begins_tls(&self, pattern: &ArcStr) -> bool {
+        let rules = self.destination_rules.of(pattern);
+        let mut rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
+        rules.any(|rule: &RuleInput| begins([&rule.policy].into_iter().chain(rule.ports.values())))
+    }
+
+    /// A Gateway is a waypoint now, or is none any more.
+    pub(crate) fn mark_called_in_tls(&mut self) {
+        let patterns = self.destination_rules.names();
+        let patterns = patterns.filter(|pattern| self.begins_tls(pattern));
+        let of_rules = patterns.flat_map(|pattern| self.hosts_like(pattern));
+        let policies = self.backend_tls.iter();
+        let policies = policies.filter_map(|key: &ObjectKey| self.get::<BackendTLSPolicy>(key));
+        let targets = policies.flat_map(BackendTlsInput::targets);
+        let of_policies = targets.flat_map(|target| self.hosts_of(target));
+        let hosts: BTreeSet<ArcStr> = of_rules.chain(of_policies).collect();
+        for host in hosts {
+            self.mark_only_host(host);
+        }
+    }
+}

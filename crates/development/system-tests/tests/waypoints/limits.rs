@@ -193,6 +193,18 @@ fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
     ] {
         assert!(refused.contains(says), "{says}: {refused}");
     }
+    // Of gRPC a client is told in the way of gRPC: that it may try again.
+    let grpc = scene.ask_from(
+        "shop/client",
+        "x-user: a\r\ncontent-type: application/grpc\r\n",
+    );
+    for says in [
+        "http/1.1 200 ",
+        "grpc-status: 14\r\n",
+        "retry-after: 1800\r\n",
+    ] {
+        assert!(grpc.contains(says), "{says}: {grpc}");
+    }
     scene.expect("b", "200");
     // Another service of the waypoint is not limited.
     for _ in 0..4 {
@@ -256,6 +268,17 @@ fn a_rate_limit_service_decides_what_passes() {
         "\r\n\r\nslow down",
     ] {
         assert!(refused.contains(says), "{says}: {refused}");
+    }
+    let grpc = scene.ask_from(
+        "shop/client",
+        "x-user: a\r\ncontent-type: application/grpc\r\n",
+    );
+    for says in [
+        "http/1.1 200 ",
+        "grpc-status: 14\r\n",
+        "retry-after: 1800\r\n",
+    ] {
+        assert!(grpc.contains(says), "{says}: {grpc}");
     }
     assert!(scene.counted("global", "refused") && scene.counted("global", "passed"));
     // Of what there is nothing to say, nobody is asked.

@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     io::Read,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -216,6 +216,16 @@ impl Client {
     pub fn listen(&self, place: Place, address: SocketAddr) -> Result<TcpListener, ClientError> {
         Ok(TcpListener::from(
             self.ask_fd(&Request::Listen { place, address })?,
+        ))
+    }
+
+    /// A UDP socket inside the lab.
+    ///
+    /// # Errors
+    /// When the address cannot be had.
+    pub fn bind(&self, place: Place, address: SocketAddr) -> Result<UdpSocket, ClientError> {
+        Ok(UdpSocket::from(
+            self.ask_fd(&Request::Bind { place, address })?,
         ))
     }
 

@@ -23,6 +23,7 @@ use hickory_server::{
     server::{Request, RequestHandler, ResponseHandler, ResponseInfo},
     zone_handler::MessageResponseBuilder,
 };
+use k8s_openapi::api::core::v1::PodSpec;
 use tokio::{
     net::{TcpListener, UdpSocket},
     sync::watch,
@@ -179,6 +180,23 @@ pub(crate) fn resolv_conf(servers: &[IpAddr], namespace: &str) -> String {
     ));
     text.push_str("options ndots:5\n");
     text
+}
+
+/// The same of a pod that has servers of its own (`dnsPolicy: None`).
+pub(crate) fn own_resolv_conf(spec: &PodSpec) -> Option<String> {
+    let policy = spec.dns_policy.as_deref();
+    let config = spec
+        .dns_config
+        .as_ref()
+        .filter(|_| policy == Some("None"))?;
+    let mut text = String::new();
+    for server in config.nameservers.iter().flatten() {
+        text.push_str(&format!("nameserver {server}\n"));
+    }
+    if let Some(searches) = &config.searches {
+        text.push_str(&format!("search {}\n", searches.join(" ")));
+    }
+    Some(text)
 }
 
 #[cfg(test)]

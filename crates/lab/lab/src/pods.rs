@@ -24,7 +24,7 @@ use crate::{
     cluster::{ContainerObserved, ContainerState, Event, Observed, Phase, PodPlan},
     cni::{CniError, PluginList, Sandbox},
     containers::{self, POD_UID, Place, Restart},
-    dns::resolv_conf,
+    dns::{own_resolv_conf, resolv_conf},
     fabric::Node,
     tokens::{self, Bound, TokenIssuer},
 };
@@ -181,9 +181,13 @@ impl Runner {
     fn write_etc(&self, ips: &[std::net::IpAddr]) -> io::Result<()> {
         let dir = self.board.layout.pod(&self.plan.uid);
         fs::create_dir_all(&dir)?;
+        let servers = self.plan.spec().and_then(own_resolv_conf);
         fs::write(
             dir.join("resolv.conf"),
-            resolv_conf(&self.node.ips, self.plan.namespace()),
+            match servers {
+                Some(servers) => servers,
+                None => resolv_conf(&self.node.ips, self.plan.namespace()),
+            },
         )?;
         let mut hosts = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
         for ip in ips {

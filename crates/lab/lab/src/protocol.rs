@@ -88,6 +88,8 @@ pub(crate) enum Request {
     Dial { place: Place, address: SocketAddr },
     /// Listen inside a namespace; the reply carries the listener.
     Listen { place: Place, address: SocketAddr },
+    /// Receive datagrams inside a namespace; the reply carries the socket.
+    Bind { place: Place, address: SocketAddr },
     /// A packet socket that sees the frames of a namespace; the reply carries it.
     Capture { place: Place },
     /// A daemon's process is to be killed (it is restarted): for tests of faults.

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom, Write},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
@@ -94,6 +94,12 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
             match inside(board, &place, || TcpListener::bind(address)) {
                 Ok(listener) => protocol::send(stream, &Reply::Done, &[listener.as_fd()]),
                 Err(why) => error(format!("cannot listen at {address} there: {why}")),
+            }
+        }
+        Request::Bind { place, address } => {
+            match inside(board, &place, || UdpSocket::bind(address)) {
+                Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
+                Err(why) => error(format!("cannot have {address} for UDP there: {why}")),
             }
         }
         Request::Capture { place } => match inside(board, &place, capture::packet_socket) {

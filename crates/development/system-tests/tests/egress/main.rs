@@ -8,6 +8,7 @@
     reason = "tests"
 )]
 
+mod names;
 mod outside;
 mod registry;
 mod tenants;

@@ -165,6 +165,11 @@ pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
     let aliases =
         aliases.map(|(ip, hosts)| format!("{{ip: {ip}, hostnames: [{}]}}", hosts.join(", ")));
     let aliases = aliases.collect::<Vec<_>>().join(", ");
+    waypoint_with(mesh, &format!("hostAliases: [{aliases}]"));
+}
+
+/// The same, whose pod has this in its spec.
+pub(crate) fn waypoint_with(mesh: &Mesh, of_pod: &str) {
     mesh.apply(
         "waypoint",
         &format!(
@@ -185,7 +190,7 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {{name: own, namespace: egress}}
 data:
-  deployment: 'spec: {{template: {{spec: {{hostAliases: [{aliases}]}}}}}}'
+  deployment: 'spec: {{template: {{spec: {{{of_pod}}}}}}}'
 "
         ),
     );

@@ -1,0 +1,194 @@
+//! Hosts whose DNS server changes its mind, lies, answers nonsense or nothing: what a name resolves to is judged each
+//! time, for as long as the answer says, and one name's server costs others nothing.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    sync::{Arc, Mutex},
+};
+
+use ambit_system_tests::{Mesh, Place, answer_ok, is_whole, read_head, until};
+
+use crate::outside::{PREFIX, ask, entry, listen, log, mesh, until_answer, waypoint_with};
+
+const PORT: u16 = 8080;
+/// Seconds that answers are good.
+const TTL: u32 = 1;
+
+/// What a name gets.
+#[derive(Clone)]
+enum Said {
+    Addresses(Vec<Ipv4Addr>),
+    Nonsense,
+    Nothing,
+}
+
+/// A DNS server of the test's own.
+#[derive(Clone, Default)]
+struct Names(Arc<Mutex<BTreeMap<String, Said>>>);
+
+impl Names {
+    fn say(&self, name: &str, said: Said) {
+        self.0.lock().unwrap().insert(name.to_owned(), said);
+    }
+
+    fn are(&self, name: &str, addresses: &[IpAddr]) {
+        let v4 = addresses.iter().map(|ip| match ip {
+            IpAddr::V4(ip) => *ip,
+            IpAddr::V6(ip) => panic!("{ip} is not of IPv4"),
+        });
+        self.say(name, Said::Addresses(v4.collect()));
+    }
+
+    fn serve(&self, socket: UdpSocket) {
+        let names = self.clone();
+        std::thread::spawn(move || {
+            let mut question = [0; 512];
+            // Ends with the lab.
+            while let Ok((length, from)) = socket.recv_from(&mut question) {
+                if let Some(answer) = names.answer(&question[..length]) {
+                    socket.send_to(&answer, from).ok();
+                }
+            }
+        });
+    }
+
+    /// RFC 1035, section 4: one question, and addresses of IPv4.
+    fn answer(&self, question: &[u8]) -> Option<Vec<u8>> {
+        let mut labels = Vec::new();
+        let mut at = 12;
+        while question[at] != 0 {
+            let end = at + 1 + usize::from(question[at]);
+            labels.push(String::from_utf8_lossy(&question[at + 1..end]).to_lowercase());
+            at = end;
+        }
+        let end = at + 5;
+        let is_a = question[at + 2] == 1;
+        let said = self.0.lock().unwrap().get(&labels.join(".")).cloned();
+        let addresses = match said {
+            None => Vec::new(),
+            Some(Said::Addresses(addresses)) if is_a => addresses,
+            Some(Said::Addresses(_)) => Vec::new(),
+            Some(Said::Nothing) => return None,
+            Some(Said::Nonsense) => {
+                let mut nonsense = question[..2].to_vec();
+                nonsense.extend([0x81, 0x80, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xc0, 0x0c]);
+                return Some(nonsense);
+            }
+        };
+        let mut answer = question[..2].to_vec();
+        answer.extend([0x81, 0x80, 0, 1, 0, u8::try_from(addresses.len()).unwrap()]);
+        answer.extend([0; 4]);
+        answer.extend(&question[12..end]);
+        for ip in addresses {
+            answer.extend([0xc0, 0x0c, 0, 1, 0, 1]);
+            answer.extend(TTL.to_be_bytes());
+            answer.extend([0, 4]);
+            answer.extend(ip.octets());
+        }
+        Some(answer)
+    }
+}
+
+/// Serves HTTP that says what it calls itself.
+fn serve(mesh: &Mesh, place: Place, name: &'static str) {
+    listen(mesh, place, PORT, move |mut stream| {
+        while read_head(&mut stream)?.is_some() {
+            answer_ok(&mut stream, &format!("this is {name}\n"))?;
+        }
+        Ok(())
+    });
+}
+
+fn node(mesh: &Mesh, name: &str) -> IpAddr {
+    let status = mesh.client().status().unwrap();
+    let node = status.nodes.iter().find(|node| node.name == name);
+    node.unwrap().ips[0]
+}
+
+#[test]
+fn what_a_name_resolves_to_is_judged_each_time() {
+    let files = tempfile::tempdir().unwrap();
+    let port = format!("ports: [{{number: 80, name: http, protocol: HTTP, targetPort: {PORT}}}]");
+    let wild = format!("hosts: ['*.outside.example']\n  resolution: DYNAMIC_DNS\n  {port}");
+    let exact = format!("hosts: [one.example]\n  resolution: DNS\n  {port}");
+    let fixed = format!(
+        "hosts: [fixed.example]\n  resolution: STATIC\n  {port}\n  endpoints: [{{address: NODE}}]"
+    );
+    let more = entry("shop", "wild", 2, &wild) + &entry("shop", "one", 3, &exact);
+    let mesh = mesh(files.path(), &more);
+    let names = Names::default();
+    let server = SocketAddr::new(mesh.ip("legacy/server"), 53);
+    let place = Place::Pod("legacy/server".to_owned());
+    names.serve(mesh.client().bind(place, server).unwrap());
+    let [first, second] = ["node-1", "node-2"].map(|name| node(&mesh, name));
+    serve(&mesh, Place::Node("node-1".to_owned()), "the first");
+    serve(&mesh, Place::Node("node-2".to_owned()), "the second");
+    names.are("api.outside.example", &[first]);
+    names.are("one.example", &[first]);
+    let own = format!(
+        "dnsPolicy: None, dnsConfig: {{nameservers: [{}]}}",
+        server.ip()
+    );
+    waypoint_with(&mesh, &own);
+    let wild = |text: &str| until_answer(&mesh, "shop/client", 2, "api.outside.example", text);
+    let exact = |text: &str| until_answer(&mesh, "shop/client", 3, "one.example", text);
+    let log_says = |why: &str| until(&format!("the log says {why}"), || log(&mesh).contains(why));
+
+    // It moves, and is followed.
+    wild("this is the first");
+    exact("this is the first");
+    names.are("api.outside.example", &[second]);
+    names.are("one.example", &[second]);
+    wild("this is the second");
+    exact("this is the second");
+
+    // It comes to mean a pod of the mesh, alone or among others, or the waypoint itself.
+    let pod = mesh.ip("shop/server");
+    names.are("api.outside.example", &[pod]);
+    wild("503");
+    log_says("an address of the mesh");
+    names.are("api.outside.example", &[pod, first]);
+    wild("this is the first");
+    for _ in 0..20 {
+        let answer = ask(&mesh, "shop/client", 2, "api.outside.example");
+        assert!(answer.contains("this is the first"), "{answer}");
+    }
+    let itself = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    names.are("api.outside.example", &[itself]);
+    names.are("one.example", &[itself]);
+    wild("503");
+    exact("503");
+    log_says("127.0.0.1 is an address of the waypoint's own machine");
+
+    // Its server says nonsense, or nothing: others are answered meanwhile.
+    names.say("api.outside.example", Said::Nonsense);
+    names.are("one.example", &[second]);
+    wild("503");
+    exact("this is the second");
+    names.say("api.outside.example", Said::Nothing);
+    let answers = std::thread::scope(|scope| {
+        let ask = || ask(&mesh, "shop/client", 2, "api.outside.example");
+        let asking: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        exact("this is the second");
+        let answers = asking.into_iter().map(|one| one.join().unwrap());
+        answers.collect::<Vec<_>>()
+    });
+    for answer in answers {
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    }
+    log_says("no answer within 5s");
+    names.are("api.outside.example", &[first]);
+    wild("this is the first");
+
+    // Addresses that are written, and the address that was called.
+    let fixed = fixed.replace("NODE", &second.to_string());
+    mesh.apply("fixed", &entry("shop", "fixed", 4, &fixed));
+    until_answer(
+        &mesh,
+        "shop/client",
+        4,
+        "fixed.example",
+        "this is the second",
+    );
+}

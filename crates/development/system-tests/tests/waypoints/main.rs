@@ -9,6 +9,7 @@
 )]
 
 mod circles;
+mod collectors;
 mod faults;
 mod foreign;
 mod kinds;

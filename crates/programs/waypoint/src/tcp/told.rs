@@ -113,7 +113,8 @@ impl Told {
         let Some(telling) = &self.telling else {
             return traffic.series(labels);
         };
-        let report = self.report(session, went, &End::default());
+        let end = End::default();
+        let report = self.report(session, went, &end);
         let changed = observed(session, &report, |of| telling.labels(of));
         traffic.series_as(labels, changed)
     }

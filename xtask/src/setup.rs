@@ -135,7 +135,8 @@ pub(crate) struct Tests {
     root: bool,
     /// They run programs of other crates.
     pub(crate) binaries: bool,
-    /// They tell a collector of OpenTelemetry's.
+    /// They talk to programs of others: a collector of OpenTelemetry's, a rate-limit service and a provider by Envoy's
+    /// messages.
     pub(crate) collector: bool,
 }
 

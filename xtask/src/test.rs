@@ -6,9 +6,9 @@ use anyhow::{Result, anyhow};
 
 use crate::{fuzz, images, proto, setup, shell, tidy};
 
-/// All checks and tests; or the tests of one crate.
-pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
-    if let Some(name) = crate_name {
+/// All checks and tests; or the tests of the crate that is named first, for which the rest goes to `cargo test`.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    if let Some((name, rest)) = arguments.split_first() {
         let name = name.trim_start_matches("ambit-");
         let package = format!("ambit-{name}");
         let tests = setup::Tests::of(name);
@@ -17,14 +17,14 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
             build_binaries()?;
         }
         if tests.collector {
-            build_collector()?;
+            build_peers()?;
         }
         if package == "ambit-cluster-tests" {
             images::for_cluster()?;
         }
         return shell::run(
             &package,
-            &mut shell::cargo(&["test", "--package", &package]),
+            shell::cargo(&["test", "--package", &package]).args(rest),
         );
     }
     setup::Tests::all().ensure()?;
@@ -35,7 +35,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     )?;
     proto::generate(true)?;
     build_binaries()?;
-    build_collector()?;
+    build_peers()?;
     images::for_cluster()?;
     shell::run(
         "build the tests",
@@ -77,17 +77,30 @@ fn build_binaries() -> Result<()> {
     )
 }
 
-/// The outside end of the system tests' telemetry, beside our own programs. What has not changed, Go does not build
-/// again.
+/// The outside end of the system tests' telemetry.
 pub(crate) fn build_collector() -> Result<PathBuf> {
-    let program = shell::target_dir().join("debug/otlp-collector");
+    build_peer("collector", "otlp-collector")
+}
+
+/// What system tests talk to: a collector, a provider of CUSTOM policies, a rate-limit service.
+fn build_peers() -> Result<()> {
+    build_collector()?;
+    build_peer("authorizer", "ext-authz-provider")?;
+    build_peer("ratelimit", "rate-limit-service")?;
+    Ok(())
+}
+
+/// Builds a program of `build/` that is made of what others publish, and that tests talk to. What has not changed, Go does
+/// not build again.
+fn build_peer(module: &str, program: &str) -> Result<PathBuf> {
+    let program = shell::target_dir().join("debug").join(program);
     let mut go = Command::new("go");
     go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
         .arg(&program)
         .arg(".")
-        .current_dir(shell::root().join("build/collector"))
+        .current_dir(shell::root().join("build").join(module))
         .env("CGO_ENABLED", "0");
-    shell::run("build the collector", &mut go)?;
+    shell::run(&format!("build the {module}"), &mut go)?;
     Ok(program)
 }
 

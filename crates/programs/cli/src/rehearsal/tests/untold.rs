@@ -171,8 +171,8 @@ fn what_a_log_tells_is_not_judged_by_metrics_again() {
     assert_eq!(
         refused(&report),
         [
-            format!("{FRONT} shop/db port 5432 shop/no x1"),
             "out/batch (plaintext) shop/db connections, by metrics shop/no x7".to_owned(),
+            format!("{FRONT} shop/db port 5432 shop/no x1"),
         ]
     );
     let any = policy(

@@ -1,11 +1,11 @@
 //! Tokens of requests: verified, taken out, and told to applications as objects say (`ambit_jwt`). What a request has
 //! proved stays with its admission.
 
-use std::{borrow::Cow, time::SystemTime};
+use std::time::SystemTime;
 
 use ambit_jwt::{Authenticated, Denial, Refused, RequestParts};
 use ambit_telemetry::http::ResponseFlags;
-use http::{HeaderMap, HeaderValue, Request, StatusCode, uri::PathAndQuery};
+use http::{HeaderValue, Request, StatusCode, uri::PathAndQuery};
 use hyper::body::Incoming;
 
 use super::{form::Form, record::Record, reply::Reply};
@@ -46,23 +46,6 @@ pub(super) fn authenticate(
         record.not_authenticated(why.details());
         reply(&why)
     })
-}
-
-/// A target as logs and traces may tell it: without tokens, whichever step refuses the request.
-pub(super) fn tellable<'a>(session: &Session, target: &'a str) -> Cow<'a, str> {
-    if !target.contains('?') {
-        return Cow::Borrowed(target);
-    }
-    let all = session.shard.waypoint.published.authentications();
-    all.tellable_target(session.target.service_name(), target)
-}
-
-/// Leaves of headers that are kept for logs and traces what these may tell.
-pub(super) fn keep_tellable(session: &Session, headers: &mut HeaderMap) {
-    if !headers.is_empty() {
-        let all = session.shard.waypoint.published.authentications();
-        all.keep_tellable(session.target.service_name(), headers);
-    }
 }
 
 fn reply(why: &Denial) -> Reply {

@@ -19,7 +19,7 @@ use http::{
 };
 use hyper::body::Incoming;
 
-use super::{authentication::tellable, body::Count, reply::Reply, send::Chosen};
+use super::{body::Count, reply::Reply, send::Chosen, tellable::tellable};
 use crate::session::Session;
 use told::Told;
 

@@ -14,7 +14,7 @@ use ambit_telemetry::{
 };
 use http::{HeaderMap, HeaderValue};
 
-use super::{super::authentication::keep_tellable, Record};
+use super::{super::tellable::keep_tellable, Record};
 use crate::{
     session::Session,
     telling::{Item, Telling, Tracing},

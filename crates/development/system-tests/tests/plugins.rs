@@ -1,9 +1,9 @@
 //! Wasm plugins in a waypoint, with real programs: from a manifest to the headers that an application gets.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{io::Write as _, net::SocketAddr, path::Path};
+use std::{net::SocketAddr, path::Path};
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, read_head, until};
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, answer_ok, is_whole, read_head, until};
 
 const HEADERS: &str = include_str!("../../../dataplane/wasm/tests/modules/headers.wat");
 /// Traps on requests with `x-trap`, spins on those with `x-spin`.
@@ -75,11 +75,7 @@ impl Scene {
         // Says what it was asked.
         mesh.serve("shop/a", 8090, |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
-                let length = head.len();
-                write!(
-                    stream,
-                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{head}"
-                )?;
+                answer_ok(&mut stream, &head)?;
             }
             Ok(())
         });

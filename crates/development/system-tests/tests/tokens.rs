@@ -34,6 +34,18 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8081}]
 ";
 
+/// Whom it names nobody can ask, so that everything is denied.
+const ASKING: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: asking, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: app}]
+  action: CUSTOM
+  provider: {name: missing}
+  rules: [{to: [{operation: {paths: [/open*]}}]}]
+";
+
 fn objects(keys: &str) -> String {
     format!(
         "
@@ -316,23 +328,10 @@ fn no_token_gets_into_a_log_whichever_step_refuses_a_request() {
     let query = format!("?a=1&access_token={token}");
     ask(&format!("/early/..;b{query}"), "", 400);
     ask(&format!("/headers{query}"), "Connection: host\r\n", 400);
-    scene.mesh.apply(
-        "asking",
-        "
-apiVersion: security.istio.io/v1
-kind: AuthorizationPolicy
-metadata: {name: asking, namespace: shop}
-spec:
-  targetRefs: [{kind: Service, name: app}]
-  action: CUSTOM
-  provider: {name: missing}
-  rules: [{to: [{operation: {paths: [/asked*]}}]}]
-",
-    );
-    until("nobody can be asked", || {
-        scene.status("/asked", &bearer(&token)) == 403
-    });
-    ask(&format!("/asked/b{query}"), "", 403);
+    scene.mesh.apply("asking", ASKING);
+    until("nobody can be asked", || scene.status("/open/a", "") == 403);
+    ask(&format!("/open/b{query}"), "", 403);
+    scene.mesh.remove("asking");
     // Headers of lines that are configured: of what is refused early, and of what is forwarded with its token.
     let config = "
 apiVersion: v1
@@ -373,14 +372,18 @@ spec:
         &format!("{valid}{cookie}"),
         400,
     );
-    ask("/asked/c", &format!("{valid}{cookie}"), 403);
+    scene.mesh.apply("asking", ASKING);
+    until("nobody can be asked again", || {
+        scene.status("/open/a", "") == 403
+    });
+    ask("/open/c", &format!("{valid}{cookie}"), 403);
     let all = [
         "/early/..;b?a=1 ",
         "/headers?a=1 ",
-        "/asked/b?a=1 ",
+        "/open/b?a=1 ",
         "told /private/forwarded?a=1 - -\n",
         "told /early/c/..;b?a=1 - x=1\n",
-        "told /asked/c - x=1\n",
+        "told /open/c - x=1\n",
     ];
     until("all lines are written", || {
         let log = scene.log();

@@ -19,7 +19,31 @@ use crate::rehearsal::{
 };
 
 /// Who called whom, and who saw it: what metrics and logs both tell.
-pub(super) type Pair = (bool, String, String);
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Pair {
+    is_at_waypoint: bool,
+    from: Caller,
+    to: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Caller {
+    /// Who has proved who he is.
+    Proved(String),
+    /// A workload, as far as its address tells.
+    Named(String),
+    Unknown,
+}
+
+impl Pair {
+    /// Whether lines of these parties tell what was counted of others. Proxies learn whose an address is while its first
+    /// requests pass, and count these as nobody's; lines have the address.
+    pub(super) fn tells(&self, counted: &Self) -> bool {
+        let may_be = counted.from == Caller::Unknown && !matches!(self.from, Caller::Proved(_));
+        (self.is_at_waypoint, &self.to) == (counted.is_at_waypoint, &counted.to)
+            && (may_be || self.from == counted.from)
+    }
+}
 
 /// Stands for an address that is not told.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -33,15 +57,20 @@ impl Mesh {
             let caller = caller.filter(|pod| is_at_waypoint && pod.protocol == Protocol::Hbone);
             caller.map(|pod| pod.identity())
         });
-        let from = match identity {
-            Some(identity) => identity.to_string(),
-            None => caller.map(|pod| workload_name(pod)).unwrap_or_default(),
+        let from = match (identity, caller) {
+            (Some(identity), _) => Caller::Proved(identity.to_string()),
+            (None, Some(pod)) => Caller::Named(workload_name(pod)),
+            (None, None) => Caller::Unknown,
         };
         let to = match self.service(seen) {
             Some(service) => format!("{}/{}", service.namespace, service.hostname),
             None => workload_name(self.pod(seen.to.ip())?),
         };
-        Some((is_at_waypoint, from, to))
+        Some(Pair {
+            is_at_waypoint,
+            from,
+            to,
+        })
     }
 
     /// The same of what was counted.
@@ -49,15 +78,20 @@ impl Mesh {
         let is_at_waypoint = counted.at != Counter::Pod;
         let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
         let from = match (&counted.identity, &counted.caller) {
-            (Some(identity), _) => identity.to_string(),
-            (None, caller) => caller.as_ref().map(of).unwrap_or_default(),
+            (Some(identity), _) => Caller::Proved(identity.to_string()),
+            (None, Some(caller)) => Caller::Named(of(caller)),
+            (None, None) => Caller::Unknown,
         };
         let service = counted.service.as_ref().filter(|_| is_at_waypoint);
         let to = match service {
             Some((namespace, host, _)) => format!("{namespace}/{host}"),
             None => of(counted.called.as_ref()?),
         };
-        Some((is_at_waypoint, from, to))
+        Some(Pair {
+            is_at_waypoint,
+            from,
+            to,
+        })
     }
 
     pub(super) fn judge_counted(&self, counted: &Counted) -> Verdict {

@@ -189,6 +189,29 @@ fn what_a_log_tells_is_not_judged_by_metrics_again() {
 }
 
 #[test]
+fn what_is_counted_of_nobody_is_told_by_lines_of_whoever_proved_nothing() {
+    let deny = policy(
+        "no",
+        "",
+        "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
+    );
+    let nobody = PLAIN.map(|(label, _)| (label, "unknown"));
+    let scrape = to_db(&nobody, 2);
+    let counted = "somebody unknown (plaintext) shop/db connections, by metrics shop/no x2";
+    let told = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
+    assert_eq!(told(""), [counted]);
+    // Its caller has proved who he is, so that he is not the one that was counted; and another pod was called.
+    let proved = super::to_db("front");
+    assert_eq!(told(&proved).len(), 2);
+    assert!(told(&proved).contains(&counted.to_owned()));
+    let elsewhere = super::to_db("batch").replace("10.0.0.2:", "10.0.0.3:");
+    assert_eq!(told(&elsewhere), [counted]);
+    let plaintext = told(&super::to_db("batch"));
+    assert_eq!(plaintext.len(), 1);
+    assert!(plaintext[0].contains("port 5432"), "{plaintext:?}");
+}
+
+#[test]
 fn open_connections_are_judged_as_those_of_logs_are() {
     let dump = |connections: &str| {
         let text = format!(

@@ -1,6 +1,6 @@
-//! `ambit policy test`: a rehearsal of policies that are not applied yet. What node proxies and waypoints have seen,
-//! by their access logs, by the connections that are open, and by metrics where neither tells more, is judged twice by the code that judges in them: with the policies that there are, and with
-//! those of the files besides.
+//! `ambit policy test`: a rehearsal of policies that are not applied yet. What node proxies and waypoints have seen, by
+//! their access logs, by the connections that are open, and by metrics where neither tells more, is judged twice by the
+//! code that judges in them: with the policies that there are, and with those of the files besides.
 
 mod at_waypoint;
 mod counted;

@@ -161,11 +161,13 @@ impl Drop for ConnectionMetrics {
 /// All traffic series of the process.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// Read by each connection that opens; written for a new pair, and to drop unused ones.
-    series: RwLock<HashMap<Arc<TrafficLabels>, Arc<TrafficSeries>>>,
+    series: Table<TrafficLabels>,
     /// Those of which labels, or whether they are written, are configured.
-    changed: RwLock<HashMap<Arc<(TrafficLabels, Changed)>, Arc<TrafficSeries>>>,
+    changed: Table<(TrafficLabels, Changed)>,
 }
+
+/// Read by each connection that opens; written for a new pair, and to drop unused ones.
+type Table<Labels> = RwLock<HashMap<Arc<Labels>, Arc<TrafficSeries>>>;
 
 impl Traffic {
     /// The series of a pair. Cheap enough for each connection. May be kept, but a kept series that is
@@ -227,10 +229,7 @@ impl Traffic {
 }
 
 /// A series of a table, made if it is not there.
-fn find<K: Clone + Eq + Hash>(
-    table: &RwLock<HashMap<Arc<K>, Arc<TrafficSeries>>>,
-    labels: &K,
-) -> Arc<TrafficSeries> {
+fn find<K: Clone + Eq + Hash>(table: &Table<K>, labels: &K) -> Arc<TrafficSeries> {
     if let Some(series) = table.read().get(labels) {
         return series.clone();
     }

@@ -137,7 +137,7 @@ fn what_is_nearer_counts_part_by_part() {
     mesh.apply(&object(
         "gw",
         "shop",
-        &format!("{gateway}").replace("30}", "30, disableContextPropagation: false}"),
+        &gateway.replace("30}", "30, disableContextPropagation: false}"),
     ));
     assert!(propagates(&mesh));
     // Off is off, whoever has asked for it farther away.

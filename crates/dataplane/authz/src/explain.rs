@@ -1,6 +1,6 @@
 //! Explains a decision to operators: the outcome of every policy that applies to a connection.
 
-use ambit_model::{Action, ArcStr, PolicyKey, Scope, Workload};
+use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
 
 use crate::{
     Connection, Decision, PolicySet, evaluate::is_peer_authentication, matching::matching_rule,
@@ -60,6 +60,27 @@ impl PolicySet {
     ) -> Explanation {
         let decision = self.evaluate_peer_authentication(destination, connection);
         self.explained(destination, connection, decision, is_peer_authentication)
+    }
+
+    /// The dry-run policies that would refuse a connection, if they and the others were in force. Costs nothing where
+    /// there are none.
+    pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
+        if !self.has_dry_runs() {
+            return Vec::new();
+        }
+        let applicable = self.applicable(destination);
+        let matches = |policy: &Authorization| matching_rule(policy, connection).is_some();
+        let of = |action: Action| {
+            let all = applicable.iter().map(|policy| &**policy);
+            all.filter(move |policy| policy.action == action)
+        };
+        let denies = of(Action::Deny).filter(|policy| policy.dry_run && matches(policy));
+        let mut refusing: Vec<_> = denies.map(|policy| policy.key()).collect();
+        if !of(Action::Allow).any(|policy| matches(policy)) {
+            let allows = of(Action::Allow).filter(|policy| policy.dry_run);
+            refusing.extend(allows.map(|policy| policy.key()));
+        }
+        refusing
     }
 
     fn explained(

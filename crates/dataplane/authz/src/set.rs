@@ -20,6 +20,8 @@ pub struct PolicySet {
     global: Bucket,
     by_namespace: HashMap<ArcStr, Bucket>,
     missing: MissingPolicies,
+    /// How many are dry runs.
+    dry_runs: usize,
 }
 
 /// The policies of one scope, separated by action.
@@ -87,6 +89,7 @@ impl PolicySet {
             bucket.of(policy.action, policy.dry_run).insert(&policy);
         }
         let after = affects(&policy);
+        self.dry_runs += usize::from(policy.dry_run);
         self.by_key.insert(key, policy);
         match before {
             Affects::Nobody => after,
@@ -100,6 +103,7 @@ impl PolicySet {
         let Some(policy) = self.by_key.remove(key) else {
             return Affects::Nobody;
         };
+        self.dry_runs -= usize::from(policy.dry_run);
         if let Some(bucket) = self.bucket_mut(&policy) {
             bucket.of(policy.action, policy.dry_run).remove(key);
         }
@@ -153,6 +157,10 @@ impl PolicySet {
 
     pub(crate) fn missing(&self) -> MissingPolicies {
         self.missing
+    }
+
+    pub(crate) fn has_dry_runs(&self) -> bool {
+        self.dry_runs > 0
     }
 
     /// The policies that apply to a namespace without being named by a workload.

@@ -374,6 +374,42 @@ fn a_policy_that_is_not_understood_denies_all_in_its_scope_and_says_so() {
 }
 
 #[test]
+fn dry_run_policies_that_would_refuse_are_those_that_would_if_all_were_in_force() {
+    let dry = |name, action, rules| Authorization {
+        dry_run: true,
+        ..policy(name, action, rules)
+    };
+    let would = |policies: Vec<Authorization>, account: &str| {
+        let set = set(policies);
+        let refusing = set.would_refuse(&destination(), &from(account));
+        refusing
+            .iter()
+            .map(|key| key.name.to_string())
+            .collect::<Vec<_>>()
+    };
+    let deny = dry("d", Action::Deny, when(principal("a")));
+    let allow = dry("a", Action::Allow, when(principal("b")));
+    let enforced = policy("e", Action::Allow, when(principal("c")));
+    let all = vec![deny, allow, enforced];
+    assert_eq!(would(all.clone(), "a"), ["d", "a"]);
+    assert_eq!(would(all.clone(), "b"), [""; 0]);
+    // What another policy allows is allowed then, too.
+    assert_eq!(would(all.clone(), "c"), [""; 0]);
+    assert_eq!(would(all, "x"), ["a"]);
+    assert_eq!(
+        would(vec![policy("e", Action::Deny, vec![vec![]])], "a"),
+        [""; 0]
+    );
+    // One that is no dry run any more counts as the others do.
+    let mut set = set(vec![dry("d", Action::Deny, vec![vec![]])]);
+    assert_eq!(set.would_refuse(&destination(), &from("a")).len(), 1);
+    set.insert(policy("d", Action::Deny, vec![vec![]]));
+    assert!(set.would_refuse(&destination(), &from("a")).is_empty());
+    set.remove(&key("d"));
+    assert!(set.is_empty());
+}
+
+#[test]
 fn dry_run_policies_report_and_decide_nothing() {
     let dry = |name, action| Authorization {
         dry_run: true,

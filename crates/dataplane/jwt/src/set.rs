@@ -1,5 +1,7 @@
 //! All rules of a waypoint, and a request that is judged by them.
 
+mod telling;
+
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap},

@@ -18,6 +18,7 @@ use crate::{
 
 mod attacks;
 mod requests;
+mod telling;
 
 const ISSUER: &str = "https://issuer.example";
 

@@ -106,12 +106,22 @@ pub struct Tracked {
 /// The dump of one pod's connections.
 #[derive(Debug, Default, Serialize)]
 pub struct ConnectionDump {
-    inbound: Vec<Shown>,
+    inbound: Vec<Arrived>,
     outbound: Vec<Shown>,
     /// Those the proxy does not carry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "clear")]
     pub pre_capture: Vec<Shown>,
+}
+
+/// A connection to the pod, as it is shown.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Arrived {
+    #[serde(flatten)]
+    shown: Shown,
+    /// That the caller proved; null if it proved none.
+    src_identity: Option<String>,
 }
 
 impl Connections {
@@ -201,13 +211,17 @@ impl Connections {
     pub fn dump(&self) -> ConnectionDump {
         let mut dump = ConnectionDump::default();
         for entry in self.0.lock().entries.values() {
-            let list = match entry.way {
-                Way::Inbound => &mut dump.inbound,
-                Way::Outbound => &mut dump.outbound,
-            };
-            list.push(entry.shown.clone());
+            let shown = entry.shown.clone();
+            let source = entry.peer.as_ref().and_then(|peer| peer.source.as_ref());
+            match entry.way {
+                Way::Inbound => dump.inbound.push(Arrived {
+                    shown,
+                    src_identity: source.map(ToString::to_string),
+                }),
+                Way::Outbound => dump.outbound.push(shown),
+            }
         }
-        dump.inbound.sort_by_key(|shown| shown.src);
+        dump.inbound.sort_by_key(|arrived| arrived.shown.src);
         dump.outbound.sort_by_key(|shown| shown.src);
         dump
     }

@@ -21,7 +21,7 @@ use std::{
 };
 
 use ambit_authz::{Affects, Connection, Decision, Explanation, MissingPolicies, PolicySet};
-use ambit_model::{ArcStr, Identity, PodName, Protocol, Workload, canonical_ip};
+use ambit_model::{ArcStr, Identity, PodName, PolicyKey, Protocol, Workload, canonical_ip};
 use ambit_route::{MeshTable, Route, RouteError, TableConfig, WorkloadChange};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::{
@@ -336,6 +336,11 @@ impl SharedState {
     /// Decides an inbound connection to a local workload.
     pub fn authorize(&self, destination: &Workload, connection: &Connection) -> Decision {
         self.policies().evaluate(destination, connection)
+    }
+
+    /// The dry-run policies that would refuse it, if they were in force.
+    pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
+        self.policies().would_refuse(destination, connection)
     }
 
     /// [`Self::authorize`] with all that led to it.

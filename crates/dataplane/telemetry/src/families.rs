@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ambit_model::ArcStr;
+use ambit_model::{ArcStr, PolicyKey};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{
@@ -62,6 +62,11 @@ struct LimitLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PolicyLabels {
+    policy: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct UrlLabels {
     url: String,
 }
@@ -112,6 +117,7 @@ pub struct Metrics {
     setups_refused: Family<LimitLabels, Counter>,
     earlier_connections: Family<EarlierLabels, Counter>,
     led_to_waypoint: Counter,
+    dry_run_denied: Family<PolicyLabels, Counter>,
     xds_terminations: Family<TerminationLabels, Counter>,
     xds_messages: Family<UrlLabels, Counter>,
     xds_bytes: Family<UrlLabels, Counter>,
@@ -177,6 +183,11 @@ impl Metrics {
             "ambit_setups_refused",
             "The total number of connections to pods refused because too many were being set up",
             self.setups_refused.clone(),
+        );
+        registry.register(
+            "ambit_connections_dry_run_denied",
+            "The total number of connections to pods that a dry-run policy would have denied",
+            self.dry_run_denied.clone(),
         );
         registry.register(
             "ambit_connections_led_to_waypoint",
@@ -332,6 +343,14 @@ impl Metrics {
         };
         self.xds_messages.get_or_create(&labels).inc();
         self.xds_bytes.get_or_create(&labels).inc_by(bytes);
+    }
+
+    /// A dry-run policy would have denied a connection to a pod.
+    pub fn dry_run_denied(&self, policy: &PolicyKey) {
+        let labels = PolicyLabels {
+            policy: policy.to_string(),
+        };
+        self.dry_run_denied.get_or_create(&labels).inc();
     }
 
     /// A connection to a pod was led to the pod's waypoint.

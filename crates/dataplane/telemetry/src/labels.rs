@@ -211,9 +211,15 @@ pub(crate) struct Flagged<'a>(pub(crate) &'a TrafficLabels, pub(crate) Reason);
 
 impl EncodeLabelSet for Flagged<'_> {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
+        self.put(&mut Labels(encoder))
+    }
+}
+
+impl Flagged<'_> {
+    /// Writes all of them.
+    pub(crate) fn put(&self, labels: &mut impl Put) -> fmt::Result {
         let Self(traffic, flag) = self;
-        let mut labels = Labels(encoder);
-        encode_parties(&mut labels, traffic)?;
+        encode_parties(labels, traffic)?;
         labels.put("request_protocol", "tcp")?;
         labels.put("response_flags", flag.as_str())?;
         labels.put("connection_security_policy", traffic.security.as_str())?;

@@ -1,12 +1,13 @@
-//! Counters of connections and bytes, one series for each set of [`TrafficLabels`].
+//! Counters of connections and bytes, one series for each set of [`TrafficLabels`], and of what is changed of them.
 //!
 //! A connection looks its series up once and then only adds to atomics; the series write all five families
 //! at a scrape. Series that no connection uses are dropped after a while, so the table contains current
 //! peers, not all peers ever seen.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt,
+    hash::Hash,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -14,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_model::Reason;
+use ambit_model::{Reason, TelemetryFamily};
 use parking_lot::RwLock;
 use prometheus_client::{
     collector::Collector,
@@ -22,7 +23,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
-use crate::{TrafficLabels, labels::Flagged};
+use crate::{TrafficLabels, http::Changed, labels::Flagged};
 
 /// An unused series is dropped after this time: several scrapes see its last values first.
 const UNUSED: Duration = Duration::from_secs(3600);
@@ -160,29 +161,31 @@ impl Drop for ConnectionMetrics {
 /// All traffic series of the process.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// Read by each connection that opens; written for a new pair, and to drop unused ones.
-    series: RwLock<HashMap<Arc<TrafficLabels>, Arc<TrafficSeries>>>,
+    series: Table<TrafficLabels>,
+    /// Those of which labels, or whether they are written, are configured.
+    changed: Table<(TrafficLabels, Changed)>,
 }
+
+/// Read by each connection that opens; written for a new pair, and to drop unused ones.
+type Table<Labels> = RwLock<HashMap<Arc<Labels>, Arc<TrafficSeries>>>;
 
 impl Traffic {
     /// The series of a pair. Cheap enough for each connection. May be kept, but a kept series that is
     /// unused loses its counts once it is dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
-        if let Some(series) = self.series.read().get(labels) {
-            return series.clone();
+        find(&self.series, labels)
+    }
+
+    /// The series of a pair, with what is configured to be different.
+    pub fn series_as(
+        &self,
+        labels: &TrafficLabels,
+        changed: Option<Changed>,
+    ) -> Arc<TrafficSeries> {
+        match changed {
+            None => self.series(labels),
+            Some(changed) => find(&self.changed, &(labels.clone(), changed)),
         }
-        let mut table = self.series.write();
-        // Another connection may have been first.
-        if let Some(series) = table.get(labels) {
-            return series.clone();
-        }
-        let now = Instant::now();
-        if table.len() >= MAX_SERIES {
-            make_room(&mut table);
-        }
-        let series = Arc::new(TrafficSeries::new(now));
-        table.insert(Arc::new(labels.clone()), series.clone());
-        series
     }
 
     /// Counts a connection of a pair as opened.
@@ -192,7 +195,7 @@ impl Traffic {
 
     /// How many series there are.
     pub fn len(&self) -> usize {
-        self.series.read().len()
+        self.series.read().len() + self.changed.read().len()
     }
 
     /// Whether there are none.
@@ -201,15 +204,51 @@ impl Traffic {
     }
 
     fn drop_unused(&self, now: Instant) {
-        self.series.write().retain(|_, series| {
+        let is_kept = |series: &Arc<TrafficSeries>| {
             !series.is_unused() || now.saturating_duration_since(series.last_use()) < UNUSED
-        });
+        };
+        self.series.write().retain(|_, series| is_kept(series));
+        self.changed.write().retain(|_, series| is_kept(series));
     }
+
+    /// All series, with what is changed of them.
+    fn rows(&self) -> Vec<Row> {
+        let plain = self.series.read();
+        let plain = plain.iter().map(|(labels, series)| Row {
+            labels: Labelled::Plain(labels.clone()),
+            series: series.clone(),
+        });
+        let mut rows: Vec<_> = plain.collect();
+        let changed = self.changed.read();
+        rows.extend(changed.iter().map(|(labels, series)| Row {
+            labels: Labelled::Changed(labels.clone()),
+            series: series.clone(),
+        }));
+        rows
+    }
+}
+
+/// A series of a table, made if it is not there.
+fn find<K: Clone + Eq + Hash>(table: &Table<K>, labels: &K) -> Arc<TrafficSeries> {
+    if let Some(series) = table.read().get(labels) {
+        return series.clone();
+    }
+    let mut table = table.write();
+    // Another connection may have been first.
+    if let Some(series) = table.get(labels) {
+        return series.clone();
+    }
+    if table.len() >= MAX_SERIES {
+        make_room(&mut table);
+    }
+    let series = Arc::new(TrafficSeries::new(Instant::now()));
+    table.insert(Arc::new(labels.clone()), series.clone());
+    series
 }
 
 /// Drops the longest unused half of the unused series. When every series is in use nothing is dropped:
 /// the number of connections then limits their number.
-fn make_room(table: &mut HashMap<Arc<TrafficLabels>, Arc<TrafficSeries>>) {
+fn make_room<K: Eq + Hash>(table: &mut HashMap<K, Arc<TrafficSeries>>) {
     let mut uses: Vec<_> = table
         .values()
         .filter(|series| series.is_unused())
@@ -230,66 +269,119 @@ pub(crate) struct TrafficCollector(pub(crate) Arc<Traffic>);
 impl Collector for TrafficCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         self.0.drop_unused(Instant::now());
-        let table: Vec<_> = {
-            let table = self.0.series.read();
-            table
-                .iter()
-                .map(|(labels, series)| (labels.clone(), series.clone()))
-                .collect()
-        };
+        let table = self.0.rows();
         if table.is_empty() {
             return Ok(());
         }
-        let mut family = |name: &str, help: &str, samples: &dyn Fn(&TrafficSeries) -> Samples| {
-            let mut rows = table
-                .iter()
-                .flat_map(|(labels, series)| {
-                    samples(series)
-                        .into_iter()
-                        .map(move |(reason, count)| (labels, reason, count))
-                })
-                .peekable();
+        // Series may have become one by labels that are left out.
+        let mut is_changed = table.iter().map(|row| &row.labels);
+        let is_changed = is_changed.any(|labels| matches!(labels, Labelled::Changed(_)));
+        let mut family = |name: &str,
+                          help: &str,
+                          of: TelemetryFamily,
+                          samples: &dyn Fn(&TrafficSeries) -> Samples| {
+            let rows = table.iter().flat_map(|Row { labels, series }| {
+                let samples = samples(series).into_iter();
+                samples.map(move |(reason, count)| (labels, reason, count))
+            });
+            let kind = MetricType::Counter;
+            if is_changed {
+                let mut sums: BTreeMap<_, u64> = BTreeMap::new();
+                for (labels, reason, count) in rows {
+                    if let Some(labels) = labels.of_family(of, reason) {
+                        *sums.entry(labels).or_default() += count;
+                    }
+                }
+                if sums.is_empty() {
+                    return Ok(());
+                }
+                let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+                for (labels, sum) in sums {
+                    ConstCounter::new(sum).encode(family.encode_family(&labels)?)?;
+                }
+                return Ok(());
+            }
+            let mut rows = rows.peekable();
             // Families without samples are left out.
             if rows.peek().is_none() {
                 return Ok(());
             }
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
             for (labels, reason, count) in rows {
-                let labels = Flagged(labels, reason);
+                let labels = Flagged(labels.traffic(), reason);
                 ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
             }
             Ok(())
         };
+        use TelemetryFamily as Family;
         let plain = |count: &AtomicU64| vec![(Reason::None, count.load(Relaxed))];
         family(
             "istio_tcp_connections_opened",
             "The total number of TCP connections opened",
+            Family::OpenedConnections,
             &|series| plain(&series.opened),
         )?;
         family(
             "istio_tcp_connections_closed",
             "The total number of TCP connections closed",
+            Family::ClosedConnections,
             &|series| series.closed.nonzero().collect(),
         )?;
         family(
             "istio_tcp_received_bytes",
             "The size of total bytes received during request in case of a TCP connection",
+            Family::ReceivedBytes,
             &|series| plain(&series.received),
         )?;
         family(
             "istio_tcp_sent_bytes",
             "The size of total bytes sent during response in case of a TCP connection",
+            Family::SentBytes,
             &|series| plain(&series.sent),
         )?;
         family(
             "istio_tcp_connections_failed",
             "The total number of TCP connections that failed (unstable)",
+            // Of what is closed.
+            Family::ClosedConnections,
             &|series| series.failed.nonzero().collect(),
         )
     }
 }
 
 type Samples = Vec<(Reason, u64)>;
+
+/// A series at a scrape.
+struct Row {
+    labels: Labelled,
+    series: Arc<TrafficSeries>,
+}
+
+/// The labels of a series.
+enum Labelled {
+    Plain(Arc<TrafficLabels>),
+    Changed(Arc<(TrafficLabels, Changed)>),
+}
+
+impl Labelled {
+    fn traffic(&self) -> &TrafficLabels {
+        match self {
+            Self::Plain(traffic) => traffic,
+            Self::Changed(both) => &both.0,
+        }
+    }
+
+    /// Those in a family; `None` if it has no such sample.
+    fn of_family(&self, of: TelemetryFamily, reason: Reason) -> Option<Vec<(String, String)>> {
+        let mut labels = Vec::with_capacity(32);
+        // Writing to a list cannot fail.
+        Flagged(self.traffic(), reason).put(&mut labels).ok()?;
+        match self {
+            Self::Plain(_) => Some(labels),
+            Self::Changed(both) => both.1.apply(of, labels),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -34,6 +34,18 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8081}]
 ";
 
+/// Whom it names nobody can ask, so that everything is denied.
+const ASKING: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: asking, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: app}]
+  action: CUSTOM
+  provider: {name: missing}
+  rules: [{to: [{operation: {paths: [/open*]}}]}]
+";
+
 fn objects(keys: &str) -> String {
     format!(
         "
@@ -191,6 +203,15 @@ impl Scene {
             .unwrap_or_default()
     }
 
+    /// What the waypoint has logged.
+    fn log(&self) -> String {
+        let log = LogSource::Pod {
+            pod: "shop/waypoint".into(),
+            container: None,
+        };
+        self.mesh.client().log_text(log).unwrap()
+    }
+
     /// The head of the request for a target, as the application heard it.
     fn heard(&self, target: &str) -> Option<String> {
         let all = self.heads.all();
@@ -287,16 +308,89 @@ fn tokens_allow_what_their_claims_allow_and_none_is_believed_that_is_not_signed(
     let answer = scene.ask("OPTIONS", "/open/f", &bearer(&forged));
     assert!(answer.starts_with("http/1.1 401 "), "{answer}");
     // No token gets into a log.
-    let log = LogSource::Pod {
-        pod: "shop/waypoint".into(),
-        container: None,
-    };
-    let log = scene.mesh.client().log_text(log).unwrap();
+    let log = scene.log();
     assert!(
         log.contains("/open/attack") && log.contains("jwt_authn_access_denied{"),
         "{log}"
     );
     assert!(!log.contains(signature), "{log}");
+}
+
+#[test]
+fn no_token_gets_into_a_log_whichever_step_refuses_a_request() {
+    let scene = Scene::new();
+    let token = scene.token("RS256");
+    let (signed, _) = token.rsplit_once('.').unwrap();
+    let ask = |target: &str, headers: &str, status: u16| {
+        assert_eq!(scene.status(target, headers), status, "{target}");
+    };
+    // Before its target has a form, before its headers have, and by who is asked about it.
+    let query = format!("?a=1&access_token={token}");
+    ask(&format!("/early/..;b{query}"), "", 400);
+    ask(&format!("/headers{query}"), "Connection: host\r\n", 400);
+    scene.mesh.apply("asking", ASKING);
+    until("nobody can be asked", || scene.status("/open/a", "") == 403);
+    ask(&format!("/open/b{query}"), "", 403);
+    scene.mesh.remove("asking");
+    // Headers of lines that are configured: of what is refused early, and of what is forwarded with its token.
+    let config = "
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data:
+  mesh: |
+    extensionProviders:
+    - {name: line, envoyFileAccessLog: {path: /dev/stdout, logFormat: {text: \"told %REQ(:PATH)% %REQ(AUTHORIZATION)% %REQ(COOKIE)%\\n\"}}}
+---
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: lines, namespace: shop}
+spec:
+  accessLogging: [{providers: [{name: line}]}]
+";
+    scene.mesh.apply("lines", config);
+    let forwarding = objects(&format!("http://{}/keys", scene.keys));
+    let forwarding = forwarding.replace(
+        "    timeout: 1s\n",
+        "    timeout: 1s\n    forwardOriginalToken: true\n    fromParams: [access_token]\n    fromCookies: [session]\n    fromHeaders: [{name: Authorization, prefix: 'Bearer '}]\n",
+    );
+    scene.mesh.apply("tokens", &forwarding);
+    let cookie = format!("Cookie: x=1; session={token}\r\n");
+    until(
+        "tokens are forwarded, and lines as they are configured",
+        || {
+            scene.status("/private/cookie", &cookie) == 200
+                && scene.log().contains("told /private/cookie - x=1\n")
+        },
+    );
+    let valid = bearer(&token);
+    ask(&format!("/private/forwarded{query}"), &valid, 200);
+    let heard = format!("/private/forwarded{}", query.to_ascii_lowercase());
+    assert!(scene.heard(&heard).is_some(), "the token is not forwarded");
+    ask(
+        &format!("/early/c/..;b{query}"),
+        &format!("{valid}{cookie}"),
+        400,
+    );
+    scene.mesh.apply("asking", ASKING);
+    until("nobody can be asked again", || {
+        scene.status("/open/a", "") == 403
+    });
+    ask("/open/c", &format!("{valid}{cookie}"), 403);
+    let all = [
+        "/early/..;b?a=1 ",
+        "/headers?a=1 ",
+        "/open/b?a=1 ",
+        "told /private/forwarded?a=1 - -\n",
+        "told /early/c/..;b?a=1 - x=1\n",
+        "told /open/c - x=1\n",
+    ];
+    until("all lines are written", || {
+        let log = scene.log();
+        all.iter().all(|line| log.contains(line))
+    });
+    let log = scene.log();
+    assert!(!log.contains(signed), "{log}");
 }
 
 #[test]

@@ -32,6 +32,15 @@ pub(crate) struct ProxyDump {
     pub(crate) certificates: Entries<CertificateEntry>,
 }
 
+/// What of a dump is about open connections.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct OpenDump {
+    /// The pods that the proxy serves, by uid.
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) workload_state: BTreeMap<String, PodEntry>,
+}
+
 /// Entries of a list, or of a map by name.
 #[derive(Debug)]
 pub(crate) struct Entries<T>(Vec<Entry<T>>);
@@ -188,6 +197,13 @@ pub(crate) struct Connection {
     pub(crate) protocol: String,
     #[serde(flatten)]
     more: Map<String, Value>,
+}
+
+impl Connection {
+    /// What the caller proved, null if nothing; `None` if that is not told.
+    pub(crate) fn src_identity(&self) -> Option<&Value> {
+        self.more.get("srcIdentity")
+    }
 }
 
 /// A proxy's version.

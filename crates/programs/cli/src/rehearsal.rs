@@ -1,10 +1,13 @@
-//! `ambit policy test`: a rehearsal of policies that are not applied yet. What node proxies and waypoints have seen,
-//! by their access logs, is judged twice by the code that judges in them: with the policies that there are, and with
-//! those of the files besides.
+//! `ambit policy test`: a rehearsal of policies that are not applied yet. What node proxies and waypoints have seen, by
+//! their access logs, by the connections that are open, and by metrics where neither tells more, is judged twice by the
+//! code that judges in them: with the policies that there are, and with those of the files besides.
 
 mod at_waypoint;
+mod counted;
 mod judge;
 mod observed;
+mod proxies;
+mod readings;
 mod report;
 mod verdict;
 mod world;
@@ -34,6 +37,13 @@ pub(crate) struct RehearsalArgs {
     /// or a cluster's have written
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Vec<PathBuf>,
+    /// Dumps of node proxies (`/config_dump`), for the connections that are open. Where files of logs, dumps or metrics
+    /// are given, the mesh's own proxies are not asked for any
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dump: Vec<PathBuf>,
+    /// Metrics of node proxies and waypoints, as they are scraped
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metrics: Vec<PathBuf>,
     /// Policies that are marked as a dry run are rehearsed, too, as if they were not
     #[arg(long)]
     pub(crate) enforce_dry_run: bool,
@@ -59,20 +69,24 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     let World {
         objects,
         lines,
+        counted,
+        notes,
         mut config,
     } = World::look(args)?;
     if let Some(trust_domain) = &args.trust_domain {
         config.trust_domain = trust_domain.as_str().into();
     }
-    if lines.is_empty() {
-        return Err(CliError::new(
+    if lines.is_empty() && counted.is_empty() {
+        let error = CliError::new(
             ErrorKind::NotFound,
             "nothing has been seen that could be judged",
-        )
-        .hint("--log FILE gives access logs of node proxies and waypoints"));
+        );
+        let error = notes.into_iter().fold(error, CliError::hint);
+        return Err(error.hint("--log FILE gives access logs of node proxies and waypoints"));
     }
     let rehearsal = Rehearsal::new(config, objects, policies, args.enforce_dry_run);
-    let mut report = rehearsal.report(&lines);
+    let mut report = rehearsal.report(&lines, &counted);
+    report.notes.extend(notes);
     report.sort();
     output::print(args.output, &report, || report.words())?;
     let fails = !report.refused.is_empty() || (args.strict && !report.undecided.is_empty());

@@ -59,6 +59,13 @@ impl Denied {
         for dry in &decision.dry_run {
             tracing::info!(target: "rbac", pod = %pod.name(), policy = ?dry, "dry-run policy matches");
         }
+        // PeerAuthentication, which alone judges what is led to the waypoint, is never a dry run.
+        if course == Course::Direct {
+            for policy in pod.state.would_refuse(&local.workload, peer) {
+                tracing::info!(target: "rbac", pod = %pod.name(), %policy, "dry-run policy would refuse");
+                pod.metrics.dry_run_denied(&policy);
+            }
+        }
         if pod.config.authz_policy_info_logging {
             tracing::info!(
                 target: "rbac",

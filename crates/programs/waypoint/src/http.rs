@@ -28,6 +28,7 @@ mod retrying;
 mod routed;
 mod send;
 mod tee;
+mod tellable;
 mod upgrade;
 
 pub(crate) use admission::is_still_admitted;

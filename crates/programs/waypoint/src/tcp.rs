@@ -3,8 +3,9 @@
 
 mod routed;
 mod silence;
+mod told;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
@@ -29,6 +30,7 @@ use crate::{
 };
 use routed::{RouteError, Routed};
 use silence::Silence;
+use told::{End, Told, Went};
 
 /// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
 /// connected: it may be the one who speaks first.
@@ -64,6 +66,7 @@ impl TcpError {
 
 /// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
+    let told = Told::of(&session);
     let opening = std::pin::pin!(async {
         let routed = Routed::of(&session)?;
         let opened = open(&session, &routed).await?;
@@ -76,18 +79,19 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     match opened {
         Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
             Ok(tunnel) => {
-                let Opened {
+                let (stream, around) = opened.apart();
+                relay(
+                    (&session, &told, &routed),
+                    &around,
+                    tunnel.into_io(),
                     stream,
-                    held,
-                    asked,
-                } = opened;
-                let around = (&routed, held.as_ref(), asked.as_ref());
-                relay(&session, around, tunnel.into_io(), stream).await;
+                )
+                .await;
             }
             Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
         },
         Err(error) => {
-            log_failed(&session, &error);
+            log_failed(&session, &told, &error);
             incoming.refuse(error.status());
         }
     }
@@ -95,6 +99,7 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
 
 /// Serves a tunnel whose content goes where its first bytes say.
 pub(crate) async fn serve_tls(session: Session, mut io: Sniffed<TunnelIo>) {
+    let told = Told::of(&session);
     let opened: Result<_, TcpError> = async {
         let routed = Routed::by_first_message(&session, &mut io).await?;
         let opened = open(&session, &routed).await?;
@@ -103,15 +108,10 @@ pub(crate) async fn serve_tls(session: Session, mut io: Sniffed<TunnelIo>) {
     .await;
     match opened {
         Ok((routed, opened)) => {
-            let Opened {
-                stream,
-                held,
-                asked,
-            } = opened;
-            let around = (&routed, held.as_ref(), asked.as_ref());
-            relay(&session, around, io, stream).await;
+            let (stream, around) = opened.apart();
+            relay((&session, &told, &routed), &around, io, stream).await;
         }
-        Err(error) => log_failed(&session, &error),
+        Err(error) => log_failed(&session, &told, &error),
     }
 }
 
@@ -123,17 +123,13 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         return l7::serve(session, io, version).await;
     }
     let routed = Routed::straight();
-    let Opened {
-        stream,
-        held,
-        asked,
-    } = match open(&session, &routed).await {
-        Ok(opened) => opened,
-        Err(error) => return log_failed(&session, &error),
+    let told = Told::of(&session);
+    let (stream, around) = match open(&session, &routed).await {
+        Ok(opened) => opened.apart(),
+        Err(error) => return log_failed(&session, &told, &error),
     };
     if client.is_some() {
-        let around = (&routed, held.as_ref(), asked.as_ref());
-        return relay(&session, around, io, stream).await;
+        return relay((&session, &told, &routed), &around, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
     // Whoever speaks first tells: a server that does is not HTTP.
@@ -146,13 +142,10 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         // Requests choose endpoints of their own.
         Some(version) => {
             let _closing = stream.shutdown().await;
-            drop(held);
+            drop(around);
             l7::serve(session, io, version).await;
         }
-        None => {
-            let around = (&routed, held.as_ref(), asked.as_ref());
-            relay(&session, around, io, stream).await;
-        }
+        None => relay((&session, &told, &routed), &around, io, stream).await,
     }
 }
 
@@ -230,6 +223,19 @@ async fn revoked(session: &Session, routed: &Routed, asked: Option<&ArcStr>) {
 #[derive(Debug)]
 struct Opened {
     stream: Stream,
+    around: Around,
+}
+
+impl Opened {
+    fn apart(self) -> (Stream, Around) {
+        (self.stream, self.around)
+    }
+}
+
+/// What is known of a connection to an endpoint.
+#[derive(Debug)]
+struct Around {
+    endpoint: SocketAddr,
     held: Option<Ruled>,
     /// The provider that has admitted it.
     asked: Option<ArcStr>,
@@ -269,17 +275,18 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let mut first = None;
     loop {
         match connect(session, &routed.destination, &own, (port.as_ref(), &failed)).await {
-            Ok((stream, endpoint)) => {
-                let held = port.zip(endpoint).map(|(port, endpoint)| Ruled {
+            Ok((stream, endpoint, held)) => {
+                let held = port.zip(held).map(|(port, endpoint)| Ruled {
                     port,
                     endpoint,
                     permit,
                 });
-                return Ok(Opened {
-                    stream,
+                let around = Around {
+                    endpoint,
                     held,
                     asked,
-                });
+                };
+                return Ok(Opened { stream, around });
             }
             // Nothing of the connection has been sent: another endpoint may be tried, once.
             Err(Failed::At(error, Some(uid)))
@@ -311,7 +318,7 @@ async fn connect(
     destination: &Destination,
     own: &Local,
     (port, failed): (Option<&Arc<Port>>, &[ArcStr]),
-) -> Result<(Stream, Option<Held>), Failed> {
+) -> Result<(Stream, SocketAddr, Option<Held>), Failed> {
     let waypoint = &session.shard.waypoint;
     let given = destination.given(session).await;
     let given = given.map_err(|error| Failed::At(error, None))?;
@@ -384,7 +391,7 @@ async fn connect(
     }
     let uid = || way.workload().map(|one| one.uid().clone());
     let stream = connected.map_err(|error| Failed::At(error, uid()))?;
-    Ok((stream, held))
+    Ok((stream, way.endpoint(), held))
 }
 
 /// Ends when a rule does not allow the connection any longer.
@@ -397,18 +404,31 @@ async fn outlived(limits: &DestinationLimits) {
 
 /// Copies both ways until both directions have ended, or the process ends.
 async fn relay<A, B>(
-    session: &Session,
-    (routed, held, asked): (&Routed, Option<&Ruled>, Option<&ArcStr>),
+    (session, told, routed): (&Session, &Told, &Routed),
+    around: &Around,
     client: A,
     server: B,
 ) where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    note(session, &judge(session, routed));
+    let Around {
+        endpoint,
+        held,
+        asked,
+    } = around;
+    let (held, asked) = (held.as_ref(), asked.as_ref());
+    let decision = judge(session, routed);
+    note(session, &decision);
     let waypoint = &session.shard.waypoint;
-    let labels = session.traffic_labels_of(routed.destination.service(session));
-    let metrics = waypoint.metrics.traffic().open(&labels);
+    let service = routed.destination.service(session);
+    let went = Went {
+        sni: routed.sni.as_deref(),
+        endpoint: Some(*endpoint),
+        service: service.as_ref().map(|service| service.hostname.as_str()),
+    };
+    let labels = session.traffic_labels_of(service.clone());
+    let metrics = told.series(session, &labels, went).open();
     let mut drain = waypoint.lifecycle.drain_watcher();
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
     let silence = Silence::of(limits.tcp_idle_timeout);
@@ -416,10 +436,12 @@ async fn relay<A, B>(
         let mut client = Metered::new(client, |bytes| {
             silence.broken();
             metrics.received(bytes);
+            told.received(bytes);
         });
         let mut server = Metered::new(server, |bytes| {
             silence.broken();
             metrics.sent(bytes);
+            told.sent(bytes);
         });
         tokio::select! {
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
@@ -429,21 +451,28 @@ async fn relay<A, B>(
             () = revoked(session, routed, asked) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
+    let mut end = End {
+        audited_by: decision.audits.first().map(ToString::to_string),
+        ..End::default()
+    };
     let reason = match &copied {
         Ok(_) => Reason::None,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            end.termination = judge(session, routed).details();
             tracing::info!(caller = %session.caller.address, "a connection is closed: a policy denies it now");
             Reason::Deny
         }
         Err(error) => {
             tracing::debug!(%error, caller = %session.caller.address, "a connection broke");
+            end.termination = Some(error.to_string());
             Reason::Connect
         }
     };
     metrics.close(reason);
+    told.over(session, went, &end);
 }
 
-fn log_failed(session: &Session, error: &TcpError) {
+fn log_failed(session: &Session, told: &Told, error: &TcpError) {
     let (caller, target) = (session.caller.address, session.target.address());
     tracing::warn!(%caller, %target, error = chain(error), "a connection is not passed through");
     let reason = match error {
@@ -456,9 +485,8 @@ fn log_failed(session: &Session, error: &TcpError) {
             Reason::Connect
         }
     };
-    let metrics = &session.shard.waypoint.metrics;
-    metrics
-        .traffic()
-        .series(&session.traffic_labels())
-        .fail(reason);
+    let went = Went::default();
+    let series = told.series(session, &session.traffic_labels(), went);
+    series.fail(reason);
+    told.over(session, went, &End::of(error));
 }

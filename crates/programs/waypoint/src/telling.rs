@@ -1,5 +1,6 @@
-//! What is told of requests, and to whom, as the control plane has said: read once, used for each request.
+//! What is told of requests and connections, and to whom, as the control plane has said: read once, used for each.
 
+mod line;
 mod queue;
 
 use std::{collections::HashMap, sync::Arc};
@@ -40,14 +41,14 @@ pub(crate) struct Tracing {
 #[derive(Debug)]
 pub(crate) struct Log {
     filter: Option<Expression>,
-    pub(crate) format: Format,
+    format: Format,
     /// A collector's queue and the log's name there; standard output without.
-    pub(crate) to: Option<(Queue, ArcStr)>,
+    to: Option<(Queue, ArcStr)>,
 }
 
 impl Log {
     /// Whether a request is among its lines.
-    pub(crate) fn takes(&self, of: &Observation<'_>) -> bool {
+    fn takes(&self, of: &Observation<'_>) -> bool {
         let filter = self.filter.as_ref();
         filter.is_none_or(|filter| filter.matches(of))
     }
@@ -124,7 +125,7 @@ impl Telling {
         logs.is_some_and(|logs| logs.iter().all(|log| log.to.is_some()))
     }
 
-    /// The changed labels of a request.
+    /// The changed labels of a request or connection.
     pub(crate) fn labels(&self, of: &Observation<'_>) -> Option<Changed> {
         let labels = self.labels.as_ref()?;
         let value = |value: &Expression| {

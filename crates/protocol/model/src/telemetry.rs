@@ -1,4 +1,4 @@
-//! What a waypoint tells of requests, and to whom: metrics, access logs, traces.
+//! What a waypoint tells of requests and connections, and to whom: metrics, access logs, traces.
 
 use std::time::Duration;
 
@@ -57,6 +57,8 @@ pub struct TelemetryTracing {
     pub by_request_id: bool,
     /// Whether spans have Istio's tags of both ends.
     pub istio_tags: bool,
+    /// Whether what is sent on says which trace it is part of; else headers of traces pass as they came.
+    pub propagates: bool,
     /// Further tags.
     pub tags: Vec<TelemetryTag>,
     /// Most bytes of a tag that a peer chose.
@@ -110,7 +112,7 @@ pub enum TelemetryFormat {
     Json(ArcStr),
 }
 
-/// A metric of requests.
+/// A metric of requests, or of connections that are not HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names are Istio's")]
 pub enum TelemetryFamily {
@@ -120,17 +122,25 @@ pub enum TelemetryFamily {
     ResponseSize,
     RequestMessages,
     ResponseMessages,
+    OpenedConnections,
+    ClosedConnections,
+    SentBytes,
+    ReceivedBytes,
 }
 
 impl TelemetryFamily {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 10] = [
         Self::RequestCount,
         Self::RequestDuration,
         Self::RequestSize,
         Self::ResponseSize,
         Self::RequestMessages,
         Self::ResponseMessages,
+        Self::OpenedConnections,
+        Self::ClosedConnections,
+        Self::SentBytes,
+        Self::ReceivedBytes,
     ];
 }
 

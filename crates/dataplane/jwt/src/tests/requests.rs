@@ -2,13 +2,13 @@
 
 use super::*;
 
-struct Sent {
+pub(super) struct Sent {
     method: Method,
-    headers: HeaderMap,
+    pub(super) headers: HeaderMap,
     query: Option<&'static str>,
 }
 
-fn get(lines: &[(&str, &str)]) -> Sent {
+pub(super) fn get(lines: &[(&str, &str)]) -> Sent {
     let line = |(name, value): &(&str, &str)| {
         let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
         (name, HeaderValue::from_str(value).unwrap())
@@ -24,7 +24,7 @@ fn bearer(token: &str) -> Sent {
     get(&[("authorization", &format!("Bearer {token}"))])
 }
 
-fn object(name: &str, rules: Vec<JwtRule>) -> Authentication {
+pub(super) fn object(name: &str, rules: Vec<JwtRule>) -> Authentication {
     Authentication {
         key: PolicyKey::of_record(name),
         for_gateway: true,
@@ -33,7 +33,7 @@ fn object(name: &str, rules: Vec<JwtRule>) -> Authentication {
     }
 }
 
-fn all(rules: Vec<JwtRule>) -> Authentications {
+pub(super) fn all(rules: Vec<JwtRule>) -> Authentications {
     let mut all = Authentications::default();
     assert!(all.insert(object("ns/a", rules)));
     all

@@ -2,7 +2,7 @@
 
 use ambit_model::{ArcStr, TelemetryFamily};
 
-/// What is changed of the metrics of some requests.
+/// What is changed of the metrics of some requests or connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Relabel {
     /// By their place in [`TelemetryFamily::ALL`].
@@ -18,7 +18,7 @@ pub struct FamilyRule {
     pub labels: Vec<(ArcStr, Option<usize>)>,
 }
 
-/// The changed labels of one request.
+/// The changed labels of one request or connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Changed {
     /// What is changed.
@@ -43,7 +43,7 @@ impl Relabel {
 
 impl Changed {
     /// Changes the labels of a family; `None` if it has no such sample.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         &self,
         of: TelemetryFamily,
         mut labels: Vec<(String, String)>,

@@ -1,10 +1,13 @@
 //! Traffic metrics as a scrape reads them.
 
-use ambit_model::{Identity, Service, Workload};
+use ambit_model::{Identity, Service, TelemetryFamily, Workload};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::*;
-use crate::{Party, Reporter, SecurityPolicy};
+use crate::{
+    Party, Reporter, SecurityPolicy,
+    http::{Changed, FamilyRule, Relabel},
+};
 
 fn workload(name: &str) -> Workload {
     Workload {
@@ -162,6 +165,72 @@ fn a_waypoint_reports_itself_and_no_localities() {
     let text = scrape(&traffic);
     assert!(text.contains("{reporter=\"waypoint\",source_workload=\"client\""));
     assert!(text.contains("connection_security_policy=\"mutual_tls\"} 1"));
+}
+
+#[test]
+fn families_and_labels_are_written_as_they_are_configured() {
+    use TelemetryFamily as Family;
+    let mut relabel = Relabel::default();
+    let rule = |disabled, labels: Vec<(&str, Option<usize>)>| FamilyRule {
+        disabled,
+        labels: labels
+            .into_iter()
+            .map(|(name, at)| (name.into(), at))
+            .collect(),
+    };
+    let labels_of = vec![("source_app", None), ("team", Some(0))];
+    relabel.set(Family::OpenedConnections, rule(false, labels_of));
+    relabel.set(Family::SentBytes, rule(true, Vec::new()));
+    relabel.set(Family::ClosedConnections, rule(true, Vec::new()));
+    let changed = |team: &str| {
+        Some(Changed {
+            relabel: Arc::new(relabel.clone()),
+            values: vec![team.to_owned()],
+        })
+    };
+    let traffic = Arc::new(Traffic::default());
+    let mut other = labels();
+    other.source = Some(Arc::new(Party {
+        canonical_service: "elsewhere".into(),
+        ..Party::default()
+    }));
+    for team in ["cart", "cart", "web"] {
+        let open = traffic.series_as(&labels(), changed(team)).open();
+        open.received(2);
+        open.sent(3);
+        open.close(Reason::Deny);
+    }
+    let text = scrape(&traffic);
+    let opened: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("istio_tcp_connections_opened_total{"))
+        .collect();
+    assert_eq!(opened.len(), 2, "{text}");
+    assert!(opened.iter().all(|line| !line.contains("source_app=")));
+    let of_team = |team: &str| {
+        let label = format!("team=\"{team}\"");
+        opened.iter().find(|line| line.contains(&label)).copied()
+    };
+    assert!(of_team("cart").unwrap().ends_with(" 2"), "{text}");
+    assert!(of_team("web").unwrap().ends_with(" 1"), "{text}");
+    // What is left out, and what is not configured to be.
+    for family in ["sent_bytes", "connections_closed", "connections_failed"] {
+        assert!(
+            !text.contains(&format!("istio_tcp_{family}_total{{")),
+            "{text}"
+        );
+    }
+    assert_eq!(
+        sample(&text, "istio_tcp_received_bytes_total", "-"),
+        Some("6")
+    );
+    // Other connections are as they were.
+    traffic.series_as(&other, None).open().sent(5);
+    let text = scrape(&traffic);
+    assert_eq!(sample(&text, "istio_tcp_sent_bytes_total", "-"), Some("5"));
+    assert!(text.contains("source_app=\"elsewhere\""), "{text}");
+    traffic.drop_unused(Instant::now() + 2 * UNUSED);
+    assert!(traffic.is_empty());
 }
 
 #[test]

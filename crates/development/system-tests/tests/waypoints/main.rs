@@ -10,6 +10,7 @@
 
 mod authorizers;
 mod circles;
+mod collectors;
 mod faults;
 mod foreign;
 mod kinds;

@@ -72,8 +72,49 @@ fn who_would_be_refused_is_told_before_a_policy_is_applied() {
         said.stdout
     );
 
+    // A connection that is open has no line yet.
+    let echo = std::net::SocketAddr::new(mesh.ip("shop/server"), 9000);
+    let mut open = mesh.dial("legacy/client", echo).unwrap();
+    open.say("hello").unwrap();
+    let said = rehearse(STRICT);
+    let is_open =
+        |line: &str| line.contains("legacy/client (plaintext)") && line.contains("port 9000");
+    assert!(said.stdout.lines().any(is_open), "{}", said.stdout);
+    drop(open);
+
+    // Where there are no logs, metrics tell who calls whom, and not what for.
+    let scrape = mesh.get(
+        "legacy/client",
+        &format!("http://{}:15020/metrics", mesh.ip("shop/waypoint")),
+    );
+    let metrics = directory.path().join("metrics");
+    std::fs::write(&metrics, &scrape.body).unwrap();
+    let by_metrics = |policy: &str| {
+        let file = directory.path().join("policy.yaml");
+        std::fs::write(&file, policy).unwrap();
+        let (file, metrics) = (file.to_str().unwrap(), metrics.to_str().unwrap());
+        mesh.ambit(&["policy", "test", file, "--metrics", metrics])
+    };
+    let said = by_metrics(NO_ADMIN);
+    assert_eq!(said.code, 0, "{}", said.stdout);
+    assert!(
+        said.stdout.contains("what metrics do not tell: paths"),
+        "{}",
+        said.stdout
+    );
+    let anything = NO_ADMIN.replace("\n    to: [{operation: {paths: [/admin*]}}]", "");
+    let said = by_metrics(&anything);
+    let refused = |line: &str| line.contains("sa/client") && line.contains("requests, by metrics");
+    assert!(
+        said.code == 1 && said.stdout.lines().any(refused),
+        "{}",
+        said.stdout
+    );
+
     // Nobody is concerned by this one.
     let nobody = NO_ADMIN.replace("/admin*", "/other");
+    // Of what is no HTTP a rule of paths alone is believed to match.
+    let nobody = nobody.replace("  - to: [{operation: {paths: [/nobody]}}]\n", "");
     let said = rehearse(&nobody);
     assert_eq!(said.code, 0, "{}", said.stdout);
 

@@ -1,28 +1,40 @@
 //! The policies of one waypoint, and what they make of what it saw. Pure.
 
 use ambit_l7::authz::{self as l7, Scope};
-use ambit_model::{HttpAction, HttpAttribute, HttpPolicy, HttpSource};
+use ambit_model::{HttpAction, HttpPolicy};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{observed::Request, verdict::Verdict};
+use super::{
+    observed::Request,
+    readings::{self, Told},
+    verdict::Verdict,
+};
 
-/// Headers that access logs tell.
-const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
-
-/// The policies of one waypoint. What asks for headers that logs do not tell is there in two readings: what admits
-/// the most, and what admits the least.
-#[derive(Default)]
+/// The policies of one waypoint. What asks for more than is told is there in two readings: what admits the most, and
+/// what admits the least.
 pub(super) struct AtWaypoint {
+    told: Told,
     most: l7::Policies,
     least: l7::Policies,
 }
 
 impl AtWaypoint {
+    /// None, for judging by what is told so.
+    pub(super) fn new(told: Told) -> Self {
+        Self {
+            told,
+            most: l7::Policies::default(),
+            least: l7::Policies::default(),
+        }
+    }
+
     /// Puts a policy in force.
     pub(super) fn insert(&mut self, policy: &HttpPolicy) {
         let admits = policy.action == HttpAction::Allow;
-        self.most.insert(reading(policy, admits));
-        self.least.insert(reading(policy, !admits));
+        let reading = |matches| readings::at_waypoint(policy, self.told, matches);
+        let (most, least) = (reading(admits), reading(!admits));
+        self.most.insert(most);
+        self.least.insert(least);
     }
 
     pub(super) fn judge(
@@ -47,7 +59,8 @@ impl AtWaypoint {
         let (most, least) = (decide(&self.most), decide(&self.least));
         if most.is_allowed() != least.is_allowed() {
             return Verdict::Undecided(format!(
-                "it hangs on what logs do not tell: headers or tokens in {}",
+                "it hangs on what {} in {}",
+                self.told.not(),
                 self.asking(scope).join(", ")
             ));
         }
@@ -121,51 +134,4 @@ fn headers(request: &Request) -> HeaderMap {
         Some((HeaderName::from_static(name), value))
     };
     headers.filter_map(header).collect()
-}
-
-/// A policy as if what logs do not tell matched, or did not.
-fn reading(policy: &HttpPolicy, unknown_matches: bool) -> HttpPolicy {
-    let mut policy = policy.clone();
-    if unknown_matches {
-        for rule in &mut policy.rules {
-            rule.conditions
-                .retain(|condition| is_told(&condition.attribute));
-            for source in &mut rule.sources {
-                source.request_principals.clear();
-                source.not_request_principals.clear();
-            }
-        }
-    } else {
-        policy.rules.retain_mut(|rule| {
-            let had_sources = !rule.sources.is_empty();
-            rule.sources.retain(|source| !asks_for_token(source));
-            let mut conditions = rule.conditions.iter();
-            conditions.all(|condition| is_told(&condition.attribute))
-                && (!had_sources || !rule.sources.is_empty())
-        });
-    }
-    policy
-}
-
-fn asks_for_token(source: &HttpSource) -> bool {
-    !source.request_principals.is_empty() || !source.not_request_principals.is_empty()
-}
-
-fn is_told(attribute: &HttpAttribute) -> bool {
-    match attribute {
-        HttpAttribute::Header(name) => LOGGED.contains(&name.as_str()),
-        HttpAttribute::SourceIp
-        | HttpAttribute::RemoteIp
-        | HttpAttribute::SourceNamespace
-        | HttpAttribute::SourceServiceAccount
-        | HttpAttribute::SourceTrustDomain
-        | HttpAttribute::SourcePrincipal
-        | HttpAttribute::DestinationIp
-        | HttpAttribute::DestinationPort
-        | HttpAttribute::ConnectionSni => true,
-        HttpAttribute::RequestPrincipal
-        | HttpAttribute::RequestAudiences
-        | HttpAttribute::RequestPresenter
-        | HttpAttribute::RequestClaim(_) => false,
-    }
 }

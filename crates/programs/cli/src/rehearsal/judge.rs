@@ -1,5 +1,7 @@
 //! The mesh as it is and as it would be, and what either makes of what was seen. Pure.
 
+mod by_metrics;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
@@ -11,13 +13,15 @@ use ambit_derive::{Delta, Index, MeshConfig, PodDirectory, Severity};
 use ambit_k8s_api::{Object, ObjectEvent, ObjectKey, labels};
 use ambit_l7::authz::{self as l7, Scope};
 use ambit_model::{
-    Action, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey, Protocol,
-    Service, Workload, WorkloadUid,
+    Action, Authorization, GatewayName, HttpPolicy, Identity, NamespacedHostname, PolicyKey,
+    Protocol, Service, Workload, WorkloadUid,
 };
 
 use super::{
     at_waypoint::AtWaypoint,
+    counted::{Counted, Counter},
     observed::{At, Observed, Request, Seen},
+    readings::{self, Told},
     report::{Report, Row},
     verdict::Verdict,
 };
@@ -78,34 +82,65 @@ impl Rehearsal {
         }
     }
 
-    /// What becomes of what was seen, line by line.
-    pub(crate) fn report(&self, lines: &[Observed]) -> Report {
+    /// What becomes of what was seen, line by line, and of what was counted where no line tells more.
+    pub(crate) fn report(&self, lines: &[Observed], counted: &[Counted]) -> Report {
         let mut report = Report {
             notes: self.notes.clone(),
             ..Report::default()
         };
         for seen in lines {
-            let row = |by: String, why: String| Row {
+            let row = Row {
                 from: self.then.who(seen),
                 to: self.then.whom(seen),
                 what: what(seen),
                 times: 1,
-                by,
-                why,
+                ..Row::default()
             };
-            match (self.now.judge(seen), self.then.judge(seen)) {
-                (_, Verdict::Undecided(why)) => report.undecided.push(row(String::new(), why)),
-                (Verdict::Refused { .. }, Verdict::Refused { .. }) => report.refused_already += 1,
-                (Verdict::Refused { by, why }, Verdict::Allowed) => {
-                    report.admitted.push(row(by, why));
-                }
-                (_, Verdict::Refused { by, why }) => report.refused.push(row(by, why)),
-                (_, Verdict::Allowed) => report.allowed += 1,
+            report.add(row, self.now.judge(seen), self.then.judge(seen));
+        }
+        let told = lines.iter().filter_map(|seen| self.then.pair_of_seen(seen));
+        let told: BTreeSet<_> = told.collect();
+        for one in counted {
+            let pair = Mesh::pair_of_counted(one);
+            if pair.is_some_and(|pair| told.iter().any(|told| told.tells(&pair))) {
+                continue;
             }
+            let (from, to) = parties(one);
+            let row = Row {
+                from,
+                to,
+                what: match one.at {
+                    Counter::Pod | Counter::WaypointConnections => "connections, by metrics",
+                    Counter::WaypointRequests => "requests, by metrics",
+                }
+                .to_owned(),
+                times: one.times,
+                ..Row::default()
+            };
+            let (now, then) = (self.now.judge_counted(one), self.then.judge_counted(one));
+            report.add(row, now, then);
         }
         report.count();
         report
     }
+}
+
+/// Both ends of what was counted, for people.
+fn parties(counted: &Counted) -> (String, String) {
+    let named = |of: &Option<(String, String)>| match of {
+        Some((namespace, name)) => format!("{namespace}/{name}"),
+        None => "somebody unknown".to_owned(),
+    };
+    let from = match &counted.identity {
+        Some(identity) => identity.to_string(),
+        None => format!("{} (plaintext)", named(&counted.caller)),
+    };
+    let service = counted.service.as_ref();
+    let to = match service.filter(|_| counted.at != Counter::Pod) {
+        Some((namespace, _, name)) => format!("{namespace}/{name}"),
+        None => named(&counted.called),
+    };
+    (from, to)
 }
 
 /// A policy as if it were not marked.
@@ -181,19 +216,30 @@ struct Mesh {
     served: BTreeSet<(GatewayName, NamespacedHostname)>,
     policies: PolicySet,
     at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
+    /// The readings that admit the most and the least of what metrics tell.
+    by_metrics: [PolicySet; 2],
+    counted_at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
 }
 
 impl Mesh {
     fn new(records: &Records) -> Self {
         let mut policies = PolicySet::default();
+        let mut by_metrics = [PolicySet::default(), PolicySet::default()];
         for policy in records.policies.values() {
             policies.insert(Authorization::clone(policy));
+            let admits = policy.action == Action::Allow;
+            let [most, least] = &mut by_metrics;
+            most.insert(readings::at_pod(policy, admits));
+            least.insert(readings::at_pod(policy, !admits));
         }
-        let mut at_waypoints = BTreeMap::<_, AtWaypoint>::new();
-        for ((gateway, _), policy) in &records.at_waypoints {
-            let at = at_waypoints.entry(gateway.clone()).or_default();
-            at.insert(policy);
-        }
+        let at_waypoints = |told: Told| {
+            let mut all = BTreeMap::<_, AtWaypoint>::new();
+            for ((gateway, _), policy) in &records.at_waypoints {
+                let at = all.entry(gateway.clone());
+                at.or_insert_with(|| AtWaypoint::new(told)).insert(policy);
+            }
+            all
+        };
         let addresses = |workload: &Arc<Workload>| {
             let each = workload.workload_ips.clone().into_iter();
             let workload = Arc::clone(workload);
@@ -204,7 +250,9 @@ impl Mesh {
             services: records.services.values().cloned().collect(),
             served: records.served.clone(),
             policies,
-            at_waypoints,
+            by_metrics,
+            at_waypoints: at_waypoints(Told::ByLogs),
+            counted_at_waypoints: at_waypoints(Told::ByMetrics),
         }
     }
 
@@ -271,16 +319,20 @@ impl Mesh {
             source_ip: seen.from.ip(),
             destination: seen.to,
         };
-        let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
-        let is_led = waypoint.is_some_and(|waypoint| {
-            let source = seen.identity.as_ref();
-            source.is_none_or(|source| !waypoint.identities.contains(source))
-        });
+        let is_led = Self::is_led(pod, seen.identity.as_ref());
         let explanation = match is_led {
             true => self.policies.explain_peer_authentication(pod, &connection),
             false => self.policies.explain(pod, &connection),
         };
         of_explanation(&explanation)
+    }
+
+    /// Whether a connection does not come from the pod's waypoint, and has to.
+    fn is_led(pod: &Workload, source: Option<&Identity>) -> bool {
+        let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
+        waypoint.is_some_and(|waypoint| {
+            source.is_none_or(|source| !waypoint.identities.contains(source))
+        })
     }
 
     /// As the waypoint does.
@@ -314,7 +366,7 @@ impl Mesh {
             destination: seen.to,
             sni: at.sni.as_deref(),
         };
-        let none = AtWaypoint::default();
+        let none = AtWaypoint::new(Told::ByLogs);
         // Of several (a canary) the one that refuses counts.
         for gateway in &gateways {
             let policies = self.at_waypoints.get(gateway).unwrap_or(&none);
@@ -327,7 +379,11 @@ impl Mesh {
     }
 
     fn waypoint_of_pod(&self, ip: IpAddr) -> Option<GatewayName> {
-        let waypoint = self.pod(ip)?.endpoint_waypoint.as_ref()?;
+        Self::waypoint_of(self.pod(ip)?)
+    }
+
+    fn waypoint_of(pod: &Workload) -> Option<GatewayName> {
+        let waypoint = pod.endpoint_waypoint.as_ref()?;
         // Its account has its name.
         let identity = waypoint.identities.first()?;
         Some(GatewayName::new(

@@ -1,12 +1,12 @@
 //! What a proxy has seen, read from a line of its access log: a node proxy's, text or JSON, or a waypoint's, in
-//! Istio's default text or JSON.
+//! Istio's default text or JSON; or from the connections that are open, which have no line yet.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use ambit_model::Identity;
 use serde_json::{Map, Value};
 
-use crate::access_log::AccessLine;
+use crate::{access_log::AccessLine, dump::OpenDump};
 
 /// Where a waypoint's log cuts texts.
 const CUT: &str = "...";
@@ -95,6 +95,27 @@ pub(crate) fn read(line: &str) -> Option<Observed> {
     }
     let line = AccessLine::parse(line)?;
     of_node_proxy(|name| line.field(name))
+}
+
+/// Connections to pods that are open, of a node proxy's dump.
+pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
+    let pods = dump.workload_state.values();
+    let inbound = pods.filter_map(|pod| pod.connections.get("inbound"));
+    let connections = inbound.flatten().filter_map(|connection| {
+        // Another proxy does not tell who it is.
+        let identity = match connection.src_identity()? {
+            Value::String(identity) => Some(identity.parse().ok()?),
+            _ => None,
+        };
+        Some(Observed {
+            from: connection.src.parse().ok()?,
+            identity,
+            // Where it is led besides is not what was called.
+            to: connection.original_dst.parse().ok()?,
+            at: At::Pod,
+        })
+    });
+    connections.collect()
 }
 
 /// Of a waypoint's line of text: where the members of its JSON form are.

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::verdict::Verdict;
 use crate::output::table;
 
 /// One kind of thing that was seen.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
     pub(crate) from: String,
@@ -38,6 +39,22 @@ pub(crate) struct Report {
 }
 
 impl Report {
+    /// Adds something that was seen, with what becomes of it now and then.
+    pub(super) fn add(&mut self, row: Row, now: Verdict, then: Verdict) {
+        let told = |by: String, why: String| Row {
+            by,
+            why,
+            ..row.clone()
+        };
+        match (now, then) {
+            (_, Verdict::Undecided(why)) => self.undecided.push(told(String::new(), why)),
+            (Verdict::Refused { .. }, Verdict::Refused { .. }) => self.refused_already += row.times,
+            (Verdict::Refused { by, why }, Verdict::Allowed) => self.admitted.push(told(by, why)),
+            (_, Verdict::Refused { by, why }) => self.refused.push(told(by, why)),
+            (_, Verdict::Allowed) => self.allowed += row.times,
+        }
+    }
+
     /// Makes one row of those that say the same.
     pub(crate) fn count(&mut self) {
         for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {

@@ -7,6 +7,8 @@ use ambit_k8s_api::ObjectEvent;
 
 use super::{judge::Rehearsal, observed, report::Report};
 
+mod untold;
+
 /// Two pods behind a service, with a waypoint before the service, one pod without, and callers.
 const MESH: &str = "
 kind: Namespace
@@ -115,7 +117,7 @@ fn rehearse(more: &str, policies: &str, lines: &[String]) -> Report {
         .filter_map(|line| observed::read(line))
         .collect();
     let config = MeshConfig::default();
-    Rehearsal::new(config, mesh(more), objects(policies), false).report(&lines)
+    Rehearsal::new(config, mesh(more), objects(policies), false).report(&lines, &[])
 }
 
 /// `from to what by` of each row.
@@ -318,7 +320,7 @@ fn policies_of_a_dry_run_are_rehearsed_when_asked_for() {
     let lines: Vec<_> = observed::read(&to_db("front")).into_iter().collect();
     let report = |enforce: bool| {
         let config = MeshConfig::default();
-        Rehearsal::new(config, mesh(&dry), Vec::new(), enforce).report(&lines)
+        Rehearsal::new(config, mesh(&dry), Vec::new(), enforce).report(&lines, &[])
     };
     assert_eq!((report(false).refused.len(), report(false).allowed), (0, 1));
     assert_eq!(report(true).refused[0].by, "shop/dry");

@@ -1,4 +1,4 @@
-//! What there is: the objects of the mesh and what its proxies have logged, from files, a lab or a cluster.
+//! What there is: the objects of the mesh and what its proxies have seen, from files, a lab or a cluster.
 
 use std::{fs, io, path::Path};
 
@@ -12,7 +12,9 @@ use serde_json::Value;
 
 use super::{
     RehearsalArgs,
+    counted::Counted,
     observed::{self, Observed},
+    proxies::Told,
 };
 use crate::{CliError, ErrorKind, cluster::wait, install::failed, labs, reach};
 
@@ -40,37 +42,57 @@ const CONTROL: &str = "ambit-control";
 #[derive(Default)]
 pub(super) struct World {
     pub(super) objects: Vec<ObjectEvent>,
+    /// Of logs, and what is open.
     pub(super) lines: Vec<Observed>,
+    pub(super) counted: Vec<Counted>,
+    /// What could not be asked.
+    pub(super) notes: Vec<String>,
     pub(super) config: MeshConfig,
 }
 
 impl World {
     pub(super) fn look(args: &RehearsalArgs) -> Result<Self, CliError> {
+        let files = [&args.log, &args.dump, &args.metrics];
+        let asks = files.iter().all(|files| files.is_empty());
         let mut world = if !args.objects.is_empty() {
             Self {
                 objects: directories(&args.objects)?,
                 ..Self::default()
             }
         } else if let Some(lab) = labs::chosen(args.lab.as_deref(), &args.target) {
-            Self::of_lab(&lab, args.log.is_empty())?
+            Self::of_lab(&lab, asks)?
         } else {
             wait(async {
                 let cluster = args.target.cluster().await?;
-                Self::of_cluster(&cluster, &args.target.mesh_namespace, args.log.is_empty()).await
+                Self::of_cluster(&cluster, &args.target.mesh_namespace, asks).await
             })?
         };
         world.config.root_namespace = args.target.mesh_namespace.as_str().into();
         for file in &args.log {
             world.read(&text_of(file)?);
         }
+        let mut told = Told::default();
+        for file in &args.dump {
+            told.dump(&file.display().to_string(), text_of(file)?.as_bytes());
+        }
+        for file in &args.metrics {
+            told.metrics(text_of(file)?.as_bytes());
+        }
+        world.take(told);
         Ok(world)
+    }
+
+    fn take(&mut self, told: Told) {
+        self.lines.extend(told.open);
+        self.counted.extend(told.counted);
+        self.notes.extend(told.notes);
     }
 
     fn read(&mut self, log: &str) {
         self.lines.extend(log.lines().filter_map(observed::read));
     }
 
-    fn of_lab(lab: &str, with_logs: bool) -> Result<Self, CliError> {
+    fn of_lab(lab: &str, asks: bool) -> Result<Self, CliError> {
         let client = labs::find(lab)?;
         let mut world = Self::default();
         let values = client.objects().map_err(labs::client_error)?;
@@ -78,6 +100,7 @@ impl World {
             name: "proxy".to_owned(),
             node: None,
         }];
+        let mut waypoints = Vec::new();
         for value in &values {
             let object = event(value)?;
             if let ObjectEvent::Applied {
@@ -87,14 +110,21 @@ impl World {
                 && is_waypoint(pod)
             {
                 let key = object_key(&object);
+                let pod = format!("{}/{}", key.namespace, key.name);
+                waypoints.push(pod.clone());
                 sources.push(LogSource::Pod {
-                    pod: format!("{}/{}", key.namespace, key.name),
+                    pod,
                     container: None,
                 });
             }
             world.objects.push(object);
         }
-        for source in sources.into_iter().filter(|_| with_logs) {
+        if !asks {
+            return Ok(world);
+        }
+        // What closes meanwhile is in the log, too: once more is better than not at all.
+        world.take(Told::of_lab(&client, &waypoints)?);
+        for source in sources {
             let log = client.log_text(source).map_err(labs::client_error)?;
             world.read(&log);
         }
@@ -104,13 +134,14 @@ impl World {
     async fn of_cluster(
         cluster: &Cluster,
         mesh_namespace: &str,
-        with_logs: bool,
+        asks: bool,
     ) -> Result<Self, CliError> {
         let mut world = Self {
             config: settings(cluster, mesh_namespace).await?,
             ..Self::default()
         };
-        let mut logged = reach::pods(cluster, mesh_namespace, reach::PROXY.0).await?;
+        let proxies = reach::pods(cluster, mesh_namespace, reach::PROXY.0).await?;
+        let mut waypoints = Vec::new();
         for kind in KINDS {
             for value in list(cluster, kind).await? {
                 let event = event(&value)?;
@@ -120,7 +151,7 @@ impl World {
                 } = &event
                     && is_waypoint(pod)
                 {
-                    logged.push(Pod::clone(pod));
+                    waypoints.push(Pod::clone(pod));
                 }
                 world.objects.push(event);
             }
@@ -129,7 +160,11 @@ impl World {
         if let Some(value) = found.map_err(|error| failed(error.into()))? {
             world.objects.push(event(&value)?);
         }
-        for pod in logged.iter().filter(|_| with_logs) {
+        if !asks {
+            return Ok(world);
+        }
+        world.take(Told::of_cluster(cluster, &proxies, &waypoints).await);
+        for pod in proxies.iter().chain(&waypoints) {
             let metadata = &pod.metadata;
             let text = |value: &Option<String>| value.clone().unwrap_or_default();
             let (namespace, name) = (text(&metadata.namespace), text(&metadata.name));

@@ -20,12 +20,16 @@ use super::*;
 use crate::{config::Config, pod::Proxy};
 
 fn pod(state: &SharedState) -> Arc<Pod> {
+    pod_with(state, Arc::new(Metrics::default()))
+}
+
+fn pod_with(state: &SharedState, metrics: Arc<Metrics>) -> Arc<Pod> {
     let ca = FakeCa::new(Arc::new(Pki::new()), Duration::from_secs(3600));
     let proxy = Proxy {
         config: Arc::new(Config::from_env(&Env::from_pairs([("", ""); 0])).unwrap()),
         state: state.clone(),
         certificates: Certificates::start(Arc::new(ca), CertificatesOptions::default()),
-        metrics: Arc::new(Metrics::default()),
+        metrics,
         gate: Gate::default(),
     };
     let name = PodName {
@@ -82,6 +86,32 @@ async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
         Denied::check(&pod, &who, &tracked.handle()),
         Err(Denied::By(_))
     ));
+}
+
+#[tokio::test]
+async fn a_policy_on_trial_refuses_nothing_and_counts_what_it_would_refuse() {
+    let state = SharedState::new(StateConfig::default());
+    state.mark_addresses_known();
+    state.mark_policies_known();
+    let mut workload = build::workload("server", &["10.9.0.4"]);
+    let mut policy = build::policy("trial", Action::Deny, build::from_nobody());
+    build::select(&mut workload, &mut policy);
+    policy.dry_run = true;
+    let name = policy.key().to_string();
+    state.apply(&mut vec![
+        Update::Policy(policy),
+        Update::Workload(Box::new(workload)),
+    ]);
+    let mut registry = prometheus_client::registry::Registry::default();
+    let metrics = Arc::new(Metrics::register(&mut registry, None));
+    let pod = pod_with(&state, metrics);
+    assert!(pod.local.known().await.is_some());
+    let (tracked, who) = tracked(&pod);
+    assert!(Denied::check(&pod, &who, &tracked.handle()).is_ok());
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let line = format!("ambit_connections_dry_run_denied_total{{policy=\"{name}\"}} 1");
+    assert!(text.contains(&line), "{text}");
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ pub(super) fn authenticate(
     let query = match &outcome {
         Ok(Authenticated { query, .. }) | Err(Refused { query, .. }) => query,
     };
-    // Tokens get neither to applications that are not to have them nor into logs.
+    // Applications that are not to have tokens do not get them.
     if let Some(query) = query {
         let target = match query {
             Some(query) => format!("{}?{query}", form.path_as_sent()),

@@ -19,7 +19,7 @@ use http::{
 };
 use hyper::body::Incoming;
 
-use super::{body::Count, reply::Reply, send::Chosen};
+use super::{body::Count, reply::Reply, send::Chosen, tellable::tellable};
 use crate::session::Session;
 use told::Told;
 
@@ -33,6 +33,7 @@ pub(super) struct Record {
     began: Instant,
     started: SystemTime,
     method: Method,
+    /// Without tokens.
     target: String,
     host: String,
     version: http::Version,
@@ -60,7 +61,7 @@ impl Record {
             began: Instant::now(),
             started: SystemTime::now(),
             method: request.method().clone(),
-            target: request.uri().to_string(),
+            target: tellable(session, &request.uri().to_string()).into_owned(),
             host: String::new(),
             version: request.version(),
             is_grpc,
@@ -82,13 +83,16 @@ impl Record {
     /// It has the form in which it is judged and forwarded.
     pub(super) fn formed(&mut self, host: &str, target: &PathAndQuery) {
         host.clone_into(&mut self.host);
-        target.as_str().clone_into(&mut self.target);
+        self.target.clear();
+        self.target
+            .push_str(&tellable(&self.session, target.as_str()));
     }
 
     /// A token in it is not valid.
     pub(super) fn not_authenticated(&mut self, details: String) {
         self.details = Some(details);
     }
+
     /// Its place in a trace is written into its headers.
     pub(super) fn pass_trace_on(&self, headers: &mut HeaderMap) {
         if let Some(told) = &self.told {
@@ -118,7 +122,7 @@ impl Record {
         let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
         self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
         if let Some(told) = &mut self.told {
-            told.forwarded(headers);
+            told.forwarded(&self.session, headers);
         }
     }
 

@@ -100,3 +100,62 @@ impl Exporters {
         self.environment.lock().extend(environment);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use ambit_model::NamespacedHostname;
+    use prometheus_client::{encoding::text::encode, registry::Registry};
+
+    use super::*;
+
+    fn collector(port: u16) -> OtlpCollector {
+        OtlpCollector {
+            service: NamespacedHostname::new("obs", "otel.obs.svc.cluster.local"),
+            port,
+            http_path: None,
+            timeout: None,
+            headers: Vec::new(),
+        }
+    }
+
+    fn line() -> Item {
+        Item::Line(Box::new(Line {
+            time: SystemTime::UNIX_EPOCH,
+            log: String::new(),
+            body: String::new(),
+            attributes: Vec::new(),
+            span: None,
+        }))
+    }
+
+    #[test]
+    fn what_is_too_much_is_dropped_and_counted_and_other_collectors_have_queues_of_their_own() {
+        let mut registry = Registry::default();
+        let metrics = HttpMetrics::register(&mut registry);
+        let exporters = Exporters::default();
+        let mut begun = exporters.begun().unwrap();
+        let queue = exporters.queue(&collector(1));
+        for _ in 0..MAX_WAITING + 3 {
+            queue.push(&metrics, line());
+        }
+        // The same one by another name of it.
+        exporters.queue(&collector(1)).push(&metrics, line());
+        exporters.queue(&collector(2)).push(&metrics, line());
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let dropped = "ambit_telemetry_exported_total{signal=\"logs\",outcome=\"dropped\"} 4";
+        assert!(text.contains(dropped), "{text}");
+        let (mut first, second) = (begun.try_recv().unwrap(), begun.try_recv().unwrap());
+        assert_eq!((first.collector.port, second.collector.port), (1, 2));
+        assert!(begun.try_recv().is_err());
+        // As long as somebody names the collector, and to the last of what waits.
+        drop(queue);
+        let mut waiting = 0;
+        while first.items.blocking_recv().is_some() {
+            waiting += 1;
+        }
+        assert_eq!(waiting, MAX_WAITING);
+    }
+}

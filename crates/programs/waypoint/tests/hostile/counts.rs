@@ -44,7 +44,9 @@ async fn connections_count_for_policies_on_trial_and_name_the_one_that_audits_th
         assert_eq!(denied(), number);
     }
     let lines = lines_about(client.address);
-    let audited = lines.iter().filter(|line| line.contains("audit"));
+    let audited = lines
+        .iter()
+        .filter(|line| line.contains("a connection is audited"));
     assert_eq!(audited.count(), 2, "{lines:?}");
     // A connection that is denied counts too.
     world.publish(policy("no", HttpAction::Deny, false));

@@ -62,6 +62,7 @@ fn tracing(from: wire::TelemetryTracing) -> Result<model::TelemetryTracing, Deco
         istio_tags: from.istio_tags,
         tags: from.tags.into_iter().map(tag).collect::<Result<_, _>>()?,
         max_tag: from.max_tag,
+        propagates: !from.no_propagation,
     })
 }
 
@@ -108,6 +109,10 @@ fn metric(from: wire::TelemetryMetric) -> Result<model::TelemetryMetric, DecodeE
             Sent::ResponseSize => Family::ResponseSize,
             Sent::RequestMessages => Family::RequestMessages,
             Sent::ResponseMessages => Family::ResponseMessages,
+            Sent::OpenedConnections => Family::OpenedConnections,
+            Sent::ClosedConnections => Family::ClosedConnections,
+            Sent::SentBytes => Family::SentBytes,
+            Sent::ReceivedBytes => Family::ReceivedBytes,
         },
         disabled: from.disabled,
         labels: from.labels.into_iter().map(label).collect(),

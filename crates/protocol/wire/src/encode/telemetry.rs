@@ -51,6 +51,7 @@ impl From<&model::TelemetryTracing> for wire::TelemetryTracing {
             istio_tags: from.istio_tags,
             tags: from.tags.iter().map(Into::into).collect(),
             max_tag: from.max_tag,
+            no_propagation: !from.propagates,
         }
     }
 }
@@ -102,6 +103,10 @@ impl From<&model::TelemetryMetric> for wire::TelemetryMetric {
             Family::ResponseSize => Sent::ResponseSize,
             Family::RequestMessages => Sent::RequestMessages,
             Family::ResponseMessages => Sent::ResponseMessages,
+            Family::OpenedConnections => Sent::OpenedConnections,
+            Family::ClosedConnections => Sent::ClosedConnections,
+            Family::SentBytes => Sent::SentBytes,
+            Family::ReceivedBytes => Sent::ReceivedBytes,
         };
         let label = |(name, value): &(model::ArcStr, Option<model::ArcStr>)| wire::TelemetryLabel {
             name: name.to_string(),

@@ -1141,6 +1141,9 @@ pub struct TelemetryTracing {
     pub tags: ::prost::alloc::vec::Vec<TelemetryTag>,
     #[prost(uint32, tag = "6")]
     pub max_tag: u32,
+    /// Headers of traces pass as they came.
+    #[prost(bool, tag = "7")]
+    pub no_propagation: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TelemetryTag {
@@ -1511,6 +1514,10 @@ pub enum TelemetryFamily {
     ResponseSize = 3,
     RequestMessages = 4,
     ResponseMessages = 5,
+    OpenedConnections = 6,
+    ClosedConnections = 7,
+    SentBytes = 8,
+    ReceivedBytes = 9,
 }
 impl TelemetryFamily {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1525,6 +1532,10 @@ impl TelemetryFamily {
             Self::ResponseSize => "RESPONSE_SIZE",
             Self::RequestMessages => "REQUEST_MESSAGES",
             Self::ResponseMessages => "RESPONSE_MESSAGES",
+            Self::OpenedConnections => "OPENED_CONNECTIONS",
+            Self::ClosedConnections => "CLOSED_CONNECTIONS",
+            Self::SentBytes => "SENT_BYTES",
+            Self::ReceivedBytes => "RECEIVED_BYTES",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1536,6 +1547,10 @@ impl TelemetryFamily {
             "RESPONSE_SIZE" => Some(Self::ResponseSize),
             "REQUEST_MESSAGES" => Some(Self::RequestMessages),
             "RESPONSE_MESSAGES" => Some(Self::ResponseMessages),
+            "OPENED_CONNECTIONS" => Some(Self::OpenedConnections),
+            "CLOSED_CONNECTIONS" => Some(Self::ClosedConnections),
+            "SENT_BYTES" => Some(Self::SentBytes),
+            "RECEIVED_BYTES" => Some(Self::ReceivedBytes),
             _ => None,
         }
     }

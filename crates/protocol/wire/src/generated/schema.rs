@@ -73,6 +73,7 @@ pub(crate) static AMBIT_V1_TELEMETRYTRACING: Message = Message {
         (4, None),
         (5, Some(&AMBIT_V1_TELEMETRYTAG)),
         (6, None),
+        (7, None),
     ],
 };
 pub(crate) static AMBIT_V1_TELEMETRYTAG: Message = Message {

@@ -1,4 +1,4 @@
-//! Telemetry: what waypoints tell of requests.
+//! Telemetry: what waypoints tell of requests and connections.
 //!
 //! A waypoint is told the whole of it, merged ([`merge`]): of the root namespace, its own namespace, the namespace of
 //! the service, what is attached to its Gateway or class, and what is attached to the service; what is nearer counts.

@@ -120,6 +120,26 @@ fn what_is_nearer_counts_part_by_part() {
     assert!(condition(&mesh, "shop", "svc").starts_with("true Used followed by shop/wp"));
     mesh.delete(Kind::Telemetry, "shop", "svc");
     assert!(!mesh.waypoint_telemetry.contains_key(CART_SAYS));
+    // Headers of traces may be left as they came, and nearer be changed again.
+    let propagates = |mesh: &TestMesh| told(mesh, ALL).tracing.as_ref().unwrap().propagates;
+    assert!(propagates(&mesh));
+    mesh.apply(&object(
+        "ns",
+        "shop",
+        "tracing: [{randomSamplingPercentage: 20, disableContextPropagation: true}]",
+    ));
+    assert!(!propagates(&mesh));
+    let problems = mesh.problems().join("\n");
+    assert!(
+        !problems.contains("disableContextPropagation"),
+        "{problems}"
+    );
+    mesh.apply(&object(
+        "gw",
+        "shop",
+        &gateway.replace("30}", "30, disableContextPropagation: false}"),
+    ));
+    assert!(propagates(&mesh));
     // Off is off, whoever has asked for it farther away.
     mesh.apply(&object(
         "gw",
@@ -254,7 +274,7 @@ fn metrics_are_changed_or_left_out() {
         {match: {metric: TCP_SENT_BYTES}, disabled: true}, {match: {customMetric: x}, disabled: true}]}]";
     let mesh = with(&[&object("t", "shop", spec)]);
     let metrics = &told(&mesh, ALL).metrics;
-    assert_eq!(metrics.len(), 6);
+    assert_eq!(metrics.len(), TelemetryFamily::ALL.len());
     let of = |family| metrics.iter().find(|one| one.family == family).unwrap();
     let count = of(TelemetryFamily::RequestCount);
     assert_eq!(
@@ -265,8 +285,23 @@ fn metrics_are_changed_or_left_out() {
         ]
     );
     assert!(of(TelemetryFamily::ResponseSize).disabled && !count.disabled);
+    assert!(of(TelemetryFamily::SentBytes).disabled);
+    for (name, family) in [
+        ("TCP_OPENED_CONNECTIONS", TelemetryFamily::OpenedConnections),
+        ("TCP_CLOSED_CONNECTIONS", TelemetryFamily::ClosedConnections),
+        ("TCP_SENT_BYTES", TelemetryFamily::SentBytes),
+        ("TCP_RECEIVED_BYTES", TelemetryFamily::ReceivedBytes),
+    ] {
+        let spec =
+            format!("metrics: [{{overrides: [{{match: {{metric: {name}}}, disabled: true}}]}}]");
+        let mesh = with(&[&object("t", "shop", &spec)]);
+        let [only] = told(&mesh, ALL).metrics.as_slice() else {
+            panic!("{name} alone");
+        };
+        assert_eq!((only.family, only.disabled), (family, true));
+    }
     let said = mesh.problems().join("\n");
-    for named in ["reportingInterval", "TCP_SENT_BYTES", "customMetric"] {
+    for named in ["reportingInterval", "customMetric"] {
         assert!(said.contains(named), "{named} in {said}");
     }
 }

@@ -8,14 +8,13 @@ use ambit_observation::{
     span::{self, Place},
     trace::{Incoming, SpanId, TRACESTATE, TraceId, X_REQUEST_ID, decide, request_id},
 };
-use ambit_otlp::Line;
 use ambit_telemetry::{
     Party, TrafficLabels,
     http::{Changed, HttpRequestReport},
 };
 use http::{HeaderMap, HeaderValue};
 
-use super::Record;
+use super::{super::tellable::keep_tellable, Record};
 use crate::{
     session::Session,
     telling::{Item, Telling, Tracing},
@@ -40,7 +39,7 @@ impl Told {
     pub(super) fn of(session: &Session, headers: &HeaderMap) -> Option<Box<Self>> {
         let telling = session.telling()?;
         let mut told = Self {
-            request: telling.wants.of_request(headers),
+            request: kept(session, &telling, headers),
             response: HeaderMap::new(),
             incoming: Incoming::default(),
             place: None,
@@ -92,7 +91,9 @@ impl Told {
 
     /// Writes its place in the trace into what is judged and sent on.
     pub(super) fn pass_on(&self, headers: &mut HeaderMap) {
-        if let Some((trace, span, sampled)) = self.place {
+        let tracing = self.telling.tracing.as_ref();
+        let propagates = tracing.is_some_and(|tracing| tracing.settings.propagates);
+        if let Some((trace, span, sampled)) = self.place.filter(|_| propagates) {
             self.incoming.pass_on(headers, trace, span, sampled);
         }
         if let Some(name) = &self.named {
@@ -101,8 +102,8 @@ impl Told {
     }
 
     /// It is about to be sent, with these headers.
-    pub(super) fn forwarded(&mut self, headers: &HeaderMap) {
-        self.request = self.telling.wants.of_request(headers);
+    pub(super) fn forwarded(&mut self, session: &Session, headers: &HeaderMap) {
+        self.request = kept(session, &self.telling, headers);
     }
 
     /// It is answered with these.
@@ -166,35 +167,9 @@ impl Told {
             response_headers: &self.response,
         };
         let place = sampled.map(|(trace, span, _)| (trace, span));
+        let numbers = place.map(|(trace, span)| (trace.bytes(), span.bytes()));
         for log in self.telling.logs.iter().flatten() {
-            if !log.takes(&observation) {
-                continue;
-            }
-            let mut line = String::with_capacity(512);
-            log.format.write(&observation, &mut line);
-            match &log.to {
-                None => {
-                    if !line.ends_with('\n') {
-                        line.push('\n');
-                    }
-                    ambit_rt::logging::write_line(&line);
-                }
-                Some((queue, name)) => {
-                    let attributes = log.format.members(&observation);
-                    let body = match attributes.is_empty() {
-                        true => line.trim_end_matches('\n').to_owned(),
-                        false => String::new(),
-                    };
-                    let line = Line {
-                        time: report.started,
-                        log: name.to_string(),
-                        body,
-                        attributes,
-                        span: place.map(|(trace, span)| (trace.bytes(), span.bytes())),
-                    };
-                    queue.push(&waypoint.http_metrics, Item::Line(Box::new(line)));
-                }
-            }
+            log.tell(&observation, numbers, &waypoint.http_metrics);
         }
         if let (Some((trace, id)), Some(tracing)) = (place, &self.telling.tracing) {
             let place = Place {
@@ -215,6 +190,13 @@ impl Told {
         }
         self.telling.labels(&observation)
     }
+}
+
+/// The headers that are wanted of a request, without tokens.
+fn kept(session: &Session, telling: &Telling, headers: &HeaderMap) -> HeaderMap {
+    let mut kept = telling.wants.of_request(headers);
+    keep_tellable(session, &mut kept);
+    kept
 }
 
 /// The two ends, in Istio's tags, and the waypoint itself.

@@ -41,6 +41,7 @@ fn telemetry() -> WaypointTelemetry {
                 tag("d", TelemetryTagValue::Formatter("%PROTOCOL%".into())),
             ],
             max_tag: 256,
+            propagates: false,
         }),
         logs: Some(vec![
             TelemetryLog {

@@ -53,6 +53,7 @@ fn tracing(
         merged.is_disabled = part.is_disabled.or(merged.is_disabled);
         merged.by_request_id = part.by_request_id.or(merged.by_request_id);
         merged.istio_tags = part.istio_tags.or(merged.istio_tags);
+        merged.is_kept_to_itself = part.is_kept_to_itself.or(merged.is_kept_to_itself);
         if part.tags.is_some() {
             merged.tags.clone_from(&part.tags);
         }
@@ -76,6 +77,7 @@ fn tracing(
         istio_tags: merged.istio_tags.unwrap_or(true),
         tags: merged.tags.unwrap_or_default(),
         max_tag: MAX_TAG,
+        propagates: merged.is_kept_to_itself != Some(true),
     })
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct TracingPart {
     pub(crate) tags: Option<Vec<TelemetryTag>>,
     pub(crate) by_request_id: Option<bool>,
     pub(crate) istio_tags: Option<bool>,
+    /// What is sent on does not say which trace it is part of.
+    pub(crate) is_kept_to_itself: Option<bool>,
 }
 
 /// What an object says of access logs.
@@ -102,10 +104,6 @@ pub(super) fn tracing(
                 ));
             }
         };
-        if one.disable_context_propagation == Some(true) {
-            let message = "is not supported: what is traced is passed on";
-            notes.push(Note::new(field("disableContextPropagation"), message));
-        }
         parts.push(TracingPart {
             providers: providers(&one.providers),
             sampling,
@@ -115,6 +113,7 @@ pub(super) fn tracing(
                 .transpose()?,
             by_request_id: one.use_request_id_for_trace_sampling,
             istio_tags: one.enable_istio_tags,
+            is_kept_to_itself: one.disable_context_propagation,
         });
     }
     Ok(parts)
@@ -242,7 +241,7 @@ fn change(
         .as_ref()
         .is_some_and(|name| !name.is_empty())
     {
-        let message = "is not supported: waypoints have Istio's standard metrics of requests";
+        let message = "is not supported: waypoints have Istio's standard metrics";
         notes.push(Note::new(format!("{field}.match.customMetric"), message));
         return Ok(None);
     }
@@ -255,17 +254,10 @@ fn change(
         Some("RESPONSE_SIZE") => vec![Family::ResponseSize],
         Some("GRPC_REQUEST_MESSAGES") => vec![Family::RequestMessages],
         Some("GRPC_RESPONSE_MESSAGES") => vec![Family::ResponseMessages],
-        Some(
-            name @ ("TCP_OPENED_CONNECTIONS"
-            | "TCP_CLOSED_CONNECTIONS"
-            | "TCP_SENT_BYTES"
-            | "TCP_RECEIVED_BYTES"),
-        ) => {
-            let message =
-                format!("{name}: metrics of connections cannot be changed, they stay as they are");
-            notes.push(Note::new(format!("{field}.match.metric"), message));
-            return Ok(None);
-        }
+        Some("TCP_OPENED_CONNECTIONS") => vec![Family::OpenedConnections],
+        Some("TCP_CLOSED_CONNECTIONS") => vec![Family::ClosedConnections],
+        Some("TCP_SENT_BYTES") => vec![Family::SentBytes],
+        Some("TCP_RECEIVED_BYTES") => vec![Family::ReceivedBytes],
         Some(other) => {
             let field = format!("{field}.match.metric");
             return Err(FieldError::new(

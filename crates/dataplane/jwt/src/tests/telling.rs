@@ -1,0 +1,64 @@
+//! What may be told of a request that nobody has authenticated yet, or whose token is forwarded.
+
+use super::{
+    requests::{all, get, object},
+    *,
+};
+
+#[test]
+fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
+    let issuer = Issuer::new("a");
+    let rule = JwtRule {
+        headers: vec![("x-jwt".into(), "JWT ".into())],
+        params: vec!["token".into()],
+        cookies: vec!["session".into()],
+        forward_token: true,
+        ..issuer.rule()
+    };
+    let mut both = all(vec![rule]);
+    let told = |all: &Authentications, target: &str| all.tellable_target(None, target).into_owned();
+    for (sent, expected) in [
+        ("/a", "/a"),
+        ("/a?x=1", "/a?x=1"),
+        ("/a?token=secret", "/a"),
+        ("/a?x=1&token=secret&y=2", "/a?x=1&y=2"),
+        ("/a?tok%65n=secret&token=more&token", "/a"),
+        // Whatever the form of the rest: it is not normalized, nor is it a target at all.
+        ("/a/..;b?x=%zz&token=secret#x?token=other", "/a/..;b?x=%zz"),
+        ("http://host/?token=secret", "http://host/"),
+        ("/a?y=?token=1&token=secret", "/a?y=?token=1"),
+    ] {
+        assert_eq!(told(&both, sent), expected, "{sent}");
+    }
+    // The default places of another rule count besides.
+    both.insert(object("ns/b", vec![Issuer::new("b").rule()]));
+    assert_eq!(told(&both, "/a?access_token=s&token=s&x"), "/a?x");
+    let mut sent = get(&[
+        ("x-jwt", "jwt secret"),
+        ("authorization", "Bearer secret"),
+        ("cookie", "a=1; session=secret"),
+        ("user-agent", "curl"),
+        ("referer", "http://host/a?x&token=secret"),
+    ]);
+    both.keep_tellable(None, &mut sent.headers);
+    let left = get(&[
+        ("cookie", "a=1"),
+        ("user-agent", "curl"),
+        ("referer", "http://host/a?x"),
+    ]);
+    assert_eq!(sent.headers, left.headers);
+
+    // Nobody knows where tokens are.
+    let broken = Authentication {
+        not_understood: Some("why".into()),
+        ..object("ns/c", Vec::new())
+    };
+    both.insert(broken);
+    assert_eq!(told(&both, "/a?x=1"), "/a");
+    let mut sent = get(&[("x-any", "secret")]);
+    both.keep_tellable(None, &mut sent.headers);
+    assert!(sent.headers.is_empty());
+
+    let none = Authentications::default();
+    assert_eq!(told(&none, "/a?token=x"), "/a?token=x");
+}

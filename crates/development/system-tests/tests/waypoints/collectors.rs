@@ -1,0 +1,305 @@
+//! Collectors that hang, fail, flood and come back: requests go on, and what was not taken is counted. What is told of
+//! connections that are not HTTP, and headers of traces that stay as they came.
+
+use std::{
+    io::{Read as _, Write as _},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use ambit_system_tests::{Heads, LogSource, Mesh, is_whole, read_head, until, with_waypoint};
+
+const MORE: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sink, namespace: legacy}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 4318}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: app, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8081}, {name: tcp, port: 81, targetPort: 8082}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data:
+  mesh: |
+    extensionProviders:
+    - {name: sink, opentelemetry: {service: sink.legacy.svc.cluster.local, port: 4318, http: {path: /v1/traces, timeout: 1s}}}
+    - {name: line, envoyFileAccessLog: {path: /dev/stdout, logFormat: {text: \"told %BYTES_RECEIVED% %RESPONSE_CODE% %PROTOCOL% %UPSTREAM_CLUSTER% %DOWNSTREAM_PEER_URI_SAN% %CONNECTION_TERMINATION_DETAILS%\\n\"}}}
+";
+
+/// What the collector makes of what it is told.
+#[derive(Clone, Copy)]
+enum Answers {
+    Takes,
+    Never,
+    Fails,
+    /// All but one.
+    TakesInPart,
+    Floods,
+}
+
+struct Scene {
+    mesh: Mesh,
+    heads: Heads,
+    answers: Arc<Mutex<Answers>>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (mesh, _) = with_waypoint(MORE);
+        let (_, heads) = mesh.serve_heads("shop/server", 8081);
+        let answers = Arc::new(Mutex::new(Answers::Takes));
+        let of = answers.clone();
+        mesh.serve("legacy/server", 4318, move |mut stream| {
+            while let Some(head) = read_head(&mut stream)? {
+                let head = head.to_ascii_lowercase();
+                let mut lines = head.lines();
+                let length = lines.find_map(|line| line.strip_prefix("content-length: "));
+                let length = length.and_then(|length| length.parse().ok()).unwrap_or(0);
+                stream.read_exact(&mut vec![0; length])?;
+                let answers = *of.lock().unwrap();
+                match answers {
+                    Answers::Takes => {
+                        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")?;
+                    }
+                    Answers::Never => loop {
+                        thread::park();
+                    },
+                    Answers::Fails => {
+                        stream.write_all(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")?;
+                    }
+                    Answers::TakesInPart => {
+                        // `partial_success: {rejected_spans: 1}`.
+                        stream.write_all(
+                            b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n\x0a\x02\x08\x01",
+                        )?;
+                    }
+                    Answers::Floods => {
+                        stream
+                            .write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+                        loop {
+                            stream.write_all(b"8\r\naaaaaaaa\r\n")?;
+                        }
+                    }
+                }
+            }
+            Ok(())
+        });
+        Self {
+            mesh,
+            heads,
+            answers,
+        }
+    }
+
+    fn answer(&self, answers: Answers) {
+        *self.answers.lock().unwrap() = answers;
+    }
+
+    /// What a client hears.
+    fn ask(&self, path: &str, headers: &str) -> String {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
+        let service = self.mesh.service("app.shop.svc", 80);
+        let mut connection = self.mesh.dial("shop/client", service).unwrap();
+        connection.raw(request.as_bytes(), is_whole).unwrap()
+    }
+
+    fn heard(&self, path: &str) -> String {
+        let of = format!("get {path} ");
+        let heads = self.heads.all();
+        let heard = heads.iter().rev().find(|head| head.contains(&of));
+        heard.cloned().unwrap_or_default()
+    }
+
+    fn metrics(&self) -> String {
+        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
+        self.mesh.get("legacy/client", &url).body
+    }
+
+    fn exported(&self, outcome: &str) -> u64 {
+        let series =
+            format!("ambit_telemetry_exported_total{{signal=\"traces\",outcome=\"{outcome}\"}} ");
+        let metrics = self.metrics();
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&series));
+        value.and_then(|value| value.parse().ok()).unwrap_or(0)
+    }
+
+    /// Asks until more have come to this end; each request is answered.
+    fn until_more(&self, outcome: &str) {
+        let before = self.exported(outcome);
+        until(&format!("spans are counted as {outcome}"), || {
+            let answer = self.ask("/asked", "");
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            self.exported(outcome) > before
+        });
+    }
+
+    fn log(&self) -> String {
+        let source = LogSource::Pod {
+            pod: "shop/waypoint".to_owned(),
+            container: None,
+        };
+        self.mesh.client().log_text(source).unwrap()
+    }
+}
+
+fn tracing(more: &str) -> String {
+    format!(
+        "
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {{name: mesh, namespace: shop}}
+spec:
+  tracing:
+  - providers: [{{name: sink}}]
+    randomSamplingPercentage: 100
+{more}"
+    )
+}
+
+#[test]
+fn collectors_that_hang_fail_and_flood_harm_no_request_and_are_told_again_when_they_are_back() {
+    let scene = Scene::new();
+    scene.mesh.apply("telemetry", &tracing(""));
+    scene.until_more("sent");
+    for answers in [
+        Answers::Never,
+        Answers::Fails,
+        Answers::TakesInPart,
+        Answers::Floods,
+    ] {
+        scene.answer(answers);
+        scene.until_more("failed");
+    }
+    scene.answer(Answers::Takes);
+    scene.until_more("sent");
+}
+
+#[test]
+fn contexts_of_traces_stay_as_they_came_where_they_are_not_to_be_passed_on() {
+    let scene = Scene::new();
+    scene.mesh.apply("telemetry", &tracing(""));
+    until("requests are traced", || {
+        scene.ask("/traced", "");
+        scene.heard("/traced").contains("-01\r\n")
+    });
+    let alone = tracing("    disableContextPropagation: true\n");
+    scene.mesh.apply("telemetry", &alone);
+    until("contexts are not passed on", || {
+        scene.ask("/alone", "");
+        let heard = scene.heard("/alone");
+        // What a waypoint makes where nothing came is recorded by nobody.
+        !heard.is_empty() && !heard.contains("-01\r\n")
+    });
+    let sent = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
+    scene.ask("/parent", sent);
+    assert!(scene.heard("/parent").contains(sent));
+    // Spans are told all the same.
+    scene.until_more("sent");
+}
+
+#[test]
+fn connections_that_are_not_http_are_told_of_as_telemetry_says() {
+    let scene = Scene::new();
+    scene.mesh.serve("shop/server", 8082, |mut stream| {
+        let mut bytes = [0; 64];
+        loop {
+            match stream.read(&mut bytes)? {
+                0 => return Ok(()),
+                read => stream.write_all(&bytes[..read])?,
+            }
+        }
+    });
+    let service = scene.mesh.service("app.shop.svc", 81);
+    let say = |text: &str| {
+        let mut connection = scene.mesh.dial("shop/client", service).unwrap();
+        connection.say(text).unwrap();
+    };
+    // By itself a waypoint writes Istio's line, and metrics with Istio's labels.
+    say("hello");
+    let own = "] \"- - -\" 0 - - - \"-\" 5 5 ";
+    until("the line is written", || scene.log().contains(own));
+    let opened = |metrics: &str, label: &str| {
+        let mut lines = metrics.lines();
+        lines
+            .find(|line| {
+                line.starts_with("istio_tcp_connections_opened_total{") && line.contains(label)
+            })
+            .map(str::to_owned)
+    };
+    let app = "destination_service=\"app.shop.svc.cluster.local\"";
+    let metrics = scene.metrics();
+    assert!(opened(&metrics, app).is_some(), "{metrics}");
+    assert!(metrics.contains("istio_tcp_sent_bytes_total{"), "{metrics}");
+
+    scene.mesh.apply(
+        "telemetry",
+        "
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: mesh, namespace: shop}
+spec:
+  accessLogging:
+  - providers: [{name: line}]
+    filter: {expression: 'request.size > 6'}
+  metrics:
+  - overrides:
+    - match: {metric: TCP_OPENED_CONNECTIONS}
+      tagOverrides: {to_port: {value: string(destination.port)}, source_app: {operation: REMOVE}}
+    - match: {metric: TCP_RECEIVED_BYTES}
+      disabled: true
+",
+    );
+    let line =
+        "\ntold 8 0 - app.shop.svc.cluster.local spiffe://cluster.local/ns/shop/sa/client -\n";
+    until("lines are as they are configured", || {
+        say("12345678");
+        scene.log().contains(line)
+    });
+    let lines = |log: &str| log.matches("\ntold ").count();
+    let before = scene.log();
+    say("short");
+    // Whatever is to be told of it is told before the next.
+    until("the next line is written", || {
+        say("12345678");
+        lines(&scene.log()) > lines(&before)
+    });
+    let log = scene.log();
+    assert!(!log.contains("\ntold 5 "), "{log}");
+    let metrics = scene.metrics();
+    let found = opened(&metrics, "to_port=\"81\"");
+    assert!(
+        found.is_some_and(|line| line.contains(app) && !line.contains("source_app=")),
+        "{metrics}"
+    );
+
+    // A refusal has its line, with the policy.
+    scene.mesh.apply(
+        "policy",
+        "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: closed, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, group: '', name: app}]
+  action: DENY
+  rules: [{to: [{operation: {ports: ['81']}}]}]
+",
+    );
+    scene.mesh.remove("telemetry");
+    let refused = "rbac_access_denied_matched_policy[ns[shop]-policy[closed]-rule[0]]";
+    until("a refusal is written", || {
+        let connection = scene.mesh.dial("shop/client", service);
+        // It is refused, or closed as soon as it speaks.
+        drop(connection.and_then(|mut connection| connection.say("no")));
+        scene.log().contains(refused)
+    });
+}

@@ -1,0 +1,213 @@
+//! What policies make of calls of which only metrics tell. Where ports, paths or addresses matter, it cannot be said.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use ambit_authz::Connection;
+use ambit_l7::authz::{self as l7, Scope};
+use ambit_model::{GatewayName, NamespacedHostname, Protocol, Workload};
+
+use super::{Mesh, of_explanation};
+use crate::rehearsal::{
+    at_waypoint::AtWaypoint,
+    counted::{Counted, Counter},
+    observed::{At, Observed, Request},
+    readings::Told,
+    verdict::Verdict,
+};
+
+/// Who called whom, and who saw it: what metrics and logs both tell.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Pair {
+    is_at_waypoint: bool,
+    from: Caller,
+    to: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Caller {
+    /// Who has proved who he is.
+    Proved(String),
+    /// A workload, as far as its address tells.
+    Named(String),
+    Unknown,
+}
+
+impl Pair {
+    /// Whether lines of these parties tell what was counted of others. Proxies learn whose an address is while its first
+    /// requests pass, and count these as nobody's; lines have the address.
+    pub(super) fn tells(&self, counted: &Self) -> bool {
+        let may_be = counted.from == Caller::Unknown && !matches!(self.from, Caller::Proved(_));
+        (self.is_at_waypoint, &self.to) == (counted.is_at_waypoint, &counted.to)
+            && (may_be || self.from == counted.from)
+    }
+}
+
+/// Stands for an address that is not told.
+const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+impl Mesh {
+    /// The parties of a line or an open connection.
+    pub(super) fn pair_of_seen(&self, seen: &Observed) -> Option<Pair> {
+        let is_at_waypoint = seen.at != At::Pod;
+        let caller = self.pod(seen.from.ip());
+        let identity = seen.identity.clone().or_else(|| {
+            let caller = caller.filter(|pod| is_at_waypoint && pod.protocol == Protocol::Hbone);
+            caller.map(|pod| pod.identity())
+        });
+        let from = match (identity, caller) {
+            (Some(identity), _) => Caller::Proved(identity.to_string()),
+            (None, Some(pod)) => Caller::Named(workload_name(pod)),
+            (None, None) => Caller::Unknown,
+        };
+        let to = match self.service(seen) {
+            Some(service) => format!("{}/{}", service.namespace, service.hostname),
+            None => workload_name(self.pod(seen.to.ip())?),
+        };
+        Some(Pair {
+            is_at_waypoint,
+            from,
+            to,
+        })
+    }
+
+    /// The same of what was counted.
+    pub(super) fn pair_of_counted(counted: &Counted) -> Option<Pair> {
+        let is_at_waypoint = counted.at != Counter::Pod;
+        let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
+        let from = match (&counted.identity, &counted.caller) {
+            (Some(identity), _) => Caller::Proved(identity.to_string()),
+            (None, Some(caller)) => Caller::Named(of(caller)),
+            (None, None) => Caller::Unknown,
+        };
+        let service = counted.service.as_ref().filter(|_| is_at_waypoint);
+        let to = match service {
+            Some((namespace, host, _)) => format!("{namespace}/{host}"),
+            None => of(counted.called.as_ref()?),
+        };
+        Some(Pair {
+            is_at_waypoint,
+            from,
+            to,
+        })
+    }
+
+    pub(super) fn judge_counted(&self, counted: &Counted) -> Verdict {
+        match counted.at {
+            Counter::Pod => self.counted_at_pod(counted),
+            Counter::WaypointConnections | Counter::WaypointRequests => {
+                self.counted_at_waypoint(counted)
+            }
+        }
+    }
+
+    /// The pods of a workload, by their addresses' order.
+    fn pods_of(&self, workload: Option<&(String, String)>) -> Vec<&Workload> {
+        let Some((namespace, name)) = workload else {
+            return Vec::new();
+        };
+        let all = self.by_address.values().map(|pod| &**pod);
+        let found = all.filter(|pod| pod.namespace == *namespace && pod.workload_name == *name);
+        let mut found: Vec<_> = found.collect();
+        found.sort_by(|one, other| one.uid.cmp(&other.uid));
+        found.dedup_by(|one, other| one.uid == other.uid);
+        found
+    }
+
+    fn counted_at_pod(&self, counted: &Counted) -> Verdict {
+        let pods = self.pods_of(counted.called.as_ref());
+        let mut verdicts: Vec<_> = pods
+            .into_iter()
+            .map(|pod| self.at_any_port_of(pod, counted))
+            .collect();
+        verdicts.dedup();
+        match verdicts.as_slice() {
+            [one] => one.clone(),
+            [] => gone(counted),
+            _ => Verdict::Undecided("the pods of the workload are not treated alike".to_owned()),
+        }
+    }
+
+    fn at_any_port_of(&self, pod: &Workload, counted: &Counted) -> Verdict {
+        if pod.protocol != Protocol::Hbone {
+            return Verdict::Allowed;
+        }
+        let connection = Connection {
+            source: counted.identity.clone(),
+            source_ip: NO_ADDRESS,
+            destination: (NO_ADDRESS, 0).into(),
+        };
+        let is_led = Self::is_led(pod, counted.identity.as_ref());
+        let [most, least] = self.by_metrics.each_ref().map(|policies| match is_led {
+            true => policies.explain_peer_authentication(pod, &connection),
+            false => policies.explain(pod, &connection),
+        });
+        if most.decision.allowed == least.decision.allowed {
+            return of_explanation(&least);
+        }
+        let differ = least.policies.iter().zip(&most.policies);
+        let differ = differ.filter(|(least, most)| least.outcome != most.outcome);
+        let names: Vec<_> = differ.map(|(one, _)| one.policy.to_string()).collect();
+        Verdict::Undecided(format!(
+            "it hangs on what metrics do not tell: ports or addresses in {}",
+            names.join(", ")
+        ))
+    }
+
+    fn counted_at_waypoint(&self, counted: &Counted) -> Verdict {
+        let host = counted
+            .service
+            .as_ref()
+            .map(|(namespace, host, _)| NamespacedHostname::new(namespace.as_str(), host.as_str()));
+        let gateways: BTreeSet<GatewayName> = match &host {
+            Some(host) => {
+                let of_it = self.served.iter().filter(|(_, served)| served == host);
+                of_it.map(|(gateway, _)| gateway.clone()).collect()
+            }
+            None => {
+                let pods = self.pods_of(counted.called.as_ref());
+                pods.into_iter().filter_map(Self::waypoint_of).collect()
+            }
+        };
+        if gateways.is_empty() {
+            return Verdict::Undecided("no waypoint is before it now".to_owned());
+        }
+        let scope = host.as_ref().map_or(Scope::Pod, Scope::Service);
+        let connection = l7::Connection {
+            source: counted.identity.as_ref(),
+            source_ip: NO_ADDRESS,
+            remote_ip: NO_ADDRESS,
+            destination: (NO_ADDRESS, 0).into(),
+            sni: None,
+        };
+        let request = Request {
+            path: "/".to_owned(),
+            ..Request::default()
+        };
+        let request = (counted.at == Counter::WaypointRequests).then_some(&request);
+        let none = AtWaypoint::new(Told::ByMetrics);
+        for gateway in &gateways {
+            let policies = self.counted_at_waypoints.get(gateway).unwrap_or(&none);
+            let verdict = policies.judge(scope, &connection, request);
+            if verdict != Verdict::Allowed {
+                return verdict;
+            }
+        }
+        Verdict::Allowed
+    }
+}
+
+fn workload_name(pod: &Workload) -> String {
+    format!("{}/{}", pod.namespace, pod.workload_name)
+}
+
+fn gone(counted: &Counted) -> Verdict {
+    let called = counted.called.as_ref();
+    let called = called.map(|(namespace, name)| format!("{namespace}/{name}"));
+    Verdict::Undecided(format!(
+        "what was called, {}, is no workload that is known now",
+        called.unwrap_or_else(|| "without a name".to_owned())
+    ))
+}

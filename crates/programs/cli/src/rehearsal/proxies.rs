@@ -1,0 +1,126 @@
+//! What proxies answer when they are asked what is open and what they have counted. One that does not answer is named:
+//! the rehearsal does without it.
+
+use ambit_install::cluster::Cluster;
+use ambit_k8s_api::Pod;
+use ambit_lab::{Client, Place};
+use hyper::Method;
+
+use super::{
+    counted::{self, Counted},
+    observed::{self, Observed},
+};
+use crate::{
+    CliError,
+    cluster::wait,
+    dump::OpenDump,
+    http::{self, Answer},
+    labs, reach,
+};
+
+/// Where proxies tell what is open, and what they have counted.
+const ADMIN: u16 = 15000;
+const METRICS: u16 = 15020;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Told {
+    pub(super) open: Vec<Observed>,
+    pub(super) counted: Vec<Counted>,
+    pub(super) notes: Vec<String>,
+}
+
+impl Told {
+    /// Reads a dump.
+    pub(super) fn dump(&mut self, of: &str, bytes: &[u8]) {
+        match serde_json::from_slice::<OpenDump>(bytes) {
+            Ok(dump) => self.open.extend(observed::open(&dump)),
+            Err(error) => self.notes.push(format!(
+                "note: the dump of {of} cannot be read ({error}): its open connections are not judged"
+            )),
+        }
+    }
+
+    /// Reads metrics.
+    pub(super) fn metrics(&mut self, bytes: &[u8]) {
+        self.counted
+            .extend(counted::read(&String::from_utf8_lossy(bytes)));
+    }
+
+    fn take(&mut self, of: &str, port: u16, answer: Result<Answer, CliError>) {
+        match answer {
+            Ok(Answer { status: 200, body }) if port == ADMIN => self.dump(of, &body),
+            Ok(Answer { status: 200, body }) => self.metrics(&body),
+            Ok(Answer { status, .. }) => self.silent(of, port, &format!("status {status}")),
+            Err(error) => self.silent(of, port, &error.to_string()),
+        }
+    }
+
+    fn silent(&mut self, of: &str, port: u16, why: &str) {
+        let what = match port {
+            ADMIN => "what is open there is not judged",
+            _ => "what it has counted is not judged",
+        };
+        self.notes
+            .push(format!("note: {of} does not answer ({why}): {what}"));
+    }
+
+    /// Asks the node proxies of a lab, and these waypoints.
+    pub(super) fn of_lab(client: &Client, waypoints: &[String]) -> Result<Self, CliError> {
+        let mut told = Self::default();
+        let status = client.status().map_err(labs::client_error)?;
+        for node in status.nodes {
+            let of = format!("the node proxy of {}", node.name);
+            for port in [ADMIN, METRICS] {
+                let answer = ask_in_lab(client, Place::Node(node.name.clone()), port);
+                told.take(&of, port, answer);
+            }
+        }
+        for waypoint in waypoints {
+            let answer = ask_in_lab(client, Place::Pod(waypoint.clone()), METRICS);
+            told.take(&format!("the waypoint {waypoint}"), METRICS, answer);
+        }
+        Ok(told)
+    }
+
+    /// Asks the node proxies of a cluster, and these waypoints.
+    pub(super) async fn of_cluster(cluster: &Cluster, proxies: &[Pod], waypoints: &[Pod]) -> Self {
+        let mut told = Self::default();
+        let of_proxies = proxies
+            .iter()
+            .flat_map(|pod| [(pod, ADMIN), (pod, METRICS)]);
+        let of_waypoints = waypoints.iter().map(|pod| (pod, METRICS));
+        for (pod, port) in of_proxies.chain(of_waypoints) {
+            let text = |value: &Option<String>| value.clone().unwrap_or_default();
+            let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
+            let asking = reach::ask_pod(cluster, &namespace, &name, port, Method::GET, path(port));
+            told.take(&format!("the proxy {namespace}/{name}"), port, asking.await);
+        }
+        told
+    }
+}
+
+fn path(port: u16) -> &'static str {
+    if port == ADMIN {
+        "/config_dump"
+    } else {
+        "/metrics"
+    }
+}
+
+fn ask_in_lab(client: &Client, place: Place, port: u16) -> Result<Answer, CliError> {
+    let address = ([127, 0, 0, 1], port).into();
+    let stream = client.dial(place, address).map_err(labs::client_error)?;
+    wait(async {
+        let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
+            CliError::new(crate::ErrorKind::Unreachable, error.to_string())
+        };
+        stream
+            .set_nonblocking(true)
+            .map_err(|error| unanswered(error.into()))?;
+        let stream = tokio::net::TcpStream::from_std(stream);
+        let stream = stream.map_err(|error| unanswered(error.into()))?;
+        let answer = http::request(stream, Method::GET, "localhost", path(port)).await;
+        answer.map_err(|error| unanswered(error.into()))
+    })
+}

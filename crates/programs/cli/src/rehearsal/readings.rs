@@ -1,0 +1,133 @@
+//! Readings of policies where not all is told that they ask for: as if that matched, and as if it did not.
+
+use ambit_model::{Authorization, HttpAttribute, HttpOperation, HttpPolicy, HttpSource, Match};
+
+/// Headers that access logs tell.
+const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
+
+/// What is told of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// What access logs tell: all but most headers, and tokens.
+    ByLogs,
+    /// What metrics tell: who calls whom.
+    ByMetrics,
+}
+
+impl Told {
+    /// What is not told.
+    pub(super) fn not(self) -> &'static str {
+        match self {
+            Self::ByLogs => "logs do not tell: headers or tokens",
+            Self::ByMetrics => {
+                "metrics do not tell: paths, methods, hosts, ports, addresses, headers or tokens"
+            }
+        }
+    }
+
+    fn attribute(self, attribute: &HttpAttribute) -> bool {
+        match attribute {
+            HttpAttribute::Header(name) => self == Self::ByLogs && LOGGED.contains(&name.as_str()),
+            HttpAttribute::SourceIp
+            | HttpAttribute::RemoteIp
+            | HttpAttribute::DestinationIp
+            | HttpAttribute::DestinationPort
+            | HttpAttribute::ConnectionSni => self == Self::ByLogs,
+            HttpAttribute::SourceNamespace
+            | HttpAttribute::SourceServiceAccount
+            | HttpAttribute::SourceTrustDomain
+            | HttpAttribute::SourcePrincipal => true,
+            HttpAttribute::RequestPrincipal
+            | HttpAttribute::RequestAudiences
+            | HttpAttribute::RequestPresenter
+            | HttpAttribute::RequestClaim(_) => false,
+        }
+    }
+
+    /// A source without what is not told.
+    fn source(self, of: &HttpSource) -> HttpSource {
+        let mut told = of.clone();
+        told.request_principals.clear();
+        told.not_request_principals.clear();
+        if self == Self::ByMetrics {
+            told.ip_blocks.clear();
+            told.not_ip_blocks.clear();
+            told.remote_ip_blocks.clear();
+            told.not_remote_ip_blocks.clear();
+        }
+        told
+    }
+
+    fn operation(self, of: &HttpOperation) -> HttpOperation {
+        match self {
+            Self::ByLogs => of.clone(),
+            Self::ByMetrics => HttpOperation::default(),
+        }
+    }
+}
+
+/// A waypoint's policy as if what is not told matched, or did not.
+pub(super) fn at_waypoint(policy: &HttpPolicy, told: Told, unknown_matches: bool) -> HttpPolicy {
+    let mut policy = policy.clone();
+    if unknown_matches {
+        for rule in &mut policy.rules {
+            rule.conditions
+                .retain(|condition| told.attribute(&condition.attribute));
+            for source in &mut rule.sources {
+                *source = told.source(source);
+            }
+            for operation in &mut rule.operations {
+                *operation = told.operation(operation);
+            }
+        }
+    } else {
+        policy.rules.retain_mut(|rule| {
+            let (had_sources, had_operations) =
+                (!rule.sources.is_empty(), !rule.operations.is_empty());
+            rule.sources.retain(|source| told.source(source) == *source);
+            rule.operations
+                .retain(|operation| told.operation(operation) == *operation);
+            let mut conditions = rule.conditions.iter();
+            conditions.all(|condition| told.attribute(&condition.attribute))
+                && (!had_sources || !rule.sources.is_empty())
+                && (!had_operations || !rule.operations.is_empty())
+        });
+    }
+    policy
+}
+
+/// A node proxy's policy as if what metrics do not tell, ports and addresses, matched, or did not.
+pub(super) fn at_pod(policy: &Authorization, unknown_matches: bool) -> Authorization {
+    let mut policy = policy.clone();
+    policy.rules.retain_mut(|rule| {
+        if unknown_matches {
+            let matches = |one: &Match| one != &identity_alone(one);
+            rule.retain(|clause| {
+                let mut clause = clause.iter();
+                !clause.any(|one| matches(one) && identity_alone(one).is_empty())
+            });
+            for one in rule.iter_mut().flatten() {
+                *one = identity_alone(one);
+            }
+            return true;
+        }
+        rule.iter_mut().all(|clause| {
+            let had_any = !clause.is_empty();
+            clause.retain(|one| *one == identity_alone(one));
+            !had_any || !clause.is_empty()
+        })
+    });
+    policy
+}
+
+fn identity_alone(of: &Match) -> Match {
+    Match {
+        source_ips: Vec::new(),
+        not_source_ips: Vec::new(),
+        destination_ips: Vec::new(),
+        not_destination_ips: Vec::new(),
+        destination_ports: Vec::new(),
+        not_destination_ports: Vec::new(),
+        ..of.clone()
+    }
+}

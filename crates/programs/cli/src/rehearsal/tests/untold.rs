@@ -1,0 +1,240 @@
+//! Rehearsals where there is no line of a log: open connections, and metrics.
+
+use super::*;
+use crate::rehearsal::{counted, counted::Counted};
+
+/// A series of a proxy, as it is scraped.
+fn series(family: &str, reporter: &str, labels: &[(&str, &str)], times: usize) -> String {
+    let all = [
+        ("source_workload", "front"),
+        ("source_workload_namespace", "shop"),
+        (
+            "source_principal",
+            "spiffe://cluster.local/ns/shop/sa/front",
+        ),
+        ("destination_service", "unknown"),
+        ("destination_service_namespace", "unknown"),
+        ("destination_service_name", "unknown"),
+        ("destination_workload", "db"),
+        ("destination_workload_namespace", "shop"),
+        ("response_flags", "-"),
+    ];
+    let text = all.iter().map(|(name, value)| {
+        let other = labels.iter().find(|(other, _)| other == name);
+        format!(",{name}=\"{}\"", other.map_or(*value, |(_, value)| value))
+    });
+    let text = text.collect::<String>();
+    format!("{family}_total{{reporter=\"{reporter}\"{text}}} {times}\n")
+}
+
+fn to_db(labels: &[(&str, &str)], times: usize) -> String {
+    series("istio_tcp_connections_opened", "destination", labels, times)
+}
+
+fn to_web(family: &str, labels: &[(&str, &str)], times: usize) -> String {
+    let service = [
+        ("destination_service", "web.shop.svc.cluster.local"),
+        ("destination_service_namespace", "shop"),
+        ("destination_service_name", "web"),
+    ];
+    series(family, "waypoint", &[labels, &service].concat(), times)
+}
+
+fn rehearse(policies: &str, lines: &[String], scrape: &str) -> Report {
+    let lines = lines.iter().filter_map(|line| observed::read(line));
+    let lines: Vec<_> = lines.collect();
+    let counted: Vec<Counted> = counted::read(scrape);
+    let rehearsal = Rehearsal::new(MeshConfig::default(), mesh(""), objects(policies), false);
+    rehearsal.report(&lines, &counted)
+}
+
+fn undecided(report: &Report) -> Vec<&str> {
+    report
+        .undecided
+        .iter()
+        .map(|row| row.why.as_str())
+        .collect()
+}
+
+const PLAIN: [(&str, &str); 3] = [
+    ("source_principal", "unknown"),
+    ("source_workload", "batch"),
+    ("source_workload_namespace", "out"),
+];
+
+#[test]
+fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
+    let scrape = [
+        to_db(&[], 3),
+        to_db(&[("response_flags", "DENY")], 2),
+        to_db(&PLAIN, 7),
+        // The callers' own, bytes, and what has not happened.
+        series("istio_tcp_connections_opened", "source", &[], 9),
+        series("istio_tcp_sent_bytes", "destination", &[], 9),
+        to_db(&[("destination_workload", "web")], 0),
+    ]
+    .concat();
+    let only = |rule: &str| {
+        policy(
+            "only",
+            "",
+            &format!("{{selector: {{matchLabels: {{app: db}}}}, rules: [{{{rule}}}]}}"),
+        )
+    };
+    let from = "from: [{source: {principals: [cluster.local/ns/shop/sa/front]}}]";
+    let report = rehearse(&only(from), &[], &scrape);
+    assert_eq!(
+        refused(&report),
+        ["out/batch (plaintext) shop/db connections, by metrics shop/only x7"]
+    );
+    assert_eq!((report.allowed, report.undecided.len()), (5, 0));
+
+    // Ports matter for those whom the rule names, and for nobody else.
+    let port = format!("{from}, to: [{{operation: {{ports: ['5432']}}}}]");
+    let report = rehearse(&only(&port), &[], &scrape);
+    assert_eq!(report.refused.len(), 1);
+    assert_eq!(report.refused[0].from, "out/batch (plaintext)");
+    let why = "it hangs on what metrics do not tell: ports or addresses in shop/only";
+    assert_eq!(undecided(&report), [why]);
+    assert_eq!(report.undecided[0].times, 5);
+    let report = rehearse(&only("to: [{operation: {ports: ['5432']}}]"), &[], &scrape);
+    assert_eq!(undecided(&report), [why, why]);
+    // The same of a DENY policy, and of addresses.
+    let deny = policy(
+        "no",
+        "",
+        "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{from: [{source: {notIpBlocks: [10.0.0.0/8]}}]}]}",
+    );
+    let report = rehearse(&deny, &[], &scrape);
+    assert_eq!((report.refused.len(), report.undecided.len()), (0, 2));
+
+    // What is gone is not judged.
+    let gone = to_db(&[("destination_workload", "old")], 1);
+    let report = rehearse(&deny, &[], &gone);
+    let why = "what was called, shop/old, is no workload that is known now";
+    assert_eq!(undecided(&report), [why]);
+}
+
+#[test]
+fn requests_that_are_only_counted_are_judged_where_paths_do_not_matter() {
+    let attached = |name: &str, rest: &str| {
+        let target = "targetRefs: [{kind: Service, group: '', name: web}]";
+        policy(name, "", &format!("{{{target}, {rest}}}"))
+    };
+    let other = [("source_principal", "spiffe://cluster.local/ns/out/sa/batch")];
+    let scrape = [
+        to_web("istio_requests", &[], 3),
+        to_web("istio_requests", &other, 4),
+    ]
+    .concat();
+    let from = "from: [{source: {namespaces: [shop]}}]";
+    let report = rehearse(
+        &attached("only", &format!("rules: [{{{from}}}]")),
+        &[],
+        &scrape,
+    );
+    assert_eq!(
+        refused(&report),
+        ["spiffe://cluster.local/ns/out/sa/batch shop/web requests, by metrics shop/only x4"]
+    );
+    assert_eq!(report.allowed, 3);
+    let paths = "to: [{operation: {paths: [/admin*]}}]";
+    let deny = attached("no", &format!("action: DENY, rules: [{{{from}, {paths}}}]"));
+    let report = rehearse(&deny, &[], &scrape);
+    assert_eq!(report.allowed, 4);
+    assert_eq!(
+        undecided(&report),
+        [
+            "it hangs on what metrics do not tell: paths, methods, hosts, ports, addresses, headers or tokens in shop/no"
+        ]
+    );
+    // Connections that are not HTTP.
+    let tcp = to_web("istio_tcp_connections_opened", &other, 2);
+    let report = rehearse(
+        &attached("only", &format!("rules: [{{{from}}}]")),
+        &[],
+        &tcp,
+    );
+    assert_eq!(report.refused[0].what, "connections, by metrics");
+    assert_eq!(report.refused[0].times, 2);
+}
+
+#[test]
+fn what_a_log_tells_is_not_judged_by_metrics_again() {
+    let deny = policy(
+        "no",
+        "",
+        "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
+    );
+    let scrape = [to_db(&[], 3), to_db(&PLAIN, 7)].concat();
+    let report = rehearse(&deny, &[super::to_db("front")], &scrape);
+    assert_eq!(
+        refused(&report),
+        [
+            "out/batch (plaintext) shop/db connections, by metrics shop/no x7".to_owned(),
+            format!("{FRONT} shop/db port 5432 shop/no x1"),
+        ]
+    );
+    let any = policy(
+        "any",
+        "",
+        "{targetRefs: [{kind: Service, group: '', name: web}], action: DENY, rules: [{}]}",
+    );
+    let scrape = to_web("istio_requests", &[], 3);
+    let report = rehearse(&any, &[super::to_web("GET", "/a")], &scrape);
+    assert_eq!(
+        refused(&report),
+        [format!("{FRONT} shop/web GET /a shop/any x1")]
+    );
+}
+
+#[test]
+fn what_is_counted_of_nobody_is_told_by_lines_of_whoever_proved_nothing() {
+    let deny = policy(
+        "no",
+        "",
+        "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
+    );
+    let nobody = PLAIN.map(|(label, _)| (label, "unknown"));
+    let scrape = to_db(&nobody, 2);
+    let counted = "somebody unknown (plaintext) shop/db connections, by metrics shop/no x2";
+    let told = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
+    assert_eq!(told(""), [counted]);
+    // Its caller has proved who he is, so that he is not the one that was counted; and another pod was called.
+    let proved = super::to_db("front");
+    assert_eq!(told(&proved).len(), 2);
+    assert!(told(&proved).contains(&counted.to_owned()));
+    let elsewhere = super::to_db("batch").replace("10.0.0.2:", "10.0.0.3:");
+    assert_eq!(told(&elsewhere), [counted]);
+    let plaintext = told(&super::to_db("batch"));
+    assert_eq!(plaintext.len(), 1);
+    assert!(plaintext[0].contains("port 5432"), "{plaintext:?}");
+}
+
+#[test]
+fn open_connections_are_judged_as_those_of_logs_are() {
+    let dump = |connections: &str| {
+        let text = format!(
+            "{{\"workloads\": [], \"workloadState\": {{\"db\": {{\"state\": \"Up\", \"connections\": {connections}}}, \
+             \"next\": {{\"state\": \"Pending\", \"connections\": null}}}}}}"
+        );
+        observed::open(&serde_json::from_str(&text).unwrap())
+    };
+    let found = dump(
+        "{\"inbound\": [\
+         {\"src\": \"10.0.0.3:1\", \"originalDst\": \"10.0.0.2:5432\", \"actualDst\": \"10.0.0.2:5432\", \
+          \"protocol\": \"HBONE\", \"srcIdentity\": \"spiffe://cluster.local/ns/shop/sa/front\"},\
+         {\"src\": \"10.0.0.4:1\", \"originalDst\": \"10.0.0.2:5432\", \"actualDst\": \"10.0.0.9:15008\", \
+          \"protocol\": \"HBONE\", \"srcIdentity\": null},\
+         {\"src\": \"10.0.0.3:2\", \"originalDst\": \"10.0.0.2:5432\", \"actualDst\": \"\", \"protocol\": \"HBONE\"}],\
+         \"outbound\": [{\"src\": \"10.0.0.2:1\", \"originalDst\": \"10.0.0.3:80\", \"actualDst\": \"10.0.0.3:80\", \
+          \"protocol\": \"HBONE\"}]}",
+    );
+    let of_logs: Vec<_> = ["front", "batch"]
+        .iter()
+        .filter_map(|source| observed::read(&super::to_db(source)))
+        .collect();
+    // Who does not tell who called is not judged.
+    assert_eq!(found, of_logs);
+    assert_eq!(dump("{}"), []);
+}

@@ -1,0 +1,201 @@
+//! What is told of a connection that is not HTTP: its labels in metrics as it opens, its line of the access log when it
+//! is over or refused.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Instant, SystemTime},
+};
+
+use ambit_observation::Observation;
+use ambit_proxy::report::chain;
+use ambit_telemetry::{
+    TrafficLabels, TrafficSeries,
+    http::{HttpRequestReport, ResponseFlag, ResponseFlags},
+};
+use http::HeaderMap;
+
+use super::TcpError;
+use crate::{destination::NoWay, session::Session, telling::Telling};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Told {
+    telling: Option<Arc<Telling>>,
+    began: Instant,
+    started: SystemTime,
+    received: AtomicU64,
+    sent: AtomicU64,
+}
+
+/// Where a connection went.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Went<'a> {
+    pub(super) sni: Option<&'a str>,
+    pub(super) endpoint: Option<SocketAddr>,
+    /// The service's host name.
+    pub(super) service: Option<&'a str>,
+}
+
+/// How it ended.
+#[derive(Debug, Default)]
+pub(super) struct End {
+    pub(super) flags: ResponseFlags,
+    /// Why it was ended here.
+    pub(super) termination: Option<String>,
+    /// Why there was no connection to the endpoint.
+    pub(super) failure: Option<String>,
+    /// The AUDIT policy that matched.
+    pub(super) audited_by: Option<String>,
+}
+
+impl End {
+    /// Of a connection that was not passed through.
+    pub(super) fn of(error: &TcpError) -> Self {
+        let flagged = |flag: ResponseFlag| Self {
+            flags: flag.into(),
+            ..Self::default()
+        };
+        match error {
+            TcpError::Denied(decision) => Self {
+                termination: decision.details(),
+                audited_by: decision.audits.first().map(ToString::to_string),
+                ..Self::default()
+            },
+            TcpError::Unauthorized(_) => Self {
+                termination: Some("ext_authz_denied".to_owned()),
+                ..flagged(ResponseFlag::UnauthorizedExternal)
+            },
+            TcpError::Route(_) => flagged(ResponseFlag::NoRoute),
+            TcpError::Rule(NoWay::Overflow(_)) => flagged(ResponseFlag::UpstreamOverflow),
+            TcpError::NoOwn | TcpError::Rule(_) => flagged(ResponseFlag::NoHealthyUpstream),
+            TcpError::Upstream(error) => Self {
+                failure: Some(chain(error)),
+                ..flagged(ResponseFlag::UpstreamConnectionFailure)
+            },
+        }
+    }
+}
+
+impl Told {
+    /// A connection begins.
+    pub(super) fn of(session: &Session) -> Self {
+        Self {
+            telling: session.telling(),
+            began: Instant::now(),
+            started: SystemTime::now(),
+            received: AtomicU64::default(),
+            sent: AtomicU64::default(),
+        }
+    }
+
+    /// Adds bytes of the client.
+    pub(super) fn received(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Relaxed);
+    }
+
+    /// Adds bytes of the endpoint.
+    pub(super) fn sent(&self, bytes: u64) {
+        self.sent.fetch_add(bytes, Relaxed);
+    }
+
+    /// Where it is counted: labels are made of what is known as it opens.
+    pub(super) fn series(
+        &self,
+        session: &Session,
+        labels: &TrafficLabels,
+        went: Went<'_>,
+    ) -> Arc<TrafficSeries> {
+        let traffic = session.shard.waypoint.metrics.traffic();
+        let Some(telling) = &self.telling else {
+            return traffic.series(labels);
+        };
+        let end = End::default();
+        let report = self.report(session, went, &end);
+        let changed = observed(session, &report, |of| telling.labels(of));
+        traffic.series_as(labels, changed)
+    }
+
+    /// It is over.
+    pub(super) fn over(&self, session: &Session, went: Went<'_>, end: &End) {
+        let waypoint = &session.shard.waypoint;
+        let report = self.report(session, went, end);
+        let logs = self.telling.as_ref().and_then(|one| one.logs.as_ref());
+        if let Some(logs) = logs {
+            return observed(session, &report, |of| {
+                for log in logs {
+                    log.tell(of, None, &waypoint.http_metrics);
+                }
+            });
+        }
+        if let Some(format) = waypoint.config.access_log {
+            ambit_rt::logging::write_line(&report.line(format));
+        }
+    }
+
+    fn report<'a>(&self, session: &Session, went: Went<'a>, end: &'a End) -> HttpRequestReport<'a> {
+        HttpRequestReport {
+            flags: end.flags,
+            termination_details: end.termination.as_deref(),
+            upstream_failure: end.failure.as_deref(),
+            request_bytes: self.received.load(Relaxed),
+            response_bytes: self.sent.load(Relaxed),
+            upstream_host: went.endpoint,
+            upstream_cluster: went.service,
+            server_name: went.sni.map(str::as_bytes),
+            audited_by: end.audited_by.as_deref(),
+            ..HttpRequestReport::new(
+                self.started,
+                self.began.elapsed(),
+                session.caller.address,
+                session.target.address(),
+            )
+        }
+    }
+}
+
+/// Gives a report as conditions, formats and labels see it.
+fn observed<T>(
+    session: &Session,
+    report: &HttpRequestReport<'_>,
+    tell: impl FnOnce(&Observation<'_>) -> T,
+) -> T {
+    let none = HeaderMap::new();
+    let flags = report.flags.to_string();
+    let peer = session.caller.identity.as_ref().map(ToString::to_string);
+    let name = report.server_name.map(String::from_utf8_lossy);
+    tell(&Observation {
+        started: report.started,
+        duration: report.duration,
+        method: None,
+        path: None,
+        protocol: None,
+        authority: None,
+        response_code: 0,
+        flags: &flags,
+        flag_bits: report.flags.envoy_bits(),
+        code_details: None,
+        termination_details: report.termination_details,
+        upstream_failure: report.upstream_failure,
+        request_bytes: report.request_bytes,
+        response_bytes: report.response_bytes,
+        upstream_time: None,
+        grpc_status: None,
+        is_grpc: false,
+        upstream_host: report.upstream_host,
+        upstream_cluster: report.upstream_cluster,
+        upstream_local: None,
+        downstream_local: report.downstream_local,
+        downstream_remote: report.downstream_remote,
+        server_name: name.as_deref(),
+        route: None,
+        peer: peer.as_deref(),
+        trace_id: None,
+        hostname: &session.shard.waypoint.config.own.name,
+        request_headers: &none,
+        response_headers: &none,
+    })
+}

@@ -1,0 +1,45 @@
+//! A line of an access log, written or queued.
+
+use ambit_observation::Observation;
+use ambit_otlp::Line;
+use ambit_telemetry::http::HttpMetrics;
+
+use super::{Item, Log};
+
+/// The numbers of a trace and a span.
+pub(crate) type SpanNumbers = ([u8; 16], [u8; 8]);
+
+impl Log {
+    /// Writes the line of a request or connection, or queues it for a collector, if it is among the lines.
+    pub(crate) fn tell(
+        &self,
+        of: &Observation<'_>,
+        span: Option<SpanNumbers>,
+        metrics: &HttpMetrics,
+    ) {
+        if !self.takes(of) {
+            return;
+        }
+        let mut line = String::with_capacity(512);
+        self.format.write(of, &mut line);
+        let Some((queue, name)) = &self.to else {
+            if !line.ends_with('\n') {
+                line.push('\n');
+            }
+            return ambit_rt::logging::write_line(&line);
+        };
+        let attributes = self.format.members(of);
+        let body = match attributes.is_empty() {
+            true => line.trim_end_matches('\n').to_owned(),
+            false => String::new(),
+        };
+        let line = Line {
+            time: of.started,
+            log: name.to_string(),
+            body,
+            attributes,
+            span,
+        };
+        queue.push(metrics, Item::Line(Box::new(line)));
+    }
+}

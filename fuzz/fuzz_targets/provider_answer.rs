@@ -1,0 +1,29 @@
+//! What is answered by those whom a waypoint asks and tells: authorizers, rate-limit services, collectors.
+#![no_main]
+
+use ambit_wire::{ext_authz, rate_limit_service};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Some((first, bytes)) = data.split_first() else {
+        return;
+    };
+    match first % 3 {
+        0 => {
+            if let Ok(ext_authz::Answer::Denied(denied)) = ext_authz::Answer::decode(bytes) {
+                assert!(denied.body.len() <= bytes.len() && denied.status != Some(0));
+            }
+        }
+        1 => {
+            if let Ok(answer) = rate_limit_service::Answer::decode(bytes) {
+                assert!(answer.body.len() <= bytes.len());
+            }
+        }
+        _ => {
+            let whole = ambit_otlp::unframed(bytes);
+            assert!(whole.is_none_or(|message| message.len() + 5 <= bytes.len()));
+            let _spans = ambit_otlp::rejected_spans(whole.unwrap_or(bytes));
+            let _lines = ambit_otlp::rejected_lines(whole.unwrap_or(bytes));
+        }
+    }
+});

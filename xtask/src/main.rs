@@ -7,6 +7,7 @@ mod cluster;
 mod demo;
 mod fuzz;
 mod images;
+mod outside;
 mod plugin;
 mod proto;
 mod setup;

@@ -135,8 +135,8 @@ pub(crate) struct Tests {
     root: bool,
     /// They run programs of other crates.
     pub(crate) binaries: bool,
-    /// They tell a collector of OpenTelemetry's.
-    pub(crate) collector: bool,
+    /// They run what is in [`crate::outside`].
+    pub(crate) outside: bool,
 }
 
 impl Tests {
@@ -157,7 +157,7 @@ impl Tests {
             needs,
             root,
             binaries,
-            collector: name == "system-tests",
+            outside: name == "system-tests",
         }
     }
 
@@ -167,7 +167,7 @@ impl Tests {
             needs: &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, CLUSTER],
             root: true,
             binaries: true,
-            collector: true,
+            outside: true,
         }
     }
 

@@ -1,10 +1,10 @@
 //! `cargo xtask test` and `check`: everything that must hold, in the order that fails fastest.
 
-use std::{path::PathBuf, process::Command, thread};
+use std::{process::Command, thread};
 
 use anyhow::{Result, anyhow};
 
-use crate::{fuzz, images, proto, setup, shell, tidy};
+use crate::{fuzz, images, outside, proto, setup, shell, tidy};
 
 /// All checks and tests; or the tests of one crate.
 pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
@@ -16,8 +16,8 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
         if tests.binaries {
             build_binaries()?;
         }
-        if tests.collector {
-            build_collector()?;
+        if tests.outside {
+            outside::build()?;
         }
         if package == "ambit-cluster-tests" {
             images::for_cluster()?;
@@ -35,7 +35,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
     )?;
     proto::generate(true)?;
     build_binaries()?;
-    build_collector()?;
+    outside::build()?;
     images::for_cluster()?;
     shell::run(
         "build the tests",
@@ -75,20 +75,6 @@ fn build_binaries() -> Result<()> {
         "build the binaries",
         &mut shell::cargo(&["build", "--workspace", "--bins"]),
     )
-}
-
-/// The outside end of the system tests' telemetry, beside our own programs. What has not changed, Go does not build
-/// again.
-pub(crate) fn build_collector() -> Result<PathBuf> {
-    let program = shell::target_dir().join("debug/otlp-collector");
-    let mut go = Command::new("go");
-    go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
-        .arg(&program)
-        .arg(".")
-        .current_dir(shell::root().join("build/collector"))
-        .env("CGO_ENABLED", "0");
-    shell::run("build the collector", &mut go)?;
-    Ok(program)
 }
 
 fn lints() -> Command {

@@ -112,6 +112,8 @@ pub struct Index {
     pub(crate) provider_users: References<ArcStr>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
+    /// Plugins by the Secrets that they name.
+    pub(crate) pull_secrets: References<ObjectKey>,
     /// What is known of key sets that are fetched.
     key_sets: HashMap<KeySource, KeyState>,
     /// The waypoints of services' endpoints.
@@ -159,6 +161,7 @@ impl Index {
             subset_rules: BTreeSet::new(),
             provider_users: References::default(),
             policy_targets: References::default(),
+            pull_secrets: References::default(),
             key_sets: HashMap::new(),
             served: Served::default(),
             behind: Served::default(),

@@ -15,6 +15,7 @@ use ambit_proxy::{
 use ambit_rt::{Env, EnvError, drain::termination_deadline};
 use ambit_sys::socket::Tuning;
 use ambit_telemetry::http::AccessLogFormat;
+use ambit_wasm::Limits;
 use serde::Serialize;
 
 /// All of it.
@@ -74,6 +75,8 @@ pub struct Config {
     pub modules: PathBuf,
     /// `WASM_INSECURE_REGISTRIES`: registries of plugins' images without TLS, with commas between them; `*` is all.
     pub insecure_registries: Vec<String>,
+    /// `AMBIT_WASM_*_TIMEOUT`: what plugins may take.
+    pub plugins: PluginTimes,
     /// `IPV6_ENABLED`.
     pub ipv6: bool,
     /// Admin server's port, on the loopback address.
@@ -82,6 +85,20 @@ pub struct Config {
     pub stats_port: u16,
     /// Readiness server's port.
     pub readiness_port: u16,
+}
+
+/// How long plugins may take.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PluginTimes {
+    /// `AMBIT_WASM_FETCH_TIMEOUT`: to fetch a module.
+    pub fetch: Duration,
+    /// `AMBIT_WASM_START_TIMEOUT`: for an instance to start and take its configuration.
+    pub start: Duration,
+    /// `AMBIT_WASM_CALLBACK_TIMEOUT`: for one callback.
+    pub callback: Duration,
+    /// `AMBIT_WASM_HOLD_TIMEOUT`: to hold a request or an answer before its body.
+    pub hold: Duration,
 }
 
 /// The configuration cannot be used.
@@ -147,6 +164,7 @@ impl Config {
             access_log: access_log(env)?,
             modules: env.text("AMBIT_WASM_CACHE", "/tmp/ambit-wasm").into(),
             insecure_registries: insecure_registries(env),
+            plugins: plugin_times(env)?,
             ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
             admin_port: 15000,
             stats_port: 15020,
@@ -175,6 +193,27 @@ impl Config {
             hbone_mtls_port: HBONE_PORT,
         }
     }
+}
+
+fn plugin_times(env: &Env) -> Result<PluginTimes, EnvError> {
+    let limits = Limits::default();
+    let read = |name: &str, default: Duration| {
+        let read = env.duration(name)?.unwrap_or(default);
+        if read.is_zero() {
+            return Err(EnvError {
+                variable: name.to_owned(),
+                value: env.get(name).unwrap_or_default().to_owned(),
+                expected: "a time that is not zero",
+            });
+        }
+        Ok(read)
+    };
+    Ok(PluginTimes {
+        fetch: read("AMBIT_WASM_FETCH_TIMEOUT", Duration::from_secs(120))?,
+        start: read("AMBIT_WASM_START_TIMEOUT", limits.start)?,
+        callback: read("AMBIT_WASM_CALLBACK_TIMEOUT", limits.callback)?,
+        hold: read("AMBIT_WASM_HOLD_TIMEOUT", Duration::from_secs(30))?,
+    })
 }
 
 fn insecure_registries(env: &Env) -> Vec<String> {

@@ -16,6 +16,7 @@ mod pod;
 mod reference_grant;
 mod request_authentication;
 mod route;
+mod secret;
 mod service;
 mod service_entry;
 mod share;
@@ -30,7 +31,7 @@ use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
     AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
     GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node, Object,
-    ObjectKey, PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Service,
+    ObjectKey, PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Secret, Service,
     ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin,
     WorkloadEntry,
 };

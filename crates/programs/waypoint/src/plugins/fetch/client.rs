@@ -33,6 +33,8 @@ pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
+    /// No redirect led to another server.
+    pub(super) is_of_first: bool,
     url: String,
 }
 
@@ -89,12 +91,15 @@ impl Client {
     ) -> Result<Answer, ClientError> {
         let mut uri = parse(url)?;
         let first = uri.authority().cloned();
+        let mut is_first = true;
         for _ in 0..=MAX_REDIRECTS {
-            let is_first = uri.authority() == first.as_ref();
+            // Once another server had a say, nothing is told any more that is for the first.
+            is_first &= uri.authority() == first.as_ref();
             let sent = headers
                 .iter()
                 .filter(|(name, _)| is_first || *name != AUTHORIZATION);
-            let answer = self.once(&uri, sent, limit).await?;
+            let mut answer = self.once(&uri, sent, limit).await?;
+            answer.is_of_first = is_first;
             let location = answer.headers.get(LOCATION).and_then(|to| to.to_str().ok());
             let (true, Some(location)) = (answer.status.is_redirection(), location) else {
                 return Ok(answer);
@@ -166,6 +171,7 @@ impl Client {
             status: parts.status,
             headers: parts.headers,
             body: body.to_bytes().to_vec(),
+            is_of_first: true,
             url,
         })
     }

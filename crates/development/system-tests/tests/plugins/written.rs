@@ -1,11 +1,8 @@
-//! Wasm plugins in a waypoint, with real programs: from a manifest to the headers that an application gets.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Plugins that are written by hand, each for what it shows.
 
-use std::{io::Write as _, net::SocketAddr, path::Path};
+use crate::Scene;
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, read_head, until};
-
-const HEADERS: &str = include_str!("../../../dataplane/wasm/tests/modules/headers.wat");
+pub(crate) const HEADERS: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 /// Traps on requests with `x-trap`, spins on those with `x-spin`.
 const HOSTILE: &str = r#"(module
     (import "env" "proxy_get_header_map_value" (func $get (param i32 i32 i32 i32 i32) (result i32)))
@@ -42,112 +39,6 @@ const ASKING: &str = r#"(module
             (then (drop (call $continue (i32.const 0))))
             (else (drop (call $answer (i32.const 401) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)
                 (i32.const 0) (i32.const 0) (i32.const -1)))))))"#;
-
-const POD: &str = "
----
-apiVersion: v1
-kind: Pod
-metadata: {name: a, namespace: shop, labels: {app: many}}
-spec:
-  nodeName: node-2
-  serviceAccountName: many
-  containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: many, namespace: shop}
-spec:
-  selector: {app: many}
-  ports: [{name: http, port: 80, targetPort: 8090}]
-";
-
-struct Scene {
-    mesh: Mesh,
-    service: SocketAddr,
-    modules: tempfile::TempDir,
-}
-
-impl Scene {
-    fn new() -> Self {
-        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{POD}"));
-        let service = mesh.service("many.shop.svc", 80);
-        // Says what it was asked.
-        mesh.serve("shop/a", 8090, |mut stream| {
-            while let Some(head) = read_head(&mut stream)? {
-                let length = head.len();
-                write!(
-                    stream,
-                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{head}"
-                )?;
-            }
-            Ok(())
-        });
-        let modules = tempfile::tempdir().unwrap();
-        Self {
-            mesh,
-            service,
-            modules,
-        }
-    }
-
-    fn module(&self, name: &str, wat: &str) {
-        let bytes = wat::parse_str(wat).unwrap();
-        let path = self.path(name);
-        let unfinished = format!("{path}.new");
-        std::fs::write(&unfinished, bytes).unwrap();
-        std::fs::rename(unfinished, path).unwrap();
-    }
-
-    fn path(&self, name: &str) -> String {
-        let path: &Path = self.modules.path();
-        path.join(name).display().to_string()
-    }
-
-    fn plugin(&self, name: &str, more: &str) {
-        let path = self.path(name);
-        let manifest = format!(
-            "
-apiVersion: extensions.istio.io/v1alpha1
-kind: WasmPlugin
-metadata: {{name: {name}, namespace: shop}}
-spec:
-  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}}]
-  url: file://{path}
-  {more}
-"
-        );
-        self.mesh.apply(name, &manifest);
-    }
-
-    fn ask(&self, headers: &str) -> String {
-        let request = format!("GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n");
-        let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
-            return String::new();
-        };
-        let answer = connection.raw(request.as_bytes(), is_whole);
-        answer.unwrap_or_default()
-    }
-
-    fn until_answers(&self, what: &str, headers: &str, expected: impl Fn(&str) -> bool) -> String {
-        let mut last = String::new();
-        until(what, || {
-            last = self.ask(headers);
-            expected(&last)
-        });
-        last
-    }
-
-    fn dump(&self) -> String {
-        let url = "http://127.0.0.1:15000/config_dump";
-        self.mesh.get("shop/waypoint", url).body
-    }
-
-    fn metrics(&self) -> String {
-        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
-        self.mesh.get("legacy/client", &url).body
-    }
-}
 
 #[test]
 fn a_plugin_changes_what_passes_and_answers_for_it() {

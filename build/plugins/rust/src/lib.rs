@@ -109,7 +109,10 @@ fn add(key: &str, by: u64) -> u64 {
     loop {
         let (old, version) = hostcalls::get_shared_data(key).unwrap_or_default();
         let old = old.and_then(|old| String::from_utf8(old).ok());
-        let new = old.and_then(|old| old.parse::<u64>().ok()).unwrap_or_default() + by;
+        let new = old
+            .and_then(|old| old.parse::<u64>().ok())
+            .unwrap_or_default()
+            + by;
         let text = new.to_string();
         match hostcalls::set_shared_data(key, Some(text.as_bytes()), version) {
             Ok(()) => return new,
@@ -138,18 +141,26 @@ impl Request {
 impl Context for Request {
     fn on_http_call_response(&mut self, _: u32, _: usize, size: usize, _: usize) {
         let status = self.get_http_call_response_header(":status");
-        let body = self.get_http_call_response_body(0, size).unwrap_or_default();
+        let body = self
+            .get_http_call_response_body(0, size)
+            .unwrap_or_default();
         let body = String::from_utf8_lossy(&body);
         if status.as_deref() == Some("200") && body.starts_with("GET /asked ") {
             self.note("x-called", "200");
             self.resume_http_request();
         } else {
-            self.send_http_response(401, vec![("x-why", "unanswered")], Some(b"nobody answers\n"));
+            self.send_http_response(
+                401,
+                vec![("x-why", "unanswered")],
+                Some(b"nobody answers\n"),
+            );
         }
     }
 
     fn on_grpc_call_response(&mut self, _: u32, status: u32, size: usize) {
-        let message = self.get_grpc_call_response_body(0, size).unwrap_or_default();
+        let message = self
+            .get_grpc_call_response_body(0, size)
+            .unwrap_or_default();
         self.note("x-status", &status.to_string());
         self.note("x-message", &String::from_utf8_lossy(&message));
         self.resume_http_request();
@@ -157,11 +168,15 @@ impl Context for Request {
 
     fn on_grpc_stream_initial_metadata(&mut self, _: u32, _: u32) {
         let value = self.get_grpc_stream_initial_metadata_value("x-began");
-        self.note("x-began", &String::from_utf8_lossy(&value.unwrap_or_default()));
+        self.note(
+            "x-began",
+            &String::from_utf8_lossy(&value.unwrap_or_default()),
+        );
     }
 
     fn on_grpc_stream_message(&mut self, token: u32, size: usize) {
-        self.heard.extend(self.get_grpc_stream_message(0, size).unwrap_or_default());
+        self.heard
+            .extend(self.get_grpc_stream_message(0, size).unwrap_or_default());
         if self.heard == b"one" {
             self.send_grpc_stream_message(token, Some(b"two"), false);
         } else if self.path == "/cancel" {
@@ -175,7 +190,10 @@ impl Context for Request {
 
     fn on_grpc_stream_trailing_metadata(&mut self, _: u32, _: u32) {
         let value = self.get_grpc_stream_trailing_metadata_value("grpc-status");
-        self.note("x-trailer", &String::from_utf8_lossy(&value.unwrap_or_default()));
+        self.note(
+            "x-trailer",
+            &String::from_utf8_lossy(&value.unwrap_or_default()),
+        );
     }
 
     fn on_grpc_stream_close(&mut self, token: u32, status: u32) {
@@ -188,7 +206,11 @@ impl Context for Request {
 
 impl HttpContext for Request {
     fn on_http_request_headers(&mut self, count: usize, is_end: bool) -> Action {
-        assert_eq!(count, self.get_http_request_headers().len(), "headers are counted");
+        assert_eq!(
+            count,
+            self.get_http_request_headers().len(),
+            "headers are counted"
+        );
         let _counted = hostcalls::increment_metric(self.requests, 1);
         let _set = hostcalls::record_metric(self.status, count as u64);
         let _recorded = hostcalls::record_metric(self.sizes, count as u64);
@@ -211,9 +233,14 @@ impl HttpContext for Request {
                     &["request", "method"],
                     &["request", "headers", "host"],
                 ] {
-                    self.note(&format!("x-{}", path.join("-").replace('_', "-")), &self.property(path));
+                    self.note(
+                        &format!("x-{}", path.join("-").replace('_', "-")),
+                        &self.property(path),
+                    );
                 }
-                let port = self.get_property(vec!["destination", "port"]).unwrap_or_default();
+                let port = self
+                    .get_property(vec!["destination", "port"])
+                    .unwrap_or_default();
                 let port = port.try_into().map(i64::from_le_bytes).unwrap_or_default();
                 self.note("x-port", &port.to_string());
             }
@@ -225,8 +252,16 @@ impl HttpContext for Request {
                 let _queued = self.enqueue_shared_queue(self.queue, Some(b"said"));
             }
             "/http" | "/nobody" => {
-                let upstream = if self.path == "/http" { HTTP } else { "nobody.shop:80" };
-                let asked = vec![(":method", "GET"), (":path", "/asked"), (":authority", "asked")];
+                let upstream = if self.path == "/http" {
+                    HTTP
+                } else {
+                    "nobody.shop:80"
+                };
+                let asked = vec![
+                    (":method", "GET"),
+                    (":path", "/asked"),
+                    (":authority", "asked"),
+                ];
                 let call =
                     self.dispatch_http_call(upstream, asked, None, vec![], Duration::from_secs(5));
                 return call.map_or(Action::Continue, |_| Action::Pause);
@@ -298,7 +333,9 @@ impl HttpContext for Request {
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
-        let heard = self.get_http_response_trailer("x-heard").unwrap_or_default();
+        let heard = self
+            .get_http_response_trailer("x-heard")
+            .unwrap_or_default();
         self.set_http_response_trailer("x-heard", Some(&format!("{heard} by rust")));
         Action::Continue
     }

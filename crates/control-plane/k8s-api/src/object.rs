@@ -10,8 +10,8 @@ use serde_json::Value;
 use crate::{
     AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
     GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Namespace, Node, PeerAuthentication,
-    Pod, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceAccount, ServiceEntry, Status,
-    TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    Pod, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceAccount, ServiceEntry,
+    Status, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.

@@ -440,7 +440,10 @@ fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
         gives(0, &send(7, 0)),
         // No more than the limit (64 bytes) waits to be sent.
         gives(10, &send(58, 0)),
-        gives(1, "(call $send (i32.const 99) (i32.const 0) (i32.const 0) (i32.const 0))"),
+        gives(
+            1,
+            "(call $send (i32.const 99) (i32.const 0) (i32.const 0) (i32.const 0))"
+        ),
     ));
     // Ended by the module when a message has come, which is no message's business any more.
     let functions = format!(
@@ -457,7 +460,10 @@ fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
         gives(2, &send(1, 0)),
         gives(2, "(local.get 2)"),
         gives(9, "(local.get 2)"),
-        gives(0, "(call $status (i32.const 2048) (i32.const 2052) (i32.const 2056))"),
+        gives(
+            0,
+            "(call $status (i32.const 2048) (i32.const 2052) (i32.const 2056))"
+        ),
         gives(9, "(i32.load (i32.const 2048))"),
     );
     let (_engine, mut vm) = start(&module(STREAM, &functions), "").unwrap();
@@ -467,7 +473,10 @@ fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
     let Some(Effect::Open(token, call)) = effects.next() else {
         panic!("no stream");
     };
-    assert_eq!((call.kind, call.head.pseudo(":path")), (CallKind::Grpc, Some("/s/m")));
+    assert_eq!(
+        (call.kind, call.head.pseudo(":path")),
+        (CallKind::Grpc, Some("/s/m"))
+    );
     let Some(Effect::Send(to, message)) = effects.next() else {
         panic!("no message");
     };
@@ -476,7 +485,9 @@ fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
     assert!(effects.next().is_none());
     let headers = |count: usize| {
         let names = (0..count).map(|n| format!("x-{n}").parse::<HeaderName>().unwrap());
-        names.map(|name| (name, HeaderValue::from_static("1"))).collect::<HeaderMap>()
+        names
+            .map(|name| (name, HeaderValue::from_static("1")))
+            .collect::<HeaderMap>()
     };
     let tell = |vm: &mut Vm, event| vm.stream_event(token, event);
     assert_eq!(tell(&mut vm, StreamEvent::Began(headers(1))), Ok(true));
@@ -501,14 +512,23 @@ fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
     vm.close(id).unwrap();
     let effects = vm.take_effects();
     assert!(
-        matches!(effects[..], [Effect::Open(..), Effect::Send(..), Effect::Cancelled(_)]),
+        matches!(
+            effects[..],
+            [Effect::Open(..), Effect::Send(..), Effect::Cancelled(_)]
+        ),
         "{effects:?}"
     );
     // By the module itself, and once.
     let cancels = on_request(&format!(
         "{} {} {} (i32.const 0)",
         gives(0, open),
-        gives(0, &format!("(call $cancel {token_at})", token_at = "(i32.load (i32.const 1024))")),
+        gives(
+            0,
+            &format!(
+                "(call $cancel {token_at})",
+                token_at = "(i32.load (i32.const 1024))"
+            )
+        ),
         gives(1, "(call $cancel (i32.load (i32.const 1024)))"),
     ));
     let data = "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\")";

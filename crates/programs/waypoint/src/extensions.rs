@@ -75,12 +75,7 @@ impl fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    fn new(
-        number: u64,
-        told: WaypointExtension,
-        limits: Limits,
-        before: Option<&Self>,
-    ) -> Self {
+    fn new(number: u64, told: WaypointExtension, limits: Limits, before: Option<&Self>) -> Self {
         let environment = told.environment.iter();
         let settings = Settings {
             name: told.key(),

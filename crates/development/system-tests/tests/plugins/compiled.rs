@@ -138,7 +138,10 @@ fn a_plugin_in_rust_changes_heads_bodies_and_trailers() {
     ] {
         assert!(answer.contains(there), "{there}{answer}");
     }
-    assert!(!answer.contains("x-removed") && !answer.contains("before"), "{answer}");
+    assert!(
+        !answer.contains("x-removed") && !answer.contains("before"),
+        "{answer}"
+    );
     let answer = scene.send(&get("/properties", ""));
     for there in [
         "x-own: kept\r\n",
@@ -171,7 +174,10 @@ fn a_plugin_in_rust_changes_heads_bodies_and_trailers() {
     );
     scene.serve_grpc();
     let trailers = scene.trailers();
-    assert_eq!(trailers["x-heard"], "x-client-trailer x-request-trailer by rust");
+    assert_eq!(
+        trailers["x-heard"],
+        "x-client-trailer x-request-trailer by rust"
+    );
 }
 
 #[test]
@@ -187,9 +193,11 @@ fn a_plugin_in_rust_counts_shares_queues_and_is_woken() {
         let now = number(&scene.send(&get("/shared", "")));
         assert_eq!(now, Some(before + more));
     }
-    scene.until_sent("a message went through the queue", &get("/shared", ""), |answer| {
-        answer.contains("x-word: said\r\n")
-    });
+    scene.until_sent(
+        "a message went through the queue",
+        &get("/shared", ""),
+        |answer| answer.contains("x-word: said\r\n"),
+    );
     scene.until_sent("the timer woke it", &get("/shared", ""), |answer| {
         !answer.contains("x-ticks: \r\n")
     });
@@ -208,10 +216,15 @@ fn a_plugin_in_rust_counts_shares_queues_and_is_woken() {
         answer.contains(" 200 ")
     });
     // It says itself that it does not want to run.
-    scene.plugin("compiled", &format!("pluginConfig: {{refuse: all}}\n  {ENVIRONMENT}"));
-    scene.until_sent("it refuses its configuration", &get("/headers", ""), |answer| {
-        answer.contains(" 503 ")
-    });
+    scene.plugin(
+        "compiled",
+        &format!("pluginConfig: {{refuse: all}}\n  {ENVIRONMENT}"),
+    );
+    scene.until_sent(
+        "it refuses its configuration",
+        &get("/headers", ""),
+        |answer| answer.contains(" 503 "),
+    );
 }
 
 #[test]
@@ -254,11 +267,15 @@ fn a_plugin_in_rust_speaks_on_streams_of_grpc() {
     );
     // One that no request has to do with goes on.
     let told = |least: u64| {
-        scene.until_sent("the plugin is told of answers", &get("/shared", ""), |answer| {
-            let told = answer.split_once("x-told: ").map(|(_, rest)| rest);
-            let told = told.and_then(|rest| rest.lines().next()?.parse::<u64>().ok());
-            told.is_some_and(|told| told > least)
-        });
+        scene.until_sent(
+            "the plugin is told of answers",
+            &get("/shared", ""),
+            |answer| {
+                let told = answer.split_once("x-told: ").map(|(_, rest)| rest);
+                let told = told.and_then(|rest| rest.lines().next()?.parse::<u64>().ok());
+                told.is_some_and(|told| told > least)
+            },
+        );
     };
     told(0);
     told(10);
@@ -296,7 +313,9 @@ fn a_plugin_in_go_runs_on_what_its_runtime_asks_of_the_system() {
         "{answer}"
     );
     assert!(
-        scene.metrics().contains("envoy_wasmcustom_go_requests_total"),
+        scene
+            .metrics()
+            .contains("envoy_wasmcustom_go_requests_total"),
         "the metric"
     );
     let answer = scene.send(&get("/panic", ""));

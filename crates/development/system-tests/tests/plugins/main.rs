@@ -5,11 +5,7 @@ mod compiled;
 mod pulled;
 mod written;
 
-use std::{
-    io::Write as _,
-    net::SocketAddr,
-    path::Path,
-};
+use std::{io::Write as _, net::SocketAddr, path::Path};
 
 use ambit_system_tests::{
     GATEWAY, Mesh, Options, PAIR, binary, is_whole, options, read_head, until,
@@ -111,9 +107,7 @@ spec:
     }
 
     fn ask(&self, headers: &str) -> String {
-        self.send(&format!(
-            "GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n"
-        ))
+        self.send(&format!("GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n"))
     }
 
     /// The answer to a request; empty if there is none.
@@ -149,7 +143,8 @@ spec:
 fn body(head: &str, stream: &mut impl std::io::Read) -> std::io::Result<String> {
     let mut body = Vec::new();
     if head.contains("transfer-encoding: chunked") {
-        let is_whole = |body: &[u8]| body.windows(3).any(|end| end == b"0\r\n") && body.ends_with(b"\r\n\r\n");
+        let is_whole =
+            |body: &[u8]| body.windows(3).any(|end| end == b"0\r\n") && body.ends_with(b"\r\n\r\n");
         while !is_whole(&body) {
             let mut byte = [0];
             stream.read_exact(&mut byte)?;

@@ -97,7 +97,11 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
         let more = format!(
             "imagePullPolicy: Always\n  imagePullSecret: registry\n  pluginConfig: {{team: {team}}}"
         );
-        scene.plugin_from("pulled", &format!("oci://{registry}/test/plugin:{tag}"), &more);
+        scene.plugin_from(
+            "pulled",
+            &format!("oci://{registry}/test/plugin:{tag}"),
+            &more,
+        );
     };
     let runs = |team: &str| {
         let wanted = format!("{{\"team\":\"{team}\"}}");
@@ -117,12 +121,16 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
     };
     is_said("the Secret is missing");
     scene.until_dumped("no credentials", "spec.imagePullSecret has none for it");
-    scene.until_answers("requests are refused", "", |answer| answer.contains(" 503 "));
+    scene.until_answers("requests are refused", "", |answer| {
+        answer.contains(" 503 ")
+    });
     scene.secret("app: other", PASSWORD, &both);
     is_said("the Secret is not labelled");
     scene.secret(labelled, "wrong", &both);
     scene.until_dumped("refused", "answers with 401");
-    scene.until_answers("requests are refused", "", |answer| answer.contains(" 503 "));
+    scene.until_answers("requests are refused", "", |answer| {
+        answer.contains(" 503 ")
+    });
 
     // The right one, by both ways in which registries ask for it, and by each form of images.
     scene.secret(labelled, PASSWORD, &both);
@@ -141,7 +149,11 @@ fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
 
     // Nobody was told of it who should not be.
     let logs = scene.mesh.logs() + &scene.waypoint_log() + &scene.dump();
-    for secret in [PASSWORD, "cHVsbGVyOmEtcGFzc3dvcmQ", "a-token-that-was-given"] {
+    for secret in [
+        PASSWORD,
+        "cHVsbGVyOmEtcGFzc3dvcmQ",
+        "a-token-that-was-given",
+    ] {
         assert!(!logs.contains(secret), "{secret}");
     }
     for entry in std::fs::read_dir(directory.path().join("kept")).unwrap() {
@@ -169,13 +181,20 @@ fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Re
         // Until the client has gone.
         return stream.read(&mut [0]).map(drop);
     } else if path.starts_with("/v2/floods/") {
-        write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n")?;
+        write!(
+            stream,
+            "HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"
+        )?;
         let piece = [b' '; 64 << 10];
         loop {
             stream.write_all(&piece)?;
         }
     } else if path.starts_with("/v2/leads/") {
-        answer("307 Elsewhere", &format!("location: http://{other}{path}\r\n"), "")
+        answer(
+            "307 Elsewhere",
+            &format!("location: http://{other}{path}\r\n"),
+            "",
+        )
     } else if path.starts_with("/v2/tells/") {
         let realm = format!("www-authenticate: Bearer realm=\"http://{other}/token\"\r\n");
         answer("401 Who", &realm, "")
@@ -209,26 +228,47 @@ fn servers_that_lie_hang_flood_or_lead_elsewhere_get_nothing_and_harm_nobody() {
         }
         Ok(())
     });
-    scene.secret("ambit.io/image-pull: 'true'", PASSWORD, &[&server.to_string()]);
+    scene.secret(
+        "ambit.io/image-pull: 'true'",
+        PASSWORD,
+        &[&server.to_string()],
+    );
     let digest = "0".repeat(64);
     for (name, url, why) in [
-        ("lies", "oci://SERVER/lies:1", "has other content than its digest says"),
-        ("hangs", "oci://SERVER/hangs:1", "it took more than 5s (AMBIT_WASM_FETCH_TIMEOUT)"),
-        ("floods", "oci://SERVER/floods:1", "is larger than 4194304 bytes"),
+        (
+            "lies",
+            "oci://SERVER/lies:1",
+            "has other content than its digest says",
+        ),
+        (
+            "hangs",
+            "oci://SERVER/hangs:1",
+            "it took more than 5s (AMBIT_WASM_FETCH_TIMEOUT)",
+        ),
+        (
+            "floods",
+            "oci://SERVER/floods:1",
+            "is larger than 4194304 bytes",
+        ),
         ("leads", "oci://SERVER/leads:1", "answers with 401"),
         ("tells", "oci://SERVER/tells:1", "in plaintext"),
-        ("nonsense", "oci://SERVER/nonsense:1", "the manifest cannot be read"),
+        (
+            "nonsense",
+            "oci://SERVER/nonsense:1",
+            "the manifest cannot be read",
+        ),
         ("other", "http://SERVER/other", "as spec.sha256 says"),
         ("none", "http://SERVER/none", "no WebAssembly module"),
     ] {
         let wanted = if name == "other" { digest.as_str() } else { "" };
-        let more = format!(
-            "failStrategy: FAIL_OPEN\n  imagePullSecret: registry\n  sha256: '{wanted}'"
-        );
+        let more =
+            format!("failStrategy: FAIL_OPEN\n  imagePullSecret: registry\n  sha256: '{wanted}'");
         scene.plugin_from(name, &url.replace("SERVER", &server.to_string()), &more);
         let dumped = |dump: &serde_json::Value| {
             let plugins = dump["plugins"].as_array().cloned().unwrap_or_default();
-            let own = plugins.into_iter().find(|one| one["name"] == format!("shop/{name}"));
+            let own = plugins
+                .into_iter()
+                .find(|one| one["name"] == format!("shop/{name}"));
             own.and_then(|own| own["error"].as_str().map(str::to_owned))
         };
         until(name, || {
@@ -239,9 +279,21 @@ fn servers_that_lie_hang_flood_or_lead_elsewhere_get_nothing_and_harm_nobody() {
     let passed = scene.ask("");
     assert!(passed.contains(" 200 "), "{passed}");
     // The plugins are asked for again and again; then requests are decided the other way.
-    scene.plugin_from("none", &format!("http://{server}/none"), "failStrategy: FAIL_CLOSE");
-    scene.until_answers("requests are refused", "", |answer| answer.contains(" 503 "));
+    scene.plugin_from(
+        "none",
+        &format!("http://{server}/none"),
+        "failStrategy: FAIL_CLOSE",
+    );
+    scene.until_answers("requests are refused", "", |answer| {
+        answer.contains(" 503 ")
+    });
     let stolen = stolen.lock().unwrap();
-    assert!(stolen.iter().any(|head| head.contains("/v2/leads/")), "{stolen:?}");
-    assert!(!stolen.iter().any(|head| head.contains("authorization")), "{stolen:?}");
+    assert!(
+        stolen.iter().any(|head| head.contains("/v2/leads/")),
+        "{stolen:?}"
+    );
+    assert!(
+        !stolen.iter().any(|head| head.contains("authorization")),
+        "{stolen:?}"
+    );
 }

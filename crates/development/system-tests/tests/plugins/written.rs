@@ -2,7 +2,8 @@
 
 use crate::Scene;
 
-pub(crate) const HEADERS: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
+pub(crate) const HEADERS: &str =
+    include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 /// Traps on requests with `x-trap`, spins on those with `x-spin`.
 const HOSTILE: &str = r#"(module
     (import "env" "proxy_get_header_map_value" (func $get (param i32 i32 i32 i32 i32) (result i32)))

@@ -13,8 +13,8 @@ use tokio::{
     time::Instant,
 };
 
-pub(crate) use streams::{OpenStream, Tell};
 use streams::OpenedStream;
+pub(crate) use streams::{OpenStream, Tell};
 
 use super::{Chain, Counts, Plugin, State};
 

@@ -69,11 +69,7 @@ async fn open(
 }
 
 /// Tells of what comes until the peer ends, and how it did; `None` when nobody wants to know any more.
-async fn follow(
-    head: http::HeaderMap,
-    mut body: Incoming,
-    tell: &Tell,
-) -> Option<(u32, String)> {
+async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Option<(u32, String)> {
     let mut end = grpc_status(&head);
     if !tell(StreamEvent::Began(head)) {
         return None;

@@ -171,7 +171,9 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     assert!(told(&mesh).pull_secret.is_empty());
     assert_eq!(stands(&mesh), missing);
     assert!(
-        mesh.problems().iter().any(|one| one.contains("Secret/shop/creds")),
+        mesh.problems()
+            .iter()
+            .any(|one| one.contains("Secret/shop/creds")),
         "{:?}",
         mesh.problems()
     );
@@ -185,7 +187,10 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     assert!(told(&mesh).pull_secret.starts_with(b"{\"auths\""));
     // A form that cannot be used leaves the last one; what is wrong is said without what is in it.
     for (bad, place) in [
-        ("type: Opaque\nstringData: {.dockerconfigjson: hush}", "type"),
+        (
+            "type: Opaque\nstringData: {.dockerconfigjson: hush}",
+            "type",
+        ),
         (
             "type: kubernetes.io/dockerconfigjson\nstringData: {.dockerconfigjson: '{\"hush'}",
             "data[.dockerconfigjson]",
@@ -207,9 +212,14 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     mesh.delete(Kind::Secret, "shop", "creds");
     assert!(told(&mesh).pull_secret.is_empty());
     assert_eq!(stands(&mesh), missing);
-    mesh.apply(&plugin(OF_GATEWAY, "url: r/tag, imagePullSecret: 'Not/aName'"));
+    mesh.apply(&plugin(
+        OF_GATEWAY,
+        "url: r/tag, imagePullSecret: 'Not/aName'",
+    ));
     assert!(
-        mesh.problems().join("\n").contains("is no name of a Secret"),
+        mesh.problems()
+            .join("\n")
+            .contains("is no name of a Secret"),
         "{:?}",
         mesh.problems()
     );

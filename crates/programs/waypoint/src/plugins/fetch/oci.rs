@@ -272,10 +272,7 @@ impl Registry<'_> {
         );
         let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
         let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
-        let answer = self
-            .client
-            .get(&url, &headers, MAX_MANIFEST)
-            .await?;
+        let answer = self.client.get(&url, &headers, MAX_MANIFEST).await?;
         if answer.status == StatusCode::UNAUTHORIZED && self.basic.is_none() {
             return Err(OciError::NoCredentials);
         }

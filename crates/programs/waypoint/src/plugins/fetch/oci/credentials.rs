@@ -55,7 +55,11 @@ fn path_of<'a>(key: &'a str, registry: &str) -> Option<&'a str> {
     };
     let path = path.trim_end_matches('/');
     // Versions of the API, which some clients write.
-    let path = if matches!(path, "v1" | "v2") { "" } else { path };
+    let path = if matches!(path, "v1" | "v2") {
+        ""
+    } else {
+        path
+    };
     (host == registry).then_some(path)
 }
 

@@ -6,10 +6,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ambit_wasm::{
     CallKind, CallResponse, ContextId, Direction, Effect, Engine, Facts, Failure, Head, Limits,
-    Metrics, Module, ModuleError, Outcome, Settings, Shared, Value, Vm,
+    Metrics, Module, ModuleError, Outcome, Settings, Shared, StreamEvent, Value, Vm,
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 const HEADERS: &str = include_str!("modules/headers.wat");
 

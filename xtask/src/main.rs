@@ -20,7 +20,7 @@ const USAGE: &str = "\
 usage: cargo xtask <command>
 
   demo            build, start a lab, show the mesh at work
-  test [CRATE]    install what the tests need, run everything (or the tests of one crate)
+  test [CRATE]    install what the tests need, run everything (or the tests of one crate; what follows goes to cargo test)
   check           formatting and lints of the whole workspace
   tidy            layers, dependencies, licences, modules, files: the rules of CONTRIBUTING.md
   fuzz [SECONDS]  a short run of every fuzz target (default 5 seconds each)
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     let argument = args.get(1).map(String::as_str);
     let result = match args.first().map(String::as_str) {
         Some("demo") => demo::run(),
-        Some("test") => test::run(argument),
+        Some("test") => test::run(args.get(1..).unwrap_or_default()),
         Some("check") => test::check(),
         Some("tidy") => tidy::run(),
         Some("fuzz") => fuzz::run(argument),

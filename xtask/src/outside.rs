@@ -1,6 +1,6 @@
 //! What the system tests run beside our own programs, made by others or with what others publish: the receiver of an
-//! OpenTelemetry collector, a registry of images, and plugins compiled from Rust and Go. What has not changed, cargo and
-//! Go do not build again.
+//! OpenTelemetry collector, a provider of CUSTOM policies and a rate-limit service by Envoy's messages, a registry of
+//! images, and plugins compiled from Rust and Go. What has not changed, cargo and Go do not build again.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -14,6 +14,8 @@ const WASM: &str = "wasm32-wasip1";
 /// All of it.
 pub(crate) fn build() -> Result<()> {
     collector()?;
+    go("authorizer", "ext-authz-provider", &[])?;
+    go("ratelimit", "rate-limit-service", &[])?;
     go("registry", "oci-registry", &[])?;
     rust_plugin()?;
     let wasm = ["-buildmode=c-shared", "-ldflags=-s -w"];

@@ -6,9 +6,9 @@ use anyhow::{Result, anyhow};
 
 use crate::{fuzz, images, outside, proto, setup, shell, tidy};
 
-/// All checks and tests; or the tests of one crate.
-pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
-    if let Some(name) = crate_name {
+/// All checks and tests; or the tests of the crate that is named first, for which the rest goes to `cargo test`.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    if let Some((name, rest)) = arguments.split_first() {
         let name = name.trim_start_matches("ambit-");
         let package = format!("ambit-{name}");
         let tests = setup::Tests::of(name);
@@ -24,7 +24,7 @@ pub(crate) fn run(crate_name: Option<&str>) -> Result<()> {
         }
         return shell::run(
             &package,
-            &mut shell::cargo(&["test", "--package", &package]),
+            shell::cargo(&["test", "--package", &package]).args(rest),
         );
     }
     setup::Tests::all().ensure()?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
 
 /// The records whose fields are looked at, with all messages in them.
-const ROOTS: [&str; 9] = [
+const ROOTS: [&str; 10] = [
     "istio.workload.Address",
     "istio.security.Authorization",
     "ambit.v1.WaypointDestination",
@@ -18,6 +18,7 @@ const ROOTS: [&str; 9] = [
     "ambit.v1.WaypointExtension",
     "ambit.v1.WaypointGateway",
     "ambit.v1.WaypointPolicy",
+    "ambit.v1.WaypointRateLimit",
     "ambit.v1.WaypointService",
     "ambit.v1.WaypointTelemetry",
 ];

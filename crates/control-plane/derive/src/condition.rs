@@ -98,6 +98,12 @@ pub(crate) const PLUGIN_ACCEPTED: ConditionType = ConditionType {
     ..WAYPOINT_ACCEPTED
 };
 
+/// Whether waypoints limit requests as an object says.
+pub(crate) const LIMIT_ACCEPTED: ConditionType = ConditionType {
+    manager: "ambit-rate-limit",
+    ..PLUGIN_ACCEPTED
+};
+
 /// Whether the waypoint of a service is there.
 pub(crate) const BOUND: ConditionType = ConditionType {
     name: "istio.io/WaypointBound",

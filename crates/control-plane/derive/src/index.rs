@@ -106,8 +106,10 @@ pub struct Index {
     pub(crate) destination_rules: References<ArcStr>,
     /// Objects by the hosts that waypoints call because of them.
     pub(crate) callees: References<ArcStr>,
-    /// Those of them that have subsets.
+    /// Destination rules that have subsets.
     pub(crate) subset_rules: BTreeSet<ObjectKey>,
+    /// Policies of TLS with backends.
+    pub(crate) backend_tls: BTreeSet<ObjectKey>,
     /// Policies by the providers that they name.
     pub(crate) provider_users: References<ArcStr>,
     /// Policies by the objects that they are attached to.
@@ -159,6 +161,7 @@ impl Index {
             destination_rules: References::default(),
             callees: References::default(),
             subset_rules: BTreeSet::new(),
+            backend_tls: BTreeSet::new(),
             provider_users: References::default(),
             policy_targets: References::default(),
             pull_secrets: References::default(),
@@ -393,7 +396,11 @@ impl Index {
         }
         for (uid, workload) in &delta.workloads {
             let workload = workload.as_deref();
-            for service in self.served.update(uid, served::as_endpoint(workload)) {
+            let services = self.served.update(uid, served::as_endpoint(workload));
+            if !services.is_empty() {
+                self.mark_users_of_providers();
+            }
+            for service in services {
                 self.mark_host(service.hostname);
             }
             let target = served::as_target(workload, |at| self.foreign_at(at));

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use ambit_model::{
     ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname,
-    PathNormalization, PolicyKey, TelemetryScope, WaypointDestination, WaypointExtension,
-    WaypointGateway, WaypointService, WaypointTelemetry, Workload, WorkloadUid,
+    PathNormalization, PolicyKey, RateLimit, TelemetryScope, WaypointDestination,
+    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload, WorkloadUid,
 };
 
 pub use index::{
@@ -48,6 +48,8 @@ pub struct MeshConfig {
     pub waypoint_attachment: WaypointAttachment,
     /// What becomes of connections whose waypoint cannot be found.
     pub waypoint_missing: WaypointMissing,
+    /// Whether node proxies refuse connections to addresses that nothing in the mesh has.
+    pub registry_only: bool,
     /// How waypoints normalize paths.
     pub path_normalization: PathNormalization,
     /// How many proxies in front of the mesh add to `x-forwarded-for` and are trusted.
@@ -104,6 +106,7 @@ impl Default for MeshConfig {
             dry_run_policies: false,
             waypoint_attachment: WaypointAttachment::default(),
             waypoint_missing: WaypointMissing::default(),
+            registry_only: false,
             path_normalization: PathNormalization::default(),
             trusted_proxies: 0,
             reference_grants: ReferenceGrants::default(),
@@ -135,6 +138,8 @@ pub struct Delta {
     pub waypoint_destinations: Changed<(GatewayName, NamespacedHostname), WaypointDestination>,
     /// What each waypoint authenticates by.
     pub waypoint_authentications: Changed<(GatewayName, PolicyKey), Authentication>,
+    /// How many requests each waypoint lets pass.
+    pub waypoint_rate_limits: Changed<(GatewayName, PolicyKey), RateLimit>,
     /// What each waypoint tells of requests.
     pub waypoint_telemetry: Changed<(GatewayName, TelemetryScope), WaypointTelemetry>,
     /// What runs in each waypoint.
@@ -156,6 +161,7 @@ impl Delta {
         self.waypoint_policies.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_destinations.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_authentications.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_rate_limits.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_telemetry.sort_by(|a, b| a.0.cmp(&b.0));
         self.waypoint_extensions.sort_by(|a, b| a.0.cmp(&b.0));
     }
@@ -167,6 +173,7 @@ impl Delta {
             + self.waypoint_policies.len()
             + self.waypoint_destinations.len()
             + self.waypoint_authentications.len()
+            + self.waypoint_rate_limits.len()
             + self.waypoint_telemetry.len()
             + self.waypoint_extensions.len();
         self.workloads.len() + self.services.len() + self.policies.len() + of_waypoints

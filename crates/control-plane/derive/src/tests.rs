@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
-    Authentication, Authorization, HttpPolicy, Service, TelemetryScope, WaypointDestination,
-    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
+    Authentication, Authorization, HttpPolicy, RateLimit, Service, TelemetryScope,
+    WaypointDestination, WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry,
+    Workload,
 };
 
 use super::*;
@@ -37,6 +38,7 @@ pub(crate) struct TestMesh {
     pub(crate) waypoint_authentications: BTreeMap<String, Authentication>,
     /// By `gateway tells of scope`.
     pub(crate) waypoint_telemetry: BTreeMap<String, WaypointTelemetry>,
+    pub(crate) waypoint_rate_limits: BTreeMap<String, RateLimit>,
     pub(crate) waypoint_extensions: BTreeMap<String, WaypointExtension>,
 }
 
@@ -76,6 +78,7 @@ impl TestMesh {
             waypoint_destinations: BTreeMap::new(),
             waypoint_authentications: BTreeMap::new(),
             waypoint_telemetry: BTreeMap::new(),
+            waypoint_rate_limits: BTreeMap::new(),
             waypoint_extensions: BTreeMap::new(),
         }
     }
@@ -163,6 +166,15 @@ impl TestMesh {
                 all,
                 &mut names,
                 format!("{gateway} tells of {scope}"),
+                record,
+            );
+        }
+        for ((gateway, name), record) in &delta.waypoint_rate_limits {
+            let (all, record) = (&mut self.waypoint_rate_limits, record.as_deref().cloned());
+            put(
+                all,
+                &mut names,
+                format!("{gateway} limits by {name}"),
                 record,
             );
         }

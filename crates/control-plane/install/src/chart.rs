@@ -42,6 +42,7 @@ pub const CRDS: &[File] = files![
     "crds/destinationrules.yaml",
     "crds/httpfaults.yaml",
     "crds/peerauthentications.yaml",
+    "crds/ratelimits.yaml",
     "crds/requestauthentications.yaml",
     "crds/serviceentries.yaml",
     "crds/telemetries.yaml",

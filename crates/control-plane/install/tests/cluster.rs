@@ -160,7 +160,7 @@ async fn what_is_installed_is_known_upgraded_and_taken_away() {
         .unwrap();
     assert_eq!(inventory.values["global"]["tag"], "one");
     assert!(inventory.made_namespace);
-    assert_eq!(inventory.crds.len(), 9);
+    assert_eq!(inventory.crds.len(), 10);
 
     // The same again changes nothing.
     lab.install(

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    gateway::Fraction,
-    istio::custom_resource,
+    gateway::{Fraction, HttpRouteMatch},
+    istio::{PolicyTargetReference, custom_resource},
     status::{self, Status},
 };
 
@@ -21,6 +21,113 @@ pub const SUBSET: &str = "Subset";
 custom_resource! {
     /// Faults that rules of routes inject.
     HTTPFault, HttpFaultSpec, "ambit.io", "httpfaults", NamespaceResourceScope, "v1alpha1"
+}
+
+custom_resource! {
+    /// How many requests waypoints let pass.
+    RateLimit, RateLimitSpec, "ambit.io", "ratelimits", NamespaceResourceScope, "v1alpha1"
+}
+
+/// See [`RateLimit`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct RateLimitSpec {
+    /// The Services, ServiceEntries and waypoints whose requests it limits.
+    pub target_refs: Vec<PolicyTargetReference>,
+    /// What each replica of a waypoint counts by itself.
+    pub local: Vec<LocalRateLimit>,
+    /// What a rate-limit service counts.
+    pub global: Option<GlobalRateLimit>,
+    /// Requests pass where the limit cannot be decided.
+    pub fail_open: bool,
+    /// Whether clients are told how much is left, and when to come again.
+    pub tell_clients: bool,
+    /// Whether requests over a limit are only counted.
+    pub dry_run: bool,
+}
+
+/// See [`RateLimitSpec::local`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct LocalRateLimit {
+    /// Which requests are counted, as in a rule of an HTTPRoute; all without.
+    pub matches: Vec<HttpRouteMatch>,
+    /// What those have in common that are counted together; all of them without.
+    pub by: Vec<RateLimitKey>,
+    /// So many requests.
+    pub requests: i64,
+    /// In this time, as in GEP-2257.
+    pub per: String,
+    /// At once, after a while without any; as many as `requests` if left out.
+    pub burst: Option<i64>,
+    /// How many different ones are counted apart.
+    pub buckets: Option<i64>,
+}
+
+/// One part of what requests have in common: one of its fields.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct RateLimitKey {
+    /// `Principal`, `Namespace` or `Address`.
+    pub source: Option<String>,
+    /// The name of a header.
+    pub header: Option<String>,
+    /// `Method` or `Path`.
+    pub request: Option<String>,
+}
+
+/// See [`RateLimitSpec::global`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct GlobalRateLimit {
+    /// The rate-limit service.
+    pub service: RateLimitServiceReference,
+    /// Whose limits are meant, in that service's own configuration.
+    pub domain: String,
+    /// How long is waited for an answer, as in GEP-2257.
+    pub timeout: Option<String>,
+    /// As how many a request counts.
+    pub hits: Option<i64>,
+    /// What a request is said to be.
+    pub descriptors: Vec<RateLimitDescriptor>,
+}
+
+/// A Service that speaks Envoy's rate-limit protocol.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct RateLimitServiceReference {
+    /// Its name.
+    pub name: String,
+    /// Its namespace: the object's own if left out, or the mesh's root namespace.
+    pub namespace: Option<String>,
+    /// Its port.
+    pub port: i64,
+}
+
+/// See [`GlobalRateLimit::descriptors`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct RateLimitDescriptor {
+    /// Of which requests, as in a rule of an HTTPRoute; of all without.
+    pub matches: Vec<HttpRouteMatch>,
+    /// Its entries, in the order that the service has them in.
+    pub entries: Vec<RateLimitEntry>,
+}
+
+/// An entry of a descriptor: a key, and one of the other fields.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct RateLimitEntry {
+    /// The key.
+    pub key: String,
+    /// Always this value.
+    pub value: Option<String>,
+    /// `Principal`, `Namespace` or `Address`.
+    pub source: Option<String>,
+    /// The name of a header.
+    pub header: Option<String>,
+    /// `Method` or `Path`.
+    pub request: Option<String>,
 }
 
 /// See [`HTTPFault`].

@@ -3,6 +3,7 @@
 //! What Ambit does not know of a route must be told apart from what is not there, so unknown fields of rules are
 //! kept; see [`HttpRouteRule::other`].
 
+mod backend_tls;
 mod grpc_route;
 mod stream_route;
 
@@ -20,6 +21,10 @@ use crate::{
     status::{self, Status},
 };
 
+pub use backend_tls::{
+    BackendTLSPolicy, BackendTlsPolicySpec, BackendTlsValidation, SubjectAltName,
+    TlsTargetReference,
+};
 pub use grpc_route::{GRPCRoute, GrpcMethodMatch, GrpcRouteMatch, GrpcRouteRule, GrpcRouteSpec};
 pub use stream_route::{
     BackendRef, StreamRouteRule, TCPRoute, TLSRoute, TcpRouteSpec, TlsRouteSpec,
@@ -182,6 +187,8 @@ pub struct HttpRouteRule {
     pub timeouts: Option<HttpRouteTimeouts>,
     /// When and how often requests are sent again.
     pub retry: Option<HttpRouteRetry>,
+    /// Requests of a client that are led to one endpoint.
+    pub session_persistence: Option<SessionPersistence>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -195,6 +202,37 @@ pub struct HttpRouteTimeouts {
     pub request: Option<String>,
     /// One try.
     pub backend_request: Option<String>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// See [`HttpRouteRule::session_persistence`]. Durations as in GEP-2257.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SessionPersistence {
+    /// The name of the cookie or header.
+    pub session_name: Option<String>,
+    /// How long a session lasts at most.
+    pub absolute_timeout: Option<String>,
+    /// How long it lasts without a request.
+    pub idle_timeout: Option<String>,
+    /// `Cookie` (the default) or `Header`.
+    #[serde(rename = "type")]
+    pub type_: Option<String>,
+    /// Of a cookie.
+    pub cookie_config: Option<SessionCookie>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// See [`SessionPersistence::cookie_config`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SessionCookie {
+    /// `Session` (the default) or `Permanent`.
+    pub lifetime_type: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,

@@ -21,11 +21,12 @@ pub mod telemetry;
 pub mod unread;
 pub mod wasm;
 
-pub use ambit::HTTPFault;
+pub use ambit::{HTTPFault, RateLimit};
 pub use destination::DestinationRule;
 pub use event::{ObjectEvent, Origin};
 pub use gateway::{
-    GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TCPRoute, TLSRoute,
+    BackendTLSPolicy, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TCPRoute,
+    TLSRoute,
 };
 pub use istio::{
     AuthorizationPolicy, PeerAuthentication, RequestAuthentication, ServiceEntry, WorkloadEntry,

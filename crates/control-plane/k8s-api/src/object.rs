@@ -8,10 +8,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
-    GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Namespace, Node, PeerAuthentication,
-    Pod, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceAccount, ServiceEntry,
-    Status, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+    AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
+    EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Namespace, Node,
+    PeerAuthentication, Pod, RateLimit, ReferenceGrant, RequestAuthentication, Secret, Service,
+    ServiceAccount, ServiceEntry, Status, TCPRoute, TLSRoute, Telemetry, VirtualService,
+    WasmPlugin, WorkloadEntry,
 };
 
 /// The namespace of a namespaced object that names none.
@@ -38,9 +39,11 @@ macro_rules! for_each_kind {
             GatewayClass, false, Custom, "Who takes care of gateways.";
             Gateway, true, Custom, "A waypoint, if its class is one of waypoints.";
             ReferenceGrant, true, Custom, "Who of other namespaces may refer to what is in its own.";
+            RateLimit, true, Custom, "How many requests waypoints let pass.";
             HTTPFault, true, Custom, "Faults that rules of routes inject.";
             HTTPRoute, true, Custom, "Where requests to a service go.";
             DestinationRule, true, Custom, "How backends are called.";
+            BackendTLSPolicy, true, Custom, "TLS with backends.";
             GRPCRoute, true, Custom, "Where gRPC requests to a service go.";
             TLSRoute, true, Custom, "Where TLS connections to a service go.";
             TCPRoute, true, Custom, "Where connections to a service go.";

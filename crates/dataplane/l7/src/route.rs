@@ -11,8 +11,8 @@ mod retry;
 use std::sync::Arc;
 
 use ambit_model::{
-    ArcStr, HttpBackend, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts,
-    RouteName,
+    ArcStr, HttpBackend, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpSession,
+    HttpTimeouts, RouteName,
 };
 use http::HeaderMap;
 use rand::RngCore;
@@ -39,6 +39,8 @@ pub struct RouteRequest<'a> {
     pub path: &'a str,
     /// Its query, without the question mark.
     pub query: Option<&'a str>,
+    /// Its host, which is no header in HTTP/2.
+    pub host: &'a str,
     /// Its headers.
     pub headers: &'a HeaderMap,
 }
@@ -66,8 +68,12 @@ pub struct Rule {
     pub timeouts: HttpTimeouts,
     /// When they are sent again.
     pub retry: Option<HttpRetry>,
+    /// Requests of a client that are led to one endpoint.
+    pub session: Option<HttpSession>,
     /// Why requests that match cannot be served.
     pub unsupported: Option<ArcStr>,
+    /// Whether clients have written it for themselves, and not the service's side.
+    pub is_of_clients: bool,
 }
 
 /// A destination of a rule.
@@ -153,6 +159,24 @@ impl RouteTable {
     }
 }
 
+/// Matches of requests, apart from routes.
+#[derive(Debug)]
+pub struct Matches(Option<Lookup>);
+
+impl Matches {
+    /// Any of some matches; without any, all requests. One that cannot be understood includes all that it might.
+    pub fn new(of: &[HttpRouteMatch]) -> Self {
+        let entries = || of.iter().map(|one| Entry::new(one, 0)).collect();
+        Self((!of.is_empty()).then(|| Lookup::new(entries())))
+    }
+
+    /// Whether a request is among them.
+    pub fn include(&self, request: &RouteRequest<'_>) -> bool {
+        let lookup = self.0.as_ref();
+        lookup.is_none_or(|lookup| lookup.find(request).is_some())
+    }
+}
+
 /// Whether a route is for a port.
 pub fn concerns(route: &HttpRoute, port: u16) -> bool {
     route.ports.is_empty() || route.ports.contains(&port)
@@ -177,10 +201,12 @@ impl Rule {
             index,
             name: rule.name.clone(),
             retry: rule.retry.clone(),
+            session: rule.session.clone(),
             backends,
             filters: filters(&rule.filters),
             timeouts: rule.timeouts,
             unsupported,
+            is_of_clients: route.clients.is_some(),
         }
     }
 

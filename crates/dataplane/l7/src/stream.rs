@@ -31,6 +31,8 @@ pub struct StreamRule {
     backends: Vec<StreamBackend>,
     /// Why connections that it is for cannot be served.
     pub unsupported: Option<ArcStr>,
+    /// Whether clients have written it for themselves, and not the service's side.
+    pub is_of_clients: bool,
 }
 
 /// What a connection begins with.
@@ -117,6 +119,7 @@ impl StreamRule {
             route: route.name.clone(),
             backends: route.backends.clone(),
             unsupported: route.unsupported.clone(),
+            is_of_clients: route.clients.is_some(),
         }
     }
 

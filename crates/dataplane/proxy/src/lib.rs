@@ -43,6 +43,6 @@ pub use lifecycle::Lifecycle;
 pub use listeners::{Accepted, Listeners};
 pub use local::{Local, LocalWorkload};
 pub use report::Report;
-pub use resolve::{ResolveError, resolve};
+pub use resolve::{ResolveError, pick, resolve};
 pub use state::SharedState;
 pub use workers::Workers;

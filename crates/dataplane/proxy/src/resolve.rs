@@ -28,26 +28,35 @@ pub enum ResolveError {
 /// When there is none that can be used.
 pub async fn resolve(pending: &PendingRoute, ipv6_enabled: bool) -> Result<IpAddr, ResolveError> {
     let host = &pending.hostname;
-    let lookup = |why: String| ResolveError::Lookup {
+    let found = ambit_rt::lookup_host(host.as_str()).await;
+    let found = found.map_err(|error| ResolveError::Lookup {
         host: host.clone(),
-        why,
-    };
-    let found = ambit_rt::lookup_host(host.as_str())
-        .await
-        .map_err(|error| lookup(error.to_string()))?;
-    let all: Vec<IpAddr> = found
-        .into_iter()
-        .map(|ip| ip.to_canonical())
-        .filter(|ip| ipv6_enabled || ip.is_ipv4())
-        .collect();
+        why: error.to_string(),
+    })?;
+    pick(host, &found, pending.prefer_ipv6, ipv6_enabled)
+}
+
+/// One of the addresses of a host, in the same way.
+///
+/// # Errors
+/// When there is none that can be used.
+pub fn pick(
+    host: &ArcStr,
+    found: &[IpAddr],
+    prefer_ipv6: bool,
+    ipv6_enabled: bool,
+) -> Result<IpAddr, ResolveError> {
+    let all = found.iter().map(IpAddr::to_canonical);
+    let all: Vec<IpAddr> = all.filter(|ip| ipv6_enabled || ip.is_ipv4()).collect();
     let wanted: Vec<IpAddr> = all
         .iter()
         .copied()
-        .filter(|ip| ip.is_ipv6() == pending.prefer_ipv6)
+        .filter(|ip| ip.is_ipv6() == prefer_ipv6)
         .collect();
     let candidates = if wanted.is_empty() { &all } else { &wanted };
-    candidates
-        .choose(&mut rand::rng())
-        .copied()
-        .ok_or_else(|| lookup("no addresses".to_owned()))
+    let picked = candidates.choose(&mut rand::rng()).copied();
+    picked.ok_or_else(|| ResolveError::Lookup {
+        host: host.clone(),
+        why: "no addresses".to_owned(),
+    })
 }

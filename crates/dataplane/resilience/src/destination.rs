@@ -62,6 +62,8 @@ pub struct Wish<'a> {
     pub hash: Option<u64>,
     /// The uids of endpoints that it has tried.
     pub failed: &'a [ArcStr],
+    /// The uid of the endpoint that it is to go to, as long as that is there and not ejected.
+    pub preferred: Option<&'a ArcStr>,
 }
 
 /// Why no endpoint is chosen.
@@ -218,7 +220,12 @@ impl<E: Clone> Destination<E> {
             health: self.state.health.load(Relaxed),
             active: self.state.active.load(Relaxed),
         };
-        let chosen = pool.choose(question, rng);
+        let preferred = wish.preferred.filter(|uid| !wish.failed.contains(uid));
+        let preferred = preferred.and_then(|uid| {
+            let is_it = |host: &Host| host.uid == *uid && !host.is_ejected();
+            pool.hosts.iter().position(|(host, _)| is_it(host))
+        });
+        let chosen = preferred.or_else(|| pool.choose(question, rng));
         let found = chosen.and_then(|index| Some((index, pool.hosts.get(index)?.0.clone())));
         let Some((index, host)) = found else {
             let mut hosts = pool.hosts.iter();

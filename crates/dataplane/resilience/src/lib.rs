@@ -15,6 +15,7 @@ mod limits;
 mod locality;
 mod outliers;
 mod pool;
+mod rates;
 
 pub use destination::{Chosen, Destination, NoEndpoint, Wish};
 pub use hashing::hash;
@@ -22,6 +23,7 @@ pub use host::Candidate;
 pub use limits::{Limits, Overflow, Slot};
 pub use locality::Place;
 pub use outliers::{Ejection, Fault, Outcome};
+pub use rates::{Buckets, Rate, Verdict};
 
 #[cfg(test)]
 mod tests;

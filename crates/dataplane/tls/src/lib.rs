@@ -1,5 +1,5 @@
 //! Mesh identity in TLS: a workload's certificate, the SPIFFE checks on both sides of a handshake,
-//! revocation lists; and the server name that the clients of others ask for.
+//! revocation lists; the server name that the clients of others ask for; and TLS with servers outside of the mesh.
 //!
 //! Knows nothing of HBONE, gRPC, Kubernetes or where certificates come from. Private keys stay in memory.
 #![forbid(unsafe_code)]
@@ -8,6 +8,7 @@ mod chain;
 mod client_hello;
 mod crl;
 mod handshake;
+mod outward;
 pub mod pem;
 mod settings;
 mod verify;
@@ -19,6 +20,7 @@ pub use crl::{CrlError, Crls};
 pub use handshake::{
     ClientStream, HandshakeError, ServerStream, accept, connect, peer_identity, reason_of,
 };
+pub use outward::{Authorities, Outward, OutwardConnectError, OutwardError, Shown};
 pub use settings::{ALPN_H2, TlsSettings};
 pub use verify::PeerIdentityError;
 pub use workload_cert::{PeerRole, WorkloadCert};

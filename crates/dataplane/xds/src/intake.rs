@@ -7,13 +7,13 @@
 use std::time::Instant;
 
 use ambit_model::{
-    ArcStr, Authentication, Authorization, HttpPolicy, Service, WaypointDestination,
+    ArcStr, Authentication, Authorization, HttpPolicy, RateLimit, Service, WaypointDestination,
     WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
 };
 use ambit_wire::{
     decode::{
         self, AddressRecord, AuthenticationNotUnderstood, DecodeError, ExtensionNotUnderstood,
-        HttpNotUnderstood, LeanDeltaResponse, LeanResource, NotUnderstood,
+        HttpNotUnderstood, LeanDeltaResponse, LeanResource, NotUnderstood, RateLimitNotUnderstood,
     },
     encode::ADDRESS_TYPE_URL,
 };
@@ -86,6 +86,10 @@ pub enum WaypointUpdate {
     Authentication(ArcStr, Box<Authentication>),
     /// A record of that is gone.
     AuthenticationGone(ArcStr),
+    /// How many requests pass, under the name of the record, or a substitute of it that decides nothing.
+    RateLimit(ArcStr, Box<RateLimit>),
+    /// A record of that is gone.
+    RateLimitGone(ArcStr),
     /// What is told of requests, under the name of the record.
     Telemetry(ArcStr, Box<WaypointTelemetry>),
     /// A record of that is gone.
@@ -330,6 +334,18 @@ impl<'a, H: Handler> Batch<'a, H> {
                     }
                 }
             }
+            Resource::WaypointRateLimit => {
+                let of_waypoint =
+                    |limit| Update::Waypoint(WaypointUpdate::RateLimit(name.clone(), limit));
+                match decode::waypoint_rate_limit(name, &value) {
+                    Ok(limit) => of_waypoint(Box::new(limit)),
+                    Err(RateLimitNotUnderstood { error, substitute }) => {
+                        let (limit, fail_open) = (&substitute.key, substitute.fail_open);
+                        tracing::error!(%limit, %error, fail_open, "rate limit not understood, requests to what it is attached to pass as it says for that case");
+                        return Ok((of_waypoint(substitute), Some(error)));
+                    }
+                }
+            }
             Resource::WaypointTelemetry => Update::Waypoint(WaypointUpdate::Telemetry(
                 name.clone(),
                 Box::new(decode::waypoint_telemetry(&value)?),
@@ -383,6 +399,9 @@ impl<'a, H: Handler> Batch<'a, H> {
             }
             Some(Resource::WaypointAuthentication) => {
                 Update::Waypoint(WaypointUpdate::AuthenticationGone(name))
+            }
+            Some(Resource::WaypointRateLimit) => {
+                Update::Waypoint(WaypointUpdate::RateLimitGone(name))
             }
             Some(Resource::WaypointTelemetry) => {
                 Update::Waypoint(WaypointUpdate::TelemetryGone(name))

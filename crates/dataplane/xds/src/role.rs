@@ -3,7 +3,8 @@
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
     WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_PLUGIN_TYPE_URL,
-    WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TELEMETRY_TYPE_URL,
+    WAYPOINT_POLICY_TYPE_URL, WAYPOINT_RATE_LIMIT_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+    WAYPOINT_TELEMETRY_TYPE_URL,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -34,6 +35,8 @@ pub enum Resource {
     WaypointDestination,
     /// Who requests to a waypoint come from, by JSON web tokens.
     WaypointAuthentication,
+    /// How many requests a waypoint lets pass.
+    WaypointRateLimit,
     /// What a waypoint tells of requests.
     WaypointTelemetry,
     /// The plugins of a waypoint.
@@ -62,6 +65,7 @@ impl Role {
                 Resource::WaypointPolicy,
                 Resource::WaypointDestination,
                 Resource::WaypointAuthentication,
+                Resource::WaypointRateLimit,
                 Resource::WaypointTelemetry,
                 Resource::WaypointExtension,
             ],
@@ -100,6 +104,7 @@ impl Resource {
             Self::WaypointPolicy => WAYPOINT_POLICY_TYPE_URL,
             Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
             Self::WaypointAuthentication => WAYPOINT_AUTHENTICATION_TYPE_URL,
+            Self::WaypointRateLimit => WAYPOINT_RATE_LIMIT_TYPE_URL,
             Self::WaypointTelemetry => WAYPOINT_TELEMETRY_TYPE_URL,
             Self::WaypointExtension => WAYPOINT_PLUGIN_TYPE_URL,
         }

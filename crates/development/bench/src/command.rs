@@ -16,6 +16,9 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     {
         return waypoint::stand_in(Path::new(envoy), Path::new(directory));
     }
+    if arguments.first().is_some_and(|mode| mode == "authorizer") {
+        return waypoint::serve_authorizer();
+    }
     // Images are distinguished from names by their file name extension.
     let (archives, names): (Vec<_>, Vec<_>) = arguments
         .into_iter()

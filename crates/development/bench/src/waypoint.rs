@@ -1,11 +1,16 @@
 //! Waypoints: the same load through ours and through Envoy, which is configured to do the same work, between
 //! the same node proxies.
 
+mod authorizer;
 mod change;
+mod clusters;
 mod envoy;
+mod hashing;
 mod manifests;
+mod plugin;
 mod rollout;
 mod table;
+mod tokens;
 mod tracing;
 
 use std::{
@@ -17,7 +22,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-pub(crate) use self::envoy::stand_in;
+pub(crate) use self::{authorizer::serve as serve_authorizer, envoy::stand_in};
 use self::{envoy::Files, table::Row};
 use crate::{
     load::{self, HttpLoad},
@@ -43,8 +48,55 @@ struct Work {
     rules: usize,
     /// Further services with [`RULES_OF_SERVICE`] rules each.
     services: usize,
+    /// What else it does for each request.
+    step: Option<Step>,
+}
+
+/// Something done for each request, by an object of its own.
+#[derive(Clone, Copy, Debug)]
+enum Step {
     /// Of a hundred requests so many are traced.
-    traced: Option<u32>,
+    Trace(u32),
+    /// A token is verified, which is signed so.
+    Token(tokens::Algorithm),
+    /// An authorizer is asked.
+    Authorize,
+    /// A plugin touches headers.
+    Plugin,
+    /// One of many endpoints is chosen by a header.
+    Hash,
+}
+
+impl Step {
+    /// The pod that the waypoints call or send to, its namespace first.
+    fn callee(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Trace(_) => Some(tracing::PLACE),
+            Self::Authorize => Some(authorizer::PLACE),
+            Self::Hash => Some(hashing::PLACE),
+            Self::Token(_) | Self::Plugin => None,
+        }
+    }
+
+    /// Its pod and objects.
+    fn manifests(self, scratch: &Path) -> Result<String> {
+        match self {
+            Self::Trace(percentage) => tracing::manifests(percentage),
+            Self::Token(_) => tokens::manifests(),
+            Self::Authorize => authorizer::manifests(),
+            Self::Plugin => plugin::manifests(scratch),
+            Self::Hash => hashing::manifests(scratch),
+        }
+    }
+
+    /// What `wrk` is told besides the address.
+    fn arguments(self, side: Side, scratch: &Path) -> Result<Vec<String>> {
+        match self {
+            Self::Token(algorithm) => tokens::arguments(algorithm),
+            Self::Hash => hashing::arguments(side, scratch),
+            Self::Trace(_) | Self::Authorize | Self::Plugin => Ok(Vec::new()),
+        }
+    }
 }
 
 /// Requests from one client.
@@ -111,6 +163,10 @@ const PARTS: &[(&str, Part)] = &[
     ("many-rules", many_rules),
     ("rollout", rollout::compare),
     ("tracing", tracing::rows),
+    ("tokens", tokens::rows),
+    ("authorizer", authorizer::rows),
+    ("plugin", plugin::rows),
+    ("hashing", hashing::rows),
 ];
 
 /// The figures of these parts, of all if none is named, printed; `envoy` is the program to compare with.
@@ -179,6 +235,16 @@ fn many_rules(envoy: &Path) -> Result<Vec<Row>> {
     with_work(envoy, "10,000 rules", work)
 }
 
+/// The load of 32 connections with a step for each request.
+fn with_step(envoy: &Path, what: &str, step: Step) -> Result<Vec<Row>> {
+    let work = Work {
+        step: Some(step),
+        ..Work::default()
+    };
+    let bench = Bench::up(envoy, work)?;
+    bench.compare(&format!("{what}, "), Load::Http1(32))
+}
+
 fn with_work(envoy: &Path, what: &str, work: Work) -> Result<Vec<Row>> {
     let bench = Bench::up(envoy, work)?;
     let mut rows = vec![bench.memory(what, true)?];
@@ -211,13 +277,15 @@ impl Bench {
             servers.filter(|pod| pod.ready && pod.captured).count() == 2
         })?;
         let files = Files::new(scratch.path());
-        let (namespace, name) = tracing::PLACE;
-        let collector = work
-            .traced
-            .map(|_| rig.address(namespace, name))
+        let callee = work.step.and_then(Step::callee);
+        let callee = callee
+            .map(|(namespace, name)| rig.address(namespace, name))
             .transpose()?;
+        if let (Some(Step::Hash), Some(server)) = (work.step, &callee) {
+            hashing::route(&rig, server)?;
+        }
         let backend = rig.address("envoy", "server")?;
-        files.configure(work, &backend, collector.as_deref())?;
+        files.configure(work, &backend, callee.as_deref())?;
         rig.until("all pods ready", |status| {
             status.pods.iter().all(|pod| pod.ready)
         })?;
@@ -233,10 +301,12 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Sends requests until none fails: connections are refused until the node proxy has heard of the waypoint.
+    /// Sends requests until none fails: connections are refused, or lead nowhere, until the node proxy has heard of
+    /// the waypoint.
     fn warm_up(&self, side: Side) -> Result<()> {
         for _ in 0..WARM_UPS {
-            if self.send(side, Load::Http1(4), SECONDS)?.errors == 0 {
+            let sent = self.send(side, Load::Http1(4), SECONDS)?;
+            if sent.errors == 0 && sent.requests > 0 {
                 return Ok(());
             }
         }
@@ -281,6 +351,7 @@ impl Bench {
             errors,
         } = self.send(side, load, SECONDS)?;
         let spent = process::cpu_time(&pids)? - before;
+        ensure!(requests > 0, "nothing came of {load} through {side:?}");
         if errors > 0 {
             eprintln!("  {side:?}, {load}: {errors} of {requests} requests failed");
         }
@@ -308,8 +379,15 @@ impl Bench {
         };
         let command = match load {
             Load::Http1(connections) | Load::Large(connections) => {
-                let url = format!("http://server.{}/{path}", side.name);
-                load::wrk(connections, seconds, true, &url)
+                let url = match self.work.step {
+                    Some(Step::Hash) => hashing::url(side),
+                    _ => format!("http://server.{}/{path}", side.name),
+                };
+                let mut command = load::wrk(connections, seconds, true, &url);
+                if let Some(step) = self.work.step {
+                    command.extend(step.arguments(side, self.scratch.path())?);
+                }
+                command
             }
             Load::Http2(connections) => {
                 let url = format!("http://server.{}:81/{path}", side.name);
@@ -330,10 +408,6 @@ impl Bench {
             }
             Load::Http1(_) | Load::Large(_) => load::parse_wrk(&said)?,
         };
-        ensure!(
-            sent.requests > 0,
-            "nothing came of {load} through {side:?}: {said}"
-        );
         Ok(sent)
     }
 }

@@ -14,6 +14,23 @@ spec:
   listeners: [{name: mesh, port: 15008, protocol: HBONE}]
 ";
 
+/// A pod (`namespace/name`) that does nothing by itself: its applications are the test's ([`Mesh::serve`]).
+pub fn idle_pod(pod: &str, node: &str, labels: &str) -> String {
+    let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
+    format!(
+        "
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {namespace}, labels: {{{labels}}}}}
+spec:
+  nodeName: {node}
+  serviceAccountName: {name}
+  containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]
+"
+    )
+}
+
 /// [`PAIR`] with a waypoint, and `more` manifests, once the clients' proxies know of it; and the waypoint's
 /// address.
 pub fn with_waypoint(more: &str) -> (Mesh, String) {

@@ -10,24 +10,13 @@ use std::{
     },
 };
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, read_head, until};
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, idle_pod, is_whole, read_head, until};
 
 const PORT: u16 = 8090;
 
+/// A pod of the service.
 fn pod(name: &str, node: &str) -> String {
-    format!(
-        "
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: shop, labels: {{app: many}}}}
-spec:
-  nodeName: {node}
-  serviceAccountName: many
-  containers:
-  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
-"
-    )
+    idle_pod(&format!("shop/{name}"), node, "app: many")
 }
 
 const SERVICE: &str = "

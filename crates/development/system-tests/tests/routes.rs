@@ -3,28 +3,13 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Mesh, PAIR, until};
+use ambit_system_tests::{Mesh, idle_pod, until, until_through, with_waypoint};
 
-const WAYPOINT: &str = "
-apiVersion: gateway.networking.k8s.io/v1
-kind: Gateway
-metadata: {name: waypoint, namespace: shop}
-spec:
-  gatewayClassName: istio-waypoint
-  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+const BANK: &str = "
 ---
 apiVersion: v1
 kind: Namespace
 metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: client, namespace: bank, labels: {app: client}}
-spec:
-  nodeName: node-1
-  serviceAccountName: client
-  containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
 ---
 apiVersion: v1
 kind: Pod
@@ -87,7 +72,9 @@ spec:
     filters:
     - {type: RequestRedirect, requestRedirect: {scheme: https}}
     - {type: URLRewrite, urlRewrite: {hostname: other.example}}
----
+";
+
+const NO_ADMIN: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: no-admin, namespace: shop}
@@ -116,18 +103,17 @@ spec:
   rules:
   - matches: [{path: {value: /own}}]
     backendRefs: [{name: mirror, port: 80}]
+  - matches: [{path: {value: /climb}}]
+    filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /admin}}}]
+    backendRefs: [{name: server, namespace: shop, port: 80}]
 ";
 
-/// A mesh in which requests to the service `server` go through a waypoint; and the service's address.
-fn with_waypoint() -> (Mesh, SocketAddr) {
-    let mesh = Mesh::up(&format!("{PAIR}\n---{WAYPOINT}"));
-    let called = format!("called by {}", mesh.ip("shop/waypoint"));
-    for client in ["shop/client", "bank/client"] {
-        until("requests go through the waypoint", || {
-            let answer = mesh.get(client, "http://server.shop/");
-            answer.succeeded() && answer.body.contains(&called)
-        });
-    }
+/// A mesh in which requests to the service `server` go through a waypoint, those of another namespace too; and the
+/// service's address.
+fn with_bank() -> (Mesh, SocketAddr) {
+    let client = idle_pod("bank/client", "node-1", "app: client");
+    let (mesh, waypoint) = with_waypoint(&format!("{BANK}{client}"));
+    until_through(&mesh, &waypoint, "bank/client", "http://server.shop/");
     let address = mesh.service("server.shop.svc", 80);
     (mesh, address)
 }
@@ -160,8 +146,9 @@ fn until_status(
 
 #[test]
 fn routes_change_requests_and_answers_after_policies_have_judged() {
-    let (mesh, address) = with_waypoint();
+    let (mesh, address) = with_bank();
     mesh.apply("routes", ROUTES);
+    mesh.apply("policy", NO_ADMIN);
     let of = |path: &str, status: &str| until_status(&mesh, "shop/client", address, path, status);
     // Nobody of the namespace has granted it.
     of("/old/x", "500");
@@ -199,7 +186,7 @@ fn routes_change_requests_and_answers_after_policies_have_judged() {
 
 #[test]
 fn a_route_of_the_clients_namespace_is_for_its_clients_alone() {
-    let (mesh, address) = with_waypoint();
+    let (mesh, address) = with_bank();
     mesh.apply("own", OF_BANK);
     let own = until_status(&mesh, "bank/client", address, "/none", "404");
     assert!(!own.contains("plain-marker"), "{own}");
@@ -207,9 +194,63 @@ fn a_route_of_the_clients_namespace_is_for_its_clients_alone() {
     assert!(own.contains("GET /own HTTP/1.1"), "{own}");
     let others = until_status(&mesh, "shop/client", address, "/own", "200");
     assert!(others.contains("plain-marker"), "{others}");
+    // It does not get them where they could not go themselves.
+    until_status(&mesh, "bank/client", address, "/climb", "200");
+    mesh.apply("policy", NO_ADMIN);
+    until_status(&mesh, "bank/client", address, "/climb", "403");
+    until_status(&mesh, "shop/client", address, "/climb", "200");
     mesh.remove("own");
     let again = until_status(&mesh, "bank/client", address, "/none", "200");
     assert!(again.contains("plain-marker"), "{again}");
+}
+
+/// A route of the service with one rule.
+fn one_rule(version: &str, rule: &str) -> String {
+    format!(
+        "
+apiVersion: gateway.networking.k8s.io/{version}
+kind: HTTPRoute
+metadata: {{name: server, namespace: shop}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: server}}]
+  rules: [{rule}]
+"
+    )
+}
+
+#[test]
+fn what_is_too_much_or_of_a_later_version_is_named_and_leaves_the_last_good_route_in_force() {
+    let (mesh, address) = with_bank();
+    let leads = |to: &str| {
+        format!(
+            "{{filters: [{{type: RequestRedirect, requestRedirect: {{path: {{type: ReplaceFullPath, replaceFullPath: /{to}}}}}}}]}}"
+        )
+    };
+    let until_led = |to: &str| {
+        let location = format!("location: http://server/{to}\r\n");
+        until(&format!("requests are led to {to}"), || {
+            ask(&mesh, "shop/client", address, "/x").contains(&location)
+        });
+    };
+    let until_named = |what: &str| {
+        until(&format!("{what:?} is named"), || mesh.logs().contains(what));
+        until_led("good");
+    };
+    mesh.apply("route", &one_rule("v1", &leads("good")));
+    until_led("good");
+    let many = "{path: {value: /x}}, ".repeat(20_000);
+    mesh.apply("route", &one_rule("v1", &format!("{{matches: [{many}]}}")));
+    until_named("1 rules with 20000 matches are too many");
+    let later = one_rule("v2", "{matches: {all: [path, /x]}}");
+    mesh.apply("route", &later);
+    until_named("rules[0].matches");
+    // A rule that asks for what is not known is not followed without it.
+    let unknown = format!("{{onlyOnSundays: true, {}", &leads("sunday")[1..]);
+    mesh.apply("route", &one_rule("v1", &unknown));
+    until_status(&mesh, "shop/client", address, "/x", "500");
+    until("it is named", || mesh.logs().contains("onlyOnSundays"));
+    mesh.apply("route", &one_rule("v2", &leads("later")));
+    until_led("later");
 }
 
 /// A route that redirects one path, told apart by where to.
@@ -233,7 +274,7 @@ spec:
 #[test]
 fn a_thousand_routes_of_one_service_are_each_followed() {
     const LAST: usize = 999;
-    let (mesh, address) = with_waypoint();
+    let (mesh, address) = with_bank();
     let routes = |changed: usize| -> String {
         let to = |number| if number == changed { "changed" } else { "to" };
         (0..=LAST)

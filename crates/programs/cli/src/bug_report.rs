@@ -36,6 +36,7 @@ const KINDS: &[(&str, &str)] = &[
     ("networking.istio.io/v1", "ServiceEntry"),
     ("networking.istio.io/v1", "WorkloadEntry"),
     ("ambit.io/v1alpha1", "HTTPFault"),
+    ("ambit.io/v1alpha1", "RateLimit"),
 ];
 /// Kinds of which the objects in the mesh's own namespace are taken.
 const OWN_KINDS: &[(&str, &str)] = &[

@@ -109,6 +109,15 @@ pub struct Args {
     /// What becomes of connections whose waypoint cannot be found.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
     pub waypoint_missing: Missing,
+    /// What node proxies were installed to do with connections to addresses that nothing in the mesh has.
+    #[arg(
+        long,
+        value_enum,
+        ignore_case = true,
+        default_value_t,
+        env = "AMBIT_OUTBOUND_TRAFFIC_POLICY"
+    )]
+    pub outbound_traffic_policy: Outbound,
     /// How waypoints normalize paths before policies and routes see them.
     #[arg(
         long,
@@ -161,6 +170,18 @@ pub enum Missing {
     Refuse,
     /// They go without one, as in Istio.
     Allow,
+}
+
+/// See [`Args::outbound_traffic_policy`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Outbound {
+    /// They go on, outside of the mesh.
+    #[default]
+    #[value(alias = "ALLOW_ANY")]
+    AllowAny,
+    /// They are refused.
+    #[value(alias = "REGISTRY_ONLY")]
+    RegistryOnly,
 }
 
 /// See [`Args::path_normalization`].

@@ -14,18 +14,18 @@
 //! | security.istio.io | authorizationpolicies, peerauthentications, requestauthentications | list, watch |
 //! | telemetry.istio.io | telemetries | list, watch |
 //! | extensions.istio.io | wasmplugins | list, watch |
-//! | gateway.networking.k8s.io | gateways, gatewayclasses, httproutes, referencegrants, grpcroutes, tcproutes, tlsroutes | list, watch |
-//! | ambit.io | httpfaults | list, watch |
+//! | gateway.networking.k8s.io | gateways, gatewayclasses, httproutes, referencegrants, grpcroutes, tcproutes, tlsroutes, backendtlspolicies | list, watch |
+//! | ambit.io | httpfaults, ratelimits | list, watch |
 //! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
 //! | core | services/status | patch |
 //! | networking.istio.io | serviceentries/status, workloadentries/status, destinationrules/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |
-//! | ambit.io | httpfaults/status | patch |
+//! | ambit.io | httpfaults/status, ratelimits/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status, requestauthentications/status | patch |
 //! | telemetry.istio.io | telemetries/status | patch |
 //! | extensions.istio.io | wasmplugins/status | patch |
-//! | gateway.networking.k8s.io | gateways/status, gatewayclasses/status, httproutes/status, grpcroutes/status, tcproutes/status, tlsroutes/status | patch |
+//! | gateway.networking.k8s.io | gateways/status, gatewayclasses/status, httproutes/status, grpcroutes/status, tcproutes/status, tlsroutes/status, backendtlspolicies/status | patch |
 //! | core | configmaps | create, list, watch; those named istio-ca-root-cert, istio-ca-crl: patch, delete |
 //! | events.k8s.io | events | create, patch |
 //! | coordination.k8s.io, own namespace | leases | create; the one named ambit-control-leader: get, update |
@@ -134,7 +134,6 @@ impl KindVisitor for Start {
         let config = match K::EXTENT {
             Extent::Nothing => return,
             Extent::Presence | Extent::Metadata | Extent::Whole { labels: None } => watch::config(),
-            Extent::Named(name) => watch::config().fields(&format!("metadata.name={name}")),
             Extent::Whole {
                 labels: Some(labels),
             } => watch::config().labels(labels),

@@ -17,7 +17,7 @@ use tonic::service::Routes;
 
 use crate::{
     access::{Access, parse_accounts},
-    args::Args,
+    args::{Args, Outbound},
     ca::{self, CertificateService, TrustPublisher, write_root},
     deployments,
     environment::{Cluster, Environment},
@@ -297,6 +297,7 @@ fn mesh_config(args: &Args) -> MeshConfig {
         dry_run_policies: args.dry_run_policies,
         waypoint_attachment: args.waypoint_attachment.into(),
         waypoint_missing: args.waypoint_missing.into(),
+        registry_only: args.outbound_traffic_policy == Outbound::RegistryOnly,
         path_normalization: args.path_normalization.into(),
         trusted_proxies: args.trusted_proxies,
         reference_grants: args.reference_grants.into(),

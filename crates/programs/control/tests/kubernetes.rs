@@ -733,6 +733,13 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
         ),
         (
+            TLS_POLICIES,
+            "BackendTLSPolicy",
+            "gateway.networking.k8s.io/v1",
+            json!({"targetRefs": [{"group": "", "kind": "Service", "name": "one"}],
+                "validation": {"hostname": "a.example", "wellKnownCACertificates": "System"}}),
+        ),
+        (
             WORKLOAD_ENTRIES,
             "WorkloadEntry",
             "networking.istio.io/v1",
@@ -755,6 +762,12 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             "HTTPFault",
             "ambit.io/v1alpha1",
             json!({"abort": {"httpStatus": 503}}),
+        ),
+        (
+            RATE_LIMITS,
+            "RateLimit",
+            "ambit.io/v1alpha1",
+            json!({"targetRefs": [{"kind": "Service", "name": "one"}], "local": [{"requests": 1, "per": "1s"}]}),
         ),
         (
             TELEMETRIES,
@@ -789,6 +802,7 @@ async fn the_roles_are_what_is_used() {
     cluster.policy("bad", json!({"rulez": [{}]}));
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
     cluster.define_as("ambit.io", "httpfaults", "HTTPFault", "v1alpha1");
+    cluster.define_as("ambit.io", "ratelimits", "RateLimit", "v1alpha1");
     cluster.define(
         "security.istio.io",
         "requestauthentications",
@@ -823,6 +837,11 @@ async fn the_roles_are_what_is_used() {
         })
         .await;
     }
+    shown(TLS_POLICIES, || {
+        let policy = cluster.server.get(TLS_POLICIES, "shop", "one")?;
+        policy["status"]["ancestors"].as_array().map(drop)
+    })
+    .await;
     shown("the class is accepted", || {
         let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
         class["status"]["conditions"].as_array().map(drop)
@@ -906,6 +925,7 @@ const WITH_CONDITIONS: &[&str] = &[
     WORKLOAD_ENTRIES,
     DESTINATION_RULES,
     FAULTS,
+    RATE_LIMITS,
     AUTHENTICATIONS,
     TELEMETRIES,
     WASM_PLUGINS,
@@ -915,10 +935,12 @@ const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
 const AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
+const RATE_LIMITS: &str = "/apis/ambit.io/v1alpha1/ratelimits";
 const TELEMETRIES: &str = "/apis/telemetry.istio.io/v1/telemetries";
 const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GRPC_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/grpcroutes";
 const TLS_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tlsroutes";
+const TLS_POLICIES: &str = "/apis/gateway.networking.k8s.io/v1/backendtlspolicies";
 const TCP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tcproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
 const CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
@@ -938,6 +960,7 @@ impl Cluster {
             "grpcroutes",
             "tcproutes",
             "tlsroutes",
+            "backendtlspolicies",
         ] {
             let name = format!("{plural}.gateway.networking.k8s.io");
             let names = json!({"plural": plural, "kind": plural});
@@ -1121,6 +1144,12 @@ async fn overlays_are_followed_undone_and_refused_where_they_cannot_be() {
         "what stood stays"
     );
 
+    // When another Gateway has its waypoint, what went before is done with: from here on the ConfigMap alone changes.
+    cluster.gateway("other");
+    shown("another waypoint", || {
+        cluster.server.get(DEPLOYMENTS, "shop", "other")
+    })
+    .await;
     cluster.overlays(json!({}));
     shown("what the keys said is undone", || {
         let spec = deployment()?["spec"].clone();

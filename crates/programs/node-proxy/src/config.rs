@@ -157,6 +157,9 @@ pub struct Config {
     /// `AMBIT_KEEP_LAST_GOOD_POLICY`: the last good version of a policy stays in force when one comes
     /// that is not understood in full, instead of a deny-all.
     pub keep_last_good_policy: bool,
+    /// `AMBIT_OUTBOUND_TRAFFIC_POLICY`, as `outboundTrafficPolicy.mode` of MeshConfig: `REGISTRY_ONLY` refuses
+    /// connections of captured pods to addresses that no service, workload or ServiceEntry has. `ALLOW_ANY` unless set.
+    pub registry_only: bool,
     /// `CRL_PATH`.
     pub crl_path: Option<PathBuf>,
     /// Admin server's port, on the loopback address.
@@ -245,6 +248,7 @@ impl Config {
                 .duration("AMBIT_WAYPOINT_GRACE")?
                 .unwrap_or(Duration::from_secs(30)),
             keep_last_good_policy: env.flag("AMBIT_KEEP_LAST_GOOD_POLICY")?.unwrap_or(false),
+            registry_only: registry_only(env)?,
             crl_path: env
                 .get("CRL_PATH")
                 .filter(|path| !path.is_empty())
@@ -282,6 +286,19 @@ fn check_mode(env: &Env) -> Result<(), ConfigError> {
         return Err(ConfigError::NothingToRun);
     }
     Ok(())
+}
+
+fn registry_only(env: &Env) -> Result<bool, EnvError> {
+    const NAME: &str = "AMBIT_OUTBOUND_TRAFFIC_POLICY";
+    match env.get(NAME) {
+        None | Some("" | "ALLOW_ANY") => Ok(false),
+        Some("REGISTRY_ONLY") => Ok(true),
+        Some(other) => Err(EnvError {
+            variable: NAME.to_owned(),
+            value: other.to_owned(),
+            expected: "ALLOW_ANY or REGISTRY_ONLY",
+        }),
+    }
 }
 
 fn dns_proxy(env: &Env) -> bool {

@@ -28,6 +28,10 @@ enum OutboundError {
     OriginalDst(#[source] io::Error),
     #[error("attempted recursive call to ourselves")]
     SelfCall,
+    #[error(
+        "nothing in the mesh's registry has the address {0}, and outboundTrafficPolicy is REGISTRY_ONLY: a ServiceEntry would name it"
+    )]
+    NotRegistered(SocketAddr),
     #[error(transparent)]
     Route(#[from] RouteError),
     #[error(transparent)]
@@ -47,6 +51,7 @@ impl Failure for OutboundError {
             Self::Inner(error) => error.reason(),
             Self::Route(error) => error.reason(),
             Self::Cut(cut) => cut.reason(),
+            Self::NotRegistered(_) => Reason::Deny,
             Self::OriginalDst(_) | Self::SelfCall | Self::Resolve(_) => Reason::Connect,
         }
     }
@@ -129,6 +134,12 @@ async fn decide(
     failed: &[ArcStr],
 ) -> Result<Route, OutboundError> {
     let route = pod.state.route_again(&local.workload, dst, failed).await?;
+    // Also while nothing is known yet, after a start.
+    if pod.config.registry_only
+        && let Route::Passthrough { dst, service: None } = route
+    {
+        return Err(OutboundError::NotRegistered(dst));
+    }
     Ok(resolved(pod, local, route).await?)
 }
 

@@ -21,6 +21,7 @@ use crate::{
     message::{Body, Version},
     upstream::{HttpKey, Keep, Stream, UpstreamError, Way},
     waypoint::Shard,
+    ways,
 };
 
 /// A call that came to nothing.
@@ -130,7 +131,7 @@ async fn way(
     };
     let route = waypoint.completed(look).await;
     let route = route.map_err(UpstreamError::from)?;
-    Ok(Way::of(route, waypoint.config.ipv6).await?)
+    Ok(ways::way(route, waypoint).await?)
 }
 
 async fn open(
@@ -147,7 +148,13 @@ async fn open(
     };
     shard
         .upstreams
-        .connect(way, own, &forwarded, passed, &DestinationLimits::default())
+        .connect(
+            way,
+            own,
+            &forwarded,
+            passed,
+            (&DestinationLimits::default(), None),
+        )
         .await
 }
 

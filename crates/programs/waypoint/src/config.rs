@@ -15,7 +15,9 @@ use ambit_proxy::{
 use ambit_rt::{Env, EnvError, drain::termination_deadline};
 use ambit_sys::socket::Tuning;
 use ambit_telemetry::http::AccessLogFormat;
+use ambit_tls::TlsSettings;
 use ambit_wasm::Limits;
+use ipnet::IpNet;
 use serde::Serialize;
 
 /// All of it.
@@ -77,6 +79,15 @@ pub struct Config {
     pub insecure_registries: Vec<String>,
     /// `AMBIT_WASM_*_TIMEOUT`: what plugins may take.
     pub plugins: PluginTimes,
+    /// `AMBIT_WILDCARD_ADDRESSES`: addresses and prefixes, with commas between them, that hosts below wildcards may
+    /// have although they are the mesh's or the node's own.
+    pub allowed_hosts: Vec<IpNet>,
+    /// `TLS12_ENABLED`, `COMPLIANCE_POLICY`: what TLS that begins here goes by, as far as it concerns others.
+    #[serde(skip)]
+    pub tls: TlsSettings,
+    /// `AMBIT_TLS_FILES`: where the certificates and keys are that rules name, of each namespace in a directory of its
+    /// name; rules say `/etc/certs` wherever it is.
+    pub tls_files: PathBuf,
     /// `IPV6_ENABLED`.
     pub ipv6: bool,
     /// Admin server's port, on the loopback address.
@@ -165,6 +176,9 @@ impl Config {
             modules: env.text("AMBIT_WASM_CACHE", "/tmp/ambit-wasm").into(),
             insecure_registries: insecure_registries(env),
             plugins: plugin_times(env)?,
+            allowed_hosts: allowed_hosts(env)?,
+            tls: TlsSettings::from_env(env)?,
+            tls_files: env.text("AMBIT_TLS_FILES", "/etc/certs").into(),
             ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
             admin_port: 15000,
             stats_port: 15020,
@@ -220,6 +234,21 @@ fn insecure_registries(env: &Env) -> Vec<String> {
     let all = env.get("WASM_INSECURE_REGISTRIES").unwrap_or_default();
     let all = all.split(',').map(str::trim).filter(|one| !one.is_empty());
     all.map(str::to_owned).collect()
+}
+
+fn allowed_hosts(env: &Env) -> Result<Vec<IpNet>, EnvError> {
+    const NAME: &str = "AMBIT_WILDCARD_ADDRESSES";
+    let all = env.get(NAME).unwrap_or_default();
+    let all = all.split(',').map(str::trim).filter(|one| !one.is_empty());
+    let net = |text: &str| {
+        let ip = text.parse::<IpAddr>().map(IpNet::from);
+        ip.or_else(|_| text.parse()).map_err(|_| EnvError {
+            variable: NAME.to_owned(),
+            value: text.to_owned(),
+            expected: "IP addresses and prefixes, with commas between them",
+        })
+    };
+    all.map(net).collect()
 }
 
 fn access_log(env: &Env) -> Result<Option<AccessLogFormat>, EnvError> {

@@ -20,6 +20,8 @@ use ambit_telemetry::http::HttpMetrics;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::origination::Origination;
+
 /// What of a waypoint is needed to follow rules.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Around<'a> {
@@ -50,6 +52,8 @@ pub(crate) struct Port {
     destination: Destination<BackendEndpoint>,
     /// Connections in use, if there is a limit.
     connections: Option<Connections>,
+    /// TLS with endpoints, if it begins here.
+    tls: Option<Arc<Origination>>,
 }
 
 /// The uids of the workloads of a subset.
@@ -149,6 +153,7 @@ impl Ruled {
             number,
             members,
             connections: Connections::of(&policy.limits, None),
+            tls: Origination::of(policy.tls.as_ref(), None),
             destination: Destination::new(policy.clone(), Instant::now()),
         })
     }
@@ -183,6 +188,7 @@ impl Port {
             number: self.number,
             members,
             connections: Connections::of(&policy.limits, self.connections.as_ref()),
+            tls: Origination::of(policy.tls.as_ref(), self.tls.as_ref()),
             destination: self.destination.under(policy),
         }
     }
@@ -193,6 +199,11 @@ impl Port {
 
     pub(crate) fn limits(&self) -> &DestinationLimits {
         &self.policy().limits
+    }
+
+    /// TLS with endpoints, if it begins here.
+    pub(crate) fn tls(&self) -> Option<&Origination> {
+        self.tls.as_deref()
     }
 
     /// Nothing is sent where what was wished is not supported.

@@ -28,8 +28,9 @@ use crate::{
 
 /// Most in one call.
 const MAX_BATCH: usize = 1024;
-/// How long they are gathered.
-const GATHER: Duration = Duration::from_millis(200);
+/// How long they are gathered. Short, so that neither this waypoint nor a collector beside it has so much to do at once
+/// that requests wait for it.
+const GATHER: Duration = Duration::from_millis(20);
 /// How long a call may take, unless it is configured.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long nothing is sent after a call that failed, at first and at most.

@@ -1,6 +1,7 @@
 //! HTTP inside a tunnel: each request is brought into form, judged, routed, and sent on.
 
 mod admission;
+mod affinity;
 mod answer;
 mod authentication;
 mod authorizer;
@@ -13,6 +14,10 @@ mod failure;
 mod fault;
 mod form;
 mod front;
+mod given;
+mod kept;
+mod leave;
+mod limits;
 mod mirror;
 mod outgoing;
 mod pace;

@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use crate::{
     destination::Ruled,
     extensions::{Chain, Extensions, Plugin},
+    rate_limits::{Limiters, OfRequests},
     telling::{Exporters, Telling, Tellings},
 };
 
@@ -38,6 +39,8 @@ type TableKey = (u16, Option<ArcStr>);
 pub struct Served {
     /// Its name.
     pub name: NamespacedHostname,
+    /// Whether each call names the host that is meant.
+    pub resolves_hosts: bool,
     routes: Vec<HttpRoute>,
     /// Of the ports that were asked for, by the namespace of the clients that they are for.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
@@ -50,6 +53,7 @@ impl Served {
     fn new(service: WaypointService) -> Self {
         Self {
             name: service.service,
+            resolves_hosts: service.resolves_hosts,
             routes: service.routes,
             tables: Mutex::default(),
             tls_routes: service.tls_routes,
@@ -131,6 +135,8 @@ struct Inner {
     changes: watch::Sender<u64>,
     /// Whether there is any plugin: requests without one take no lock for it.
     is_extended: AtomicBool,
+    /// Whether there is any rate limit: likewise.
+    is_limited: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -149,18 +155,23 @@ struct Known {
     /// What is told of requests.
     tellings: Tellings,
     extensions: Extensions,
+    limits: Limiters,
     /// The types of which all records have been received once.
     complete: Vec<Resource>,
 }
 
 /// The types that have to be known before anything is served.
-const NEEDED: [Resource; 5] = [
+const NEEDED: [Resource; 7] = [
     Resource::WaypointGateway,
     Resource::WaypointService,
+    // It may say that endpoints are spoken to in TLS alone.
+    Resource::WaypointDestination,
     Resource::WaypointPolicy,
     Resource::WaypointAuthentication,
     // Without it a request would pass by those that are to see it.
     Resource::WaypointExtension,
+    // Likewise.
+    Resource::WaypointRateLimit,
 ];
 
 impl Published {
@@ -177,6 +188,8 @@ impl Published {
                 .store(!known.tellings.is_empty(), Ordering::Relaxed);
             let is_extended = !known.extensions.chain().0.is_empty();
             self.0.is_extended.store(is_extended, Ordering::Release);
+            let is_limited = !known.limits.is_empty();
+            self.0.is_limited.store(is_limited, Ordering::Release);
             removed
         };
         self.0.changes.send_modify(|count| *count += 1);
@@ -252,6 +265,14 @@ impl Published {
         self.0.known.write().extensions.limits = limits;
     }
 
+    /// What limits requests; `None` if nothing does.
+    pub(crate) fn limits(&self) -> Option<Arc<OfRequests>> {
+        if !self.0.is_limited.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(self.0.known.read().limits.of_requests().clone())
+    }
+
     /// The newest versions of all plugins.
     pub(crate) fn wanted_extensions(&self) -> Vec<Arc<Plugin>> {
         self.0.known.read().extensions.wanted()
@@ -292,6 +313,7 @@ impl Published {
             .filter_map(|policy| policy.provider.as_ref());
         let places = providers.filter_map(|provider| provider.place.as_ref().ok());
         names.extend(places.map(|(service, _)| service.clone()));
+        names.extend(known.limits.callees().cloned());
         names.sort_unstable();
         names.dedup();
         names
@@ -360,6 +382,8 @@ impl Known {
                 }
             }
             WaypointUpdate::TelemetryGone(record) => self.tellings.remove(&record),
+            WaypointUpdate::RateLimit(record, told) => self.limits.put(record, *told),
+            WaypointUpdate::RateLimitGone(record) => self.limits.remove(&record),
             WaypointUpdate::Extension(record, told) => self.extensions.put(record, *told),
             WaypointUpdate::ExtensionGone(record) => self.extensions.remove(&record),
         }
@@ -448,6 +472,7 @@ mod tests {
                 method: "GET",
                 path: "/",
                 query: None,
+                host: "",
                 headers: &headers,
             };
             match table.choose(&request) {

@@ -229,6 +229,8 @@ impl Kind {
         };
         match target.app_protocol() {
             AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
+            // Without a name there is nobody to call.
+            _ if target.resolves_hosts() => Self::Tls,
             AppProtocol::Tls | AppProtocol::Tcp => by_routes().unwrap_or(Self::Tcp),
             AppProtocol::Unknown if target.has_http_routes(client) => Self::Http,
             AppProtocol::Unknown => by_routes().unwrap_or_else(|| {

@@ -7,11 +7,14 @@ use std::{
 
 use ambit_codec::Authority;
 use ambit_l7::{authz::Scope, stream::StreamTable};
-use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, NetworkAddress, Service, Workload};
+use ambit_model::{
+    AppProtocol, ArcStr, LbMode, NamespacedHostname, NetworkAddress, Service, Workload,
+};
 use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use http::StatusCode;
 
 use crate::{
+    names,
     published::Served,
     waypoint::{NotKnown, Waypoint},
 };
@@ -121,6 +124,49 @@ impl Target {
         }))
     }
 
+    /// Whether each call names the host that is meant.
+    pub(crate) fn resolves_hosts(&self) -> bool {
+        matches!(self, Self::Service { served, .. } if served.resolves_hosts)
+    }
+
+    /// The host below the service's wildcard that a text names.
+    pub(crate) fn host(&self, text: &str) -> Option<ArcStr> {
+        let name = self.service_name()?;
+        Some(names::under(&name.hostname, text)?.into())
+    }
+
+    /// The port of hosts that are named.
+    pub(crate) fn host_port(&self) -> u16 {
+        let port = self.address().port();
+        let service = self.named();
+        let target = service.and_then(|service| service.ports.get(&port));
+        target.copied().unwrap_or(port)
+    }
+
+    /// The way to the address that was asked for, of a service without load balancing.
+    pub(crate) fn passed_through(&self, waypoint: &Waypoint) -> Option<Route> {
+        let Self::Service {
+            service, address, ..
+        } = self
+        else {
+            return None;
+        };
+        if service.lb_mode() != LbMode::Passthrough || address.ip() == UNKNOWN {
+            return None;
+        }
+        let at = waypoint.state.table();
+        let network = service.vips.first().map(|vip| &vip.network);
+        let network = network.or_else(|| service.cidr_vips.first().map(|vip| &vip.network))?;
+        // What the mesh knows there is reached as it should be.
+        if at.workload_by_ip(network, address.ip()).is_some() {
+            return None;
+        }
+        Some(Route::Passthrough {
+            dst: *address,
+            service: Some(service.clone()),
+        })
+    }
+
     /// What was asked for.
     pub(crate) fn address(&self) -> SocketAddr {
         match self {
@@ -134,6 +180,11 @@ impl Target {
             Self::Service { service, .. } => Some(service),
             Self::Pod { .. } => None,
         }
+    }
+
+    /// Whether it is a port of a service.
+    pub(crate) fn is_port(&self, service: &NamespacedHostname, port: u16) -> bool {
+        self.service_name() == Some(service) && self.address().port() == port
     }
 
     /// The name of a service.
@@ -184,7 +235,7 @@ impl Target {
         }
     }
 
-    /// Whether policies judge requests to it, or plugins are to see them, so that it must be HTTP where nothing says what it speaks.
+    /// Whether policies judge requests to it, or plugins are to see them, or they are limited, so that it must be HTTP where nothing says what it speaks.
     pub(crate) fn is_judged_as_http(&self, waypoint: &Waypoint) -> bool {
         let published = &waypoint.published;
         let is_extended = || {
@@ -195,6 +246,9 @@ impl Target {
         published.policies().need_http(self.scope())
             || published.authentications().need_http(self.service_name())
             || is_extended()
+            || published
+                .limits()
+                .is_some_and(|limits| !limits.of(self.service_name()).is_empty())
     }
 
     /// A way to it, other than to workloads that failed; of two endpoints drawn to the one with less load.

@@ -8,7 +8,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
-use ambit_l7::authz::{Connection, HttpDecision, Scope};
+use ambit_l7::authz::{Connection, HttpDecision};
 use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, Reason};
 use ambit_proxy::{Local, report::chain};
 use ambit_resilience::{Outcome, Wish, hash};
@@ -21,9 +21,11 @@ use crate::{
     http as l7,
     http::Destination,
     metered::Metered,
+    origination::Toward,
     session::Session,
     sniff::Sniffed,
-    upstream::{Stream, UpstreamError, Way},
+    upstream::{Stream, UpstreamError},
+    ways,
 };
 use routed::{RouteError, Routed};
 use silence::Silence;
@@ -162,13 +164,13 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let policies = waypoint.published.policies();
     let mut decision = policies.evaluate_connection(session.target.scope(), &connection);
     if let Destination::Backend(service, port) = &routed.destination
-        && policies.has_own(service)
+        && let Some(scope) = routed.by.scope(&waypoint.published, service)
     {
         let connection = Connection {
             destination: waypoint.address_of(service, *port),
             ..connection
         };
-        let there = policies.evaluate_connection(Scope::Backend(service), &connection);
+        let there = policies.evaluate_connection(scope, &connection);
         decision.dry_run.extend(there.dry_run);
         decision.audits.extend(there.audits);
         if decision.is_allowed() {
@@ -191,11 +193,14 @@ fn is_asked(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
     let Destination::Backend(service, port) = &routed.destination else {
         return true;
     };
+    let Some(scope) = routed.by.scope(&waypoint.published, service) else {
+        return true;
+    };
     let connection = Connection {
         destination: waypoint.address_of(service, *port),
         ..connection
     };
-    let asking = policies.asks_of_connection(Scope::Backend(service), &connection);
+    let asking = policies.asks_of_connection(scope, &connection);
     l7::is_still_admitted(&asking, by)
 }
 
@@ -308,28 +313,57 @@ async fn connect(
     (port, failed): (Option<&Arc<Port>>, &[ArcStr]),
 ) -> Result<(Stream, Option<Held>), Failed> {
     let waypoint = &session.shard.waypoint;
-    let ruled = port.map(|port| {
-        let hash = match &port.policy().balancing {
-            // A connection has an address and nothing else.
-            Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
-                Some(hash(session.caller.address.ip().to_string().as_bytes()))
-            }
-            _ => None,
-        };
-        let is_target = *destination == Destination::Target;
-        let wish = Wish { hash, failed };
-        port.route(waypoint.around(), &own.workload, is_target, wish)
-    });
-    let ruled = ruled.transpose().map_err(Failed::Nowhere)?.flatten();
-    let (route, held) = match ruled {
-        Some((route, held)) => (Ok(route), Some(held)),
-        None => (destination.route(session, own, failed).await, None),
+    let given = destination.given(session).await;
+    let given = given.map_err(|error| Failed::At(error, None))?;
+    let rule = || {
+        port.map(|port| {
+            let hash = match &port.policy().balancing {
+                // A connection has an address and nothing else.
+                Balancing::Hash(policy) if policy.source == HashSource::SourceIp => {
+                    Some(hash(session.caller.address.ip().to_string().as_bytes()))
+                }
+                _ => None,
+            };
+            let is_target = *destination == Destination::Target;
+            let wish = Wish {
+                hash,
+                failed,
+                preferred: None,
+            };
+            port.route(waypoint.around(), &own.workload, is_target, wish)
+        })
     };
-    let way = match route {
-        Ok(route) => Way::of(route, waypoint.config.ipv6).await,
-        Err(error) => Err(error.into()),
+    let tls = port.and_then(|port| port.tls());
+    let (way, held) = match given {
+        Some(way) => (Ok(way), None),
+        None => {
+            let ruled = rule().transpose().map_err(Failed::Nowhere)?.flatten();
+            let (route, held) = match ruled {
+                Some((route, held)) => (Ok(route), Some(held)),
+                None => (destination.route(session, own, failed).await, None),
+            };
+            let way = match route {
+                Ok(route) => ways::way(route, waypoint).await,
+                Err(error) => Err(error.into()),
+            };
+            (way, held)
+        }
     };
     let way = way.map_err(|error| Failed::At(error, None))?;
+    let host = destination.host(session);
+    let toward = tls.filter(|_| held.is_some() || !way.leads_to_waypoint());
+    let toward = toward.map(|origination| {
+        let config = &waypoint.config;
+        let host = &host;
+        (
+            Toward {
+                origination,
+                config,
+                host,
+            },
+            None,
+        )
+    });
     let forwarded = Forwarded {
         client: session.caller.address,
         host: destination
@@ -338,7 +372,8 @@ async fn connect(
     };
     let limits = port.map(|port| *port.limits()).unwrap_or_default();
     let upstreams = &session.shard.upstreams;
-    let connecting = upstreams.connect(&way, own, &forwarded, Some(session.passed), &limits);
+    let passed = Some(session.passed);
+    let connecting = upstreams.connect(&way, own, &forwarded, passed, (&limits, toward));
     let connected = connecting.await;
     if let Some(held) = &held {
         let outcome = match &connected {

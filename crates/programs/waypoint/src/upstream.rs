@@ -8,16 +8,21 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::Pool;
-use ambit_model::DestinationLimits;
+use ambit_model::{ArcStr, DestinationLimits};
 use ambit_proxy::{
     Dialer, Local, ResolveError,
     dial::{ConnectError, tunnel_headers},
-    resolve,
 };
 use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
 use ambit_sys::socket::keep_alive;
 
-use crate::{circle::Passed, destination::in_time};
+use crate::{
+    circle::Passed,
+    destination::in_time,
+    message::Version,
+    names::Forbidden,
+    origination::{OriginationError, Toward},
+};
 
 pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, StreamSlot};
 pub(crate) use stream::Stream;
@@ -43,6 +48,16 @@ pub(crate) enum UpstreamError {
     OtherNetwork,
     #[error("connecting took longer than the DestinationRule allows: {0:?}")]
     TooLong(std::time::Duration),
+    #[error("{0} is an address of the waypoint's own machine, or of nobody, which is not called")]
+    Own(IpAddr),
+    #[error(transparent)]
+    Forbidden(#[from] Forbidden),
+    #[error(
+        "{host} resolves to {ip}, an address of the mesh, which is not called by a wildcard's hosts"
+    )]
+    OfMesh { host: ArcStr, ip: IpAddr },
+    #[error(transparent)]
+    Tls(#[from] OriginationError),
 }
 
 /// A route whose address is known.
@@ -55,15 +70,8 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// Finds the address of a route.
-    pub(crate) async fn of(route: Route, ipv6: bool) -> Result<Self, UpstreamError> {
-        let route = match route {
-            Route::NeedsDns(pending) => {
-                let ip = resolve(&pending, ipv6).await?;
-                pending.resolve(ip)
-            }
-            known => known,
-        };
+    /// That of a route whose address is known.
+    pub(crate) fn known(route: Route) -> Result<Self, UpstreamError> {
         match route {
             Route::Plain(plain) => Ok(Self::Plain(plain.addr, Some(plain.workload))),
             Route::Hbone(hbone) => Ok(Self::Tunnel(Box::new(hbone))),
@@ -106,7 +114,7 @@ impl Upstreams {
         }
     }
 
-    /// A new connection for a caller, as the rule of its destination has it; of one that is no HTTP, the next waypoint
+    /// A new connection for a caller, as the rule of its destination has it, and over TLS if that is said; of one that is no HTTP, the next waypoint
     /// is told how many it has passed.
     pub(crate) async fn connect(
         &self,
@@ -114,9 +122,19 @@ impl Upstreams {
         own: &Local,
         forwarded: &Forwarded,
         passed: Option<Passed>,
-        limits: &DestinationLimits,
+        (limits, tls): (&DestinationLimits, Option<(Toward<'_>, Option<Version>)>),
     ) -> Result<Stream, UpstreamError> {
-        let connecting = self.connect_at_all(way, own, forwarded, passed, limits);
+        let connecting = async {
+            let stream = self.connect_at_all(way, own, forwarded, passed, limits);
+            let stream = stream.await?;
+            match tls {
+                None => Ok(stream),
+                Some((toward, version)) => {
+                    let stream = toward.begin(stream, version).await?;
+                    Ok(Stream::Tls(Box::new(stream)))
+                }
+            }
+        };
         let connected = in_time(limits.connect_timeout, connecting).await;
         connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)))
     }

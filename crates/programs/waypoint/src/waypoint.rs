@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::{
     asks::Asks, budget::Budgets, config::Config, destination::Around, extensions::Slots,
-    mirrors::Mirrors, published::Published, upstream::Upstreams,
+    mirrors::Mirrors, names::Names, published::Published, upstream::Upstreams,
 };
 
 /// One waypoint.
@@ -40,6 +40,8 @@ pub struct Waypoint {
     pub(crate) shared_data: ambit_wasm::Shared,
     /// Tells plugins that there is something in a queue.
     pub(crate) queues: tokio::sync::watch::Sender<()>,
+    /// Addresses of hosts outside of the mesh.
+    pub(crate) names: Names,
 }
 
 /// What a waypoint knows, and where it tells what it does.
@@ -115,6 +117,7 @@ impl Waypoint {
             address: config.address(),
             shared_data: ambit_wasm::Shared::default(),
             queues: tokio::sync::watch::Sender::new(()),
+            names: Names::new(config.allowed_hosts.clone()),
             config,
             state,
             published,

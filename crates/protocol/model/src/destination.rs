@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -36,6 +37,16 @@ pub struct DestinationSubset {
 }
 
 impl WaypointDestination {
+    /// A service of which nothing is said yet.
+    pub fn unruled(service: NamespacedHostname) -> Self {
+        Self {
+            service,
+            policy: DestinationPolicy::default(),
+            ports: BTreeMap::new(),
+            subsets: BTreeMap::new(),
+        }
+    }
+
     /// The policy of a port.
     pub fn policy(&self, port: u16) -> &DestinationPolicy {
         self.ports.get(&port).unwrap_or(&self.policy)
@@ -64,6 +75,43 @@ pub struct DestinationPolicy {
     pub limits: DestinationLimits,
     /// When an endpoint gets nothing for a while.
     pub outliers: Option<OutlierPolicy>,
+    /// Given: the waypoint begins TLS with endpoints, and sends them nothing without.
+    pub tls: Option<Arc<DestinationTls>>,
+}
+
+/// TLS that a waypoint begins with the endpoints of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DestinationTls {
+    /// The server name that is asked for; `None` is the service's host, or of a wildcard the host that is called.
+    pub server_name: Option<ArcStr>,
+    /// What the endpoint's certificate must be for, any one of them: host names, addresses and URIs. Empty is the
+    /// server name that is asked for.
+    pub names: Vec<ArcStr>,
+    /// Who may have signed it.
+    pub roots: TlsRoots,
+    /// What the waypoint shows of itself.
+    pub client: Option<TlsClientFiles>,
+}
+
+/// The authorities that are believed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TlsRoots {
+    /// Those of the waypoint's system.
+    #[default]
+    System,
+    /// These certificates.
+    Pem(ArcStr),
+    /// Those of a file at the waypoint.
+    File(ArcStr),
+}
+
+/// Files at the waypoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsClientFiles {
+    /// A certificate and those that sign it.
+    pub certificate: ArcStr,
+    /// Its private key.
+    pub key: ArcStr,
 }
 
 /// Which of several endpoints a request goes to.

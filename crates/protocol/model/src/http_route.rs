@@ -82,8 +82,25 @@ pub struct HttpRouteRule {
     pub timeouts: HttpTimeouts,
     /// When and how often requests are sent again; as without routes if `None`.
     pub retry: Option<HttpRetry>,
+    /// Requests of a client that are led to one endpoint.
+    pub session: Option<HttpSession>,
     /// A part of the rule that is not supported: requests that match are answered with 500 and this reason.
     pub unsupported: Option<ArcStr>,
+}
+
+/// How the requests of a client are known that belong together: by what the answer to the first of them said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HttpSession {
+    /// The name of the cookie or header, the latter in lower case.
+    pub name: ArcStr,
+    /// A header and not a cookie.
+    pub is_header: bool,
+    /// Whether the client keeps the cookie when it ends.
+    pub is_permanent: bool,
+    /// How long it lasts at most.
+    pub absolute_timeout: Option<Duration>,
+    /// How long it lasts without a request.
+    pub idle_timeout: Option<Duration>,
 }
 
 /// All parts that are given must match.

@@ -15,6 +15,7 @@ mod policy;
 mod port_map;
 mod ports;
 mod provider;
+mod rate_limit;
 mod reason;
 mod service;
 mod stream_route;
@@ -25,9 +26,10 @@ mod workload;
 pub use arcstr::ArcStr;
 pub use authentication::{Authentication, JwtKeys, JwtRule};
 pub use destination::{
-    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, HashCookie, HashPolicy,
-    HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
-    LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive, Warmup, WaypointDestination,
+    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, DestinationTls, HashCookie,
+    HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
+    LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive, TlsClientFiles, TlsRoots, Warmup,
+    WaypointDestination,
 };
 pub use extension::{ExtensionPhase, WaypointExtension};
 pub use http_policy::{
@@ -37,7 +39,8 @@ pub use http_policy::{
 pub use http_route::{
     FaultStatus, HeaderChanges, HttpBackend, HttpCors, HttpFault, HttpFilter, HttpMirror,
     HttpPathMatch, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
-    HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, RouteName, Share, is_reserved_header,
+    HttpSession, HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, RouteName, Share,
+    is_reserved_header,
 };
 pub use identity::{Identity, ParseIdentityError};
 pub use names::{
@@ -53,6 +56,7 @@ pub use ports::{
     DNS_PORT, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK, SOCKS5_PORT,
 };
 pub use provider::{HttpProvider, Provider, ProviderBody, ProviderProtocol};
+pub use rate_limit::{GlobalLimit, LimitDescriptor, LimitKey, LimitValue, LocalLimit, RateLimit};
 pub use reason::Reason;
 pub use service::{
     AppProtocol, CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service,

@@ -88,4 +88,6 @@ pub struct WaypointService {
     pub tcp_routes: Vec<StreamRoute>,
     /// The same by server names, before `tcp_routes`.
     pub tls_routes: Vec<StreamRoute>,
+    /// Its name is a wildcard, of which each call names the host: the waypoint resolves that one.
+    pub resolves_hosts: bool,
 }

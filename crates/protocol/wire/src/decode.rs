@@ -12,6 +12,7 @@ mod extension;
 mod parts;
 mod policy;
 mod provider;
+mod rate_limit;
 mod service;
 mod telemetry;
 #[cfg(test)]
@@ -32,6 +33,7 @@ pub use authentication::{AuthenticationNotUnderstood, waypoint_authentication};
 pub use destination::waypoint_destination;
 pub use extension::{ExtensionNotUnderstood, waypoint_extension};
 pub use policy::{NotUnderstood, policy};
+pub use rate_limit::{RateLimitNotUnderstood, waypoint_rate_limit};
 pub use telemetry::waypoint_telemetry;
 pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};
 

@@ -7,6 +7,7 @@ mod authentication;
 mod destination;
 mod extension;
 mod provider;
+mod rate_limit;
 mod telemetry;
 mod waypoint;
 
@@ -23,6 +24,7 @@ use crate::{ambit, security, workload};
 pub use authentication::WAYPOINT_AUTHENTICATION_TYPE_URL;
 pub use destination::WAYPOINT_DESTINATION_TYPE_URL;
 pub use extension::WAYPOINT_PLUGIN_TYPE_URL;
+pub use rate_limit::WAYPOINT_RATE_LIMIT_TYPE_URL;
 pub use telemetry::WAYPOINT_TELEMETRY_TYPE_URL;
 pub use waypoint::{
     WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,

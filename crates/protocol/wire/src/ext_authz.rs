@@ -204,7 +204,8 @@ impl Answer {
     /// When it is none, or says two things.
     pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
         let read = proto::CheckResponse::decode(bytes).map_err(AnswerError::Malformed)?;
-        let denied = read.denied_response;
+        // What tells an error of the provider's own denies, too: with it nothing has been allowed.
+        let denied = read.denied_response.or(read.error_response);
         let code = read.status.map(|status| status.code);
         match (code, denied, read.ok_response) {
             (None, None, None) => Err(AnswerError::Empty),

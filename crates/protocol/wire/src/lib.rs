@@ -50,6 +50,7 @@ pub mod decode;
 pub mod encode;
 pub mod enrolled;
 pub mod ext_authz;
+pub mod rate_limit_service;
 mod unknown;
 pub mod zds_codec;
 

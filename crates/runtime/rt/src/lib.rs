@@ -29,7 +29,7 @@ pub use env::{Env, EnvError};
 pub use error_chain::ErrorChain;
 pub use rates::Rates;
 pub use readiness::{Readiness, ReadyTask};
-pub use resolve::lookup_host;
+pub use resolve::{lookup_host, lookup_name};
 pub use shutdown::{Shutdown, ShutdownTrigger};
 pub use sleep::sleep_until;
 pub use slots::{Slot, SlotLimits, Slots};

@@ -3,7 +3,7 @@
 //! Not by the C library: its resolver blocks a thread for each name, and loads modules that a
 //! statically linked program has not.
 
-use std::{io, net::IpAddr};
+use std::{io, net::IpAddr, time::Instant};
 
 use hickory_resolver::TokioResolver;
 
@@ -17,6 +17,14 @@ pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
     }
+    Ok(lookup_name(host).await?.0)
+}
+
+/// The addresses of a name, and how long they are good, as whoever answers says.
+///
+/// # Errors
+/// As of [`lookup_host`].
+pub async fn lookup_name(host: &str) -> io::Result<(Vec<IpAddr>, Instant)> {
     let resolver = TokioResolver::builder_tokio()
         .and_then(|builder| builder.build())
         .map_err(io::Error::other)?;
@@ -28,7 +36,7 @@ pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
         };
         io::Error::new(kind, error)
     })?;
-    Ok(answer.iter().collect())
+    Ok((answer.iter().collect(), answer.valid_until()))
 }
 
 #[cfg(test)]

@@ -118,6 +118,9 @@ impl Index {
                     routes: self.http_routes(key, &gateway),
                     tcp_routes: self.stream_routes(Kind::TCPRoute, key, &gateway),
                     tls_routes: self.stream_routes(Kind::TLSRoute, key, &gateway),
+                    resolves_hosts: self
+                        .get::<ServiceEntry>(key)
+                        .is_some_and(|entry| entry.resolves_named(host)),
                 };
                 rendered.waypoint_services.push((gateway, service));
             }

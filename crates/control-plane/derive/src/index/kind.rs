@@ -8,7 +8,7 @@ use std::fmt;
 
 use ambit_k8s_api::{ObjectKey, ObjectMeta, ObjectType};
 use ambit_model::{
-    ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, WaypointDestination,
+    ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, RateLimit, WaypointDestination,
     WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
 };
 use serde::de::DeserializeOwned;
@@ -30,8 +30,6 @@ pub enum Extent {
     Presence,
     /// Labels and annotations of all.
     Metadata,
-    /// Those of one name, in every namespace, and of them all that [`Followed::cut`] leaves.
-    Named(&'static str),
     /// All that [`Followed::cut`] leaves.
     Whole {
         /// Of those objects only whose labels match; of all if `None`.
@@ -98,6 +96,7 @@ pub(crate) struct Rendered {
     pub(crate) waypoint_policies: Vec<(GatewayName, HttpPolicy)>,
     pub(crate) waypoint_destinations: Vec<(GatewayName, WaypointDestination)>,
     pub(crate) waypoint_authentications: Vec<(GatewayName, Authentication)>,
+    pub(crate) waypoint_rate_limits: Vec<(GatewayName, RateLimit)>,
     pub(crate) waypoint_telemetry: Vec<(GatewayName, WaypointTelemetry)>,
     pub(crate) waypoint_extensions: Vec<(GatewayName, WaypointExtension)>,
     /// What of an object has no effect because of other objects.

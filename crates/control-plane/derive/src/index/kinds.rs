@@ -2,6 +2,7 @@
 //! and has no file here does not compile.
 
 mod authorization_policy;
+mod backend_tls_policy;
 mod config_map;
 mod destination_rule;
 mod endpoint_slice;
@@ -13,6 +14,7 @@ mod node;
 mod others;
 mod peer_authentication;
 mod pod;
+mod rate_limit;
 mod reference_grant;
 mod request_authentication;
 mod route;
@@ -29,11 +31,11 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::ObjectMeta;
 use ambit_k8s_api::{
-    AuthorizationPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice, EnvoyFilter,
-    GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node, Object,
-    ObjectKey, PeerAuthentication, Pod, ReferenceGrant, RequestAuthentication, Secret, Service,
-    ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService, WasmPlugin,
-    WorkloadEntry,
+    AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
+    EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node,
+    Object, ObjectKey, PeerAuthentication, Pod, RateLimit, ReferenceGrant, RequestAuthentication,
+    Secret, Service, ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService,
+    WasmPlugin, WorkloadEntry,
 };
 use ambit_model::ArcStr;
 use serde_json::Value;

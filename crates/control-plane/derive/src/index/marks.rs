@@ -214,6 +214,7 @@ impl Index {
             for name in gateway(old).into_iter().chain(gateway(new)) {
                 self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
             }
+            self.mark_users_of_providers();
         }
     }
 

@@ -4,8 +4,8 @@ use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use ambit_model::{
     Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey,
-    TelemetryScope, WaypointDestination, WaypointExtension, WaypointGateway, WaypointService,
-    WaypointTelemetry, Workload, WorkloadUid,
+    RateLimit, TelemetryScope, WaypointDestination, WaypointExtension, WaypointGateway,
+    WaypointService, WaypointTelemetry, Workload, WorkloadUid,
 };
 
 use super::Maker;
@@ -22,6 +22,7 @@ pub(super) struct Published {
     waypoint_policies: Records<(GatewayName, PolicyKey), HttpPolicy>,
     waypoint_destinations: Records<(GatewayName, NamespacedHostname), WaypointDestination>,
     waypoint_authentications: Records<(GatewayName, PolicyKey), Authentication>,
+    waypoint_rate_limits: Records<(GatewayName, PolicyKey), RateLimit>,
     waypoint_telemetry: Records<(GatewayName, TelemetryScope), WaypointTelemetry>,
     waypoint_extensions: Records<(GatewayName, PolicyKey), WaypointExtension>,
 }
@@ -38,6 +39,7 @@ impl Published {
             waypoint_policies,
             waypoint_destinations,
             waypoint_authentications,
+            waypoint_rate_limits,
             waypoint_telemetry,
             waypoint_extensions,
             conflicts: _,
@@ -69,6 +71,10 @@ impl Published {
         let named = named.map(|(gateway, one)| ((gateway, one.key.clone()), one));
         self.waypoint_authentications
             .replace(maker, named, &mut delta.waypoint_authentications);
+        let named = waypoint_rate_limits.into_iter();
+        let named = named.map(|(gateway, one)| ((gateway, one.key.clone()), one));
+        self.waypoint_rate_limits
+            .replace(maker, named, &mut delta.waypoint_rate_limits);
         let named = waypoint_telemetry.into_iter();
         let named = named.map(|(gateway, one)| ((gateway, one.scope.clone()), one));
         self.waypoint_telemetry

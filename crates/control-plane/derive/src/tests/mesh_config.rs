@@ -61,7 +61,7 @@ fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
             "Warning data.mesh.extensionProviders[0].zipkin",
             "Warning data.mesh.extensionProviders[1].future",
             "Warning data.mesh.made",
-            "Warning data.mesh.outboundTrafficPolicy",
+            "Warning data.mesh.outboundTrafficPolicy.mode",
             "Warning data.mesh.trustDomainAliases",
             "Warning data.mesh.waypointMissing",
         ]
@@ -235,5 +235,52 @@ fn a_provider_that_cannot_be_read_leaves_the_last_good_one() {
         let at = "Error data.mesh.extensionProviders[0].envoyExtAuthzHttp";
         assert_eq!(problems(&mesh), [format!("{at}{field}")], "{more}");
         assert!(told(&mesh).place.is_ok());
+    }
+}
+
+#[test]
+fn ports_that_a_provider_of_http_is_not_asked_about_are_named() {
+    let cache = |labels: &str, name: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: cache, namespace: shop, labels: {{{labels}}}}}\nspec: {{clusterIP: 10.96.0.78, ports: [{{name: http, port: 80}}, {{name: {name}, port: 7000}}]}}\n"
+        )
+    };
+    let bound = "istio.io/use-waypoint: wp";
+    let of = |kind: &str| {
+        config(&format!(
+            "extensionProviders: [{{name: a, {kind}: {{service: authz.auth.svc.cluster.local, port: 9000}}}}]"
+        ))
+    };
+    let key = ObjectKey::new(Kind::AuthorizationPolicy, "shop", "ask");
+    let of_gateway = "group: gateway.networking.k8s.io, kind: Gateway, name: wp";
+    for target in [of_gateway, "kind: Service, name: cache"] {
+        let policy = POLICY.replace(of_gateway, target);
+        let objects = [
+            GATEWAY,
+            &policy,
+            &service("auth"),
+            &cache(bound, "tcp-binary"),
+            &of("envoyExtAuthzGrpc"),
+        ];
+        let mut mesh = TestMesh::of(&objects.join("\n---\n"));
+        let notes = |mesh: &TestMesh| -> Vec<String> {
+            let problems = mesh.index.problems_of(&key).into_iter();
+            problems.map(|problem| problem.message).collect()
+        };
+        assert_eq!(notes(&mesh), [""; 0], "{target}");
+        mesh.apply(&of("envoyExtAuthzHttp"));
+        let said = notes(&mesh).pop().unwrap_or_default();
+        assert!(
+            said.contains("connections to port 7000 of Service shop/cache are refused"),
+            "{target}: {said}"
+        );
+        mesh.apply(&cache(bound, "http-binary"));
+        assert_eq!(notes(&mesh), [""; 0], "{target}");
+        mesh.apply(&cache(bound, "tls-binary"));
+        assert_eq!(notes(&mesh).len(), 1, "{target}");
+        if target == of_gateway {
+            mesh.apply(&cache("", "tls-binary"));
+            assert_eq!(notes(&mesh), [""; 0]);
+        }
     }
 }

@@ -67,6 +67,20 @@ fn gateway(
     )
 }
 
+/// All of a rate limit but its head, some of them of no use.
+fn rate_limit(number: u8, mode: &str, variant: u8, flag: bool) -> String {
+    let target = if flag {
+        format!("{{kind: Service, name: svc{number}}}")
+    } else {
+        format!("{{kind: Gateway, group: gateway.networking.k8s.io, name: gw{number}}}")
+    };
+    let per = if mode == "UNSET" { "0s" } else { "1s" };
+    let global = format!(
+        "global: {{service: {{name: svc{variant}, port: 80}}, domain: d, descriptors: [{{entries: [{{key: k, value: v}}]}}]}}"
+    );
+    format!("spec: {{targetRefs: [{target}], local: [{{requests: 1, per: {per}}}], {global}}}\n")
+}
+
 /// The kinds, and how the names of their objects begin.
 fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
     prop_oneof![
@@ -89,8 +103,25 @@ fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
         Just((Kind::VirtualService, "vs")),
         Just((Kind::DestinationRule, "dr")),
         Just((Kind::HTTPFault, "fault")),
+        Just((Kind::BackendTLSPolicy, "btls")),
+        Just((Kind::ConfigMap, "roots")),
         Just((Kind::WasmPlugin, "wasm")),
+        Just((Kind::RateLimit, "limit")),
     ]
+}
+
+fn backend_tls(number: u8, variant: u8, app: &str, mode: &str, flag: bool) -> String {
+    let target = if flag {
+        format!("{{group: networking.istio.io, kind: ServiceEntry, name: se{variant}}}")
+    } else {
+        format!("{{group: '', kind: Service, name: svc{variant}, sectionName: http}}")
+    };
+    let roots = if mode == "UNSET" {
+        "wellKnownCACertificates: System".to_owned()
+    } else {
+        format!("caCertificateRefs: [{{group: '', kind: ConfigMap, name: roots{number}}}]")
+    };
+    format!("spec: {{targetRefs: [{target}], validation: {{hostname: {app}.example, {roots}}}}}\n")
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -139,6 +170,8 @@ fn step() -> impl Strategy<Value = Step> {
                     let subsets = if flag { ", subsets: [{name: v1, labels: {app: x}}]" } else { "" };
                     head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}{subsets}, trafficPolicy: {{connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
                 }
+                Kind::BackendTLSPolicy => head("gateway.networking.k8s.io/v1") + &backend_tls(number, variant, app, mode, flag),
+                Kind::ConfigMap => head("v1") + &format!("data: {{{}: '-----BEGIN CERTIFICATE-----{variant}'}}\n", if flag { "ca.crt" } else { "other" }),
                 Kind::HTTPFault => {
                     let status = if mode == "UNSET" { 1 } else { 500 + i32::from(variant) };
                     head("ambit.io/v1alpha1") + &format!("spec: {{abort: {{httpStatus: {status}}}}}\n")
@@ -165,6 +198,7 @@ fn step() -> impl Strategy<Value = Step> {
                     let url = if mode == "UNSET" { "ftp://x" } else { "oci://x" };
                     head("extensions.istio.io/v1alpha1") + &format!("spec: {{targetRefs: [{target}], url: '{url}', priority: {variant}}}\n")
                 }
+                Kind::RateLimit => head("ambit.io/v1alpha1") + &rate_limit(number, mode, variant, flag),
                 Kind::AuthorizationPolicy if mode == "PERMISSIVE" => {
                     let target = match variant {
                         0 => format!("{{kind: Service, name: svc{number}}}"),
@@ -250,6 +284,7 @@ proptest! {
         prop_assert_eq!(&mesh.waypoint_policies, &fresh.waypoint_policies);
         prop_assert_eq!(&mesh.waypoint_destinations, &fresh.waypoint_destinations);
         prop_assert_eq!(&mesh.waypoint_telemetry, &fresh.waypoint_telemetry);
+        prop_assert_eq!(&mesh.waypoint_rate_limits, &fresh.waypoint_rate_limits);
         prop_assert_eq!(&mesh.waypoint_extensions, &fresh.waypoint_extensions);
         for key in left.keys() {
             prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);

@@ -2,13 +2,16 @@
 
 mod attachment;
 mod authentications;
+mod backend_tls;
 mod destinations;
 mod foreign;
 mod hosts;
 mod instances;
 mod kinds;
+mod limits;
 mod own_kinds;
 mod plugins;
+mod sessions;
 mod telemetry;
 mod told;
 mod warnings;

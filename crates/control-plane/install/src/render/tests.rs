@@ -327,6 +327,7 @@ fn definitions_serve_what_istio_serves() {
             "destinationrules.networking.istio.io v1 v1beta1 v1alpha3",
             "httpfaults.ambit.io v1alpha1",
             "peerauthentications.security.istio.io v1 v1beta1",
+            "ratelimits.ambit.io v1alpha1",
             "requestauthentications.security.istio.io v1 v1beta1",
             "serviceentries.networking.istio.io v1 v1beta1 v1alpha3",
             "telemetries.telemetry.istio.io v1 v1alpha1",

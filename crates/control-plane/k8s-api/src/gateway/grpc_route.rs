@@ -6,7 +6,7 @@ use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::Obj
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{HttpBackendRef, HttpNamedMatch, HttpRouteFilter, ParentReference};
+use super::{HttpBackendRef, HttpNamedMatch, HttpRouteFilter, ParentReference, SessionPersistence};
 use crate::{
     istio::custom_resource,
     status::{self, Status},
@@ -44,6 +44,8 @@ pub struct GrpcRouteRule {
     pub filters: Vec<HttpRouteFilter>,
     /// Where requests go.
     pub backend_refs: Vec<HttpBackendRef>,
+    /// Requests of a client that are led to one endpoint.
+    pub session_persistence: Option<SessionPersistence>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,

@@ -7,7 +7,7 @@
 use std::{cmp::Reverse, collections::HashMap, ops::Range};
 
 use ambit_model::{ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch, MAX_EXPRESSION};
-use http::HeaderName;
+use http::{HeaderName, header::HOST};
 use regex::{Regex, RegexBuilder};
 
 use super::RouteRequest;
@@ -181,6 +181,9 @@ impl Entry {
             .as_ref()
             .is_none_or(|method| request.method == method)
             && self.headers.iter().all(|(name, of)| {
+                if *name == HOST {
+                    return !request.host.is_empty() && of.matches(request.host);
+                }
                 let value = request.headers.get(name);
                 value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
             })

@@ -62,6 +62,7 @@ fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) ->
         method: "GET",
         path,
         query,
+        host: "web.example",
         headers: &headers,
     };
     match table.choose(&request) {
@@ -231,6 +232,7 @@ fn backends_share_by_weight_and_none_has_nothing() {
         method: "GET",
         path: "/",
         query: None,
+        host: "",
         headers: &headers,
     };
     let Choice::Rule(rule, _) = table.choose(&request) else {
@@ -303,4 +305,22 @@ fn of_several_kinds_the_oldest_route_decides_which_is_followed() {
     let table = RouteTable::new(&routes, 81, None);
     assert_eq!(chosen(&table, "/other", &[]), "other/0");
     assert_eq!(chosen(&table, "/same", &[]), "none");
+}
+
+#[test]
+fn a_match_of_the_host_sees_the_host_which_http_2_has_no_header_for() {
+    let of = |value| HttpRouteMatch {
+        headers: vec![("host".into(), value)],
+        ..HttpRouteMatch::default()
+    };
+    for (value, expected) in [
+        (HttpValueMatch::Exact("web.example".into()), "a/0"),
+        (HttpValueMatch::Regex(r"web\.\w+".into()), "a/0"),
+        (HttpValueMatch::Exact("web".into()), "none"),
+    ] {
+        let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of(value)])])], 80, None);
+        assert_eq!(chosen(&table, "/", &[]), expected);
+        // Whatever a header of the name says besides.
+        assert_eq!(chosen(&table, "/", &[("host", "web")]), expected);
+    }
 }

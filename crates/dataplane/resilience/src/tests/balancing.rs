@@ -68,6 +68,7 @@ fn what_was_tried_is_not_chosen_again() {
             let wish = Wish {
                 hash: Some(1),
                 failed: &failed,
+                preferred: None,
             };
             let chosen = scene.choose(wish).unwrap();
             assert!(!failed.contains(chosen.uid()));
@@ -76,8 +77,32 @@ fn what_was_tried_is_not_chosen_again() {
         let wish = Wish {
             hash: Some(1),
             failed: &failed,
+            preferred: None,
         };
         assert_eq!(scene.choose(wish).unwrap_err(), NoEndpoint::Nothing);
+    }
+}
+
+#[test]
+fn a_preferred_endpoint_is_chosen_as_long_as_it_may_be() {
+    for policy in [
+        balancing(Balancing::RoundRobin),
+        hashing(HashTable::default(), 0),
+    ] {
+        let mut scene = Scene::new(policy, many(3));
+        let wish = |failed, preferred| Wish {
+            hash: Some(1),
+            failed,
+            preferred: Some(preferred),
+        };
+        let all = [0, 1, 2].map(|_| scene.choose(Wish::default()).unwrap().uid().clone());
+        let last = &all[2];
+        for _ in 0..4 {
+            assert_eq!(scene.choose(wish(&[], last)).unwrap().uid(), last);
+        }
+        let failed = [last.clone()];
+        assert_ne!(scene.choose(wish(&failed, last)).unwrap().uid(), last);
+        assert!(scene.choose(wish(&[], &"unknown".into())).is_ok());
     }
 }
 

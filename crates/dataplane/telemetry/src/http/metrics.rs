@@ -63,6 +63,14 @@ struct AuthorizedLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RateLimitLabels {
+    /// `namespace/name`.
+    rate_limit: String,
+    kind: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ProviderLabels {
     provider: String,
 }
@@ -110,6 +118,7 @@ pub struct HttpMetrics {
     authorized: Family<AuthorizedLabels, Counter>,
     headers_refused: Family<ProviderLabels, Counter>,
     exported: Family<ExportLabels, Counter>,
+    rate_limited: Family<RateLimitLabels, Counter>,
 }
 
 #[derive(Debug, Default)]
@@ -205,6 +214,11 @@ impl HttpMetrics {
             metrics.headers_refused.clone(),
         );
         registry.register(
+            "ambit_rate_limit_decisions",
+            "The total number of requests that rate limits refused, or that rate-limit services were asked about, by what became of them",
+            metrics.rate_limited.clone(),
+        );
+        registry.register(
             "ambit_telemetry_exported",
             "The total number of spans and lines of access logs for collectors, by what became of them",
             metrics.exported.clone(),
@@ -243,6 +257,16 @@ impl HttpMetrics {
         let provider = provider.to_owned();
         let labels = AuthorizedLabels { provider, outcome };
         self.authorized.get_or_create(&labels).inc();
+    }
+
+    /// A rate limit was decided, by the object's name; `kind` is `local` or `global`.
+    pub fn rate_limited(&self, rate_limit: &PolicyKey, kind: &'static str, outcome: &'static str) {
+        let labels = RateLimitLabels {
+            rate_limit: rate_limit.to_string(),
+            kind,
+            outcome,
+        };
+        self.rate_limited.get_or_create(&labels).inc();
     }
 
     /// A provider wanted to change headers that it may not.

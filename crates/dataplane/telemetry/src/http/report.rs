@@ -82,6 +82,10 @@ pub struct HttpRequestReport<'a> {
     pub route: Option<&'a str>,
     /// The AUDIT policy that matched, if one did. Not in Istio's formats: added where there is one.
     pub audited_by: Option<&'a str>,
+    /// The host outside of the mesh that it went to, where a wildcard names it or TLS begins here. Added as above.
+    pub remote: Option<&'a str>,
+    /// What the certificate of that host was verified for. Added as above.
+    pub remote_identity: Option<&'a str>,
 }
 
 impl HttpRequestReport<'_> {
@@ -120,6 +124,8 @@ impl HttpRequestReport<'_> {
             server_name: None,
             route: None,
             audited_by: None,
+            remote: None,
+            remote_identity: None,
         }
     }
 
@@ -175,6 +181,14 @@ impl HttpRequestReport<'_> {
             out.0.push_str(" audit=");
             out.quoted(Some(policy.as_bytes()));
         }
+        if let Some(remote) = self.remote {
+            out.0.push_str(" remote=");
+            out.quoted(Some(remote.as_bytes()));
+        }
+        if let Some(identity) = self.remote_identity {
+            out.0.push_str(" remote_identity=");
+            out.quoted(Some(identity.as_bytes()));
+        }
     }
 
     fn json(&self, line: &mut String) {
@@ -209,6 +223,12 @@ impl HttpRequestReport<'_> {
         out.text("route_name", self.route);
         if self.audited_by.is_some() {
             out.text("audit", self.audited_by);
+        }
+        if self.remote.is_some() {
+            out.text("remote", self.remote);
+        }
+        if self.remote_identity.is_some() {
+            out.text("remote_identity", self.remote_identity);
         }
         line.push('}');
     }

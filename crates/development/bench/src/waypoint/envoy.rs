@@ -58,14 +58,9 @@ impl Files {
     }
 
     /// Writes the configuration, at which the pod has been waiting.
-    pub(crate) fn configure(
-        &self,
-        work: Work,
-        backend: &str,
-        collector: Option<&str>,
-    ) -> Result<()> {
+    pub(crate) fn configure(&self, work: Work, backend: &str, callee: Option<&str>) -> Result<()> {
         self.route(work, None)?;
-        let configuration = self.configuration(work, backend, collector);
+        let configuration = self.configuration(work, backend, callee)?;
         self.replace("envoy.json", &configuration.to_string())
     }
 

@@ -4,7 +4,7 @@ use std::{fmt::Write, fs, os::unix::fs::symlink, path::Path};
 
 use anyhow::Result;
 
-use super::{ENVOY, OURS, RULES_OF_SERVICE, Side, Work, tracing};
+use super::{ENVOY, OURS, RULES_OF_SERVICE, Side, Work};
 
 /// HTTPRoute allows so many.
 const RULES_PER_ROUTE: usize = 16;
@@ -81,8 +81,8 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
             text += &routes(side.name, &service, RULES_OF_SERVICE);
         }
     }
-    if let Some(percentage) = work.traced {
-        text += &tracing::manifests(percentage)?;
+    if let Some(step) = work.step {
+        text += &step.manifests(scratch)?;
     }
     Ok(text)
 }
@@ -163,7 +163,7 @@ spec:
 }
 
 /// A server of short and of long answers, over HTTP/1.1 and over HTTP/2.
-fn nginx(scratch: &Path, name: &str) -> Result<String> {
+pub(super) fn nginx(scratch: &Path, name: &str) -> Result<String> {
     let path = scratch.join(format!("{name}.conf"));
     let scratch = scratch.display();
     let text = format!(

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Bench, Load, OURS, Work, table::Row};
+use super::{OURS, Step, table::Row, with_step};
 
 /// Where the collector's program is.
 const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
@@ -19,12 +19,8 @@ pub(super) const PORT: u16 = 4317;
 pub(super) fn rows(envoy: &std::path::Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for percentage in [1, 100] {
-        let work = Work {
-            traced: Some(percentage),
-            ..Work::default()
-        };
-        let bench = Bench::up(envoy, work)?;
-        rows.extend(bench.compare(&format!("traced {percentage} %, "), Load::Http1(32))?);
+        let what = format!("traced {percentage} %");
+        rows.extend(with_step(envoy, &what, Step::Trace(percentage))?);
     }
     Ok(rows)
 }

@@ -3,6 +3,7 @@
 mod definitions;
 mod faults;
 mod gateways;
+mod overlays;
 mod requests;
 mod rollouts;
 

@@ -251,8 +251,12 @@ fn connections_are_shared_by_weight_and_what_has_no_backend_is_refused() {
         match greeting(&mesh, front).as_deref() {
             Some("8091") => served += 1,
             None => refused += 1,
-            // As it was before.
-            Some(_) => {}
+            // As it was before, and then no more.
+            Some(other) => assert_eq!(
+                (served, refused),
+                (0, 0),
+                "{other} has a connection, and no weight"
+            ),
         }
         served > 5 && refused > 5
     });

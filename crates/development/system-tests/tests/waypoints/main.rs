@@ -8,16 +8,20 @@
     reason = "tests"
 )]
 
+mod authorizers;
 mod circles;
 mod faults;
 mod foreign;
 mod kinds;
+mod limits;
 mod overlays;
 mod progress;
 mod protocols;
 mod rehearsal;
+mod rehearsal_of_cluster;
 mod rollout;
 mod routed_policies;
+mod sessions;
 mod telemetry;
 mod tls_routes;
 mod websocket;

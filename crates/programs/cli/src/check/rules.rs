@@ -389,8 +389,8 @@ mod tests {
         };
         let found = findings(&missing);
         let errors = found.iter().filter(|finding| finding.level == Level::Error);
-        assert_eq!(errors.count(), 9);
-        assert!(found.len() == 10 && found[9].finding.contains("Gateway API"));
+        assert_eq!(errors.count(), 10);
+        assert!(found.len() == 11 && found[10].finding.contains("Gateway API"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path};
 
 use ambit_derive::{MeshConfig, WaypointAttachment};
-use ambit_install::cluster::Cluster;
+use ambit_install::{cluster::Cluster, object::ObjectRef};
 use ambit_k8s_api::{Kind, Object, ObjectEvent, ObjectKey, Pod};
 use ambit_lab::LogSource;
 use ambit_manifests::Snapshot;
@@ -125,6 +125,10 @@ impl World {
                 world.objects.push(event);
             }
         }
+        let found = cluster.get(&mesh_settings(mesh_namespace)).await;
+        if let Some(value) = found.map_err(|error| failed(error.into()))? {
+            world.objects.push(event(&value)?);
+        }
         for pod in logged.iter().filter(|_| with_logs) {
             let metadata = &pod.metadata;
             let text = |value: &Option<String>| value.clone().unwrap_or_default();
@@ -138,6 +142,16 @@ impl World {
             }
         }
         Ok(world)
+    }
+}
+
+/// The MeshConfig, by name: to list ConfigMaps is to read those of others.
+fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
+    ObjectRef {
+        api_version: "v1".to_owned(),
+        kind: "ConfigMap".to_owned(),
+        namespace: Some(mesh_namespace.to_owned()),
+        name: "istio".to_owned(),
     }
 }
 

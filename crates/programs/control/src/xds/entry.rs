@@ -27,6 +27,8 @@ impl Collection {
     pub const WAYPOINT_DESTINATIONS: Self = Self("waypoint destinations");
     /// What waypoints authenticate by.
     pub const WAYPOINT_AUTHENTICATIONS: Self = Self("waypoint authentications");
+    /// How many requests waypoints let pass.
+    pub const WAYPOINT_RATE_LIMITS: Self = Self("waypoint rate limits");
     /// What waypoints tell of requests.
     pub const WAYPOINT_TELEMETRY: Self = Self("waypoint telemetry");
     /// What runs in waypoints.

@@ -9,8 +9,8 @@ use std::{
 use ambit_wire::encode::{
     ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
     WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_PLUGIN_TYPE_URL,
-    WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TELEMETRY_TYPE_URL,
-    WORKLOAD_TYPE_URL,
+    WAYPOINT_POLICY_TYPE_URL, WAYPOINT_RATE_LIMIT_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+    WAYPOINT_TELEMETRY_TYPE_URL, WORKLOAD_TYPE_URL,
 };
 
 use super::entry::{Collection, Entry, EntryKind};
@@ -135,6 +135,14 @@ static WAYPOINT_EXTENSION: Definition = Definition {
     ..WAYPOINT_POLICY
 };
 
+static WAYPOINT_RATE_LIMIT: Definition = Definition {
+    type_url: WAYPOINT_RATE_LIMIT_TYPE_URL,
+    short_name: "WPRDS",
+    collection: Collection::WAYPOINT_RATE_LIMITS,
+    order: 10,
+    ..WAYPOINT_POLICY
+};
+
 static WAYPOINT_TELEMETRY: Definition = Definition {
     type_url: WAYPOINT_TELEMETRY_TYPE_URL,
     short_name: "WPTDS",
@@ -161,6 +169,8 @@ impl ResourceType {
     pub const WAYPOINT_DESTINATION: Self = Self(&WAYPOINT_DESTINATION);
     /// What waypoints authenticate by.
     pub const WAYPOINT_AUTHENTICATION: Self = Self(&WAYPOINT_AUTHENTICATION);
+    /// How many requests waypoints let pass.
+    pub const WAYPOINT_RATE_LIMIT: Self = Self(&WAYPOINT_RATE_LIMIT);
     /// What waypoints tell of requests.
     pub const WAYPOINT_TELEMETRY: Self = Self(&WAYPOINT_TELEMETRY);
     /// What runs in waypoints.
@@ -178,6 +188,7 @@ impl ResourceType {
         Self::WAYPOINT_AUTHENTICATION,
         Self::WAYPOINT_EXTENSION,
         Self::WAYPOINT_TELEMETRY,
+        Self::WAYPOINT_RATE_LIMIT,
     ];
 
     /// The type of a URL.

@@ -107,6 +107,12 @@ impl Store {
             let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
             self.put(Collection::WAYPOINT_TELEMETRY, &name, entry);
         }
+        for ((gateway, object), record) in &delta.waypoint_rate_limits {
+            let name = arcstr::format!("{gateway}/{object}");
+            let record = record.as_deref().map(ambit::WaypointRateLimit::from);
+            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
+            self.put(Collection::WAYPOINT_RATE_LIMITS, &name, entry);
+        }
         for ((gateway, plugin), record) in &delta.waypoint_extensions {
             let name = arcstr::format!("{gateway}/{plugin}");
             let record = record.as_deref().map(ambit::WaypointExtension::from);

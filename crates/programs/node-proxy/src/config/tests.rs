@@ -34,6 +34,19 @@ fn the_defaults_are_the_contract_s() {
 }
 
 #[test]
+fn unknown_destinations_are_refused_if_that_is_said_and_nothing_else_is_taken_for_it() {
+    let with = |mode: &str| config(&[("AMBIT_OUTBOUND_TRAFFIC_POLICY", mode)]);
+    assert!(with("REGISTRY_ONLY").unwrap().registry_only);
+    for mode in ["", "ALLOW_ANY"] {
+        assert!(!with(mode).unwrap().registry_only, "{mode}");
+    }
+    for mode in ["registry_only", "REGISTRY"] {
+        let error = with(mode).unwrap_err().to_string();
+        assert!(error.contains("AMBIT_OUTBOUND_TRAFFIC_POLICY"), "{error}");
+    }
+}
+
+#[test]
 fn addresses_get_their_scheme_and_http_is_refused() {
     let with = |address: &str| config(&[("XDS_ADDRESS", address)]);
     let address = with("istiod:15012").unwrap().xds.address;

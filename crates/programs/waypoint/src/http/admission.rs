@@ -2,7 +2,7 @@
 //! nothing more of what they now deny passes.
 //!
 //! A request that a route leads to another service is judged twice: as it came, for what it asks for, and as it is sent,
-//! by the policies of the service that it goes to.
+//! by the policies of the service that it goes to. So is one that a route of its clients changes, wherever it goes.
 //!
 //! Who decides about requests outside of the mesh is asked once, as the request comes. Where policies, which change, or
 //! those of the service that a route leads it to, want somebody else to be asked, it does not go on.
@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::send::Destination;
-use crate::session::Session;
+use crate::{led_by::LedBy, session::Session};
 
 /// A request that policies have admitted.
 #[derive(Clone, Debug)]
@@ -56,6 +56,7 @@ pub(super) struct Facts {
 struct Led {
     service: NamespacedHostname,
     port: u16,
+    by: LedBy,
     /// What is sent, if that is not what came.
     sent: Option<Arc<Facts>>,
 }
@@ -95,22 +96,29 @@ impl Admission {
         (decision, admitted.then(admission))
     }
 
-    /// Judges it once more, where a route leads it to another service: `sent` is what it has become, if that differs.
-    /// No decision: nothing is said of that service.
+    /// Judges it once more, where a route leads it to another service, or a route of its clients makes something else of
+    /// it: `sent` is what it has become, if that differs. No decision: nothing is said of that service.
     ///
     /// # Errors
     /// With the decision, if it is denied.
     pub(super) fn led_to(
         &self,
         destination: &Destination,
+        by: LedBy,
         sent: Option<Facts>,
     ) -> (Option<HttpDecision>, Option<Self>) {
-        let Destination::Backend(service, port) = destination else {
+        let session = &self.came.session;
+        let is_as_asked = by == LedBy::Service || sent.is_none();
+        let Some((service, port)) = destination.port(session) else {
             return (None, Some(self.clone()));
         };
+        if is_as_asked && destination.is_asked_for(session) {
+            return (None, Some(self.clone()));
+        }
         let led = Led {
             service: service.clone(),
-            port: *port,
+            port,
+            by,
             sent: sent.map(Arc::new),
         };
         let decision = self.came.judge_led(&led);
@@ -180,13 +188,20 @@ impl Inner {
 
     /// As a request to the service that a route leads it to; `None` if that has no policies here.
     fn judge_led(&self, led: &Led) -> Option<HttpDecision> {
-        let waypoint = &self.session.shard.waypoint;
-        if !waypoint.published.policies().has_own(&led.service) {
-            return None;
-        }
+        let published = &self.session.shard.waypoint.published;
+        let scope = led.by.scope(published, &led.service)?;
         let facts = led.sent.as_deref().unwrap_or(&self.facts);
-        let address = waypoint.address_of(&led.service, led.port);
-        Some(self.judge_as(Scope::Backend(&led.service), facts, address))
+        Some(self.judge_as(scope, facts, self.address_of(led)))
+    }
+
+    /// As clients would ask for it.
+    fn address_of(&self, led: &Led) -> SocketAddr {
+        let target = &self.session.target;
+        if target.is_port(&led.service, led.port) {
+            return target.address();
+        }
+        let waypoint = &self.session.shard.waypoint;
+        waypoint.address_of(&led.service, led.port)
     }
 
     /// With several tokens, the claims of each have to be enough.
@@ -246,15 +261,13 @@ impl Inner {
 
     /// The same as a request to the service that a route leads it to: nobody is asked a second time.
     fn is_asked_led(&self, led: &Led) -> bool {
-        let waypoint = &self.session.shard.waypoint;
-        if !waypoint.published.policies().has_own(&led.service) {
+        let published = &self.session.shard.waypoint.published;
+        let Some(scope) = led.by.scope(published, &led.service) else {
             return true;
-        }
+        };
         let by = self.asked.as_ref().map(|(by, _)| by);
         let facts = led.sent.as_deref().unwrap_or(&self.facts);
-        let scope = Scope::Backend(&led.service);
-        let address = waypoint.address_of(&led.service, led.port);
-        self.is_admitted_by(by, scope, address, facts, &facts.headers)
+        self.is_admitted_by(by, scope, self.address_of(led), facts, &facts.headers)
     }
 
     fn is_admitted_by(

@@ -5,7 +5,7 @@
 //! to be asked about it, it ends.
 
 mod ask;
-mod changes;
+pub(super) mod changes;
 
 use ambit_l7::authz::Asking;
 use ambit_model::{ArcStr, Provider, ProviderProtocol};
@@ -28,6 +28,7 @@ use crate::{
     session::Session,
 };
 pub(crate) use ask::AskError;
+pub(super) use ask::unary;
 
 /// What became of a request that a provider was asked about.
 pub(super) enum Authorized {

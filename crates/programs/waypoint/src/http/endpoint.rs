@@ -60,10 +60,11 @@ impl Ruling {
         }))
     }
 
-    pub(super) fn wish<'a>(&self, failed: &'a [ArcStr]) -> Wish<'a> {
+    pub(super) fn wish<'a>(&self, failed: &'a [ArcStr], preferred: Option<&'a ArcStr>) -> Wish<'a> {
         Wish {
             hash: self.hash,
             failed,
+            preferred,
         }
     }
 
@@ -134,7 +135,7 @@ fn of_query(query: Option<&str>, name: &str) -> Option<u64> {
 }
 
 /// The first cookie of a name.
-fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
+pub(super) fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
     let lines = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
     let mut pairs = lines.flat_map(|line| line.split(|byte| *byte == b';'));
     pairs.find_map(|pair| {

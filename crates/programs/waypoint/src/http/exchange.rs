@@ -24,6 +24,7 @@ use super::{
     extension::{Extended, Extension},
     fault,
     form::Form,
+    limits::{self, Limited},
     mirror, outgoing,
     record::Record,
     reply::Reply,
@@ -35,6 +36,7 @@ use super::{
 use crate::{
     circle::Passed,
     headers,
+    led_by::LedBy,
     message::{Body, Version},
     session::Session,
 };
@@ -49,8 +51,10 @@ pub(super) async fn respond(
     let is_grpc = is_grpc(&request);
     let mut record = Record::new(&session, &request, is_grpc);
     let mut crossing = Crossing::default();
+    let mut limited = Limited::default();
     let mut extended = Extended::of(&session, is_grpc);
-    let under_way = (&mut leftover, &mut record, &mut crossing, &mut extended);
+    let said = (&mut crossing, &mut limited);
+    let under_way = (&mut leftover, &mut record, said, &mut extended);
     let answering = answer(&session, request, under_way);
     let answered = Box::pin(answering).await;
     let mut response = answered.unwrap_or_else(|reply| {
@@ -58,6 +62,7 @@ pub(super) async fn respond(
         reply.into_response(is_grpc).map(Answer::Own)
     });
     crossing.change_answer(response.headers_mut());
+    limited.change_answer(response.headers_mut());
     if let Some(extended) = &extended {
         response = Box::pin(extended.answer(response, &mut record)).await;
     }
@@ -89,10 +94,10 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 async fn answer(
     session: &Arc<Session>,
     mut request: Request<Incoming>,
-    (leftover, record, crossing, extended): (
+    (leftover, record, (crossing, limited), extended): (
         &mut Leftover,
         &mut Record,
-        &mut Crossing,
+        (&mut Crossing, &mut Limited),
         &mut Option<Box<Extended>>,
     ),
 ) -> Result<Response<Answer>, Reply> {
@@ -113,12 +118,15 @@ async fn answer(
         Admitted::Answered(response) => return Ok(*response),
     };
     let routed = route(session, &request, &form, record, crossing)?;
-    let taken = match routed {
+    let mut taken = match routed {
         Routed::On(taken) => taken,
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };
+    // What came is counted, and not what becomes of it.
+    limits::limit(session, &request, &form, (&admission, passed), limited).await?;
     // Only now: what was judged and routed is what came.
     taken.change(session, request.headers_mut(), &mut form)?;
+    taken.name_host(session, &form)?;
     let destination = &taken.destination;
     let admission = judge_led(admission, &taken, &request, &form, record)?;
     let deadline = taken.timeouts().request.map(|most| began + most);
@@ -141,7 +149,7 @@ async fn answer(
         None => taken.mirrors(),
         Some(_) => Vec::new(),
     };
-    let asked = (&parts, &form, &admission);
+    let asked = (&parts, &form, &admission, taken.led_by());
     let body = mirror::mirror(session, &mirrors, passed, asked, body);
     let mut sent_on = Request::from_parts(parts, body);
     outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
@@ -152,6 +160,7 @@ async fn answer(
         passed,
         patience: taken.timeouts().backend_request,
         again: taken.retry().map_or(Again::Safely, Again::ByRule),
+        kept: taken.kept(),
     };
     let sending = send::send(session, destination, version, sending, sent_on);
     let sending = pin!(sending);
@@ -170,6 +179,9 @@ async fn answer(
         record.upstream_failure = Some(failure.details);
         failure.reply
     })?;
+    if let Some(workload) = &chosen.workload {
+        taken.continue_session(workload.uid(), response.headers_mut());
+    }
     record.reached(chosen, flags);
     let is_switched = match &upgrade {
         Some(upgrade) => upgrade.is_switched(version, &response)?,
@@ -315,7 +327,8 @@ fn version(upgrade: Option<&Upgrade>, declared: AppProtocol, came: http::Version
     }
 }
 
-/// Judges what a route leads to another service as that one's, too.
+/// Judges what a route leads to another service as that one's, too, and what a route of its clients makes of a request
+/// as if they had sent that.
 fn judge_led(
     admission: Admission,
     taken: &Taken,
@@ -323,7 +336,12 @@ fn judge_led(
     form: &Form,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
-    if taken.destination == Destination::Target {
+    let by = taken.led_by();
+    let is_asked_for = matches!(
+        taken.destination,
+        Destination::Target | Destination::Host(_)
+    );
+    if by == LedBy::Service && is_asked_for {
         return Ok(admission);
     }
     let sent = taken.changes_request().then(|| Facts {
@@ -332,7 +350,7 @@ fn judge_led(
         path: form.target.path().to_owned(),
         headers: request.headers().clone(),
     });
-    let (decision, admission) = admission.led_to(&taken.destination, sent);
+    let (decision, admission) = admission.led_to(&taken.destination, by, sent);
     if let Some(decision) = decision {
         record.judged(&decision);
     }

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     circle::Passed,
+    led_by::LedBy,
     message::{Body, Version},
     session::Session,
 };
@@ -35,7 +36,7 @@ pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],
     passed: Passed,
-    (head, form, admission): (&request::Parts, &Form, &Admission),
+    (head, form, admission, by): (&request::Parts, &Form, &Admission, LedBy),
     body: Body,
 ) -> Body {
     if mirrors.is_empty() {
@@ -76,7 +77,7 @@ pub(super) fn mirror(
             path: form.target.path().to_owned(),
             headers: request.headers().clone(),
         };
-        let (_, admission) = admission.led_to(&destination, Some(sent));
+        let (_, admission) = admission.led_to(&destination, by, Some(sent));
         let Some(admission) = admission else {
             metrics.mirrored(MirrorOutcome::Denied);
             continue;
@@ -85,6 +86,7 @@ pub(super) fn mirror(
             passed,
             patience: None,
             again: Again::Never,
+            kept: None,
         };
         let session = session.clone();
         ambit_rt::spawn("mirror", async move {

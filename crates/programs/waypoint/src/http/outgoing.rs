@@ -38,3 +38,14 @@ pub(super) fn address(
         Uri::from_parts(parts).map_err(|error| Reply::refused(error.to_string(), "target"))?;
     Ok(())
 }
+
+/// Says of a request of HTTP/2 that it goes over TLS.
+pub(super) fn secure(request: &mut Request<Body>) {
+    let mut parts = request.uri().clone().into_parts();
+    if parts.authority.is_some() {
+        parts.scheme = Some(http::uri::Scheme::HTTPS);
+    }
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+}

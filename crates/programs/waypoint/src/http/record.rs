@@ -233,6 +233,14 @@ impl Drop for Record {
             upstream_cluster: cluster.map(|service| service.hostname.as_str()),
             route: self.route.as_deref(),
             audited_by: self.audited_by.as_deref(),
+            remote: self
+                .chosen
+                .as_ref()
+                .and_then(|chosen| chosen.remote.as_deref()),
+            remote_identity: self
+                .chosen
+                .as_ref()
+                .and_then(|chosen| chosen.remote_identity.as_deref()),
             ..HttpRequestReport::new(
                 self.started,
                 self.began.elapsed(),

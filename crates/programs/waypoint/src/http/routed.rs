@@ -3,13 +3,21 @@
 use std::sync::Arc;
 
 use ambit_l7::route::{self, Applied, Asked, Choice, Injected, RouteRequest, Rule};
-use ambit_model::{HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
+use ambit_model::{ArcStr, HttpBackend, HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
+use ambit_route::BackendEndpoint;
 use ambit_telemetry::http::ResponseFlag;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::LOCATION};
 use hyper::body::Incoming;
 
-use super::{form::Form, record::Record, reply::Reply, send::Destination};
+use super::{
+    affinity::{self, Affinity, Found},
+    form::Form,
+    record::Record,
+    reply::Reply,
+    send::Destination,
+};
 use crate::{
+    led_by::LedBy,
     message::{self, Body},
     session::Session,
     target::Target,
@@ -42,6 +50,7 @@ struct Chosen {
     backend: Option<usize>,
     /// Bytes of the path that the match took as prefix.
     prefix: usize,
+    session: Option<Affinity>,
 }
 
 /// What the answer to a request, whoever gives it, is to say of other origins.
@@ -73,6 +82,21 @@ impl Taken {
         }
     }
 
+    /// Of a service whose name is a wildcard: to the host that the request, as it is sent, names.
+    pub(super) fn name_host(&mut self, session: &Session, form: &Form) -> Result<(), Reply> {
+        if self.destination != Destination::Target || !session.target.resolves_hosts() {
+            return Ok(());
+        }
+        let host = session.target.host(&form.host).ok_or_else(|| {
+            let name = session.target.service_name();
+            let wildcard = name.map_or("", |name| name.hostname.as_str());
+            let text = format!("the host is none below {wildcard}");
+            Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
+        })?;
+        self.destination = Destination::Host(host);
+        Ok(())
+    }
+
     pub(super) fn timeouts(&self) -> HttpTimeouts {
         let rule = self.rule.as_ref();
         rule.map(|chosen| chosen.rule.timeouts).unwrap_or_default()
@@ -80,6 +104,21 @@ impl Taken {
 
     pub(super) fn retry(&self) -> Option<&HttpRetry> {
         self.rule.as_ref()?.rule.retry.as_ref()
+    }
+
+    /// The endpoint of the session that the request is of.
+    pub(super) fn kept(&self) -> Option<&BackendEndpoint> {
+        self.rule.as_ref()?.session.as_ref()?.endpoint.as_ref()
+    }
+
+    /// Says in the answer of an endpoint which session it is of.
+    pub(super) fn continue_session(&self, uid: &str, headers: &mut HeaderMap) {
+        let Some(chosen) = &self.rule else { return };
+        let backends = chosen.rule.backends();
+        let backend = chosen.backend.and_then(|place| backends.get(place));
+        if let (Some(session), Some(backend)) = (&chosen.session, backend) {
+            session.change_answer(&backend.to, uid, headers);
+        }
     }
 
     /// The mirrors that get this request.
@@ -91,6 +130,12 @@ impl Taken {
     /// What is done wrong to this request on purpose.
     pub(super) fn fault(&self) -> Option<Injected> {
         self.rule.as_ref()?.applied().fault(&mut rand::rng())
+    }
+
+    /// Who has written the rule.
+    pub(super) fn led_by(&self) -> LedBy {
+        let rule = self.rule.as_ref();
+        LedBy::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
     }
 
     /// Whether [`Self::change`] may make another request of it.
@@ -153,6 +198,19 @@ fn leads_nowhere(rule: &Rule, text: &str) -> Reply {
     reply
 }
 
+/// What a backend is, of a request to a port of a service.
+fn destination<'a>(
+    to: &'a HttpBackend,
+    (served, port): (&NamespacedHostname, u16),
+) -> Result<Destination, &'a ArcStr> {
+    let name = to.service.as_ref()?;
+    Ok(match &to.subset {
+        Some(subset) => Destination::Subset(name.clone(), to.port, subset.clone()),
+        None if *name == *served && to.port == port => Destination::Target,
+        None => Destination::Backend(name.clone(), to.port),
+    })
+}
+
 /// Where a request goes, by the routes of its service.
 pub(super) fn route(
     session: &Session,
@@ -177,11 +235,13 @@ pub(super) fn route(
             ResponseFlag::NoRoute,
         ));
     };
+    let served_at = (&served.name, address.port());
     let table = served.routes(address.port(), session.caller.namespace());
     let choice = table.choose(&RouteRequest {
         method: request.method().as_str(),
         path: &form.path,
         query: form.target.query(),
+        host: &form.host,
         headers: request.headers(),
     });
     let (rule, prefix) = match choice {
@@ -198,11 +258,21 @@ pub(super) fn route(
     if let Some(why) = &rule.unsupported {
         return Err(leads_nowhere(rule, why));
     }
-    let drawn = rule.backend(&mut rand::rng());
+    let affinity = rule.session.as_ref();
+    let mut affinity = affinity.map(|of| Affinity::of(of, request.headers(), affinity::now()));
+    let kept = affinity.as_mut().and_then(|affinity| {
+        let find = |to: &HttpBackend, mark: u64| match destination(to, served_at) {
+            Ok(destination) => destination.marked(session, mark),
+            Err(_) => Found::Gone,
+        };
+        affinity.backend(rule, find)
+    });
+    let drawn = kept.or_else(|| rule.backend(&mut rand::rng()));
     let chosen = Chosen {
         rule: rule.clone(),
         backend: drawn.map(|(place, _)| place),
         prefix,
+        session: affinity,
     };
     let applied = chosen.applied();
     if applied.cors().is_some() {
@@ -232,16 +302,8 @@ pub(super) fn route(
         return Ok(Routed::Answered(response));
     }
     let (_, to) = drawn.ok_or_else(|| leads_nowhere(rule, "no backend"))?;
-    let destination = match (&to.to.service, &to.to.subset) {
-        (Ok(name), Some(subset)) => {
-            Destination::Subset(NamespacedHostname::clone(name), to.to.port, subset.clone())
-        }
-        (Ok(name), None) if *name == served.name && to.to.port == address.port() => {
-            Destination::Target
-        }
-        (Ok(name), None) => Destination::Backend(NamespacedHostname::clone(name), to.to.port),
-        (Err(why), _) => return Err(leads_nowhere(rule, why)),
-    };
+    let destination = destination(&to.to, served_at);
+    let destination = destination.map_err(|why| leads_nowhere(rule, why))?;
     Ok(Routed::On(Taken {
         destination,
         rule: Some(chosen),

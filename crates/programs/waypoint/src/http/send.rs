@@ -9,8 +9,7 @@ use std::{
 use ambit_codec::Forwarded;
 use ambit_model::{AppProtocol, ArcStr, DestinationLimits, NamespacedHostname, Service};
 use ambit_proxy::{Local, report::chain};
-use ambit_resilience::Slot;
-use ambit_route::{BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
+use ambit_route::{BackendEndpoint, BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper::body::{Body as _, Incoming};
@@ -18,17 +17,21 @@ use hyper::body::{Body as _, Incoming};
 use super::{
     broken::Broken,
     endpoint::{self, Ruling},
+    leave::Leave,
+    outgoing,
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
 use crate::{
-    budget::{Account, Active, Permit},
+    budget::Account,
     circle::Passed,
     destination::{Held, NoWay, Port},
     message::{Body, Version},
+    origination::Toward,
     session::Session,
     target::Target,
     upstream::{Checkout, HttpKey, HttpPool, Keep, StreamSlot, UpstreamError, Way},
+    ways,
 };
 
 /// What a request or a connection goes to.
@@ -40,6 +43,8 @@ pub(crate) enum Destination {
     Backend(NamespacedHostname, u16),
     /// A backend of a route that is a subset of a service.
     Subset(NamespacedHostname, u16, ArcStr),
+    /// A host that the client names, below the wildcard that the tunnel asks for.
+    Host(ArcStr),
 }
 
 /// Where a request went.
@@ -48,6 +53,10 @@ pub(super) struct Chosen {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
+    /// The host outside of the mesh, where it is known.
+    pub(super) remote: Option<ArcStr>,
+    /// What its certificate was verified for.
+    pub(super) remote_identity: Option<ArcStr>,
     /// What is counted until the answer's end, where a rule is followed.
     held: Option<Arc<(Held, Arc<Ruling>)>>,
     /// The same at the connection, where streams of it are counted.
@@ -61,6 +70,8 @@ pub(super) struct Sending<'a> {
     /// How long one try may take until it is answered.
     pub(super) patience: Option<Duration>,
     pub(super) again: Again<'a>,
+    /// The endpoint of the session that it is of.
+    pub(super) kept: Option<&'a BackendEndpoint>,
 }
 
 /// An answer.
@@ -94,7 +105,7 @@ impl Destination {
     /// The service, if it is one.
     pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
         match self {
-            Self::Target => session.target.named().cloned(),
+            Self::Target | Self::Host(_) => session.target.named().cloned(),
             Self::Backend(name, _) | Self::Subset(name, ..) => {
                 let table = session.shard.waypoint.state.table();
                 table.service(name).cloned()
@@ -102,10 +113,36 @@ impl Destination {
         }
     }
 
+    /// The port of a service that it is; `None` for a pod.
+    pub(super) fn port<'a>(
+        &'a self,
+        session: &'a Session,
+    ) -> Option<(&'a NamespacedHostname, u16)> {
+        match (self, &session.target) {
+            (Self::Backend(name, port) | Self::Subset(name, port, _), _) => Some((name, *port)),
+            (
+                Self::Target | Self::Host(_),
+                Target::Service {
+                    served, address, ..
+                },
+            ) => Some((&served.name, address.port())),
+            (Self::Target | Self::Host(_), Target::Pod { .. }) => None,
+        }
+    }
+
+    /// Whether it is what the tunnel asks for, or endpoints of that.
+    pub(super) fn is_asked_for(&self, session: &Session) -> bool {
+        match self {
+            Self::Target | Self::Host(_) => true,
+            Self::Subset(name, port, _) => session.target.is_port(name, *port),
+            Self::Backend(..) => false,
+        }
+    }
+
     /// What the destination speaks, as far as that is declared.
     pub(super) fn app_protocol(&self, session: &Session) -> AppProtocol {
         match self {
-            Self::Target => session.target.app_protocol(),
+            Self::Target | Self::Host(_) => session.target.app_protocol(),
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
                 let table = session.shard.waypoint.state.table();
                 let service = table.service(name);
@@ -117,7 +154,7 @@ impl Destination {
     /// Whose retries count together.
     fn account(&self, session: &Session) -> Account {
         match self {
-            Self::Target => Account::Address(session.target.address()),
+            Self::Target | Self::Host(_) => Account::Address(session.target.address()),
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
                 Account::Service(name.clone(), *port)
             }
@@ -125,9 +162,9 @@ impl Destination {
     }
 
     /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
-    fn is_target(&self, session: &Session) -> bool {
+    pub(super) fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
-            (Self::Target, _) => true,
+            (Self::Target | Self::Host(_), _) => true,
             (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
             _ => false,
         }
@@ -155,7 +192,7 @@ impl Destination {
     ) -> Result<Route, RouteError> {
         let waypoint = &session.shard.waypoint;
         match self {
-            Self::Target => {
+            Self::Target | Self::Host(_) => {
                 let target = &session.target;
                 target.route(waypoint, &own.workload, failed, Some(load))
             }
@@ -181,12 +218,12 @@ impl Destination {
             }
             (Self::Backend(name, number), _) => (name, *number),
             (
-                Self::Target,
+                Self::Target | Self::Host(_),
                 Target::Service {
                     served, address, ..
                 },
             ) => (&served.name, address.port()),
-            (Self::Target, Target::Pod { .. }) => return None,
+            (Self::Target | Self::Host(_), Target::Pod { .. }) => return None,
         };
         let published = &session.shard.waypoint.published;
         Some(published.destination(name)?.port(number))
@@ -222,6 +259,11 @@ impl Destination {
             endpoint: way.endpoint(),
             workload: way.workload().cloned(),
             service: self.service(session),
+            remote: match self {
+                Self::Host(host) => Some(host.clone()),
+                _ => None,
+            },
+            remote_identity: None,
             held: None,
             stream: None,
         }
@@ -233,19 +275,21 @@ impl Destination {
         session: &Session,
         own: &Local,
         ruling: Option<&Arc<Ruling>>,
-        failed: &[ArcStr],
+        (failed, kept): (&[ArcStr], Option<&BackendEndpoint>),
     ) -> Result<(Way, Option<Held>), NoPlace> {
-        let ipv6 = session.shard.waypoint.config.ipv6;
+        let waypoint = &session.shard.waypoint;
+        if let Some(way) = self.given(session).await? {
+            return Ok((way, None));
+        }
         if let Some(ruling) = ruling {
             let is_target = self.is_target(session);
-            let waypoint = &session.shard.waypoint;
-            let wish = ruling.wish(failed);
+            let wish = ruling.wish(failed, kept.map(|kept| kept.workload.uid()));
             match ruling
                 .port
                 .route(waypoint.around(), &own.workload, is_target, wish)
             {
                 Ok(Some((route, held))) => {
-                    return Ok((Way::of(route, ipv6).await?, Some(held)));
+                    return Ok((ways::way(route, waypoint).await?, Some(held)));
                 }
                 Ok(None) => {}
                 // What is missing is asked for below.
@@ -253,19 +297,35 @@ impl Destination {
                 Err(error) => return Err(error.into()),
             }
         }
-        let route = self.route(session, own, failed).await;
-        if let (Self::Subset(..), Some(ruling)) = (self, ruling) {
-            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset.
-            drop(route.map_err(UpstreamError::from)?);
-            let around = session.shard.waypoint.around();
-            let is_target = self.is_target(session);
-            let wish = ruling.wish(failed);
-            let chosen = ruling.port.route(around, &own.workload, is_target, wish)?;
-            let (route, held) = chosen.ok_or_else(|| self.unknown_subset())?;
-            return Ok((Way::of(route, ipv6).await?, Some(held)));
+        if let Some(kept) = kept.filter(|kept| !failed.contains(kept.workload.uid()))
+            && ruling.is_none()
+            && let Some(route) = self.route_to(session, own, kept)
+        {
+            return Ok((ways::way(route, waypoint).await?, None));
         }
-        let way = Way::of(route.map_err(UpstreamError::from)?, ipv6).await?;
+        let route = self.route(session, own, failed).await;
+        let begins_tls = ruling.filter(|ruling| ruling.port.tls().is_some());
+        if let Some(ruling) = begins_tls.or_else(|| ruling.filter(|_| self.is_subset())) {
+            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset, or to
+            // one that is not reached as it should be.
+            let route = route.map_err(UpstreamError::from)?;
+            let around = waypoint.around();
+            let is_target = self.is_target(session);
+            let wish = ruling.wish(failed, None);
+            let chosen = ruling.port.route(around, &own.workload, is_target, wish)?;
+            return match chosen {
+                Some((route, held)) => Ok((ways::way(route, waypoint).await?, Some(held))),
+                None if self.is_subset() => Err(self.unknown_subset().into()),
+                // The service's own waypoint chooses the endpoint, and speaks to it.
+                None => Ok((ways::way(route, waypoint).await?, None)),
+            };
+        }
+        let way = ways::way(route.map_err(UpstreamError::from)?, waypoint).await?;
         Ok((way, None))
+    }
+
+    fn is_subset(&self) -> bool {
+        matches!(self, Self::Subset(..))
     }
 }
 
@@ -278,34 +338,17 @@ enum NoPlace {
     Upstream(#[from] UpstreamError),
 }
 
-/// The right to send a request again, until it is over.
-enum Leave {
-    /// By the budget that every destination has.
-    Usual {
-        #[expect(dead_code, reason = "what it does is to be held")]
-        permit: Permit,
-    },
-    /// As a rule has it.
-    Ruled {
-        #[expect(dead_code, reason = "what it does is to be held")]
-        slot: Slot,
-    },
-}
-
-impl Leave {
-    fn of(session: &Session, ruling: Option<&Arc<Ruling>>, active: &Active) -> Option<Self> {
-        let says_how_many = |ruling: &&Arc<Ruling>| {
-            let limits = ruling.port.limits();
-            limits.retries > 0 || limits.retry_budget.is_some()
-        };
-        match ruling.filter(says_how_many) {
-            Some(ruling) => {
-                let slot = ruling.port.retry(session.shard.waypoint.around()).ok()?;
-                Some(Self::Ruled { slot })
-            }
-            None => active.permit().map(|permit| Self::Usual { permit }),
-        }
-    }
+/// TLS with endpoints, where it begins here.
+fn toward<'a>(
+    session: &'a Session,
+    ruling: Option<&'a Ruling>,
+    host: &'a str,
+) -> Option<Toward<'a>> {
+    Some(Toward {
+        origination: ruling?.port.tls()?,
+        config: &session.shard.waypoint.config,
+        host,
+    })
 }
 
 /// Sends a request; returns the answer's head, its body still to come.
@@ -326,18 +369,21 @@ pub(super) async fn send(
         passed,
         patience,
         again,
+        kept,
     } = sending;
     let asked = (request.headers(), request.uri());
     let ruling = destination.ruling(session, version, asked).await?;
     let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
+    let host = destination.host(session);
+    let toward = toward(session, ruling.as_deref(), &host);
     let (mut retrying, mut request) = Retrying::of(again, request);
     let active = session.shard.retries.active(destination.account(session));
     let mut leave: Option<Leave> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
     let mut way = destination
-        .way(session, &own, ruling.as_ref(), &failed)
+        .way(session, &own, ruling.as_ref(), (&failed, kept))
         .await;
     loop {
         let (to, held) = way?;
@@ -351,7 +397,16 @@ pub(super) async fn send(
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         passed.tell(request.headers_mut(), to.leads_to_waypoint());
-        let trying = attempt(session, &own, to, (version, &limits), request);
+        // Without an endpoint of its own choice it is the next waypoint that speaks to one.
+        let over = toward.filter(|_| held.is_some() || !to.leads_to_waypoint());
+        if let Some(over) = over {
+            chosen.remote = Some(host.clone());
+            chosen.remote_identity = Some(over.identity());
+            if version == Version::Http2 {
+                outgoing::secure(&mut request);
+            }
+        }
+        let trying = attempt(session, &own, to, (version, &limits, over), request);
         let outcome = match patience {
             None => Some(trying.await),
             Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
@@ -386,12 +441,12 @@ pub(super) async fn send(
         }
         // To another if there is one: this one would be asked to do what it has just failed to do.
         way = destination
-            .way(session, &own, ruling.as_ref(), &failed)
+            .way(session, &own, ruling.as_ref(), (&failed, kept))
             .await;
         if way.is_err() && retrying.may_try_the_same() {
             failed.clear();
             way = destination
-                .way(session, &own, ruling.as_ref(), &failed)
+                .way(session, &own, ruling.as_ref(), (&failed, kept))
                 .await;
         }
         if way.is_err()
@@ -500,10 +555,10 @@ async fn attempt(
     session: &Session,
     own: &Local,
     way: &Way,
-    (version, limits): (Version, &DestinationLimits),
+    (version, limits, over): (Version, &DestinationLimits, Option<Toward<'_>>),
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, Attempt> {
-    let key = HttpKey::new(way, version);
+    let key = HttpKey::new(way, version).over(over.map(|over| over.key()));
     let pool = &session.shard.upstreams.http;
     let sent = |error| Attempt {
         broken: Broken::of(&error),
@@ -525,7 +580,7 @@ async fn attempt(
             },
         }
     }
-    let checkout = match open(session, own, way, &key, (limits, is_connect)).await {
+    let checkout = match open(session, own, way, &key, (limits, over, version, is_connect)).await {
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
@@ -548,7 +603,7 @@ async fn open(
     own: &Local,
     way: &Way,
     key: &HttpKey,
-    (limits, is_connect): (&DestinationLimits, bool),
+    (limits, over, version, is_connect): (&DestinationLimits, Option<Toward<'_>>, Version, bool),
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
     // Connections are shared by callers: it names none of them.
     let ip = own.workload.workload_ips.first().copied();
@@ -558,7 +613,8 @@ async fn open(
         host: None,
     };
     let upstreams = &session.shard.upstreams;
-    let connecting = upstreams.connect(way, own, &forwarded, None, limits);
+    let over = over.map(|over| (over, Some(version)));
+    let connecting = upstreams.connect(way, own, &forwarded, None, (limits, over));
     let stream = connecting.await?;
     if is_connect {
         return Ok(HttpPool::begin_extended(key, stream).await?);

@@ -5,7 +5,7 @@ use ambit_model::{ArcStr, RouteName};
 use ambit_tls::{FirstMessage, HelloError};
 use tokio::{io::AsyncRead, time::Duration};
 
-use crate::{http::Destination, session::Session, sniff::Sniffed, target::Target};
+use crate::{http::Destination, led_by::LedBy, session::Session, sniff::Sniffed, target::Target};
 
 /// How long the first message of TLS is waited for, on ports where it says where a connection goes.
 const HELLO: Duration = Duration::from_secs(10);
@@ -14,6 +14,8 @@ const HELLO: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Routed {
     pub(super) destination: Destination,
+    /// Who has written the route.
+    pub(super) by: LedBy,
     /// The server name that the client asks for, if that was read.
     pub(super) sni: Option<String>,
 }
@@ -29,6 +31,12 @@ pub(crate) enum RouteError {
     NoName,
     #[error("no route is for the server name {0:?}")]
     OtherName(String),
+    #[error(
+        "the connection does not say which host of {0} is meant: it is no TLS with a server name"
+    )]
+    NoHost(ArcStr),
+    #[error("{name:?} is no host below {wildcard}")]
+    OtherHost { name: String, wildcard: ArcStr },
     #[error("the client sent no client hello within {} s", HELLO.as_secs())]
     Silent,
     #[error(transparent)]
@@ -44,15 +52,18 @@ impl Routed {
     pub(super) fn straight() -> Self {
         Self {
             destination: Destination::Target,
+            by: LedBy::Service,
             sni: None,
         }
     }
 
     /// Of a connection that was not looked at.
     pub(super) fn of(session: &Session) -> Result<Self, RouteError> {
-        let destination = choose(session, Opening::Other)?;
+        let (destination, by) = choose(session, Opening::Other)?;
+        let destination = named(session, destination, None)?;
         Ok(Self {
             destination,
+            by,
             sni: None,
         })
     }
@@ -67,24 +78,50 @@ impl Routed {
             FirstMessage::ClientHello(name) => name,
             FirstMessage::Other => return Self::of(session),
         };
-        let destination = choose(session, Opening::Tls(sni.as_deref()))?;
-        Ok(Self { destination, sni })
+        let (destination, by) = choose(session, Opening::Tls(sni.as_deref()))?;
+        let destination = named(session, destination, sni.as_deref())?;
+        Ok(Self {
+            destination,
+            by,
+            sni,
+        })
     }
 }
 
-fn choose(session: &Session, opening: Opening<'_>) -> Result<Destination, RouteError> {
+/// The host that a connection to a wildcard names.
+fn named(
+    session: &Session,
+    destination: Destination,
+    sni: Option<&str>,
+) -> Result<Destination, RouteError> {
+    if destination != Destination::Target || !session.target.resolves_hosts() {
+        return Ok(destination);
+    }
+    let name = session.target.service_name();
+    let wildcard = name.map_or_else(ArcStr::new, |name| name.hostname.clone());
+    let sni = sni.ok_or_else(|| RouteError::NoHost(wildcard.clone()))?;
+    let host = session.target.host(sni);
+    host.map(Destination::Host)
+        .ok_or_else(|| RouteError::OtherHost {
+            name: sni.to_owned(),
+            wildcard,
+        })
+}
+
+fn choose(session: &Session, opening: Opening<'_>) -> Result<(Destination, LedBy), RouteError> {
+    let straight = (Destination::Target, LedBy::Service);
     let Target::Service {
         served, address, ..
     } = &session.target
     else {
-        return Ok(Destination::Target);
+        return Ok(straight);
     };
     // As it is now: the tunnel may be older than the routes.
     let now = session.shard.waypoint.published.service(&served.name);
     let served = now.ok_or(RouteError::NotServed)?;
     let table = served.stream_routes(address.port(), session.caller.namespace());
     if !table.has_routes() {
-        return Ok(Destination::Target);
+        return Ok(straight);
     }
     let rule = table.choose(opening).ok_or_else(|| match opening {
         Opening::Other => RouteError::NotTls,
@@ -106,10 +143,11 @@ fn choose(session: &Session, opening: Opening<'_>) -> Result<Destination, RouteE
     let backend = rule.backend(&mut rand::rng());
     let backend = backend.ok_or_else(|| none(arcstr::literal!("none has a weight")))?;
     match &backend.service {
-        Ok(name) if *name == served.name && backend.port == address.port() => {
-            Ok(Destination::Target)
+        Ok(name) if *name == served.name && backend.port == address.port() => Ok(straight),
+        Ok(name) => {
+            let destination = Destination::Backend(name.clone(), backend.port);
+            Ok((destination, LedBy::of(rule.is_of_clients)))
         }
-        Ok(name) => Ok(Destination::Backend(name.clone(), backend.port)),
         Err(why) => Err(none(why.clone())),
     }
 }

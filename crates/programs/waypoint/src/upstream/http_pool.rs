@@ -25,7 +25,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 
 use super::{Stream, Way};
-use crate::message::{Body, Tasks, Version};
+use crate::{
+    message::{Body, Tasks, Version},
+    origination::TlsKey,
+};
 pub(crate) use counted::StreamSlot;
 use counted::{Counted, Streams};
 
@@ -34,6 +37,10 @@ use counted::{Counted, Streams};
 const IDLE: Duration = Duration::from_secs(4);
 /// Idle HTTP/1 connections to one endpoint.
 const MAX_IDLE: usize = 128;
+/// How often idle connections are looked through, which takes a look at each.
+const SWEEP: Duration = Duration::from_millis(500);
+/// So many endpoints' requests are counted before those that have none are forgotten.
+const COUNTED: usize = 1024;
 /// The same of HTTP/2 where requests are counted, unless a rule says it.
 const IDLE_STREAMS: Duration = Duration::from_secs(3600);
 /// How long the settings of HTTP/2 are waited for, where they have to be known, and how often they are looked for:
@@ -51,6 +58,8 @@ pub(crate) struct HttpKey {
     /// What the tunnel asks for, and whom it expects; none in plaintext.
     tunnel: Option<(String, Vec<Identity>)>,
     version: Version,
+    /// What TLS begins here, if any does.
+    tls: Option<TlsKey>,
 }
 
 impl HttpKey {
@@ -60,13 +69,20 @@ impl HttpKey {
                 peer: *peer,
                 tunnel: None,
                 version,
+                tls: None,
             },
             Way::Tunnel(route) => Self {
                 peer: route.addr,
                 tunnel: Some((route.authority.clone(), route.expected.to_vec())),
                 version,
+                tls: None,
             },
         }
+    }
+
+    /// The same over TLS.
+    pub(crate) fn over(self, tls: Option<TlsKey>) -> Self {
+        Self { tls, ..self }
     }
 }
 
@@ -183,10 +199,13 @@ impl Idle {
 #[derive(Debug, Default)]
 struct State {
     idle: HashMap<HttpKey, Vec<Idle>>,
+    swept: Option<Instant>,
     shared: HashMap<HttpKey, (http2::SendRequest<Body>, Life)>,
     counted: Counted,
     /// Requests under way, by endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
+    /// How many of them there may be before they are looked through: so many that this is rare.
+    most_loads: usize,
 }
 
 /// See the module.
@@ -364,8 +383,9 @@ impl HttpPool {
         let mut state = self.0.lock();
         let load = state.loads.entry(endpoint).or_default().clone();
         load.fetch_add(1, Relaxed);
-        if state.loads.len() > 1024 {
+        if state.loads.len() > state.most_loads.max(COUNTED) {
             state.loads.retain(|_, load| load.load(Relaxed) > 0);
+            state.most_loads = state.loads.len() * 2;
         }
         Load(load)
     }
@@ -380,13 +400,17 @@ impl HttpPool {
     }
 
     fn put(&self, key: HttpKey, sender: http1::SendRequest<Body>, life: Life) {
+        let now = Instant::now();
         let mut state = self.0.lock();
-        state.sweep();
+        if state.swept.is_none_or(|last| now - last >= SWEEP) {
+            state.swept = Some(now);
+            state.sweep();
+        }
         let idle = state.idle.entry(key).or_default();
         if idle.len() < MAX_IDLE {
             idle.push(Idle {
                 sender,
-                since: Instant::now(),
+                since: now,
                 life,
             });
         }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use ambit_hbone::TunnelIo;
+use ambit_tls::ClientStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -19,6 +20,8 @@ pub(crate) enum Stream {
     Plain(TcpStream),
     /// Inside a tunnel.
     Tunnel(Box<TunnelIo>),
+    /// Over TLS that begins here.
+    Tls(Box<ClientStream<Self>>),
 }
 
 impl AsyncRead for Stream {
@@ -30,6 +33,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Tunnel(tunnel) => Pin::new(tunnel).poll_read(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
@@ -43,6 +47,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Tunnel(tunnel) => Pin::new(tunnel).poll_write(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
 
@@ -50,6 +55,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Self::Tunnel(tunnel) => Pin::new(tunnel).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -57,6 +63,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Tunnel(tunnel) => Pin::new(tunnel).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -102,6 +102,8 @@ impl World {
             ("POD_NAMESPACE", "ns"),
             ("SERVICE_ACCOUNT", "waypoint"),
             ("GATEWAY_NAME", "waypoint"),
+            // Where the applications are.
+            ("AMBIT_WILDCARD_ADDRESSES", "127.0.0.0/8"),
             more,
         ]);
         let config = Arc::new(Config::from_env(&env).unwrap());
@@ -144,9 +146,11 @@ impl World {
         for of in [
             Resource::WaypointGateway,
             Resource::WaypointService,
+            Resource::WaypointDestination,
             Resource::WaypointPolicy,
             Resource::WaypointAuthentication,
             Resource::WaypointExtension,
+            Resource::WaypointRateLimit,
         ] {
             world.published.complete(of);
         }
@@ -190,6 +194,7 @@ impl World {
                 routes: Vec::new(),
                 tcp_routes: Vec::new(),
                 tls_routes: Vec::new(),
+                resolves_hosts: false,
             }),
         ));
     }

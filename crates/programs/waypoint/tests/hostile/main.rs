@@ -14,3 +14,4 @@ mod endings;
 mod fixture;
 mod http1;
 mod http2;
+mod routes;

@@ -1,6 +1,6 @@
 //! How waypoints treat endpoints. As in [`super::waypoint`] nothing is ignored.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ambit_model as model;
 
@@ -84,6 +84,28 @@ fn policy(from: Option<wire::DestinationPolicy>) -> Result<model::DestinationPol
             max_ejection_percent: of.max_ejection_percent,
             min_health_percent: of.min_health_percent,
         }),
+        tls: from.tls.map(tls).transpose()?.map(Arc::new),
+    })
+}
+
+fn tls(from: wire::DestinationTls) -> Result<model::DestinationTls, DecodeError> {
+    use wire::destination_tls::Roots;
+    Ok(model::DestinationTls {
+        server_name: optional(from.server_name),
+        names: from.names.into_iter().map(Into::into).collect(),
+        roots: match from.roots {
+            None => model::TlsRoots::System,
+            Some(Roots::Pem(text)) => model::TlsRoots::Pem(text.into()),
+            Some(Roots::File(path)) => model::TlsRoots::File(path.into()),
+        },
+        client: match (optional(from.certificate_file), optional(from.key_file)) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some(model::TlsClientFiles { certificate, key }),
+            (None, Some(_)) => {
+                return Err(DecodeError::missing("destination_tls.certificate_file"));
+            }
+            (Some(_), None) => return Err(DecodeError::missing("destination_tls.key_file")),
+        },
     })
 }
 

@@ -70,6 +70,7 @@ pub fn waypoint_service(bytes: &[u8]) -> Result<model::WaypointService, DecodeEr
         routes: all(from.routes, route)?,
         tcp_routes: all(from.tcp_routes, stream_route)?,
         tls_routes: all(from.tls_routes, stream_route)?,
+        resolves_hosts: from.resolves_hosts,
     })
 }
 
@@ -183,9 +184,21 @@ fn route_rule(from: wire::HttpRouteRule) -> Result<model::HttpRouteRule, DecodeE
         },
         name: optional(from.name),
         retry: from.retry.map(retry).transpose()?,
+        session: from.session.map(session).transpose()?,
         matches: all(from.matches, route_match)?,
         backends: all(from.backends, backend)?,
         unsupported: optional(from.unsupported),
+    })
+}
+
+fn session(from: wire::HttpSession) -> Result<model::HttpSession, DecodeError> {
+    let timeout = |of: u64| (of > 0).then(|| Duration::from_millis(of));
+    Ok(model::HttpSession {
+        name: optional(from.name).ok_or_else(|| DecodeError::missing("http_session.name"))?,
+        is_header: from.header,
+        is_permanent: from.permanent,
+        absolute_timeout: timeout(from.absolute_timeout),
+        idle_timeout: timeout(from.idle_timeout),
     })
 }
 
@@ -201,7 +214,9 @@ fn retry(from: wire::HttpRetry) -> Result<model::HttpRetry, DecodeError> {
     })
 }
 
-fn route_match(from: wire::HttpRouteMatch) -> Result<model::HttpRouteMatch, DecodeError> {
+pub(super) fn route_match(
+    from: wire::HttpRouteMatch,
+) -> Result<model::HttpRouteMatch, DecodeError> {
     use wire::http_path_match::Kind;
     let path = |path: wire::HttpPathMatch| match path.kind {
         Some(Kind::Exact(text)) => Ok(model::HttpPathMatch::Exact(text.into())),

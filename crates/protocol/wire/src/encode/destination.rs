@@ -68,6 +68,25 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
                 max_ejection_percent: of.max_ejection_percent,
                 min_health_percent: of.min_health_percent,
             }),
+            tls: from.tls.as_deref().map(Into::into),
+        }
+    }
+}
+
+impl From<&model::DestinationTls> for wire::DestinationTls {
+    fn from(from: &model::DestinationTls) -> Self {
+        use wire::destination_tls::Roots;
+        let client = from.client.as_ref();
+        Self {
+            server_name: optional(from.server_name.as_ref()),
+            names: from.names.iter().map(ToString::to_string).collect(),
+            roots: match &from.roots {
+                model::TlsRoots::System => None,
+                model::TlsRoots::Pem(text) => Some(Roots::Pem(text.to_string())),
+                model::TlsRoots::File(path) => Some(Roots::File(path.to_string())),
+            },
+            certificate_file: optional(client.map(|files| &files.certificate)),
+            key_file: optional(client.map(|files| &files.key)),
         }
     }
 }

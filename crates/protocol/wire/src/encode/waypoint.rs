@@ -45,6 +45,7 @@ impl From<&model::WaypointService> for wire::WaypointService {
             routes: all(&from.routes),
             tcp_routes: all(&from.tcp_routes),
             tls_routes: all(&from.tls_routes),
+            resolves_hosts: from.resolves_hosts,
         }
     }
 }
@@ -115,6 +116,13 @@ impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
                 backoff: milliseconds(retry.backoff),
             }),
             name: optional(from.name.as_ref()),
+            session: from.session.as_ref().map(|session| wire::HttpSession {
+                name: session.name.to_string(),
+                header: session.is_header,
+                permanent: session.is_permanent,
+                absolute_timeout: milliseconds(session.absolute_timeout),
+                idle_timeout: milliseconds(session.idle_timeout),
+            }),
         }
     }
 }

@@ -91,6 +91,8 @@ pub(super) struct CheckResponse {
     pub(super) denied_response: Option<DeniedHttpResponse>,
     #[prost(message, optional, tag = "3")]
     pub(super) ok_response: Option<OkHttpResponse>,
+    #[prost(message, optional, tag = "5")]
+    pub(super) error_response: Option<DeniedHttpResponse>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -22,6 +22,15 @@ fn an_answer_that_says_nothing_or_two_things_is_none() {
         Answer::decode(b"\x0a\x00\x12\x00"),
         Err(AnswerError::Contradiction)
     );
+    // A status of OK, and an error.
+    assert_eq!(
+        Answer::decode(b"\x0a\x00\x2a\x00"),
+        Err(AnswerError::Contradiction)
+    );
+    assert!(matches!(
+        Answer::decode(b"\x0a\x02\x08\x0d\x2a\x00"),
+        Ok(Answer::Denied(_))
+    ));
     // A status of PERMISSION_DENIED, and an admission.
     assert_eq!(
         Answer::decode(b"\x0a\x02\x08\x07\x1a\x00"),

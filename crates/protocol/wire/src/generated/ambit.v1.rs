@@ -61,6 +61,9 @@ pub struct WaypointService {
     /// Judged before `tcp_routes`.
     #[prost(message, repeated, tag = "4")]
     pub tls_routes: ::prost::alloc::vec::Vec<StreamRoute>,
+    /// Its hostname is a wildcard, of which each call names the host: that one is resolved.
+    #[prost(bool, tag = "20")]
+    pub resolves_hosts: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RouteName {
@@ -103,6 +106,24 @@ pub struct HttpRouteRule {
     pub retry: ::core::option::Option<HttpRetry>,
     #[prost(string, tag = "7")]
     pub name: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "10")]
+    pub session: ::core::option::Option<HttpSession>,
+}
+/// Requests that belong together go to one endpoint. Milliseconds; zero is without an end.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HttpSession {
+    /// Of the cookie or header, the latter in lower case.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub header: bool,
+    /// The client keeps the cookie when it ends.
+    #[prost(bool, tag = "3")]
+    pub permanent: bool,
+    #[prost(uint64, tag = "4")]
+    pub absolute_timeout: u64,
+    #[prost(uint64, tag = "5")]
+    pub idle_timeout: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HttpRouteMatch {
@@ -666,6 +687,39 @@ pub struct DestinationPolicy {
     pub limits: ::core::option::Option<DestinationLimits>,
     #[prost(message, optional, tag = "7")]
     pub outliers: ::core::option::Option<DestinationOutliers>,
+    /// Given: nothing is sent to endpoints but over TLS.
+    #[prost(message, optional, tag = "20")]
+    pub tls: ::core::option::Option<DestinationTls>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DestinationTls {
+    /// The service's hostname if empty, or the host that a call names of a wildcard.
+    #[prost(string, tag = "1")]
+    pub server_name: ::prost::alloc::string::String,
+    /// Of certificates, any one: host names, addresses and URIs; the server name if empty.
+    #[prost(string, repeated, tag = "2")]
+    pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Paths at the waypoint; both or none.
+    #[prost(string, tag = "5")]
+    pub certificate_file: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub key_file: ::prost::alloc::string::String,
+    /// Neither: the authorities of the waypoint's system.
+    #[prost(oneof = "destination_tls::Roots", tags = "3, 4")]
+    pub roots: ::core::option::Option<destination_tls::Roots>,
+}
+/// Nested message and enum types in `DestinationTls`.
+pub mod destination_tls {
+    /// Neither: the authorities of the waypoint's system.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Roots {
+        /// Certificates.
+        #[prost(string, tag = "3")]
+        Pem(::prost::alloc::string::String),
+        /// A path at the waypoint.
+        #[prost(string, tag = "4")]
+        File(::prost::alloc::string::String),
+    }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DestinationHash {
@@ -835,6 +889,134 @@ pub struct DestinationOutliers {
     pub max_ejection_percent: u32,
     #[prost(uint32, tag = "7")]
     pub min_health_percent: u32,
+}
+/// How many requests pass: those that each of the limits lets pass.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaypointRateLimit {
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// For all that goes through the waypoint.
+    #[prost(bool, tag = "3")]
+    pub for_gateway: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub services: ::prost::alloc::vec::Vec<
+        super::super::istio::workload::NamespacedHostname,
+    >,
+    #[prost(message, repeated, tag = "5")]
+    pub local: ::prost::alloc::vec::Vec<LocalLimit>,
+    #[prost(message, optional, tag = "6")]
+    pub global: ::core::option::Option<GlobalLimit>,
+    #[prost(bool, tag = "7")]
+    pub dry_run: bool,
+    /// Requests pass where nothing is decided.
+    #[prost(bool, tag = "8")]
+    pub fail_open: bool,
+    /// Clients are told how much is left.
+    #[prost(bool, tag = "9")]
+    pub tells: bool,
+    /// Not empty on a substitute: why the original is not understood. Nothing is decided.
+    #[prost(string, tag = "10")]
+    pub not_understood: ::prost::alloc::string::String,
+}
+/// In each process of a waypoint.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LocalLimit {
+    /// Any one; none matches everything.
+    #[prost(message, repeated, tag = "1")]
+    pub matches: ::prost::alloc::vec::Vec<HttpRouteMatch>,
+    /// What requests have in common that are counted together; all of them if empty.
+    #[prost(message, repeated, tag = "2")]
+    pub by: ::prost::alloc::vec::Vec<LimitKey>,
+    /// Not zero.
+    #[prost(uint32, tag = "3")]
+    pub requests: u32,
+    /// Milliseconds; not zero.
+    #[prost(uint64, tag = "4")]
+    pub per: u64,
+    #[prost(uint32, tag = "5")]
+    pub burst: u32,
+    #[prost(uint32, tag = "6")]
+    pub buckets: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LimitKey {
+    #[prost(oneof = "limit_key::Kind", tags = "1, 2, 3, 4, 5, 6")]
+    pub kind: ::core::option::Option<limit_key::Kind>,
+}
+/// Nested message and enum types in `LimitKey`.
+pub mod limit_key {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(bool, tag = "1")]
+        Principal(bool),
+        #[prost(bool, tag = "2")]
+        Namespace(bool),
+        #[prost(bool, tag = "3")]
+        Address(bool),
+        /// In lower case.
+        #[prost(string, tag = "4")]
+        Header(::prost::alloc::string::String),
+        #[prost(bool, tag = "5")]
+        Method(bool),
+        #[prost(bool, tag = "6")]
+        Path(bool),
+    }
+}
+/// What a rate-limit service is asked.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GlobalLimit {
+    #[prost(uint32, tag = "3")]
+    pub port: u32,
+    #[prost(string, tag = "4")]
+    pub domain: ::prost::alloc::string::String,
+    /// Milliseconds; not zero.
+    #[prost(uint64, tag = "5")]
+    pub timeout: u64,
+    #[prost(uint32, tag = "6")]
+    pub hits: u32,
+    #[prost(message, repeated, tag = "7")]
+    pub descriptors: ::prost::alloc::vec::Vec<LimitDescriptor>,
+    #[prost(oneof = "global_limit::Place", tags = "1, 2")]
+    pub place: ::core::option::Option<global_limit::Place>,
+}
+/// Nested message and enum types in `GlobalLimit`.
+pub mod global_limit {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Place {
+        #[prost(message, tag = "1")]
+        Service(super::super::super::istio::workload::NamespacedHostname),
+        /// Why there is none. Nothing is decided.
+        #[prost(string, tag = "2")]
+        Error(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LimitDescriptor {
+    /// Any one; none matches everything.
+    #[prost(message, repeated, tag = "1")]
+    pub matches: ::prost::alloc::vec::Vec<HttpRouteMatch>,
+    /// Not empty.
+    #[prost(message, repeated, tag = "2")]
+    pub entries: ::prost::alloc::vec::Vec<LimitEntry>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LimitEntry {
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    #[prost(oneof = "limit_entry::Value", tags = "2, 3")]
+    pub value: ::core::option::Option<limit_entry::Value>,
+}
+/// Nested message and enum types in `LimitEntry`.
+pub mod limit_entry {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Value {
+        #[prost(string, tag = "2")]
+        Text(::prost::alloc::string::String),
+        #[prost(message, tag = "3")]
+        Of(super::LimitKey),
+    }
 }
 /// Who requests come from, by JSON web tokens.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -93,6 +93,7 @@ pub(crate) static AMBIT_V1_WAYPOINTSERVICE: Message = Message {
         (2, Some(&AMBIT_V1_HTTPROUTE)),
         (3, Some(&AMBIT_V1_STREAMROUTE)),
         (4, Some(&AMBIT_V1_STREAMROUTE)),
+        (20, None),
     ],
 };
 pub(crate) static AMBIT_V1_STREAMROUTE: Message = Message {
@@ -142,6 +143,17 @@ pub(crate) static AMBIT_V1_HTTPROUTERULE: Message = Message {
         (5, Some(&AMBIT_V1_HTTPTIMEOUTS)),
         (6, Some(&AMBIT_V1_HTTPRETRY)),
         (7, None),
+        (10, Some(&AMBIT_V1_HTTPSESSION)),
+    ],
+};
+pub(crate) static AMBIT_V1_HTTPSESSION: Message = Message {
+    name: "ambit.v1.HttpSession",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
     ],
 };
 pub(crate) static AMBIT_V1_HTTPRETRY: Message = Message {
@@ -281,6 +293,70 @@ pub(crate) static AMBIT_V1_HTTPPATHMATCH: Message = Message {
         (1, None),
         (2, None),
         (3, None),
+    ],
+};
+pub(crate) static AMBIT_V1_WAYPOINTRATELIMIT: Message = Message {
+    name: "ambit.v1.WaypointRateLimit",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (5, Some(&AMBIT_V1_LOCALLIMIT)),
+        (6, Some(&AMBIT_V1_GLOBALLIMIT)),
+        (7, None),
+        (8, None),
+        (9, None),
+        (10, None),
+    ],
+};
+pub(crate) static AMBIT_V1_GLOBALLIMIT: Message = Message {
+    name: "ambit.v1.GlobalLimit",
+    fields: &[
+        (1, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
+        (7, Some(&AMBIT_V1_LIMITDESCRIPTOR)),
+    ],
+};
+pub(crate) static AMBIT_V1_LIMITDESCRIPTOR: Message = Message {
+    name: "ambit.v1.LimitDescriptor",
+    fields: &[
+        (1, Some(&AMBIT_V1_HTTPROUTEMATCH)),
+        (2, Some(&AMBIT_V1_LIMITENTRY)),
+    ],
+};
+pub(crate) static AMBIT_V1_LIMITENTRY: Message = Message {
+    name: "ambit.v1.LimitEntry",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, Some(&AMBIT_V1_LIMITKEY)),
+    ],
+};
+pub(crate) static AMBIT_V1_LIMITKEY: Message = Message {
+    name: "ambit.v1.LimitKey",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
+    ],
+};
+pub(crate) static AMBIT_V1_LOCALLIMIT: Message = Message {
+    name: "ambit.v1.LocalLimit",
+    fields: &[
+        (1, Some(&AMBIT_V1_HTTPROUTEMATCH)),
+        (2, Some(&AMBIT_V1_LIMITKEY)),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
     ],
 };
 pub(crate) static AMBIT_V1_WAYPOINTPOLICY: Message = Message {
@@ -538,6 +614,18 @@ pub(crate) static AMBIT_V1_DESTINATIONPOLICY: Message = Message {
         (5, Some(&AMBIT_V1_DESTINATIONLOCALITY)),
         (6, Some(&AMBIT_V1_DESTINATIONLIMITS)),
         (7, Some(&AMBIT_V1_DESTINATIONOUTLIERS)),
+        (20, Some(&AMBIT_V1_DESTINATIONTLS)),
+    ],
+};
+pub(crate) static AMBIT_V1_DESTINATIONTLS: Message = Message {
+    name: "ambit.v1.DestinationTls",
+    fields: &[
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, None),
+        (6, None),
     ],
 };
 pub(crate) static AMBIT_V1_DESTINATIONOUTLIERS: Message = Message {

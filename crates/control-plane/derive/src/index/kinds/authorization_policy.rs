@@ -2,6 +2,7 @@
 
 mod attached;
 mod callers;
+mod connections;
 mod http;
 mod rules;
 mod values;

@@ -1,5 +1,5 @@
 //! The ConfigMap `istio` of the root namespace: Istio's MeshConfig, settings of the whole mesh that are followed while
-//! the mesh runs.
+//! the mesh runs. Of others, the certificates of authorities that policies may refer to.
 //!
 //! What is not supported is noted and changes nothing. What cannot be read, or concerns security and cannot be
 //! followed, leaves the last usable settings in force; without any, those of the control plane's own flags.
@@ -11,7 +11,7 @@ mod settings;
 mod telemetry;
 
 use ambit_k8s_api::{ConfigMap, Kind, ObjectKey};
-use ambit_model::PathNormalization;
+use ambit_model::{ArcStr, PathNormalization};
 
 use crate::{
     MeshConfig, PodDirectory,
@@ -21,6 +21,7 @@ use crate::{
     },
     problem::FieldError,
 };
+pub(crate) use callee::host;
 use providers::ExtensionProvider;
 pub(crate) use settings::MeshSettings;
 
@@ -28,36 +29,82 @@ pub(crate) use settings::MeshSettings;
 const NAME: &str = "istio";
 /// What of it is the MeshConfig.
 const KEY: &str = "mesh";
+/// Where others have certificates of authorities.
+const AUTHORITIES: &str = "ca.crt";
+/// Longest text of those.
+const MAX_AUTHORITIES: usize = 256 << 10;
 
 impl Followed for ConfigMap {
-    const EXTENT: Extent = Extent::Named(NAME);
+    const EXTENT: Extent = Extent::Whole { labels: None };
 
     fn cut(mut self) -> Self {
+        let is_settings = self.metadata.name.as_deref() == Some(NAME);
         if let Some(data) = &mut self.data {
-            data.retain(|key, _| key == KEY);
+            data.retain(|key, _| key == AUTHORITIES || is_settings && key == KEY);
         }
         self.binary_data = None;
         self
     }
 }
 
-impl MeshKind for ConfigMap {
-    type Input = MeshSettings;
+/// What is read of a ConfigMap.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum MapInput {
+    /// Settings of the mesh.
+    Settings(Box<MeshSettings>),
+    /// Certificates of authorities, as PEM.
+    Authorities(ArcStr),
+}
 
-    fn read(&self, config: &MeshConfig) -> Result<Read<MeshSettings>, FieldError> {
-        let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
-        if namespace != config.root_namespace || self.metadata.name.as_deref() != Some(NAME) {
-            return Ok(Read::of(None, Vec::new()));
+impl MapInput {
+    fn settings(&self) -> Option<&MeshSettings> {
+        match self {
+            Self::Settings(settings) => Some(settings),
+            Self::Authorities(_) => None,
         }
-        let text = self.data.as_ref().and_then(|data| data.get(KEY));
-        let mut notes = Vec::new();
-        let text = text.map_or("", String::as_str);
-        let read = settings::read(text, config, &mut notes)?;
-        Ok(Read::of(Some(read), notes))
     }
 
-    fn changed(index: &mut Index, change: &Change<'_, MeshSettings>, _: &mut PodDirectory) {
-        let hosts = |of: Option<&MeshSettings>| of.map(MeshSettings::hosts).unwrap_or_default();
+    /// Certificates of authorities.
+    pub(super) fn authorities(&self) -> Option<&ArcStr> {
+        match self {
+            Self::Settings(_) => None,
+            Self::Authorities(text) => Some(text),
+        }
+    }
+}
+
+impl MeshKind for ConfigMap {
+    type Input = MapInput;
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<MapInput>, FieldError> {
+        let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
+        let text = |key: &str| self.data.as_ref().and_then(|data| data.get(key));
+        if namespace != config.root_namespace || self.metadata.name.as_deref() != Some(NAME) {
+            let is_usable = |text: &&String| {
+                text.len() <= MAX_AUTHORITIES && text.contains("-----BEGIN CERTIFICATE-----")
+            };
+            let text = text(AUTHORITIES).filter(is_usable);
+            let input = text.map(|text| MapInput::Authorities(text.as_str().into()));
+            return Ok(Read::of(input, Vec::new()));
+        }
+        let mut notes = Vec::new();
+        let text = text(KEY).map_or("", String::as_str);
+        let read = settings::read(text, config, &mut notes)?;
+        let input = MapInput::Settings(Box::new(read));
+        Ok(Read::of(Some(input), notes))
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, MapInput>, _: &mut PodDirectory) {
+        if change.both().any(|one| one.authorities().is_some()) {
+            index.mark_users_of_authorities(change.key);
+        }
+        if change.both().all(|one| one.settings().is_none()) {
+            return;
+        }
+        let hosts = |of: Option<&MapInput>| {
+            let settings = of.and_then(MapInput::settings);
+            settings.map(MeshSettings::hosts).unwrap_or_default()
+        };
         index
             .callees
             .replace(change.key, hosts(change.old), hosts(change.new));
@@ -82,7 +129,7 @@ impl Index {
 
     /// The mesh's settings, if there are any but those of the control plane's flags.
     pub(crate) fn settings(&self) -> Option<&MeshSettings> {
-        self.get::<ConfigMap>(&self.settings_key())
+        self.get::<ConfigMap>(&self.settings_key())?.settings()
     }
 
     /// A provider by its name.

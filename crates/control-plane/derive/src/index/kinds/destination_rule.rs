@@ -9,14 +9,20 @@ mod balancing;
 mod policy;
 mod standing;
 mod subsets;
+pub(super) mod tls;
 pub(super) mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_k8s_api::{DestinationRule, Kind, ObjectKey, created};
+use ambit_k8s_api::{
+    DestinationRule, Kind, ObjectKey, ObjectMeta, created,
+    destination::{ClientTls, DestinationRuleSpec, TlsMode, TrafficPolicy},
+};
 use ambit_model::{
     ArcStr, DestinationPolicy, GatewayName, NamespacedHostname, WaypointDestination,
 };
+
+use serde_json::Value;
 
 use self::subsets::SubsetInput;
 use crate::{
@@ -24,7 +30,7 @@ use crate::{
     condition::{ConditionType, RULE_USED, Standing},
     index::{
         Index,
-        kind::{Change, Extent, Followed, MeshKind, Read},
+        kind::{Change, Extent, Followed, MeshKind, Read, field},
     },
     problem::{FieldError, Note},
 };
@@ -61,8 +67,13 @@ impl MeshKind for DestinationRule {
         let host = host(&spec.host, namespace, config)
             .map_err(|message| FieldError::new("spec.host", message))?;
         let factor = balancing::balance_factor(&self.metadata)?;
-        let (policy, ports) = policy::read(spec.traffic_policy.as_ref(), factor, &mut notes)?;
-        let subsets = subsets::read(spec, factor, &mut notes)?;
+        let (mut policy, mut ports) =
+            policy::read(spec.traffic_policy.as_ref(), factor, &mut notes)?;
+        let mut subsets = subsets::read(spec, factor, &mut notes)?;
+        let of_subsets = subsets.values_mut().flat_map(SubsetInput::policies_mut);
+        for policy in ports.values_mut().chain([&mut policy]).chain(of_subsets) {
+            tls::confine(policy, namespace, &mut notes);
+        }
         if spec.workload_selector.is_some() {
             let message = "a rule for selected pods is for proxies inside of them: waypoints do not follow it";
             notes.push(Note::new("spec.workloadSelector", message));
@@ -78,6 +89,49 @@ impl MeshKind for DestinationRule {
             subsets,
         };
         Ok(Read::of(Some(input), notes))
+    }
+
+    fn substitute(&self, config: &MeshConfig) -> Option<RuleInput> {
+        let spec = serde_json::to_value(&self.spec).ok()?;
+        // Without the rule, what TLS was to protect would be sent in clear.
+        if !tls::is_wished(&spec) || self.spec.workload_selector.is_some() {
+            return None;
+        }
+        let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let why = "the DestinationRule cannot be used as it is written";
+        Some(RuleInput {
+            key: ObjectKey::new(Kind::DestinationRule, namespace, name),
+            created: created(&self.metadata),
+            host: host(&self.spec.host, namespace, config).ok()?,
+            exported: exported(&self.spec.export_to, namespace),
+            policy: DestinationPolicy {
+                unsupported: Some(why.into()),
+                ..DestinationPolicy::default()
+            },
+            ports: BTreeMap::new(),
+            subsets: BTreeMap::new(),
+        })
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        let policy = TrafficPolicy {
+            tls: Some(ClientTls {
+                mode: TlsMode::Simple,
+                ..ClientTls::default()
+            }),
+            ..TrafficPolicy::default()
+        };
+        Some(Self {
+            metadata,
+            spec: DestinationRuleSpec {
+                host: field(spec, "host")?,
+                export_to: field(spec, "exportTo").unwrap_or_default(),
+                traffic_policy: spec.is_some_and(tls::is_wished).then_some(policy),
+                ..DestinationRuleSpec::default()
+            },
+            ..Self::default()
+        })
     }
 
     fn standing(index: &Index, _: &ObjectKey, rule: &RuleInput) -> Option<Standing> {
@@ -219,21 +273,40 @@ impl Index {
         key: &ObjectKey,
         host: &ArcStr,
     ) -> Vec<(GatewayName, WaypointDestination)> {
-        if self.destination_rules.names().next().is_none() {
+        if !self.has_destinations() {
             return Vec::new();
         }
         let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
+        let tls = self.backend_tls(key);
         let gateways = self.waypoints_reaching(key, host).into_iter();
         gateways
             .filter_map(|gateway| {
-                let rule = self.rule_for(&service, &gateway)?;
-                Some((gateway, rule.of(self, key, service.clone())))
+                let rule = self.rule_for(&service, &gateway);
+                let told = rule.map(|rule| rule.of(self, key, service.clone()));
+                let mut told = match told {
+                    Some(told) => told,
+                    None if tls.is_empty() => return None,
+                    None => WaypointDestination::unruled(service.clone()),
+                };
+                for one in &tls {
+                    one.put_over(&mut told);
+                }
+                Some((gateway, told))
             })
             .collect()
     }
 
+    /// Whether anything says how endpoints of any service are treated.
+    fn has_destinations(&self) -> bool {
+        self.destination_rules.names().next().is_some() || !self.backend_tls.is_empty()
+    }
+
     /// The waypoints that serve a host of an object, and those whose routes lead to it.
-    fn waypoints_reaching(&self, key: &ObjectKey, host: &ArcStr) -> BTreeSet<GatewayName> {
+    pub(super) fn waypoints_reaching(
+        &self,
+        key: &ObjectKey,
+        host: &ArcStr,
+    ) -> BTreeSet<GatewayName> {
         let mut gateways = self.waypoints_serving(key, host);
         let by_name = self.route_hosts.of(host).filter(|route| {
             let route = self.route(route);
@@ -252,7 +325,7 @@ impl Index {
 
     /// The backends of an object's routes may be reached by other waypoints than before.
     pub(crate) fn mark_backends_of(&mut self, parent: &ObjectKey) {
-        if self.destination_rules.names().next().is_none() {
+        if !self.has_destinations() {
             return;
         }
         let routes = self.route_parents.of(parent);

@@ -11,6 +11,7 @@ mod http_route;
 mod mirrors;
 mod reader;
 mod references;
+mod session;
 mod standing;
 mod stream;
 
@@ -33,6 +34,7 @@ use crate::{
 };
 use backends::BackendInput;
 use http_route::RuleInput;
+pub(super) use reader::{Reader, is_token};
 use references::{Named, Unresolved};
 use stream::StreamInput;
 
@@ -78,10 +80,13 @@ impl Parent {
 }
 
 /// The name and number of a port, and what it speaks.
-type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
+pub(super) type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
 
 /// The ports of a service that routes can be for.
-fn declared_ports<'a>(index: &'a Index, target: &ObjectKey) -> Option<Vec<DeclaredPort<'a>>> {
+pub(super) fn declared_ports<'a>(
+    index: &'a Index,
+    target: &ObjectKey,
+) -> Option<Vec<DeclaredPort<'a>>> {
     if target.kind == Kind::Service {
         let service = index.get::<Service>(target)?;
         let tcp = service.ports.iter().filter(|port| port.is_tcp);
@@ -116,7 +121,7 @@ pub(crate) enum Rules {
 pub(crate) struct Unsupported {
     /// For a condition.
     pub(super) reason: &'static str,
-    pub(super) text: ArcStr,
+    pub(in crate::index::kinds) text: ArcStr,
 }
 
 /// What the kinds of routes differ in.
@@ -441,14 +446,18 @@ impl Index {
             let Rules::Http(rules) = &route.rules else {
                 return None;
             };
+            let rule = |(index, rule): (usize, &RuleInput)| {
+                let mut rule = rule.resolved(self, route, gateway);
+                if let Some(session) = &mut rule.session {
+                    session::name(session, &route.name, index);
+                }
+                rule
+            };
             Some(HttpRoute {
                 name: route.name.clone(),
                 ports: route.ports(self, target)?,
                 clients: route.clients(target, gateway),
-                rules: rules
-                    .iter()
-                    .map(|rule| rule.resolved(self, route, gateway))
-                    .collect(),
+                rules: rules.iter().enumerate().map(rule).collect(),
             })
         };
         let routes = self.sorted_routes_of(target);

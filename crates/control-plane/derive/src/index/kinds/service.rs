@@ -60,6 +60,10 @@ impl MeshKind for Service {
         index.bind_canary(key, old.as_ref(), new.as_ref());
         index.mark_attached_to(key);
         index.mark_gateway_of(key);
+        let ports = |service: Option<&ServiceInput>| service.map(|one| one.ports.clone());
+        if ports(change.old) != ports(change.new) {
+            index.mark_users_of_providers();
+        }
     }
 
     fn claim<'a>(service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {

@@ -67,12 +67,13 @@ impl MeshKind for ServiceEntry {
             .bound
             .replace(key, bindings(change.old), bindings(change.new));
         index.mark_attached_to(key);
+        index.mark_users_of_providers();
     }
 
     fn render(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Rendered {
         Rendered {
             workloads: workloads(index, key, entry),
-            conflicts: conflicts(index, entry),
+            conflicts: conflicts(index, key, entry),
             ..Rendered::default()
         }
     }
@@ -114,7 +115,7 @@ fn owner_elsewhere<'a>(
 }
 
 /// Which addresses of an entry are somebody else's.
-fn conflicts(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
+fn conflicts(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Note> {
     let endpoints = entry.endpoints.iter().enumerate();
     let endpoints = endpoints.filter_map(|(number, endpoint)| {
         let field = format!("spec.endpoints[{number}].address");
@@ -129,7 +130,23 @@ fn conflicts(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
         };
         Some(Note::new(field.clone(), message))
     });
-    endpoints.chain(taken).collect()
+    endpoints
+        .chain(taken)
+        .chain(unresolved(index, key, entry))
+        .collect()
+}
+
+/// Why nothing comes of the hosts that calls name.
+fn unresolved(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Note> {
+    if !entry.hosts.iter().any(|host| entry.resolves_named(host)) {
+        return None;
+    }
+    let attachment = index.waypoint_of_service(key);
+    let is_served = attachment.is_some_and(|to| to.outcome.is_ok());
+    (!is_served).then(|| {
+        let message = "hosts below a wildcard are resolved by a waypoint: without one (istio.io/use-waypoint) connections are refused";
+        Note::new("spec.resolution", message)
+    })
 }
 
 fn workloads(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Workload> {
@@ -266,6 +283,7 @@ impl ServiceEntryInput {
             );
             notes.push(Note::new("spec.hosts", message));
         }
+        note_wildcards(entry, &mut notes);
         let input = Self {
             name: entry.metadata.name.as_deref().unwrap_or_default().into(),
             namespace: namespace.into(),
@@ -326,6 +344,11 @@ impl ServiceEntryInput {
         let endpoints = self.endpoints.iter().filter_map(EndpointInput::ip);
         let own = self.addresses.iter().map(|(_, net, _)| *net);
         own.chain(endpoints.map(IpNet::from))
+    }
+
+    /// Whether a host of it is a wildcard, and calls name the host that is to be resolved.
+    pub(crate) fn resolves_named(&self, host: &str) -> bool {
+        self.resolution == Resolution::DynamicDns && self.resolves_hosts() && host.starts_with('*')
     }
 
     /// Whether its endpoints are found by resolving its hosts.
@@ -416,6 +439,33 @@ impl ServiceEntryInput {
     /// The same for a pod: a container port of the entry port's name counts.
     pub(crate) fn targets_in(&self, pod: &PodInput) -> PortMap {
         self.targets(&pod.ports)
+    }
+}
+
+/// What of hosts that are wildcards cannot be resolved.
+fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
+    let spec = &entry.spec;
+    if !spec.hosts.iter().any(|host| host.starts_with('*')) || !spec.endpoints.is_empty() {
+        return;
+    }
+    match spec.resolution {
+        Resolution::Dns | Resolution::DnsRoundRobin => {
+            let message =
+                "a wildcard is no name that could be resolved: use DYNAMIC_DNS, with a waypoint";
+            notes.push(Note::new("spec.resolution", message));
+        }
+        Resolution::DynamicDns => {
+            let says_host = |protocol: AppProtocol| !matches!(protocol, AppProtocol::Tcp);
+            for (index, port) in spec.ports.iter().enumerate() {
+                let number = u16::try_from(port.number).unwrap_or_default();
+                let protocol = app_protocol(Some(&port.protocol), &port.name, number);
+                if !says_host(protocol) {
+                    let message = "connections that are neither HTTP nor TLS with a server name do not say which host is meant: they are refused";
+                    notes.push(Note::new(format!("spec.ports[{index}].protocol"), message));
+                }
+            }
+        }
+        Resolution::None | Resolution::Static => {}
     }
 }
 

@@ -200,7 +200,7 @@ fn pull_secret(
     if name.is_empty() {
         return Ok(None);
     }
-    if !is_dns_name(name) {
+    if !is_dns_name(name, 253) {
         let message = format!("{name:?} is no name of a Secret");
         return Err(FieldError::new(FIELD, message));
     }

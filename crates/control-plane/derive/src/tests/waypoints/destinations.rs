@@ -263,7 +263,7 @@ fn what_has_no_effect_is_named() {
         assert_eq!(read.unsupported, None);
     }
     for unsafe_without in [
-        "tls: {mode: SIMPLE}",
+        "tls: {mode: SIMPLE, credentialName: a}",
         "tunnel: {targetHost: a, targetPort: 1}",
     ] {
         let (read, problems) = policy(unsafe_without);

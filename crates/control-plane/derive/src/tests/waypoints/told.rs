@@ -96,7 +96,7 @@ fn a_route_leads_to_its_backend_and_follows_it() {
 fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
     let rules = "rules: [{matches: [{path: {type: PathPrefix, value: /api/}, method: GET, \
         headers: [{name: X-User, value: a}], queryParams: [{name: Q, type: RegularExpression, value: '[0-9]+'}]}]}, \
-        {filters: [{type: ExternalAuth}]}, {timeouts: {request: 1s, other: 2s}}, {retry: {codes: [200]}}, {sessionPersistence: {}}, \
+        {filters: [{type: ExternalAuth}]}, {timeouts: {request: 1s, other: 2s}}, {retry: {codes: [200]}}, {sessionPersistence: {type: IP}}, \
         {backendRefs: [{name: cart, port: 80, weight: 0, filters: [{type: ExtensionRef, extensionRef: {group: apps, kind: Deployment, name: a}}]}]}]";
     let spec = format!("{PARENT}, {rules}");
     let mesh = TestMesh::of(&all(&[
@@ -127,7 +127,7 @@ fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
             "spec.rules[1].filters[0]: the filter ExternalAuth is not supported",
             "spec.rules[2].timeouts.other: is not supported",
             "spec.rules[3].retry.codes: 200 is not a status of an error, 400 to 599",
-            "spec.rules[4].sessionPersistence: is not supported",
+            "spec.rules[4].sessionPersistence.type: \"IP\" is not supported",
             "spec.rules[5].backendRefs[0].filters[0].extensionRef: \"Deployment\" of the group \"apps\" is not supported",
         ]
     );

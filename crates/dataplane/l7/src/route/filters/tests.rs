@@ -196,4 +196,21 @@ proptest! {
             prop_assert!(target.starts_with('/') && !again.is_changed(), "{target}");
         }
     }
+
+    /// Nothing below a prefix gets out of what takes its place, as any application may read it.
+    #[test]
+    fn a_changed_path_stays_below_what_takes_the_prefixs_place(rest in "(/[a.%2e;\\\\]{0,4}|/%2[ef]|/\\.\\.){0,4}") {
+        let path = format!("/old{rest}");
+        let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };
+        let Some(after) = normal.path().strip_prefix("/old") else { return Ok(()) };
+        if !after.is_empty() && !after.starts_with('/') {
+            return Ok(());
+        }
+        let change = PathChange::Prefix("/new".into());
+        let target = changed(Some(&change), asked(normal.path(), "/old".len()), BASE).unwrap();
+        let decoded = path::decoded(&target);
+        for one in [Some(target.as_str()), decoded.as_deref()].into_iter().flatten() {
+            prop_assert!(one == "/new" || one.starts_with("/new/"), "{rest}: {target} as {one}");
+        }
+    }
 }

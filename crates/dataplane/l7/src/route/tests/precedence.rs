@@ -130,7 +130,7 @@ proptest! {
             lines.insert(name, "1".parse().unwrap());
         }
         let table = RouteTable::new(&routes, 80, None);
-        let request = RouteRequest { method, path, query: Some(&query), headers: &lines };
+        let request = RouteRequest { method, path, query: Some(&query), host: "", headers: &lines };
         let chosen = match table.choose(&request) {
             Choice::Itself => "itself".to_owned(),
             Choice::NoMatch => "none".to_owned(),

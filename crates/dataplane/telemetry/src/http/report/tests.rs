@@ -87,6 +87,23 @@ fn a_json_line_has_istios_members() {
 }
 
 #[test]
+fn who_is_called_outside_of_the_mesh_is_added() {
+    let left = HttpRequestReport {
+        remote: Some("a\"b"),
+        remote_identity: Some("spiffe://c"),
+        ..report()
+    };
+    let line = left.line(AccessLogFormat::Text);
+    assert!(
+        line.ends_with(" default remote=\"a\\x22b\" remote_identity=\"spiffe://c\"\n"),
+        "{line}"
+    );
+    let line = left.line(AccessLogFormat::Json);
+    let end = ",\"remote\":\"a\\\"b\",\"remote_identity\":\"spiffe://c\"}\n";
+    assert!(line.ends_with(end), "{line}");
+}
+
+#[test]
 fn nothing_that_a_peer_sends_forges_a_line_or_a_field() {
     let evil =
         b"a\" 200 - \"\r\n[2020-01-01T00:00:00.000Z] \"GET / HTTP/1.1\"\x1b[2J\xe2\x80\xa8\xff\\";

@@ -5,10 +5,15 @@
     reason = "members are set in objects that are made here"
 )]
 
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{
-    super::{RULES_OF_SERVICE, Work, tracing},
+    super::{
+        RULES_OF_SERVICE, Step, Work, authorizer,
+        clusters::{cluster_of, socket},
+        hashing, plugin, tokens, tracing,
+    },
     ADMIN, Files, ROUTES,
 };
 
@@ -77,8 +82,8 @@ impl Files {
         &self,
         work: Work,
         backend: &str,
-        collector: Option<&str>,
-    ) -> Value {
+        callee: Option<&str>,
+    ) -> Result<Value> {
         let tunnels = json!({
             "name": "tunnels",
             "address": socket("0.0.0.0", 15008),
@@ -116,17 +121,21 @@ impl Files {
                 "log_format": {"text_format_source": {"inline_string": ACCESS_LOG}},
             }),
         );
+        let mut filters = vec![work.policies(), router()];
+        if let Some(step) = work.step {
+            filters.splice(0..0, self.filter(step)?);
+        }
         let mut manager = json!({
             "access_log": [log],
             "normalize_path": true,
             "use_remote_address": false,
-            "http_filters": [work.policies(), router()],
+            "http_filters": filters,
             "rds": {"route_config_name": "requests", "config_source": {
                 "resource_api_version": "V3",
                 "path_config_source": {"path": self.path(ROUTES)},
             }},
         });
-        if let Some(percentage) = work.traced {
+        if let Some(Step::Trace(percentage)) = work.step {
             manager["tracing"] = tracing::tracer(percentage);
         }
         let requests = json!({
@@ -138,15 +147,21 @@ impl Files {
             internal("requests", "requests"),
             backends(8080),
             backends(8081),
+            backends(8082),
             self.hbone(backend),
         ];
-        clusters.extend(collector.map(|address| {
-            let (_, name) = tracing::PLACE;
-            let mut cluster = cluster(name, &socket(address, tracing::PORT));
-            cluster["typed_extension_protocol_options"] =
-                protocol(&json!({"explicit_http_config": {"http2_protocol_options": {}}}));
-            cluster
-        }));
+        clusters.extend(match (work.step, callee) {
+            (Some(Step::Trace(_)), Some(address)) => {
+                Some(callee_cluster(tracing::PLACE.1, address, tracing::PORT))
+            }
+            (Some(Step::Authorize), Some(address)) => Some(callee_cluster(
+                authorizer::PLACE.1,
+                address,
+                authorizer::PORT,
+            )),
+            (Some(Step::Hash), _) => Some(hashing::cluster()),
+            _ => None,
+        });
         let ready = json!({
             "name": "ready",
             "address": socket("0.0.0.0", 15021),
@@ -159,7 +174,7 @@ impl Files {
                 }]},
             }))]}],
         });
-        json!({
+        Ok(json!({
             "admin": {"address": socket("127.0.0.1", ADMIN)},
             // Wanted of whoever follows a file.
             "node": {"id": "waypoint", "cluster": "waypoint"},
@@ -168,16 +183,30 @@ impl Files {
             "static_resources": {
                 "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081),
                     to_tunnel(backend, 8082), ready],
-                "clusters": [
-                    internal("requests", "requests"),
-                    backends(8080),
-                    backends(8081),
-                    backends(8082),
-                    self.hbone(backend),
-                ],
-                "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081), ready],
                 "clusters": clusters,
             },
+        }))
+    }
+
+    /// The filter that does it, if it is one's work.
+    fn filter(&self, step: Step) -> Result<Option<Value>> {
+        Ok(match step {
+            Step::Token(_) => Some(typed(
+                "envoy.filters.http.jwt_authn",
+                "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication",
+                tokens::verification()?,
+            )),
+            Step::Authorize => Some(typed(
+                "envoy.filters.http.ext_authz",
+                "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
+                authorizer::question(),
+            )),
+            Step::Plugin => Some(typed(
+                "envoy.filters.http.wasm",
+                "envoy.extensions.filters.http.wasm.v3.Wasm",
+                plugin::of_envoy(&self.directory),
+            )),
+            Step::Trace(_) | Step::Hash => None,
         })
     }
 
@@ -221,7 +250,10 @@ impl Work {
 
     /// As the HTTPRoutes say.
     fn routes(self, port: u16) -> Vec<Value> {
-        let to = json!({"cluster": format!("backend-{port}"), "timeout": "0s"});
+        let to = match self.step {
+            Some(Step::Hash) => hashing::to(),
+            _ => json!({"cluster": format!("backend-{port}"), "timeout": "0s"}),
+        };
         let mut routes: Vec<Value> = (0..self.rules)
             .map(
                 |n| json!({"match": {"path_separated_prefix": format!("/route/{n}")}, "route": to}),
@@ -235,10 +267,6 @@ impl Work {
 fn typed(name: &str, of: &str, mut fields: Value) -> Value {
     fields["@type"] = format!("type.googleapis.com/{of}").into();
     json!({"name": name, "typed_config": fields})
-}
-
-fn socket(address: &str, port: u16) -> Value {
-    json!({"socket_address": {"address": address, "port_value": port}})
 }
 
 fn router() -> Value {
@@ -263,17 +291,15 @@ fn protocol(options: &Value) -> Value {
 }
 
 fn cluster(name: &str, address: &Value) -> Value {
-    json!({
-        "name": name,
-        "type": "STATIC",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
-        },
-        "circuit_breakers": {"thresholds": [{
-            "max_connections": 1_000_000, "max_requests": 1_000_000, "max_pending_requests": 1_000_000,
-        }]},
-    })
+    cluster_of(name, std::slice::from_ref(address))
+}
+
+/// What is called over gRPC.
+fn callee_cluster(name: &str, address: &str, port: u16) -> Value {
+    let mut cluster = cluster(name, &socket(address, port));
+    cluster["typed_extension_protocol_options"] =
+        protocol(&json!({"explicit_http_config": {"http2_protocol_options": {}}}));
+    cluster
 }
 
 /// One of Envoy's own listeners as an upstream.

@@ -1,6 +1,9 @@
 //! The question, by gRPC or HTTP, and the answer as it comes.
 
-use std::{net::SocketAddr, time::SystemTime};
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
 
 use ambit_model::{
     ArcStr, HttpProvider, NamespacedHostname, Provider, ProviderProtocol, StringMatch,
@@ -56,7 +59,7 @@ pub(crate) enum AskError {
 
 impl AskError {
     /// For metrics.
-    pub(super) fn outcome(&self) -> &'static str {
+    pub(in crate::http) fn outcome(&self) -> &'static str {
         match self {
             Self::Call(_) => "unreachable",
             Self::Late => "late",
@@ -176,14 +179,24 @@ pub(super) async fn grpc(
     check: Check<'_>,
     passed: Passed,
 ) -> Result<Answer, AskError> {
-    let (service, port) = place(provider)?;
-    let message = check.encode();
+    let call = (CHECK_PATH, check.encode(), provider.timeout);
+    let message = unary(session, place(provider)?, call, passed).await?;
+    Ok(Answer::decode(&message)?)
+}
+
+/// One call of gRPC. The caller bounds its time.
+pub(in crate::http) async fn unary(
+    session: &Session,
+    (service, port): (&NamespacedHostname, u16),
+    (path, message, patience): (&str, Vec<u8>, Duration),
+    passed: Passed,
+) -> Result<Bytes, AskError> {
     let length = u32::try_from(message.len()).map_err(|_| AskError::Question)?;
     let mut framed = BytesMut::with_capacity(message.len() + 5);
     framed.put_u8(0);
     framed.put_u32(length);
     framed.put_slice(&message);
-    let uri = format!("http://{}:{port}{CHECK_PATH}", service.hostname);
+    let uri = format!("http://{}:{port}{path}", service.hostname);
     let mut request = Request::new(message::text(framed.freeze()));
     *request.method_mut() = Method::POST;
     *request.version_mut() = http::Version::HTTP_2;
@@ -191,7 +204,7 @@ pub(super) async fn grpc(
     let all = request.headers_mut();
     all.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     all.insert(TE, HeaderValue::from_static("trailers"));
-    let seconds = provider.timeout.as_secs().clamp(1, 99_999_999);
+    let seconds = patience.as_secs().clamp(1, 99_999_999);
     if let Ok(value) = HeaderValue::from_str(&format!("{seconds}S")) {
         all.insert("grpc-timeout", value);
     }
@@ -222,7 +235,7 @@ pub(super) async fn grpc(
     if prefix != [0, a, b, c, d] {
         return Err(AskError::NoMessage);
     }
-    Ok(Answer::decode(message)?)
+    Ok(bytes.slice_ref(message))
 }
 
 fn grpc_status(headers: &HeaderMap) -> Option<String> {

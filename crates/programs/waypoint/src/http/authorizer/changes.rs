@@ -15,7 +15,7 @@ fn name_of(text: &str) -> Option<HeaderName> {
 }
 
 /// Sets headers; says how many were not, because no provider may set them or they are none.
-pub(super) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) -> u64 {
+pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) -> u64 {
     let mut refused = 0;
     for change in changes {
         let value = HeaderValue::from_bytes(&change.value).ok();

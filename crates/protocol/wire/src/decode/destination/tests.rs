@@ -1,10 +1,10 @@
 //! What is written reads back, and nothing else is read.
 
 use ambit_model::{
-    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, HashCookie, HashPolicy,
-    HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
-    LocalityShares, NamespacedHostname, OutlierPolicy, RetryBudget, TcpKeepalive, Warmup,
-    WaypointDestination,
+    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, DestinationTls, HashCookie,
+    HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
+    LocalityShares, NamespacedHostname, OutlierPolicy, RetryBudget, TcpKeepalive, TlsClientFiles,
+    TlsRoots, Warmup, WaypointDestination,
 };
 use prost::Message;
 
@@ -26,6 +26,13 @@ fn policies() -> Vec<DestinationPolicy> {
     let region = |region: &str| LocalityPattern {
         region: Some(region.into()),
         ..LocalityPattern::default()
+    };
+    let tls = |roots| DestinationPolicy {
+        tls: Some(Arc::new(DestinationTls {
+            roots,
+            ..DestinationTls::default()
+        })),
+        ..DestinationPolicy::default()
     };
     vec![
         DestinationPolicy::default(),
@@ -63,7 +70,18 @@ fn policies() -> Vec<DestinationPolicy> {
                 local_failures: Some(0),
                 ..OutlierPolicy::default()
             }),
+            tls: Some(Arc::new(DestinationTls {
+                server_name: Some("a.example".into()),
+                names: vec!["b.example".into(), "spiffe://c/d".into()],
+                roots: TlsRoots::Pem("pem".into()),
+                client: Some(TlsClientFiles {
+                    certificate: "/cert".into(),
+                    key: "/key".into(),
+                }),
+            })),
         },
+        tls(TlsRoots::System),
+        tls(TlsRoots::File("/roots".into())),
         hash(HashSource::Header("x".into()), HashTable::Ring(7)),
         hash(HashSource::SourceIp, HashTable::Maglev(13)),
         hash(HashSource::Query("q".into()), HashTable::default()),
@@ -125,6 +143,12 @@ fn what_is_not_understood_in_full_is_refused() {
         waypoint_destination(&sent.encode_to_vec()).unwrap_err()
     };
     refused(|policy| policy.balancing = 99);
+    refused(|policy| {
+        policy.tls = Some(wire::DestinationTls {
+            key_file: "/key".to_owned(),
+            ..wire::DestinationTls::default()
+        });
+    });
     refused(|policy| policy.balancing = wire::DestinationBalancing::ConsistentHash.into());
     let mut later = encoded.encode_to_vec();
     // Field 100, a varint.

@@ -4,10 +4,10 @@ use ambit_model::{
     FaultStatus, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpCors,
     HttpFault, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpProvider,
     HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule,
-    HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname, PathChange,
-    PathNormalization, PathPattern, PolicyKey, Provider, ProviderBody, ProviderProtocol, RouteName,
-    ServiceAccountMatch, Share, StreamBackend, StreamRoute, StringMatch, WaypointGateway,
-    WaypointService,
+    HttpSession, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname,
+    PathChange, PathNormalization, PathPattern, PolicyKey, Provider, ProviderBody,
+    ProviderProtocol, RouteName, ServiceAccountMatch, Share, StreamBackend, StreamRoute,
+    StringMatch, WaypointGateway, WaypointService,
 };
 
 use super::*;
@@ -134,6 +134,7 @@ fn routes_of_connections_read_back_what_was_written() {
             }],
             ..StreamRoute::default()
         }],
+        resolves_hosts: true,
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();
     assert_eq!(waypoint_service(&encoded), Ok(service));
@@ -155,6 +156,13 @@ fn services_read_back_what_was_written() {
             },
             ports: vec![80],
             rules: vec![HttpRouteRule {
+                session: Some(HttpSession {
+                    name: "id".into(),
+                    is_header: true,
+                    is_permanent: true,
+                    absolute_timeout: Some(Duration::from_secs(60)),
+                    idle_timeout: Some(Duration::from_secs(5)),
+                }),
                 matches: vec![HttpRouteMatch {
                     path: Some(HttpPathMatch::Prefix("/a".into())),
                     method: Some("GET".into()),
@@ -276,6 +284,36 @@ fn bytes_that_are_no_policy_deny_everything() {
 fn a_policy_under_anothers_name_is_refused() {
     let refused = waypoint_policy("gw/w/shop/other", &bytes(&full_policy())).unwrap_err();
     assert!(refused.error.to_string().contains("shop/p"), "{refused}");
+}
+
+/// What a later version says of a rule is not left out: the service keeps the routes that it had.
+#[test]
+fn a_service_with_an_unknown_field_anywhere_in_its_routes_is_refused() {
+    fn field(number: u8, of: &[u8]) -> Vec<u8> {
+        let length = u8::try_from(of.len()).unwrap();
+        [&[number << 3 | 2, length][..], of].concat()
+    }
+    let name = NamespacedHostname::new("shop", "echo");
+    let sent = wire::WaypointService {
+        service: Some((&name).into()),
+        ..Default::default()
+    };
+    let route = wire::HttpRoute {
+        name: Some(wire::RouteName::default()),
+        ..Default::default()
+    };
+    // Field 100, a varint.
+    let unknown: &[u8] = &[0xa0, 0x06, 0x01];
+    let of_rule = |rule: &[u8]| {
+        let route = [route.encode_to_vec(), field(3, rule)].concat();
+        let service = [sent.encode_to_vec(), field(2, &route)].concat();
+        waypoint_service(&service)
+    };
+    assert_eq!(of_rule(&[]).unwrap().routes[0].rules.len(), 1);
+    for rule in [unknown.to_vec(), field(1, unknown), field(2, unknown)] {
+        let refused = of_rule(&rule).unwrap_err().to_string();
+        assert!(refused.contains("100"), "{rule:?}: {refused}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ambit_k8s_api::AuthorizationPolicy;
 use ambit_model::{ArcStr, GatewayName, HttpPolicy};
 
-use super::{http, namespace_of};
+use super::{connections, http, namespace_of};
 use crate::{
     MeshConfig,
     condition::Verdict,
@@ -74,7 +74,9 @@ impl Attached {
     /// What keeps its provider from being asked.
     pub(super) fn note(&self, index: &Index) -> Option<Note> {
         let provider = index.authorizer(self.provider.as_ref()?);
-        let why = provider.place.err()?;
+        let Err(why) = &provider.place else {
+            return connections::note(index, &provider, &self.targets);
+        };
         let message = format!("{why}: all that the policy is attached to is denied");
         Some(Note::new("spec.provider.name", message))
     }

@@ -37,7 +37,7 @@ impl MeshSettings {
 }
 
 /// Fields of Istio's that concern sidecars and ingress gateways alone, or what this mesh always does in one way.
-const ELSEWHERE: [&str; 44] = [
+const ELSEWHERE: [&str; 43] = [
     "ca",
     "caCertificates",
     "certificates",
@@ -67,7 +67,6 @@ const ELSEWHERE: [&str; 44] = [
     "meshMtls",
     "mixerCheckServer",
     "outboundClusterStatName",
-    "outboundTrafficPolicy",
     "protocolDetectionTimeout",
     "proxyHttpPort",
     "proxyInboundListenPort",
@@ -107,6 +106,7 @@ pub(super) fn read(
             "rootNamespace" => unlike(name, value, &config.root_namespace, notes),
             "waypointAttachment" => unlike(name, value, attachment(config), notes),
             "waypointMissing" => unlike(name, value, missing(config), notes),
+            "outboundTrafficPolicy" => outbound(name, value, config, notes)?,
             "referenceGrants" => {
                 let given = format!("{:?}", config.reference_grants).to_ascii_lowercase();
                 unlike(name, value, &given, notes);
@@ -127,6 +127,26 @@ pub(super) fn read(
         }
     }
     Ok(settings)
+}
+
+/// Node proxies have the mode from their start on, so that none of them forgets it.
+fn outbound(
+    name: &str,
+    value: &Value,
+    config: &MeshConfig,
+    notes: &mut Vec<Note>,
+) -> Result<(), FieldError> {
+    let all = map(name, Some(value))?;
+    rest(name, all, &["mode"], notes);
+    let ours = if config.registry_only {
+        "REGISTRY_ONLY"
+    } else {
+        "ALLOW_ANY"
+    };
+    if let Some(mode) = all.get("mode").filter(|mode| !mode.is_null()) {
+        unlike(&format!("{name}.mode"), mode, ours, notes);
+    }
+    Ok(())
 }
 
 fn attachment(config: &MeshConfig) -> &'static str {

@@ -3,17 +3,17 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    balancing,
-    values::{count, duration, duration_or_zero, thousandths, within},
+    balancing, tls,
+    values::{count, duration, duration_or_zero, refused, thousandths, within},
 };
 use crate::problem::{FieldError, Note};
 use ambit_k8s_api::destination::{
     ClientTls, ConnectionPool, KeepaliveProbes, LoadBalancer, OutlierDetection, PortTrafficPolicy,
-    RetryBudget, TlsMode, TrafficPolicy,
+    RetryBudget, TrafficPolicy,
 };
 use ambit_model::{
-    ArcStr, DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy,
-    RetryBudget as Budget, TcpKeepalive,
+    DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy, RetryBudget as Budget,
+    TcpKeepalive,
 };
 
 /// What of a policy is not done.
@@ -149,11 +149,6 @@ fn without(at: String) -> Note {
     Note::new(at, "has no effect on waypoints")
 }
 
-/// A field without which nothing may be sent.
-fn refused(at: String, what: &str) -> Note {
-    Note::new(at, format!("{what}: requests are answered with 503"))
-}
-
 impl<'a> Parts<'a> {
     fn of(from: &'a TrafficPolicy) -> Self {
         Self {
@@ -211,7 +206,12 @@ impl<'a> Parts<'a> {
         if let Some(from) = self.budget {
             policy.limits.retry_budget = Some(budget(from, &format!("{at}.retryBudget"))?);
         }
-        policy.unsupported = tls(self.tls, &format!("{at}.tls"), notes);
+        if let Some(from) = self.tls {
+            match tls::read(from, &format!("{at}.tls"), notes) {
+                Ok(tls) => policy.tls = tls,
+                Err(why) => policy.unsupported = Some(why),
+            }
+        }
         Ok(policy)
     }
 }
@@ -223,24 +223,6 @@ fn budget(from: &RetryBudget, at: &str) -> Result<Budget, FieldError> {
         share: thousandths(&format!("{at}.percent"), from.percent, (0.0, 100.0), 20_000)?,
         minimum: within(&minimum, from.min_retry_concurrency, 0, most, 3)?,
     })
-}
-
-/// TLS that cannot be done is not left out: what it was to protect would be sent in clear.
-fn tls(from: Option<&ClientTls>, at: &str, notes: &mut Vec<Note>) -> Option<ArcStr> {
-    match from?.mode {
-        TlsMode::Disable => {
-            let message =
-                "DISABLE has no effect: pods of the mesh are reached by mTLS, others in plaintext";
-            notes.push(Note::new(format!("{at}.mode"), message));
-            None
-        }
-        TlsMode::IstioMutual => None,
-        TlsMode::Simple | TlsMode::Mutual => {
-            let what = "waypoints do not begin TLS";
-            notes.push(refused(format!("{at}.mode"), what));
-            Some(what.into())
-        }
-    }
 }
 
 fn outliers(

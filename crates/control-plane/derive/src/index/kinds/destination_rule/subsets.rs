@@ -59,6 +59,10 @@ pub(super) fn read(
 }
 
 impl SubsetInput {
+    pub(super) fn policies_mut(&mut self) -> impl Iterator<Item = &mut DestinationPolicy> {
+        self.ports.values_mut().chain([&mut self.policy])
+    }
+
     /// With the workloads that are in it now, of those that the object that declares the host selects.
     pub(super) fn of(&self, index: &Index, key: &ObjectKey) -> DestinationSubset {
         let selector = match key.kind {

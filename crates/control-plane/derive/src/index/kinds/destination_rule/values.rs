@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::problem::FieldError;
+use crate::problem::{FieldError, Note};
 
 /// Longest duration: what is longer was meant otherwise.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -15,6 +15,11 @@ const UNITS: [(&str, f64); 6] = [
     ("us", 1e3),
     ("ns", 1.0),
 ];
+
+/// A field without which nothing may be sent.
+pub(super) fn refused(at: String, what: &str) -> Note {
+    Note::new(at, format!("{what}: requests are answered with 503"))
+}
 
 /// A number from 0 on; zero and what is left out are zero.
 pub(super) fn count(at: &str, of: Option<i64>) -> Result<u32, FieldError> {

@@ -79,6 +79,7 @@ impl Reader<'_> {
             name: rule.name.clone(),
             filters: rule.filters.clone(),
             backend_refs: rule.backend_refs.clone(),
+            session_persistence: rule.session_persistence.clone(),
             other: rule.other.clone(),
             ..HttpRouteRule::default()
         };

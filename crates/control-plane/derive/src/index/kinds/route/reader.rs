@@ -19,7 +19,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(notes: &'a mut Vec<Note>) -> Self {
+    pub(in super::super) fn new(notes: &'a mut Vec<Note>) -> Self {
         Self {
             notes,
             unsupported: None,
@@ -31,7 +31,7 @@ impl<'a> Reader<'a> {
         self.unsupported = unsupported.cloned();
     }
 
-    pub(super) fn take_unsupported(&mut self) -> Option<Unsupported> {
+    pub(in super::super) fn take_unsupported(&mut self) -> Option<Unsupported> {
         self.unsupported.take()
     }
 
@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Whether a text can be a header's name (RFC 9110, section 5.6.2).
-pub(super) fn is_token(text: &str) -> bool {
+pub(in super::super) fn is_token(text: &str) -> bool {
     let is_symbol = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty()
         && text

@@ -1,8 +1,8 @@
 //! What a waypoint sees, and what others see of waypoints.
 
 use ambit_model::{
-    Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, WaypointDestination,
-    WaypointExtension, WaypointGateway, WaypointService,
+    Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, RateLimit,
+    WaypointDestination, WaypointExtension, WaypointGateway, WaypointService,
 };
 
 use super::*;
@@ -37,6 +37,10 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         name: "p".into(),
         ..WaypointExtension::default()
     };
+    let limit = RateLimit {
+        key: key.clone(),
+        ..RateLimit::default()
+    };
     let policy = HttpPolicy {
         key: key.clone(),
         ..HttpPolicy::default()
@@ -50,6 +54,7 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
             Some(Arc::new(authentication)),
         )],
         waypoint_policies: vec![((gateway.clone(), key.clone()), Some(Arc::new(policy)))],
+        waypoint_rate_limits: vec![((gateway.clone(), key.clone()), Some(Arc::new(limit)))],
         waypoint_extensions: vec![((gateway.clone(), key), Some(Arc::new(extension)))],
         ..Delta::default()
     }
@@ -74,13 +79,14 @@ fn waypoint(gateway: &GatewayName) -> Peer {
     }
 }
 
-const OF_WAYPOINTS: [ResourceType; 6] = [
+const OF_WAYPOINTS: [ResourceType; 7] = [
     ResourceType::WAYPOINT_POLICY,
     ResourceType::WAYPOINT_GATEWAY,
     ResourceType::WAYPOINT_SERVICE,
     ResourceType::WAYPOINT_DESTINATION,
     ResourceType::WAYPOINT_AUTHENTICATION,
     ResourceType::WAYPOINT_EXTENSION,
+    ResourceType::WAYPOINT_RATE_LIMIT,
 ];
 
 #[test]
@@ -111,6 +117,7 @@ fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
             "shop/wp",
             "shop/wp/shop/a",
             "shop/wp/shop/a",
+            "shop/wp/shop/p",
             "shop/wp/shop/p",
             "shop/wp/shop/p"
         ]

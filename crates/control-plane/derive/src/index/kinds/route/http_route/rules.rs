@@ -10,7 +10,7 @@ use ambit_k8s_api::{
 };
 use ambit_model::{
     ArcStr, GatewayName, HttpBackend, HttpFilter, HttpPathMatch, HttpRetry, HttpRouteMatch,
-    HttpRouteRule, HttpTimeouts, HttpValueMatch, PathChange,
+    HttpRouteRule, HttpSession, HttpTimeouts, HttpValueMatch, PathChange,
 };
 use regex::RegexBuilder;
 
@@ -40,6 +40,7 @@ pub(crate) struct RuleInput {
     backends: Vec<BackendInput>,
     timeouts: HttpTimeouts,
     retry: Option<HttpRetry>,
+    session: Option<HttpSession>,
     unsupported: Option<Unsupported>,
 }
 
@@ -53,6 +54,7 @@ impl RuleInput {
             backends: Vec::new(),
             timeouts: HttpTimeouts::default(),
             retry: None,
+            session: None,
             unsupported: Some(Unsupported {
                 reason: UNSUPPORTED_VALUE,
                 text: arcstr::literal!("the route cannot be used as it is written"),
@@ -143,6 +145,7 @@ impl RuleInput {
             backends: self.backends.iter().map(backend).collect(),
             timeouts: self.timeouts,
             retry: self.retry.clone(),
+            session: self.session.clone(),
             unsupported: unsupported.or_else(|| missing.map(|error| error.text)),
         }
     }
@@ -247,6 +250,10 @@ impl Reader<'_> {
         let timeouts = self.timeouts(at, rule.timeouts.as_ref())?;
         let retry = rule.retry.as_ref();
         let retry = retry.map(|retry| retries::read(self, &format!("{at}.retry"), retry));
+        let session = match &rule.session_persistence {
+            Some(session) => self.session(&format!("{at}.sessionPersistence"), session)?,
+            None => None,
+        };
         let mut matches = Vec::new();
         for (index, one) in rule.matches.iter().enumerate() {
             matches.push(self.one_match(one, &format!("{at}.matches[{index}]"))?);
@@ -260,6 +267,7 @@ impl Reader<'_> {
         Ok(RuleInput {
             name: rule.name.as_deref().map(ArcStr::from),
             retry: retry.transpose()?,
+            session,
             matches,
             filters,
             backends,
@@ -268,7 +276,8 @@ impl Reader<'_> {
         })
     }
 
-    fn one_match(
+    /// One match of requests.
+    pub(in crate::index::kinds) fn one_match(
         &mut self,
         from: &gateway::HttpRouteMatch,
         at: &str,

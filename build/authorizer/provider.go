@@ -1,0 +1,218 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+
+	auth "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+)
+
+// The header by which a request says how the provider is to answer: a CheckResponse as JSON (over HTTP an answer), or
+// one of the words below. Without it the request is allowed.
+const answerHeader = "x-answer"
+
+const (
+	// Never answers.
+	hang = "hang"
+	// Answers with an error of its own.
+	fail = "fail"
+)
+
+// What providers were asked.
+type book struct {
+	lock  sync.Mutex
+	asked []json.RawMessage
+	// Nothing is printed.
+	quiet bool
+}
+
+func (b *book) note(kind string, question any) {
+	text, err := json.Marshal(map[string]any{kind: question})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return
+	}
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	b.asked = append(b.asked, text)
+	if !b.quiet {
+		fmt.Printf("%s\n", text)
+	}
+}
+
+// What was asked since it was asked for the last time.
+func (b *book) take() []json.RawMessage {
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	taken := b.asked
+	b.asked = nil
+	if taken == nil {
+		taken = []json.RawMessage{}
+	}
+	return taken
+}
+
+func (b *book) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	text, err := json.Marshal(b.take())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	_, _ = w.Write(text)
+}
+
+type provider struct {
+	auth.UnimplementedAuthorizationServer
+	book *book
+	// What it answers, whatever requests say.
+	always *auth.CheckResponse
+}
+
+func (p *provider) Check(ctx context.Context, question *auth.CheckRequest) (*auth.CheckResponse, error) {
+	text, err := protojson.Marshal(question)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	p.book.note("grpc", json.RawMessage(text))
+	if p.always != nil {
+		return p.always, nil
+	}
+	answer := &auth.CheckResponse{}
+	switch wanted := question.GetAttributes().GetRequest().GetHttp().GetHeaders()[answerHeader]; wanted {
+	case "":
+		wanted = `{"status": {}}`
+		fallthrough
+	default:
+		if err := protojson.Unmarshal([]byte(wanted), answer); err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+	case hang:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case fail:
+		return nil, status.Error(codes.Internal, "as it was told")
+	}
+	return answer, nil
+}
+
+// A request of HTTP as it was received.
+type heard struct {
+	Method  string              `json:"method"`
+	Target  string              `json:"target"`
+	Proto   string              `json:"proto"`
+	Host    string              `json:"host"`
+	Headers map[string][]string `json:"headers"`
+	Body    string              `json:"body"`
+}
+
+func hear(request *http.Request) (heard, error) {
+	body, err := io.ReadAll(request.Body)
+	return heard{
+		Method:  request.Method,
+		Target:  request.RequestURI,
+		Proto:   request.Proto,
+		Host:    request.Host,
+		Headers: lower(request.Header),
+		Body:    string(body),
+	}, err
+}
+
+func lower(headers http.Header) map[string][]string {
+	all := map[string][]string{}
+	for name, values := range headers {
+		all[strings.ToLower(name)] = values
+	}
+	return all
+}
+
+// An answer of HTTP.
+type reply struct {
+	Status  int         `json:"status"`
+	Headers [][2]string `json:"headers"`
+	Body    string      `json:"body"`
+}
+
+func (p *provider) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	question, err := hear(request)
+	if err != nil {
+		return
+	}
+	p.book.note("http", question)
+	answer := reply{Status: http.StatusOK}
+	switch wanted := request.Header.Get(answerHeader); wanted {
+	case "":
+	case hang:
+		<-request.Context().Done()
+		return
+	case fail:
+		answer.Status = http.StatusInternalServerError
+	default:
+		if err := json.Unmarshal([]byte(wanted), &answer); err != nil {
+			answer = reply{Status: http.StatusInternalServerError, Body: err.Error()}
+		}
+	}
+	for _, header := range answer.Headers {
+		w.Header().Add(header[0], header[1])
+	}
+	w.WriteHeader(answer.Status)
+	_, _ = io.Copy(w, bytes.NewBufferString(answer.Body))
+}
+
+// Serves providers until the context ends; `ready` is called when all of them listen.
+func serveProviders(ctx context.Context, book *book, addresses [3]string, ready func()) error {
+	deny := &auth.CheckResponse{}
+	text := `{"status": {"code": 7}, "deniedResponse": {"status": {"code": "Unauthorized"}, "body": "by the other one"}}`
+	if err := protojson.Unmarshal([]byte(text), deny); err != nil {
+		return err
+	}
+	asTold := &provider{book: book}
+	ended := make(chan error, len(addresses))
+	for n, of := range []*provider{asTold, {book: book, always: deny}} {
+		listener, err := net.Listen("tcp", addresses[n])
+		if err != nil {
+			return err
+		}
+		server := grpc.NewServer()
+		auth.RegisterAuthorizationServer(server, of)
+		go func() { ended <- server.Serve(listener) }()
+		defer server.Stop()
+	}
+	listener, err := net.Listen("tcp", addresses[2])
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: asTold}
+	go func() { ended <- server.Serve(listener) }()
+	defer server.Close()
+	ready()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func serve(ctx context.Context) error {
+	book := &book{}
+	listener, err := net.Listen("tcp", ":9002")
+	if err != nil {
+		return err
+	}
+	go func() { _ = http.Serve(listener, book) }()
+	return serveProviders(ctx, book, [3]string{":9000", ":9001", ":8000"}, func() {
+		fmt.Fprintln(os.Stderr, "serving")
+	})
+}

@@ -1,0 +1,307 @@
+//! BackendTLSPolicies: waypoints begin TLS with the endpoints of the services that one is attached to.
+//!
+//! A policy counts in place of what a `DestinationRule` says of TLS; of several for the same port the one that names the
+//! port, then the oldest. One that cannot be followed lets nothing pass: what it was to protect is not sent in clear.
+
+mod read;
+mod standing;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use ambit_k8s_api::{
+    BackendTLSPolicy, ConfigMap, Kind, ObjectKey, ObjectMeta, gateway::BackendTlsPolicySpec,
+};
+use ambit_model::{ArcStr, DestinationPolicy, DestinationTls, TlsRoots, WaypointDestination};
+use serde_json::Value;
+
+use super::route::declared_ports;
+use crate::{
+    MeshConfig, PodDirectory,
+    condition::{PartsType, Standing},
+    index::{
+        Index,
+        kind::{Change, Extent, Followed, MeshKind, Read, field},
+    },
+    problem::FieldError,
+};
+
+impl Followed for BackendTLSPolicy {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// A policy as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BackendTlsInput {
+    key: ObjectKey,
+    created: String,
+    targets: Vec<Target>,
+    /// Or why there can be none.
+    tls: Result<TlsInput, Refused>,
+}
+
+/// What a policy is attached to.
+#[derive(Clone, Debug, PartialEq)]
+struct Target {
+    key: ObjectKey,
+    /// The name of one port; all ports if `None`.
+    port: Option<ArcStr>,
+}
+
+/// What is wished.
+#[derive(Clone, Debug, PartialEq)]
+struct TlsInput {
+    hostname: ArcStr,
+    names: Vec<ArcStr>,
+    /// ConfigMaps of the policy's namespace; `None`: the system's authorities.
+    roots: Option<Vec<ArcStr>>,
+}
+
+/// Why a policy cannot be followed.
+#[derive(Clone, Debug, PartialEq)]
+struct Refused {
+    /// Of the condition that says it.
+    reason: &'static str,
+    /// Whether a reference is to blame.
+    is_reference: bool,
+    message: String,
+}
+
+impl Refused {
+    fn invalid(error: &FieldError) -> Self {
+        Self {
+            reason: "Invalid",
+            is_reference: false,
+            message: error.to_string(),
+        }
+    }
+
+    fn reference(reason: &'static str, message: String) -> Self {
+        Self {
+            reason,
+            is_reference: true,
+            message,
+        }
+    }
+}
+
+/// What a policy comes to at a service.
+#[derive(Clone, Debug)]
+pub(crate) struct BackendTls {
+    /// The port; all of them if `None`.
+    port: Option<u16>,
+    tls: Result<Arc<DestinationTls>, ArcStr>,
+}
+
+impl BackendTls {
+    /// In place of what was said before.
+    pub(crate) fn put_over(&self, told: &mut WaypointDestination) {
+        let put = |policy: &mut DestinationPolicy| match &self.tls {
+            Ok(tls) => policy.tls = Some(tls.clone()),
+            Err(why) => policy.unsupported = Some(why.clone()),
+        };
+        match self.port {
+            None => {
+                told.ports.values_mut().for_each(put);
+                put(&mut told.policy);
+                for subset in told.subsets.values_mut() {
+                    subset.ports.values_mut().for_each(put);
+                    put(&mut subset.policy);
+                }
+            }
+            Some(port) => {
+                let whole = told.policy.clone();
+                put(told.ports.entry(port).or_insert(whole));
+                for subset in told.subsets.values_mut() {
+                    let whole = subset.policy.clone();
+                    put(subset.ports.entry(port).or_insert(whole));
+                }
+            }
+        }
+    }
+}
+
+impl MeshKind for BackendTLSPolicy {
+    type Input = BackendTlsInput;
+
+    const PARTS: Option<PartsType> = Some(PartsType {
+        list: "ancestors",
+        manager: "ambit-backend-tls",
+        is_shared: true,
+    });
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<BackendTlsInput>, FieldError> {
+        Ok(Read::plain(read::input(self)))
+    }
+
+    fn substitute(&self, _: &MeshConfig) -> Option<BackendTlsInput> {
+        let error = FieldError::new("spec", "cannot be read");
+        Some(BackendTlsInput {
+            tls: Err(Refused::invalid(&error)),
+            ..read::input(self)
+        })
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: BackendTlsPolicySpec {
+                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                ..BackendTlsPolicySpec::default()
+            },
+            ..Self::default()
+        })
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, BackendTlsInput>, _: &mut PodDirectory) {
+        let targets = |policy: Option<&BackendTlsInput>| -> Vec<ObjectKey> {
+            let targets = policy.into_iter().flat_map(|policy| &policy.targets);
+            targets.map(|target| target.key.clone()).collect()
+        };
+        let (old, new) = (targets(change.old), targets(change.new));
+        if change.new.is_some() {
+            index.backend_tls.insert(change.key.clone());
+        } else {
+            index.backend_tls.remove(change.key);
+        }
+        index
+            .policy_targets
+            .replace(change.key, old.clone(), new.clone());
+        index.mark(change.key.clone());
+        for target in old.into_iter().chain(new) {
+            index.mark_tls_of(&target);
+        }
+    }
+
+    fn standing(index: &Index, _: &ObjectKey, policy: &BackendTlsInput) -> Option<Standing> {
+        Some(standing::of(index, policy))
+    }
+}
+
+impl BackendTlsInput {
+    fn rank(&self) -> (&str, &str) {
+        (&self.created, &self.key.name)
+    }
+
+    /// What waypoints are told, or why nothing may be sent.
+    fn resolved(&self, index: &Index) -> Result<Arc<DestinationTls>, Refused> {
+        let tls = self.tls.as_ref().map_err(Clone::clone)?;
+        let roots = match &tls.roots {
+            None => TlsRoots::System,
+            Some(names) => TlsRoots::Pem(self.authorities(index, names)?),
+        };
+        Ok(Arc::new(DestinationTls {
+            server_name: Some(tls.hostname.clone()),
+            names: tls.names.clone(),
+            roots,
+            client: None,
+        }))
+    }
+
+    /// The certificates of all ConfigMaps.
+    fn authorities(&self, index: &Index, names: &[ArcStr]) -> Result<ArcStr, Refused> {
+        let mut all = String::new();
+        for name in names {
+            let namespace = self.key.namespace.clone();
+            let key = ObjectKey::new(Kind::ConfigMap, namespace, name.clone());
+            let map = index.get::<ConfigMap>(&key);
+            let text = map.and_then(|map| map.authorities()).ok_or_else(|| {
+                let message = format!("{key} does not exist, or has no certificates in ca.crt");
+                Refused::reference("InvalidCACertificateRef", message)
+            })?;
+            all.push_str(text);
+            all.push('\n');
+        }
+        Ok(all.into())
+    }
+
+    fn refers_to(&self, map: &str) -> bool {
+        let roots = self.tls.as_ref().ok().and_then(|tls| tls.roots.as_ref());
+        roots.is_some_and(|names| names.iter().any(|name| name == map))
+    }
+}
+
+impl Index {
+    /// What policies say of the TLS with a Service's or ServiceEntry's endpoints; what comes later counts.
+    pub(crate) fn backend_tls(&self, key: &ObjectKey) -> Vec<BackendTls> {
+        let one = |(policy, port): (&BackendTlsInput, Option<u16>)| BackendTls {
+            port,
+            tls: policy.resolved(self).map_err(|refused| {
+                arcstr::format!("{} cannot be followed: {}", policy.key, refused.message)
+            }),
+        };
+        let all = self.tls_policies(key);
+        // Those for all ports come last, and are put first; of equals the first counts.
+        let whole = all.iter().find(|(_, port)| port.is_none());
+        let mut of_ports = all.clone();
+        of_ports.retain(|(_, port)| port.is_some());
+        of_ports.dedup_by_key(|(_, port)| *port);
+        whole
+            .into_iter()
+            .copied()
+            .chain(of_ports)
+            .map(one)
+            .collect()
+    }
+
+    /// The policies for a Service or ServiceEntry with the ports they are for, the one that counts first of those for the
+    /// same port; those for all ports last.
+    fn tls_policies(&self, key: &ObjectKey) -> Vec<(&BackendTlsInput, Option<u16>)> {
+        let policies = self.policy_targets.of(key);
+        let of_tls = |key: &&ObjectKey| key.kind == Kind::BackendTLSPolicy;
+        let policies = policies.filter(of_tls);
+        let policies = policies.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
+        let mut all = Vec::new();
+        for policy in policies {
+            for target in policy.targets.iter().filter(|target| target.key == *key) {
+                match &target.port {
+                    None => all.push((policy, None)),
+                    Some(name) => {
+                        let ports = self.ports_named(key, name).into_iter();
+                        all.extend(ports.map(|port| (policy, Some(port))));
+                    }
+                }
+            }
+        }
+        all.sort_by(|(a, of_a), (b, of_b)| {
+            let whole = of_a.is_none().cmp(&of_b.is_none());
+            whole.then(of_a.cmp(of_b)).then(a.rank().cmp(&b.rank()))
+        });
+        all
+    }
+
+    /// The ports of a name.
+    fn ports_named(&self, key: &ObjectKey, name: &str) -> BTreeSet<u16> {
+        let ports = declared_ports(self, key).unwrap_or_default().into_iter();
+        let of_name = ports.filter(|(of, ..)| *of == name);
+        of_name.map(|(_, port, _)| port).collect()
+    }
+
+    /// Certificates of authorities have changed.
+    pub(super) fn mark_users_of_authorities(&mut self, map: &ObjectKey) {
+        let of_namespace = self
+            .backend_tls
+            .iter()
+            .filter(|policy| policy.namespace == map.namespace);
+        let policies = of_namespace.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
+        let users = policies.filter(|policy| policy.refers_to(&map.name));
+        let users: Vec<BackendTlsInput> = users.cloned().collect();
+        for user in users {
+            self.mark(user.key);
+            for target in user.targets {
+                self.mark_tls_of(&target.key);
+            }
+        }
+    }
+
+    /// What waypoints are told of a service's TLS, and what stands on the policies for it.
+    fn mark_tls_of(&mut self, target: &ObjectKey) {
+        for host in self.hosts_of(target) {
+            self.mark_only_host(host);
+        }
+        let policies: Vec<_> = self.policy_targets.of(target).cloned().collect();
+        let of_tls = |key: &ObjectKey| key.kind == Kind::BackendTLSPolicy;
+        for policy in policies.into_iter().filter(of_tls) {
+            self.mark(policy);
+        }
+    }
+}

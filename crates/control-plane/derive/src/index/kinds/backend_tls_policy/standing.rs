@@ -1,0 +1,126 @@
+//! What stands on a policy: at which waypoints it is followed, and whether its references lead anywhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::{ObjectKey, gateway};
+use ambit_model::GatewayName;
+use serde_json::{Value, json};
+
+use super::{BackendTlsInput, Target};
+use crate::{
+    condition::{Part, Standing, Verdict},
+    index::{CONTROLLER, Index},
+};
+
+/// Most ancestors that a status may have.
+const MAX_ANCESTORS: usize = 16;
+
+pub(super) fn of(index: &Index, policy: &BackendTlsInput) -> Standing {
+    let mut waypoints: BTreeMap<GatewayName, Vec<&Target>> = BTreeMap::new();
+    let mut unbound = Vec::new();
+    for target in &policy.targets {
+        let reaching = reaching(index, &target.key);
+        if reaching.is_empty() {
+            unbound.push(target);
+        }
+        for gateway in reaching {
+            waypoints.entry(gateway).or_default().push(target);
+        }
+    }
+    let of_waypoints = waypoints.iter().map(|(gateway, targets)| {
+        let reference = json!({
+            "group": gateway::GROUP, "kind": "Gateway",
+            "namespace": gateway.namespace.as_str(), "name": gateway.name.as_str(),
+        });
+        part(index, policy, reference, accepted(index, policy, targets))
+    });
+    let of_others = unbound.into_iter().map(|target| {
+        let key = &target.key;
+        let reference = json!({
+            "group": key.kind.group(), "kind": key.kind.as_str(), "name": key.name.as_str(),
+        });
+        let message = format!("{key} does not exist or has no waypoint: the policy has no effect");
+        part(index, policy, reference, bad("TargetNotFound", message))
+    });
+    Standing {
+        verdict: None,
+        parts: of_waypoints.chain(of_others).take(MAX_ANCESTORS).collect(),
+    }
+}
+
+/// The waypoints that reach a target.
+fn reaching(index: &Index, target: &ObjectKey) -> BTreeSet<GatewayName> {
+    let hosts = index.hosts_of(target).into_iter();
+    hosts
+        .flat_map(|host| index.waypoints_reaching(target, &host))
+        .collect()
+}
+
+fn part(index: &Index, policy: &BackendTlsInput, ancestor: Value, accepted: Verdict) -> Part {
+    let resolved = match policy.resolved(index) {
+        Err(refused) if refused.is_reference => bad(refused.reason, refused.message),
+        _ => good("ResolvedRefs", "every reference is found".to_owned()),
+    };
+    Part {
+        identity: BTreeMap::from([
+            ("ancestorRef", ancestor),
+            ("controllerName", CONTROLLER.into()),
+        ]),
+        fields: BTreeMap::new(),
+        conditions: vec![("Accepted", accepted), ("ResolvedRefs", resolved)],
+    }
+}
+
+fn accepted(index: &Index, policy: &BackendTlsInput, targets: &[&Target]) -> Verdict {
+    if let Err(refused) = policy.resolved(index) {
+        let reason = if refused.is_reference {
+            "NoValidCACertificate"
+        } else {
+            refused.reason
+        };
+        let message = format!("{}: requests are answered with 503", refused.message);
+        return bad(reason, message);
+    }
+    let missing = targets.iter().find_map(|target| {
+        let name = target.port.as_ref()?;
+        let is_there = !index.ports_named(&target.key, name).is_empty();
+        (!is_there).then(|| format!("{} has no port {name:?}", target.key))
+    });
+    if let Some(message) = missing {
+        return bad("TargetNotFound", message);
+    }
+    let other = targets.iter().find_map(|target| {
+        let mut all = index.tls_policies(&target.key).into_iter();
+        let meant = |port: Option<u16>| match (&target.port, port) {
+            (None, None) => true,
+            (Some(name), Some(port)) => index.ports_named(&target.key, name).contains(&port),
+            _ => false,
+        };
+        let (first, _) = all.find(|(_, port)| meant(*port))?;
+        (first.key != policy.key).then_some(&first.key)
+    });
+    match other {
+        Some(other) => bad(
+            "Conflicted",
+            format!("{other} is followed in its place: of several for a service the oldest counts"),
+        ),
+        None => good("Accepted", "the policy is followed".to_owned()),
+    }
+}
+
+fn good(reason: &'static str, message: String) -> Verdict {
+    Verdict {
+        is_true: true,
+        reason,
+        message,
+        is_trouble: false,
+    }
+}
+
+fn bad(reason: &'static str, message: String) -> Verdict {
+    Verdict {
+        is_true: false,
+        is_trouble: true,
+        ..good(reason, message)
+    }
+}

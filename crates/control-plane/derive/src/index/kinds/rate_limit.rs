@@ -1,0 +1,222 @@
+//! Rate limits: how many requests waypoints let pass. Each waypoint that one is attached to is told of it.
+//!
+//! One that cannot be used as it is written, and of which no usable form is known, is told as one that decides nothing:
+//! requests to what it is attached to are refused, or pass where it says so.
+
+mod read;
+
+use ambit_k8s_api::{
+    ObjectKey, ObjectMeta, RateLimit,
+    ambit::{GlobalRateLimit, RateLimitSpec},
+};
+use ambit_model::{self as model, ArcStr, PolicyKey};
+use serde_json::Value;
+
+use super::config_map::host;
+use crate::{
+    MeshConfig, PodDirectory,
+    condition::{ConditionType, LIMIT_ACCEPTED, Standing, Verdict},
+    index::{
+        Index,
+        kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        targets::{Targets, references},
+    },
+    problem::FieldError,
+};
+
+impl Followed for RateLimit {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// A rate limit as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RateLimitInput {
+    targets: Targets,
+    /// Without the place of the rate-limit service.
+    limit: model::RateLimit,
+    callee: Option<Callee>,
+}
+
+/// The rate-limit service, which may not be there.
+#[derive(Clone, Debug, PartialEq)]
+struct Callee {
+    /// `namespace/host`.
+    service: String,
+    port: u16,
+}
+
+impl MeshKind for RateLimit {
+    type Input = RateLimitInput;
+
+    const CONDITIONS: &'static [ConditionType] = &[LIMIT_ACCEPTED];
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<RateLimitInput>, FieldError> {
+        let spec = &self.spec;
+        let outline = outline(self);
+        let references = references(None, &spec.target_refs);
+        let targets = Targets::read(references, &outline.key.namespace, config)?;
+        if spec.local.is_empty() && spec.global.is_none() {
+            let message = "a limit is needed: spec.local or spec.global";
+            return Err(FieldError::new("spec", message));
+        }
+        let global = spec.global.as_ref();
+        let namespace = &outline.key.namespace;
+        let callee = global.map(|global| callee(global, namespace, config));
+        Ok(Read::plain(RateLimitInput {
+            targets,
+            limit: model::RateLimit {
+                local: read::local(&spec.local)?,
+                global: global.map(read::global).transpose()?,
+                tells: spec.tell_clients,
+                ..outline
+            },
+            callee: callee.transpose()?,
+        }))
+    }
+
+    fn substitute(&self, config: &MeshConfig) -> Option<RateLimitInput> {
+        let references = references(None, &self.spec.target_refs);
+        let outline = outline(self);
+        Some(RateLimitInput {
+            targets: Targets::understood(references, &outline.key.namespace, config),
+            limit: model::RateLimit {
+                not_understood: Some("the rate limit cannot be used as it is written".into()),
+                ..outline
+            },
+            callee: None,
+        })
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: RateLimitSpec {
+                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                fail_open: field(spec, "failOpen").unwrap_or_default(),
+                dry_run: field(spec, "dryRun").unwrap_or_default(),
+                ..RateLimitSpec::default()
+            },
+            ..Self::default()
+        })
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, RateLimitInput>, _: &mut PodDirectory) {
+        index.mark(change.key.clone());
+        let targets = |limit: Option<&RateLimitInput>| -> Vec<ObjectKey> {
+            limit
+                .map(|limit| limit.targets.0.clone())
+                .unwrap_or_default()
+        };
+        let (old, new) = (targets(change.old), targets(change.new));
+        index.policy_targets.replace(change.key, old, new);
+        let callee = |limit: Option<&RateLimitInput>| {
+            let callee = limit.and_then(|limit| limit.callee.as_ref());
+            callee.map(|callee| host(&callee.service))
+        };
+        let (old, new) = (callee(change.old), callee(change.new));
+        index.callees.replace(change.key, old, new);
+    }
+
+    fn render(index: &Index, _: &ObjectKey, input: &RateLimitInput) -> Rendered {
+        let mut limit = input.limit.clone();
+        if let (Some(global), Some(callee)) = (&mut limit.global, &input.callee) {
+            let found = index.callee(&callee.service).map_err(ArcStr::from);
+            global.place = found.map(|service| (service, callee.port));
+        }
+        let waypoints = input.targets.concerned(index).into_iter();
+        let told = waypoints.map(|(gateway, concerned)| {
+            let limit = model::RateLimit {
+                for_gateway: concerned.for_gateway,
+                services: concerned.services,
+                ..limit.clone()
+            };
+            (gateway, limit)
+        });
+        Rendered {
+            waypoint_rate_limits: told.collect(),
+            ..Rendered::default()
+        }
+    }
+
+    fn standing(index: &Index, _: &ObjectKey, input: &RateLimitInput) -> Option<Standing> {
+        let mut verdict = if input.targets.0.is_empty() {
+            Verdict {
+                is_true: false,
+                reason: "NoTargets",
+                message: "without spec.targetRefs it limits nothing".to_owned(),
+                is_trouble: true,
+            }
+        } else {
+            input.targets.verdict(index, "rate limit", "enforced")
+        };
+        let missing = input.callee.as_ref();
+        let missing = missing.and_then(|callee| index.callee(&callee.service).err());
+        if let Some(missing) = missing {
+            if verdict.is_true {
+                verdict.reason = "PartiallyInvalid";
+            }
+            let consequence = match input.limit.fail_open {
+                true => "requests pass without spec.global",
+                false => "requests are refused",
+            };
+            verdict.message = format!(
+                "{}; spec.global.service: {missing}: {consequence}",
+                verdict.message
+            );
+            verdict.is_trouble = true;
+        }
+        Some(Standing {
+            verdict: Some(verdict),
+            parts: Vec::new(),
+        })
+    }
+
+    fn is_attached(&self) -> bool {
+        !self.spec.target_refs.is_empty()
+    }
+}
+
+/// Which object it is, and what becomes of requests that it does not decide about.
+fn outline(limit: &RateLimit) -> model::RateLimit {
+    let metadata = &limit.metadata;
+    model::RateLimit {
+        key: PolicyKey {
+            namespace: metadata.namespace.as_deref().unwrap_or("default").into(),
+            name: metadata.name.as_deref().unwrap_or_default().into(),
+        },
+        dry_run: limit.spec.dry_run,
+        fail_open: limit.spec.fail_open,
+        ..model::RateLimit::default()
+    }
+}
+
+/// A waypoint calls it under its own identity: only what belongs to who wrote the object, or to the mesh.
+fn callee(
+    global: &GlobalRateLimit,
+    own: &ArcStr,
+    config: &MeshConfig,
+) -> Result<Callee, FieldError> {
+    let from = &global.service;
+    let namespace = from.namespace.as_deref().unwrap_or(own);
+    if namespace != own.as_str() && namespace != config.root_namespace.as_str() {
+        let root = &config.root_namespace;
+        let message = format!(
+            "{namespace:?} is neither the namespace of the object nor that of the mesh, {root}"
+        );
+        return Err(FieldError::new("spec.global.service.namespace", message));
+    }
+    if !ambit_k8s_api::is_dns_name(&from.name, 63) {
+        let message = format!("{:?} is no name of a Service", from.name);
+        return Err(FieldError::new("spec.global.service.name", message));
+    }
+    let port = u16::try_from(from.port).ok().filter(|port| *port > 0);
+    let port = port.ok_or_else(|| {
+        let message = format!("{} is not a port, 1 to 65535", from.port);
+        FieldError::new("spec.global.service.port", message)
+    })?;
+    let (name, domain) = (&from.name, &config.cluster_domain);
+    Ok(Callee {
+        service: format!("{namespace}/{name}.{namespace}.svc.{domain}"),
+        port,
+    })
+}

@@ -1,0 +1,217 @@
+//! What waypoints are told of TLS with endpoints, by DestinationRules and BackendTLSPolicies, and what stands on these.
+
+use ambit_k8s_api::Kind;
+use ambit_model::{DestinationPolicy, DestinationTls, TlsClientFiles, TlsRoots};
+
+use super::*;
+
+const CART_TOLD: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
+
+fn rule(policy: &str) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: r, namespace: shop}}\nspec: {{host: cart, trafficPolicy: {{{policy}}}}}\n"
+    )
+}
+
+fn policy(name: &str, section: &str, validation: &str) -> String {
+    let section = match section {
+        "" => String::new(),
+        section => format!(", sectionName: {section}"),
+    };
+    let number = name.len() % 10;
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: BackendTLSPolicy\nmetadata: {{name: {name}, namespace: shop, creationTimestamp: \"2026-01-01T00:00:0{number}Z\"}}\nspec: {{targetRefs: [{{group: '', kind: Service, name: cart{section}}}], validation: {{{validation}}}}}\n"
+    )
+}
+
+fn map(text: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: roots, namespace: shop}}\ndata: {{ca.crt: '{text}'}}\n"
+    )
+}
+
+fn with(more: &str) -> TestMesh {
+    TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), more]))
+}
+
+fn of_port(mesh: &TestMesh, port: u16) -> DestinationPolicy {
+    let told = mesh.waypoint_destinations.get(CART_TOLD);
+    told.map(|told| told.policy(port).clone())
+        .unwrap_or_default()
+}
+
+fn tls(mesh: &TestMesh) -> DestinationTls {
+    let policy = of_port(mesh, 80);
+    assert_eq!(policy.unsupported, None);
+    DestinationTls::clone(&policy.tls.expect("TLS"))
+}
+
+/// What stands on a policy: its conditions at the one ancestor.
+fn standing(mesh: &TestMesh, name: &str) -> String {
+    let key = ObjectKey::new(Kind::BackendTLSPolicy, "shop", name);
+    let standing = mesh.index.standing(&key).expect("a standing");
+    let [part] = &standing.parts[..] else {
+        panic!("one ancestor: {standing:?}");
+    };
+    let conditions = part.conditions.iter();
+    let texts = conditions.map(|(name, verdict)| {
+        format!(
+            "{name}={} {}: {}",
+            verdict.is_true, verdict.reason, verdict.message
+        )
+    });
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_rule_begins_tls_with_what_it_says() {
+    let mesh = with(&rule("tls: {mode: SIMPLE}"));
+    assert_eq!(tls(&mesh), DestinationTls::default());
+    let mesh = with(&rule(
+        "tls: {mode: MUTUAL, sni: Front.example, subjectAltNames: [a.example, 'spiffe://b/c'], caCertificates: /etc/certs/shop/ca, clientCertificate: /etc/certs/shop/x/cert, privateKey: /etc/certs/shop/key}",
+    ));
+    assert_eq!(
+        tls(&mesh),
+        DestinationTls {
+            server_name: Some("front.example".into()),
+            names: vec!["a.example".into(), "spiffe://b/c".into()],
+            roots: TlsRoots::File("/etc/certs/shop/ca".into()),
+            client: Some(TlsClientFiles {
+                certificate: "/etc/certs/shop/x/cert".into(),
+                key: "/etc/certs/shop/key".into(),
+            }),
+        }
+    );
+    assert_eq!(mesh.problems(), [""; 0]);
+    // Of one port only.
+    let mesh = with(&rule(
+        "portLevelSettings: [{port: {number: 80}, tls: {mode: SIMPLE}}]",
+    ));
+    assert!(of_port(&mesh, 80).tls.is_some());
+    assert_eq!(of_port(&mesh, 81).tls, None);
+}
+
+#[test]
+fn what_a_rule_cannot_have_lets_nothing_pass() {
+    for wished in [
+        "mode: SIMPLE, caCertificates: /etc/certs/bank/ca",
+        "mode: SIMPLE, caCertificates: /etc/certs/shop/../bank/ca",
+        "mode: SIMPLE, caCertificates: /etc/certs/shop/",
+        "mode: SIMPLE, caCertificates: /etc/passwd",
+        "mode: SIMPLE, caCertificates: /etc/certs/shop//ca",
+        "mode: SIMPLE, insecureSkipVerify: true",
+        "mode: SIMPLE, credentialName: secret",
+        "mode: SIMPLE, caCrl: /etc/certs/shop/crl",
+        "mode: SIMPLE, sni: 'a b'",
+        "mode: SIMPLE, subjectAltNames: ['a b']",
+        "mode: MUTUAL, caCertificates: /etc/certs/shop/ca",
+        "mode: MUTUAL, clientCertificate: /etc/certs/shop/a, privateKey: /etc/certs/bank/b",
+    ] {
+        let mesh = with(&rule(&format!("tls: {{{wished}}}")));
+        let told = of_port(&mesh, 80);
+        assert!(told.unsupported.is_some(), "{wished}: {told:?}");
+        assert_eq!(told.tls, None, "{wished}");
+        let problems = mesh.problems();
+        assert!(problems[0].contains("answered with 503"), "{problems:?}");
+    }
+    // A rule that cannot be used at all.
+    for broken in [
+        "tls: {mode: SIMPLE}, connectionPool: {tcp: {maxConnections: -1}}",
+        "tls: {mode: MUTUAL}, portLevelSettings: [{port: {number: 70000}}]",
+    ] {
+        let mesh = with(&rule(broken));
+        let told = of_port(&mesh, 80);
+        assert!(told.unsupported.is_some(), "{broken}: {told:?}");
+    }
+}
+
+#[test]
+fn a_policy_counts_in_place_of_a_rule_and_the_oldest_of_several() {
+    let system = "wellKnownCACertificates: System";
+    let mut mesh = with(&all(&[
+        &rule("tls: {mode: SIMPLE, sni: r.example}, connectionPool: {http: {maxRetries: 7}}"),
+        &policy("aa", "", &format!("hostname: a.example, {system}")),
+    ]));
+    assert_eq!(tls(&mesh).server_name.as_deref(), Some("a.example"));
+    assert_eq!(of_port(&mesh, 80).limits.retries, 7);
+    assert_eq!(
+        standing(&mesh, "aa"),
+        "Accepted=true Accepted: the policy is followed\nResolvedRefs=true ResolvedRefs: every reference is found"
+    );
+    mesh.apply(&policy("b", "", &format!("hostname: b.example, {system}")));
+    assert_eq!(tls(&mesh).server_name.as_deref(), Some("b.example"));
+    assert!(
+        standing(&mesh, "aa")
+            .starts_with("Accepted=false Conflicted: BackendTLSPolicy shop/b is followed")
+    );
+    // One for the port counts before it, however young.
+    mesh.apply(&policy(
+        "cccc",
+        "http-web",
+        &format!("hostname: c.example, {system}"),
+    ));
+    assert_eq!(tls(&mesh).server_name.as_deref(), Some("c.example"));
+    let elsewhere = of_port(&mesh, 81).tls.expect("TLS");
+    assert_eq!(elsewhere.server_name.as_deref(), Some("b.example"));
+    for name in ["cccc", "b", "aa"] {
+        mesh.delete(Kind::BackendTLSPolicy, "shop", name);
+    }
+    assert_eq!(tls(&mesh).server_name.as_deref(), Some("r.example"));
+}
+
+#[test]
+fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
+    let by_map =
+        "hostname: a.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: roots}]";
+    let mut mesh = with(&policy("a", "", by_map));
+    let why = of_port(&mesh, 80).unsupported.unwrap();
+    assert!(why.contains("ConfigMap shop/roots does not exist"), "{why}");
+    let said = standing(&mesh, "a");
+    assert!(
+        said.starts_with("Accepted=false NoValidCACertificate"),
+        "{said}"
+    );
+    assert!(
+        said.contains("ResolvedRefs=false InvalidCACertificateRef"),
+        "{said}"
+    );
+    mesh.apply(&map("-----BEGIN CERTIFICATE----- x"));
+    assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- x")));
+    mesh.apply(&map("none"));
+    assert!(of_port(&mesh, 80).unsupported.is_some());
+    mesh.apply(&map("-----BEGIN CERTIFICATE----- y"));
+    assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- y")));
+    mesh.delete(Kind::ConfigMap, "shop", "roots");
+    assert!(of_port(&mesh, 80).unsupported.is_some());
+    for (validation, reason) in [
+        ("hostname: a.example", "Invalid"),
+        (
+            "hostname: 'a b', wellKnownCACertificates: System",
+            "Invalid",
+        ),
+        (
+            "hostname: a.example, wellKnownCACertificates: Mozilla",
+            "Invalid",
+        ),
+        (
+            "hostname: a.example, wellKnownCACertificates: System, subjectAltNames: [{type: URI, uri: x}]",
+            "Invalid",
+        ),
+        (
+            "hostname: a.example, wellKnownCACertificates: System, other: 1",
+            "Invalid",
+        ),
+        (
+            "hostname: a.example, caCertificateRefs: [{group: '', kind: Secret, name: roots}]",
+            "NoValidCACertificate",
+        ),
+    ] {
+        mesh.apply(&policy("a", "", validation));
+        assert!(of_port(&mesh, 80).unsupported.is_some(), "{validation}");
+        let said = standing(&mesh, "a");
+        assert!(
+            said.starts_with(&format!("Accepted=false {reason}: ")),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! What waypoints are told of rate limits, and what stands on the objects that say it.
+
+use std::time::Duration;
+
+use ambit_k8s_api::Kind;
+use ambit_model::{HttpPathMatch, LimitKey, LimitValue, NamespacedHostname, RateLimit};
+
+use super::{told::verdict, *};
+
+const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
+const OF_SERVICE: &str = "{kind: Service, name: cart}";
+const LOCAL: &str = "local: [{requests: 10, per: 1s}]";
+const GLOBAL: &str = "global: {service: {name: limits, port: 8081}, domain: shop, descriptors: [{entries: [{key: generic_key, value: all}]}]}";
+const LIMITS: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: limits, namespace: shop}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 8081}]}\n";
+
+fn limit(target: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: ambit.io/v1alpha1\nkind: RateLimit\nmetadata: {{name: l, namespace: shop}}\nspec: {{targetRefs: [{target}], {spec}}}\n"
+    )
+}
+
+fn with(spec: &str) -> TestMesh {
+    let limit = limit(OF_GATEWAY, spec);
+    TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &limit]))
+}
+
+fn told(mesh: &TestMesh) -> &RateLimit {
+    &mesh.waypoint_rate_limits["shop/wp limits by shop/l"]
+}
+
+fn stands(mesh: &TestMesh) -> String {
+    verdict(mesh, Kind::RateLimit, "shop", "l")
+}
+
+#[test]
+fn a_limit_goes_to_the_waypoints_of_its_targets() {
+    for (target, for_gateway, services) in [(OF_GATEWAY, true, 0), (OF_SERVICE, false, 1)] {
+        let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &limit(target, LOCAL)]));
+        assert!(mesh.waypoint_rate_limits.is_empty());
+        assert!(stands(&mesh).starts_with("false"));
+        mesh.apply(&gateway("wp", ""));
+        let told = told(&mesh);
+        assert_eq!(
+            (told.for_gateway, told.services.len()),
+            (for_gateway, services),
+            "{target}"
+        );
+        assert_eq!(stands(&mesh), "true Accepted");
+        mesh.delete(Kind::RateLimit, "shop", "l");
+        assert!(mesh.waypoint_rate_limits.is_empty());
+    }
+    assert_eq!(stands(&TestMesh::of(&limit("", LOCAL))), "false NoTargets");
+}
+
+#[test]
+fn all_of_a_limit_is_told() {
+    let mesh = with(
+        "failOpen: true, tellClients: true, dryRun: true, local: [{requests: 5, per: 1m30s, burst: 7, buckets: 3, \
+         matches: [{method: GET, path: {value: /a/}, headers: [{name: X-A, value: b}]}], \
+         by: [{source: Principal}, {source: Namespace}, {source: Address}, {header: X-User}, {request: Path}, {request: Method}]}]",
+    );
+    let told_of = told(&mesh);
+    assert!(told_of.fail_open && told_of.tells && told_of.dry_run);
+    let local = &told_of.local[0];
+    assert_eq!((local.requests, local.burst, local.buckets), (5, 7, 3));
+    assert_eq!(local.per, Duration::from_secs(90));
+    let keys = [
+        LimitKey::Principal,
+        LimitKey::Namespace,
+        LimitKey::Address,
+        LimitKey::Header("x-user".into()),
+        LimitKey::Path,
+        LimitKey::Method,
+    ];
+    assert_eq!(local.by, keys);
+    let matched = &local.matches[0];
+    assert_eq!(matched.path, Some(HttpPathMatch::Prefix("/a".into())));
+    assert_eq!(matched.headers[0].0, "x-a");
+    let defaults = with(LOCAL);
+    let told_of = told(&defaults);
+    assert!(!told_of.fail_open && !told_of.tells && !told_of.dry_run);
+    assert_eq!(
+        (told_of.local[0].burst, told_of.local[0].buckets),
+        (10, 10_000)
+    );
+}
+
+#[test]
+fn a_rate_limit_service_is_looked_for() {
+    let mut mesh = with(GLOBAL);
+    let place = |mesh: &TestMesh| told(mesh).global.as_ref().unwrap().place.clone();
+    assert!(place(&mesh).unwrap_err().contains("there is no service"));
+    assert_eq!(stands(&mesh), "true PartiallyInvalid");
+    mesh.apply(LIMITS);
+    let name = NamespacedHostname::new("shop", "limits.shop.svc.cluster.local");
+    assert_eq!(place(&mesh), Ok((name, 8081)));
+    assert_eq!(stands(&mesh), "true Accepted");
+    let global = told(&mesh).global.clone().unwrap();
+    assert_eq!(
+        (global.domain.as_str(), global.timeout, global.hits),
+        ("shop", Duration::from_millis(20), 1)
+    );
+    let entry = ("generic_key".into(), LimitValue::Text("all".into()));
+    assert_eq!(global.descriptors[0].entries, [entry]);
+    mesh.delete(Kind::Service, "shop", "limits");
+    assert!(place(&mesh).is_err());
+}
+
+#[test]
+fn a_limit_that_cannot_be_used_decides_nothing_and_leaves_its_last_form() {
+    let of_global = |of: &str| {
+        format!("global: {{service: {{name: limits, port: 1}}, domain: d, descriptors: {of}}}")
+    };
+    let entries = |of: &str| of_global(&format!("[{{entries: {of}}}]"));
+    let service = |of: &str| {
+        format!(
+            "global: {{service: {of}, domain: d, descriptors: [{{entries: [{{key: k, value: v}}]}}]}}"
+        )
+    };
+    for (spec, field) in [
+        ("dryRun: false".to_owned(), "spec:"),
+        ("local: [{requests: 0, per: 1s}]".into(), "spec.local[0].requests"),
+        ("local: [{requests: 1}]".into(), "spec.local[0].per"),
+        ("local: [{requests: 1, per: 0s}]".into(), "spec.local[0].per"),
+        ("local: [{requests: 1, per: 25h}]".into(), "spec.local[0].per"),
+        (
+            "local: [{requests: 1, per: 1s, burst: -1}]".into(),
+            "spec.local[0].burst",
+        ),
+        (
+            "local: [{requests: 1, per: 1s, buckets: 1000001}]".into(),
+            "spec.local[0].buckets",
+        ),
+        (
+            "local: [{requests: 1, per: 1s, by: [{source: Pod}]}]".into(),
+            "spec.local[0].by[0].source",
+        ),
+        (
+            "local: [{requests: 1, per: 1s, by: [{header: 'a b'}]}]".into(),
+            "spec.local[0].by[0].header",
+        ),
+        (
+            "local: [{requests: 1, per: 1s, by: [{header: a, request: Path}]}]".into(),
+            "spec.local[0].by[0]:",
+        ),
+        (
+            "local: [{requests: 1, per: 1s, matches: [{path: {type: Glob, value: /}}]}]".into(),
+            "spec.local[0].matches[0].path.type",
+        ),
+        (
+            "local: [{requests: 1, per: 1s, matches: [{path: {type: RegularExpression, value: '('}}]}]".into(),
+            "spec.local[0].matches[0].path.value",
+        ),
+        (
+            "local: [{requests: 1, per: 1s, matches: [{paths: {}}]}]".into(),
+            "spec.local[0].matches[0].paths",
+        ),
+        (of_global("[]"), "spec.global.descriptors"),
+        (entries("[]"), "spec.global.descriptors[0].entries"),
+        (
+            entries("[{key: a}]"),
+            "spec.global.descriptors[0].entries[0]:",
+        ),
+        (
+            entries("[{key: a, value: b, header: c}]"),
+            "spec.global.descriptors[0].entries[0]:",
+        ),
+        (
+            service("{name: limits, port: 0}"),
+            "spec.global.service.port",
+        ),
+        (
+            service("{name: 'a.b/c', port: 1}"),
+            "spec.global.service.name",
+        ),
+        (
+            service("{name: limits, namespace: other, port: 1}"),
+            "spec.global.service.namespace",
+        ),
+    ] {
+        let mut mesh = with(&spec);
+        let problems = mesh.problems().join("\n");
+        assert!(problems.contains(field), "{spec}: {problems}");
+        let told_of = told(&mesh).clone();
+        assert!(
+            told_of.not_understood.is_some() && told_of.for_gateway && !told_of.fail_open,
+            "{spec}"
+        );
+        mesh.apply(&limit(OF_GATEWAY, LOCAL));
+        mesh.apply(&limit(OF_GATEWAY, &spec));
+        assert_eq!(told(&mesh).local.len(), 1, "{spec}");
+        assert_eq!(told(&mesh).not_understood, None, "{spec}");
+    }
+    let open = with("failOpen: true, dryRun: true, local: [{requests: 0, per: 1s}]");
+    assert!(told(&open).not_understood.is_some() && told(&open).fail_open && told(&open).dry_run);
+    let of_mesh = "global: {service: {name: limits, namespace: istio-system, port: 1}, domain: d, descriptors: [{entries: [{key: k, value: v}]}]}";
+    assert_eq!(told(&with(of_mesh)).not_understood, None);
+}

@@ -1,0 +1,76 @@
+//! BackendTLSPolicy: TLS with the backends of a service.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::LocalObjectReference;
+use crate::{
+    istio::custom_resource,
+    status::{self, Status},
+};
+
+custom_resource! {
+    /// TLS with backends.
+    BackendTLSPolicy, BackendTlsPolicySpec, "gateway.networking.k8s.io", "backendtlspolicies", NamespaceResourceScope
+}
+
+/// See [`BackendTLSPolicy`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BackendTlsPolicySpec {
+    /// What it is attached to.
+    pub target_refs: Vec<TlsTargetReference>,
+    /// What is asked of certificates.
+    pub validation: BackendTlsValidation,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// One target, in the policy's namespace.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TlsTargetReference {
+    /// API group.
+    pub group: String,
+    /// Kind.
+    pub kind: String,
+    /// Name.
+    pub name: String,
+    /// One port of a service, by its name.
+    pub section_name: Option<String>,
+}
+
+/// See [`BackendTlsPolicySpec::validation`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct BackendTlsValidation {
+    /// Objects with certificates of authorities.
+    pub ca_certificate_refs: Vec<LocalObjectReference>,
+    /// `System`: those of the proxy's system.
+    #[serde(rename = "wellKnownCACertificates")]
+    pub well_known_ca_certificates: Option<String>,
+    /// The server name that is asked for.
+    pub hostname: String,
+    /// What the certificate must be for, in place of the server name.
+    pub subject_alt_names: Vec<SubjectAltName>,
+    /// Fields that Ambit does not know.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// One of several names.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SubjectAltName {
+    /// `Hostname` or `URI`.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// Of the former.
+    pub hostname: String,
+    /// Of the latter.
+    pub uri: String,
+}

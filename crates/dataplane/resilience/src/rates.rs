@@ -1,0 +1,206 @@
+//! Rate limits: how many requests may pass in a while, of those that have something in common.
+//!
+//! A bucket that fills steadily is kept as one time: when it will be full again. A bucket that is full is one that nothing
+//! is known of, so that what was not used for a while costs nothing. What requests have in common is a number here, that
+//! nobody outside can choose.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+/// How many requests may pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// So many ...
+    pub requests: u32,
+    /// ... in this time, evenly.
+    pub per: Duration,
+    /// At once after a while without any; one at least.
+    pub burst: u32,
+}
+
+impl Rate {
+    /// What one request takes, in nanoseconds.
+    fn step(&self) -> u64 {
+        let per = u64::try_from(self.per.as_nanos()).unwrap_or(u64::MAX);
+        (per / u64::from(self.requests.max(1))).max(1)
+    }
+
+    /// What a full bucket holds.
+    fn depth(&self) -> u64 {
+        self.step().saturating_mul(self.burst.max(1).into())
+    }
+}
+
+/// The buckets of one limit.
+#[derive(Debug)]
+pub struct Buckets {
+    rate: Rate,
+    most: usize,
+    born: Instant,
+    /// When each is full again, in nanoseconds from `born`.
+    full_at: HashMap<u128, u64>,
+    /// Of all that find no place of their own.
+    others: u64,
+    /// When those that are full are looked for at the earliest.
+    sweep: u64,
+}
+
+/// What a limit says of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// When it may be tried again, if it may not pass.
+    pub refused: Option<Duration>,
+    /// How many more would pass now.
+    pub remaining: u32,
+    /// When the bucket is full again.
+    pub reset: Duration,
+}
+
+impl Buckets {
+    /// Full ones, `most` of which are kept apart: all further ones are one.
+    pub fn new(rate: Rate, most: usize, now: Instant) -> Self {
+        Self {
+            rate,
+            most,
+            born: now,
+            full_at: HashMap::new(),
+            others: 0,
+            sweep: 0,
+        }
+    }
+
+    /// Lets a request pass, or not.
+    pub fn take(&mut self, key: u128, now: Instant) -> Verdict {
+        let since = now.saturating_duration_since(self.born).as_nanos();
+        let now = u64::try_from(since).unwrap_or(u64::MAX);
+        let (step, depth) = (self.rate.step(), self.rate.depth());
+        let is_known = self.full_at.contains_key(&key);
+        if !is_known && self.full_at.len() >= self.most && now >= self.sweep {
+            self.full_at.retain(|_, full_at| *full_at > now);
+            // Not for each of many: there are none that are full before one has filled.
+            self.sweep = now.saturating_add(step.max(1_000_000_000));
+        }
+        let has_place = is_known || self.full_at.len() < self.most;
+        let full_at = match has_place {
+            true => self.full_at.get(&key).copied().unwrap_or(now),
+            false => self.others,
+        };
+        let after = full_at.max(now).saturating_add(step);
+        let missing = after - now;
+        if missing > depth {
+            return Verdict {
+                refused: Some(Duration::from_nanos(missing - depth)),
+                remaining: 0,
+                reset: Duration::from_nanos(missing - step),
+            };
+        }
+        if has_place {
+            self.full_at.insert(key, after);
+        } else {
+            self.others = after;
+        }
+        Verdict {
+            refused: None,
+            remaining: u32::try_from((depth - missing) / step).unwrap_or(u32::MAX),
+            reset: Duration::from_nanos(missing),
+        }
+    }
+
+    /// How many are kept apart.
+    pub fn len(&self) -> usize {
+        self.full_at.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.full_at.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RATE: Rate = Rate {
+        requests: 10,
+        per: Duration::from_secs(1),
+        burst: 3,
+    };
+    const TENTH: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn a_burst_passes_and_then_as_many_as_the_rate_says() {
+        let start = Instant::now();
+        let mut buckets = Buckets::new(RATE, 10, start);
+        let remaining: Vec<u32> = (0..3).map(|_| buckets.take(1, start).remaining).collect();
+        assert_eq!(remaining, [2, 1, 0]);
+        let refused = buckets.take(1, start);
+        assert_eq!(refused.refused, Some(TENTH));
+        assert_eq!(refused.remaining, 0);
+        assert_eq!(refused.reset, TENTH * 3);
+        // What is refused takes nothing.
+        assert!(buckets.take(1, start + TENTH).refused.is_none());
+        assert!(buckets.take(1, start + TENTH).refused.is_some());
+        // Nobody saves more than a burst.
+        let later = start + Duration::from_secs(3600);
+        let passed = (0..10).filter(|_| buckets.take(1, later).refused.is_none());
+        assert_eq!(passed.count(), 3);
+    }
+
+    #[test]
+    fn keys_have_buckets_of_their_own() {
+        let start = Instant::now();
+        let mut buckets = Buckets::new(Rate { burst: 1, ..RATE }, 10, start);
+        assert!(buckets.take(1, start).refused.is_none());
+        assert!(buckets.take(1, start).refused.is_some());
+        assert!(buckets.take(2, start).refused.is_none());
+    }
+
+    #[test]
+    fn what_finds_no_place_shares_one_bucket_until_others_are_full() {
+        let start = Instant::now();
+        let mut buckets = Buckets::new(Rate { burst: 1, ..RATE }, 2, start);
+        for key in [1, 2, 3] {
+            assert!(buckets.take(key, start).refused.is_none(), "{key}");
+        }
+        for key in [4, 5] {
+            assert!(buckets.take(key, start).refused.is_some(), "{key}");
+        }
+        assert_eq!(buckets.len(), 2);
+        let later = start + Duration::from_secs(2);
+        assert!(buckets.take(6, later).refused.is_none());
+        assert!(buckets.take(7, later).refused.is_none());
+        assert_eq!(buckets.len(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_pass_than_the_burst_and_the_rate_together(
+            requests in 1..50_u32,
+            burst in 1..20_u32,
+            waits in prop::collection::vec(0..200_u64, 1..200),
+        ) {
+            let rate = Rate { requests, per: Duration::from_secs(1), burst };
+            let start = Instant::now();
+            let mut buckets = Buckets::new(rate, 1, start);
+            let (mut passed, mut elapsed) = (0_u64, 0);
+            for wait in waits {
+                elapsed += wait;
+                let verdict = buckets.take(7, start + Duration::from_millis(elapsed));
+                passed += u64::from(verdict.refused.is_none());
+                if let Some(after) = verdict.refused {
+                    let then = start + Duration::from_millis(elapsed) + after;
+                    let mut again = Buckets::new(rate, 1, start);
+                    again.full_at.clone_from(&buckets.full_at);
+                    prop_assert!(again.take(7, then).refused.is_none());
+                }
+            }
+            let most = u64::from(burst) + elapsed * u64::from(requests) / 1000 + 1;
+            prop_assert!(passed <= most, "{} of {}", passed, most);
+        }
+    }
+}

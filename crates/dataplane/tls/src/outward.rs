@@ -1,0 +1,274 @@
+//! TLS with servers outside of the mesh, or with applications that speak it themselves: their certificates are for host
+//! names, addresses or URIs, and signed by whom the caller says.
+
+use std::{io, sync::Arc};
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, OtherError, RootCertStore,
+    SignatureScheme,
+    client::{
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_cert_signed_by_trust_anchor, verify_server_name,
+    },
+    crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
+    server::ParsedCertificate,
+    version::{TLS12, TLS13},
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+use webpki::EndEntityCert;
+
+use crate::{ChainError, ClientStream, HandshakeError, TlsSettings, pem};
+
+/// What is wished cannot be made into TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum OutwardError {
+    /// No certificates where some should be.
+    #[error("the certificates cannot be read")]
+    Certificates(#[from] ChainError),
+    /// None of them can be an authority.
+    #[error("there is no authority that could have signed a certificate")]
+    NoAuthority,
+    /// The private key.
+    #[error("the private key cannot be read")]
+    Key(#[source] rustls_pki_types::pem::Error),
+    /// A server's certificate cannot be for it.
+    #[error("{0:?} is no name that a certificate may have")]
+    Name(String),
+    /// The parts do not go together.
+    #[error("no TLS can be made of it")]
+    Tls(#[from] rustls::Error),
+}
+
+/// Whose signature is believed.
+#[derive(Clone, Debug)]
+pub struct Authorities(Arc<RootCertStore>);
+
+impl Authorities {
+    /// Of PEM: every certificate in it has to be usable.
+    ///
+    /// # Errors
+    /// When one is not, or there is none.
+    pub fn of_pem(text: &str) -> Result<Self, OutwardError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in pem::certificates(0, text)? {
+            roots.add(certificate)?;
+        }
+        Ok(Self(Arc::new(roots)))
+    }
+
+    /// Of a system: what cannot be used proves nobody.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn of_system(certificates: Vec<CertificateDer<'static>>) -> Result<Self, OutwardError> {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(certificates);
+        if roots.is_empty() {
+            return Err(OutwardError::NoAuthority);
+        }
+        Ok(Self(Arc::new(roots)))
+    }
+}
+
+/// What is shown to servers: certificates as PEM, the own one first, and the key.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a> {
+    /// The certificates.
+    pub certificates: &'a str,
+    /// The private key.
+    pub key: &'a [u8],
+}
+
+/// A name that a certificate may be for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Name {
+    Host(ServerName<'static>),
+    Uri(String),
+}
+
+/// TLS with one kind of servers. Sessions are resumed among them only.
+#[derive(Clone, Debug)]
+pub struct Outward(Arc<ClientConfig>);
+
+impl Outward {
+    /// For servers whose certificate is for one of `names`, or, without any, for the name that is asked for.
+    ///
+    /// # Errors
+    /// When no TLS can be made of it.
+    pub fn new(
+        settings: &TlsSettings,
+        authorities: Authorities,
+        names: &[impl AsRef<str>],
+        shown: Option<Shown<'_>>,
+    ) -> Result<Self, OutwardError> {
+        let provider = Arc::new(CryptoProvider {
+            // Those of others need not be as few as the mesh's own.
+            cipher_suites: aws_lc_rs::default_provider().cipher_suites,
+            ..CryptoProvider::clone(&settings.provider)
+        });
+        let names = names.iter().map(|name| read_name(name.as_ref()));
+        let verifier = Verifier {
+            provider: provider.clone(),
+            authorities,
+            names: names.collect::<Result<_, _>>()?,
+        };
+        let builder = ClientConfig::builder_with_provider(provider);
+        let builder = builder
+            .with_protocol_versions(&[&TLS13, &TLS12])?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier));
+        let config = match shown {
+            None => builder.with_no_client_auth(),
+            Some(Shown { certificates, key }) => {
+                let chain = pem::certificates(0, certificates)?;
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(OutwardError::Key)?;
+                builder.with_client_auth_cert(chain, key)?
+            }
+        };
+        Ok(Self(Arc::new(config)))
+    }
+
+    /// Begins TLS as a client that asks for a name, and for the one protocol, if there is any. The caller sets the
+    /// deadline.
+    ///
+    /// # Errors
+    /// When the server is not who it should be, or does not speak what it should.
+    pub async fn connect<S>(
+        &self,
+        stream: S,
+        name: &str,
+        protocol: Option<&[u8]>,
+    ) -> Result<ClientStream<S>, OutwardConnectError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let mut config = self.0.clone();
+        if let Some(protocol) = protocol {
+            Arc::make_mut(&mut config).alpn_protocols = vec![protocol.to_vec()];
+        }
+        let server = ServerName::try_from(name.to_owned());
+        let server = server.map_err(|_| OutwardConnectError::Name(name.to_owned()))?;
+        let failed = |error: io::Error| OutwardConnectError::Handshake {
+            name: name.to_owned(),
+            source: error.into(),
+        };
+        let connector = TlsConnector::from(config);
+        let stream = connector.connect(server, stream).await.map_err(failed)?;
+        let agreed = stream.get_ref().1.alpn_protocol();
+        // HTTP/1 is what servers without ALPN speak.
+        if protocol == Some(b"h2") && agreed != protocol {
+            return Err(OutwardConnectError::NotHttp2(name.to_owned()));
+        }
+        Ok(stream)
+    }
+}
+
+/// TLS that does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum OutwardConnectError {
+    /// No server can be asked for by it.
+    #[error("{0:?} is no name of a server")]
+    Name(String),
+    /// The server, or the way to it.
+    #[error("TLS with {name} failed")]
+    Handshake {
+        /// Who was asked for.
+        name: String,
+        /// Why.
+        #[source]
+        source: HandshakeError,
+    },
+    /// It agreed on no HTTP/2.
+    #[error("{0} does not speak HTTP/2 over TLS (ALPN)")]
+    NotHttp2(String),
+}
+
+fn read_name(text: &str) -> Result<Name, OutwardError> {
+    if text.contains("://") {
+        return Ok(Name::Uri(text.to_owned()));
+    }
+    let name = ServerName::try_from(text.to_owned());
+    name.map(Name::Host)
+        .map_err(|_| OutwardError::Name(text.to_owned()))
+}
+
+/// None of a certificate's names is a wanted one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the certificate is for none of {0}")]
+struct OtherNames(String);
+
+#[derive(Debug)]
+struct Verifier {
+    provider: Arc<CryptoProvider>,
+    authorities: Authorities,
+    names: Vec<Name>,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        let roots = &self.authorities.0;
+        verify_server_cert_signed_by_trust_anchor(
+            &certificate,
+            roots,
+            intermediates,
+            now,
+            algorithms,
+        )?;
+        if self.names.is_empty() {
+            verify_server_name(&certificate, server_name)?;
+            return Ok(ServerCertVerified::assertion());
+        }
+        let of_uris = EndEntityCert::try_from(end_entity)
+            .map_err(|_| rustls::Error::from(CertificateError::BadEncoding))?;
+        let is_for = |name: &Name| match name {
+            Name::Host(name) => verify_server_name(&certificate, name).is_ok(),
+            Name::Uri(uri) => of_uris.valid_uri_names().any(|name| name == uri),
+        };
+        if self.names.iter().any(is_for) {
+            return Ok(ServerCertVerified::assertion());
+        }
+        let text = |name: &Name| match name {
+            Name::Host(name) => name.to_str().into_owned(),
+            Name::Uri(uri) => uri.clone(),
+        };
+        let wanted: Vec<_> = self.names.iter().take(8).map(text).collect();
+        let error = OtherNames(wanted.join(", "));
+        Err(CertificateError::Other(OtherError(Arc::new(error))).into())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        algorithms.supported_schemes()
+    }
+}

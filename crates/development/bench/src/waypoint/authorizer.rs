@@ -1,0 +1,122 @@
+//! An authorizer that is asked about each request over gRPC (Envoy's `envoy.service.auth.v3`) and allows all: for ours
+//! the provider of a CUSTOM policy, for Envoy its own filter's.
+
+use std::{net::Ipv4Addr, path::Path};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use h2::server::SendResponse;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{OURS, Step, table::Row, with_step};
+
+/// Its namespace, and its name.
+pub(super) const PLACE: (&str, &str) = ("authorizers", "authorizer");
+pub(super) const PORT: u16 = 9000;
+/// A CheckResponse whose status is 0, OK, as a message of gRPC.
+const ALLOWED: &[u8] = &[0, 0, 0, 0, 2, 0x0a, 0];
+
+pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
+    with_step(envoy, "authorizer over gRPC", Step::Authorize)
+}
+
+/// The authorizer's pod, and what our waypoint is told of it.
+pub(super) fn manifests() -> Result<String> {
+    let (namespace, name) = PLACE;
+    let program = std::env::current_exe()?;
+    let gateway = OURS.name;
+    Ok(format!(
+        "apiVersion: v1
+kind: Namespace
+metadata: {{name: {namespace}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}
+spec:
+  containers:
+  - name: main
+    image: none
+    command: [{program}, authorizer]
+    readinessProbe: {{tcpSocket: {{port: {PORT}}}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: {namespace}}}
+spec: {{selector: {{app: {name}}}, ports: [{{name: grpc, port: {PORT}}}]}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: istio, namespace: istio-system}}
+data:
+  mesh: |
+    extensionProviders:
+    - {{name: allows, envoyExtAuthzGrpc: {{service: {name}.{namespace}.svc.cluster.local, port: {PORT}}}}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: asked, namespace: {gateway}}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: {gateway}}}]
+  action: CUSTOM
+  provider: {{name: allows}}
+  rules: [{{}}]
+---
+",
+        program = program.display(),
+    ))
+}
+
+/// Envoy's filter.
+pub(super) fn question() -> Value {
+    json!({
+        "transport_api_version": "V3",
+        "grpc_service": {"envoy_grpc": {"cluster_name": PLACE.1}, "timeout": "10s"},
+    })
+}
+
+/// Answers every question with yes, until the process ends.
+pub(crate) fn serve() -> Result<()> {
+    ambit_rt::current_thread()?.block_on(async {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await?;
+        loop {
+            let (stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            tokio::spawn(async move {
+                if let Err(error) = connection(stream).await {
+                    eprintln!("a connection of a waypoint's: {error:#}");
+                }
+            });
+        }
+    })
+}
+
+async fn connection(stream: TcpStream) -> Result<()> {
+    let mut connection = h2::server::handshake(stream).await?;
+    while let Some(accepted) = connection.accept().await {
+        let (request, answer) = accepted?;
+        tokio::spawn(async move {
+            // The waypoint's request is refused then, which the load counts.
+            if let Err(error) = allow(request, answer).await {
+                eprintln!("a question of a waypoint's: {error:#}");
+            }
+        });
+    }
+    Ok(())
+}
+
+async fn allow(request: Request<h2::RecvStream>, mut answer: SendResponse<Bytes>) -> Result<()> {
+    let mut body = request.into_body();
+    while let Some(data) = body.data().await {
+        let length = data?.len();
+        body.flow_control().release_capacity(length)?;
+    }
+    let head = Response::builder().header("content-type", "application/grpc");
+    let mut stream = answer.send_response(head.body(()).context("a fixed response")?, false)?;
+    stream.send_data(Bytes::from_static(ALLOWED), false)?;
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static("0"));
+    Ok(stream.send_trailers(trailers)?)
+}

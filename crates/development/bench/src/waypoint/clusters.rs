@@ -1,0 +1,25 @@
+//! Envoy's clusters, as its configuration has them.
+
+use serde_json::{Value, json};
+
+/// An address of a socket.
+pub(super) fn socket(address: &str, port: u16) -> Value {
+    json!({"socket_address": {"address": address, "port_value": port}})
+}
+
+/// A cluster of these endpoints.
+pub(super) fn cluster_of(name: &str, addresses: &[Value]) -> Value {
+    let endpoint = |address| json!({"endpoint": {"address": address}});
+    let endpoints: Vec<Value> = addresses.iter().map(endpoint).collect();
+    json!({
+        "name": name,
+        "type": "STATIC",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": endpoints}],
+        },
+        "circuit_breakers": {"thresholds": [{
+            "max_connections": 1_000_000, "max_requests": 1_000_000, "max_pending_requests": 1_000_000,
+        }]},
+    })
+}

@@ -1,0 +1,151 @@
+//! One of a thousand endpoints, chosen by the hash of a header: ours by a DestinationRule, Envoy's by its ring. The
+//! endpoints are addresses of one server outside the mesh, so that there need be only one.
+
+use std::{fs, net::Ipv4Addr, path::Path};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{
+    OURS, Side, Step,
+    clusters::{cluster_of, socket},
+    manifests::nginx,
+    table::Row,
+    with_step,
+};
+use crate::rig::Rig;
+
+/// The server's namespace, and its name.
+pub(super) const PLACE: (&str, &str) = ("outside", "server");
+const PORT: u16 = 8080;
+/// A pod in the node's own network.
+const ROUTER: &str = "router";
+/// The host of the ServiceEntry, and its address.
+const HOST: &str = "many.example";
+const ADDRESS: &str = "10.97.1.1";
+/// By which endpoints are chosen.
+const HEADER: &str = "x-user";
+/// Where the endpoints' addresses begin (RFC 2544), in a network that has more.
+const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+const NETWORK: &str = "198.18.0.0/22";
+const ENDPOINTS: u32 = 1000;
+
+pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
+    with_step(envoy, "hashing over 1,000 endpoints", Step::Hash)
+}
+
+fn endpoints() -> impl Iterator<Item = Ipv4Addr> {
+    (0..ENDPOINTS).map(|n| Ipv4Addr::from_bits(FIRST.to_bits() + n))
+}
+
+/// The server, and what our waypoint is told of its addresses.
+pub(super) fn manifests(scratch: &Path) -> Result<String> {
+    let (namespace, name) = PLACE;
+    let gateway = OURS.name;
+    let endpoints: Vec<String> = endpoints()
+        .map(|address| format!("{{address: {address}}}"))
+        .collect();
+    Ok(format!(
+        "apiVersion: v1
+kind: Namespace
+metadata: {{name: {namespace}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {namespace}}}
+spec:
+  containers:
+  - name: web
+    image: none
+    command: [nginx, -c, {nginx}]
+    readinessProbe: {{tcpSocket: {{port: {PORT}}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {ROUTER}, namespace: {namespace}}}
+spec:
+  hostNetwork: true
+  containers: [{{name: main, image: none, command: [sleep, infinity]}}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: many, namespace: {gateway}, labels: {{istio.io/use-waypoint: {gateway}}}}}
+spec:
+  hosts: [{HOST}]
+  addresses: [{ADDRESS}]
+  resolution: STATIC
+  ports: [{{number: 80, name: http, protocol: HTTP, targetPort: {PORT}}}]
+  endpoints: [{endpoints}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: many, namespace: {gateway}}}
+spec:
+  host: {HOST}
+  trafficPolicy: {{loadBalancer: {{consistentHash: {{httpHeaderName: {HEADER}}}}}}}
+---
+",
+        nginx = nginx(scratch, namespace)?,
+        endpoints = endpoints.join(", "),
+    ))
+}
+
+/// Leads the endpoints' addresses to the server, which takes them for its own.
+pub(super) fn route(rig: &Rig, server: &str) -> Result<()> {
+    let (namespace, name) = PLACE;
+    let own = ["ip", "route", "add", "local", NETWORK, "dev", "lo"].map(Into::into);
+    rig.exec(&format!("{namespace}/{name}"), &own)?;
+    let on_node = ["ip", "route", "add", NETWORK, "via", server].map(Into::into);
+    rig.exec(&format!("{namespace}/{ROUTER}"), &on_node)?;
+    Ok(())
+}
+
+pub(super) fn url(side: Side) -> String {
+    if side.name == OURS.name {
+        format!("http://{ADDRESS}/")
+    } else {
+        format!("http://server.{}/", side.name)
+    }
+}
+
+/// Each request has the header of another user.
+pub(super) fn arguments(side: Side, scratch: &Path) -> Result<Vec<String>> {
+    let script = scratch.join("users.lua");
+    let text = format!(
+        "request = function()
+  wrk.headers['{HEADER}'] = math.random(100000)
+  return wrk.format()
+end\n"
+    );
+    fs::write(&script, text)?;
+    let mut arguments = vec!["-s".to_owned(), script.display().to_string()];
+    if side.name == OURS.name {
+        arguments.extend(["-H".to_owned(), format!("Host: {HOST}")]);
+    }
+    Ok(arguments)
+}
+
+/// Envoy's route.
+pub(super) fn to() -> Value {
+    json!({
+        "cluster": HOST,
+        "timeout": "0s",
+        "hash_policy": [{"header": {"header_name": HEADER}}],
+    })
+}
+
+/// Envoy's cluster, with the smallest ring that Istio configures.
+pub(super) fn cluster() -> Value {
+    let addresses: Vec<Value> = endpoints()
+        .map(|address| socket(&address.to_string(), PORT))
+        .collect();
+    let mut cluster = cluster_of(HOST, &addresses);
+    if let Some(fields) = cluster.as_object_mut() {
+        fields.insert("lb_policy".into(), "RING_HASH".into());
+        fields.insert(
+            "ring_hash_lb_config".into(),
+            json!({"minimum_ring_size": 1024}),
+        );
+    }
+    cluster
+}

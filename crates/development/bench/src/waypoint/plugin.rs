@@ -1,0 +1,51 @@
+//! A plugin that touches headers, the same module at both: ours by a WasmPlugin, Envoy's by its filter on V8.
+
+use std::{fs, path::Path};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{OURS, Step, table::Row, with_step};
+
+/// Sets a header of each request, and adds one to each answer.
+const MODULE: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
+const FILE: &str = "headers.wasm";
+
+pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
+    with_step(envoy, "plugin that touches headers", Step::Plugin)
+}
+
+/// What our waypoint is told; the module is put into the directory.
+pub(super) fn manifests(directory: &Path) -> Result<String> {
+    let path = directory.join(FILE);
+    fs::write(&path, wat::parse_str(MODULE)?)?;
+    let gateway = OURS.name;
+    Ok(format!(
+        "apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {{name: headers, namespace: {gateway}}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: {gateway}}}]
+  url: file://{path}
+  pluginConfig: {{mark: bench}}
+---
+",
+        path = path.display(),
+    ))
+}
+
+/// Envoy's filter.
+pub(super) fn of_envoy(directory: &Path) -> Value {
+    json!({"config": {
+        "name": "headers",
+        "root_id": "headers",
+        "vm_config": {
+            "runtime": "envoy.wasm.runtime.v8",
+            "code": {"local": {"filename": directory.join(FILE)}},
+        },
+        "configuration": {
+            "@type": "type.googleapis.com/google.protobuf.StringValue",
+            "value": "{\"mark\":\"bench\"}",
+        },
+    }})
+}

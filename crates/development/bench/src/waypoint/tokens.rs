@@ -1,0 +1,98 @@
+//! Tokens of requests, verified: ours as a RequestAuthentication says and let through by a policy that wants a request
+//! principal, Envoy's by its filter, which is told to let no request through without.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{OURS, Step, table::Row, with_step};
+
+/// Tokens and the keys they are verified with.
+const MADE: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
+/// Of the tokens, and whom they are for.
+const ISSUER: &str = "https://issuer.example";
+const AUDIENCE: &str = "shop";
+
+/// How a token is signed (RFC 7518).
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Algorithm {
+    Rs256,
+    Es256,
+}
+
+impl Algorithm {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rs256 => "RS256",
+            Self::Es256 => "ES256",
+        }
+    }
+}
+
+/// Of each algorithm.
+pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for algorithm in [Algorithm::Rs256, Algorithm::Es256] {
+        let what = format!("token by {}", algorithm.name());
+        rows.extend(with_step(envoy, &what, Step::Token(algorithm))?);
+    }
+    Ok(rows)
+}
+
+fn made() -> Result<Value> {
+    Ok(serde_json::from_str(MADE)?)
+}
+
+fn key_set() -> Result<String> {
+    let made = made()?;
+    let keys = made.get("key_set").context("there are no keys")?;
+    Ok(keys.to_string())
+}
+
+/// What our waypoint is told.
+pub(super) fn manifests() -> Result<String> {
+    let gateway = OURS.name;
+    let target = format!("{{group: gateway.networking.k8s.io, kind: Gateway, name: {gateway}}}");
+    Ok(format!(
+        "apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {{name: tokens, namespace: {gateway}}}
+spec:
+  targetRefs: [{target}]
+  jwtRules:
+  - {{issuer: '{ISSUER}', audiences: [{AUDIENCE}], jwks: '{keys}'}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: with-token, namespace: {gateway}}}
+spec:
+  targetRefs: [{target}]
+  rules: [{{from: [{{source: {{requestPrincipals: ['{ISSUER}/*']}}}}]}}]
+---
+",
+        keys = key_set()?,
+    ))
+}
+
+/// The token of the requests.
+pub(super) fn arguments(algorithm: Algorithm) -> Result<Vec<String>> {
+    let made = made()?;
+    let token = made.get("tokens").and_then(|of| of.get(algorithm.name()));
+    let token = token
+        .and_then(Value::as_str)
+        .with_context(|| format!("there is no token by {}", algorithm.name()))?;
+    Ok(vec!["-H".into(), format!("Authorization: Bearer {token}")])
+}
+
+/// Envoy's filter.
+pub(super) fn verification() -> Result<Value> {
+    Ok(json!({
+        "providers": {"tokens": {
+            "issuer": ISSUER,
+            "audiences": [AUDIENCE],
+            "local_jwks": {"inline_string": key_set()?},
+        }},
+        "rules": [{"match": {"prefix": "/"}, "requires": {"provider_name": "tokens"}}],
+    }))
+}

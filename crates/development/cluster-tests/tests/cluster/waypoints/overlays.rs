@@ -1,0 +1,52 @@
+//! What a ConfigMap says of a waypoint that its Gateway refers to (`parametersRef`), by the cluster's own controllers.
+
+use ambit_cluster_tests::{Mesh, until};
+use serde_json::json;
+
+use super::Covered;
+
+#[test]
+fn an_autoscaler_of_the_parameters_decides_how_many_pods_a_waypoint_has() {
+    let mesh = Mesh::shared();
+    let space = mesh.space("autoscaled");
+    let covered = Covered::new(&space);
+    let waypoint = &covered.waypoint;
+    let parameters = |data: serde_json::Value| {
+        space.apply(
+            &json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own"}, "data": data})
+                .to_string(),
+        );
+    };
+    // No metrics are served here: the autoscaler keeps to its bounds.
+    let autoscaler = "spec: {minReplicas: 3, maxReplicas: 4}";
+    parameters(json!({"horizontalPodAutoscaler": autoscaler}));
+    let reference = json!({"group": "", "kind": "ConfigMap", "name": "own"});
+    waypoint.patch(&json!({"spec": {"infrastructure": {"parametersRef": reference}}}));
+    waypoint.ready(3);
+    waypoint.until_condition("Accepted", "True Accepted");
+
+    // Each change of the Deployment leaves the number to it.
+    let labelled = "metadata: {labels: {team: edge}}";
+    parameters(json!({"horizontalPodAutoscaler": autoscaler, "deployment": labelled}));
+    until("the Deployment has the label", || {
+        let path = "--output=jsonpath={.metadata.labels.team} {.spec.replicas}";
+        waypoint.kubectl(&["get", "deployment", "waypoint", path]) == "edge 3"
+    });
+    for url in &covered.urls {
+        covered.until_through(&space, url);
+    }
+    let scaled = "--field-selector=reason=ScalingReplicaSet";
+    let events = waypoint.kubectl(&[
+        "get",
+        "events",
+        scaled,
+        "--output=jsonpath={.items[*].message}",
+    ]);
+    assert!(events.contains("Scaled up"), "{events}");
+    assert!(!events.contains("Scaled down"), "{events}");
+
+    waypoint.patch(&json!({"spec": {"infrastructure": {"parametersRef": null}}}));
+    waypoint.ready(2);
+    let left = waypoint.kubectl(&["get", "horizontalpodautoscalers", "--output=name"]);
+    assert_eq!(left, "");
+}

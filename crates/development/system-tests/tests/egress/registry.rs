@@ -1,0 +1,81 @@
+//! Where `outboundTrafficPolicy` is REGISTRY_ONLY, captured pods call nothing that the mesh does not know.
+
+use ambit_system_tests::{Mesh, PAIR, Place, options, until};
+
+use crate::outside::{PREFIX, listen};
+
+const PORT: u16 = 8090;
+
+fn entry(ip: &str) -> String {
+    format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: outside, namespace: shop}}
+spec:
+  hosts: [named.outside.example]
+  addresses: [{PREFIX}.6]
+  location: MESH_EXTERNAL
+  resolution: STATIC
+  ports: [{{number: 80, name: tcp, protocol: TCP, targetPort: {PORT}}}]
+  endpoints: [{{address: {ip}}}]
+"
+    )
+}
+
+/// What a pod is answered at an address: nothing if it is not let through.
+fn ask(mesh: &Mesh, pod: &str, to: &str) -> String {
+    let Ok(mut connection) = mesh.dial(pod, to.parse().unwrap()) else {
+        return String::new();
+    };
+    connection
+        .raw(b"hello\n", |text| text.contains("outside"))
+        .unwrap_or_default()
+}
+
+#[test]
+fn what_the_registry_does_not_name_is_refused_also_after_a_restart() {
+    let mut options = options();
+    options.env.insert(
+        "AMBIT_OUTBOUND_TRAFFIC_POLICY".to_owned(),
+        "REGISTRY_ONLY".to_owned(),
+    );
+    let mesh = Mesh::up_with(PAIR, options);
+    let node = Place::Node("node-2".to_owned());
+    listen(&mesh, node, PORT, |mut stream| {
+        let mut heard = [0; 6];
+        std::io::Read::read_exact(&mut stream, &mut heard)?;
+        std::io::Write::write_all(&mut stream, b"outside")
+    });
+    let status = mesh.client().status().unwrap();
+    let node = status.nodes.iter().find(|node| node.name == "node-2");
+    let ip = node.unwrap().ips[0].to_string();
+    let direct = format!("{ip}:{PORT}");
+
+    // The server is there, and who is not captured calls it.
+    assert_eq!(ask(&mesh, "legacy/client", &direct), "outside");
+    assert_eq!(ask(&mesh, "shop/client", &direct), "");
+    until("the access log says why", || {
+        let why = "outboundTrafficPolicy is REGISTRY_ONLY";
+        mesh.access_log().contains(why)
+    });
+    // What the mesh knows goes on, in the mesh and outside of it.
+    let server = mesh.service("server.shop.svc", 80);
+    mesh.get("shop/client", &format!("http://{server}/")).ok();
+    let legacy = mesh.ip("legacy/server");
+    mesh.get("shop/client", &format!("http://{legacy}:8080/"))
+        .ok();
+
+    mesh.kill("proxy", Some("node-1"));
+    mesh.until_get("shop/client", &format!("http://{server}/"), true);
+    assert_eq!(ask(&mesh, "shop/client", &direct), "");
+
+    mesh.apply("entry", &entry(&ip));
+    until("the entry is a way out", || {
+        ask(&mesh, "shop/client", &format!("{PREFIX}.6:80")) == "outside"
+    });
+    mesh.remove("entry");
+    until("the way out is closed", || {
+        ask(&mesh, "shop/client", &format!("{PREFIX}.6:80")).is_empty()
+    });
+}

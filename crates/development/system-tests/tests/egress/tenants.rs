@@ -1,0 +1,88 @@
+//! Tenants on one waypoint are kept apart: by what its Gateway allows, and by policies for each one's entries.
+
+use std::io::Write as _;
+
+use ambit_system_tests::{read_head, until};
+
+use crate::outside::{ask, entry, mesh, until_answer, waypoint};
+
+const PORT: u16 = 8090;
+
+#[test]
+fn a_tenant_does_not_call_by_the_entry_of_another() {
+    let files = tempfile::tempdir().unwrap();
+    let spec = |host: &str| {
+        format!(
+            "hosts: [{host}]\n  resolution: DNS\n  ports: [{{number: 80, name: http, protocol: HTTP, targetPort: {PORT}}}]"
+        )
+    };
+    let more = format!(
+        "{}{}{}",
+        entry("shop", "of-shop", 3, &spec("shop.outside.example")),
+        entry("bank", "of-bank", 4, &spec("bank.outside.example")),
+        entry("legacy", "of-legacy", 5, &spec("legacy.outside.example")),
+    );
+    let mesh = mesh(files.path(), &more);
+    mesh.serve("legacy/server", PORT, |mut stream| {
+        while read_head(&mut stream)?.is_some() {
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\noutside"
+            )?;
+        }
+        Ok(())
+    });
+    let ip = mesh.ip("legacy/server").to_string();
+    let hosts = ["shop", "bank", "legacy"].map(|of| format!("{of}.outside.example"));
+    let hosts = hosts.each_ref().map(|host| (host.as_str(), ip.as_str()));
+    waypoint(&mesh, &hosts);
+    let told = |pod: &str, address: u8, host: &str, text: &str| {
+        until_answer(&mesh, pod, address, host, text);
+    };
+    // Entries are seen by all, unless something keeps them apart.
+    for pod in ["shop/client", "bank/client"] {
+        told(pod, 3, "shop.outside.example", "outside");
+        told(pod, 4, "bank.outside.example", "outside");
+    }
+    // A namespace that the Gateway does not allow has no way out by it, nor past it.
+    until("it is said", || {
+        let status = mesh.client().status().unwrap();
+        status.pods.iter().all(|pod| pod.ready)
+            && ask(&mesh, "shop/client", 5, "legacy.outside.example").is_empty()
+    });
+    for pod in ["shop/client", "bank/client"] {
+        assert_eq!(ask(&mesh, pod, 5, "legacy.outside.example"), "");
+    }
+
+    let policy = |namespace: &str| {
+        format!(
+            "
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: own, namespace: {namespace}}}
+spec:
+  targetRefs: [{{group: networking.istio.io, kind: ServiceEntry, name: of-{namespace}}}]
+  rules: [{{from: [{{source: {{namespaces: [{namespace}]}}}}]}}]
+"
+        )
+    };
+    mesh.apply("policies", &format!("{}{}", policy("shop"), policy("bank")));
+    told(
+        "bank/client",
+        3,
+        "shop.outside.example",
+        "RBAC: access denied",
+    );
+    told(
+        "shop/client",
+        4,
+        "bank.outside.example",
+        "RBAC: access denied",
+    );
+    told("shop/client", 3, "shop.outside.example", "outside");
+    told("bank/client", 4, "bank.outside.example", "outside");
+    // The host that a request names does not make it another's.
+    let answer = ask(&mesh, "bank/client", 3, "bank.outside.example");
+    assert!(answer.contains("RBAC: access denied"), "{answer}");
+}

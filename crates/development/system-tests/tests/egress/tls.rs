@@ -1,0 +1,203 @@
+//! TLS that begins at the waypoint: who is asked for and believed is what the rule says, and without TLS nothing is sent.
+
+use std::fs;
+
+use ambit_system_tests::{Mesh, Place, until};
+
+use crate::outside::{Authority, Outside, Signed, ask, entry, log, mesh, until_answer, waypoint};
+
+const PORT: u16 = 8443;
+
+fn rule(tls: &str) -> String {
+    format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: api, namespace: shop}}
+spec:
+  host: api.outside.example
+  trafficPolicy:
+    portLevelSettings:
+    - {{port: {{number: 80}}, tls: {tls}}}
+"
+    )
+}
+
+fn outside(mesh: &Mesh, port: u16, signed: &Signed, clients: Option<&Authority>) {
+    let server = Outside {
+        port,
+        signed,
+        clients,
+    };
+    server.serve(mesh, Place::Pod("legacy/server".to_owned()));
+}
+
+fn api(port: u16) -> String {
+    let spec = format!(
+        "hosts: [api.outside.example]\n  resolution: DNS\n  ports: [{{number: 80, name: http, protocol: HTTP, targetPort: {port}}}]"
+    );
+    entry("shop", "api", 1, &spec)
+}
+
+#[test]
+fn what_is_believed_of_a_server_is_what_the_rule_says() {
+    let authority = Authority::new();
+    let files = tempfile::tempdir().unwrap();
+    let own = files.path().join("shop");
+    fs::create_dir_all(&own).unwrap();
+    fs::write(own.join("ca.crt"), authority.pem()).unwrap();
+    fs::write(own.join("other.crt"), Authority::new().pem()).unwrap();
+    let client = Authority::new();
+    let shown = client.sign(&["client.example"]);
+    fs::write(own.join("tls.crt"), &shown.certificate).unwrap();
+    fs::write(own.join("tls.key"), &shown.key).unwrap();
+    let mesh = mesh(files.path(), &api(PORT));
+    let server = authority.sign(&["api.outside.example"]);
+    outside(&mesh, PORT, &server, None);
+    outside(&mesh, PORT + 1, &server, Some(&client));
+    let ip = mesh.ip("legacy/server").to_string();
+    waypoint(&mesh, &[("api.outside.example", &ip)]);
+    let told = |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
+
+    // Without a rule a server of TLS hears HTTP, and closes.
+    told("502");
+    let simple = |more: &str| {
+        rule(&format!(
+            "{{mode: SIMPLE, caCertificates: /etc/certs/shop/{more}}}"
+        ))
+    };
+    mesh.apply("rule", &simple("ca.crt"));
+    let answer = told("200 OK");
+    assert!(
+        answer.ends_with("tls api.outside.example http/1.1 host api.outside.example\n"),
+        "{answer}"
+    );
+    until("the log says who has answered", || {
+        log(&mesh)
+            .contains("remote=\"api.outside.example\" remote_identity=\"api.outside.example\"")
+    });
+    // Another authority, another name, the system's authorities, and files that are not there or not one's own.
+    for (tls, why) in [
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/other.crt}",
+            "UnknownIssuer",
+        ),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, sni: other.example}",
+            "other.example",
+        ),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, subjectAltNames: [other.example]}",
+            "OtherNames(",
+        ),
+        ("{mode: SIMPLE}", "TLS with api.outside.example failed"),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/none.crt}",
+            "none.crt of the waypoint cannot be read",
+        ),
+    ] {
+        mesh.apply("rule", &rule(tls));
+        told("503");
+        until(&format!("the log says {why}"), || {
+            ask(&mesh, "shop/client", 1, "api.outside.example");
+            log(&mesh).contains(why)
+        });
+    }
+    for (tls, why) in [
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/bank/ca.crt}",
+            "where the files of the namespace are",
+        ),
+        (
+            "{mode: SIMPLE, caCertificates: /etc/certs/shop/../bank/ca.crt}",
+            "where the files of the namespace are",
+        ),
+        (
+            "{mode: SIMPLE, insecureSkipVerify: true}",
+            "a server that is not verified is anybody",
+        ),
+        (
+            "{mode: SIMPLE, credentialName: secret}",
+            "Secrets are not read",
+        ),
+        (
+            "{mode: MUTUAL, caCertificates: /etc/certs/shop/ca.crt}",
+            "is needed for the mode MUTUAL",
+        ),
+    ] {
+        mesh.apply("rule", &rule(tls));
+        told(why);
+    }
+    // A certificate that is for another name than the one that is asked for.
+    mesh.apply("rule", &rule("{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, sni: front.example, subjectAltNames: [api.outside.example]}"));
+    told("tls front.example http/1.1 host api.outside.example");
+
+    // A server that wants to know who calls.
+    mesh.apply("entry", &api(PORT + 1));
+    mesh.apply("rule", &simple("ca.crt"));
+    told("503");
+    mesh.apply("rule", &rule("{mode: MUTUAL, caCertificates: /etc/certs/shop/ca.crt, clientCertificate: /etc/certs/shop/tls.crt, privateKey: /etc/certs/shop/tls.key}"));
+    told("200 OK");
+}
+
+fn policy(name: &str, validation: &str) -> String {
+    format!(
+        "
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: BackendTLSPolicy
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  targetRefs: [{{group: networking.istio.io, kind: ServiceEntry, name: api, sectionName: http}}]
+  validation: {validation}
+"
+    )
+}
+
+#[test]
+fn a_backend_tls_policy_says_who_is_believed() {
+    let authority = Authority::new();
+    let files = tempfile::tempdir().unwrap();
+    let mesh = mesh(files.path(), &api(PORT));
+    let server = authority.sign(&["api.outside.example"]);
+    outside(&mesh, PORT, &server, None);
+    let ip = mesh.ip("legacy/server").to_string();
+    waypoint(&mesh, &[("api.outside.example", &ip)]);
+    let told = |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
+    let by_map = "{hostname: api.outside.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: roots}]}";
+    // What it refers to does not exist: nothing is sent.
+    mesh.apply("policy", &policy("api", by_map));
+    told("ConfigMap shop/roots does not exist");
+    let map = |authority: &Authority| {
+        let pem = authority.pem().replace('\n', "\n    ");
+        format!(
+            "
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: roots, namespace: shop}}
+data:
+  ca.crt: |
+    {pem}
+"
+        )
+    };
+    mesh.apply("roots", &map(&authority));
+    told("tls api.outside.example http/1.1 host api.outside.example");
+    mesh.apply("roots", &map(&Authority::new()));
+    told("503");
+    mesh.apply("roots", &map(&authority));
+    told("200 OK");
+    mesh.apply(
+        "policy",
+        &policy("api", &by_map.replace("hostname: api", "hostname: other")),
+    );
+    told("503");
+    mesh.apply(
+        "policy",
+        &policy(
+            "api",
+            "{hostname: api.outside.example, wellKnownCACertificates: System}",
+        ),
+    );
+    told("503");
+}

@@ -1,0 +1,154 @@
+//! CUSTOM policies in the lab, with a provider by the messages that Envoy's project publishes (`build/authorizer`), in
+//! the mesh and out of it: what it is asked, what it decides, and what becomes of requests when it cannot be asked.
+
+mod behaviour;
+mod compared;
+
+use std::net::SocketAddr;
+
+use ambit_system_tests::{LogSource, Mesh, binary, find, until, with_waypoint};
+use serde_json::{Value, json};
+
+/// Ports of the provider.
+const GRPC: u16 = 9000;
+/// One that denies everything.
+const OTHER: u16 = 9001;
+const HTTP: u16 = 8000;
+/// What it was asked.
+const ASKED: u16 = 9002;
+
+/// Objects, as a file of manifests.
+fn manifests(objects: &[Value]) -> String {
+    let documents: Vec<_> = objects.iter().map(|one| format!("---\n{one}\n")).collect();
+    documents.concat()
+}
+
+fn provider_program() -> String {
+    binary("ext-authz-provider").display().to_string()
+}
+
+/// A pod with a program, and its Service.
+fn served(namespace: &str, name: &str, command: &[&str], ports: &[(&str, u16)]) -> [Value; 2] {
+    let program = provider_program();
+    let command: Vec<&str> = [program.as_str()].iter().chain(command).copied().collect();
+    let ready = ports.last().map(|(_, port)| *port);
+    let ports: Vec<_> = ports
+        .iter()
+        .map(|(name, port)| json!({"name": name, "port": port}))
+        .collect();
+    [
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace, "labels": {"app": name}},
+            "spec": {"nodeName": "node-2", "serviceAccountName": name, "containers": [{
+                "name": "main", "image": "none", "command": command,
+                "readinessProbe": {"tcpSocket": {"port": ready}},
+            }]},
+        }),
+        service(namespace, name, name, json!(ports)),
+    ]
+}
+
+fn service(namespace: &str, name: &str, app: &str, ports: Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"selector": {"app": app}, "ports": ports},
+    })
+}
+
+/// A provider, in a namespace.
+fn provider(namespace: &str) -> [Value; 2] {
+    let ports = [
+        ("grpc", GRPC),
+        ("grpc-other", OTHER),
+        ("http", HTTP),
+        ("http-asked", ASKED),
+    ];
+    served(namespace, "authz", &["serve"], &ports)
+}
+
+fn mesh_config(extension_providers: &Value) -> Value {
+    let mesh = json!({ "extensionProviders": extension_providers });
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "istio", "namespace": "istio-system"},
+        "data": {"mesh": mesh.to_string()},
+    })
+}
+
+/// A policy for a Service of `shop`.
+fn custom(service: &str, provider: &str) -> Value {
+    json!({
+        "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
+        "metadata": {"name": format!("ask-{service}"), "namespace": "shop"},
+        "spec": {
+            "targetRefs": [{"group": "", "kind": "Service", "name": service}],
+            "action": "CUSTOM", "provider": {"name": provider}, "rules": [{}],
+        },
+    })
+}
+
+struct Scene {
+    mesh: Mesh,
+}
+
+impl Scene {
+    /// With an application `app` in `shop`, a provider in `legacy`, and more.
+    fn new(more: &[Value]) -> Self {
+        let app = served("shop", "app", &["backend"], &[("http", 8081)]);
+        let objects: Vec<Value> = app
+            .into_iter()
+            .chain(provider("legacy"))
+            .chain(more.iter().cloned())
+            .collect();
+        let (mesh, _) = with_waypoint(&manifests(&objects));
+        Self { mesh }
+    }
+
+    /// What a pod is answered to a request: `status`, `headers`, `body`, and `heard`, what the application was sent.
+    fn ask(&self, pod: &str, service: SocketAddr, request: &Value) -> Value {
+        let (program, service) = (provider_program(), service.to_string());
+        let command = [program.as_str(), "ask", &service, &request.to_string()];
+        let output = self.mesh.client().output(pod, &command);
+        let output = output.unwrap_or_else(|error| panic!("cannot run in {pod}: {error}"));
+        serde_json::from_str(&output.stdout)
+            .unwrap_or_else(|_| json!({"status": 0, "body": output.stdout + &output.stderr}))
+    }
+
+    /// What a provider was asked since the last time, as JSON.
+    fn asked(&self, from: &str, provider: &str) -> Vec<Value> {
+        let status = self.mesh.client().status().expect("the lab answers");
+        let ip = find(&status, provider).and_then(|pod| pod.ips.first().copied());
+        let place = SocketAddr::new(ip.expect("the provider has an address"), ASKED);
+        let answer = self.ask(from, place, &get("/", &[]));
+        let all = answer["body"].as_str().map(serde_json::from_str::<Value>);
+        let all = all.and_then(Result::ok).unwrap_or_default();
+        all.as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until the control plane has told of something.
+    fn until_told(&self, parts: &[&str]) {
+        let log = || {
+            let source = LogSource::Daemon {
+                name: "control".to_owned(),
+                node: None,
+            };
+            self.mesh.client().log_text(source).unwrap_or_default()
+        };
+        until(&format!("{parts:?} is told"), || {
+            log()
+                .lines()
+                .any(|line| parts.iter().all(|part| line.contains(part)))
+        });
+    }
+}
+
+fn get(target: &str, headers: &[(&str, &str)]) -> Value {
+    json!({"method": "GET", "target": target, "host": "app.shop", "headers": headers})
+}
+
+/// What the header says by which a request decides what it is answered.
+fn answer(of: &Value) -> String {
+    of.as_str().map_or_else(|| of.to_string(), str::to_owned)
+}

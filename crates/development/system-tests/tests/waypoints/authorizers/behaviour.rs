@@ -1,0 +1,223 @@
+//! Providers that answer, hang, fail and go; in the mesh, out of it, changed while the mesh runs, and never known.
+
+use super::*;
+
+/// In the mesh, and for nobody but the waypoint; what it was asked is for all.
+const GUARDED: &str = "
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: auth, labels: {istio.io/dataplane-mode: ambient}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: guard, namespace: auth}
+spec:
+  rules:
+  - from: [{source: {principals: [cluster.local/ns/shop/sa/waypoint]}}]
+  - to: [{operation: {ports: ['9002']}}]
+";
+
+/// A provider called `decides` of a kind, at a namespace's, with more settings.
+fn decides(kind: &str, namespace: &str, port: u16, more: &Value) -> Value {
+    let mut settings = json!({
+        "service": format!("authz.{namespace}.svc.cluster.local"), "port": port, "timeout": "1s",
+    });
+    for (name, value) in more.as_object().into_iter().flatten() {
+        settings[name] = value.clone();
+    }
+    json!([{"name": "decides", kind: settings}])
+}
+
+fn grpc(more: &Value) -> Value {
+    decides("envoyExtAuthzGrpc", "legacy", GRPC, more)
+}
+
+impl Scene {
+    fn configure(&self, providers: &Value) {
+        let config = manifests(&[mesh_config(providers)]);
+        self.mesh.apply("config", &config);
+    }
+
+    fn app(&self) -> SocketAddr {
+        self.mesh.service("app.shop.svc", 8081)
+    }
+
+    fn until_status(&self, what: &str, request: &Value, status: u16) -> Value {
+        let app = self.app();
+        let mut answer = Value::Null;
+        until(&format!("{what}: {status}"), || {
+            answer = self.ask("shop/client", app, request);
+            answer["status"] == status
+        });
+        answer
+    }
+}
+
+#[test]
+fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
+    let objects: Vec<_> = provider("auth")
+        .into_iter()
+        .chain([custom("app", "decides")])
+        .collect();
+    let scene = Scene::new(&objects);
+    scene.mesh.apply("guarded", GUARDED);
+    scene.mesh.until_captured("auth/authz", true);
+    let of_http = json!({
+        "pathPrefix": "/check", "includeRequestHeadersInCheck": ["x-answer"],
+        "headersToUpstreamOnAllow": ["x-user"], "headersToDownstreamOnAllow": ["x-down"],
+        "headersToDownstreamOnDeny": ["x-why"],
+    });
+    let by_grpc = json!({"status": {}, "okResponse": {
+        "headers": [{"header": {"key": "x-user", "value": "ann"}}],
+        "responseHeadersToAdd": [{"header": {"key": "x-down", "value": "1"}}],
+    }});
+    let no_by_grpc = json!({"status": {"code": 7}, "deniedResponse": {
+        "status": {"code": "Unauthorized"}, "body": "who?",
+        "headers": [{"header": {"key": "x-why", "value": "because"}}],
+    }});
+    let by_http = json!({"status": 200, "headers": [["x-user", "ann"], ["x-down", "1"]]});
+    let no_by_http = json!({"status": 401, "body": "who?", "headers": [["x-why", "because"]]});
+    for (kind, port, more, yes, no) in [
+        ("envoyExtAuthzGrpc", GRPC, json!({}), by_grpc, no_by_grpc),
+        ("envoyExtAuthzHttp", HTTP, of_http, by_http, no_by_http),
+    ] {
+        let (yes, no) = (answer(&yes), answer(&no));
+        for (namespace, from) in [("legacy", "legacy/client"), ("auth", "shop/client")] {
+            let place = format!("{kind} in {namespace}");
+            let pod = format!("{namespace}/authz");
+            scene.configure(&decides(kind, namespace, port, &more));
+            until(&format!("{place} is asked"), || {
+                scene.ask("shop/client", scene.app(), &get("/", &[]));
+                !scene.asked(from, &pod).is_empty()
+            });
+            let allowed = get("/a?b=1", &[("x-answer", &yes), ("x-user", "mallory")]);
+            let said = scene.until_status(&place, &allowed, 200);
+            assert_eq!(
+                said["heard"]["headers"]["x-user"],
+                json!(["ann"]),
+                "{place}"
+            );
+            assert_eq!(said["headers"]["x-down"], json!(["1"]), "{place}");
+            let asked = scene.asked(from, &pod).pop().unwrap();
+            if kind == "envoyExtAuthzGrpc" {
+                let attributes = &asked["grpc"]["attributes"];
+                let client = "spiffe://cluster.local/ns/shop/sa/client";
+                assert_eq!(attributes["source"]["principal"], client, "{place}");
+                assert_eq!(attributes["request"]["http"]["path"], "/a?b=1", "{place}");
+            } else {
+                assert_eq!(asked["http"]["target"], "/check/a?b=1", "{place}");
+            }
+            let denied = scene.ask("shop/client", scene.app(), &get("/", &[("x-answer", &no)]));
+            assert_eq!(
+                (
+                    &denied["status"],
+                    &denied["body"],
+                    &denied["headers"]["x-why"]
+                ),
+                (&json!(401), &json!("who?"), &json!(["because"])),
+                "{place}"
+            );
+        }
+    }
+    // In the mesh it is the waypoint's identity that lets it ask.
+    let others = GUARDED.replace("sa/waypoint", "sa/other");
+    scene.mesh.apply("guarded", &others);
+    scene.until_status(
+        "the provider does not let the waypoint in",
+        &get("/", &[]),
+        403,
+    );
+}
+
+#[test]
+fn a_provider_that_cannot_be_asked_refuses_unless_it_is_to_fail_open() {
+    let objects = [
+        custom("app", "decides"),
+        mesh_config(&grpc(&json!({"statusOnError": "503"}))),
+    ];
+    let scene = Scene::new(&[]);
+    scene.mesh.apply("policy", &manifests(&objects[..1]));
+    // Nobody has told who decides.
+    scene.until_status("an unknown provider", &get("/", &[]), 403);
+    scene.until_told(&["shop/ask-app", "no provider with the name decides"]);
+
+    scene.mesh.apply("config", &manifests(&objects[1..]));
+    scene.until_status("it is known", &get("/", &[]), 200);
+    let gone = manifests(&[service(
+        "legacy",
+        "authz",
+        "nobody",
+        json!([{"name": "grpc", "port": GRPC}]),
+    )]);
+    let hanging = get("/", &[("x-answer", "hang")]);
+    let failing = get("/", &[("x-answer", "fail")]);
+    let plain = get("/", &[]);
+    for (fail_open, status) in [(false, 503), (true, 200)] {
+        scene.configure(&grpc(
+            &json!({"statusOnError": "503", "failOpen": fail_open}),
+        ));
+        scene.until_status("it fails", &failing, status);
+        scene.until_status("it hangs", &hanging, status);
+        let denied = json!({"status": {"code": 16}});
+        let denied = get("/", &[("x-answer", &denied.to_string())]);
+        scene.until_status("it denies", &denied, 403);
+        scene.mesh.apply("gone", &gone);
+        if fail_open {
+            // What it would deny passes, now that it is not there.
+            scene.until_status("it is gone", &denied, 200);
+        } else {
+            scene.until_status("it is gone", &plain, status);
+        }
+        scene.mesh.remove("gone");
+        scene.until_status("it is back", &denied, 403);
+    }
+
+    // One that denies everything, in its place; then a configuration that cannot be read, which changes nothing.
+    scene.configure(&decides("envoyExtAuthzGrpc", "legacy", OTHER, &json!({})));
+    let said = scene.until_status("another decides", &plain, 401);
+    assert_eq!(said["body"], "by the other one");
+    scene.configure(&json!([{"name": "decides", "envoyExtAuthzGrpc": {"service": "authz"}}]));
+    scene.until_told(&["istio-system/istio", "envoyExtAuthzGrpc.port"]);
+    scene.until_status("the last good one counts", &plain, 401);
+    scene.configure(&json!([]));
+    scene.until_status("it is known no more", &plain, 403);
+}
+
+#[test]
+fn connections_are_asked_about_over_grpc_and_refused_over_http_which_is_told() {
+    let raw = json!([{"name": "tcp-echo", "port": 9100, "targetPort": 9000}]);
+    let objects = [
+        service("shop", "raw", "server", raw),
+        custom("raw", "decides"),
+        mesh_config(&grpc(&json!({}))),
+    ];
+    let scene = Scene::new(&objects);
+    let raw = scene.mesh.service("raw.shop.svc", 9100);
+    let passes = || {
+        let dialled = scene.mesh.dial("shop/client", raw);
+        dialled.is_ok_and(|mut echo| echo.say("ping").is_ok())
+    };
+    until("connections pass", passes);
+    let asked = scene.asked("legacy/client", "legacy/authz").pop().unwrap();
+    let attributes = &asked["grpc"]["attributes"];
+    let client = "spiffe://cluster.local/ns/shop/sa/client";
+    assert_eq!(attributes["source"]["principal"], client);
+    assert!(attributes["request"]["http"].is_null(), "{attributes}");
+
+    let http = |port| decides("envoyExtAuthzHttp", "legacy", port, &json!({}));
+    scene.configure(&http(HTTP));
+    until("connections are refused", || !passes());
+    scene.until_told(&[
+        "shop/ask-raw",
+        "connections to port 9100 of Service shop/raw are refused",
+    ]);
+    assert!(
+        scene
+            .asked("legacy/client", "legacy/authz")
+            .iter()
+            .all(|one| one["http"].is_null())
+    );
+    scene.configure(&grpc(&json!({})));
+    until("connections pass again", passes);
+}

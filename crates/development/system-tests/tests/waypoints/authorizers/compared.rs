@@ -1,0 +1,445 @@
+//! What a provider is asked, and what is made of its answers, beside Envoy: `vectors/ext-authz` has what Envoy's filter
+//! asked the same program about the same requests, and what it made of the same answers. Whatever differs is listed here
+//! with the reason.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use super::*;
+
+const CASES: &str = include_str!("../../../../../../vectors/ext-authz/cases.json");
+const ENVOY: &str = include_str!("../../../../../../vectors/ext-authz/envoy.json");
+
+/// What differs between runs, and says nothing but that it is there.
+const VARYING: [&str; 9] = [
+    "asked[0].grpc.attributes.*.address.socketAddress.address",
+    "asked[0].grpc.attributes.*.address.socketAddress.portValue",
+    "asked[0].grpc.attributes.request.http.id",
+    "asked[0].grpc.attributes.request.time",
+    "*.headers.x-request-id",
+    "*.headers.x-forwarded-for",
+    "answered.headers.content-length",
+    "answered.headers.date",
+    "answered.headers.x-envoy-upstream-service-time",
+];
+/// What stands in its place, and in that of what is not there.
+const SOMETHING: &str = "something";
+const NOTHING: &str = "nothing";
+
+/// A difference that is meant. In each part `*` stands for anything.
+struct Meant {
+    case: &'static str,
+    at: &'static str,
+    envoy: &'static str,
+    ours: &'static str,
+    /// For who reads it.
+    #[expect(dead_code, reason = "it is for people")]
+    why: &'static str,
+}
+
+const fn meant(
+    case: &'static str,
+    at: &'static str,
+    (envoy, ours): (&'static str, &'static str),
+    why: &'static str,
+) -> Meant {
+    Meant {
+        case,
+        at,
+        envoy,
+        ours,
+        why,
+    }
+}
+
+const MEANT: &[Meant] = &[
+    // Of every request.
+    meant(
+        "*",
+        "answered.headers.server",
+        ("envoy", NOTHING),
+        "answers are the application's own",
+    ),
+    meant(
+        "*",
+        "answered.headers.x-envoy-upstream-service-time",
+        (SOMETHING, NOTHING),
+        "the same",
+    ),
+    meant(
+        "*",
+        "answered.heard.headers.traceparent",
+        (NOTHING, "*"),
+        "of telemetry, which Envoy was recorded without",
+    ),
+    meant(
+        "*",
+        "answered.heard.headers.x-envoy-expected-rq-timeout-ms",
+        ("15000", NOTHING),
+        "Envoy's own",
+    ),
+    meant(
+        "*",
+        "answered.heard.headers.x-forwarded-for",
+        (NOTHING, SOMETHING),
+        "it is said who called",
+    ),
+    meant(
+        "*",
+        "answered.headers.content-type",
+        (NOTHING, "text/plain"),
+        "of empty bodies, too",
+    ),
+    meant(
+        "*",
+        "*source.principal",
+        (NOTHING, "spiffe://cluster.local/ns/shop/sa/client"),
+        "Envoy was called without TLS",
+    ),
+    meant(
+        "*",
+        "*destination.principal",
+        (NOTHING, "spiffe://cluster.local/ns/shop/sa/waypoint"),
+        "the same",
+    ),
+    meant(
+        "*",
+        "asked*.http.headers.x-forwarded-proto",
+        ("*", NOTHING),
+        "it is set when a request is sent on",
+    ),
+    meant(
+        "*",
+        "asked*.http.headers.x-request-id",
+        (SOMETHING, NOTHING),
+        "it is made when a request is sent on",
+    ),
+    meant(
+        "*",
+        "asked*.http.id",
+        (SOMETHING, NOTHING),
+        "it is the x-request-id of the client",
+    ),
+    meant(
+        "*post*",
+        "asked*.http.headers.content-length",
+        ("*", NOTHING),
+        "size says it",
+    ),
+    meant(
+        "post of*no body*",
+        "asked*.http.size",
+        (NOTHING, "5"),
+        "Envoy says it of what it has read",
+    ),
+    meant(
+        "post of unknown length*",
+        "asked*.http.size",
+        ("4", "-1"),
+        "what was not said is not known",
+    ),
+    meant(
+        "*",
+        "asked*.headers.x-envoy-auth-partial-body",
+        (NOTHING, "false"),
+        "it is said where bodies are shown",
+    ),
+    meant(
+        "*",
+        "asked*.http.headers.x-envoy-expected-rq-timeout-ms",
+        ("*", NOTHING),
+        "Envoy's own",
+    ),
+    meant(
+        "*",
+        "asked*.http.headers.x-envoy-internal",
+        ("true", NOTHING),
+        "Envoy's own",
+    ),
+    meant(
+        "http: *",
+        "asked*.http.headers.content-length",
+        ("0", NOTHING),
+        "a request without a body needs none",
+    ),
+    // Inside the mesh's TLS, requests are plain.
+    meant(
+        "get with TLS*",
+        "answered.heard.headers.x-forwarded-proto",
+        ("https", "http"),
+        "TLS is the mesh's",
+    ),
+    meant(
+        "get with TLS*",
+        "asked*.http.headers.:scheme",
+        ("https", "http"),
+        "the same",
+    ),
+    meant(
+        "get with TLS*",
+        "asked*.http.scheme",
+        ("https", "http"),
+        "the same",
+    ),
+    meant(
+        "context of a route",
+        "*.contextExtensions.of",
+        ("the route", NOTHING),
+        "MeshConfig has none",
+    ),
+    meant(
+        "post that is larger*",
+        "answered.body",
+        ("Payload Too Large", "the body is larger*"),
+        "it says why",
+    ),
+    // What says two things, or nothing, admits nobody.
+    meant(
+        "an empty answer",
+        "answered.*",
+        ("*", "*"),
+        "an answer without a status is none",
+    ),
+    meant(
+        "denied and a status of OK",
+        "answered.*",
+        ("*", "*"),
+        "it contradicts itself",
+    ),
+    meant(
+        "an error and a status of OK",
+        "answered.*",
+        ("*", "*"),
+        "it contradicts itself",
+    ),
+    meant(
+        "denied with a status below 200",
+        "answered.*",
+        ("*", "*"),
+        "Envoy breaks the connection",
+    ),
+    meant(
+        "headers that frame or lead a request",
+        "answered.*",
+        ("*", "*"),
+        "they are never a provider's",
+    ),
+    meant(
+        "a header that is none",
+        "answered.*",
+        ("*", "*"),
+        "it is left out and counted",
+    ),
+    meant(
+        "parameters that are set",
+        "answered.*",
+        ("*", "*"),
+        "Envoy sends them unescaped: no request",
+    ),
+    // Headers are set as the answer says.
+    meant(
+        "denied with headers twice",
+        "answered.headers.x-a",
+        ("1 | 2", "2"),
+        "the last is set",
+    ),
+    meant(
+        "denied with headers twice",
+        "answered.headers.x-b",
+        ("1", "1 | 2"),
+        "append is append",
+    ),
+    meant(
+        "headers of the request, appended",
+        "*.x-new",
+        (NOTHING, "2"),
+        "append is append",
+    ),
+    meant(
+        "headers of the request, appended",
+        "*.x-there",
+        ("1,2", "1 | 2"),
+        "as lines of their own",
+    ),
+    meant(
+        "headers of the request, ADD_IF_ABSENT",
+        "*.x-there",
+        ("2", "1"),
+        "Envoy does not read it here",
+    ),
+    meant(
+        "headers of the request, OVERWRITE_IF_EXISTS",
+        "*.x-new",
+        ("2", NOTHING),
+        "the same",
+    ),
+    meant(
+        "http: get",
+        "asked*.x-in-1",
+        ("a,b", "a | b"),
+        "as they came",
+    ),
+    meant(
+        "http: allowed with headers",
+        "*.x-set-a",
+        ("2", "1 | 2"),
+        "both are the provider's",
+    ),
+];
+
+impl Meant {
+    fn explains(&self, found: &Difference) -> bool {
+        is_like(self.case, &found.case)
+            && is_like(self.at, &found.at)
+            && is_like(self.envoy, &found.envoy)
+            && is_like(self.ours, &found.ours)
+    }
+}
+
+#[derive(Debug)]
+struct Difference {
+    case: String,
+    at: String,
+    envoy: String,
+    ours: String,
+}
+
+/// Whether a text is what a pattern with `*` says.
+fn is_like(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((start, rest)) => text.strip_prefix(start).is_some_and(|text| {
+            let mut ends = (0..=text.len()).filter(|end| text.is_char_boundary(*end));
+            ends.any(|end| is_like(rest, &text[end..]))
+        }),
+    }
+}
+
+/// Each value with the place where it is.
+fn flat(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(members) => {
+            for (name, value) in members {
+                let dot = if at.is_empty() { "" } else { "." };
+                flat(&format!("{at}{dot}{name}"), value, into);
+            }
+        }
+        Value::Array(values) if values.iter().all(Value::is_string) && !values.is_empty() => {
+            let texts = values.iter().filter_map(Value::as_str);
+            into.insert(at.to_owned(), texts.collect::<Vec<_>>().join(" | "));
+        }
+        Value::Array(values) => {
+            for (number, value) in values.iter().enumerate() {
+                flat(&format!("{at}[{number}]"), value, into);
+            }
+        }
+        Value::Null => {}
+        Value::String(text) => drop(into.insert(at.to_owned(), text.clone())),
+        other => drop(into.insert(at.to_owned(), other.to_string())),
+    }
+}
+
+fn fields(record: &Value) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    flat("", record, &mut all);
+    // How the provider is told what to answer.
+    all.retain(|at, _| !at.ends_with(".headers.x-answer"));
+    for (at, value) in &mut all {
+        if VARYING.iter().any(|varying| is_like(varying, at)) {
+            SOMETHING.clone_into(value);
+        }
+    }
+    all
+}
+
+fn compare(case: &str, envoy: &Value, ours: &Value) -> Vec<Difference> {
+    let (envoy, ours) = (fields(envoy), fields(ours));
+    let places: std::collections::BTreeSet<_> = envoy.keys().chain(ours.keys()).collect();
+    let text = |of: &BTreeMap<String, String>, at: &String| {
+        of.get(at).cloned().unwrap_or_else(|| NOTHING.to_owned())
+    };
+    places
+        .into_iter()
+        .filter(|at| envoy.get(*at) != ours.get(*at))
+        .map(|at| Difference {
+            case: case.to_owned(),
+            at: at.clone(),
+            envoy: text(&envoy, at),
+            ours: text(&ours, at),
+        })
+        .collect()
+}
+
+/// A request, with the header that says how it is to be answered.
+fn request(case: &Value) -> Value {
+    let mut request = case["request"].clone();
+    if let (Some(wanted), Some(headers)) = (case.get("answer"), request["headers"].as_array_mut()) {
+        headers.push(json!(["x-answer", answer(wanted)]));
+    }
+    request
+}
+
+#[test]
+fn providers_are_asked_and_believed_as_by_envoy_but_for_what_is_listed() {
+    let cases: Value = serde_json::from_str(CASES).unwrap();
+    let envoy: Value = serde_json::from_str(ENVOY).unwrap();
+    let providers = cases["providers"].as_object().unwrap();
+    let mut more = Vec::new();
+    let mut configured = Vec::new();
+    for (name, provider) in providers {
+        let mut entry = provider["mesh"].clone();
+        for (kind, settings) in entry.as_object_mut().unwrap() {
+            let port = if kind == "envoyExtAuthzHttp" {
+                HTTP
+            } else {
+                GRPC
+            };
+            settings["service"] = "authz.legacy.svc.cluster.local".into();
+            settings["port"] = port.into();
+        }
+        entry["name"] = name.as_str().into();
+        configured.push(entry);
+        let app = format!("app-{name}");
+        let ports = json!([{"name": "http", "port": 80, "targetPort": 8081}]);
+        more.extend([service("shop", &app, "app", ports), custom(&app, name)]);
+    }
+    more.push(mesh_config(&Value::Array(configured)));
+    let scene = Scene::new(&more);
+    let mut places = BTreeMap::<&str, SocketAddr>::new();
+    for name in providers.keys() {
+        let host = format!("app-{name}.shop.svc");
+        let place = scene.mesh.service(&host, 80);
+        until("the provider is asked", || {
+            let answer = scene.ask("shop/client", place, &get("/", &[]));
+            answer["status"] == 200 && !scene.asked("legacy/client", "legacy/authz").is_empty()
+        });
+        places.insert(name, place);
+    }
+    let mut found = Vec::new();
+    for case in cases["cases"].as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        let place = places[case["provider"].as_str().unwrap()];
+        let answered = scene.ask("shop/client", place, &request(case));
+        let asked = scene.asked("legacy/client", "legacy/authz");
+        let ours = json!({"asked": asked, "answered": answered});
+        assert!(envoy[name].is_object(), "{name} is not recorded");
+        found.extend(compare(name, &envoy[name], &ours));
+    }
+    let unmeant: Vec<_> = found
+        .iter()
+        .filter(|found| !MEANT.iter().any(|meant| meant.explains(found)))
+        .map(|one| {
+            let Difference {
+                case,
+                at,
+                envoy,
+                ours,
+            } = one;
+            format!("{case}: {at}: {envoy:?} of Envoy, {ours:?} here")
+        })
+        .collect();
+    assert!(unmeant.is_empty(), "{}", unmeant.join("\n"));
+    for meant in MEANT {
+        let is_found = found.iter().any(|found| meant.explains(found));
+        assert!(is_found, "{} in {} does not differ", meant.at, meant.case);
+    }
+}

@@ -1,0 +1,313 @@
+//! Rate limits: what a waypoint counts by itself, and what a rate-limit service counts that is made of Envoy's own API;
+//! clients that flood it with keys, and services that hang, lie, break or go.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
+use ambit_system_tests::{LogSource, Mesh, binary, is_whole, until, with_waypoint};
+use serde_json::Value;
+
+fn more() -> String {
+    let service = binary("rate-limit-service");
+    let service = service.display();
+    format!(
+        "
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: limits, namespace: shop, labels: {{app: limits}}}}
+spec:
+  nodeName: node-2
+  serviceAccountName: limits
+  containers:
+  - name: main
+    image: none
+    command: [{service}]
+    readinessProbe: {{tcpSocket: {{port: 8081}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: other, namespace: shop}}
+spec:
+  nodeName: node-1
+  serviceAccountName: other
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: app, namespace: shop}}
+spec:
+  selector: {{app: server}}
+  ports: [{{name: http, port: 80, targetPort: 8082}}]
+"
+    )
+}
+
+/// In a file of its own, so that it can go.
+const SERVICE: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: limits, namespace: shop}
+spec:
+  selector: {app: limits}
+  ports: [{name: grpc, port: 8081}]
+";
+
+fn limit(spec: &str) -> String {
+    format!(
+        "
+apiVersion: ambit.io/v1alpha1
+kind: RateLimit
+metadata: {{name: limit, namespace: shop}}
+spec:
+  targetRefs: [{{kind: Service, name: app}}]
+{spec}
+"
+    )
+}
+
+/// Of a domain of the service.
+fn global(domain: &str, more: &str) -> String {
+    limit(&format!(
+        "  global:
+    service: {{name: limits, port: 8081}}
+    domain: {domain}
+    timeout: 2s
+    descriptors: [{{entries: [{{key: user, header: x-user}}, {{key: part, value: shop}}]}}]
+  {more}"
+    ))
+}
+
+struct Scene {
+    mesh: Mesh,
+    service: SocketAddr,
+    /// How many have asked that nobody knew.
+    users: AtomicUsize,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let (mesh, _) = with_waypoint(&more());
+        mesh.serve_heads("shop/server", 8082);
+        mesh.apply("limits", SERVICE);
+        let service = mesh.service("app.shop.svc", 80);
+        Self {
+            mesh,
+            service,
+            users: AtomicUsize::new(0),
+        }
+    }
+
+    /// The answer to a request of a user, in lower case.
+    fn ask_from(&self, pod: &str, headers: &str) -> String {
+        let request =
+            format!("POST /asked HTTP/1.1\r\nHost: app\r\ncontent-length: 0\r\n{headers}\r\n");
+        let Ok(mut connection) = self.mesh.dial(pod, self.service) else {
+            return String::new();
+        };
+        let answer = connection.raw(request.as_bytes(), is_whole);
+        answer.unwrap_or_default().to_ascii_lowercase()
+    }
+
+    fn ask(&self, user: &str) -> String {
+        self.ask_from("shop/client", &format!("x-user: {user}\r\n"))
+    }
+
+    #[track_caller]
+    fn expect(&self, user: &str, status: &str) -> String {
+        let answer = self.ask(user);
+        assert!(
+            answer.starts_with(&format!("http/1.1 {status} ")),
+            "{user} is not answered with {status}: {answer}"
+        );
+        answer
+    }
+
+    /// Applies an object, and waits until users who have asked nothing yet are answered so.
+    fn until(&self, object: &str, status: &str, says: &str) {
+        self.mesh.apply("limit", object);
+        until(&format!("answers with {status} that say {says:?}"), || {
+            let number = self.users.fetch_add(1, SeqCst);
+            let answer = self.ask(&format!("new-{number}"));
+            answer.starts_with(&format!("http/1.1 {status} ")) && answer.contains(says)
+        });
+    }
+
+    fn log(&self, pod: &str) -> String {
+        let source = LogSource::Pod {
+            pod: pod.to_owned(),
+            container: None,
+        };
+        self.mesh.client().log_text(source).unwrap_or_default()
+    }
+
+    /// What the rate-limit service was asked.
+    fn questions(&self) -> Vec<Value> {
+        let log = self.log("shop/limits");
+        let lines = log.lines();
+        lines
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
+    }
+
+    fn counted(&self, kind: &str, outcome: &str) -> bool {
+        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
+        let metrics = self.mesh.get("legacy/client", &url).body;
+        let mut lines = metrics.lines();
+        lines.any(|line| {
+            line.starts_with("ambit_rate_limit_decisions_total")
+                && line.contains(&format!("kind=\"{kind}\""))
+                && line.contains(&format!("outcome=\"{outcome}\""))
+        })
+    }
+
+    fn until_problem(&self, of: &str) {
+        until(&format!("{of} is named"), || {
+            let source = LogSource::Daemon {
+                name: "control".to_owned(),
+                node: None,
+            };
+            let log = self.mesh.client().log_text(source);
+            log.is_ok_and(|log| log.contains(of))
+        });
+    }
+}
+
+#[test]
+fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
+    let scene = Scene::new();
+    let by_user = "  tellClients: true
+  local: [{requests: 2, per: 1h, by: [{header: x-user}]}]";
+    scene.until(&limit(by_user), "200", "x-ratelimit-limit: 2, 2;w=3600\r\n");
+    scene.expect("a", "200");
+    let last = scene.expect("a", "200");
+    assert!(last.contains("x-ratelimit-remaining: 0\r\n"), "{last}");
+    let refused = scene.expect("a", "429");
+    for says in [
+        "retry-after: 1800\r\n",
+        "x-ratelimit-remaining: 0\r\n",
+        "x-envoy-ratelimited: true\r\n",
+    ] {
+        assert!(refused.contains(says), "{says}: {refused}");
+    }
+    scene.expect("b", "200");
+    // Another service of the waypoint is not limited.
+    for _ in 0..4 {
+        scene.mesh.get("shop/client", "http://server.shop/").ok();
+    }
+    until("the refusal is logged", || {
+        let log = scene.log("shop/waypoint");
+        log.lines()
+            .any(|line| line.contains(" 429 RL local_rate_limited"))
+    });
+    assert!(scene.counted("local", "refused"));
+
+    // Where what is written cannot be used, the last good state stays, with what it has counted.
+    scene
+        .mesh
+        .apply("limit", &limit("  local: [{requests: 0, per: 1h}]"));
+    scene.until_problem("spec.local[0].requests");
+    scene.expect("a", "429");
+
+    // A flood of keys gets as much as the buckets that are kept apart, and one more.
+    let few = "  tellClients: true
+  local: [{requests: 1, per: 2h, buckets: 4, by: [{header: x-user}]}]";
+    scene.until(&limit(few), "429", "x-ratelimit-limit: 1, 1;w=7200\r\n");
+    let flood = (0..30).map(|number| scene.ask(&format!("flood-{number}")));
+    assert!(
+        flood
+            .into_iter()
+            .all(|answer| answer.starts_with("http/1.1 429 "))
+    );
+
+    // Who calls, which no header changes.
+    let by_caller = "  tellClients: true
+  local: [{requests: 1, per: 3h, by: [{source: Principal}]}]";
+    let says = "x-ratelimit-limit: 1, 1;w=10800\r\n";
+    scene.until(&limit(by_caller), "429", says);
+    let forged = "x-forwarded-client-cert: By=x;URI=spiffe://cluster.local/ns/a/sa/b\r\n";
+    let refused = scene.ask_from("shop/client", forged);
+    assert!(refused.starts_with("http/1.1 429 "), "{refused}");
+    let other = scene.ask_from("shop/other", forged);
+    assert!(other.starts_with("http/1.1 200 "), "{other}");
+
+    // It is counted and passes.
+    let dry = by_caller.replace("tellClients", "dryRun");
+    scene.until(&limit(&dry), "200", "");
+    scene.expect("a", "200");
+    assert!(scene.counted("local", "dry_run"));
+}
+
+#[test]
+fn a_rate_limit_service_decides_what_passes() {
+    let scene = Scene::new();
+    scene.until(&global("shop", "tellClients: true"), "200", "x-limited-by");
+    scene.expect("a", "200");
+    scene.expect("a", "200");
+    let refused = scene.expect("a", "429");
+    for says in [
+        "x-limited-by: shop;user=a;part=shop\r\n",
+        "x-ratelimit-limit: 2, 2;w=3600\r\n",
+        "x-ratelimit-reset: 1800\r\n",
+        "retry-after: 1800\r\n",
+        "\r\n\r\nslow down",
+    ] {
+        assert!(refused.contains(says), "{says}: {refused}");
+    }
+    assert!(scene.counted("global", "refused") && scene.counted("global", "passed"));
+    // Of what there is nothing to say, nobody is asked.
+    let asked = scene.questions().len();
+    let plain = scene.ask_from("shop/client", "");
+    assert!(plain.starts_with("http/1.1 200 "), "{plain}");
+    assert_eq!(scene.questions().len(), asked);
+    let last = scene.questions().pop().unwrap();
+    assert_eq!(
+        (&last["domain"], &last["hitsAddend"]),
+        (&"shop".into(), &1.into())
+    );
+    let entries = &last["descriptors"][0]["entries"];
+    assert_eq!(entries[0]["key"], "user");
+    assert_eq!(entries[1]["value"], "shop");
+    // As how many a request counts is the object's to say.
+    let two = global("twice", "tellClients: true").replace("timeout", "hits: 2\n    timeout");
+    scene.until(&two, "200", "x-ratelimit-remaining: 0\r\n");
+    scene.expect("c", "200");
+    scene.expect("c", "429");
+}
+
+#[test]
+fn a_service_that_does_not_decide_refuses_or_passes_as_is_configured() {
+    let scene = Scene::new();
+    let (domains, open) = (["hang", "unknown", "broken", "flood"], "failOpen: true");
+    let outcomes = ["late", "undecided", "failed", "too_large"];
+    for (domain, outcome) in domains.into_iter().zip(outcomes) {
+        let object = |more: &str| global(domain, more).replace("2s", "100ms");
+        scene.until(&object(""), "500", "");
+        until(&format!("{outcome} is counted"), || {
+            scene.expect("a", "500");
+            scene.counted("global", outcome)
+        });
+        scene.until(&object(open), "200", "");
+    }
+    // What frames an answer is not the service's to say, nor are two headers in one.
+    scene.until(&global("framing", ""), "200", "x-good: yes\r\n");
+    let answer = scene.expect("a", "200");
+    assert!(!answer.contains("transfer-encoding"), "{answer}");
+    assert!(!answer.contains("smuggled"), "{answer}");
+    // It goes, and comes back.
+    scene.until(&global("gone", ""), "200", "x-limited-by");
+    scene.mesh.remove("limits");
+    until("requests are refused", || {
+        scene.ask("b").starts_with("http/1.1 500 ")
+    });
+    scene.mesh.apply("limits", SERVICE);
+    scene.until(&global("back", ""), "200", "x-limited-by");
+    until("the refusal is logged", || {
+        let log = scene.log("shop/waypoint");
+        log.lines()
+            .any(|line| line.contains(" 500 RLSE rate_limiter_error"))
+    });
+}

@@ -1,0 +1,267 @@
+//! Sessions of routes: requests of a client stay at an endpoint, whatever the weights are, until it goes; and what a
+//! client makes up leads nowhere else than the route does.
+
+use std::{collections::BTreeSet, io::Write as _, net::SocketAddr};
+
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, read_head, until};
+
+const PODS: [(&str, &str); 4] = [("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")];
+
+fn pod(name: &str, app: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: shop, labels: {{app: {app}}}}}
+spec:
+  nodeName: node-1
+  serviceAccountName: many
+  containers:
+  - {{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}
+"
+    )
+}
+
+fn service(name: &str) -> String {
+    format!(
+        "---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  selector: {{app: {name}}}
+  ports: [{{name: http, port: 80, targetPort: 8090}}]
+"
+    )
+}
+
+/// Rules with sessions, by paths; the first splits requests.
+fn route(one: u32, two: u32) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: many, namespace: shop}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: one}}]
+  rules:
+  - matches: [{{path: {{value: /split}}}}]
+    sessionPersistence: {{sessionName: split}}
+    backendRefs: [{{name: one, port: 80, weight: {one}}}, {{name: two, port: 80, weight: {two}}}]
+  - matches: [{{path: {{value: /two}}}}]
+    sessionPersistence: {{sessionName: split}}
+    backendRefs: [{{name: two, port: 80}}]
+  - matches: [{{path: {{value: /header}}}}]
+    sessionPersistence: {{type: Header, sessionName: X-Session}}
+    backendRefs: [{{name: one, port: 80}}]
+  - matches: [{{path: {{value: /permanent}}}}]
+    sessionPersistence: {{sessionName: permanent, absoluteTimeout: 1h, cookieConfig: {{lifetimeType: Permanent}}}}
+    backendRefs: [{{name: one, port: 80}}]
+  - matches: [{{path: {{value: /short}}}}]
+    sessionPersistence: {{sessionName: short, absoluteTimeout: 1ms}}
+    backendRefs: [{{name: one, port: 80}}]
+  - matches: [{{path: {{value: /bad}}}}]
+    sessionPersistence: {{type: IP}}
+    backendRefs: [{{name: one, port: 80}}]
+  - backendRefs: [{{name: one, port: 80}}]
+"
+    )
+}
+
+struct Scene {
+    mesh: Mesh,
+    service: SocketAddr,
+}
+
+/// An answer: from which pod, and all of it.
+struct Answer {
+    from: String,
+    text: String,
+}
+
+impl Answer {
+    /// The value of a header.
+    fn header(&self, name: &str) -> Option<&str> {
+        let prefix = format!("{name}: ");
+        self.text
+            .lines()
+            .find_map(|line| line.strip_prefix(&prefix))
+    }
+
+    /// The cookie as the client sends it back.
+    fn cookie(&self) -> Option<String> {
+        let (pair, _) = self.header("set-cookie")?.split_once(';')?;
+        Some(format!("cookie: a=b; {pair}\r\n"))
+    }
+}
+
+impl Scene {
+    fn new() -> Self {
+        let services = service("one") + &service("two");
+        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{services}"));
+        for (name, app) in PODS {
+            mesh.apply(name, &pod(name, app));
+        }
+        mesh.until("the pods are ready", |status| {
+            PODS.iter().all(|(name, _)| {
+                let full = format!("shop/{name}");
+                ambit_system_tests::find(status, &full).is_some_and(|pod| pod.ready)
+            })
+        });
+        for (name, _) in PODS {
+            mesh.serve(&format!("shop/{name}"), 8090, move |mut stream| {
+                while read_head(&mut stream)?.is_some() {
+                    let body = format!("from {name}");
+                    let length = body.len();
+                    write!(
+                        stream,
+                        "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
+                    )?;
+                }
+                Ok(())
+            });
+        }
+        let scene = Self {
+            service: mesh.service("one.shop.svc", 80),
+            mesh,
+        };
+        scene.mesh.apply("route", &route(1, 1));
+        scene.until_from("/split", "", ["a", "b", "c", "d"]);
+        scene
+    }
+
+    fn ask(&self, path: &str, headers: &str) -> Answer {
+        let request =
+            format!("POST {path} HTTP/1.1\r\nHost: one\r\ncontent-length: 0\r\n{headers}\r\n");
+        let connection = self.mesh.dial("shop/client", self.service);
+        let answer = connection.and_then(|mut to| to.raw(request.as_bytes(), is_whole));
+        let text = answer.unwrap_or_default();
+        let from = text.rsplit_once("from ").map(|(_, from)| from.to_owned());
+        Answer {
+            from: from.unwrap_or_default(),
+            text,
+        }
+    }
+
+    /// Who answers a dozen requests.
+    fn all(&self, path: &str, headers: &str) -> BTreeSet<String> {
+        let asked = (0..12).map(|_| self.ask(path, headers).from);
+        asked.collect()
+    }
+
+    #[track_caller]
+    fn until_from<const N: usize>(&self, path: &str, headers: &str, pods: [&str; N]) {
+        let expected: BTreeSet<String> = pods.into_iter().map(str::to_owned).collect();
+        let mut seen = BTreeSet::new();
+        until(&format!("{path} is answered by {pods:?}"), || {
+            seen = self.all(path, headers);
+            seen == expected
+        });
+    }
+}
+
+#[test]
+fn a_session_stays_at_its_endpoint_whatever_the_weights_until_it_goes() {
+    let scene = Scene::new();
+    // Everybody who brings nothing gets a session, and what goes on is not said again.
+    let first = scene.ask("/split", "");
+    let cookie = first.cookie().unwrap();
+    assert!(
+        first.text.contains("; Path=/; HttpOnly\r\n"),
+        "{}",
+        first.text
+    );
+    let of_first = BTreeSet::from([first.from.clone()]);
+    assert_eq!(scene.all("/split", &cookie), of_first);
+    assert!(scene.ask("/split", &cookie).cookie().is_none());
+    // A session begun goes before weights.
+    let (one, two) = (["a", "b"], ["c", "d"]);
+    let (weights, others) = match one.contains(&first.from.as_str()) {
+        true => (route(0, 1), two),
+        false => (route(1, 0), one),
+    };
+    scene.mesh.apply("route", &weights);
+    scene.until_from("/split", "", others);
+    assert_eq!(scene.all("/split", &cookie), of_first);
+    // Its endpoint goes: a new one begins, where the weights say.
+    scene.mesh.remove(&first.from);
+    let mut moved = None;
+    until("the session has gone elsewhere", || {
+        let answer = scene.ask("/split", &cookie);
+        let has_moved = others.contains(&answer.from.as_str());
+        moved = answer
+            .cookie()
+            .filter(|_| has_moved)
+            .map(|to| (to, answer.from));
+        moved.is_some()
+    });
+    let (cookie, to) = moved.unwrap();
+    assert_eq!(scene.all("/split", &cookie), BTreeSet::from([to]));
+}
+
+#[test]
+fn sessions_are_carried_as_their_rule_says() {
+    let scene = Scene::new();
+    let header = scene.ask("/header", "");
+    assert!(header.cookie().is_none());
+    let value = header.header("x-session").unwrap().to_owned();
+    let sent = format!("x-session: {value}\r\n");
+    assert_eq!(scene.all("/header", &sent), BTreeSet::from([header.from]));
+    let permanent = scene.ask("/permanent", "");
+    assert!(
+        permanent.text.contains("; Max-Age=3600\r\n"),
+        "{}",
+        permanent.text
+    );
+    let cookie = permanent.cookie().unwrap();
+    assert_eq!(
+        scene.all("/permanent", &cookie),
+        BTreeSet::from([permanent.from])
+    );
+    // One that is over leads nowhere.
+    let short = scene.ask("/short", "").cookie().unwrap();
+    scene.until_from("/short", &short, ["a", "b"]);
+    // What is not supported is not served without it.
+    let bad = scene.ask("/bad", "");
+    assert!(bad.text.starts_with("HTTP/1.1 500 "), "{}", bad.text);
+}
+
+#[test]
+fn what_a_client_makes_up_leads_nowhere_else_than_the_route() {
+    let scene = Scene::new();
+    scene.mesh.apply("route", &route(1, 0));
+    scene.until_from("/split", "", ["a", "b"]);
+    // A session of another rule, of the same name: its backend may be reached here as well.
+    let of_two = scene.ask("/two", "").cookie().unwrap();
+    scene.mesh.apply(
+        "route",
+        &route(1, 0).replace(", {name: two, port: 80, weight: 0}", ""),
+    );
+    scene.until_from("/split", &of_two, ["a", "b"]);
+    assert!(scene.ask("/split", &of_two).cookie().is_some());
+    let own = scene.ask("/split", "").cookie().unwrap();
+    let (_, value) = own.trim_end().rsplit_once('=').unwrap();
+    let other = scene.mesh.ip("legacy/server");
+    // The mark of a backend with that of no endpoint, a date to come, addresses, and what breaks readers.
+    let (backend, rest) = value.split_at(16);
+    let (endpoint, _) = rest.split_at(16);
+    for made_up in [
+        format!("{backend}{}{}", "0".repeat(16), &rest[16..]),
+        format!("{backend}{endpoint}{}", "f".repeat(32)),
+        format!("{other}:8080"),
+        "f".repeat(64),
+        "é".repeat(32),
+        value.repeat(100),
+        String::new(),
+    ] {
+        let cookie = format!("cookie: split={made_up}\r\n");
+        let answer = scene.ask("/split", &cookie);
+        assert!(
+            ["a", "b"].contains(&answer.from.as_str()),
+            "{made_up}: {}",
+            answer.text
+        );
+        assert!(answer.cookie().is_some(), "{made_up}: {}", answer.text);
+    }
+    // Of several cookies of the name the first counts, and another's is not touched.
+    let both = format!("cookie: split=; {}", own.trim_start_matches("cookie: "));
+    assert!(scene.ask("/split", &both).cookie().is_some());
+}

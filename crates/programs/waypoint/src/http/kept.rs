@@ -1,0 +1,53 @@
+//! The endpoint that a client's session keeps to ([`super::affinity`]), and the way to it.
+
+use ambit_proxy::Local;
+use ambit_route::{BackendEndpoint, BackendRequest, Route};
+
+use super::{
+    affinity::{self, Found},
+    send::Destination,
+};
+use crate::session::Session;
+
+impl Destination {
+    /// The endpoint that a session's mark is of, as far as it is known now.
+    pub(super) fn marked(&self, session: &Session, mark: u64) -> Found {
+        let waypoint = &session.shard.waypoint;
+        let own = waypoint.local.now(None);
+        let Some((name, port)) = self.port(session) else {
+            return Found::NotOurs;
+        };
+        let request = BackendRequest {
+            waypoint: &own.workload,
+            own: &waypoint.address,
+            is_target: self.is_target(session),
+            failed: &[],
+        };
+        let table = waypoint.state.table();
+        let revision = table.backend_revision(&request, name, &mut rand::rng());
+        if revision.is_none() {
+            return Found::NotOurs;
+        }
+        affinity::marked(table.backend_endpoints(&request, name, port), mark)
+    }
+
+    /// A way to an endpoint of it.
+    pub(super) fn route_to(
+        &self,
+        session: &Session,
+        own: &Local,
+        to: &BackendEndpoint,
+    ) -> Option<Route> {
+        let waypoint = &session.shard.waypoint;
+        let (name, _) = self.port(session)?;
+        let request = BackendRequest {
+            waypoint: &own.workload,
+            own: &waypoint.address,
+            is_target: self.is_target(session),
+            failed: &[],
+        };
+        let table = waypoint.state.table();
+        let route = table.backend_at(&request, name, to, &mut rand::rng());
+        route.ok()
+    }
+}

@@ -1,0 +1,369 @@
+//! Rate limits of a request: those that are counted here, then those that a rate-limit service counts.
+
+mod global;
+
+use std::time::{Duration, Instant};
+
+use ambit_l7::route::RouteRequest;
+use ambit_model::{LimitKey, RateLimit};
+use ambit_telemetry::http::ResponseFlag;
+use ambit_wire::{
+    ext_authz::{HeaderChange, HeaderOption},
+    rate_limit_service::Answer,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::RETRY_AFTER};
+use hyper::body::Incoming;
+
+use super::{admission::Admission, authorizer::changes, form::Form, reply::Reply};
+use crate::{circle::Passed, rate_limits::Limiter, session::Session};
+
+/// As Envoy says it.
+const LOCAL: &str = "local_rate_limited";
+const GLOBAL: &str = "request_rate_limited";
+const NOTHING: &str = "rate_limiter_error";
+const RATE_LIMITED: HeaderName = HeaderName::from_static("x-envoy-ratelimited");
+
+/// What the answer to a request, whoever gives it, is to say of limits.
+#[derive(Debug, Default)]
+pub(super) struct Limited {
+    /// The tightest limit of those that clients are told of.
+    tightest: Option<Met>,
+    is_refused: bool,
+    /// Until the client may come again.
+    after: Option<Duration>,
+    /// What rate-limit services say.
+    said: Vec<HeaderOption>,
+}
+
+/// A limit that was met.
+#[derive(Clone, Copy, Debug)]
+struct Met {
+    requests: u32,
+    per: Duration,
+    remaining: u32,
+    reset: Duration,
+}
+
+impl Limited {
+    fn met(&mut self, met: Met) {
+        let is_tighter = |known: &Met| (met.remaining, known.reset) < (known.remaining, met.reset);
+        if self.tightest.as_ref().is_none_or(is_tighter) {
+            self.tightest = Some(met);
+        }
+    }
+
+    /// Says it.
+    pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
+        changes::apply(headers, &self.said);
+        if self.is_refused {
+            headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
+        }
+        // As Envoy has it (draft-polli-ratelimit-headers-03).
+        if let Some(met) = &self.tightest {
+            let window = seconds(met.per);
+            let lines = [
+                (
+                    "x-ratelimit-limit",
+                    format!("{0}, {0};w={window}", met.requests),
+                ),
+                ("x-ratelimit-remaining", met.remaining.to_string()),
+                ("x-ratelimit-reset", seconds(met.reset).to_string()),
+            ];
+            for (name, value) in lines {
+                if let Ok(value) = HeaderValue::from_str(&value) {
+                    headers.insert(HeaderName::from_static(name), value);
+                }
+            }
+        }
+        if let Some(after) = self.after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds(after).max(1)));
+        }
+    }
+}
+
+/// Rounded up.
+fn seconds(of: Duration) -> u64 {
+    of.as_secs() + u64::from(of.subsec_nanos() > 0)
+}
+
+/// Lets a request pass each of its limits, for no longer than policies admit it.
+///
+/// # Errors
+/// With the answer, if one does not let it pass.
+pub(super) async fn limit(
+    session: &Session,
+    request: &Request<Incoming>,
+    form: &Form,
+    (admission, passed): (&Admission, Passed),
+    limited: &mut Limited,
+) -> Result<(), Reply> {
+    let published = &session.shard.waypoint.published;
+    let Some(all) = published.limits() else {
+        return Ok(());
+    };
+    let all = all.of(session.target.service_name()).clone();
+    for one in all.iter() {
+        local(session, request, form, one, limited)?;
+    }
+    // Only now: who asks has let it pass.
+    for one in all.iter() {
+        let Some(global) = &one.told.global else {
+            continue;
+        };
+        let about = (&asked(request, form), request, form);
+        let Some(question) = global::question(session, (one, global), about) else {
+            continue;
+        };
+        let asking = Box::pin(global::ask(session, (global, question), passed));
+        let decided = tokio::select! {
+            decided = asking => decided,
+            () = admission.revoked() => return Err(Reply::denied()),
+        };
+        decide(session, &one.told, decided, limited)?;
+    }
+    Ok(())
+}
+
+fn asked<'a>(request: &'a Request<Incoming>, form: &'a Form) -> RouteRequest<'a> {
+    RouteRequest {
+        method: request.method().as_str(),
+        path: &form.path,
+        query: form.target.query(),
+        host: &form.host,
+        headers: request.headers(),
+    }
+}
+
+fn local(
+    session: &Session,
+    request: &Request<Incoming>,
+    form: &Form,
+    limiter: &Limiter,
+    limited: &mut Limited,
+) -> Result<(), Reply> {
+    let told = &limiter.told;
+    if let Some(why) = &told.not_understood {
+        tracing::debug!(limit = %told.key, %why, "a rate limit decides nothing");
+        return undecided(session, told, "local", "not_understood");
+    }
+    let asked = asked(request, form);
+    let key = |of: &ambit_model::LocalLimit| -> Vec<Option<Vec<u8>>> {
+        let parts = of.by.iter();
+        parts
+            .map(|key| value(session, request, form, key))
+            .collect()
+    };
+    for (of, verdict) in limiter.take(&asked, key, Instant::now()) {
+        if told.tells && !told.dry_run {
+            limited.met(Met {
+                requests: of.requests,
+                per: of.per,
+                remaining: verdict.remaining,
+                reset: verdict.reset,
+            });
+        }
+        if let Some(after) = verdict.refused {
+            let reply = Reply {
+                details: Some(LOCAL),
+                ..Reply::new(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    LOCAL,
+                    ResponseFlag::RateLimited,
+                )
+            };
+            over(session, told, "local", (reply, Some(after)), limited)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a rate-limit service has decided, or has not.
+fn decide(
+    session: &Session,
+    told: &RateLimit,
+    decided: Result<Answer, global::LimitError>,
+    limited: &mut Limited,
+) -> Result<(), Reply> {
+    let decided = match decided {
+        Ok(decided) => decided,
+        Err(error) => {
+            let why = ambit_proxy::report::chain(&error);
+            tracing::debug!(limit = %told.key, why, "a rate-limit service has not decided");
+            return undecided(session, told, "global", error.outcome());
+        }
+    };
+    if told.dry_run {
+        if decided.is_over {
+            count(session, told, "global", "dry_run");
+        }
+        return Ok(());
+    }
+    let header = |(name, value)| HeaderOption {
+        name,
+        value,
+        how: HeaderChange::Set,
+    };
+    let headers = decided.answer_headers.into_iter();
+    limited.said.extend(headers.map(header));
+    if let Some(met) = decided.tightest.filter(|_| told.tells) {
+        limited.met(Met {
+            requests: met.requests,
+            per: met.per,
+            remaining: met.remaining,
+            reset: met.reset,
+        });
+    }
+    if !decided.is_over {
+        count(session, told, "global", "passed");
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&decided.body).into_owned();
+    let reply = Reply {
+        details: Some(GLOBAL),
+        ..Reply::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            text,
+            ResponseFlag::RateLimited,
+        )
+    };
+    let after = decided.tightest.map(|met| met.reset);
+    over(session, told, "global", (reply, after), limited)
+}
+
+/// A request is over a limit.
+fn over(
+    session: &Session,
+    told: &RateLimit,
+    kind: &'static str,
+    (reply, after): (Reply, Option<Duration>),
+    limited: &mut Limited,
+) -> Result<(), Reply> {
+    if told.dry_run {
+        tracing::debug!(limit = %told.key, "a request is over a rate limit that is a dry run");
+        count(session, told, kind, "dry_run");
+        return Ok(());
+    }
+    count(session, told, kind, "refused");
+    limited.is_refused = true;
+    limited.after = after.filter(|_| told.tells);
+    Err(reply)
+}
+
+/// It is not known whether a request may pass: what is configured for that is done.
+fn undecided(
+    session: &Session,
+    told: &RateLimit,
+    kind: &'static str,
+    outcome: &'static str,
+) -> Result<(), Reply> {
+    count(session, told, kind, outcome);
+    if told.dry_run {
+        return Ok(());
+    }
+    if told.fail_open {
+        count(session, told, kind, "failed_open");
+        return Ok(());
+    }
+    let flag = ResponseFlag::RateLimiterServiceError;
+    Err(Reply {
+        details: Some(NOTHING),
+        ..Reply::new(StatusCode::INTERNAL_SERVER_ERROR, "", flag)
+    })
+}
+
+fn count(session: &Session, told: &RateLimit, kind: &'static str, outcome: &'static str) {
+    let metrics = &session.shard.waypoint.http_metrics;
+    metrics.rate_limited(&told.key, kind, outcome);
+}
+
+/// What of a request tells it from others; `None` if it has not got it.
+fn value(
+    session: &Session,
+    request: &Request<Incoming>,
+    form: &Form,
+    key: &LimitKey,
+) -> Option<Vec<u8>> {
+    let caller = &session.caller;
+    let headers = request.headers();
+    match key {
+        LimitKey::Principal => {
+            let identity = caller.identity.as_ref();
+            identity.map(|one| one.to_string().into_bytes())
+        }
+        LimitKey::Namespace => caller.namespace().map(|one| one.as_bytes().to_vec()),
+        LimitKey::Address => Some(session.remote_ip(headers).to_string().into_bytes()),
+        // All lines of it, so that nobody chooses which one counts.
+        LimitKey::Header(name) => {
+            let mut lines = headers.get_all(name.as_str()).iter();
+            let mut joined = lines.next()?.as_bytes().to_vec();
+            for line in lines {
+                joined.push(b',');
+                joined.extend_from_slice(line.as_bytes());
+            }
+            Some(joined)
+        }
+        LimitKey::Method => Some(request.method().as_str().as_bytes().to_vec()),
+        LimitKey::Path => Some(form.path.as_bytes().to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn met(remaining: u32, reset: u64) -> Met {
+        Met {
+            requests: 10,
+            per: Duration::from_secs(60),
+            remaining,
+            reset: Duration::from_secs(reset),
+        }
+    }
+
+    #[test]
+    fn clients_are_told_of_the_tightest_limit() {
+        let mut limited = Limited::default();
+        for one in [met(5, 1), met(2, 7), met(2, 9), met(2, 8), met(3, 60)] {
+            limited.met(one);
+        }
+        limited.after = Some(Duration::from_millis(1500));
+        limited.is_refused = true;
+        let mut headers = HeaderMap::new();
+        limited.change_answer(&mut headers);
+        for (name, value) in [
+            ("x-ratelimit-limit", "10, 10;w=60"),
+            ("x-ratelimit-remaining", "2"),
+            ("x-ratelimit-reset", "9"),
+            ("retry-after", "2"),
+            ("x-envoy-ratelimited", "true"),
+        ] {
+            assert_eq!(headers[name], value, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_met_no_limit_says_nothing() {
+        let mut headers = HeaderMap::new();
+        Limited::default().change_answer(&mut headers);
+        assert!(headers.is_empty());
+    }
+
+    #[test]
+    fn a_service_sets_no_headers_that_frame_the_answer() {
+        let mut headers = HeaderMap::new();
+        let said = ["transfer-encoding", "content-length", "x-left"];
+        let limited = Limited {
+            said: said
+                .map(|name| HeaderOption {
+                    name: name.to_owned(),
+                    value: b"7".to_vec(),
+                    how: HeaderChange::Set,
+                })
+                .into(),
+            ..Limited::default()
+        };
+        limited.change_answer(&mut headers);
+        assert_eq!(headers.len(), 1);
+        assert_eq!(headers["x-left"], "7");
+    }
+}

@@ -1,0 +1,197 @@
+//! TLS that the waypoint begins with endpoints, as a `DestinationRule` or a `BackendTLSPolicy` has it. What cannot be
+//! had, for instance for a file that is not there, is an error: nothing is sent in clear in its place.
+
+use std::{
+    fs, io,
+    io::Read as _,
+    path::{Component, Path},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use ambit_model::{ArcStr, DestinationTls, TlsRoots};
+use ambit_tls::{Authorities, ClientStream, Outward, OutwardConnectError, OutwardError, Shown};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::{config::Config, message::Version};
+
+/// Where the control plane says that files are.
+const FILES: &str = "/etc/certs";
+/// How long files are believed to be as they were.
+const FRESH: Duration = Duration::from_secs(30);
+/// Longest file.
+const MAX_FILE: u64 = 1 << 20;
+/// How long a handshake may take, unless a rule says how long connecting may take.
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// TLS that cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OriginationError {
+    #[error("{0} is not below {FILES}")]
+    Place(ArcStr),
+    #[error("the file {path} of the waypoint cannot be read")]
+    File {
+        path: ArcStr,
+        #[source]
+        error: io::Error,
+    },
+    #[error("what is said of TLS with it cannot be used")]
+    Unusable(#[from] OutwardError),
+    #[error(transparent)]
+    Connect(#[from] OutwardConnectError),
+    #[error("TLS with {0} did not begin within {HANDSHAKE:?}")]
+    TooLong(String),
+}
+
+/// See the module. Of one port of a service, for as long as the same is said of it.
+#[derive(Debug)]
+pub(crate) struct Origination {
+    of: Arc<DestinationTls>,
+    id: u64,
+    made: Mutex<Option<(Instant, Outward)>>,
+}
+
+/// TLS for one connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Toward<'a> {
+    pub(crate) origination: &'a Origination,
+    pub(crate) config: &'a Config,
+    /// The endpoint's host, as it is known.
+    pub(crate) host: &'a str,
+}
+
+/// What tells connections over TLS from each other: those of one may carry requests for it alone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TlsKey {
+    id: u64,
+    name: ArcStr,
+}
+
+impl Origination {
+    /// The same as before, if the same is said.
+    pub(crate) fn of(
+        tls: Option<&Arc<DestinationTls>>,
+        before: Option<&Arc<Self>>,
+    ) -> Option<Arc<Self>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let tls = tls?;
+        if let Some(before) = before.filter(|before| before.of == *tls) {
+            return Some(before.clone());
+        }
+        Some(Arc::new(Self {
+            of: tls.clone(),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            made: Mutex::new(None),
+        }))
+    }
+
+    /// Whether anything of it may change by itself.
+    fn has_files(&self) -> bool {
+        self.of.client.is_some() || matches!(self.of.roots, TlsRoots::File(_))
+    }
+
+    fn outward(&self, config: &Config) -> Result<Outward, OriginationError> {
+        let text = |path| text(path, &config.tls_files);
+        let mut made = self.made.lock();
+        if let Some((at, outward)) = &*made
+            && (!self.has_files() || at.elapsed() < FRESH)
+        {
+            return Ok(outward.clone());
+        }
+        let authorities = match &self.of.roots {
+            TlsRoots::System => of_system()?,
+            TlsRoots::Pem(text) => Authorities::of_pem(text)?,
+            TlsRoots::File(path) => Authorities::of_pem(&text(path)?)?,
+        };
+        let files = self.of.client.as_ref();
+        let files = files
+            .map(|files| Ok::<_, OriginationError>((text(&files.certificate)?, text(&files.key)?)));
+        let files = files.transpose()?;
+        let shown = files.as_ref().map(|(certificates, key)| Shown {
+            certificates,
+            key: key.as_bytes(),
+        });
+        let outward = Outward::new(&config.tls, authorities, &self.of.names, shown)?;
+        *made = Some((Instant::now(), outward.clone()));
+        Ok(outward)
+    }
+}
+
+impl Toward<'_> {
+    /// The server name that is asked for.
+    fn name(&self) -> &str {
+        let said = self.origination.of.server_name.as_deref();
+        said.unwrap_or(self.host)
+    }
+
+    /// What the certificate is verified for: one of these.
+    pub(crate) fn identity(&self) -> ArcStr {
+        match &*self.origination.of.names {
+            [] => self.name().into(),
+            [name] => name.clone(),
+            names => names.join("|").into(),
+        }
+    }
+
+    pub(crate) fn key(&self) -> TlsKey {
+        TlsKey {
+            id: self.origination.id,
+            name: self.name().into(),
+        }
+    }
+
+    /// Begins TLS, to speak a version of HTTP or whatever the client speaks.
+    pub(crate) async fn begin<S>(
+        &self,
+        stream: S,
+        version: Option<Version>,
+    ) -> Result<ClientStream<S>, OriginationError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let outward = self.origination.outward(self.config)?;
+        let protocol: Option<&[u8]> = version.map(|version| match version {
+            Version::Http1 => &b"http/1.1"[..],
+            Version::Http2 => b"h2",
+        });
+        let connecting = outward.connect(stream, self.name(), protocol);
+        let connected = tokio::time::timeout(HANDSHAKE, connecting).await;
+        let late = |_| OriginationError::TooLong(self.name().to_owned());
+        Ok(connected.map_err(late)??)
+    }
+}
+
+/// The authorities of the system, as they were when they were first needed.
+fn of_system() -> Result<Authorities, OutwardError> {
+    static KNOWN: OnceLock<Authorities> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(known.clone());
+    }
+    let found = Authorities::of_system(rustls_native_certs::load_native_certs().certs)?;
+    Ok(KNOWN.get_or_init(|| found).clone())
+}
+
+/// A file, below where this waypoint has them.
+fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
+    let below = Path::new(path.as_str()).strip_prefix(FILES).ok();
+    let is_plain = |below: &&Path| {
+        let mut parts = below.components();
+        parts.all(|part| matches!(part, Component::Normal(_)))
+    };
+    let below = below.filter(is_plain);
+    let below = below.ok_or_else(|| OriginationError::Place(path.clone()))?;
+    let read = || {
+        let file = fs::File::open(files.join(below))?;
+        let mut text = String::new();
+        file.take(MAX_FILE).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    read().map_err(|error| OriginationError::File {
+        path: path.clone(),
+        error,
+    })
+}

@@ -1,0 +1,264 @@
+//! Rate limits: which there are, and what has been counted, shared by the threads of the process.
+//!
+//! What is counted goes on for as long as a limit stays as it is, whatever else changes.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher as _, Hash, RandomState},
+    sync::Arc,
+    time::Instant,
+};
+
+use ambit_l7::route::{Matches, RouteRequest};
+use ambit_model::{ArcStr, GlobalLimit, LocalLimit, NamespacedHostname, RateLimit};
+use ambit_resilience::{Buckets, Rate, Verdict};
+use parking_lot::Mutex;
+
+/// An object, ready for requests.
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    pub(crate) told: RateLimit,
+    /// In the order of `told.local`.
+    local: Vec<Local>,
+    /// Of each descriptor of `told.global`.
+    descriptors: Vec<Matches>,
+}
+
+#[derive(Debug)]
+struct Local {
+    matches: Matches,
+    counted: Arc<Counted>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    buckets: Mutex<Buckets>,
+    /// Chance, so that nobody can choose to share the bucket of others.
+    hashers: (RandomState, RandomState),
+}
+
+impl Counted {
+    fn new(of: &LocalLimit, now: Instant) -> Self {
+        let rate = Rate {
+            requests: of.requests,
+            per: of.per,
+            burst: of.burst,
+        };
+        let most = usize::try_from(of.buckets).unwrap_or(usize::MAX);
+        Self {
+            buckets: Mutex::new(Buckets::new(rate, most, now)),
+            hashers: Default::default(),
+        }
+    }
+
+    fn take(&self, key: impl Hash, now: Instant) -> Verdict {
+        let (high, low) = &self.hashers;
+        let key = u128::from(high.hash_one(&key)) << 64 | u128::from(low.hash_one(&key));
+        self.buckets.lock().take(key, now)
+    }
+}
+
+impl Limiter {
+    fn new(told: RateLimit, before: Option<&Self>, now: Instant) -> Self {
+        let local = told.local.iter().enumerate().map(|(index, of)| {
+            let known = before.and_then(|before| {
+                let same = before.told.local.get(index).filter(|known| *known == of);
+                same.and_then(|_| before.local.get(index))
+            });
+            Local {
+                matches: Matches::new(&of.matches),
+                counted: match known {
+                    Some(known) => known.counted.clone(),
+                    None => Arc::new(Counted::new(of, now)),
+                },
+            }
+        });
+        let descriptors = told.global.iter().flat_map(|global| &global.descriptors);
+        Self {
+            local: local.collect(),
+            descriptors: descriptors.map(|one| Matches::new(&one.matches)).collect(),
+            told,
+        }
+    }
+
+    /// Lets a request pass each of the local limits that it matches, until one does not. `key` is what it has in common
+    /// with others.
+    pub(crate) fn take<K: Hash>(
+        &self,
+        request: &RouteRequest<'_>,
+        key: impl Fn(&LocalLimit) -> K,
+        now: Instant,
+    ) -> Vec<(&LocalLimit, Verdict)> {
+        let mut met = Vec::new();
+        for (of, local) in self.told.local.iter().zip(&self.local) {
+            if !local.matches.include(request) {
+                continue;
+            }
+            let verdict = local.counted.take(key(of), now);
+            met.push((of, verdict));
+            if verdict.refused.is_some() {
+                break;
+            }
+        }
+        met
+    }
+
+    /// The descriptors that are of a request.
+    pub(crate) fn descriptors<'a>(
+        &'a self,
+        global: &'a GlobalLimit,
+        request: &RouteRequest<'_>,
+    ) -> impl Iterator<Item = &'a ambit_model::LimitDescriptor> {
+        let all = global.descriptors.iter().zip(&self.descriptors);
+        all.filter(|(_, matches)| matches.include(request))
+            .map(|(descriptor, _)| descriptor)
+    }
+}
+
+/// All objects.
+#[derive(Debug, Default)]
+pub(crate) struct Limiters {
+    by_record: BTreeMap<ArcStr, Arc<Limiter>>,
+    of_requests: Arc<OfRequests>,
+}
+
+/// The objects by what they are for, each in the order of their names.
+#[derive(Debug, Default)]
+pub(crate) struct OfRequests {
+    of_all: Arc<[Arc<Limiter>]>,
+    of_services: HashMap<NamespacedHostname, Arc<[Arc<Limiter>]>>,
+}
+
+impl OfRequests {
+    /// Those of requests to a service, or to a pod.
+    pub(crate) fn of(&self, service: Option<&NamespacedHostname>) -> &Arc<[Arc<Limiter>]> {
+        let own = service.and_then(|service| self.of_services.get(service));
+        own.unwrap_or(&self.of_all)
+    }
+}
+
+impl Limiters {
+    pub(crate) fn put(&mut self, record: ArcStr, told: RateLimit) {
+        let before = self.by_record.get(&record).map(|before| &**before);
+        let limiter = Arc::new(Limiter::new(told, before, Instant::now()));
+        self.by_record.insert(record, limiter);
+        self.sort();
+    }
+
+    pub(crate) fn remove(&mut self, record: &ArcStr) {
+        self.by_record.remove(record);
+        self.sort();
+    }
+
+    fn sort(&mut self) {
+        let is_of_all = |one: &&Arc<Limiter>| one.told.for_gateway;
+        let services = self.by_record.values().flat_map(|one| &one.told.services);
+        let of_service = |service: &NamespacedHostname| {
+            let is_of = |one: &&Arc<Limiter>| is_of_all(one) || one.told.services.contains(service);
+            let all: Arc<[_]> = self.by_record.values().filter(is_of).cloned().collect();
+            (service.clone(), all)
+        };
+        self.of_requests = Arc::new(OfRequests {
+            of_services: services.map(of_service).collect(),
+            of_all: self.by_record.values().filter(is_of_all).cloned().collect(),
+        });
+    }
+
+    pub(crate) fn of_requests(&self) -> &Arc<OfRequests> {
+        &self.of_requests
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_record.is_empty()
+    }
+
+    /// The services that are asked.
+    pub(crate) fn callees(&self) -> impl Iterator<Item = &NamespacedHostname> {
+        let all = self.by_record.values();
+        let globals = all.filter_map(|one| one.told.global.as_ref());
+        let places = globals.filter_map(|global| global.place.as_ref().ok());
+        places.map(|(service, _)| service)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ambit_model::PolicyKey;
+
+    use super::*;
+
+    fn limit(burst: u32) -> LocalLimit {
+        LocalLimit {
+            matches: Vec::new(),
+            by: Vec::new(),
+            requests: 1,
+            per: Duration::from_secs(3600),
+            burst,
+            buckets: 10,
+        }
+    }
+
+    fn object(name: &str, services: &[&str], local: LocalLimit) -> RateLimit {
+        let services = services.iter();
+        RateLimit {
+            key: PolicyKey::of_record(name),
+            for_gateway: services.len() == 0,
+            services: services
+                .map(|name| NamespacedHostname::new("shop", *name))
+                .collect(),
+            local: vec![local],
+            ..RateLimit::default()
+        }
+    }
+
+    fn passes(limiters: &Limiters, service: &str, key: &str) -> bool {
+        let name = NamespacedHostname::new("shop", service);
+        let headers = http::HeaderMap::new();
+        let request = RouteRequest {
+            method: "GET",
+            path: "/",
+            query: None,
+            host: "",
+            headers: &headers,
+        };
+        let all = limiters.of_requests().of(Some(&name));
+        all.iter().all(|one| {
+            let met = one.take(&request, |_| key.to_owned(), Instant::now());
+            met.iter().all(|(_, verdict)| verdict.refused.is_none())
+        })
+    }
+
+    #[test]
+    fn what_is_counted_goes_on_until_the_limit_says_something_else() {
+        let mut limiters = Limiters::default();
+        limiters.put("r".into(), object("shop/a", &["cart"], limit(1)));
+        assert!(passes(&limiters, "cart", "x"));
+        assert!(!passes(&limiters, "cart", "x"));
+        assert!(passes(&limiters, "cart", "y"));
+        let more = object("shop/a", &["cart", "till"], limit(1));
+        limiters.put("r".into(), more);
+        assert!(!passes(&limiters, "cart", "x"));
+        limiters.put("r".into(), object("shop/a", &["cart"], limit(2)));
+        assert!(passes(&limiters, "cart", "x"));
+        limiters.remove(&"r".into());
+        assert!(limiters.is_empty() && passes(&limiters, "cart", "x"));
+    }
+
+    #[test]
+    fn requests_meet_what_is_for_their_service_and_for_the_waypoint() {
+        let mut limiters = Limiters::default();
+        limiters.put("a".into(), object("shop/a", &[], limit(2)));
+        limiters.put("b".into(), object("shop/b", &["cart"], limit(1)));
+        let of = |name: &str| {
+            let name = NamespacedHostname::new("shop", name);
+            limiters.of_requests().of(Some(&name)).len()
+        };
+        assert_eq!((of("cart"), of("till")), (2, 1));
+        assert_eq!(limiters.of_requests().of(None).len(), 1);
+        assert!(passes(&limiters, "cart", "x"));
+        assert!(!passes(&limiters, "cart", "x"));
+        assert!(!passes(&limiters, "till", "x"));
+    }
+}

@@ -1,0 +1,569 @@
+//! Requests whose target or host can be read in several ways, with routes in place: what policies judged is what is sent.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use ambit_model::{
+    DestinationPolicy, DestinationSubset, HeaderChanges, HttpAction, HttpAttribute, HttpBackend,
+    HttpCondition, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect,
+    HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpValue, HttpValueMatch,
+    NamespacedHostname, PathChange, PathPattern, PolicyKey, RouteName, StreamBackend, StreamRoute,
+    StringMatch, WaypointDestination, WaypointService,
+};
+use ambit_testkit::{build, until};
+use ambit_xds::WaypointUpdate;
+use http::Request;
+use tokio::io::AsyncReadExt as _;
+
+use crate::{
+    application::{Received, Strict, scripted},
+    fixture::{Client, HTTP1, TCP, UNDECLARED, World, record},
+};
+
+/// Where the service `web` is, whose routes these are, and `back`, which they lead to.
+const VIP: &str = "10.0.0.1";
+const BACK_VIP: &str = "10.0.0.2";
+
+fn service(name: &str) -> NamespacedHostname {
+    NamespacedHostname::new("ns", build::service(name, &[], &[]).hostname)
+}
+
+fn to(name: &str) -> HttpBackend {
+    HttpBackend {
+        service: Ok(service(name)),
+        port: HTTP1,
+        subset: None,
+        weight: 1,
+        filters: Vec::new(),
+    }
+}
+
+fn prefix(path: &str) -> HttpRouteMatch {
+    HttpRouteMatch {
+        path: Some(HttpPathMatch::Prefix(path.into())),
+        ..HttpRouteMatch::default()
+    }
+}
+
+fn rewrite(hostname: Option<&str>, path: PathChange) -> HttpFilter {
+    HttpFilter::Rewrite(HttpRewrite {
+        hostname: hostname.map(Into::into),
+        path: Some(path),
+    })
+}
+
+fn rule(of: HttpRouteMatch, filters: Vec<HttpFilter>, backend: HttpBackend) -> HttpRouteRule {
+    HttpRouteRule {
+        matches: vec![of],
+        filters,
+        backends: vec![backend],
+        ..HttpRouteRule::default()
+    }
+}
+
+/// A route for everybody, or for clients of a namespace.
+fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRoute {
+    HttpRoute {
+        name: RouteName {
+            kind: "HTTPRoute".into(),
+            namespace: clients.unwrap_or("shop").into(),
+            name: "r".into(),
+        },
+        rules,
+        clients: clients.map(Into::into),
+        ..HttpRoute::default()
+    }
+}
+
+/// A policy of services; of the whole waypoint without any.
+fn deny(name: &str, of: &[&str], operation: HttpOperation) -> WaypointUpdate {
+    let rule = HttpRule {
+        operations: vec![operation],
+        ..HttpRule::default()
+    };
+    deny_rule(name, of, rule)
+}
+
+fn deny_rule(name: &str, of: &[&str], rule: HttpRule) -> WaypointUpdate {
+    let policy = HttpPolicy {
+        key: PolicyKey::of_record(&format!("ns/{name}")),
+        for_gateway: of.is_empty(),
+        services: of.iter().map(|name| service(name)).collect(),
+        action: HttpAction::Deny,
+        rules: vec![rule],
+        ..HttpPolicy::default()
+    };
+    WaypointUpdate::Policy(record(name), Box::new(policy))
+}
+
+fn paths(paths: &[&str]) -> HttpOperation {
+    let text = |path: &&str| PathPattern::Text(StringMatch::from_pattern(path));
+    HttpOperation {
+        paths: paths.iter().map(text).collect(),
+        ..HttpOperation::default()
+    }
+}
+
+fn hosts(host: &str) -> HttpOperation {
+    HttpOperation {
+        hosts: vec![StringMatch::from_pattern(host)],
+        ..HttpOperation::default()
+    }
+}
+
+/// The services `web` and `back`, and what their applications get.
+struct Scene {
+    world: World,
+    client: Client,
+    web: Strict,
+    back: Strict,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let world = World::new().await;
+        let (web, back) = (Strict::start().await, Strict::start().await);
+        world.serve("web", VIP, &[web.address]);
+        world.serve("back", BACK_VIP, &[back.address]);
+        let client = world.client().await;
+        Self {
+            world,
+            client,
+            web,
+            back,
+        }
+    }
+
+    /// The routes of a service.
+    fn follow(&self, name: &str, routes: Vec<HttpRoute>) {
+        self.publish(WaypointService {
+            service: service(name),
+            routes,
+            ..WaypointService::default()
+        });
+    }
+
+    fn publish(&self, told: WaypointService) {
+        let name = told.service.hostname.split('.').next().unwrap_or_default();
+        let record = arcstr::format!("gw/{name}");
+        let update = WaypointUpdate::Service(record, Box::new(told));
+        self.world.publish(update);
+    }
+
+    /// What becomes of a request of HTTP/1.1: its status and location, or who gets it, with what for target and host.
+    async fn ask(&mut self, target: &str, host: &str) -> String {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let said = self.client.say(VIP, HTTP1, request.as_bytes()).await;
+        let text = said.text();
+        match self.got().as_slice() {
+            [] => {
+                let status = text.get(9..12).unwrap_or("nothing").to_owned();
+                let location = text
+                    .lines()
+                    .find_map(|line| line.strip_prefix("location: "));
+                location.map_or_else(|| status.clone(), |to| format!("{status} {to}"))
+            }
+            [one] if said.statuses() == [200] => one.clone(),
+            several => format!("{text} {several:?}"),
+        }
+    }
+
+    /// What applications have got since the last time.
+    fn got(&mut self) -> Vec<String> {
+        let each = [("web", &mut self.web), ("back", &mut self.back)];
+        let all = each.into_iter().flat_map(|(name, application)| {
+            let received = application.received().into_iter();
+            received.map(move |one| match one {
+                Received::Whole { head, .. } => {
+                    let target = head.split(' ').nth(1).unwrap_or_default();
+                    let host = head.lines().find_map(|line| line.strip_prefix("host: "));
+                    format!("{name} {target} {}", host.unwrap_or("-"))
+                }
+                other => format!("{name} {other:?}"),
+            })
+        });
+        all.collect()
+    }
+}
+
+/// Targets and hosts, and what becomes of them.
+const SPELLINGS: &[(&str, &str, &str)] = &[
+    ("/x", "web", "web /x web"),
+    // A path that is denied, however it is written, whichever rule it would take.
+    ("/admin", "web", "403"),
+    ("//admin", "web", "403"),
+    ("/%2Fadmin", "web", "403"),
+    ("/%61dmin;a", "web", "403"),
+    ("/old/../admin/x", "web", "403"),
+    ("/old/%2e%2E/admin", "web", "403"),
+    ("/old\\..\\admin", "web", "403"),
+    ("http://web/old/../admin", "web", "403"),
+    ("HTTP://WEB/admin", "web", "403"),
+    ("/old/..%2fadmin", "web", "400"),
+    ("/old/..;/admin", "web", "400"),
+    ("/old/%c0%ae%c0%ae/admin", "web", "400"),
+    ("/old/%00", "web", "400"),
+    ("/../old/x", "web", "400"),
+    // A rule that rewrites sees what policies saw, and what it makes is in form again.
+    (
+        "/old/a?b=/../admin",
+        "web",
+        "back /new/a?b=/../admin other.example",
+    ),
+    ("/x/../old/./a", "web", "back /new/a other.example"),
+    ("/%6fld/%61%2fb", "web", "back /new/a%2Fb other.example"),
+    ("http://web/old/a", "WEB", "back /new/a other.example"),
+    ("/old//a", "web", "back /new//a other.example"),
+    ("/full/a?b", "web", "web /whole/a?b web"),
+    ("/old;a/b", "web", "web /old;a/b web"),
+    ("/OLD/a", "web", "web /OLD/a web"),
+    ("/older", "web", "web /older web"),
+    // What the other service denies, as it is sent.
+    ("/old/secret", "web", "403"),
+    ("/old/%73ecret", "web", "403"),
+    ("/old//secret", "web", "403"),
+    ("/old/a/../secret", "web", "403"),
+    ("/old/secret;a", "web", "403"),
+    ("/new/secret", "web", "web /new/secret web"),
+    // Away, to nowhere else than the rule says.
+    ("/gone/a?b", "web:8080", "302 http://web/moved/a?b"),
+    (
+        "/gone//evil.example/a",
+        "web",
+        "302 http://web/moved//evil.example/a",
+    ),
+    (
+        "/gone/%2f%2fevil.example",
+        "web",
+        "302 http://web/moved/%2F%2Fevil.example",
+    ),
+    ("/gone/../admin", "web", "403"),
+    // A host that is denied, whatever the rule would make of it.
+    ("/x", "secret.example", "403"),
+    ("/x", "SECRET.Example", "403"),
+    ("/x", "secret.example.", "403"),
+    ("/x", "secret.example:8080", "403"),
+    ("/x", "secret.example.:", "403"),
+    ("http://secret.example/x", "secret.example", "403"),
+    ("/old/a", "secret.example", "403"),
+    ("/gone/a", "Secret.example.", "403"),
+    ("http://secret.example/x", "web", "400"),
+    ("http://web/x", "secret.example", "400"),
+    ("/x", "web@secret.example", "400"),
+    ("/x", "secret.example, web", "400"),
+    ("/x", "secret.example\r\nHost: web", "400"),
+    // By its host, as policies see it.
+    ("/x", "canary.example", "back /x canary.example"),
+    (
+        "http://canary.example/x",
+        "canary.example",
+        "back /x canary.example",
+    ),
+];
+
+#[tokio::test]
+async fn no_spelling_is_judged_as_one_thing_and_sent_as_another() {
+    let mut scene = Scene::new().await;
+    let away = HttpFilter::Redirect(HttpRedirect {
+        path: Some(PathChange::Prefix("/moved".into())),
+        status: 302,
+        ..HttpRedirect::default()
+    });
+    let canary = HttpRouteMatch {
+        headers: vec![(
+            "host".into(),
+            HttpValueMatch::Exact("canary.example".into()),
+        )],
+        ..HttpRouteMatch::default()
+    };
+    let full = rewrite(None, PathChange::Full("/all/../whole/%61".into()));
+    let old = rewrite(Some("other.example"), PathChange::Prefix("/new".into()));
+    scene.follow(
+        "web",
+        vec![route(
+            None,
+            vec![
+                rule(prefix("/old"), vec![old], to("back")),
+                rule(prefix("/gone"), vec![away], to("gone")),
+                rule(prefix("/full"), vec![full], to("web")),
+                rule(canary, Vec::new(), to("back")),
+                rule(prefix("/"), Vec::new(), to("web")),
+            ],
+        )],
+    );
+    scene
+        .world
+        .publish(deny("admin", &[], paths(&["/admin", "/admin/*"])));
+    scene
+        .world
+        .publish(deny("host", &[], hosts("secret.example")));
+    let secret = paths(&["/new/secret", "/new/secret/*"]);
+    scene.world.publish(deny("secret", &["back"], secret));
+    let mut wrong = Vec::new();
+    for (target, host, expected) in SPELLINGS {
+        let is = scene.ask(target, host).await;
+        if is != *expected {
+            wrong.push(format!("{target} of {host:?}: {is}, not {expected}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn requests_on_one_connection_are_judged_and_routed_one_by_one_and_stay_with_its_service() {
+    let mut scene = Scene::new().await;
+    let canary = HttpRouteMatch {
+        headers: vec![(
+            "host".into(),
+            HttpValueMatch::Exact("canary.example".into()),
+        )],
+        ..HttpRouteMatch::default()
+    };
+    let full = rewrite(None, PathChange::Full("/all".into()));
+    scene.follow(
+        "web",
+        vec![route(
+            None,
+            vec![
+                rule(prefix("/full"), vec![full], to("web")),
+                rule(canary, Vec::new(), to("back")),
+                rule(prefix("/"), Vec::new(), to("web")),
+            ],
+        )],
+    );
+    scene
+        .world
+        .publish(deny("host", &[], hosts("secret.example")));
+    let tunnel = scene.client.tunnel(VIP, UNDECLARED).await;
+    let (mut sender, driver) = h2::client::handshake(tunnel).await.unwrap();
+    ambit_rt::spawn("driver", async move {
+        // It ends with the test.
+        let _end = driver.await;
+    });
+    let mut asked = Vec::new();
+    for (authority, path, host) in [
+        ("web", "/a", None),
+        ("back.ns.svc.cluster.local", "/b", None),
+        ("secret.example", "/c", None),
+        ("SECRET.example.:1", "/full", None),
+        ("canary.example", "/d", None),
+        ("web", "/e", Some("secret.example")),
+        ("web", "/f", Some("canary.example")),
+        ("web", "/full", Some("web")),
+    ] {
+        let mut request = Request::get(format!("http://{authority}{path}"));
+        if let Some(host) = host {
+            request = request.header("host", host);
+        }
+        sender = sender.ready().await.unwrap();
+        let (answer, _) = sender
+            .send_request(request.body(()).unwrap(), true)
+            .unwrap();
+        let status = answer.await.unwrap().status().as_u16();
+        asked.push(format!("{status} {}", scene.got().concat()));
+    }
+    assert_eq!(
+        asked,
+        [
+            "200 web /a web",
+            "200 web /b back.ns.svc.cluster.local",
+            "403 ",
+            "403 ",
+            "200 back /d canary.example",
+            "400 ",
+            "400 ",
+            "200 web /all web",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn what_clients_write_for_themselves_gets_them_no_further_than_asking() {
+    let mut scene = Scene::new().await;
+    let role = HttpFilter::RequestHeaders(HeaderChanges {
+        set: vec![("x-role".into(), "admin".into())],
+        ..HeaderChanges::default()
+    });
+    let full = |path: &str| rewrite(None, PathChange::Full(path.into()));
+    let host = HttpFilter::Rewrite(HttpRewrite {
+        hostname: Some("secret.example".into()),
+        path: None,
+    });
+    let rules = vec![
+        rule(prefix("/own"), vec![full("/admin")], to("web")),
+        rule(prefix("/root"), vec![full("/everywhere")], to("web")),
+        rule(prefix("/back"), vec![full("/everywhere")], to("back")),
+        rule(prefix("/host"), vec![host], to("web")),
+        rule(prefix("/role"), vec![role], to("web")),
+        rule(prefix("/fine"), vec![full("/also")], to("web")),
+        rule(prefix("/plain"), Vec::new(), to("back")),
+    ];
+    scene
+        .world
+        .publish(deny("admin", &["web"], paths(&["/admin"])));
+    scene
+        .world
+        .publish(deny("host", &["web"], hosts("secret.example")));
+    scene
+        .world
+        .publish(deny("everywhere", &[], paths(&["/everywhere"])));
+    let is_admin = HttpCondition {
+        attribute: HttpAttribute::Header("x-role".into()),
+        values: vec![HttpValue::Text(StringMatch::Exact("admin".into()))],
+        not_values: Vec::new(),
+    };
+    let conditions = HttpRule {
+        conditions: vec![is_admin],
+        ..HttpRule::default()
+    };
+    scene.world.publish(deny_rule("role", &["web"], conditions));
+    // Who is responsible for the service sends where it likes what has been admitted as it came.
+    scene.follow("web", vec![route(None, rules.clone())]);
+    for (target, expected) in [
+        ("/own", "web /admin web"),
+        ("/root", "web /everywhere web"),
+        ("/back", "back /everywhere web"),
+        ("/host", "web /host secret.example"),
+        ("/role", "web /role web"),
+        ("/fine", "web /also web"),
+    ] {
+        assert_eq!(scene.ask(target, "web").await, expected, "{target}");
+    }
+    scene.follow("web", vec![route(Some("ns"), rules)]);
+    for (target, expected) in [
+        ("/own", "403"),
+        ("/root", "403"),
+        ("/back", "403"),
+        ("/host", "403"),
+        ("/role", "403"),
+        ("/fine", "web /also web"),
+        ("/plain", "back /plain web"),
+    ] {
+        assert_eq!(scene.ask(target, "web").await, expected, "{target}");
+    }
+}
+
+#[tokio::test]
+async fn what_clients_write_for_connections_gets_them_no_further_than_asking() {
+    let scene = Scene::new().await;
+    let other_port = |clients: Option<&str>| StreamRoute {
+        name: route(clients, Vec::new()).name,
+        backends: vec![StreamBackend {
+            service: Ok(service("web")),
+            port: HTTP1,
+            weight: 1,
+        }],
+        clients: clients.map(Into::into),
+        ..StreamRoute::default()
+    };
+    let port = HttpOperation {
+        ports: vec![HTTP1],
+        ..HttpOperation::default()
+    };
+    scene.world.publish(deny("port", &[], port));
+    for (clients, is_let) in [(None, true), (Some("ns"), false)] {
+        scene.publish(WaypointService {
+            service: service("web"),
+            tcp_routes: vec![other_port(clients)],
+            ..WaypointService::default()
+        });
+        let opened = scene.client.try_tunnel(VIP, TCP).await;
+        assert_eq!(opened.is_ok(), is_let, "{clients:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_subset_of_another_service_is_not_past_that_ones_policies() {
+    let mut scene = Scene::new().await;
+    let uid = build::plain_workload("back-0", &[]).uid;
+    let subset = DestinationSubset {
+        workloads: [uid].into(),
+        ..DestinationSubset::default()
+    };
+    let destination = WaypointDestination {
+        service: service("back"),
+        policy: DestinationPolicy::default(),
+        ports: BTreeMap::new(),
+        subsets: [("v1".into(), subset)].into(),
+    };
+    let update = WaypointUpdate::Destination(record("back"), Box::new(destination));
+    scene.world.publish(update);
+    let v1 = HttpBackend {
+        subset: Some("v1".into()),
+        ..to("back")
+    };
+    let new = rewrite(None, PathChange::Prefix("/new".into()));
+    let rules = vec![rule(prefix("/old"), vec![new], v1.clone())];
+    scene.follow("web", vec![route(None, rules)]);
+    scene
+        .world
+        .publish(deny("secret", &["back"], paths(&["/new/secret"])));
+    let open = scene.ask("/old/open", "web").await;
+    // Which endpoint of another service is chosen is not this waypoint's to say.
+    assert!(
+        ["503", "back /new/open web"].contains(&open.as_str()),
+        "{open}"
+    );
+    assert_eq!(scene.ask("/old/secret", "web").await, "403");
+}
+
+#[tokio::test]
+async fn routes_of_one_waypoint_do_not_lead_on_from_service_to_service() {
+    let mut scene = Scene::new().await;
+    let all = |name| vec![route(None, vec![rule(prefix("/"), Vec::new(), to(name))])];
+    scene.follow("web", all("back"));
+    scene.follow("back", all("web"));
+    assert_eq!(scene.ask("/a", "web").await, "back /a web");
+    scene.follow("web", all("web"));
+    assert_eq!(scene.ask("/a", "web").await, "web /a web");
+    scene.follow("web", all("nowhere"));
+    assert_eq!(scene.ask("/a", "web").await, "503");
+}
+
+#[tokio::test]
+async fn mirrors_that_do_not_answer_are_bounded_and_cost_the_original_nothing() {
+    const ASKED: usize = 300;
+    const MOST: usize = 256;
+    let mut scene = Scene::new().await;
+    let open = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let counted = open.clone();
+    let (stuck, connections) = scripted(move |_, mut stream| {
+        let counted = counted.clone();
+        async move {
+            let [now, most] = &*counted;
+            most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
+            let mut all = Vec::new();
+            let _end = stream.read_to_end(&mut all).await;
+            now.fetch_sub(1, Relaxed);
+        }
+    })
+    .await;
+    scene.world.serve("mirror", "10.0.0.3", &[stuck]);
+    let copied = HttpFilter::Mirror(HttpMirror {
+        service: service("mirror"),
+        port: HTTP1,
+        numerator: 1,
+        denominator: 1,
+    });
+    let rules = vec![rule(prefix("/"), vec![copied], to("web"))];
+    scene.follow("web", vec![route(None, rules)]);
+    for number in 0..ASKED {
+        let target = format!("/{number}");
+        assert_eq!(scene.ask(&target, "web").await, format!("web {target} web"));
+    }
+    let family = "ambit_requests_mirrored_total";
+    let busy = || scene.world.count(family, &["outcome=\"busy\""]);
+    until("each is sent or counted as too much", || {
+        let sent = u64::try_from(connections.load(Relaxed)).unwrap();
+        sent + busy() == u64::try_from(ASKED).unwrap()
+    })
+    .await;
+    assert!(busy() > 0);
+    let most = open[1].load(Relaxed);
+    assert!(most <= MOST, "{most} at once");
+}

@@ -1,0 +1,97 @@
+//! How many requests a waypoint lets pass.
+
+use std::time::Duration;
+
+use arcstr::ArcStr;
+
+use crate::{HttpRouteMatch, NamespacedHostname, PolicyKey};
+
+/// An object that limits requests, as one waypoint is told of it. A request passes if each of its limits lets it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RateLimit {
+    /// The object.
+    pub key: PolicyKey,
+    /// For all that goes through the waypoint.
+    pub for_gateway: bool,
+    /// For requests to these.
+    pub services: Vec<NamespacedHostname>,
+    /// What each process of the waypoint counts by itself.
+    pub local: Vec<LocalLimit>,
+    /// What a rate-limit service counts.
+    pub global: Option<GlobalLimit>,
+    /// Whether requests over a limit are only counted.
+    pub dry_run: bool,
+    /// Requests pass where the limit cannot be decided.
+    pub fail_open: bool,
+    /// Whether clients are told how much is left, and when to come again.
+    pub tells: bool,
+    /// Of a substitute: why the original is not understood. Nothing is decided then.
+    pub not_understood: Option<ArcStr>,
+}
+
+/// So many requests, in each process of a waypoint, of those that have something in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalLimit {
+    /// Which requests are counted: those that any of these matches, all if there are none.
+    pub matches: Vec<HttpRouteMatch>,
+    /// What those have in common that are counted together; all of them together if empty.
+    pub by: Vec<LimitKey>,
+    /// So many ...
+    pub requests: u32,
+    /// ... in this time.
+    pub per: Duration,
+    /// At once, after a while without any.
+    pub burst: u32,
+    /// How many different ones are counted apart; all further ones are counted together.
+    pub buckets: u32,
+}
+
+/// What of a request tells it from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LimitKey {
+    /// The identity of its caller; those without one are one.
+    Principal,
+    /// The namespace of its caller's identity.
+    Namespace,
+    /// The address of its client, as far as proxies on the way are trusted.
+    Address,
+    /// A header, by lower-case name; requests without it are one.
+    Header(ArcStr),
+    /// Its method.
+    Method,
+    /// Its normalized path, without the query.
+    Path,
+}
+
+/// What a rate-limit service is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GlobalLimit {
+    /// The service and its port; an error if there is none: nothing is decided then.
+    pub place: Result<(NamespacedHostname, u16), ArcStr>,
+    /// Whose limits are meant, in the service's own configuration.
+    pub domain: ArcStr,
+    /// How long is waited for an answer.
+    pub timeout: Duration,
+    /// As how many a request counts.
+    pub hits: u32,
+    /// What a request is said to be; those that have no value for an entry are left out.
+    pub descriptors: Vec<LimitDescriptor>,
+}
+
+/// One thing that a request is said to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitDescriptor {
+    /// Of which requests; of all if empty.
+    pub matches: Vec<HttpRouteMatch>,
+    /// Keys with their values, in the order that the service has them in.
+    pub entries: Vec<(ArcStr, LimitValue)>,
+}
+
+/// The value of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LimitValue {
+    /// Always the same.
+    Text(ArcStr),
+    /// Of the request.
+    Of(LimitKey),
+}

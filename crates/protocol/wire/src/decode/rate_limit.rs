@@ -1,0 +1,283 @@
+//! Rate limits of waypoints. One that is not understood in full has a substitute that decides nothing: what it is
+//! attached to passes or not as it says for that case.
+
+use std::time::Duration;
+
+use ambit_model::{self as model, PolicyKey};
+use prost::Message;
+
+use super::{
+    DecodeError, Refusal,
+    parts::{all, hostname, optional, policy_part, whole},
+    port,
+    waypoint::route_match,
+};
+use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTRATELIMIT, workload};
+
+/// A rate limit that is not understood in full.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct RateLimitNotUnderstood {
+    /// The field that is not understood.
+    pub error: DecodeError,
+    /// Decides nothing.
+    pub substitute: Box<model::RateLimit>,
+}
+
+/// Decodes the rate limit that was sent under a name (`<gateway>/namespace/name`).
+///
+/// # Errors
+/// When it is not understood in full.
+pub fn waypoint_rate_limit(
+    name: &str,
+    bytes: &[u8],
+) -> Result<model::RateLimit, RateLimitNotUnderstood> {
+    let named = PolicyKey::of_record(policy_part(name));
+    let read = whole("waypoint_rate_limit", &AMBIT_V1_WAYPOINTRATELIMIT, bytes);
+    let read = read.and_then(rate_limit);
+    let read = read.and_then(|read| match read.key.clone() {
+        own if own == named => Ok(read),
+        other => Err(DecodeError::new(
+            "waypoint_rate_limit.name",
+            Refusal::OtherPolicy(other),
+        )),
+    });
+    read.map_err(|error| RateLimitNotUnderstood {
+        substitute: Box::new(substitute(named, bytes, error.to_string().into())),
+        error,
+    })
+}
+
+fn rate_limit(from: wire::WaypointRateLimit) -> Result<model::RateLimit, DecodeError> {
+    Ok(model::RateLimit {
+        key: PolicyKey {
+            namespace: from.namespace.into(),
+            name: from.name.into(),
+        },
+        for_gateway: from.for_gateway,
+        services: all(from.services, |name| {
+            hostname("waypoint_rate_limit.services", Some(name))
+        })?,
+        local: all(from.local, local)?,
+        global: from.global.map(global).transpose()?,
+        dry_run: from.dry_run,
+        fail_open: from.fail_open,
+        tells: from.tells,
+        not_understood: optional(from.not_understood),
+    })
+}
+
+fn local(from: wire::LocalLimit) -> Result<model::LocalLimit, DecodeError> {
+    if from.requests == 0 {
+        return Err(DecodeError::missing("local_limit.requests"));
+    }
+    if from.per == 0 {
+        return Err(DecodeError::missing("local_limit.per"));
+    }
+    Ok(model::LocalLimit {
+        matches: all(from.matches, route_match)?,
+        by: all(from.by, key)?,
+        requests: from.requests,
+        per: Duration::from_millis(from.per),
+        burst: from.burst,
+        buckets: from.buckets,
+    })
+}
+
+fn key(from: wire::LimitKey) -> Result<model::LimitKey, DecodeError> {
+    use wire::limit_key::Kind;
+    match from.kind {
+        Some(Kind::Principal(_)) => Ok(model::LimitKey::Principal),
+        Some(Kind::Namespace(_)) => Ok(model::LimitKey::Namespace),
+        Some(Kind::Address(_)) => Ok(model::LimitKey::Address),
+        Some(Kind::Header(name)) => Ok(model::LimitKey::Header(name.into())),
+        Some(Kind::Method(_)) => Ok(model::LimitKey::Method),
+        Some(Kind::Path(_)) => Ok(model::LimitKey::Path),
+        None => Err(DecodeError::missing("limit_key.kind")),
+    }
+}
+
+fn global(from: wire::GlobalLimit) -> Result<model::GlobalLimit, DecodeError> {
+    use wire::global_limit::Place;
+    const PLACE: &str = "global_limit.place";
+    let place = match from.place {
+        Some(Place::Service(name)) => Ok((
+            hostname(PLACE, Some(name))?,
+            port("global_limit.port", from.port)?,
+        )),
+        Some(Place::Error(error)) => Err(error.into()),
+        None => return Err(DecodeError::missing(PLACE)),
+    };
+    if from.timeout == 0 {
+        return Err(DecodeError::missing("global_limit.timeout"));
+    }
+    Ok(model::GlobalLimit {
+        place,
+        domain: from.domain.into(),
+        timeout: Duration::from_millis(from.timeout),
+        hits: from.hits,
+        descriptors: all(from.descriptors, descriptor)?,
+    })
+}
+
+fn descriptor(from: wire::LimitDescriptor) -> Result<model::LimitDescriptor, DecodeError> {
+    if from.entries.is_empty() {
+        return Err(DecodeError::missing("limit_descriptor.entries"));
+    }
+    Ok(model::LimitDescriptor {
+        matches: all(from.matches, route_match)?,
+        entries: all(from.entries, entry)?,
+    })
+}
+
+fn entry(from: wire::LimitEntry) -> Result<(model::ArcStr, model::LimitValue), DecodeError> {
+    use wire::limit_entry::Value;
+    let value = match from.value {
+        Some(Value::Text(text)) => model::LimitValue::Text(text.into()),
+        Some(Value::Of(of)) => model::LimitValue::Of(key(of)?),
+        None => return Err(DecodeError::missing("limit_entry.value")),
+    };
+    Ok((from.key.into(), value))
+}
+
+/// Where a limit applies, and what becomes of requests without it.
+#[derive(Message)]
+struct Outline {
+    #[prost(bool, tag = "3")]
+    for_gateway: bool,
+    #[prost(message, repeated, tag = "4")]
+    services: Vec<workload::NamespacedHostname>,
+    #[prost(bool, tag = "7")]
+    dry_run: bool,
+    #[prost(bool, tag = "8")]
+    fail_open: bool,
+}
+
+fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::RateLimit {
+    let outline = Outline::decode(bytes).unwrap_or_default();
+    let services = outline.services.into_iter();
+    let services: Vec<_> = services
+        .map(|name| model::NamespacedHostname::new(name.namespace, name.hostname))
+        .collect();
+    model::RateLimit {
+        key,
+        for_gateway: outline.for_gateway || services.is_empty(),
+        services,
+        dry_run: outline.dry_run,
+        fail_open: outline.fail_open,
+        not_understood: Some(why),
+        ..model::RateLimit::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_model::{
+        GlobalLimit, HttpPathMatch, HttpRouteMatch, LimitDescriptor, LimitKey, LimitValue,
+        LocalLimit, NamespacedHostname, RateLimit,
+    };
+
+    use super::*;
+
+    fn limit() -> RateLimit {
+        let matches = vec![HttpRouteMatch {
+            path: Some(HttpPathMatch::Prefix("/a".into())),
+            method: Some("GET".into()),
+            ..HttpRouteMatch::default()
+        }];
+        RateLimit {
+            key: PolicyKey::of_record("shop/l"),
+            for_gateway: true,
+            services: vec![NamespacedHostname::new("shop", "cart.example")],
+            local: vec![LocalLimit {
+                matches: matches.clone(),
+                by: vec![
+                    LimitKey::Principal,
+                    LimitKey::Namespace,
+                    LimitKey::Address,
+                    LimitKey::Header("x-user".into()),
+                    LimitKey::Method,
+                    LimitKey::Path,
+                ],
+                requests: 10,
+                per: Duration::from_millis(1500),
+                burst: 20,
+                buckets: 30,
+            }],
+            global: Some(GlobalLimit {
+                place: Ok((NamespacedHostname::new("infra", "limits.example"), 8081)),
+                domain: "shop".into(),
+                timeout: Duration::from_millis(20),
+                hits: 2,
+                descriptors: vec![LimitDescriptor {
+                    matches,
+                    entries: vec![
+                        ("generic_key".into(), LimitValue::Text("all".into())),
+                        ("user".into(), LimitValue::Of(LimitKey::Header("u".into()))),
+                    ],
+                }],
+            }),
+            dry_run: true,
+            fail_open: true,
+            tells: true,
+            not_understood: Some("why".into()),
+        }
+    }
+
+    fn read(sent: &wire::WaypointRateLimit) -> Result<RateLimit, RateLimitNotUnderstood> {
+        waypoint_rate_limit("ns/gw/shop/l", &sent.encode_to_vec())
+    }
+
+    #[test]
+    fn a_limit_is_read_as_it_was_sent() {
+        let mut sent = limit();
+        assert_eq!(read(&(&sent).into()), Ok(sent.clone()));
+        if let Some(global) = &mut sent.global {
+            global.place = Err("there is no service".into());
+        }
+        assert_eq!(read(&(&sent).into()), Ok(sent));
+    }
+
+    #[test]
+    fn what_is_not_understood_decides_nothing_where_the_limit_was() {
+        let mut sent = wire::WaypointRateLimit::from(&limit());
+        sent.local[0].requests = 0;
+        let refused = read(&sent).unwrap_err();
+        assert_eq!(refused.error.field(), "local_limit.requests");
+        let substitute = refused.substitute;
+        assert!(substitute.local.is_empty() && substitute.global.is_none());
+        assert!(substitute.not_understood.is_some());
+        assert!(substitute.fail_open && substitute.dry_run && substitute.for_gateway);
+        assert_eq!(substitute.services, limit().services);
+    }
+
+    #[test]
+    fn limits_that_let_nothing_pass_or_everything_are_refused() {
+        let refused = |change: fn(&mut wire::WaypointRateLimit)| {
+            let mut sent = wire::WaypointRateLimit::from(&limit());
+            change(&mut sent);
+            read(&sent).unwrap_err().error.field()
+        };
+        assert_eq!(refused(|of| of.local[0].per = 0), "local_limit.per");
+        assert_eq!(
+            refused(|of| of.local[0].by[0].kind = None),
+            "limit_key.kind"
+        );
+        assert_eq!(
+            refused(|of| of.global.as_mut().unwrap().place = None),
+            "global_limit.place"
+        );
+        assert_eq!(
+            refused(|of| of.global.as_mut().unwrap().timeout = 0),
+            "global_limit.timeout"
+        );
+        let of_entries = |of: &mut wire::WaypointRateLimit| {
+            of.global.as_mut().unwrap().descriptors[0].entries.clear();
+        };
+        assert_eq!(refused(of_entries), "limit_descriptor.entries");
+        assert_eq!(
+            refused(|of| of.name = "other".to_owned()),
+            "waypoint_rate_limit.name"
+        );
+    }
+}

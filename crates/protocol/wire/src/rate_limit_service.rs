@@ -1,0 +1,196 @@
+//! `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`, as far as a waypoint speaks it.
+//!
+//! The messages are a subset of Envoy's published API with its numbers; what an answer has besides is ignored, as that
+//! API has it.
+
+use std::time::Duration;
+
+use prost::Message;
+
+mod proto;
+
+/// The path of the one call.
+pub const SHOULD_RATE_LIMIT_PATH: &str =
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Whose limits are meant.
+    pub domain: String,
+    /// What the request is said to be: keys with their values.
+    pub descriptors: Vec<Vec<(String, String)>>,
+    /// As how many it counts.
+    pub hits: u32,
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether it is over a limit.
+    pub is_over: bool,
+    /// Of the limits that were met, the one that leaves least.
+    pub tightest: Option<Met>,
+    /// For the answer to the request.
+    pub answer_headers: Vec<(String, Vec<u8>)>,
+    /// For the request.
+    pub request_headers: Vec<(String, Vec<u8>)>,
+    /// What the client of a request over a limit gets.
+    pub body: Vec<u8>,
+}
+
+/// A limit that was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Met {
+    /// So many requests ...
+    pub requests: u32,
+    /// ... in this time.
+    pub per: Duration,
+    /// So many more.
+    pub remaining: u32,
+    /// Until it begins anew.
+    pub reset: Duration,
+}
+
+/// An answer that cannot be believed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerError {
+    /// Not protobuf.
+    #[error("the answer is no RateLimitResponse: {0}")]
+    Malformed(#[source] prost::DecodeError),
+    /// UNKNOWN, or a code that the API does not have.
+    #[error("the answer has the code {0}: neither OK nor OVER_LIMIT")]
+    Undecided(i32),
+}
+
+impl Question {
+    /// The message.
+    pub fn encode(self) -> Vec<u8> {
+        let entry = |(key, value)| proto::Entry { key, value };
+        let descriptors = self.descriptors.into_iter();
+        let descriptors = descriptors.map(|entries| proto::Descriptor {
+            entries: entries.into_iter().map(entry).collect(),
+        });
+        proto::RateLimitRequest {
+            domain: self.domain,
+            descriptors: descriptors.collect(),
+            hits_addend: self.hits,
+        }
+        .encode_to_vec()
+    }
+}
+
+impl Answer {
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// When it is none, or decides nothing.
+    pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
+        let read = proto::RateLimitResponse::decode(bytes).map_err(AnswerError::Malformed)?;
+        let is_over = match read.overall_code {
+            proto::OK => false,
+            proto::OVER_LIMIT => true,
+            other => return Err(AnswerError::Undecided(other)),
+        };
+        let met = read.statuses.into_iter().filter_map(met);
+        Ok(Self {
+            is_over,
+            tightest: met.min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset))),
+            answer_headers: headers(read.response_headers_to_add),
+            request_headers: headers(read.request_headers_to_add),
+            body: read.raw_body,
+        })
+    }
+}
+
+fn headers(from: Vec<proto::HeaderValue>) -> Vec<(String, Vec<u8>)> {
+    let value = |one: proto::HeaderValue| match one.raw_value.is_empty() {
+        true => (one.key, one.value.into_bytes()),
+        false => (one.key, one.raw_value),
+    };
+    from.into_iter().map(value).collect()
+}
+
+fn met(from: proto::DescriptorStatus) -> Option<Met> {
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    let limit = from.current_limit?;
+    let per = match limit.unit {
+        1 => 1,
+        2 => MINUTE,
+        3 => HOUR,
+        4 => DAY,
+        5 => 30 * DAY,
+        6 => 365 * DAY,
+        7 => 7 * DAY,
+        _ => return None,
+    };
+    let reset = from.duration_until_reset.unwrap_or_default();
+    let nanos = u32::try_from(reset.nanos).unwrap_or_default();
+    let reset = u64::try_from(reset.seconds).unwrap_or_default();
+    Some(Met {
+        requests: limit.requests_per_unit,
+        per: Duration::from_secs(per),
+        remaining: from.limit_remaining,
+        reset: Duration::from_secs(reset) + Duration::from_nanos(nanos.min(999_999_999).into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_has_the_published_numbers() {
+        let question = Question {
+            domain: "d".to_owned(),
+            descriptors: vec![vec![("k".to_owned(), "v".to_owned())]],
+            hits: 3,
+        };
+        // domain = 1, descriptors = 2 {entries = 1 {key = 1, value = 2}}, hits_addend = 3.
+        let expected = b"\x0a\x01d\x12\x08\x0a\x06\x0a\x01k\x12\x01v\x18\x03";
+        assert_eq!(question.encode(), expected);
+    }
+
+    #[test]
+    fn an_answer_is_read_by_the_published_numbers() {
+        // overall_code = 1; statuses = 2 {code = 1, current_limit = 2 {requests_per_unit = 1, unit = 2},
+        // limit_remaining = 3, duration_until_reset = 4 {seconds = 1}}; response_headers_to_add = 3 {key = 1, value = 2};
+        // request_headers_to_add = 4 {key = 1, raw_value = 3}; raw_body = 5; a field that is not known.
+        let bytes = b"\x08\x02\x12\x0e\x08\x02\x12\x04\x08\x07\x10\x02\x18\x01\x22\x02\x08\x09\
+            \x1a\x06\x0a\x01a\x12\x01b\x22\x06\x0a\x01c\x1a\x01d\x2a\x02no\xf2\x01\x01x";
+        let expected = Answer {
+            is_over: true,
+            tightest: Some(Met {
+                requests: 7,
+                per: Duration::from_secs(60),
+                remaining: 1,
+                reset: Duration::from_secs(9),
+            }),
+            answer_headers: vec![("a".to_owned(), b"b".to_vec())],
+            request_headers: vec![("c".to_owned(), b"d".to_vec())],
+            body: b"no".to_vec(),
+        };
+        assert_eq!(Answer::decode(bytes), Ok(expected));
+    }
+
+    #[test]
+    fn what_decides_nothing_is_no_answer() {
+        assert_eq!(Answer::decode(b""), Err(AnswerError::Undecided(0)));
+        assert_eq!(Answer::decode(b"\x08\x07"), Err(AnswerError::Undecided(7)));
+        let malformed = Answer::decode(b"\x08");
+        assert!(matches!(malformed, Err(AnswerError::Malformed(_))));
+        assert!(Answer::decode(b"\x08\x01").is_ok_and(|answer| !answer.is_over));
+    }
+
+    #[test]
+    fn times_that_cannot_be_are_none() {
+        // duration_until_reset with negative seconds and nanos.
+        let bytes = b"\x08\x01\x12\x1e\x12\x04\x08\x07\x10\x01\x22\x16\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\
+            \x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01";
+        let answer = Answer::decode(bytes);
+        let met = answer.ok().and_then(|answer| answer.tightest);
+        assert_eq!(met.map(|met| met.reset), Some(Duration::ZERO));
+    }
+}

@@ -83,11 +83,13 @@ async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Optio
             Ok(data) => {
                 waiting.extend_from_slice(&data);
                 loop {
-                    match message(&mut waiting) {
-                        Ok(Some(bytes)) if tell(StreamEvent::Message(bytes)) => {}
-                        Ok(Some(_)) => return None,
+                    let bytes = match message(&mut waiting) {
+                        Ok(Some(bytes)) => bytes,
                         Ok(None) => break,
                         Err(wrong) => return Some(wrong),
+                    };
+                    if !tell(StreamEvent::Message(bytes)) {
+                        return None;
                     }
                 }
             }

@@ -101,6 +101,7 @@ fn routes(path_match: HttpPathMatch, path: &str) -> bool {
         method: "GET",
         path,
         query: None,
+        host: "",
         headers: &HeaderMap::new(),
     };
     matches!(RouteTable::new(&[route], 80, None).choose(&request), Choice::Rule(..))

@@ -82,3 +82,15 @@ pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
     }
     Ok(Some(String::from_utf8_lossy(&head).into_owned()))
 }
+
+/// Answers a request of HTTP/1.1 with a body.
+///
+/// # Errors
+/// When the connection breaks.
+pub fn answer_ok(stream: &mut impl Write, body: &str) -> io::Result<()> {
+    let length = body.len();
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+}

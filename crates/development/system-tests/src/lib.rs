@@ -32,7 +32,7 @@ pub use ambit_lab::{
 };
 pub use ambit_testkit::binary;
 
-pub use app::{Heads, read_head};
+pub use app::{Heads, answer_ok, read_head};
 pub use openings::Openings;
 pub use peer::{Outcome, Peer};
 pub use waypoints::{GATEWAY, idle_pod, is_whole, until_through, with_waypoint, with_waypoint_and};

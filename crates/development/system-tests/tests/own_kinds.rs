@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeSet,
-    io::Write as _,
     net::SocketAddr,
     sync::{
         Arc,
@@ -12,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_system_tests::{GATEWAY, LogSource, Mesh, PAIR, is_whole, read_head, until};
+use ambit_system_tests::{GATEWAY, LogSource, Mesh, PAIR, answer_ok, is_whole, read_head, until};
 
 const PORT: u16 = 8090;
 
@@ -86,11 +85,7 @@ impl Scene {
                 while read_head(&mut stream)?.is_some() {
                     requests.fetch_add(1, SeqCst);
                     let body = format!("from {pod}");
-                    let length = body.len();
-                    write!(
-                        stream,
-                        "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
-                    )?;
+                    answer_ok(&mut stream, &body)?;
                 }
                 Ok(())
             });

@@ -17,7 +17,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Heads, LogSource, Mesh, is_whole, options, read_head, until, with_waypoint_and,
+    Heads, LogSource, Mesh, answer_ok, is_whole, options, read_head, until, with_waypoint_and,
 };
 use serde_json::{Value, json};
 
@@ -104,11 +104,7 @@ impl KeyServer {
             let answers = of.answers.lock().unwrap().clone();
             match answers {
                 Answers::Keys(keys) if head.starts_with("GET /keys ") => {
-                    let length = keys.len();
-                    write!(
-                        stream,
-                        "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{keys}"
-                    )
+                    answer_ok(&mut stream, &keys)
                 }
                 Answers::Keys(_) => write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n"),
                 Answers::Nothing => Ok(()),

@@ -31,7 +31,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use book::{Book, Class, ClassWork, Name, Plan, Standing};
+use book::{Book, Class, ClassWork, Name, Plan, Standing, Write};
 use release::Release;
 use status::Verdict;
 
@@ -338,9 +338,15 @@ async fn carry_out(
         Plan::Release(removals) => return write::release(client, name, &removals).await,
         Plan::Refuse(verdict) => verdict,
         Plan::Apply(writes, removals) => {
-            let taken = write::apply(client, name, &writes).await?;
+            let mut taken = write::apply(client, name, &writes).await?;
             if taken.is_none() {
                 write::remove(client, name, &removals).await?;
+                if removals.iter().any(|of| of.part == Part::Autoscaler) {
+                    // As long as it stood it may have undone the number of pods.
+                    let is_scaled = |write: &Write| write.part == Part::Deployment && !write.is_new;
+                    let again: Vec<Write> = writes.into_iter().filter(is_scaled).collect();
+                    taken = write::apply(client, name, &again).await?;
+                }
             }
             taken.unwrap_or_else(|| Verdict::Made(book.progress(name)))
         }

@@ -682,6 +682,19 @@ async fn a_new_node_loses_its_startup_taint_when_agent_and_proxy_are_ready() {
 
 /// Objects that the control plane has something to say of.
 fn put_one_of_each_kind(cluster: &Cluster) {
+    for (collection, kind) in [
+        (ROUTES, "HTTPRoute"),
+        (GRPC_ROUTES, "GRPCRoute"),
+        (TLS_ROUTES, "TLSRoute"),
+        (TCP_ROUTES, "TCPRoute"),
+    ] {
+        let spec = json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]});
+        put_one(
+            cluster,
+            (collection, kind, "gateway.networking.k8s.io/v1"),
+            &spec,
+        );
+    }
     for (collection, kind, api, spec) in [
         (
             SERVICES,
@@ -707,30 +720,6 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             "networking.istio.io/v1",
             json!({"hosts": ["a.example"], "addresses": ["240.0.0.1"], "resolution": "STATIC",
                 "ports": [{"number": 80, "name": "http"}]}),
-        ),
-        (
-            ROUTES,
-            "HTTPRoute",
-            "gateway.networking.k8s.io/v1",
-            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
-        ),
-        (
-            GRPC_ROUTES,
-            "GRPCRoute",
-            "gateway.networking.k8s.io/v1",
-            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
-        ),
-        (
-            TLS_ROUTES,
-            "TLSRoute",
-            "gateway.networking.k8s.io/v1",
-            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
-        ),
-        (
-            TCP_ROUTES,
-            "TCPRoute",
-            "gateway.networking.k8s.io/v1",
-            json!({"parentRefs": [{"group": "", "kind": "Service", "name": "one"}]}),
         ),
         (
             TLS_POLICIES,
@@ -776,13 +765,17 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"tracing": [{"randomSamplingPercentage": 1}]}),
         ),
     ] {
-        cluster.server.put(
-            collection,
-            json!({"apiVersion": api, "kind": kind, "spec": spec, "metadata": {
-                "name": "one", "namespace": "shop", "generation": 1,
-                "labels": {"istio.io/use-waypoint": "nowhere"}}}),
-        );
+        put_one(cluster, (collection, kind, api), &spec);
     }
+}
+
+fn put_one(cluster: &Cluster, (collection, kind, api): (&str, &str, &str), spec: &Value) {
+    cluster.server.put(
+        collection,
+        json!({"apiVersion": api, "kind": kind, "spec": spec, "metadata": {
+            "name": "one", "namespace": "shop", "generation": 1,
+            "labels": {"istio.io/use-waypoint": "nowhere"}}}),
+    );
 }
 
 /// What the chart's roles grant the control plane is what it asks for, no more and no less.
@@ -848,7 +841,7 @@ async fn the_roles_are_what_is_used() {
     })
     .await;
     shown("the Gateway's conditions", || cluster.programmed("way")).await;
-    for collection in [DEPLOYMENTS, AUTOSCALERS, CONFIG_MAPS] {
+    for collection in [DEPLOYMENTS, AUTOSCALERS, ACCOUNTS, BUDGETS, CONFIG_MAPS] {
         followed(&cluster, collection).await;
     }
     shown("the autoscaler", || {

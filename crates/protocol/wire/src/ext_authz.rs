@@ -258,15 +258,6 @@ fn header(from: proto::HeaderValueOption, unsaid: HeaderChange) -> Option<Header
         (None, 3) => HeaderChange::SetIfPresent,
         (None, _) => unsaid,
     };
-    let header = from.header?;
-    let value = if header.raw_value.is_empty() {
-        header.value.into_bytes()
-    } else {
-        header.raw_value
-    };
-    Some(HeaderOption {
-        name: header.key,
-        value,
-        how,
-    })
+    let (name, value) = from.header?.into_parts();
+    Some(HeaderOption { name, value, how })
 }

@@ -49,6 +49,7 @@ mod generated {
 pub mod decode;
 pub mod encode;
 pub mod enrolled;
+mod envoy;
 pub mod ext_authz;
 pub mod rate_limit_service;
 mod unknown;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use prost::Message;
 
+use crate::envoy::HeaderValue;
+
 mod proto;
 
 /// The path of the one call.
@@ -92,23 +94,16 @@ impl Answer {
             proto::OVER_LIMIT => true,
             other => return Err(AnswerError::Undecided(other)),
         };
+        let headers = |from: Vec<HeaderValue>| from.into_iter().map(HeaderValue::into_parts);
         let met = read.statuses.into_iter().filter_map(met);
         Ok(Self {
             is_over,
             tightest: met.min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset))),
-            answer_headers: headers(read.response_headers_to_add),
-            request_headers: headers(read.request_headers_to_add),
+            answer_headers: headers(read.response_headers_to_add).collect(),
+            request_headers: headers(read.request_headers_to_add).collect(),
             body: read.raw_body,
         })
     }
-}
-
-fn headers(from: Vec<proto::HeaderValue>) -> Vec<(String, Vec<u8>)> {
-    let value = |one: proto::HeaderValue| match one.raw_value.is_empty() {
-        true => (one.key, one.value.into_bytes()),
-        false => (one.key, one.raw_value),
-    };
-    from.into_iter().map(value).collect()
 }
 
 fn met(from: proto::DescriptorStatus) -> Option<Met> {

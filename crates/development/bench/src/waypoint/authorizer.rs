@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{OURS, Step, table::Row, with_step};
+use super::{OURS, Step, manifests::provider, table::Row, with_step};
 
 /// Its namespace, and its name.
 pub(super) const PLACE: (&str, &str) = ("authorizers", "authorizer");
@@ -24,38 +24,11 @@ pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
 
 /// The authorizer's pod, and what our waypoint is told of it.
 pub(super) fn manifests() -> Result<String> {
-    let (namespace, name) = PLACE;
-    let program = std::env::current_exe()?;
+    let command = format!("{}, authorizer", std::env::current_exe()?.display());
+    let provider = provider(PLACE, &command, PORT, ("allows", "envoyExtAuthzGrpc"));
     let gateway = OURS.name;
     Ok(format!(
-        "apiVersion: v1
-kind: Namespace
-metadata: {{name: {namespace}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}
-spec:
-  containers:
-  - name: main
-    image: none
-    command: [{program}, authorizer]
-    readinessProbe: {{tcpSocket: {{port: {PORT}}}}}
----
-apiVersion: v1
-kind: Service
-metadata: {{name: {name}, namespace: {namespace}}}
-spec: {{selector: {{app: {name}}}, ports: [{{name: grpc, port: {PORT}}}]}}
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {{name: istio, namespace: istio-system}}
-data:
-  mesh: |
-    extensionProviders:
-    - {{name: allows, envoyExtAuthzGrpc: {{service: {name}.{namespace}.svc.cluster.local, port: {PORT}}}}}
----
-apiVersion: security.istio.io/v1
+        "{provider}apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {{name: asked, namespace: {gateway}}}
 spec:
@@ -64,8 +37,7 @@ spec:
   provider: {{name: allows}}
   rules: [{{}}]
 ---
-",
-        program = program.display(),
+"
     ))
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     OURS, Side, Step,
     clusters::{cluster_of, socket},
-    manifests::nginx,
+    manifests::{nginx, outside},
     table::Row,
     with_step,
 };
@@ -40,27 +40,15 @@ fn endpoints() -> impl Iterator<Item = Ipv4Addr> {
 
 /// The server, and what our waypoint is told of its addresses.
 pub(super) fn manifests(scratch: &Path) -> Result<String> {
-    let (namespace, name) = PLACE;
+    let (namespace, _) = PLACE;
+    let nginx = nginx(scratch, namespace)?;
+    let server = outside(PLACE, &format!("nginx, -c, {nginx}"), PORT);
     let gateway = OURS.name;
     let endpoints: Vec<String> = endpoints()
         .map(|address| format!("{{address: {address}}}"))
         .collect();
     Ok(format!(
-        "apiVersion: v1
-kind: Namespace
-metadata: {{name: {namespace}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: {namespace}}}
-spec:
-  containers:
-  - name: web
-    image: none
-    command: [nginx, -c, {nginx}]
-    readinessProbe: {{tcpSocket: {{port: {PORT}}}}}
----
-apiVersion: v1
+        "{server}apiVersion: v1
 kind: Pod
 metadata: {{name: {ROUTER}, namespace: {namespace}}}
 spec:
@@ -85,7 +73,6 @@ spec:
   trafficPolicy: {{loadBalancer: {{consistentHash: {{httpHeaderName: {HEADER}}}}}}}
 ---
 ",
-        nginx = nginx(scratch, namespace)?,
         endpoints = endpoints.join(", "),
     ))
 }

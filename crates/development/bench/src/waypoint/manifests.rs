@@ -87,6 +87,54 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
     Ok(text)
 }
 
+/// A pod outside of the mesh, in a namespace of its own, ready once its port is open.
+pub(super) fn outside((namespace, name): (&str, &str), command: &str, port: u16) -> String {
+    format!(
+        "apiVersion: v1
+kind: Namespace
+metadata: {{name: {namespace}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}
+spec:
+  containers:
+  - name: main
+    image: none
+    command: [{command}]
+    readinessProbe: {{tcpSocket: {{port: {port}}}}}
+---
+"
+    )
+}
+
+/// Such a pod as a service over gRPC, and the provider of MeshConfig that it is: a name, and its kind.
+pub(super) fn provider(
+    place: (&str, &str),
+    command: &str,
+    port: u16,
+    (provider, kind): (&str, &str),
+) -> String {
+    let (namespace, name) = place;
+    let pod = outside(place, command, port);
+    format!(
+        "{pod}apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: {namespace}}}
+spec: {{selector: {{app: {name}}}, ports: [{{name: grpc, port: {port}}}]}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: istio, namespace: istio-system}}
+data:
+  mesh: |
+    extensionProviders:
+    - {{name: {provider}, {kind}: {{service: {name}.{namespace}.svc.cluster.local, port: {port}}}}}
+---
+"
+    )
+}
+
 /// The Gateway; another revision is another template of its pods.
 pub(super) fn gateway(side: Side, revision: usize) -> String {
     format!(

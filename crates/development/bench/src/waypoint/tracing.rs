@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{OURS, Step, table::Row, with_step};
+use super::{OURS, Step, manifests::provider, table::Row, with_step};
 
 /// Where the collector's program is.
 const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
@@ -27,49 +27,22 @@ pub(super) fn rows(envoy: &std::path::Path) -> Result<Vec<Row>> {
 
 /// The collector, and what our waypoint is told of it.
 pub(super) fn manifests(percentage: u32) -> Result<String> {
-    let (namespace, name) = PLACE;
     let program = PathBuf::from(std::env::var_os(COLLECTOR).context("no collector is named")?);
     ensure!(
         program.exists(),
         "there is no collector at {}",
         program.display()
     );
+    let command = format!("sh, -c, {} > /dev/null", program.display());
+    let provider = provider(PLACE, &command, PORT, ("spans", "opentelemetry"));
     let ours = OURS.name;
     Ok(format!(
-        "apiVersion: v1
-kind: Namespace
-metadata: {{name: {namespace}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}
-spec:
-  containers:
-  - name: main
-    image: none
-    command: [sh, -c, {program} > /dev/null]
-    readinessProbe: {{tcpSocket: {{port: {PORT}}}}}
----
-apiVersion: v1
-kind: Service
-metadata: {{name: {name}, namespace: {namespace}}}
-spec: {{selector: {{app: {name}}}, ports: [{{name: grpc, port: {PORT}}}]}}
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {{name: istio, namespace: istio-system}}
-data:
-  mesh: |
-    extensionProviders:
-    - {{name: spans, opentelemetry: {{service: {name}.{namespace}.svc.cluster.local, port: {PORT}}}}}
----
-apiVersion: telemetry.istio.io/v1
+        "{provider}apiVersion: telemetry.istio.io/v1
 kind: Telemetry
 metadata: {{name: traced, namespace: {ours}}}
 spec: {{tracing: [{{providers: [{{name: spans}}], randomSamplingPercentage: {percentage}}}]}}
 ---
-",
-        program = program.display(),
+"
     ))
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io::Write as _, net::SocketAddr, path::Path, sync::Arc};
 
 use ambit_system_tests::{
-    LogSource, Mesh, Options, PAIR, Place, is_whole, options, read_head, until,
+    LogSource, Mesh, Options, PAIR, Place, answer_ok, is_whole, options, read_head, until,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
@@ -102,11 +102,7 @@ impl Outside<'_> {
                 let host = head.lines().find_map(|line| line.strip_prefix("host: "));
                 let host = host.unwrap_or_default();
                 let body = format!("tls {name} {alpn} host {host}\n");
-                let length = body.len();
-                write!(
-                    stream,
-                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
-                )?;
+                answer_ok(&mut stream, &body)?;
                 stream.flush()?;
             }
             Ok(())

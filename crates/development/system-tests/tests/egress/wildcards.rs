@@ -3,7 +3,7 @@
 
 use std::{io::Write as _, sync::Arc};
 
-use ambit_system_tests::{Mesh, Place, read_head, until};
+use ambit_system_tests::{Mesh, Place, answer_ok, read_head, until};
 
 use crate::outside::{
     Authority, Outside, PREFIX, entry, listen, log, mesh, until_answer, waypoint,
@@ -19,11 +19,7 @@ fn serve(mesh: &Mesh, place: Place) {
             let head = head.to_ascii_lowercase();
             let host = head.lines().find_map(|line| line.strip_prefix("host: "));
             let body = format!("outside {}\n", host.unwrap_or_default());
-            let length = body.len();
-            write!(
-                stream,
-                "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
-            )?;
+            answer_ok(&mut stream, &body)?;
         }
         Ok(())
     });

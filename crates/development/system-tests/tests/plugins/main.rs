@@ -5,10 +5,10 @@ mod compiled;
 mod pulled;
 mod written;
 
-use std::{io::Write as _, net::SocketAddr, path::Path};
+use std::{net::SocketAddr, path::Path};
 
 use ambit_system_tests::{
-    GATEWAY, Mesh, Options, PAIR, binary, is_whole, options, read_head, until,
+    GATEWAY, Mesh, Options, PAIR, answer_ok, binary, is_whole, options, read_head, until,
 };
 
 const POD: &str = "
@@ -51,11 +51,7 @@ impl Scene {
             while let Some(head) = read_head(&mut stream)? {
                 let mut said = head.clone();
                 said.push_str(&body(&head.to_ascii_lowercase(), &mut stream)?);
-                let length = said.len();
-                write!(
-                    stream,
-                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{said}"
-                )?;
+                answer_ok(&mut stream, &said)?;
             }
             Ok(())
         });

@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
 };
 
-use ambit_system_tests::{Mesh, is_closed, is_whole, read_head, until, with_waypoint};
+use ambit_system_tests::{Mesh, answer_ok, is_closed, is_whole, read_head, until, with_waypoint};
 
 const SERVICES: &str = "
 ---
@@ -69,11 +69,7 @@ fn serve(mesh: &Mesh) {
                     }
                 }
                 let body = format!("{name} {path}");
-                let length = body.len();
-                write!(
-                    stream,
-                    "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
-                )?;
+                answer_ok(&mut stream, &body)?;
             }
             Ok(())
         });

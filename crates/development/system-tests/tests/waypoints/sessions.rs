@@ -1,9 +1,9 @@
 //! Sessions of routes: requests of a client stay at an endpoint, whatever the weights are, until it goes; and what a
 //! client makes up leads nowhere else than the route does.
 
-use std::{collections::BTreeSet, io::Write as _, net::SocketAddr};
+use std::{collections::BTreeSet, net::SocketAddr};
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, read_head, until};
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, answer_ok, is_whole, read_head, until};
 
 const PODS: [(&str, &str); 4] = [("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")];
 
@@ -110,11 +110,7 @@ impl Scene {
             mesh.serve(&format!("shop/{name}"), 8090, move |mut stream| {
                 while read_head(&mut stream)?.is_some() {
                     let body = format!("from {name}");
-                    let length = body.len();
-                    write!(
-                        stream,
-                        "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
-                    )?;
+                    answer_ok(&mut stream, &body)?;
                 }
                 Ok(())
             });

@@ -117,8 +117,7 @@ async fn answer(
         Admitted::On(admission, authorized) => (admission, authorized),
         Admitted::Answered(response) => return Ok(*response),
     };
-    let routed = route(session, &request, &form, record, crossing)?;
-    let mut taken = match routed {
+    let mut taken = match route(session, &request, &form, record, crossing)? {
         Routed::On(taken) => taken,
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };

@@ -1,7 +1,7 @@
 //! The endpoint that a client's session keeps to ([`super::affinity`]), and the way to it.
 
 use ambit_proxy::Local;
-use ambit_route::{BackendEndpoint, BackendRequest, Route};
+use ambit_route::{BackendEndpoint, Route};
 
 use super::{
     affinity::{self, Found},
@@ -17,12 +17,7 @@ impl Destination {
         let Some((name, port)) = self.port(session) else {
             return Found::NotOurs;
         };
-        let request = BackendRequest {
-            waypoint: &own.workload,
-            own: &waypoint.address,
-            is_target: self.is_target(session),
-            failed: &[],
-        };
+        let request = self.backend_request(session, &own, &[]);
         let table = waypoint.state.table();
         let revision = table.backend_revision(&request, name, &mut rand::rng());
         if revision.is_none() {
@@ -40,12 +35,7 @@ impl Destination {
     ) -> Option<Route> {
         let waypoint = &session.shard.waypoint;
         let (name, _) = self.port(session)?;
-        let request = BackendRequest {
-            waypoint: &own.workload,
-            own: &waypoint.address,
-            is_target: self.is_target(session),
-            failed: &[],
-        };
+        let request = self.backend_request(session, own, &[]);
         let table = waypoint.state.table();
         let route = table.backend_at(&request, name, to, &mut rand::rng());
         route.ok()

@@ -130,6 +130,21 @@ impl Destination {
         }
     }
 
+    /// The question for one of its endpoints.
+    pub(super) fn backend_request<'a>(
+        &self,
+        session: &'a Session,
+        own: &'a Local,
+        failed: &'a [ArcStr],
+    ) -> BackendRequest<'a> {
+        BackendRequest {
+            waypoint: &own.workload,
+            own: &session.shard.waypoint.address,
+            is_target: self.is_target(session),
+            failed,
+        }
+    }
+
     /// Whether it is what the tunnel asks for, or endpoints of that.
     pub(super) fn is_asked_for(&self, session: &Session) -> bool {
         match self {
@@ -162,7 +177,7 @@ impl Destination {
     }
 
     /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
-    pub(super) fn is_target(&self, session: &Session) -> bool {
+    fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
             (Self::Target | Self::Host(_), _) => true,
             (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
@@ -197,12 +212,7 @@ impl Destination {
                 target.route(waypoint, &own.workload, failed, Some(load))
             }
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
-                let request = BackendRequest {
-                    waypoint: &own.workload,
-                    own: &waypoint.address,
-                    is_target: self.is_target(session),
-                    failed,
-                };
+                let request = self.backend_request(session, own, failed);
                 let table = waypoint.state.table();
                 table.backend(&request, name, *port, Some(load), &mut rand::rng())
             }
@@ -373,6 +383,7 @@ pub(super) async fn send(
     } = sending;
     let asked = (request.headers(), request.uri());
     let ruling = destination.ruling(session, version, asked).await?;
+    let ruled = ruling.as_ref();
     let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
@@ -382,9 +393,7 @@ pub(super) async fn send(
     let active = session.shard.retries.active(destination.account(session));
     let mut leave: Option<Leave> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
-    let mut way = destination
-        .way(session, &own, ruling.as_ref(), (&failed, kept))
-        .await;
+    let mut way = destination.way(session, &own, ruled, (&failed, kept)).await;
     loop {
         let (to, held) = way?;
         let to = &to;
@@ -440,14 +449,10 @@ pub(super) async fn send(
             tokio::time::sleep(wait).await;
         }
         // To another if there is one: this one would be asked to do what it has just failed to do.
-        way = destination
-            .way(session, &own, ruling.as_ref(), (&failed, kept))
-            .await;
+        way = destination.way(session, &own, ruled, (&failed, kept)).await;
         if way.is_err() && retrying.may_try_the_same() {
             failed.clear();
-            way = destination
-                .way(session, &own, ruling.as_ref(), (&failed, kept))
-                .await;
+            way = destination.way(session, &own, ruled, (&failed, kept)).await;
         }
         if way.is_err()
             || matches!(

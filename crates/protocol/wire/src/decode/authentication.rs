@@ -5,8 +5,8 @@ use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
-    DecodeError, Refusal,
-    parts::{all, hostname, optional, policy_part, whole},
+    DecodeError,
+    parts::{all, hostname, optional, places, policy_part, under_own_name, whole},
 };
 use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTAUTHENTICATION, workload};
 
@@ -35,12 +35,9 @@ pub fn waypoint_authentication(
         bytes,
     );
     let read = read.and_then(authentication);
-    let read = read.and_then(|read| match read.key.clone() {
-        own if own == named => Ok(read),
-        other => Err(DecodeError::new(
-            "waypoint_authentication.name",
-            Refusal::OtherPolicy(other),
-        )),
+    let read = read.and_then(|read| {
+        let own = read.key.clone();
+        under_own_name(read, own, &named, "waypoint_authentication.name")
     });
     read.map_err(|error| AuthenticationNotUnderstood {
         substitute: Box::new(substitute(named, bytes, error.to_string().into())),
@@ -59,13 +56,10 @@ struct Outline {
 
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authentication {
     let outline = Outline::decode(bytes).unwrap_or_default();
-    let services = outline.services.into_iter();
-    let services: Vec<_> = services
-        .map(|name| model::NamespacedHostname::new(name.namespace, name.hostname))
-        .collect();
+    let (for_gateway, services) = places(outline.for_gateway, outline.services);
     model::Authentication {
         key,
-        for_gateway: outline.for_gateway || services.is_empty(),
+        for_gateway,
         services,
         rules: Vec::new(),
         not_understood: Some(why),

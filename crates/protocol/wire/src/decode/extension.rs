@@ -5,8 +5,8 @@ use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
-    DecodeError, Refusal, known,
-    parts::{all, hostname, optional, policy_part, whole},
+    DecodeError, known,
+    parts::{all, hostname, optional, places, policy_part, under_own_name, whole},
     port,
 };
 use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTEXTENSION, workload};
@@ -31,12 +31,9 @@ pub fn waypoint_extension(
 ) -> Result<model::WaypointExtension, ExtensionNotUnderstood> {
     let named = PolicyKey::of_record(policy_part(name));
     let read = whole("waypoint_extension", &AMBIT_V1_WAYPOINTEXTENSION, bytes).and_then(extension);
-    let read = read.and_then(|read| match PolicyKey::of_record(&read.key()) {
-        own if own == named => Ok(read),
-        other => Err(DecodeError::new(
-            "waypoint_extension.name",
-            Refusal::OtherPolicy(other),
-        )),
+    let read = read.and_then(|read| {
+        let own = PolicyKey::of_record(&read.key());
+        under_own_name(read, own, &named, "waypoint_extension.name")
     });
     read.map_err(|error| ExtensionNotUnderstood {
         substitute: Box::new(substitute(named, bytes, error.to_string().into())),
@@ -90,14 +87,11 @@ struct Outline {
 
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::WaypointExtension {
     let outline = Outline::decode(bytes).unwrap_or_default();
-    let services = outline.services.into_iter();
-    let services: Vec<_> = services
-        .map(|name| model::NamespacedHostname::new(name.namespace, name.hostname))
-        .collect();
+    let (for_gateway, services) = places(outline.for_gateway, outline.services);
     model::WaypointExtension {
         namespace: key.namespace,
         name: key.name,
-        for_gateway: outline.for_gateway || services.is_empty(),
+        for_gateway,
         services,
         fail_open: outline.fail_open,
         // Before anything else.

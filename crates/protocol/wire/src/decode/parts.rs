@@ -1,6 +1,6 @@
 //! What the records of waypoints have in common. Of none of them anything is ignored.
 
-use ambit_model as model;
+use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{DecodeError, Refusal};
@@ -54,4 +54,31 @@ pub(super) fn optional(text: String) -> Option<model::ArcStr> {
 /// What follows the gateway in a record's name.
 pub(super) fn policy_part(name: &str) -> &str {
     name.splitn(3, '/').nth(2).unwrap_or(name)
+}
+
+/// An object that was sent under the name that it says itself.
+pub(super) fn under_own_name<T>(
+    read: T,
+    own: PolicyKey,
+    named: &PolicyKey,
+    field: &'static str,
+) -> Result<T, DecodeError> {
+    if own == *named {
+        Ok(read)
+    } else {
+        Err(DecodeError::new(field, Refusal::OtherPolicy(own)))
+    }
+}
+
+/// Where the substitute of an object applies, whether that is to the whole gateway first: there, if no service can be
+/// read.
+pub(super) fn places(
+    for_gateway: bool,
+    services: Vec<workload::NamespacedHostname>,
+) -> (bool, Vec<model::NamespacedHostname>) {
+    let name = |name: workload::NamespacedHostname| {
+        model::NamespacedHostname::new(name.namespace, name.hostname)
+    };
+    let services: Vec<_> = services.into_iter().map(name).collect();
+    (for_gateway || services.is_empty(), services)
 }

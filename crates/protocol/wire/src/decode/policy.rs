@@ -7,7 +7,7 @@ use ambit_model::{self as model, PolicyKey};
 use ipnet::IpNet;
 use prost::Message;
 
-use super::{DecodeError, Refusal, authorization, known, port, prefix};
+use super::{DecodeError, Refusal, authorization, known, parts::under_own_name, port, prefix};
 use crate::security as wire;
 
 /// A policy that is not understood in full.
@@ -26,12 +26,9 @@ pub struct NotUnderstood {
 /// When it is not understood in full.
 pub fn policy(name: &str, bytes: &[u8]) -> Result<model::Authorization, NotUnderstood> {
     let key = PolicyKey::of_record(name);
-    let read = authorization(bytes).and_then(|policy| match policy.key() {
-        own if own == key => Ok(policy),
-        other => Err(DecodeError::new(
-            "authorization.name",
-            Refusal::OtherPolicy(other),
-        )),
+    let read = authorization(bytes).and_then(|policy| {
+        let own = policy.key();
+        under_own_name(policy, own, &key, "authorization.name")
     });
     read.map_err(|error| NotUnderstood {
         substitute: Box::new(substitute(key, bytes, error.to_string().into())),

@@ -7,8 +7,8 @@ use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
-    DecodeError, Refusal,
-    parts::{all, hostname, optional, policy_part, whole},
+    DecodeError,
+    parts::{all, hostname, optional, places, policy_part, under_own_name, whole},
     port,
     waypoint::route_match,
 };
@@ -35,12 +35,9 @@ pub fn waypoint_rate_limit(
     let named = PolicyKey::of_record(policy_part(name));
     let read = whole("waypoint_rate_limit", &AMBIT_V1_WAYPOINTRATELIMIT, bytes);
     let read = read.and_then(rate_limit);
-    let read = read.and_then(|read| match read.key.clone() {
-        own if own == named => Ok(read),
-        other => Err(DecodeError::new(
-            "waypoint_rate_limit.name",
-            Refusal::OtherPolicy(other),
-        )),
+    let read = read.and_then(|read| {
+        let own = read.key.clone();
+        under_own_name(read, own, &named, "waypoint_rate_limit.name")
     });
     read.map_err(|error| RateLimitNotUnderstood {
         substitute: Box::new(substitute(named, bytes, error.to_string().into())),
@@ -155,13 +152,10 @@ struct Outline {
 
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::RateLimit {
     let outline = Outline::decode(bytes).unwrap_or_default();
-    let services = outline.services.into_iter();
-    let services: Vec<_> = services
-        .map(|name| model::NamespacedHostname::new(name.namespace, name.hostname))
-        .collect();
+    let (for_gateway, services) = places(outline.for_gateway, outline.services);
     model::RateLimit {
         key,
-        for_gateway: outline.for_gateway || services.is_empty(),
+        for_gateway,
         services,
         dry_run: outline.dry_run,
         fail_open: outline.fail_open,

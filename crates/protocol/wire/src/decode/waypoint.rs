@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::{
     DecodeError, Refusal, known,
-    parts::{all, hostname, optional, policy_part, whole},
+    parts::{all, hostname, optional, places, policy_part, under_own_name, whole},
     policy::{accounts, nets, ports, texts},
     port, prefix,
     provider::provider,
@@ -81,12 +81,9 @@ pub fn waypoint_service(bytes: &[u8]) -> Result<model::WaypointService, DecodeEr
 pub fn waypoint_policy(name: &str, bytes: &[u8]) -> Result<model::HttpPolicy, HttpNotUnderstood> {
     let named = PolicyKey::of_record(policy_part(name));
     let read = whole("waypoint_policy", &AMBIT_V1_WAYPOINTPOLICY, bytes).and_then(policy);
-    let read = read.and_then(|policy| match policy.key.clone() {
-        own if own == named => Ok(policy),
-        other => Err(DecodeError::new(
-            "waypoint_policy.name",
-            Refusal::OtherPolicy(other),
-        )),
+    let read = read.and_then(|policy| {
+        let own = policy.key.clone();
+        under_own_name(policy, own, &named, "waypoint_policy.name")
     });
     read.map_err(|error| HttpNotUnderstood {
         substitute: Box::new(substitute(named, bytes, error.to_string().into())),
@@ -107,14 +104,10 @@ struct Outline {
 
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPolicy {
     let outline = Outline::decode(bytes).unwrap_or_default();
-    let services: Vec<_> = outline
-        .services
-        .into_iter()
-        .map(|name| model::NamespacedHostname::new(name.namespace, name.hostname))
-        .collect();
+    let (for_gateway, services) = places(outline.for_gateway, outline.services);
     model::HttpPolicy {
         key,
-        for_gateway: outline.for_gateway || services.is_empty(),
+        for_gateway,
         services,
         action: model::HttpAction::Deny,
         dry_run: outline.dry_run,

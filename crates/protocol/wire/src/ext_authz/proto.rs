@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use prost::Message;
 use prost_types::Timestamp;
 
+use crate::envoy::HeaderValue;
+
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CheckRequest {
     #[prost(message, optional, tag = "1")]
@@ -148,14 +150,4 @@ pub(super) struct HeaderValueOption {
     pub(super) append: Option<bool>,
     #[prost(int32, tag = "3")]
     pub(super) append_action: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HeaderValue {
-    #[prost(string, tag = "1")]
-    pub(super) key: String,
-    #[prost(string, tag = "2")]
-    pub(super) value: String,
-    #[prost(bytes = "vec", tag = "3")]
-    pub(super) raw_value: Vec<u8>,
 }

@@ -50,7 +50,7 @@ fn an_answer_that_says_nothing_or_two_things_is_none() {
 fn headers_are_set_as_the_answer_says() {
     let of = |append, append_action, unsaid| {
         let option = proto::HeaderValueOption {
-            header: Some(proto::HeaderValue::default()),
+            header: Some(crate::envoy::HeaderValue::default()),
             append,
             append_action,
         };

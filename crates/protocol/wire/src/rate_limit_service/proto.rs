@@ -2,6 +2,8 @@
 
 use prost::Message;
 
+use crate::envoy::HeaderValue;
+
 /// Codes of an answer.
 pub(super) const OK: i32 = 1;
 pub(super) const OVER_LIMIT: i32 = 2;
@@ -60,14 +62,4 @@ pub(super) struct Limit {
     pub(super) requests_per_unit: u32,
     #[prost(int32, tag = "2")]
     pub(super) unit: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct HeaderValue {
-    #[prost(string, tag = "1")]
-    pub(super) key: String,
-    #[prost(string, tag = "2")]
-    pub(super) value: String,
-    #[prost(bytes = "vec", tag = "3")]
-    pub(super) raw_value: Vec<u8>,
 }

@@ -150,18 +150,7 @@ impl Files {
             backends(8082),
             self.hbone(backend),
         ];
-        clusters.extend(match (work.step, callee) {
-            (Some(Step::Trace(_)), Some(address)) => {
-                Some(callee_cluster(tracing::PLACE.1, address, tracing::PORT))
-            }
-            (Some(Step::Authorize), Some(address)) => Some(callee_cluster(
-                authorizer::PLACE.1,
-                address,
-                authorizer::PORT,
-            )),
-            (Some(Step::Hash), _) => Some(hashing::cluster()),
-            _ => None,
-        });
+        clusters.extend(work.callee(callee));
         let ready = json!({
             "name": "ready",
             "address": socket("0.0.0.0", 15021),
@@ -226,6 +215,17 @@ impl Files {
 }
 
 impl Work {
+    /// What it calls, or sends to, besides the pod.
+    fn callee(self, address: Option<&str>) -> Option<Value> {
+        let (name, port) = match self.step? {
+            Step::Trace(_) => (tracing::PLACE.1, tracing::PORT),
+            Step::Authorize => (authorizer::PLACE.1, authorizer::PORT),
+            Step::Hash => return Some(hashing::cluster()),
+            Step::Token(_) | Step::Plugin => return None,
+        };
+        Some(callee_cluster(name, address?, port))
+    }
+
     /// As the AuthorizationPolicies say.
     fn policies(self) -> Value {
         let policies: serde_json::Map<String, Value> = (0..self.policies)

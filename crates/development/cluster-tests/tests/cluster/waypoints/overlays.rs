@@ -46,7 +46,11 @@ fn an_autoscaler_of_the_parameters_decides_how_many_pods_a_waypoint_has() {
     assert!(!events.contains("Scaled down"), "{events}");
 
     waypoint.patch(&json!({"spec": {"infrastructure": {"parametersRef": null}}}));
-    waypoint.ready(2);
-    let left = waypoint.kubectl(&["get", "horizontalpodautoscalers", "--output=name"]);
-    assert_eq!(left, "");
+    until("the autoscaler is gone", || {
+        let left = waypoint.kubectl(&["get", "horizontalpodautoscalers", "--output=name"]);
+        left.is_empty()
+    });
+    for url in &covered.urls {
+        covered.until_through(&space, url);
+    }
 }

@@ -1,10 +1,15 @@
 //! What the system tests run beside our own programs, made by others or with what others publish: the receiver of an
 //! OpenTelemetry collector, a provider of CUSTOM policies and a rate-limit service by Envoy's messages, a registry of
-//! images, and plugins compiled from Rust and Go. What has not changed, cargo and Go do not build again.
+//! images, plugins compiled from Rust and Go, and filters that others have published. What has not changed, cargo and Go
+//! do not build again.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::shell;
 
@@ -18,6 +23,7 @@ pub(crate) fn build() -> Result<()> {
     go("ratelimit", "rate-limit-service", &[])?;
     go("registry", "oci-registry", &[])?;
     rust_plugin()?;
+    published_plugins()?;
     let wasm = ["-buildmode=c-shared", "-ldflags=-s -w"];
     go("plugins/go", "plugin-go.wasm", &wasm).map(drop)
 }
@@ -47,16 +53,62 @@ fn go(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
 
 /// The plugin in Rust.
 fn rust_plugin() -> Result<()> {
-    let target = shell::target_dir().join("plugins");
+    let manifest = shell::root().join("build/plugins/rust/Cargo.toml");
+    wasm("plugin-rust.wasm", &manifest, &["--lib"])?;
+    beside("test_plugin.wasm", "plugin-rust.wasm")
+}
+
+/// Filters that the SDK's crate has beside its library, as they were published.
+fn published_plugins() -> Result<()> {
+    let names = ["http_headers", "http_body", "http_config"];
+    let examples: Vec<&str> = names.iter().flat_map(|name| ["--example", name]).collect();
+    wasm("published filters", &published_manifest()?, &examples)?;
+    for name in names {
+        let to = format!("published-{}.wasm", name.replace('_', "-"));
+        beside(&format!("examples/{name}.wasm"), &to)?;
+    }
+    Ok(())
+}
+
+/// Where cargo has put the crate that `build/plugins/published` names.
+fn published_manifest() -> Result<PathBuf> {
+    let mut cargo = shell::cargo(&["metadata", "--locked", "--format-version=1"]);
+    let manifest = shell::root().join("build/plugins/published/Cargo.toml");
+    let output = cargo.arg("--manifest-path").arg(manifest).output()?;
+    ensure!(
+        output.status.success(),
+        "cargo metadata of the published filters failed:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let mut packages = metadata["packages"].as_array().into_iter().flatten();
+    let of_sdk = packages.find(|package| package["name"] == "proxy-wasm");
+    let path = of_sdk.and_then(|package| package["manifest_path"].as_str());
+    path.map(PathBuf::from)
+        .context("build/plugins/published names no proxy-wasm")
+}
+
+/// Builds modules of a crate that is no part of the mesh's workspace.
+fn wasm(what: &str, manifest: &Path, which: &[&str]) -> Result<()> {
     let mut cargo = shell::cargo(&["build", "--locked", "--release", "--target", WASM]);
     cargo
-        .current_dir(shell::root().join("build/plugins/rust"))
+        .args(which)
+        .arg("--manifest-path")
+        .arg(manifest)
         .arg("--target-dir")
-        .arg(&target)
+        .arg(plugins())
         .env_remove("RUSTFLAGS");
-    shell::run("build plugin-rust.wasm", &mut cargo)?;
-    let built = target.join(WASM).join("release/test_plugin.wasm");
-    let beside = shell::target_dir().join("debug/plugin-rust.wasm");
+    shell::run(&format!("build {what}"), &mut cargo)
+}
+
+fn plugins() -> PathBuf {
+    shell::target_dir().join("plugins")
+}
+
+/// Puts a module beside our own programs.
+fn beside(built: &str, name: &str) -> Result<()> {
+    let built = plugins().join(WASM).join("release").join(built);
+    let beside = shell::target_dir().join("debug").join(name);
     fs::copy(&built, &beside).with_context(|| format!("cannot copy {}", built.display()))?;
     Ok(())
 }

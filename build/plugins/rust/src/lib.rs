@@ -175,8 +175,8 @@ impl Context for Request {
     }
 
     fn on_grpc_stream_message(&mut self, token: u32, size: usize) {
-        self.heard
-            .extend(self.get_grpc_stream_message(0, size).unwrap_or_default());
+        let message = self.get_grpc_stream_message(0, size).unwrap_or_default();
+        self.heard.extend(message);
         if self.heard == b"one" {
             self.send_grpc_stream_message(token, Some(b"two"), false);
         } else if self.path == "/cancel" {

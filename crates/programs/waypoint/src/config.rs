@@ -292,4 +292,26 @@ mod tests {
             "spiffe://cluster.local/ns/shop/sa/waypoint"
         );
     }
+
+    #[test]
+    fn times_of_plugins_are_settings_and_never_zero() {
+        let with = |name: &str, value: &str| {
+            plugin_times(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
+        };
+        let all = |times: PluginTimes| {
+            [times.fetch, times.start, times.callback, times.hold].map(|time| time.as_millis())
+        };
+        let defaults = [120_000, 10_000, 100, 30_000];
+        assert_eq!(all(with("OTHER", "").unwrap()), defaults);
+        for (place, name) in ["FETCH", "START", "CALLBACK", "HOLD"].iter().enumerate() {
+            let name = format!("AMBIT_WASM_{name}_TIMEOUT");
+            let mut changed = defaults;
+            changed[place] = 1_500;
+            assert_eq!(all(with(&name, "1500ms").unwrap()), changed, "{name}");
+            for wrong in ["0s", "soon"] {
+                let error = with(&name, wrong).unwrap_err().to_string();
+                assert!(error.starts_with(&name), "{error}");
+            }
+        }
+    }
 }

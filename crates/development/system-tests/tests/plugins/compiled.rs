@@ -326,3 +326,34 @@ fn a_plugin_in_go_runs_on_what_its_runtime_asks_of_the_system() {
     assert!(!std::path::Path::new("/tmp/written-by-a-plugin").exists());
     assert!(scene.mesh.logs().contains("a line that go writes"));
 }
+
+#[test]
+fn filters_that_others_published_run_as_they_are() {
+    let scene = Scene::new();
+    for name in ["http-headers", "http-body", "http-config"] {
+        scene.compiled(name, &format!("published-{name}.wasm"));
+        scene.plugin(name, "pluginConfig: {by: others}");
+    }
+    let tag = "custom-header: {\"by\":\"others\"}\r\n";
+    let plain = scene.until_sent("the last one runs", &get("/x", ""), |answer| {
+        answer.contains(tag)
+    });
+    assert!(plain.contains("GET /x HTTP/1.1"), "{plain}");
+    // What an application says is replaced as a whole.
+    let secret = get("/x", "x-note: a secret\r\n");
+    let redacted = scene.until_sent("the second one runs", &secret, |answer| {
+        answer.contains("Original message body (") && answer.contains(" bytes) redacted.")
+    });
+    assert!(!redacted.contains("secret"), "{redacted}");
+    let answered = scene.until_sent("the first one runs", &get("/hello", ""), |answer| {
+        answer.contains("Hello, World!")
+    });
+    for there in [
+        tag,
+        " 200 ",
+        "hello: World\r\n",
+        "powered-by: proxy-wasm\r\n",
+    ] {
+        assert!(answered.contains(there), "{there}{answered}");
+    }
+}

@@ -8,7 +8,7 @@ mod written;
 use std::{net::SocketAddr, path::Path};
 
 use ambit_system_tests::{
-    GATEWAY, Mesh, Options, PAIR, answer_ok, binary, is_whole, options, read_head, until,
+    GATEWAY, LogSource, Mesh, Options, PAIR, answer_ok, binary, is_whole, options, read_head, until,
 };
 
 const POD: &str = "
@@ -124,9 +124,26 @@ spec:
         last
     }
 
+    /// The waypoint's own log.
+    fn waypoint_log(&self) -> String {
+        let source = LogSource::Pod {
+            pod: "shop/waypoint".to_owned(),
+            container: None,
+        };
+        self.mesh.client().log_text(source).unwrap()
+    }
+
     fn dump(&self) -> String {
         let url = "http://127.0.0.1:15000/config_dump";
         self.mesh.get("shop/waypoint", url).body
+    }
+
+    /// What the waypoint knows of a plugin; null if nothing.
+    fn known(&self, name: &str) -> serde_json::Value {
+        let dump: serde_json::Value = serde_json::from_str(&self.dump()).unwrap();
+        let mut plugins = dump["plugins"].as_array().into_iter().flatten();
+        let is_it = |one: &&serde_json::Value| one["name"] == format!("shop/{name}");
+        plugins.find(is_it).cloned().unwrap_or_default()
     }
 
     fn metrics(&self) -> String {

@@ -1,5 +1,7 @@
 //! Plugins that are written by hand, each for what it shows.
 
+use ambit_system_tests::{options, until};
+
 use crate::Scene;
 
 pub(crate) const HEADERS: &str =
@@ -18,6 +20,18 @@ const HOSTILE: &str = r#"(module
         (if (i32.eqz (call $get (i32.const 0) (i32.const 32) (i32.const 6) (i32.const 0) (i32.const 4)))
             (then (loop (br 0))))
         (i32.const 0)))"#;
+/// Never starts.
+const ENDLESS: &str = r#"(module
+    (memory (export "memory") 1)
+    (func (export "proxy_abi_version_0_2_1"))
+    (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+    (func (export "proxy_on_vm_start") (param i32 i32) (result i32) (loop (br 0)) (unreachable)))"#;
+/// Lets no request go on.
+const HOLDING: &str = r#"(module
+    (memory (export "memory") 1)
+    (func (export "proxy_abi_version_0_2_1"))
+    (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+    (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1)))"#;
 /// Asks a service of the mesh about each request, and lets go on what it answers with 200.
 const ASKING: &str = r#"(module
     (import "env" "proxy_http_call" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
@@ -175,4 +189,44 @@ fn a_plugin_asks_a_service_before_a_request_goes_on() {
     scene.until_answers("without an answer it is refused", "", |answer| {
         answer.contains(" 401 ")
     });
+}
+
+#[test]
+fn what_a_plugin_may_take_is_a_setting() {
+    let mut options = options();
+    for (name, time) in [("START", "170ms"), ("CALLBACK", "70ms"), ("HOLD", "270ms")] {
+        let name = format!("AMBIT_WASM_{name}_TIMEOUT");
+        options.env.insert(name, time.to_owned());
+    }
+    let scene = Scene::with("", options);
+    for (name, wat) in [
+        ("hostile", HOSTILE),
+        ("endless", ENDLESS),
+        ("holding", HOLDING),
+    ] {
+        scene.module(name, wat);
+    }
+    let refused = |answer: &str| answer.contains(" 503 ");
+    scene.plugin("hostile", "");
+    scene.until_answers("the plugin runs", "", |answer| answer.contains(" 200 "));
+    scene.until_answers("a callback takes too long", "x-spin: 1\r\n", refused);
+    until("its time is said", || {
+        let said = "more than 70ms in proxy_on_request_headers";
+        scene.waypoint_log().contains(said)
+    });
+    scene.mesh.remove("hostile");
+    scene.plugin("endless", "");
+    until("a start takes too long", || {
+        // It starts for the first request.
+        let said = "more than 170ms in proxy_on_vm_start";
+        refused(&scene.ask("")) && scene.waypoint_log().contains(said)
+    });
+    scene.mesh.remove("endless");
+    // Who is answered did not wait for the half a minute that is usual.
+    scene.plugin("holding", "");
+    until("its module is ready", || {
+        scene.known("holding")["state"] == "ready"
+    });
+    let answer = scene.ask("");
+    assert!(refused(&answer), "{answer:?}");
 }

@@ -4,6 +4,8 @@
 mod cache;
 mod client;
 mod oci;
+#[cfg(test)]
+mod scripted;
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 

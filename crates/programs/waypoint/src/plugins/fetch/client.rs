@@ -230,7 +230,38 @@ fn redirected(from: &Uri, location: &str) -> Result<Uri, ClientError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::scripted::Scripted, *};
+
+    #[tokio::test]
+    async fn credentials_go_to_the_first_server_until_another_had_a_say() {
+        // Leads to where the path says.
+        let leads = |path: &str| match path.strip_prefix("/to/") {
+            Some(to) => format!("307 There\r\nlocation: http://{to}"),
+            None => "200 OK".to_owned(),
+        };
+        let (first, other) = (Scripted::new(leads), Scripted::new(leads));
+        let (own, elsewhere) = (first.address, other.address);
+        let secret = [(AUTHORIZATION, HeaderValue::from_static("Basic c2VjcmV0"))];
+        let client = Client::default();
+        let get = async |path: &str| {
+            let url = format!("http://{own}{path}");
+            let answer = client.get(&url, &secret, 10).await.unwrap();
+            answer.successful().unwrap().is_of_first
+        };
+        assert!(get(&format!("/to/{own}/end")).await);
+        assert!(!get(&format!("/to/{elsewhere}/to/{own}/back")).await);
+        let heard = |path: &str, has: bool| (path.to_owned(), has);
+        assert_eq!(
+            first.heard(),
+            [
+                heard(&format!("/to/{own}/end"), true),
+                heard("/end", true),
+                heard(&format!("/to/{elsewhere}/to/{own}/back"), true),
+                heard("/back", false),
+            ]
+        );
+        assert_eq!(other.heard(), [heard(&format!("/to/{own}/back"), false)]);
+    }
 
     #[test]
     fn redirects_lead_to_servers_and_never_out_of_tls() {

@@ -1,4 +1,4 @@
-use super::*;
+use super::{super::scripted::Scripted, *};
 
 fn image(text: &str) -> Option<(String, String, String)> {
     let image = Image::parse(text).ok()?;
@@ -68,4 +68,72 @@ fn a_module_is_found_in_a_layer_packed_or_not() {
         Err(OciError::NoModule | OciError::Layer)
     ));
     assert!(matches!(unpack(&plain[..515]), Err(OciError::Layer)));
+}
+
+#[test]
+fn a_password_goes_in_plaintext_to_its_registry_at_most() {
+    let client = Client::default();
+    let image = Image::parse("r.example:5000/a:1").unwrap();
+    let allowed = |is_insecure: bool, realm: &str| {
+        let registry = Registry {
+            client: &client,
+            image: &image,
+            is_insecure,
+            basic: None,
+            authorization: None,
+        };
+        registry.allow(realm)
+    };
+    for (realm, with_tls, without) in [
+        ("https://r.example:5000/token", true, true),
+        ("https://auth.example/token?a=b", true, true),
+        ("http://r.example:5000/token", false, true),
+        ("http://r.example/token", false, false),
+        ("http://auth.example/token", false, false),
+        ("http://r.example:5000@auth.example/token", false, false),
+        ("http://user@r.example:5000/token", false, false),
+        ("ftp://r.example:5000/token", false, false),
+    ] {
+        for (is_insecure, may) in [(false, with_tls), (true, without)] {
+            let is = allowed(is_insecure, realm);
+            let fits = if may {
+                is.is_ok()
+            } else {
+                matches!(is, Err(OciError::Realm(_)))
+            };
+            assert!(fits, "{realm} {is_insecure} {is:?}");
+        }
+    }
+    for wrong in ["", "/token", "r.example", "http://", "http://a b/"] {
+        let is = allowed(true, wrong);
+        assert!(
+            matches!(is, Err(OciError::Challenge(_))),
+            "{wrong:?} {is:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn who_is_asked_after_a_redirect_has_no_say_about_the_registrys_password() {
+    // Wants it sent to where the path says: to the registry itself, where it may go.
+    let other = Scripted::new(|path| {
+        format!("401 Who\r\nwww-authenticate: Bearer realm=\"http:/{path}/token\"")
+    });
+    let elsewhere = other.address;
+    let registry = Scripted::new(move |path| match path.strip_prefix("/v2/a/manifests/") {
+        Some(own) => format!("307 There\r\nlocation: http://{elsewhere}/127.0.0.1:{own}"),
+        None => "200 OK".to_owned(),
+    });
+    let own = registry.address;
+    let image = Image::parse(&format!("{own}/a:{}", own.port())).unwrap();
+    let secret = format!("{{\"auths\": {{\"{own}\": {{\"auth\": \"c2VjcmV0\"}}}}}}");
+    let pulled = pull(&Client::default(), &image, true, secret.as_bytes()).await;
+    let status = pulled.err().map(|error| error.to_string()).unwrap();
+    assert!(
+        status.ends_with("answers with 401 Unauthorized"),
+        "{status}"
+    );
+    let asked = format!("/v2/a/manifests/{}", own.port());
+    assert_eq!(registry.heard(), [(asked, false)]);
+    assert_eq!(other.heard().len(), 1);
 }

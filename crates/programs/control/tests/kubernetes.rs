@@ -921,15 +921,19 @@ async fn secrets_are_followed_by_their_label_where_that_is_wanted() {
     let flags = [&["--image-pull-secrets"], &flags[..]].concat();
     let with = cluster.replica_with("b", &flags).await;
     stands("NoPullSecret").await;
-    let secret = |labels: Value| {
+    let put = |labels: Value| {
         let content = json!({".dockerconfigjson": "eyJhdXRocyI6IHt9fQ=="});
-        json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
-            "metadata": {"name": "creds", "namespace": "shop", "labels": labels}, "data": content})
+        let metadata = json!({"name": "creds", "namespace": "shop", "labels": labels});
+        cluster.server.put(
+            SECRETS,
+            json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
+                "metadata": metadata, "data": content}),
+        );
     };
-    let put = |labels| cluster.server.put(SECRETS, secret(labels));
+    put(json!({"app": "other"}));
     put(json!({"ambit.io/image-pull": "true"}));
     stands("\"True\" \"Accepted\"").await;
-    put(json!({"app": "other"}));
+    cluster.server.delete(SECRETS, "shop", "creds");
     stands("NoPullSecret").await;
     with.running.stop().await;
     let selects = |path: &String| path.contains("labelSelector=ambit.io%2Fimage-pull%3Dtrue");

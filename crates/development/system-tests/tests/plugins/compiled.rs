@@ -294,7 +294,7 @@ fn a_plugin_in_go_runs_on_what_its_runtime_asks_of_the_system() {
     });
     for there in [
         "x-environment: hello\r\n",
-        "x-slept: xxx true\r\n",
+        "x-slept: xxxtrue\r\n",
         "x-namespace: shop\r\n",
     ] {
         assert!(answer.contains(there), "{there}{answer}");
@@ -324,7 +324,7 @@ fn a_plugin_in_go_runs_on_what_its_runtime_asks_of_the_system() {
         answer.contains(" 200 ")
     });
     assert!(!std::path::Path::new("/tmp/written-by-a-plugin").exists());
-    assert!(scene.mesh.logs().contains("a line that go writes"));
+    assert!(scene.waypoint_log().contains("a line that go writes"));
 }
 
 #[test]

@@ -140,8 +140,14 @@ spec:
 
     /// What the waypoint knows of a plugin; null if nothing.
     fn known(&self, name: &str) -> serde_json::Value {
-        let dump: serde_json::Value = serde_json::from_str(&self.dump()).unwrap();
-        let mut plugins = dump["plugins"].as_array().into_iter().flatten();
+        let dump = self.dump();
+        // After the status.
+        let json = dump.split_once(' ').map_or("", |(_, json)| json);
+        let dump: serde_json::Value = serde_json::from_str(json).unwrap_or_default();
+        let mut plugins = dump["workloadState"]["plugins"]
+            .as_array()
+            .into_iter()
+            .flatten();
         let is_it = |one: &&serde_json::Value| one["name"] == format!("shop/{name}");
         plugins.find(is_it).cloned().unwrap_or_default()
     }

@@ -365,7 +365,8 @@ fn a_body_is_held_until_it_may_pass_and_no_more_than_the_limit() {
 #[test]
 fn a_call_is_an_effect_and_its_answer_is_told_once() {
     let call = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
-        (import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))";
+        (import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))
+        (import \"env\" \"proxy_set_effective_context\" (func $effective (param i32) (result i32)))";
     let pairs: [(&[u8], &[u8]); 3] = [
         (b":method", b"GET"),
         (b":path", b"/check"),
@@ -377,13 +378,17 @@ fn a_call_is_an_effect_and_its_answer_is_told_once() {
         "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"{text}\")
          {}
          (func (export \"proxy_on_http_call_response\") (param i32 i32 i32 i32 i32)
+            {}
             (if (i32.ne (local.get 3) (i32.const 2)) (then (unreachable)))
+            (drop (call $effective (i32.const 2)))
             (drop (call $continue (i32.const 0))))",
         on_request(&format!(
             "(call $call (i32.const 0) (i32.const 7) (i32.const 16) (i32.const {}) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 700) (i32.const 1024))
              (if (then (return (i32.const 0)))) (i32.const 1)",
             pairs.len()
-        ))
+        )),
+        // It is told in the plugin's own context.
+        gives(1, "(local.get 0)"),
     );
     let (_engine, mut vm) = start(&module(call, &functions), "").unwrap();
     let (id, outcome) = ask(&mut vm, &[]);
@@ -445,14 +450,16 @@ fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
             "(call $send (i32.const 99) (i32.const 0) (i32.const 0) (i32.const 0))"
         ),
     ));
+    // All of it in the plugin's own context.
+    let own = gives(1, "(local.get 0)");
     // Ended by the module when a message has come, which is no message's business any more.
     let functions = format!(
         "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\")
          {opens}
-         (func (export \"proxy_on_grpc_receive_initial_metadata\") (param i32 i32 i32) {})
-         (func (export \"proxy_on_grpc_receive\") (param i32 i32 i32) {} {} {} {})
-         (func (export \"proxy_on_grpc_receive_trailing_metadata\") (param i32 i32 i32) {})
-         (func (export \"proxy_on_grpc_close\") (param i32 i32 i32) {} {} {})",
+         (func (export \"proxy_on_grpc_receive_initial_metadata\") (param i32 i32 i32) {own} {})
+         (func (export \"proxy_on_grpc_receive\") (param i32 i32 i32) {own} {} {} {} {})
+         (func (export \"proxy_on_grpc_receive_trailing_metadata\") (param i32 i32 i32) {own} {})
+         (func (export \"proxy_on_grpc_close\") (param i32 i32 i32) {own} {} {} {})",
         gives(1, "(local.get 2)"),
         gives(5, "(local.get 2)"),
         gives(0, &format!("(call $close {token})")),

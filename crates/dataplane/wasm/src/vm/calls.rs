@@ -1,9 +1,11 @@
-//! What a module is told of its calls and streams.
+//! What a module is told of its calls and streams: in the plugin's own context, as Envoy has it, whoever has made them.
+//! Modules that want to say something of a request then name its context.
 
 use super::{Failure, Vm};
 use crate::{
     effect::{CallKind, CallResponse, StreamEvent, Token},
     host::Received,
+    stream::ROOT,
 };
 
 /// As a module gets it.
@@ -22,10 +24,9 @@ impl Vm {
         kind: CallKind,
         response: CallResponse,
     ) -> Result<(), Failure> {
-        let Some(pending) = self.store.data_mut().calls.remove(&token.0) else {
+        if self.store.data_mut().calls.remove(&token.0).is_none() {
             return Ok(());
-        };
-        let context = pending.context;
+        }
         let CallResponse {
             head,
             body,
@@ -46,10 +47,10 @@ impl Vm {
                     ..Received::default()
                 };
                 let callback = self.callbacks.http_call_response.clone();
-                let arguments = (context.0, token.0, counts.0, counts.1, counts.2);
+                let arguments = (ROOT.0, token.0, counts.0, counts.1, counts.2);
                 self.callback(
                     "proxy_on_http_call_response",
-                    context,
+                    ROOT,
                     callback.as_ref(),
                     arguments,
                 )
@@ -65,17 +66,12 @@ impl Vm {
                 };
                 if status == 0 {
                     let callback = self.callbacks.grpc_receive.clone();
-                    let arguments = (context.0, token.0, counts.1);
-                    self.callback(
-                        "proxy_on_grpc_receive",
-                        context,
-                        callback.as_ref(),
-                        arguments,
-                    )
+                    let arguments = (ROOT.0, token.0, counts.1);
+                    self.callback("proxy_on_grpc_receive", ROOT, callback.as_ref(), arguments)
                 } else {
                     let callback = self.callbacks.grpc_close.clone();
-                    let arguments = (context.0, token.0, status);
-                    self.callback("proxy_on_grpc_close", context, callback.as_ref(), arguments)
+                    let arguments = (ROOT.0, token.0, status);
+                    self.callback("proxy_on_grpc_close", ROOT, callback.as_ref(), arguments)
                 }
             }
         };
@@ -89,10 +85,9 @@ impl Vm {
     /// When the module fails.
     pub fn stream_event(&mut self, token: Token, event: StreamEvent) -> Result<bool, Failure> {
         let calls = &mut self.store.data_mut().calls;
-        let Some(pending) = calls.get(&token.0) else {
+        if !calls.contains_key(&token.0) {
             return Ok(false);
-        };
-        let context = pending.context;
+        }
         if matches!(event, StreamEvent::Closed(..)) {
             calls.remove(&token.0);
         }
@@ -129,8 +124,8 @@ impl Vm {
             }
         };
         self.store.data_mut().received = received;
-        let arguments = (context.0, token.0, argument);
-        let told = self.callback(name, context, callback.as_ref(), arguments);
+        let arguments = (ROOT.0, token.0, argument);
+        let told = self.callback(name, ROOT, callback.as_ref(), arguments);
         self.store.data_mut().received = Received::default();
         told?;
         Ok(self.store.data().calls.contains_key(&token.0))

@@ -81,9 +81,16 @@ fn published_manifest() -> Result<PathBuf> {
         String::from_utf8_lossy(&output.stderr)
     );
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let mut packages = metadata["packages"].as_array().into_iter().flatten();
-    let of_sdk = packages.find(|package| package["name"] == "proxy-wasm");
-    let path = of_sdk.and_then(|package| package["manifest_path"].as_str());
+    let packages = metadata.get("packages").and_then(|all| all.as_array());
+    let text = |package: &serde_json::Value, name: &str| {
+        let text = package.get(name).and_then(|text| text.as_str());
+        text.map(str::to_owned)
+    };
+    let of_sdk = packages.and_then(|packages| {
+        let mut packages = packages.iter();
+        packages.find(|package| text(package, "name").as_deref() == Some("proxy-wasm"))
+    });
+    let path = of_sdk.and_then(|package| text(package, "manifest_path"));
     path.map(PathBuf::from)
         .context("build/plugins/published names no proxy-wasm")
 }

@@ -427,6 +427,9 @@ const STREAM: &str = "(import \"env\" \"proxy_grpc_stream\" (func $open (param i
     (import \"env\" \"proxy_grpc_close\" (func $close (param i32) (result i32)))
     (import \"env\" \"proxy_get_status\" (func $status (param i32 i32 i32) (result i32)))";
 
+/// The number of the stream is at 1024.
+const OPEN: &str = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
+
 /// What is called must give a status.
 fn gives(status: u32, call: &str) -> String {
     format!("(if (i32.ne {call} (i32.const {status})) (then (unreachable)))")
@@ -434,14 +437,13 @@ fn gives(status: u32, call: &str) -> String {
 
 #[test]
 fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
-    let open = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
     let token = "(i32.load (i32.const 1024))";
     let send = |length: u32, is_end: u32| {
         format!("(call $send {token} (i32.const 0) (i32.const {length}) (i32.const {is_end}))")
     };
     let opens = on_request(&format!(
         "{} {} {} {} (i32.const 1)",
-        gives(0, open),
+        gives(0, OPEN),
         gives(0, &send(7, 0)),
         // No more than the limit (64 bytes) waits to be sent.
         gives(10, &send(58, 0)),
@@ -525,10 +527,13 @@ fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
         ),
         "{effects:?}"
     );
-    // By the module itself, and once.
+}
+
+#[test]
+fn a_module_breaks_a_stream_off_once() {
     let cancels = on_request(&format!(
         "{} {} {} (i32.const 0)",
-        gives(0, open),
+        gives(0, OPEN),
         gives(
             0,
             &format!(

@@ -7,7 +7,7 @@ use ambit_system_tests::{Place, until};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 
-use crate::Scene;
+use crate::scene::Scene;
 
 const RUST: &str = "plugin-rust.wasm";
 const GO: &str = "plugin-go.wasm";

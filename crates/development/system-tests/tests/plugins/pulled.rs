@@ -9,7 +9,7 @@ use std::{
 
 use ambit_system_tests::{Options, binary, options, read_head, until};
 
-use crate::{Scene, written::HEADERS};
+use crate::{scene::Scene, written::HEADERS};
 
 const USER: &str = "puller";
 const PASSWORD: &str = "a-password-nobody-else-knows";
@@ -201,7 +201,7 @@ fn servers_that_lie_hang_flood_or_lead_elsewhere_get_nothing_and_harm_nobody() {
     // Wants credentials, too, for a registry that it is not.
     let stolen = Heard::default();
     let heard = stolen.clone();
-    let other = scene.mesh.serve("shop/server", 5001, move |mut stream| {
+    let other = scene.mesh.serve("legacy/client", 5001, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             heard.lock().unwrap().push(head.to_ascii_lowercase());
             stream.write_all(
@@ -210,7 +210,7 @@ fn servers_that_lie_hang_flood_or_lead_elsewhere_get_nothing_and_harm_nobody() {
         }
         Ok(())
     });
-    let server = scene.mesh.serve("shop/server", 5000, move |mut stream| {
+    let server = scene.mesh.serve("legacy/client", 5000, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             hostile(&mut stream, &head, other)?;
         }

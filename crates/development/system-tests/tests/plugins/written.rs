@@ -2,7 +2,7 @@
 
 use ambit_system_tests::{options, until};
 
-use crate::Scene;
+use crate::scene::Scene;
 
 pub(crate) const HEADERS: &str =
     include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");

@@ -14,7 +14,7 @@ impl Challenge {
     pub(super) fn of(headers: &[&str]) -> Option<Self> {
         let all: Vec<Self> = headers.iter().flat_map(|text| read(text)).collect();
         let bearer = all.iter().find(|one| **one != Self::Basic);
-        bearer.or(all.first()).cloned()
+        bearer.or_else(|| all.first()).cloned()
     }
 }
 

@@ -1,3 +1,5 @@
+//! Names of images, layers, and where passwords go.
+
 use super::{super::scripted::Scripted, *};
 
 fn image(text: &str) -> Option<(String, String, String)> {

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::{images, setup, shell, static_binary, test};
+use crate::{images, outside, setup, shell, static_binary};
 
 /// Runs what `args` name: a part, and of `cluster` maybe one scenario.
 pub(crate) fn run(args: &[String]) -> Result<()> {
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     if args.first().is_none_or(|part| part == "waypoint") {
         bench.env("AMBIT_BENCH_ENVOY", envoy()?);
-        bench.env("AMBIT_BENCH_COLLECTOR", test::build_collector()?);
+        bench.env("AMBIT_BENCH_COLLECTOR", outside::collector()?);
     }
     shell::run("benchmark", &mut bench)
 }

@@ -135,9 +135,8 @@ pub(crate) struct Tests {
     root: bool,
     /// They run programs of other crates.
     pub(crate) binaries: bool,
-    /// They talk to programs of others: a collector of OpenTelemetry's, a rate-limit service and a provider by Envoy's
-    /// messages.
-    pub(crate) collector: bool,
+    /// They run what is in [`crate::outside`].
+    pub(crate) outside: bool,
 }
 
 impl Tests {
@@ -158,7 +157,7 @@ impl Tests {
             needs,
             root,
             binaries,
-            collector: name == "system-tests",
+            outside: name == "system-tests",
         }
     }
 
@@ -168,7 +167,7 @@ impl Tests {
             needs: &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, CLUSTER],
             root: true,
             binaries: true,
-            collector: true,
+            outside: true,
         }
     }
 

@@ -1,10 +1,10 @@
 //! `cargo xtask test` and `check`: everything that must hold, in the order that fails fastest.
 
-use std::{path::PathBuf, process::Command, thread};
+use std::{process::Command, thread};
 
 use anyhow::{Result, anyhow};
 
-use crate::{fuzz, images, proto, setup, shell, tidy};
+use crate::{fuzz, images, outside, proto, setup, shell, tidy};
 
 /// All checks and tests; or the tests of the crate that is named first, for which the rest goes to `cargo test`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -16,8 +16,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         if tests.binaries {
             build_binaries()?;
         }
-        if tests.collector {
-            build_peers()?;
+        if tests.outside {
+            outside::build()?;
         }
         if package == "ambit-cluster-tests" {
             images::for_cluster()?;
@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     )?;
     proto::generate(true)?;
     build_binaries()?;
-    build_peers()?;
+    outside::build()?;
     images::for_cluster()?;
     shell::run(
         "build the tests",
@@ -75,33 +75,6 @@ fn build_binaries() -> Result<()> {
         "build the binaries",
         &mut shell::cargo(&["build", "--workspace", "--bins"]),
     )
-}
-
-/// The outside end of the system tests' telemetry.
-pub(crate) fn build_collector() -> Result<PathBuf> {
-    build_peer("collector", "otlp-collector")
-}
-
-/// What system tests talk to: a collector, a provider of CUSTOM policies, a rate-limit service.
-fn build_peers() -> Result<()> {
-    build_collector()?;
-    build_peer("authorizer", "ext-authz-provider")?;
-    build_peer("ratelimit", "rate-limit-service")?;
-    Ok(())
-}
-
-/// Builds a program of `build/` that is made of what others publish, and that tests talk to. What has not changed, Go does
-/// not build again.
-fn build_peer(module: &str, program: &str) -> Result<PathBuf> {
-    let program = shell::target_dir().join("debug").join(program);
-    let mut go = Command::new("go");
-    go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
-        .arg(&program)
-        .arg(".")
-        .current_dir(shell::root().join("build").join(module))
-        .env("CGO_ENABLED", "0");
-    shell::run(&format!("build the {module}"), &mut go)?;
-    Ok(program)
 }
 
 fn lints() -> Command {

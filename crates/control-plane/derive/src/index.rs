@@ -114,6 +114,8 @@ pub struct Index {
     pub(crate) provider_users: References<ArcStr>,
     /// Policies by the objects that they are attached to.
     pub(crate) policy_targets: References<ObjectKey>,
+    /// Plugins by the Secrets that they name.
+    pub(crate) pull_secrets: References<ObjectKey>,
     /// What is known of key sets that are fetched.
     key_sets: HashMap<KeySource, KeyState>,
     /// The waypoints of services' endpoints.
@@ -162,6 +164,7 @@ impl Index {
             backend_tls: BTreeSet::new(),
             provider_users: References::default(),
             policy_targets: References::default(),
+            pull_secrets: References::default(),
             key_sets: HashMap::new(),
             served: Served::default(),
             behind: Served::default(),

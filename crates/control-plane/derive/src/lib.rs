@@ -56,6 +56,8 @@ pub struct MeshConfig {
     pub trusted_proxies: u32,
     /// Whether routes need a grant to lead to services of other namespaces.
     pub reference_grants: ReferenceGrants,
+    /// Whether Secrets with credentials for the modules of plugins are followed.
+    pub image_pull_secrets: bool,
     /// Gateways of this revision are run by this control plane, those of others by others.
     pub revision: ArcStr,
 }
@@ -108,6 +110,7 @@ impl Default for MeshConfig {
             path_normalization: PathNormalization::default(),
             trusted_proxies: 0,
             reference_grants: ReferenceGrants::default(),
+            image_pull_secrets: false,
             revision: DEFAULT_REVISION.into(),
         }
     }

@@ -81,6 +81,10 @@ pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
 /// Label that Kubernetes puts on each namespace: its name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+/// On a Secret: it has credentials for pulling the modules of plugins of its namespace, which waypoints get.
+pub const IMAGE_PULL: &str = "ambit.io/image-pull";
+/// Secrets with that label.
+pub const IMAGE_PULL_SELECTOR: &str = "ambit.io/image-pull=true";
 /// Annotation of a manifest that only adds to an object given elsewhere: as long as nothing but such
 /// manifests speak of an object, it does not exist. Not part of the merged object.
 pub const OVERLAY: &str = "ambit.io/overlay";

@@ -14,6 +14,7 @@ pub mod istio;
 pub mod labels;
 mod object;
 mod release;
+pub mod secret;
 pub mod selector;
 pub mod status;
 pub mod telemetry;
@@ -43,6 +44,7 @@ pub use object::{
     is_dns_name,
 };
 pub use release::{BUNDLE_VERSION, UnknownRelease, known_release};
+pub use secret::Secret;
 pub use status::Status;
 pub use telemetry::Telemetry;
 pub use unread::{EnvoyFilter, VirtualService};

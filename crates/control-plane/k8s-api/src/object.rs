@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
     EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Namespace, Node,
-    PeerAuthentication, Pod, RateLimit, ReferenceGrant, RequestAuthentication, Service,
+    PeerAuthentication, Pod, RateLimit, ReferenceGrant, RequestAuthentication, Secret, Service,
     ServiceAccount, ServiceEntry, Status, TCPRoute, TLSRoute, Telemetry, VirtualService,
     WasmPlugin, WorkloadEntry,
 };
@@ -29,6 +29,7 @@ macro_rules! for_each_kind {
             Node, false, BuiltIn, "A node.";
             ServiceAccount, true, BuiltIn, "A service account.";
             ConfigMap, true, BuiltIn, "Settings of the mesh, and overlays of a waypoint's objects.";
+            Secret, true, BuiltIn, "Credentials of the registries that modules of plugins come from.";
             Pod, true, BuiltIn, "A pod.";
             Deployment, true, BuiltIn, "A deployment (expanded to pods by the lab or by Kubernetes).";
             Service, true, BuiltIn, "A service.";

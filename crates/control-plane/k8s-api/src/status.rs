@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use crate::{ConfigMap, Deployment, EndpointSlice, Namespace, Node, Pod, Service, ServiceAccount};
+use crate::{
+    ConfigMap, Deployment, EndpointSlice, Namespace, Node, Pod, Secret, Service, ServiceAccount,
+};
 
 /// The part of an object that controllers write.
 pub trait Status {
@@ -34,7 +36,7 @@ macro_rules! without_conditions {
     };
 }
 
-without_conditions! { Namespace Node ServiceAccount ConfigMap Pod Deployment EndpointSlice }
+without_conditions! { Namespace Node ServiceAccount ConfigMap Secret Pod Deployment EndpointSlice }
 
 impl Status for Service {
     fn api_version(&self) -> &str {

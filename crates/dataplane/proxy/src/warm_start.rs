@@ -1,5 +1,5 @@
 //! The warm-start cache: what a worker leaves to the one after it. The mesh as the control plane published it,
-//! in an unnamed file, and the certificates with their keys, in memory alone. A worker that was killed is
+//! in an unnamed file (of a waypoint in memory), and the certificates with their keys, in memory alone. A worker that was killed is
 //! followed by one that has both at once, whether the control plane is near, far or away.
 
 use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
@@ -19,6 +19,11 @@ const MESH: Purpose = Purpose {
     number: 0,
     name: "the mesh",
     backing: Backing::Disk,
+};
+/// What waypoints are told may have credentials in it, for registries of plugins.
+const MESH_OF_WAYPOINTS: Purpose = Purpose {
+    backing: Backing::Memory,
+    ..MESH
 };
 const CERTIFICATES: Purpose = Purpose {
     number: 1,
@@ -66,7 +71,14 @@ pub struct MeshCache {
 
 impl MeshCache {
     fn open(role: Role, held: Option<OwnedFd>, supervisor: &Supervisor) -> io::Result<Self> {
-        let journal = Journal::open(MESH, held, supervisor)?;
+        let journal = Journal::open(
+            match role {
+                Role::Waypoint => MESH_OF_WAYPOINTS,
+                _ => MESH,
+            },
+            held,
+            supervisor,
+        )?;
         let types: Vec<_> = role.type_urls().collect();
         let complete = vec![false; types.len()];
         let state = Mutex::new((journal, complete));

@@ -1,6 +1,12 @@
 //! What a module wants of the network, and what comes of it.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -57,10 +63,59 @@ pub enum Effect {
     Changed(ContextId),
     /// A call is to be made.
     Call(Token, Box<Call>),
-    /// Nobody waits for a call any more.
+    /// A stream of gRPC is to be opened, by a call without a body.
+    Open(Token, Box<Call>),
+    /// Something is to be sent on a stream.
+    Send(Token, Message),
+    /// Nobody waits for a call or a stream any more.
     Cancelled(Token),
     /// The plugin wants to know of messages in a queue.
     Listens(u32),
     /// There is a message in a queue.
     Enqueued(u32),
+}
+
+/// What a module sends on a stream of gRPC.
+#[derive(Debug)]
+pub struct Message {
+    /// The message, without the bytes that frame it; `None` if there is only the end.
+    pub bytes: Option<Bytes>,
+    /// Nothing follows it.
+    pub is_end: bool,
+    _unsent: Unsent,
+}
+
+impl Message {
+    pub(crate) fn new(bytes: Option<Bytes>, is_end: bool, unsent: &Arc<AtomicUsize>) -> Self {
+        let length = bytes.as_ref().map_or(0, Bytes::len);
+        unsent.fetch_add(length, Ordering::Relaxed);
+        Self {
+            bytes,
+            is_end,
+            _unsent: Unsent(unsent.clone(), length),
+        }
+    }
+}
+
+/// Counts what a module has sent and the network has not taken.
+#[derive(Debug)]
+struct Unsent(Arc<AtomicUsize>, usize);
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+/// What happens on a stream of gRPC.
+#[derive(Clone, Debug)]
+pub enum StreamEvent {
+    /// The peer has begun to answer.
+    Began(HeaderMap),
+    /// A message, without the bytes that frame it.
+    Message(Bytes),
+    /// The peer has ended.
+    Trailers(HeaderMap),
+    /// It is over, with a status and its text: nothing follows.
+    Closed(u32, String),
 }

@@ -10,7 +10,10 @@ mod streams;
 mod system;
 mod wasi;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -43,14 +46,31 @@ pub(crate) struct Host {
     /// What a call brought, while the module is told of it.
     pub(crate) received: Received,
     pub(crate) effects: Vec<Effect>,
-    /// Calls under way, and for which context.
-    pub(crate) calls: BTreeMap<u32, ContextId>,
+    /// Calls and streams under way.
+    pub(crate) calls: BTreeMap<u32, Pending>,
     pub(crate) last_call: u32,
     pub(crate) tick_period: u32,
     /// Contexts of which the module said that they are done.
     pub(crate) done: Vec<ContextId>,
     /// Lines of its log that are not yet complete: standard output and error.
     pub(crate) lines: [Vec<u8>; 2],
+}
+
+/// A call or a stream under way.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    /// For which context.
+    pub(crate) context: ContextId,
+    /// Of a stream.
+    pub(crate) sending: Option<Sending>,
+}
+
+/// The module's side of a stream.
+#[derive(Debug, Default)]
+pub(crate) struct Sending {
+    /// Bytes that the network has not taken.
+    pub(crate) unsent: Arc<AtomicUsize>,
+    pub(crate) is_ended: bool,
 }
 
 /// See [`Host::received`].
@@ -151,4 +171,4 @@ pub(crate) fn link_rest(linker: &mut Linker<Host>, module: &Module) -> wasmtime:
 }
 
 /// Functions of the system that there are.
-const KNOWN: [&str; 14] = wasi::NAMES;
+const KNOWN: [&str; 15] = wasi::NAMES;

@@ -21,7 +21,7 @@ mod stream;
 mod vm;
 
 pub use abi::{read_pairs, write_pairs};
-pub use effect::{Call, CallKind, CallResponse, Effect, Token};
+pub use effect::{Call, CallKind, CallResponse, Effect, Message, StreamEvent, Token};
 pub use engine::{Engine, Module, ModuleError};
 pub use limits::Limits;
 pub use metrics::{MetricKind, MetricValue, Metrics};

@@ -1,6 +1,7 @@
 //! One instance of a module: the contexts in it, and the callbacks by which it is told what happens.
 
 mod callbacks;
+mod calls;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -9,9 +10,9 @@ use http::HeaderMap;
 use wasmtime::{Store, Trap, TypedFunc, WasmParams, WasmResults};
 
 use crate::{
-    effect::{CallKind, CallResponse, Effect, Token},
+    effect::{Effect, Token},
     engine::Module,
-    host::{Host, Received},
+    host::Host,
     limits::ticks,
     metrics::Metrics,
     settings::Settings,
@@ -400,77 +401,6 @@ impl Vm {
         Ok(())
     }
 
-    /// Something came of a call. Nothing happens if nobody waits for it any more.
-    ///
-    /// # Errors
-    /// When the module fails.
-    pub fn call_ended(
-        &mut self,
-        token: Token,
-        kind: CallKind,
-        response: CallResponse,
-    ) -> Result<(), Failure> {
-        let Some(context) = self.store.data_mut().calls.remove(&token.0) else {
-            return Ok(());
-        };
-        let size = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
-        let CallResponse {
-            head,
-            body,
-            trailers,
-            grpc_status: (status, text),
-        } = response;
-        let counts = (
-            size(head.pseudo.len() + head.headers.len()),
-            size(body.len()),
-            size(trailers.len()),
-        );
-        let ended = match kind {
-            CallKind::Http => {
-                self.store.data_mut().received = Received {
-                    headers: head,
-                    body,
-                    trailers,
-                    ..Received::default()
-                };
-                let callback = self.callbacks.http_call_response.clone();
-                let arguments = (context.0, token.0, counts.0, counts.1, counts.2);
-                self.callback(
-                    "proxy_on_http_call_response",
-                    context,
-                    callback.as_ref(),
-                    arguments,
-                )
-            }
-            CallKind::Grpc => {
-                self.store.data_mut().received = Received {
-                    grpc_initial: head.headers,
-                    grpc_message: body,
-                    grpc_trailing: trailers,
-                    grpc_status: status,
-                    grpc_text: text,
-                    ..Received::default()
-                };
-                if status == 0 {
-                    let callback = self.callbacks.grpc_receive.clone();
-                    let arguments = (context.0, token.0, counts.1);
-                    self.callback(
-                        "proxy_on_grpc_receive",
-                        context,
-                        callback.as_ref(),
-                        arguments,
-                    )
-                } else {
-                    let callback = self.callbacks.grpc_close.clone();
-                    let arguments = (context.0, token.0, status);
-                    self.callback("proxy_on_grpc_close", context, callback.as_ref(), arguments)
-                }
-            }
-        };
-        self.store.data_mut().received = Received::default();
-        ended.map(drop)
-    }
-
     fn stream(&mut self, id: ContextId) -> Option<&mut Stream> {
         self.store.data_mut().streams.get_mut(&id)
     }
@@ -512,7 +442,7 @@ impl Vm {
         let host = self.store.data_mut();
         host.streams.remove(&id);
         host.effective = ROOT;
-        let calls = host.calls.iter().filter(|(_, of)| **of == id);
+        let calls = host.calls.iter().filter(|(_, of)| of.context == id);
         let calls: Vec<u32> = calls.map(|(token, _)| *token).collect();
         for token in calls {
             host.calls.remove(&token);

@@ -6,10 +6,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ambit_wasm::{
     CallKind, CallResponse, ContextId, Direction, Effect, Engine, Facts, Failure, Head, Limits,
-    Metrics, Module, ModuleError, Outcome, Settings, Shared, Value, Vm,
+    Metrics, Module, ModuleError, Outcome, Settings, Shared, StreamEvent, Value, Vm,
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 const HEADERS: &str = include_str!("modules/headers.wat");
 
@@ -365,7 +365,8 @@ fn a_body_is_held_until_it_may_pass_and_no_more_than_the_limit() {
 #[test]
 fn a_call_is_an_effect_and_its_answer_is_told_once() {
     let call = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
-        (import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))";
+        (import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))
+        (import \"env\" \"proxy_set_effective_context\" (func $effective (param i32) (result i32)))";
     let pairs: [(&[u8], &[u8]); 3] = [
         (b":method", b"GET"),
         (b":path", b"/check"),
@@ -377,13 +378,17 @@ fn a_call_is_an_effect_and_its_answer_is_told_once() {
         "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"{text}\")
          {}
          (func (export \"proxy_on_http_call_response\") (param i32 i32 i32 i32 i32)
+            {}
             (if (i32.ne (local.get 3) (i32.const 2)) (then (unreachable)))
+            (drop (call $effective (i32.const 2)))
             (drop (call $continue (i32.const 0))))",
         on_request(&format!(
             "(call $call (i32.const 0) (i32.const 7) (i32.const 16) (i32.const {}) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 700) (i32.const 1024))
              (if (then (return (i32.const 0)))) (i32.const 1)",
             pairs.len()
-        ))
+        )),
+        // It is told in the plugin's own context.
+        gives(1, "(local.get 0)"),
     );
     let (_engine, mut vm) = start(&module(call, &functions), "").unwrap();
     let (id, outcome) = ask(&mut vm, &[]);
@@ -414,4 +419,156 @@ fn a_call_is_an_effect_and_its_answer_is_told_once() {
         matches!(effects[..], [Effect::Call(..), Effect::Changed(_)]),
         "{effects:?}"
     );
+}
+
+const STREAM: &str = "(import \"env\" \"proxy_grpc_stream\" (func $open (param i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+    (import \"env\" \"proxy_grpc_send\" (func $send (param i32 i32 i32 i32) (result i32)))
+    (import \"env\" \"proxy_grpc_cancel\" (func $cancel (param i32) (result i32)))
+    (import \"env\" \"proxy_grpc_close\" (func $close (param i32) (result i32)))
+    (import \"env\" \"proxy_get_status\" (func $status (param i32 i32 i32) (result i32)))";
+
+/// The number of the stream is at 1024.
+const OPEN: &str = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
+
+/// What is called must give a status.
+fn gives(status: u32, call: &str) -> String {
+    format!("(if (i32.ne {call} (i32.const {status})) (then (unreachable)))")
+}
+
+#[test]
+fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
+    let token = "(i32.load (i32.const 1024))";
+    let send = |length: u32, is_end: u32| {
+        format!("(call $send {token} (i32.const 0) (i32.const {length}) (i32.const {is_end}))")
+    };
+    let opens = on_request(&format!(
+        "{} {} {} {} (i32.const 1)",
+        gives(0, OPEN),
+        gives(0, &send(7, 0)),
+        // No more than the limit (64 bytes) waits to be sent.
+        gives(10, &send(58, 0)),
+        gives(
+            1,
+            "(call $send (i32.const 99) (i32.const 0) (i32.const 0) (i32.const 0))"
+        ),
+    ));
+    // All of it in the plugin's own context.
+    let own = gives(1, "(local.get 0)");
+    // Ended by the module when a message has come, which is no message's business any more.
+    let functions = format!(
+        "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\")
+         {opens}
+         (func (export \"proxy_on_grpc_receive_initial_metadata\") (param i32 i32 i32) {own} {})
+         (func (export \"proxy_on_grpc_receive\") (param i32 i32 i32) {own} {} {} {} {})
+         (func (export \"proxy_on_grpc_receive_trailing_metadata\") (param i32 i32 i32) {own} {})
+         (func (export \"proxy_on_grpc_close\") (param i32 i32 i32) {own} {} {} {})",
+        gives(1, "(local.get 2)"),
+        gives(5, "(local.get 2)"),
+        gives(0, &format!("(call $close {token})")),
+        gives(0, &format!("(call $close {token})")),
+        gives(2, &send(1, 0)),
+        gives(2, "(local.get 2)"),
+        gives(9, "(local.get 2)"),
+        gives(
+            0,
+            "(call $status (i32.const 2048) (i32.const 2052) (i32.const 2056))"
+        ),
+        gives(9, "(i32.load (i32.const 2048))"),
+    );
+    let (_engine, mut vm) = start(&module(STREAM, &functions), "").unwrap();
+    let (id, outcome) = ask(&mut vm, &[]);
+    assert_eq!(outcome, Ok(Outcome::Paused));
+    let mut effects = vm.take_effects().into_iter();
+    let Some(Effect::Open(token, call)) = effects.next() else {
+        panic!("no stream");
+    };
+    assert_eq!(
+        (call.kind, call.head.pseudo(":path")),
+        (CallKind::Grpc, Some("/s/m"))
+    );
+    let Some(Effect::Send(to, message)) = effects.next() else {
+        panic!("no message");
+    };
+    assert_eq!((to, message.is_end), (token, false));
+    assert_eq!(message.bytes.as_deref(), Some(&b"auth:80"[..]));
+    assert!(effects.next().is_none());
+    let headers = |count: usize| {
+        let names = (0..count).map(|n| format!("x-{n}").parse::<HeaderName>().unwrap());
+        names
+            .map(|name| (name, HeaderValue::from_static("1")))
+            .collect::<HeaderMap>()
+    };
+    let tell = |vm: &mut Vm, event| vm.stream_event(token, event);
+    assert_eq!(tell(&mut vm, StreamEvent::Began(headers(1))), Ok(true));
+    let heard = StreamEvent::Message(Bytes::from_static(b"hello"));
+    assert_eq!(tell(&mut vm, heard.clone()), Ok(true));
+    let effects = vm.take_effects();
+    assert!(
+        matches!(&effects[..], [Effect::Send(_, end)] if end.is_end && end.bytes.is_none()),
+        "{effects:?}"
+    );
+    assert_eq!(tell(&mut vm, StreamEvent::Trailers(headers(2))), Ok(true));
+    let closed = StreamEvent::Closed(9, "why".to_owned());
+    assert_eq!(tell(&mut vm, closed.clone()), Ok(false));
+    // Nobody is told twice; a second end would be of no stream.
+    assert_eq!(tell(&mut vm, closed), Ok(false));
+    assert_eq!(tell(&mut vm, heard), Ok(false));
+    drop(message);
+    // What goes with its request is broken off.
+    vm.close(id).unwrap();
+    assert!(vm.take_effects().is_empty());
+    let id = ask(&mut vm, &[]).0;
+    vm.close(id).unwrap();
+    let effects = vm.take_effects();
+    assert!(
+        matches!(
+            effects[..],
+            [Effect::Open(..), Effect::Send(..), Effect::Cancelled(_)]
+        ),
+        "{effects:?}"
+    );
+}
+
+#[test]
+fn a_module_breaks_a_stream_off_once() {
+    let cancels = on_request(&format!(
+        "{} {} {} (i32.const 0)",
+        gives(0, OPEN),
+        gives(
+            0,
+            &format!(
+                "(call $cancel {token_at})",
+                token_at = "(i32.load (i32.const 1024))"
+            )
+        ),
+        gives(1, "(call $cancel (i32.load (i32.const 1024)))"),
+    ));
+    let data = "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\")";
+    let (_engine, mut vm) = start(&module(STREAM, &format!("{data} {cancels}")), "").unwrap();
+    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
+    let effects = vm.take_effects();
+    assert!(
+        matches!(effects[..], [Effect::Open(..), Effect::Cancelled(_)]),
+        "{effects:?}"
+    );
+}
+
+#[test]
+fn nothing_waits_for_a_clock_and_there_are_no_files_to_wait_for() {
+    let poll = "(import \"wasi_snapshot_preview1\" \"poll_oneoff\" (func $poll (param i32 i32 i32 i32) (result i32)))";
+    // A clock in an hour, and a file; the events have their userdata.
+    let body = format!(
+        "(i64.store (i32.const 0) (i64.const 7)) (i64.store (i32.const 24) (i64.const 3600000000000))
+         (i64.store (i32.const 48) (i64.const 8)) (i32.store8 (i32.const 56) (i32.const 1))
+         {} {} {} {} {} {} {} (i32.const 0)",
+        gives(0, "(call $poll (i32.const 0) (i32.const 1024) (i32.const 2) (i32.const 2048))"),
+        gives(2, "(i32.load (i32.const 2048))"),
+        gives(7, "(i32.load (i32.const 1024))"),
+        gives(0, "(i32.load16_u (i32.const 1032))"),
+        gives(8, "(i32.load (i32.const 1056))"),
+        gives(8, "(i32.load16_u (i32.const 1064))"),
+        gives(21, "(call $poll (i32.const 65530) (i32.const 1024) (i32.const 1) (i32.const 2048))"),
+    );
+    let (_engine, mut vm) = start(&module(poll, &on_request(&body)), "").unwrap();
+    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Go));
 }

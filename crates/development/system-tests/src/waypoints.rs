@@ -63,6 +63,13 @@ pub fn is_whole(answer: &str) -> bool {
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
         return false;
     };
+    if head
+        .lines()
+        .any(|line| line == "transfer-encoding: chunked")
+    {
+        let has_last = body.starts_with("0\r\n") || body.contains("\r\n0\r\n");
+        return has_last && body.ends_with("\r\n\r\n");
+    }
     let length = head
         .lines()
         .find_map(|line| line.strip_prefix("content-length: "));

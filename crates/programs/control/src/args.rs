@@ -133,6 +133,10 @@ pub struct Args {
     /// How often the key sets of token issuers are fetched, in seconds, spread by a tenth.
     #[arg(long, default_value_t = 1200, env = "AMBIT_JWKS_REFRESH_SECONDS")]
     pub jwks_refresh_seconds: u64,
+    /// Follow Secrets with the label ambit.io/image-pull=true: waypoints get those that WasmPlugins name, to pull their
+    /// modules.
+    #[arg(long, env = "AMBIT_IMAGE_PULL_SECRETS")]
+    pub image_pull_secrets: bool,
     /// Whether routes need a ReferenceGrant to lead to services of other namespaces.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_REFERENCE_GRANTS")]
     pub reference_grants: Grants,

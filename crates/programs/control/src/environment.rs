@@ -130,7 +130,7 @@ impl Environment {
             drop(work);
         });
         Ok(Self {
-            source: Source::Kubernetes(Informers::start(&client, drain)),
+            source: Source::Kubernetes(Informers::start(&client, args.image_pull_secrets, drain)),
             publisher,
             authenticator,
             cluster: Some(Cluster {

@@ -30,6 +30,7 @@
 //! | events.k8s.io | events | create, patch |
 //! | coordination.k8s.io, own namespace | leases | create; the one named ambit-control-leader: get, update |
 //! | core, with --untaint-nodes | nodes | patch |
+//! | core, with --image-pull-secrets | secrets | list, watch |
 //! | core, own namespace | secrets | create; the one named istio-ca-secret: get, list, watch, update |
 
 mod custom;
@@ -71,11 +72,12 @@ pub struct Informers {
 }
 
 impl Informers {
-    /// Begins to watch; ends with the drain.
-    pub fn start(client: &Client, drain: &DrainWatcher) -> Self {
+    /// Begins to watch, Secrets only if they are wanted; ends with the drain.
+    pub fn start(client: &Client, secrets: bool, drain: &DrainWatcher) -> Self {
         let (sender, updates) = mpsc::channel(QUEUE);
         let mut start = Start {
             client: client.clone(),
+            secrets,
             updates: Updates {
                 sender,
                 drain: drain.clone(),
@@ -115,6 +117,8 @@ impl Informers {
 /// Starts a watch a kind.
 struct Start {
     client: Client,
+    /// Whether the service account may read them.
+    secrets: bool,
     updates: Updates,
     /// See [`definitions`].
     definitions: signal::Receiver<u64>,
@@ -124,6 +128,9 @@ struct Start {
 impl KindVisitor for Start {
     fn visit<K: Followed>(&mut self) {
         let kind = K::OBJECT_KIND;
+        if kind == Kind::Secret && !self.secrets {
+            return;
+        }
         let config = match K::EXTENT {
             Extent::Nothing => return,
             Extent::Presence | Extent::Metadata | Extent::Whole { labels: None } => watch::config(),

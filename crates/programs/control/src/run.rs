@@ -301,6 +301,7 @@ fn mesh_config(args: &Args) -> MeshConfig {
         path_normalization: args.path_normalization.into(),
         trusted_proxies: args.trusted_proxies,
         reference_grants: args.reference_grants.into(),
+        image_pull_secrets: args.image_pull_secrets,
         revision: args.revision.as_str().into(),
     }
 }

@@ -179,7 +179,7 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
     let config = kube::Config::new(server.url().parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();
     let (drain, watcher) = drain::channel();
-    let source = Source::Kubernetes(Informers::start(&client, &watcher));
+    let source = Source::Kubernetes(Informers::start(&client, false, &watcher));
     let (reports, reported) = mpsc::unbounded_channel();
     let mut mesh = mesh::start(
         source,

@@ -811,7 +811,12 @@ async fn the_roles_are_what_is_used() {
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
-    let flags = ["--untaint-nodes", "--waypoints", r#"{"image": "w:1"}"#];
+    let flags = [
+        "--untaint-nodes",
+        "--image-pull-secrets",
+        "--waypoints",
+        r#"{"image": "w:1"}"#,
+    ];
     let replica = cluster.replica_with("a", &flags).await;
     replica.certificate(&token("good"), "web").await.unwrap();
     shown("the roots", || cluster.config_map("shop")).await;
@@ -848,7 +853,7 @@ async fn the_roles_are_what_is_used() {
         cluster.server.get(AUTOSCALERS, "shop", "way")
     })
     .await;
-    for collection in &others {
+    for collection in others.iter().map(String::as_str).chain([SECRETS]) {
         followed(&cluster, collection).await;
     }
     shown("no taint", || {
@@ -865,7 +870,9 @@ async fn the_roles_are_what_is_used() {
     .await;
     replica.running.stop().await;
     let mut overrides = ambit_install::values::Overrides::default();
-    overrides.set("pilot.taint.enabled=true", false).unwrap();
+    for setting in ["pilot.taint.enabled=true", "pilot.imagePullSecrets=true"] {
+        overrides.set(setting, false).unwrap();
+    }
     let values = overrides.complete().unwrap();
     let chart = ambit_install::render::objects(&Default::default(), &values).unwrap();
     let requests = cluster.server.requests();
@@ -873,6 +880,64 @@ async fn the_roles_are_what_is_used() {
     let mut surplus = difference.unused;
     surplus.retain(|grant| !ELSEWHERE.contains(&grant.as_str()));
     assert_eq!((difference.refused, surplus), Default::default());
+}
+
+/// Secrets are nobody's business but for those that are labelled for it, and those only where that is wanted.
+#[tokio::test]
+async fn secrets_are_followed_by_their_label_where_that_is_wanted() {
+    let cluster = Cluster::with_gateways();
+    let plugins = ("extensions.istio.io", "wasmplugins", "WasmPlugin");
+    cluster.define_as(plugins.0, plugins.1, plugins.2, "v1alpha1");
+    cluster.gateway("way");
+    let target = json!({"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "way"});
+    put_one(
+        &cluster,
+        (WASM_PLUGINS, "WasmPlugin", "extensions.istio.io/v1alpha1"),
+        &json!({"targetRefs": [target], "url": "oci://r.example/one", "imagePullSecret": "creds"}),
+    );
+    let stands = async |expected: &str| {
+        shown(expected, || {
+            let plugin = cluster.server.get(WASM_PLUGINS, "shop", "one")?;
+            let conditions = plugin["status"]["conditions"].as_array()?;
+            let is_it = |one: &&Value| one["type"] == "WaypointAccepted";
+            let one = conditions.iter().find(is_it)?;
+            let text = format!("{} {} {}", one["status"], one["reason"], one["message"]);
+            text.contains(expected).then_some(())
+        })
+        .await;
+    };
+    let asked = || {
+        let requests = cluster.server.requests().into_iter();
+        let paths = requests.map(|request| request.path);
+        paths
+            .filter(|path| path.starts_with(SECRETS))
+            .collect::<Vec<_>>()
+    };
+    let flags = ["--waypoints", r#"{"image": "w:1"}"#];
+    let without = cluster.replica_with("a", &flags).await;
+    stands("pilot.imagePullSecrets").await;
+    assert_eq!(asked(), [""; 0]);
+    without.running.stop().await;
+    let flags = [&["--image-pull-secrets"], &flags[..]].concat();
+    let with = cluster.replica_with("b", &flags).await;
+    stands("NoPullSecret").await;
+    let put = |labels: Value| {
+        let content = json!({".dockerconfigjson": "eyJhdXRocyI6IHt9fQ=="});
+        let metadata = json!({"name": "creds", "namespace": "shop", "labels": labels});
+        cluster.server.put(
+            SECRETS,
+            json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
+                "metadata": metadata, "data": content}),
+        );
+    };
+    put(json!({"app": "other"}));
+    put(json!({"ambit.io/image-pull": "true"}));
+    stands("\"True\" \"Accepted\"").await;
+    cluster.server.delete(SECRETS, "shop", "creds");
+    stands("NoPullSecret").await;
+    with.running.stop().await;
+    let selects = |path: &String| path.contains("labelSelector=ambit.io%2Fimage-pull%3Dtrue");
+    assert!(asked().iter().all(selects), "{:?}", asked());
 }
 
 /// Waits until a collection is followed: what is listed is used before that.

@@ -18,6 +18,7 @@ use ambit_rt::{
     panics::Ends,
 };
 use ambit_telemetry::{Metrics, XdsTermination, http::HttpMetrics};
+use ambit_wasm::Limits;
 use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Resource, Role, Update};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -92,7 +93,11 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let needed = follow_needed(waypoint.state.clone(), waypoint.published.clone());
     ambit_rt::spawn_essential("needed services", needed);
     registry.register_collector(Box::new(PluginMetrics(waypoint.published.clone())));
-    let fetcher = Fetcher::new(config.modules.clone(), config.insecure_registries.clone());
+    let fetcher = Fetcher::new(
+        config.modules.clone(),
+        config.insecure_registries.clone(),
+        config.plugins.fetch,
+    );
     let loading = plugins::load(waypoint.published.clone(), Arc::new(fetcher));
     ambit_rt::spawn_essential("plugin modules", loading);
     let sockets = listeners::open(&config, &supervisor, held);
@@ -172,6 +177,11 @@ fn build(
     )?;
     let published = Published::default();
     published.exporters().know(telling_environment(config));
+    published.limit_extensions(Limits {
+        start: config.plugins.start,
+        callback: config.plugins.callback,
+        ..Limits::default()
+    });
     let follower = Follower {
         state: state.clone(),
         published: published.clone(),

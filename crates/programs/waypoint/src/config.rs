@@ -16,6 +16,7 @@ use ambit_rt::{Env, EnvError, drain::termination_deadline};
 use ambit_sys::socket::Tuning;
 use ambit_telemetry::http::AccessLogFormat;
 use ambit_tls::TlsSettings;
+use ambit_wasm::Limits;
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -76,6 +77,8 @@ pub struct Config {
     pub modules: PathBuf,
     /// `WASM_INSECURE_REGISTRIES`: registries of plugins' images without TLS, with commas between them; `*` is all.
     pub insecure_registries: Vec<String>,
+    /// `AMBIT_WASM_*_TIMEOUT`: what plugins may take.
+    pub plugins: PluginTimes,
     /// `AMBIT_WILDCARD_ADDRESSES`: addresses and prefixes, with commas between them, that hosts below wildcards may
     /// have although they are the mesh's or the node's own.
     pub allowed_hosts: Vec<IpNet>,
@@ -93,6 +96,20 @@ pub struct Config {
     pub stats_port: u16,
     /// Readiness server's port.
     pub readiness_port: u16,
+}
+
+/// How long plugins may take.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PluginTimes {
+    /// `AMBIT_WASM_FETCH_TIMEOUT`: to fetch a module.
+    pub fetch: Duration,
+    /// `AMBIT_WASM_START_TIMEOUT`: for an instance to start and take its configuration.
+    pub start: Duration,
+    /// `AMBIT_WASM_CALLBACK_TIMEOUT`: for one callback.
+    pub callback: Duration,
+    /// `AMBIT_WASM_HOLD_TIMEOUT`: to hold a request or an answer before its body.
+    pub hold: Duration,
 }
 
 /// The configuration cannot be used.
@@ -158,6 +175,7 @@ impl Config {
             access_log: access_log(env)?,
             modules: env.text("AMBIT_WASM_CACHE", "/tmp/ambit-wasm").into(),
             insecure_registries: insecure_registries(env),
+            plugins: plugin_times(env)?,
             allowed_hosts: allowed_hosts(env)?,
             tls: TlsSettings::from_env(env)?,
             tls_files: env.text("AMBIT_TLS_FILES", "/etc/certs").into(),
@@ -189,6 +207,27 @@ impl Config {
             hbone_mtls_port: HBONE_PORT,
         }
     }
+}
+
+fn plugin_times(env: &Env) -> Result<PluginTimes, EnvError> {
+    let limits = Limits::default();
+    let read = |name: &str, default: Duration| {
+        let read = env.duration(name)?.unwrap_or(default);
+        if read.is_zero() {
+            return Err(EnvError {
+                variable: name.to_owned(),
+                value: env.get(name).unwrap_or_default().to_owned(),
+                expected: "a time that is not zero",
+            });
+        }
+        Ok(read)
+    };
+    Ok(PluginTimes {
+        fetch: read("AMBIT_WASM_FETCH_TIMEOUT", Duration::from_secs(120))?,
+        start: read("AMBIT_WASM_START_TIMEOUT", limits.start)?,
+        callback: read("AMBIT_WASM_CALLBACK_TIMEOUT", limits.callback)?,
+        hold: read("AMBIT_WASM_HOLD_TIMEOUT", Duration::from_secs(30))?,
+    })
 }
 
 fn insecure_registries(env: &Env) -> Vec<String> {
@@ -252,5 +291,27 @@ mod tests {
             config.identity().to_string(),
             "spiffe://cluster.local/ns/shop/sa/waypoint"
         );
+    }
+
+    #[test]
+    fn times_of_plugins_are_settings_and_never_zero() {
+        let with = |name: &str, value: &str| {
+            plugin_times(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
+        };
+        let all = |times: PluginTimes| {
+            [times.fetch, times.start, times.callback, times.hold].map(|time| time.as_millis())
+        };
+        let defaults = [120_000, 10_000, 100, 30_000];
+        assert_eq!(all(with("OTHER", "").unwrap()), defaults);
+        for (place, name) in ["FETCH", "START", "CALLBACK", "HOLD"].iter().enumerate() {
+            let name = format!("AMBIT_WASM_{name}_TIMEOUT");
+            let mut changed = defaults;
+            changed[place] = 1_500;
+            assert_eq!(all(with(&name, "1500ms").unwrap()), changed, "{name}");
+            for wrong in ["0s", "soon"] {
+                let error = with(&name, wrong).unwrap_err().to_string();
+                assert!(error.starts_with(&name), "{error}");
+            }
+        }
     }
 }

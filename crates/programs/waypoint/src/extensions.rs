@@ -21,7 +21,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-pub(crate) use slot::{Around, Instance, Signal, Slots};
+pub(crate) use slot::{Around, Instance, OpenStream, Signal, Slots, Tell};
 
 /// One version of a plugin.
 pub(crate) struct Plugin {
@@ -75,7 +75,7 @@ impl fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    fn new(number: u64, told: WaypointExtension, before: Option<&Self>) -> Self {
+    fn new(number: u64, told: WaypointExtension, limits: Limits, before: Option<&Self>) -> Self {
         let environment = told.environment.iter();
         let settings = Settings {
             name: told.key(),
@@ -86,7 +86,7 @@ impl Plugin {
             environment: environment
                 .map(|(name, value)| (name.to_string(), value.to_string()))
                 .collect(),
-            limits: Limits::default(),
+            limits,
         };
         let state = match &told.unsupported {
             Some(why) => State::Failed(why.as_str().into()),
@@ -180,6 +180,8 @@ impl Chain {
 #[derive(Debug, Default)]
 pub(crate) struct Extensions {
     entries: BTreeMap<ArcStr, Entry>,
+    /// What each instance may take.
+    pub(crate) limits: Limits,
     last: u64,
     chain: Arc<Chain>,
 }
@@ -211,7 +213,7 @@ impl Extensions {
             State::Ready(_) => Some(before.wanted),
             _ => before.good,
         });
-        let wanted = Arc::new(Plugin::new(self.last, told, good.as_deref()));
+        let wanted = Arc::new(Plugin::new(self.last, told, self.limits, good.as_deref()));
         self.entries.insert(record, Entry { wanted, good });
         self.renew();
     }

@@ -6,13 +6,15 @@ mod facts;
 mod fetch;
 mod loading;
 mod metrics;
+mod streams;
 
 use std::sync::Arc;
 
-use ambit_wasm::{Call, CallResponse};
+use ambit_wasm::{Call, CallResponse, Message};
+use tokio::sync::mpsc;
 
 use crate::{
-    extensions::{Around, Instance, Plugin},
+    extensions::{Around, Instance, OpenStream, Plugin, Tell},
     waypoint::Shard,
 };
 
@@ -57,7 +59,22 @@ fn around(shard: &Arc<Shard>) -> Around {
             });
         response
     };
+    let weak = Arc::downgrade(shard);
+    let streams = move |plugin: String,
+                        call: Call,
+                        messages: mpsc::UnboundedReceiver<Message>,
+                        tell: Tell| {
+        let shard = weak.upgrade();
+        let ended: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+            if let Some(shard) = shard {
+                streams::keep(&shard, &plugin, call, messages, &tell).await;
+            }
+        });
+        ended
+    };
+    let streams: Arc<OpenStream> = Arc::new(streams);
     Around {
+        streams,
         shared: shard.waypoint.shared_data.clone(),
         queues: shard.waypoint.queues.clone(),
         calls: Arc::new(calls),

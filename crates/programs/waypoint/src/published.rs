@@ -19,6 +19,7 @@ use ambit_model::{
     ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PolicyKey, StreamRoute,
     WaypointGateway, WaypointService,
 };
+use ambit_wasm::Limits;
 use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
@@ -257,6 +258,11 @@ impl Published {
             return None;
         }
         Some(self.0.known.read().extensions.chain().clone())
+    }
+
+    /// What each instance of a plugin may take.
+    pub(crate) fn limit_extensions(&self, limits: Limits) {
+        self.0.known.write().extensions.limits = limits;
     }
 
     /// What limits requests; `None` if nothing does.

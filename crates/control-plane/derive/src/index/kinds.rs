@@ -18,6 +18,7 @@ mod rate_limit;
 mod reference_grant;
 mod request_authentication;
 mod route;
+mod secret;
 mod service;
 mod service_entry;
 mod share;
@@ -33,7 +34,7 @@ use ambit_k8s_api::{
     AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
     EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node,
     Object, ObjectKey, PeerAuthentication, Pod, RateLimit, ReferenceGrant, RequestAuthentication,
-    Service, ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService,
+    Secret, Service, ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService,
     WasmPlugin, WorkloadEntry,
 };
 use ambit_model::ArcStr;

@@ -1,18 +1,18 @@
-//! Calls to services: what a module asks for becomes an effect, and gets a number.
+//! Calls to services, and streams: what a module asks for becomes an effect, and gets a number.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
 
 use super::{
-    ENV, Host,
+    ENV, Host, Pending, Sending,
     memory::{Guest, Refused, answer},
 };
 use crate::{
     abi::{Status, read_pairs},
-    effect::{Call, CallKind, Effect, Token},
+    effect::{Call, CallKind, Effect, Message, Token},
     stream::Head,
 };
 
@@ -71,36 +71,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             answer(asked.grpc(Guest::new(caller), names, at))
         },
     )?;
-    // Streams of gRPC are not supported: modules are told, and go on.
-    linker.func_wrap(
-        ENV,
-        "proxy_grpc_stream",
-        |_: Caller<'_, Host>,
-         _: u32,
-         _: u32,
-         _: u32,
-         _: u32,
-         _: u32,
-         _: u32,
-         _: u32,
-         _: u32,
-         _: u32| { Status::InternalFailure as u32 },
-    )?;
-    linker.func_wrap(
-        ENV,
-        "proxy_grpc_send",
-        |_: Caller<'_, Host>, _: u32, _: u32, _: u32, _: u32| Status::NotFound as u32,
-    )?;
-    for function in ["proxy_grpc_cancel", "proxy_grpc_close"] {
-        linker.func_wrap(ENV, function, |mut caller: Caller<'_, Host>, token: u32| {
-            let host = caller.data_mut();
-            if host.calls.remove(&token).is_none() {
-                return Status::NotFound as u32;
-            }
-            host.effects.push(Effect::Cancelled(Token(token)));
-            Status::Ok as u32
-        })?;
-    }
+    link_streams(linker)?;
     linker.func_wrap(
         ENV,
         "proxy_get_status",
@@ -109,6 +80,96 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     Ok(())
+}
+
+fn link_streams(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    linker.func_wrap(
+        ENV,
+        "proxy_grpc_stream",
+        |caller: Caller<'_, Host>,
+         upstream: u32,
+         upstream_length: u32,
+         service: u32,
+         service_length: u32,
+         method: u32,
+         method_length: u32,
+         metadata: u32,
+         metadata_length: u32,
+         at: u32| {
+            let asked = Asked {
+                upstream: (upstream, upstream_length),
+                headers: (metadata, metadata_length),
+                body: (0, 0),
+                trailers: (0, 0),
+                timeout: 0,
+            };
+            let names = ((service, service_length), (method, method_length));
+            answer(asked.stream(Guest::new(caller), names, at))
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_grpc_send",
+        |caller: Caller<'_, Host>, token: u32, at: u32, length: u32, is_end: u32| {
+            answer(send(Guest::new(caller), token, (at, length), is_end != 0))
+        },
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_grpc_cancel",
+        |mut caller: Caller<'_, Host>, token: u32| cancel(caller.data_mut(), token) as u32,
+    )?;
+    linker.func_wrap(
+        ENV,
+        "proxy_grpc_close",
+        |mut caller: Caller<'_, Host>, token: u32| close(caller.data_mut(), token) as u32,
+    )?;
+    Ok(())
+}
+
+fn send(
+    mut guest: Guest<'_>,
+    token: u32,
+    message: (u32, u32),
+    is_end: bool,
+) -> Result<(), Refused> {
+    let bytes = Bytes::from(guest.copy(message.0, message.1)?);
+    let host = guest.host();
+    let most = host.settings.limits.body;
+    let sending = host.calls.get_mut(&token).ok_or(Status::NotFound)?;
+    let sending = sending.sending.as_mut().ok_or(Status::BadArgument)?;
+    if sending.is_ended {
+        return Err(Status::BadArgument.into());
+    }
+    // A peer that does not read must not make a module's memory ours.
+    if sending.unsent.load(Ordering::Relaxed) + bytes.len() > most {
+        return Err(Status::InternalFailure.into());
+    }
+    sending.is_ended = is_end;
+    let message = Message::new(Some(bytes), is_end, &sending.unsent);
+    host.effects.push(Effect::Send(Token(token), message));
+    Ok(())
+}
+
+fn cancel(host: &mut Host, token: u32) -> Status {
+    if host.calls.remove(&token).is_none() {
+        return Status::NotFound;
+    }
+    host.effects.push(Effect::Cancelled(Token(token)));
+    Status::Ok
+}
+
+/// Ends the module's side of a stream; of a call, as Envoy has it, all of it.
+fn close(host: &mut Host, token: u32) -> Status {
+    let pending = host.calls.get_mut(&token);
+    let Some(sending) = pending.and_then(|pending| pending.sending.as_mut()) else {
+        return cancel(host, token);
+    };
+    if !std::mem::replace(&mut sending.is_ended, true) {
+        let message = Message::new(None, true, &sending.unsent);
+        host.effects.push(Effect::Send(Token(token), message));
+    }
+    Status::Ok
 }
 
 fn status(mut guest: Guest<'_>, code_at: u32, at: u32, length_at: u32) -> Result<(), Refused> {
@@ -145,15 +206,34 @@ impl Asked {
             timeout: self.timeout(),
             kind: CallKind::Http,
         };
-        begin(guest, call, at)
+        begin(guest, call, at, None)
     }
 
     fn grpc(
         self,
         mut guest: Guest<'_>,
-        (service, method): ((u32, u32), (u32, u32)),
+        names: ((u32, u32), (u32, u32)),
         at: u32,
     ) -> Result<(), Refused> {
+        let call = self.grpc_call(&mut guest, names)?;
+        begin(guest, call, at, None)
+    }
+
+    fn stream(
+        self,
+        mut guest: Guest<'_>,
+        names: ((u32, u32), (u32, u32)),
+        at: u32,
+    ) -> Result<(), Refused> {
+        let call = self.grpc_call(&mut guest, names)?;
+        begin(guest, call, at, Some(Sending::default()))
+    }
+
+    fn grpc_call(
+        self,
+        guest: &mut Guest<'_>,
+        (service, method): ((u32, u32), (u32, u32)),
+    ) -> Result<Call, Refused> {
         let (service, method) = (
             guest.text(service.0, service.1)?,
             guest.text(method.0, method.1)?,
@@ -162,15 +242,14 @@ impl Asked {
         head.pseudo.clear();
         head.set_pseudo(":method", "POST".to_owned());
         head.set_pseudo(":path", format!("/{service}/{method}"));
-        let call = Call {
+        Ok(Call {
             upstream: guest.text(self.upstream.0, self.upstream.1)?,
             head,
             body: Bytes::from(guest.copy(self.body.0, self.body.1)?),
             trailers: HeaderMap::new(),
             timeout: self.timeout(),
             kind: CallKind::Grpc,
-        };
-        begin(guest, call, at)
+        })
     }
 
     fn timeout(&self) -> Duration {
@@ -178,7 +257,12 @@ impl Asked {
     }
 }
 
-fn begin(mut guest: Guest<'_>, call: Call, at: u32) -> Result<(), Refused> {
+fn begin(
+    mut guest: Guest<'_>,
+    call: Call,
+    at: u32,
+    sending: Option<Sending>,
+) -> Result<(), Refused> {
     let host = guest.host();
     if host.calls.len() >= host.settings.limits.calls {
         return Err(Status::InternalFailure.into());
@@ -190,9 +274,13 @@ fn begin(mut guest: Guest<'_>, call: Call, at: u32) -> Result<(), Refused> {
     guest.put_number(at, number)?;
     let host = guest.host();
     host.last_call = number;
-    host.calls.insert(number, host.effective);
-    host.effects
-        .push(Effect::Call(Token(number), Box::new(call)));
+    let (token, call) = (Token(number), Box::new(call));
+    host.effects.push(match sending {
+        Some(_) => Effect::Open(token, call),
+        None => Effect::Call(token, call),
+    });
+    let context = host.effective;
+    host.calls.insert(number, Pending { context, sending });
     Ok(())
 }
 

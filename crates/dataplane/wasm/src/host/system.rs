@@ -1,6 +1,9 @@
 //! The log, the time, the timer, and functions that do not exist.
 
-use std::time::SystemTime;
+use std::{
+    sync::LazyLock,
+    time::{Instant, SystemTime},
+};
 
 use wasmtime::{Caller, Linker};
 
@@ -54,6 +57,12 @@ pub(super) fn nanoseconds() -> u64 {
     since.map_or(0, |since| {
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     })
+}
+
+/// Since some moment.
+pub(super) fn monotonic() -> u64 {
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(BEGAN.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The level that is logged, as the ABI counts them.

@@ -9,17 +9,25 @@ use super::{
     memory::{Guest, Refused, answer},
     system,
 };
-use crate::limits::{MAX_LINE, MAX_PIECE};
+use crate::{
+    abi::Status,
+    limits::{MAX_LINE, MAX_PIECE},
+};
 
 /// `ENOTSUP`.
 pub(super) const NOT_SUPPORTED: i32 = 58;
 /// `EBADF`.
 const BAD_DESCRIPTOR: u32 = 8;
+/// The clock that never goes back.
+const MONOTONIC: u32 = 1;
+/// Bytes of what `poll_oneoff` is asked for, and most of them.
+const SUBSCRIPTION: u32 = 48;
+const MAX_POLLED: u32 = 64;
 /// `EFAULT`.
 const BAD_ADDRESS: u32 = 21;
 
 /// What there is.
-pub(super) const NAMES: [&str; 14] = [
+pub(super) const NAMES: [&str; 15] = [
     "args_get",
     "args_sizes_get",
     "clock_res_get",
@@ -31,6 +39,7 @@ pub(super) const NAMES: [&str; 14] = [
     "fd_prestat_get",
     "fd_seek",
     "fd_write",
+    "poll_oneoff",
     "proc_exit",
     "random_get",
     "sched_yield",
@@ -55,8 +64,12 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap(
         WASI,
         "clock_time_get",
-        |caller: Caller<'_, Host>, _: u32, _: u64, at: u32| {
-            errno(Guest::new(caller).put(at, &system::nanoseconds().to_le_bytes()))
+        |caller: Caller<'_, Host>, clock: u32, _: u64, at: u32| {
+            let now = match clock {
+                MONOTONIC => system::monotonic(),
+                _ => system::nanoseconds(),
+            };
+            errno(Guest::new(caller).put(at, &now.to_le_bytes()))
         },
     )?;
     linker.func_wrap(
@@ -105,6 +118,13 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         "fd_write",
         |caller: Caller<'_, Host>, descriptor: u32, list: u32, count: u32, at: u32| {
             errno_or(write(Guest::new(caller), descriptor, (list, count), at))
+        },
+    )?;
+    linker.func_wrap(
+        WASI,
+        "poll_oneoff",
+        |caller: Caller<'_, Host>, wanted: u32, events: u32, count: u32, at: u32| {
+            errno(poll(Guest::new(caller), (wanted, count), events, at))
         },
     )?;
     linker.func_wrap(
@@ -173,6 +193,35 @@ fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), Refused> {
     let mut bytes = vec![0; (length as usize).min(MAX_PIECE)];
     rand::rng().fill_bytes(&mut bytes);
     guest.put(at, &bytes)
+}
+
+/// Nothing waits here: of a clock it is said that its time is over, so that who sleeps looks at the clock again, until
+/// the time of its callback is over. Of files there are none.
+fn poll(
+    mut guest: Guest<'_>,
+    (wanted, count): (u32, u32),
+    events: u32,
+    at: u32,
+) -> Result<(), Refused> {
+    let (mut from, mut to, mut told) = (wanted, events, 0u32);
+    for _ in 0..count.min(MAX_POLLED) {
+        let subscription = guest.copy(from, SUBSCRIPTION)?;
+        let (userdata, rest) = subscription
+            .split_first_chunk::<8>()
+            .ok_or(Status::InvalidMemoryAccess)?;
+        let kind = rest.first().copied().unwrap_or_default();
+        let mut event = [0; 32];
+        event[..8].copy_from_slice(userdata);
+        if kind != 0 {
+            event[8..12].copy_from_slice(&BAD_DESCRIPTOR.to_le_bytes());
+        }
+        event[10] = kind;
+        guest.put(to, &event)?;
+        told += 1;
+        from = from.wrapping_add(SUBSCRIPTION);
+        to = to.wrapping_add(32);
+    }
+    guest.put_number(at, told)
 }
 
 fn write(

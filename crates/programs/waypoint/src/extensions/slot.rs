@@ -1,15 +1,20 @@
 //! The instance of a plugin on one worker: started beside the worker's thread, woken by its timer, and started anew when
 //! it has failed, after a while.
 
+mod streams;
+
 use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, task::Waker, time::Duration};
 
 use ambit_rt::AbortOnDrop;
-use ambit_wasm::{Call, CallResponse, ContextId, Effect, Failure, Shared, Vm};
+use ambit_wasm::{Call, CallResponse, ContextId, Effect, Failure, Shared, Token, Vm};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
+
+use streams::OpenedStream;
+pub(crate) use streams::{OpenStream, Tell};
 
 use super::{Chain, Counts, Plugin, State};
 
@@ -51,6 +56,8 @@ pub(crate) struct Around {
     pub(crate) queues: watch::Sender<()>,
     /// Makes the calls of the plugin of a name.
     pub(crate) calls: Arc<MakeCall>,
+    /// Keeps the streams of the plugin of a name.
+    pub(crate) streams: Arc<OpenStream>,
 }
 
 /// See [`Around::calls`].
@@ -91,6 +98,8 @@ struct Inner {
     generation: u64,
     signals: HashMap<ContextId, Arc<Signal>>,
     queues: Vec<u32>,
+    /// Streams of gRPC that the instance has opened.
+    streams: HashMap<Token, OpenedStream>,
 }
 
 #[derive(Debug, Default)]
@@ -287,6 +296,7 @@ impl Slot {
             let mut inner = self.inner.lock();
             inner.stage = Stage::Failed;
             inner.queues.clear();
+            inner.streams.clear();
             std::mem::take(&mut inner.signals)
         };
         for signal in signals.into_values() {
@@ -366,8 +376,10 @@ impl Instance {
                         let _told = instance.call(|vm| vm.call_ended(token, kind, response));
                     });
                 }
-                // Its answer will be for nobody.
-                Effect::Cancelled(_) => {}
+                Effect::Open(token, call) => self.open_stream(token, *call),
+                Effect::Send(token, message) => self.send(token, message),
+                // The answer of a call will be for nobody.
+                Effect::Cancelled(token) => self.end_stream(token),
                 Effect::Listens(queue) => {
                     let queues = &mut self.slot.inner.lock().queues;
                     if !queues.contains(&queue) {

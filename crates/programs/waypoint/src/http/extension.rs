@@ -32,8 +32,6 @@ use crate::{
     session::Session,
 };
 
-/// How long a plugin may hold a request or an answer before its body.
-const PAUSE: Duration = Duration::from_secs(30);
 /// In the access log, as Envoy has it.
 const FAILED: &str = "wasm_fail_stream";
 
@@ -53,6 +51,8 @@ struct Running {
     instance: Instance,
     id: ContextId,
     signal: Arc<Signal>,
+    /// How long it may hold a request or an answer before its body.
+    hold: Duration,
 }
 
 impl Drop for Running {
@@ -139,6 +139,7 @@ impl Extended {
             instance,
             id,
             signal,
+            hold: shard.waypoint.config.plugins.hold,
         });
         let is_end = request.body().is_end_stream();
         let head = Head {
@@ -330,10 +331,11 @@ impl Running {
             return Ok(outcome);
         }
         let settled = poll_fn(|cx| self.poll_settled(of, cx));
-        match tokio::time::timeout(PAUSE, settled).await {
+        match tokio::time::timeout(self.hold, settled).await {
             Ok(outcome) => Ok(outcome?),
             Err(_) => Err(Unable::Failed(format!(
-                "the plugin held the message for more than {PAUSE:?}"
+                "the plugin held the message for more than {:?} (AMBIT_WASM_HOLD_TIMEOUT)",
+                self.hold
             ))),
         }
     }

@@ -20,16 +20,16 @@ use crate::{
 };
 
 /// Largest answer.
-const MAX_ANSWER: usize = 1 << 20;
+pub(super) const MAX_ANSWER: usize = 1 << 20;
 /// Of a plugin that names no time.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Of gRPC: what there is when nothing came of a call.
-const UNAVAILABLE: u32 = 14;
+pub(super) const UNAVAILABLE: u32 = 14;
 const DEADLINE_EXCEEDED: u32 = 4;
 
 /// A call that came to nothing.
 #[derive(Debug, thiserror::Error)]
-enum Failed {
+pub(super) enum Failed {
     #[error(
         "{0:?} is no upstream: give outbound|<port>||<host>, <host>:<port> or <namespace>/<host>:<port>"
     )]
@@ -111,7 +111,12 @@ async fn answer(shard: &Shard, call: Call) -> Result<CallResponse, Failed> {
     })
 }
 
-fn request(call: Call, service: &NamespacedHostname, port: u16) -> Result<Request<Body>, Failed> {
+/// The request that a call is.
+pub(super) fn request(
+    call: Call,
+    service: &NamespacedHostname,
+    port: u16,
+) -> Result<Request<Body>, Failed> {
     let Call {
         mut head,
         body,
@@ -154,11 +159,7 @@ fn request(call: Call, service: &NamespacedHostname, port: u16) -> Result<Reques
                 .map_err(|_| Failed::Request)?;
             all.insert(TE, HeaderValue::from_static("trailers"));
             all.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            let mut framed = BytesMut::with_capacity(5 + body.len());
-            framed.put_u8(0);
-            framed.put_u32(u32::try_from(body.len()).map_err(|_| Failed::Request)?);
-            framed.put_slice(&body);
-            content = framed.freeze();
+            content = framed(&body).ok_or(Failed::Request)?;
         }
     }
     let mut request = Request::new(with_trailers(content, trailers));
@@ -171,6 +172,15 @@ fn request(call: Call, service: &NamespacedHostname, port: u16) -> Result<Reques
     Ok(request)
 }
 
+/// A message as it goes over the wire.
+pub(super) fn framed(message: &[u8]) -> Option<Bytes> {
+    let mut framed = BytesMut::with_capacity(5 + message.len());
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).ok()?);
+    framed.put_slice(message);
+    Some(framed.freeze())
+}
+
 fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
     let full = Full::new(body);
     let trailers = (!trailers.is_empty()).then_some(Ok(trailers));
@@ -178,16 +188,18 @@ fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
+/// How a call of gRPC has ended, if the headers or trailers say so.
+pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
+    let status = of.get("grpc-status")?.to_str().ok()?.parse().ok()?;
+    let text = of.get("grpc-message").and_then(|text| text.to_str().ok());
+    Some((status, text.unwrap_or_default().to_owned()))
+}
+
 /// One message, and the status that is in the trailers, or in the headers if there is nothing else.
 fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
-    let status = |of: &HeaderMap| {
-        let status = of.get("grpc-status")?.to_str().ok()?.parse().ok()?;
-        let text = of.get("grpc-message").and_then(|text| text.to_str().ok());
-        Some((status, text.unwrap_or_default().to_owned()))
-    };
     let unknown = || (2, "the answer is none of gRPC".to_owned());
-    let mut grpc_status = status(&trailers)
-        .or_else(|| status(&head.headers))
+    let mut grpc_status = self::grpc_status(&trailers)
+        .or_else(|| self::grpc_status(&head.headers))
         .unwrap_or_else(unknown);
     let message = body
         .split_first_chunk::<5>()
@@ -207,7 +219,7 @@ fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
 }
 
 /// The service that a plugin names, as clusters are named in Istio or as a host and port.
-fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> {
+pub(super) fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> {
     let wrong = || Failed::Upstream(text.chars().take(200).collect());
     let parts: Vec<&str> = text.split('|').collect();
     let (host, port) = match parts[..] {

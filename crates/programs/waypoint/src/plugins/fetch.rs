@@ -4,6 +4,8 @@
 mod cache;
 mod client;
 mod oci;
+#[cfg(test)]
+mod scripted;
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -17,8 +19,6 @@ use oci::OciError;
 
 /// Largest module, and largest layer of an image.
 const MAX_MODULE: usize = 64 << 20;
-/// How long all of one fetch may take.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Fetches modules.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct Fetcher {
     client: Client,
     /// Registries without TLS.
     insecure: Vec<String>,
+    /// How long all of one fetch may take.
+    patience: Duration,
 }
 
 /// A module that cannot be had.
@@ -44,8 +46,8 @@ pub(crate) enum FetchError {
     TooLarge,
     #[error("the digest is {is}, not {wanted} as spec.sha256 says")]
     Digest { is: String, wanted: String },
-    #[error("it took more than {PATIENCE:?}")]
-    TooLong,
+    #[error("it took more than {0:?} (AMBIT_WASM_FETCH_TIMEOUT)")]
+    TooLong(Duration),
     #[error(transparent)]
     Http(#[from] ClientError),
     #[error(transparent)]
@@ -54,18 +56,19 @@ pub(crate) enum FetchError {
 
 impl Fetcher {
     /// With a directory for what is kept; `insecure` are registries without TLS, `*` all of them.
-    pub(crate) fn new(cache: PathBuf, insecure: Vec<String>) -> Self {
+    pub(crate) fn new(cache: PathBuf, insecure: Vec<String>, patience: Duration) -> Self {
         Self {
             cache: Cache::new(cache),
             client: Client::default(),
             insecure,
+            patience,
         }
     }
 
     /// The module of a plugin.
     pub(crate) async fn fetch(&self, told: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
-        let fetched = tokio::time::timeout(PATIENCE, self.at_hand_or_fetched(told)).await;
-        fetched.map_err(|_| FetchError::TooLong)?
+        let fetched = tokio::time::timeout(self.patience, self.at_hand_or_fetched(told)).await;
+        fetched.map_err(|_| FetchError::TooLong(self.patience))?
     }
 
     async fn at_hand_or_fetched(&self, told: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
@@ -76,7 +79,13 @@ impl Fetcher {
         }
         // What a digest names does not change.
         let may_be_kept = !told.always_pull || !wanted.is_empty();
-        if may_be_kept && let Some(kept) = self.cache.take(url, wanted).await {
+        // What was had with credentials is for those who have some, too.
+        let whose = match told.pull_secret.is_empty() {
+            true => "",
+            false => told.namespace.as_str(),
+        };
+        let kept_as = cache::Key { url, wanted, whose };
+        if may_be_kept && let Some(kept) = self.cache.take(kept_as).await {
             return Ok(kept.into());
         }
         let bytes = if let Some(image) = url.strip_prefix("oci://") {
@@ -94,7 +103,7 @@ impl Fetcher {
         } else {
             return Err(FetchError::Scheme(url.to_owned()));
         };
-        self.cache.put(url, wanted, &bytes).await;
+        self.cache.put(kept_as, &bytes).await;
         Ok(bytes.into())
     }
 }

@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::{
-    ObjectKey, ObjectMeta, WasmPlugin, created,
+    Kind, ObjectKey, ObjectMeta, Secret, WasmPlugin, created, is_dns_name, labels,
+    secret::DOCKER_CONFIG,
     wasm::{
         EnvValueSource, FailStrategy, PluginPhase, PluginType, PullPolicy, VmConfig,
         WasmPluginSpec, WorkloadMode,
@@ -42,6 +43,8 @@ impl Followed for WasmPlugin {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PluginInput {
     targets: Targets,
+    /// The Secret with what its image's registry wants.
+    pull_secret: Option<ObjectKey>,
     /// `None`: it is for no request at a waypoint.
     extension: Option<WaypointExtension>,
 }
@@ -61,8 +64,14 @@ impl MeshKind for WasmPlugin {
             return Err(FieldError::new("spec.selector", message));
         }
         let targets = Targets::read(references, &namespace, config)?;
+        let pull_secret = pull_secret(self, config, &mut notes)?;
         let extension = extension(self, &mut notes)?;
-        Ok(Read::of(Some(PluginInput { targets, extension }), notes))
+        let input = PluginInput {
+            targets,
+            pull_secret,
+            extension,
+        };
+        Ok(Read::of(Some(input), notes))
     }
 
     fn substitute(&self, config: &MeshConfig) -> Option<PluginInput> {
@@ -76,6 +85,7 @@ impl MeshKind for WasmPlugin {
         let targets = Targets::understood(references, &namespace(self), config);
         Some(PluginInput {
             targets,
+            pull_secret: None,
             extension: Some(extension),
         })
     }
@@ -102,17 +112,22 @@ impl MeshKind for WasmPlugin {
         };
         let (old, new) = (targets(change.old), targets(change.new));
         index.policy_targets.replace(change.key, old, new);
+        let secret = |plugin: Option<&PluginInput>| plugin?.pull_secret.clone();
+        let (old, new) = (secret(change.old), secret(change.new));
+        index.pull_secrets.replace(change.key, old, new);
     }
 
     fn render(index: &Index, _: &ObjectKey, plugin: &PluginInput) -> Rendered {
         let Some(extension) = &plugin.extension else {
             return Rendered::default();
         };
+        let pull_secret = plugin.credentials(index).unwrap_or_default();
         let waypoints = plugin.targets.concerned(index).into_iter();
         let told = waypoints.map(|(gateway, concerned)| {
             let extension = WaypointExtension {
                 for_gateway: concerned.for_gateway,
                 services: concerned.services,
+                pull_secret: pull_secret.clone(),
                 ..extension.clone()
             };
             (gateway, extension)
@@ -132,7 +147,13 @@ impl MeshKind for WasmPlugin {
                 is_trouble: true,
             }
         } else {
-            plugin.targets.verdict(index, "plugin", "run")
+            let verdict = plugin.targets.verdict(index, "plugin", "run");
+            match &plugin.pull_secret {
+                Some(secret) if verdict.is_true && plugin.credentials(index).is_none() => {
+                    without_credentials(secret)
+                }
+                _ => verdict,
+            }
         };
         Some(Standing {
             verdict: Some(verdict),
@@ -143,6 +164,56 @@ impl MeshKind for WasmPlugin {
     fn is_attached(&self) -> bool {
         self.spec.is_attached()
     }
+}
+
+impl PluginInput {
+    /// What its Secret says, if there is one that can be used.
+    fn credentials(&self, index: &Index) -> Option<Vec<u8>> {
+        let credentials = index.get::<Secret>(self.pull_secret.as_ref()?)?;
+        Some(credentials.0.to_vec())
+    }
+}
+
+/// A Secret that is named and cannot be used.
+fn without_credentials(secret: &ObjectKey) -> Verdict {
+    let message = format!(
+        "spec.imagePullSecret: there is no {secret} of the type {DOCKER_CONFIG} with the label {}: the image is pulled \
+         without credentials, and if its registry refuses that, requests are decided by spec.failStrategy or by the \
+         version before",
+        labels::IMAGE_PULL_SELECTOR
+    );
+    Verdict {
+        is_true: false,
+        reason: "NoPullSecret",
+        message,
+        is_trouble: true,
+    }
+}
+
+fn pull_secret(
+    plugin: &WasmPlugin,
+    config: &MeshConfig,
+    notes: &mut Vec<Note>,
+) -> Result<Option<ObjectKey>, FieldError> {
+    const FIELD: &str = "spec.imagePullSecret";
+    let name = &plugin.spec.image_pull_secret;
+    if name.is_empty() {
+        return Ok(None);
+    }
+    if !is_dns_name(name, 253) {
+        let message = format!("{name:?} is no name of a Secret");
+        return Err(FieldError::new(FIELD, message));
+    }
+    if !config.image_pull_secrets {
+        let message = "the control plane follows no Secrets (pilot.imagePullSecrets): the image is pulled without credentials";
+        notes.push(Note::new(FIELD, message));
+        return Ok(None);
+    }
+    Ok(Some(ObjectKey::new(
+        Kind::Secret,
+        namespace(plugin),
+        name.as_str(),
+    )))
 }
 
 fn namespace(plugin: &WasmPlugin) -> ArcStr {
@@ -175,12 +246,6 @@ fn extension(
     let priority = spec.priority.unwrap_or_default();
     let priority = i32::try_from(priority)
         .map_err(|_| FieldError::new("spec.priority", format!("{priority} is no 32-bit number")))?;
-    if !spec.image_pull_secret.is_empty() {
-        notes.push(Note::new(
-            "spec.imagePullSecret",
-            "pull secrets are not supported: the image is pulled without credentials",
-        ));
-    }
     if !spec.verification_key.is_empty() {
         notes.push(Note::new(
             "spec.verificationKey",

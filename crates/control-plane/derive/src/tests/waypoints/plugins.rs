@@ -139,3 +139,94 @@ fn a_plugin_that_cannot_be_used_fails_as_it_says_and_leaves_its_last_form() {
     assert!(told(&network).unsupported.is_some());
     assert!(network.problems()[0].contains("NETWORK"));
 }
+
+fn secret(name: &str, labels: &str, more: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}, namespace: shop, labels: {{{labels}}}}}\n{more}\n"
+    )
+}
+
+const LABEL: &str = "ambit.io/image-pull: 'true'";
+const OF_DOCKER: &str = "type: kubernetes.io/dockerconfigjson\nstringData: {.dockerconfigjson: '{\"auths\": {\"r\": {\"auth\": \"c2VjcmV0\"}}}'}";
+
+fn following() -> TestMesh {
+    let mut mesh = TestMesh::with(MeshConfig {
+        image_pull_secrets: true,
+        ..MeshConfig::default()
+    });
+    mesh.apply(&all(&[
+        SERVICE,
+        CART,
+        &gateway("wp", ""),
+        &plugin(OF_GATEWAY, "url: r/tag, imagePullSecret: creds"),
+    ]));
+    mesh
+}
+
+#[test]
+fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
+    let mut mesh = following();
+    let missing = "false NoPullSecret";
+    let stands = |mesh: &TestMesh| verdict(mesh, Kind::WasmPlugin, "shop", "tag");
+    assert!(told(&mesh).pull_secret.is_empty());
+    assert_eq!(stands(&mesh), missing);
+    let key = ObjectKey::new(Kind::WasmPlugin, "shop", "tag");
+    let standing = mesh.index.standing(&key).unwrap();
+    let said = standing.verdict.as_ref().unwrap().message.as_str();
+    assert!(said.contains("there is no Secret shop/creds "), "{said}");
+    // Not meant for it, or of another name.
+    mesh.apply(&secret("creds", "app: x", OF_DOCKER));
+    mesh.apply(&secret("other", LABEL, OF_DOCKER));
+    assert_eq!(stands(&mesh), missing);
+    assert!(told(&mesh).pull_secret.is_empty());
+    mesh.apply(&secret("creds", LABEL, OF_DOCKER));
+    assert_eq!(stands(&mesh), "true Accepted");
+    assert!(told(&mesh).pull_secret.starts_with(b"{\"auths\""));
+    // A form that cannot be used leaves the last one; what is wrong is said without what is in it.
+    for (bad, place) in [
+        (
+            "type: Opaque\nstringData: {.dockerconfigjson: hush}",
+            "type",
+        ),
+        (
+            "type: kubernetes.io/dockerconfigjson\nstringData: {.dockerconfigjson: '{\"hush'}",
+            "data[.dockerconfigjson]",
+        ),
+        (
+            "type: kubernetes.io/dockerconfigjson\nstringData: {other: hush}",
+            "is not there",
+        ),
+    ] {
+        mesh.apply(&secret("creds", LABEL, bad));
+        let problems = mesh.problems().join("\n");
+        assert!(
+            problems.contains(place) && !problems.contains("hush"),
+            "{problems}"
+        );
+        assert!(told(&mesh).pull_secret.starts_with(b"{\"auths\""));
+    }
+    assert!(!format!("{:?} {:?}", told(&mesh), mesh.index).contains("c2VjcmV0"));
+    mesh.delete(Kind::Secret, "shop", "creds");
+    assert!(told(&mesh).pull_secret.is_empty());
+    assert_eq!(stands(&mesh), missing);
+    mesh.apply(&plugin(
+        OF_GATEWAY,
+        "url: r/tag, imagePullSecret: 'Not/aName'",
+    ));
+    assert!(
+        mesh.problems()
+            .join("\n")
+            .contains("is no name of a Secret"),
+        "{:?}",
+        mesh.problems()
+    );
+}
+
+#[test]
+fn secrets_are_nobodys_business_unless_that_is_wanted() {
+    let mut mesh = with("url: r/tag, imagePullSecret: creds");
+    mesh.apply(&secret("creds", LABEL, OF_DOCKER));
+    assert!(told(&mesh).pull_secret.is_empty());
+    let problems = mesh.problems().join("\n");
+    assert!(problems.contains("pilot.imagePullSecrets"), "{problems}");
+}

@@ -17,18 +17,28 @@ pub(super) struct Cache {
     directory: PathBuf,
 }
 
+/// What a plugin asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Key<'a> {
+    pub(super) url: &'a str,
+    /// The digest.
+    pub(super) wanted: &'a str,
+    /// The namespace whose credentials it takes; empty if it takes none.
+    pub(super) whose: &'a str,
+}
+
 impl Cache {
     pub(super) fn new(directory: PathBuf) -> Self {
         Self { directory }
     }
 
     /// By what a plugin asks for. The name has the digest of the content, too.
-    fn prefix(url: &str, wanted: &str) -> String {
-        digest(format!("{url}\n{wanted}").as_bytes())
+    fn prefix(Key { url, wanted, whose }: Key<'_>) -> String {
+        digest(format!("{url}\n{wanted}\n{whose}").as_bytes())
     }
 
-    pub(super) async fn take(&self, url: &str, wanted: &str) -> Option<Vec<u8>> {
-        let prefix = Self::prefix(url, wanted);
+    pub(super) async fn take(&self, key: Key<'_>) -> Option<Vec<u8>> {
+        let prefix = Self::prefix(key);
         let mut files = tokio::fs::read_dir(&self.directory).await.ok()?;
         while let Ok(Some(file)) = files.next_entry().await {
             let name = file.file_name();
@@ -45,8 +55,8 @@ impl Cache {
         None
     }
 
-    pub(super) async fn put(&self, url: &str, wanted: &str, bytes: &[u8]) {
-        let prefix = Self::prefix(url, wanted);
+    pub(super) async fn put(&self, key: Key<'_>, bytes: &[u8]) {
+        let prefix = Self::prefix(key);
         let name = format!("{prefix}-{}.wasm", digest(bytes));
         if let Err(error) = self.write(&prefix, &name, bytes).await {
             let directory = self.directory.display();
@@ -105,16 +115,24 @@ mod tests {
     async fn what_was_kept_is_taken_unless_somebody_changed_it() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::new(directory.path().join("modules"));
-        assert_eq!(cache.take("oci://a", "").await, None);
-        cache.put("oci://a", "", b"one").await;
-        assert_eq!(cache.take("oci://a", "").await.unwrap(), b"one");
-        assert_eq!(cache.take("oci://a", "ab").await, None);
-        cache.put("oci://a", "", b"two").await;
-        assert_eq!(cache.take("oci://a", "").await.unwrap(), b"two");
+        let of = |wanted, whose| Key {
+            url: "oci://a",
+            wanted,
+            whose,
+        };
+        let key = of("", "");
+        assert_eq!(cache.take(key).await, None);
+        cache.put(key, b"one").await;
+        assert_eq!(cache.take(key).await.unwrap(), b"one");
+        assert_eq!(cache.take(of("ab", "")).await, None);
+        // What one namespace's credentials have brought is for nobody else.
+        assert_eq!(cache.take(of("", "shop")).await, None);
+        cache.put(key, b"two").await;
+        assert_eq!(cache.take(key).await.unwrap(), b"two");
         let mut files = std::fs::read_dir(&cache.directory).unwrap();
         let file = files.next().unwrap().unwrap();
         assert!(files.next().is_none());
         std::fs::write(file.path(), b"three").unwrap();
-        assert_eq!(cache.take("oci://a", "").await, None);
+        assert_eq!(cache.take(key).await, None);
     }
 }

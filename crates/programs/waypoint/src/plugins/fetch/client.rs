@@ -33,6 +33,8 @@ pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
+    /// No redirect led to another server.
+    pub(super) is_of_first: bool,
     url: String,
 }
 
@@ -89,12 +91,15 @@ impl Client {
     ) -> Result<Answer, ClientError> {
         let mut uri = parse(url)?;
         let first = uri.authority().cloned();
+        let mut is_first = true;
         for _ in 0..=MAX_REDIRECTS {
-            let is_first = uri.authority() == first.as_ref();
+            // Once another server had a say, nothing is told any more that is for the first.
+            is_first &= uri.authority() == first.as_ref();
             let sent = headers
                 .iter()
                 .filter(|(name, _)| is_first || *name != AUTHORIZATION);
-            let answer = self.once(&uri, sent, limit).await?;
+            let mut answer = self.once(&uri, sent, limit).await?;
+            answer.is_of_first = is_first;
             let location = answer.headers.get(LOCATION).and_then(|to| to.to_str().ok());
             let (true, Some(location)) = (answer.status.is_redirection(), location) else {
                 return Ok(answer);
@@ -166,6 +171,7 @@ impl Client {
             status: parts.status,
             headers: parts.headers,
             body: body.to_bytes().to_vec(),
+            is_of_first: true,
             url,
         })
     }
@@ -224,7 +230,38 @@ fn redirected(from: &Uri, location: &str) -> Result<Uri, ClientError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::scripted::Scripted, *};
+
+    #[tokio::test]
+    async fn credentials_go_to_the_first_server_until_another_had_a_say() {
+        // Leads to where the path says.
+        let leads = |path: &str| match path.strip_prefix("/to/") {
+            Some(to) => format!("307 There\r\nlocation: http://{to}"),
+            None => "200 OK".to_owned(),
+        };
+        let (first, other) = (Scripted::new(leads), Scripted::new(leads));
+        let (own, elsewhere) = (first.address, other.address);
+        let secret = [(AUTHORIZATION, HeaderValue::from_static("Basic c2VjcmV0"))];
+        let client = Client::default();
+        let get = async |path: &str| {
+            let url = format!("http://{own}{path}");
+            let answer = client.get(&url, &secret, 10).await.unwrap();
+            answer.successful().unwrap().is_of_first
+        };
+        assert!(get(&format!("/to/{own}/end")).await);
+        assert!(!get(&format!("/to/{elsewhere}/to/{own}/back")).await);
+        let heard = |path: &str, has: bool| (path.to_owned(), has);
+        assert_eq!(
+            first.heard(),
+            [
+                heard(&format!("/to/{own}/end"), true),
+                heard("/end", true),
+                heard(&format!("/to/{elsewhere}/to/{own}/back"), true),
+                heard("/back", false),
+            ]
+        );
+        assert_eq!(other.heard(), [heard(&format!("/to/{own}/back"), false)]);
+    }
 
     #[test]
     fn redirects_lead_to_servers_and_never_out_of_tls() {

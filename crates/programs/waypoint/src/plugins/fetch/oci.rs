@@ -1,10 +1,11 @@
 //! Images in registries, by the distribution API: a module is a layer by itself, or `plugin.wasm` in the last layer of an
 //! image as container runtimes have them.
 
+mod challenge;
+mod credentials;
+
 use std::io::Read as _;
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
 use flate2::read::GzDecoder;
 use http::{
     HeaderName, HeaderValue, StatusCode,
@@ -18,6 +19,8 @@ use super::{
     client::{Answer, Client, ClientError},
     digest,
 };
+use challenge::Challenge;
+use credentials::credentials;
 
 /// Largest manifest, list of manifests, and token.
 const MAX_MANIFEST: usize = 4 << 20;
@@ -55,9 +58,15 @@ pub(crate) enum OciError {
     Http(#[from] ClientError),
     #[error("the registry asks for credentials in a way that is not understood: {0:?}")]
     Challenge(String),
+    #[error("the registry wants credentials, and spec.imagePullSecret has none for it")]
+    NoCredentials,
+    #[error("the registry asks for credentials to be sent to {0}, in plaintext")]
+    Realm(String),
     #[error("the registry gives no token")]
     Token,
-    #[error("the pull secret is no .dockerconfigjson")]
+    #[error(
+        "the pull secret has no user and password that can be used for the registry (auth, or username and password)"
+    )]
     Secret,
     #[error("the manifest cannot be read")]
     Manifest(#[source] serde_json::Error),
@@ -156,7 +165,7 @@ pub(super) async fn pull(
         client,
         image,
         is_insecure,
-        basic: credentials(secret, &image.registry)?,
+        basic: credentials(secret, &image.registry, &image.repository)?,
         authorization: None,
     };
     let (manifest, digest) = registry.manifest(&image.reference).await?;
@@ -223,11 +232,17 @@ impl Registry<'_> {
         if answer.status != StatusCode::UNAUTHORIZED || self.authorization.is_some() {
             return Ok(answer.successful()?);
         }
-        let challenge = answer.headers.get(WWW_AUTHENTICATE);
-        let challenge = challenge
-            .and_then(|one| one.to_str().ok())
-            .unwrap_or_default();
-        self.authorization = Some(self.authorize(challenge).await?);
+        // Who is asked because the registry led there has no say about the registry's credentials.
+        if !answer.is_of_first {
+            return Ok(answer.successful()?);
+        }
+        let challenges = answer.headers.get_all(WWW_AUTHENTICATE).iter();
+        let texts: Vec<&str> = challenges.filter_map(|one| one.to_str().ok()).collect();
+        let challenge = Challenge::of(&texts).ok_or_else(|| {
+            let text = texts.join(", ");
+            OciError::Challenge(text.chars().take(200).collect())
+        })?;
+        self.authorization = Some(self.authorize(&challenge).await?);
         Ok(self.ask(url, limit).await?.successful()?)
     }
 
@@ -242,40 +257,26 @@ impl Registry<'_> {
     }
 
     /// What the registry asks for: the password itself, or a token that is had for it.
-    async fn authorize(&self, challenge: &str) -> Result<HeaderValue, OciError> {
-        let unknown = || OciError::Challenge(challenge.chars().take(200).collect());
-        let (scheme, rest) = challenge.split_once(' ').unwrap_or((challenge, ""));
-        if scheme.eq_ignore_ascii_case("basic") {
-            return self.basic.clone().ok_or(OciError::Token);
-        }
-        if !scheme.eq_ignore_ascii_case("bearer") {
-            return Err(unknown());
-        }
-        let parameter = |name: &str| {
-            let mut parts = rest.split(',').map(str::trim);
-            let value = parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('='))?;
-            Some(value.trim_matches('"').to_owned())
+    async fn authorize(&self, challenge: &Challenge) -> Result<HeaderValue, OciError> {
+        let (realm, service) = match challenge {
+            Challenge::Basic => return self.basic.clone().ok_or(OciError::NoCredentials),
+            Challenge::Bearer { realm, service } => (realm, service),
         };
-        let realm = parameter("realm").ok_or_else(unknown)?;
-        // A password is not sent in plaintext to where TLS was asked for.
-        if !self.is_insecure && !realm.starts_with("https://") {
-            return Err(unknown());
-        }
-        let service = parameter("service").unwrap_or_default();
+        self.allow(realm)?;
         let scope = format!("repository:{}:pull", self.image.repository);
         let joint = if realm.contains('?') { '&' } else { '?' };
         let url = format!(
             "{realm}{joint}service={}&scope={}",
-            encoded(&service),
+            encoded(service),
             encoded(&scope)
         );
         let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
         let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
-        let answer = self
-            .client
-            .get(&url, &headers, MAX_MANIFEST)
-            .await?
-            .successful()?;
+        let answer = self.client.get(&url, &headers, MAX_MANIFEST).await?;
+        if answer.status == StatusCode::UNAUTHORIZED && self.basic.is_none() {
+            return Err(OciError::NoCredentials);
+        }
+        let answer = answer.successful()?;
         let answer: Value = serde_json::from_slice(&answer.body).map_err(|_| OciError::Token)?;
         let token = ["token", "access_token"].into_iter();
         let token = token.filter_map(|name| answer.get(name)?.as_str()).next();
@@ -284,6 +285,22 @@ impl Registry<'_> {
             .ok_or(OciError::Token)?;
         value.set_sensitive(true);
         Ok(value)
+    }
+
+    /// Whether a password may go to where the registry says. That is up to the registry, to which it could have gone as
+    /// well; but in plaintext to nobody else, and only if that is how the registry itself is spoken to.
+    fn allow(&self, realm: &str) -> Result<(), OciError> {
+        let uri: Option<http::Uri> = realm.parse().ok();
+        let authority = uri.as_ref().and_then(http::Uri::authority);
+        let (scheme, authority) = match (uri.as_ref().and_then(http::Uri::scheme_str), authority) {
+            (Some(scheme), Some(authority)) => (scheme, authority.as_str()),
+            _ => return Err(OciError::Challenge(realm.chars().take(200).collect())),
+        };
+        let is_own = self.is_insecure && authority == self.image.registry;
+        if scheme == "https" || scheme == "http" && is_own {
+            return Ok(());
+        }
+        Err(OciError::Realm(authority.chars().take(200).collect()))
     }
 }
 
@@ -298,40 +315,6 @@ fn encoded(text: &str) -> String {
         }
     }
     out
-}
-
-/// What a pull secret has for a registry.
-fn credentials(secret: &[u8], registry: &str) -> Result<Option<HeaderValue>, OciError> {
-    if secret.is_empty() {
-        return Ok(None);
-    }
-    let secret: Value = serde_json::from_slice(secret).map_err(|_| OciError::Secret)?;
-    let auths = secret.get("auths").and_then(Value::as_object);
-    let auths = auths.ok_or(OciError::Secret)?;
-    let host = |key: &str| {
-        let key = key
-            .strip_prefix("https://")
-            .or_else(|| key.strip_prefix("http://"))
-            .unwrap_or(key);
-        let host = key.split('/').next().unwrap_or_default();
-        match host {
-            "docker.io" | "index.docker.io" => "registry-1.docker.io".to_owned(),
-            host => host.to_owned(),
-        }
-    };
-    let Some((_, auth)) = auths.iter().find(|(key, _)| host(key) == registry) else {
-        return Ok(None);
-    };
-    let text = |name: &str| auth.get(name).and_then(Value::as_str);
-    let basic = match (text("auth"), text("username"), text("password")) {
-        (Some(auth), ..) => auth.to_owned(),
-        (None, Some(user), Some(password)) => BASE64_STANDARD.encode(format!("{user}:{password}")),
-        _ => return Err(OciError::Secret),
-    };
-    let mut value =
-        HeaderValue::from_str(&format!("Basic {basic}")).map_err(|_| OciError::Secret)?;
-    value.set_sensitive(true);
-    Ok(Some(value))
 }
 
 /// `plugin.wasm`, at the top of a layer.

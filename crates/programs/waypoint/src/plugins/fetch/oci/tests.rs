@@ -1,4 +1,6 @@
-use super::*;
+//! Names of images, layers, and where passwords go.
+
+use super::{super::scripted::Scripted, *};
 
 fn image(text: &str) -> Option<(String, String, String)> {
     let image = Image::parse(text).ok()?;
@@ -42,30 +44,6 @@ fn images_are_named_as_everywhere() {
     }
 }
 
-#[test]
-fn a_pull_secret_is_for_its_registry_only() {
-    let secret = br#"{"auths": {
-        "https://index.docker.io/v1/": {"auth": "ZG9ja2VyOmh1Yg=="},
-        "r.example": {"username": "u", "password": "p"}}}"#;
-    let of = |registry| {
-        let found = credentials(secret, registry).unwrap();
-        found.map(|value| value.to_str().unwrap().to_owned())
-    };
-    assert_eq!(of("r.example").unwrap(), "Basic dTpw");
-    assert_eq!(
-        of("registry-1.docker.io").unwrap(),
-        "Basic ZG9ja2VyOmh1Yg=="
-    );
-    assert_eq!(of("evil.r.example"), None);
-    assert_eq!(credentials(b"", "r.example").unwrap(), None);
-    for wrong in [&b"{"[..], b"{}", br#"{"auths": {"r.example": {}}}"#] {
-        assert!(matches!(
-            credentials(wrong, "r.example"),
-            Err(OciError::Secret)
-        ));
-    }
-}
-
 fn layer(name: &str, content: &[u8]) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
@@ -92,4 +70,72 @@ fn a_module_is_found_in_a_layer_packed_or_not() {
         Err(OciError::NoModule | OciError::Layer)
     ));
     assert!(matches!(unpack(&plain[..515]), Err(OciError::Layer)));
+}
+
+#[test]
+fn a_password_goes_in_plaintext_to_its_registry_at_most() {
+    let client = Client::default();
+    let image = Image::parse("r.example:5000/a:1").unwrap();
+    let allowed = |is_insecure: bool, realm: &str| {
+        let registry = Registry {
+            client: &client,
+            image: &image,
+            is_insecure,
+            basic: None,
+            authorization: None,
+        };
+        registry.allow(realm)
+    };
+    for (realm, with_tls, without) in [
+        ("https://r.example:5000/token", true, true),
+        ("https://auth.example/token?a=b", true, true),
+        ("http://r.example:5000/token", false, true),
+        ("http://r.example/token", false, false),
+        ("http://auth.example/token", false, false),
+        ("http://r.example:5000@auth.example/token", false, false),
+        ("http://user@r.example:5000/token", false, false),
+        ("ftp://r.example:5000/token", false, false),
+    ] {
+        for (is_insecure, may) in [(false, with_tls), (true, without)] {
+            let is = allowed(is_insecure, realm);
+            let fits = if may {
+                is.is_ok()
+            } else {
+                matches!(is, Err(OciError::Realm(_)))
+            };
+            assert!(fits, "{realm} {is_insecure} {is:?}");
+        }
+    }
+    for wrong in ["", "/token", "r.example", "http://", "http://a b/"] {
+        let is = allowed(true, wrong);
+        assert!(
+            matches!(is, Err(OciError::Challenge(_))),
+            "{wrong:?} {is:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn who_is_asked_after_a_redirect_has_no_say_about_the_registrys_password() {
+    // Wants it sent to where the path says: to the registry itself, where it may go.
+    let other = Scripted::new(|path| {
+        format!("401 Who\r\nwww-authenticate: Bearer realm=\"http:/{path}/token\"")
+    });
+    let elsewhere = other.address;
+    let registry = Scripted::new(move |path| match path.strip_prefix("/v2/a/manifests/") {
+        Some(own) => format!("307 There\r\nlocation: http://{elsewhere}/127.0.0.1:{own}"),
+        None => "200 OK".to_owned(),
+    });
+    let own = registry.address;
+    let image = Image::parse(&format!("{own}/a:{}", own.port())).unwrap();
+    let secret = format!("{{\"auths\": {{\"{own}\": {{\"auth\": \"c2VjcmV0\"}}}}}}");
+    let pulled = pull(&Client::default(), &image, true, secret.as_bytes()).await;
+    let status = pulled.err().map(|error| error.to_string()).unwrap();
+    assert!(
+        status.ends_with("answers with 401 Unauthorized"),
+        "{status}"
+    );
+    let asked = format!("/v2/a/manifests/{}", own.port());
+    assert_eq!(registry.heard(), [(asked, false)]);
+    assert_eq!(other.heard().len(), 1);
 }

@@ -1,11 +1,11 @@
-//! Wasm plugins in a waypoint, with real programs: from a manifest to the headers that an application gets.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Plugins that are written by hand, each for what it shows.
 
-use std::{net::SocketAddr, path::Path};
+use ambit_system_tests::{options, until};
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, answer_ok, is_whole, read_head, until};
+use crate::scene::Scene;
 
-const HEADERS: &str = include_str!("../../../dataplane/wasm/tests/modules/headers.wat");
+pub(crate) const HEADERS: &str =
+    include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 /// Traps on requests with `x-trap`, spins on those with `x-spin`.
 const HOSTILE: &str = r#"(module
     (import "env" "proxy_get_header_map_value" (func $get (param i32 i32 i32 i32 i32) (result i32)))
@@ -20,6 +20,18 @@ const HOSTILE: &str = r#"(module
         (if (i32.eqz (call $get (i32.const 0) (i32.const 32) (i32.const 6) (i32.const 0) (i32.const 4)))
             (then (loop (br 0))))
         (i32.const 0)))"#;
+/// Never starts.
+const ENDLESS: &str = r#"(module
+    (memory (export "memory") 1)
+    (func (export "proxy_abi_version_0_2_1"))
+    (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+    (func (export "proxy_on_vm_start") (param i32 i32) (result i32) (loop (br 0)) (unreachable)))"#;
+/// Lets no request go on.
+const HOLDING: &str = r#"(module
+    (memory (export "memory") 1)
+    (func (export "proxy_abi_version_0_2_1"))
+    (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+    (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1)))"#;
 /// Asks a service of the mesh about each request, and lets go on what it answers with 200.
 const ASKING: &str = r#"(module
     (import "env" "proxy_http_call" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
@@ -35,115 +47,16 @@ const ASKING: &str = r#"(module
         (if (call $call (i32.const 64) (i32.const 30) (i32.const 128) (i32.const 70) (i32.const 0) (i32.const 0)
                 (i32.const 0) (i32.const 0) (i32.const 2000) (i32.const 0))
             (then (unreachable)))
+        (i32.store (call $place (i32.load (i32.const 0))) (local.get 0))
         (i32.const 1))
-    (func (export "proxy_on_http_call_response") (param $id i32) (param i32 i32 i32 i32)
-        (drop (call $effective (local.get $id)))
+    (func $place (param $call i32) (result i32)
+        (i32.add (i32.const 8192) (i32.mul (i32.const 4) (i32.and (local.get $call) (i32.const 1023)))))
+    (func (export "proxy_on_http_call_response") (param i32) (param $call i32) (param i32 i32 i32)
+        (drop (call $effective (i32.load (call $place (local.get $call)))))
         (if (i32.gt_u (local.get 2) (i32.const 0))
             (then (drop (call $continue (i32.const 0))))
             (else (drop (call $answer (i32.const 401) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)
                 (i32.const 0) (i32.const 0) (i32.const -1)))))))"#;
-
-const POD: &str = "
----
-apiVersion: v1
-kind: Pod
-metadata: {name: a, namespace: shop, labels: {app: many}}
-spec:
-  nodeName: node-2
-  serviceAccountName: many
-  containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: many, namespace: shop}
-spec:
-  selector: {app: many}
-  ports: [{name: http, port: 80, targetPort: 8090}]
-";
-
-struct Scene {
-    mesh: Mesh,
-    service: SocketAddr,
-    modules: tempfile::TempDir,
-}
-
-impl Scene {
-    fn new() -> Self {
-        let mesh = Mesh::up(&format!("{PAIR}\n---{GATEWAY}{POD}"));
-        let service = mesh.service("many.shop.svc", 80);
-        // Says what it was asked.
-        mesh.serve("shop/a", 8090, |mut stream| {
-            while let Some(head) = read_head(&mut stream)? {
-                answer_ok(&mut stream, &head)?;
-            }
-            Ok(())
-        });
-        let modules = tempfile::tempdir().unwrap();
-        Self {
-            mesh,
-            service,
-            modules,
-        }
-    }
-
-    fn module(&self, name: &str, wat: &str) {
-        let bytes = wat::parse_str(wat).unwrap();
-        let path = self.path(name);
-        let unfinished = format!("{path}.new");
-        std::fs::write(&unfinished, bytes).unwrap();
-        std::fs::rename(unfinished, path).unwrap();
-    }
-
-    fn path(&self, name: &str) -> String {
-        let path: &Path = self.modules.path();
-        path.join(name).display().to_string()
-    }
-
-    fn plugin(&self, name: &str, more: &str) {
-        let path = self.path(name);
-        let manifest = format!(
-            "
-apiVersion: extensions.istio.io/v1alpha1
-kind: WasmPlugin
-metadata: {{name: {name}, namespace: shop}}
-spec:
-  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}}]
-  url: file://{path}
-  {more}
-"
-        );
-        self.mesh.apply(name, &manifest);
-    }
-
-    fn ask(&self, headers: &str) -> String {
-        let request = format!("GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n");
-        let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
-            return String::new();
-        };
-        let answer = connection.raw(request.as_bytes(), is_whole);
-        answer.unwrap_or_default()
-    }
-
-    fn until_answers(&self, what: &str, headers: &str, expected: impl Fn(&str) -> bool) -> String {
-        let mut last = String::new();
-        until(what, || {
-            last = self.ask(headers);
-            expected(&last)
-        });
-        last
-    }
-
-    fn dump(&self) -> String {
-        let url = "http://127.0.0.1:15000/config_dump";
-        self.mesh.get("shop/waypoint", url).body
-    }
-
-    fn metrics(&self) -> String {
-        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
-        self.mesh.get("legacy/client", &url).body
-    }
-}
 
 #[test]
 fn a_plugin_changes_what_passes_and_answers_for_it() {
@@ -279,4 +192,44 @@ fn a_plugin_asks_a_service_before_a_request_goes_on() {
     scene.until_answers("without an answer it is refused", "", |answer| {
         answer.contains(" 401 ")
     });
+}
+
+#[test]
+fn what_a_plugin_may_take_is_a_setting() {
+    let mut options = options();
+    for (name, time) in [("START", "170ms"), ("CALLBACK", "70ms"), ("HOLD", "270ms")] {
+        let name = format!("AMBIT_WASM_{name}_TIMEOUT");
+        options.env.insert(name, time.to_owned());
+    }
+    let scene = Scene::with("", options);
+    for (name, wat) in [
+        ("hostile", HOSTILE),
+        ("endless", ENDLESS),
+        ("holding", HOLDING),
+    ] {
+        scene.module(name, wat);
+    }
+    let refused = |answer: &str| answer.contains(" 503 ");
+    scene.plugin("hostile", "");
+    scene.until_answers("the plugin runs", "", |answer| answer.contains(" 200 "));
+    scene.until_answers("a callback takes too long", "x-spin: 1\r\n", refused);
+    until("its time is said", || {
+        let said = "more than 70ms in proxy_on_request_headers";
+        scene.waypoint_log().contains(said)
+    });
+    scene.mesh.remove("hostile");
+    scene.plugin("endless", "");
+    until("a start takes too long", || {
+        // It starts for the first request.
+        let said = "more than 170ms in proxy_on_vm_start";
+        refused(&scene.ask("")) && scene.waypoint_log().contains(said)
+    });
+    scene.mesh.remove("endless");
+    // Who is answered did not wait for the half a minute that is usual.
+    scene.plugin("holding", "");
+    until("its module is ready", || {
+        scene.known("holding")["state"] == "ready"
+    });
+    let answer = scene.ask("");
+    assert!(refused(&answer), "{answer:?}");
 }

@@ -1,0 +1,41 @@
+//! A stream that lasts as long as the instance: each tick something is said, and what comes back is counted.
+
+use proxy_wasm::hostcalls;
+
+#[derive(Default)]
+pub(crate) struct Telling {
+    upstream: &'static str,
+    token: Option<u32>,
+    /// Nothing is said before an answer has come.
+    is_waiting: bool,
+}
+
+impl Telling {
+    pub(crate) fn begin(&mut self, upstream: &'static str) {
+        self.upstream = upstream;
+        self.token = hostcalls::open_grpc_stream(upstream, "test.Echo", "0", vec![]).ok();
+        self.is_waiting = false;
+    }
+
+    pub(crate) fn say(&mut self) {
+        match self.token {
+            Some(token) if !self.is_waiting => {
+                let said = hostcalls::send_grpc_stream_message(token, Some(b"tick"), false);
+                self.is_waiting = said.is_ok();
+            }
+            Some(_) => {}
+            None => self.begin(self.upstream),
+        }
+    }
+
+    pub(crate) fn heard(&mut self, token: u32, message: &[u8]) {
+        assert_eq!((self.token, message), (Some(token), &b"tick"[..]));
+        self.is_waiting = false;
+    }
+
+    pub(crate) fn closed(&mut self, token: u32) {
+        if self.token == Some(token) {
+            self.token = None;
+        }
+    }
+}

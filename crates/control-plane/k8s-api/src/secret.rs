@@ -1,0 +1,70 @@
+//! Secrets with credentials of registries. What is in one is never shown.
+
+use std::{collections::BTreeMap, fmt};
+
+use k8s_openapi::{
+    ByteString, NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde::Deserialize;
+
+/// The type of those that have credentials of registries.
+pub const DOCKER_CONFIG: &str = "kubernetes.io/dockerconfigjson";
+/// The key of the credentials.
+pub const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
+
+/// A Secret, without what the mesh does not read.
+#[derive(Clone, Default, PartialEq, Deserialize)]
+pub struct Secret {
+    /// Metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What is in it, by key.
+    #[serde(default)]
+    pub data: BTreeMap<String, ByteString>,
+    /// The same, as manifests may have it.
+    #[serde(default, rename = "stringData")]
+    pub string_data: BTreeMap<String, String>,
+    /// What is in it.
+    #[serde(default, rename = "type")]
+    pub secret_type: String,
+}
+
+impl Secret {
+    /// What is under a key; what manifests say as text goes before.
+    pub fn get(&self, key: &str) -> Option<&[u8]> {
+        let text = self.string_data.get(key).map(String::as_bytes);
+        text.or_else(|| self.data.get(key).map(|bytes| bytes.0.as_slice()))
+    }
+}
+
+/// Without what is in it.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secret")
+            .field("namespace", &self.metadata.namespace)
+            .field("name", &self.metadata.name)
+            .field("secret_type", &self.secret_type)
+            .finish_non_exhaustive()
+    }
+}
+
+impl k8s_openapi::Resource for Secret {
+    const API_VERSION: &'static str = "v1";
+    const GROUP: &'static str = "";
+    const KIND: &'static str = "Secret";
+    const VERSION: &'static str = "v1";
+    const URL_PATH_SEGMENT: &'static str = "secrets";
+    type Scope = NamespaceResourceScope;
+}
+
+impl k8s_openapi::Metadata for Secret {
+    type Ty = ObjectMeta;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}

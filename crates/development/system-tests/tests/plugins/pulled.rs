@@ -1,0 +1,282 @@
+//! Modules that a waypoint pulls: from a registry that wants credentials (`build/registry`), and from servers that lie,
+//! hang, flood, or lead elsewhere.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{Arc, Mutex},
+};
+
+use ambit_system_tests::{Options, binary, options, read_head, until};
+
+use crate::{scene::Scene, written::HEADERS};
+
+const USER: &str = "puller";
+const PASSWORD: &str = "a-password-nobody-else-knows";
+
+/// A module, and the options of a lab whose waypoints may pull without TLS and keep what they pulled beside it.
+fn module() -> (tempfile::TempDir, Options) {
+    let directory = tempfile::tempdir().unwrap();
+    let module = directory.path().join("tag.wasm");
+    std::fs::write(module, wat::parse_str(HEADERS).unwrap()).unwrap();
+    let mut options = options();
+    let cache = directory.path().join("kept");
+    for (name, value) in [
+        ("AMBIT_WASM_CACHE", cache.to_str().unwrap()),
+        ("AMBIT_WASM_FETCH_TIMEOUT", "5s"),
+        ("AMBIT_IMAGE_PULL_SECRETS", "true"),
+        ("WASM_INSECURE_REGISTRIES", "*"),
+    ] {
+        options.env.insert(name.to_owned(), value.to_owned());
+    }
+    (directory, options)
+}
+
+fn registry(scheme: &str, module: &std::path::Path) -> String {
+    format!(
+        "
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {scheme}, namespace: legacy}}
+spec:
+  nodeName: node-1
+  containers:
+  - {{name: main, image: none, command: [{}, '0.0.0.0:5000', {scheme}, {USER}, {PASSWORD}, {}]}}
+",
+        binary("oci-registry").display(),
+        module.join("tag.wasm").display()
+    )
+}
+
+impl Scene {
+    fn until_dumped(&self, what: &str, why: &str) {
+        until(what, || self.dump().contains(why));
+    }
+
+    /// The Secret `registry` with a password for some registries.
+    fn secret(&self, label: &str, password: &str, registries: &[&str]) {
+        let entries: Vec<String> = registries
+            .iter()
+            .map(|one| {
+                format!("\"{one}\": {{\"username\": \"{USER}\", \"password\": \"{password}\"}}")
+            })
+            .collect();
+        let manifest = format!(
+            "
+apiVersion: v1
+kind: Secret
+metadata: {{name: registry, namespace: shop, labels: {{{label}}}}}
+type: kubernetes.io/dockerconfigjson
+stringData:
+  .dockerconfigjson: '{{\"auths\": {{{}}}}}'
+",
+            entries.join(", ")
+        );
+        self.mesh.apply("secret", &manifest);
+    }
+}
+
+#[test]
+fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
+    let (directory, options) = module();
+    let registries = ["basic", "token"].map(|scheme| registry(scheme, directory.path()));
+    let scene = Scene::with(&registries.concat(), options);
+    let [basic, token] = ["basic", "token"]
+        .map(|scheme| format!("{}:5000", scene.mesh.ip(&format!("legacy/{scheme}"))));
+    let pull = |registry: &str, tag: &str, team: &str| {
+        let more = format!(
+            "imagePullPolicy: Always\n  imagePullSecret: registry\n  pluginConfig: {{team: {team}}}"
+        );
+        scene.plugin_from(
+            "pulled",
+            &format!("oci://{registry}/test/plugin:{tag}"),
+            &more,
+        );
+    };
+    let runs = |team: &str| {
+        let wanted = format!("{{\"team\":\"{team}\"}}");
+        scene.until_answers("the plugin runs", "", |answer| answer.contains(&wanted));
+    };
+    let labelled = "ambit.io/image-pull: 'true'";
+    let both = [basic.as_str(), token.as_str()];
+
+    // Without a Secret, and with a wrong password, nothing is had, and requests are refused.
+    pull(&basic, "artifact", "one");
+    let has_none = "spec.imagePullSecret has none for it";
+    scene.until_dumped("no credentials", has_none);
+    scene.until_answers("requests are refused", "", |answer| {
+        answer.contains(" 503 ")
+    });
+    scene.secret(labelled, "wrong", &both);
+    scene.until_dumped("refused", "answers with 401");
+    scene.until_answers("requests are refused", "", |answer| {
+        answer.contains(" 503 ")
+    });
+
+    // The right one, by both ways in which registries ask for it, and by each form of images.
+    scene.secret(labelled, PASSWORD, &both);
+    runs("one");
+    pull(&token, "artifact", "two");
+    runs("two");
+    pull(&token, "image", "three");
+    runs("three");
+    pull(&basic, "docker", "four");
+    runs("four");
+
+    // What runs goes on without it, or when it is no longer meant for it.
+    scene.secret("app: other", PASSWORD, &both);
+    scene.until_dumped("the Secret is another's", has_none);
+    runs("four");
+    scene.secret(labelled, PASSWORD, &both);
+    pull(&basic, "docker", "five");
+    runs("five");
+    scene.mesh.remove("secret");
+    scene.until_dumped("the Secret has gone", has_none);
+    runs("five");
+
+    // Nobody was told of it who should not be.
+    let logs = scene.mesh.logs() + &scene.waypoint_log() + &scene.dump();
+    for secret in [
+        PASSWORD,
+        "cHVsbGVyOmEtcGFzc3dvcmQ",
+        "a-token-that-was-given",
+    ] {
+        assert!(!logs.contains(secret), "{secret}");
+    }
+    for entry in std::fs::read_dir(directory.path().join("kept")).unwrap() {
+        let kept = std::fs::read(entry.unwrap().path()).unwrap();
+        assert!(kept.starts_with(b"\0asm"), "only modules are on disk");
+    }
+}
+
+/// The heads of requests.
+type Heard = Arc<Mutex<Vec<String>>>;
+
+/// What does not speak as registries and servers should, by the first part of a path.
+fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Result<()> {
+    const MANIFEST: &str = r#"{"layers": [{"mediaType": "application/wasm", "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000"}]}"#;
+    let path = head.split(' ').nth(1).unwrap_or_default();
+    let answer = |status: &str, headers: &str, body: &str| {
+        let length = body.len();
+        format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\n\r\n{body}")
+    };
+    let text = if path.starts_with("/v2/lies/manifests/") {
+        answer("200 OK", "", MANIFEST)
+    } else if path.starts_with("/v2/lies/") {
+        answer("200 OK", "", "another layer")
+    } else if path.starts_with("/v2/hangs/") {
+        // Until the client has gone.
+        return stream.read(&mut [0]).map(drop);
+    } else if path.starts_with("/v2/floods/") {
+        write!(
+            stream,
+            "HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"
+        )?;
+        let piece = [b' '; 64 << 10];
+        loop {
+            stream.write_all(&piece)?;
+        }
+    } else if path.starts_with("/v2/leads/") {
+        answer(
+            "307 Elsewhere",
+            &format!("location: http://{other}{path}\r\n"),
+            "",
+        )
+    } else if path.starts_with("/v2/tells/") {
+        let realm = format!("www-authenticate: Bearer realm=\"http://{other}/token\"\r\n");
+        answer("401 Who", &realm, "")
+    } else if path.starts_with("/v2/nonsense/") {
+        answer("200 OK", "", "[\"no manifest\"")
+    } else {
+        answer("200 OK", "", "no module")
+    };
+    stream.write_all(text.as_bytes())
+}
+
+#[test]
+fn servers_that_lie_hang_flood_or_lead_elsewhere_get_nothing_and_harm_nobody() {
+    let (_directory, options) = module();
+    let scene = Scene::with("", options);
+    // Wants credentials, too, for a registry that it is not.
+    let stolen = Heard::default();
+    let heard = stolen.clone();
+    let other = scene.mesh.serve("legacy/client", 5001, move |mut stream| {
+        while let Some(head) = read_head(&mut stream)? {
+            heard.lock().unwrap().push(head.to_ascii_lowercase());
+            stream.write_all(
+                b"HTTP/1.1 401 Who\r\nwww-authenticate: Basic realm=\"x\"\r\ncontent-length: 0\r\n\r\n",
+            )?;
+        }
+        Ok(())
+    });
+    let server = scene.mesh.serve("legacy/client", 5000, move |mut stream| {
+        while let Some(head) = read_head(&mut stream)? {
+            hostile(&mut stream, &head, other)?;
+        }
+        Ok(())
+    });
+    scene.secret(
+        "ambit.io/image-pull: 'true'",
+        PASSWORD,
+        &[&server.to_string()],
+    );
+    let digest = "0".repeat(64);
+    for (name, url, why) in [
+        (
+            "lies",
+            "oci://SERVER/lies:1",
+            "has other content than its digest says",
+        ),
+        (
+            "hangs",
+            "oci://SERVER/hangs:1",
+            "it took more than 5s (AMBIT_WASM_FETCH_TIMEOUT)",
+        ),
+        (
+            "floods",
+            "oci://SERVER/floods:1",
+            "is larger than 4194304 bytes",
+        ),
+        ("leads", "oci://SERVER/leads:1", "answers with 401"),
+        ("tells", "oci://SERVER/tells:1", "in plaintext"),
+        (
+            "nonsense",
+            "oci://SERVER/nonsense:1",
+            "the manifest cannot be read",
+        ),
+        ("other", "http://SERVER/other", "as spec.sha256 says"),
+        ("none", "http://SERVER/none", "no WebAssembly module"),
+    ] {
+        let wanted = if name == "other" { digest.as_str() } else { "" };
+        let more =
+            format!("failStrategy: FAIL_OPEN\n  imagePullSecret: registry\n  sha256: '{wanted}'");
+        scene.plugin_from(name, &url.replace("SERVER", &server.to_string()), &more);
+        until(name, || {
+            let known = scene.known(name);
+            known["error"]
+                .as_str()
+                .is_some_and(|error| error.contains(why))
+        });
+    }
+    let passed = scene.ask("");
+    assert!(passed.contains(" 200 "), "{passed}");
+    // The plugins are asked for again and again; then requests are decided the other way.
+    scene.plugin_from(
+        "none",
+        &format!("http://{server}/none"),
+        "failStrategy: FAIL_CLOSE",
+    );
+    scene.until_answers("requests are refused", "", |answer| {
+        answer.contains(" 503 ")
+    });
+    let stolen = stolen.lock().unwrap();
+    assert!(
+        stolen.iter().any(|head| head.contains("/v2/leads/")),
+        "{stolen:?}"
+    );
+    assert!(
+        !stolen.iter().any(|head| head.contains("authorization")),
+        "{stolen:?}"
+    );
+}

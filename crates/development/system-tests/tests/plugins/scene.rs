@@ -1,0 +1,179 @@
+//! What all these tests have: a mesh with a waypoint, and directories with modules for its plugins.
+
+use std::{net::SocketAddr, path::Path};
+
+use ambit_system_tests::{
+    GATEWAY, LogSource, Mesh, Options, PAIR, answer_ok, binary, is_whole, options, read_head, until,
+};
+
+const POD: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a, namespace: shop, labels: {app: many}}
+spec:
+  nodeName: node-2
+  serviceAccountName: many
+  containers:
+  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: many, namespace: shop}
+spec:
+  selector: {app: many}
+  ports:
+  - {name: http, port: 80, targetPort: 8090}
+  - {name: grpc, port: 81, targetPort: 8091}
+";
+
+/// A mesh whose waypoint has plugins, and an application that says what it was asked.
+pub(crate) struct Scene {
+    pub(crate) mesh: Mesh,
+    service: SocketAddr,
+    modules: tempfile::TempDir,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Self {
+        Self::with("", options())
+    }
+
+    pub(crate) fn with(more: &str, options: Options) -> Self {
+        let mesh = Mesh::up_with(&format!("{PAIR}\n---{GATEWAY}{POD}{more}"), options);
+        let service = mesh.service("many.shop.svc", 80);
+        // Says what it was asked.
+        mesh.serve("shop/a", 8090, |mut stream| {
+            while let Some(head) = read_head(&mut stream)? {
+                let mut said = head.clone();
+                said.push_str(&body(&head.to_ascii_lowercase(), &mut stream)?);
+                answer_ok(&mut stream, &said)?;
+            }
+            Ok(())
+        });
+        let modules = tempfile::tempdir().unwrap();
+        Self {
+            mesh,
+            service,
+            modules,
+        }
+    }
+
+    pub(crate) fn module(&self, name: &str, wat: &str) {
+        let bytes = wat::parse_str(wat).unwrap();
+        let path = self.path(name);
+        let unfinished = format!("{path}.new");
+        std::fs::write(&unfinished, bytes).unwrap();
+        std::fs::rename(unfinished, path).unwrap();
+    }
+
+    fn path(&self, name: &str) -> String {
+        let path: &Path = self.modules.path();
+        path.join(name).display().to_string()
+    }
+
+    /// A module of another compiler, in the place of the plugin's.
+    pub(crate) fn compiled(&self, name: &str, program: &str) {
+        let unfinished = format!("{}.new", self.path(name));
+        std::fs::copy(binary(program), &unfinished).unwrap();
+        std::fs::rename(unfinished, self.path(name)).unwrap();
+    }
+
+    pub(crate) fn plugin(&self, name: &str, more: &str) {
+        self.plugin_from(name, &format!("file://{}", self.path(name)), more);
+    }
+
+    pub(crate) fn plugin_from(&self, name: &str, url: &str, more: &str) {
+        let manifest = format!(
+            "
+apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}}]
+  url: {url}
+  {more}
+"
+        );
+        self.mesh.apply(name, &manifest);
+    }
+
+    pub(crate) fn ask(&self, headers: &str) -> String {
+        self.send(&format!("GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n"))
+    }
+
+    /// The answer to a request; empty if there is none.
+    pub(crate) fn send(&self, request: &str) -> String {
+        let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
+            return String::new();
+        };
+        let answer = connection.raw(request.as_bytes(), is_whole);
+        answer.unwrap_or_default()
+    }
+
+    pub(crate) fn until_answers(
+        &self,
+        what: &str,
+        headers: &str,
+        expected: impl Fn(&str) -> bool,
+    ) -> String {
+        let mut last = String::new();
+        until(what, || {
+            last = self.ask(headers);
+            expected(&last)
+        });
+        last
+    }
+
+    /// The waypoint's own log.
+    pub(crate) fn waypoint_log(&self) -> String {
+        let source = LogSource::Pod {
+            pod: "shop/waypoint".to_owned(),
+            container: None,
+        };
+        self.mesh.client().log_text(source).unwrap()
+    }
+
+    pub(crate) fn dump(&self) -> String {
+        let url = "http://127.0.0.1:15000/config_dump";
+        self.mesh.get("shop/waypoint", url).body
+    }
+
+    /// What the waypoint knows of a plugin; null if nothing.
+    pub(crate) fn known(&self, name: &str) -> serde_json::Value {
+        let dump = self.dump();
+        // After the status.
+        let json = dump.split_once(' ').map_or("", |(_, json)| json);
+        let dump: serde_json::Value = serde_json::from_str(json).unwrap_or_default();
+        let plugins = dump.pointer("/workloadState/plugins");
+        let mut plugins = plugins.and_then(|all| all.as_array()).into_iter().flatten();
+        let is_it = |one: &&serde_json::Value| one["name"] == format!("shop/{name}");
+        plugins.find(is_it).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn metrics(&self) -> String {
+        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
+        self.mesh.get("legacy/client", &url).body
+    }
+}
+
+/// The rest of a request, as it was framed.
+fn body(head: &str, stream: &mut impl std::io::Read) -> std::io::Result<String> {
+    let mut body = Vec::new();
+    if head.contains("transfer-encoding: chunked") {
+        let is_whole =
+            |body: &[u8]| body.windows(3).any(|end| end == b"0\r\n") && body.ends_with(b"\r\n\r\n");
+        while !is_whole(&body) {
+            let mut byte = [0];
+            stream.read_exact(&mut byte)?;
+            body.extend(byte);
+        }
+    } else if let Some(length) = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "))
+    {
+        body.resize(length.parse().unwrap_or_default(), 0);
+        stream.read_exact(&mut body)?;
+    }
+    Ok(String::from_utf8_lossy(&body).into_owned())
+}

@@ -1,0 +1,75 @@
+//! Streams of gRPC that an instance has opened: they last as long as it does, or until one of both sides ends them.
+
+use std::{pin::Pin, sync::Arc};
+
+use ambit_rt::AbortOnDrop;
+use ambit_wasm::{Call, Message, StreamEvent, Token};
+use tokio::sync::mpsc;
+
+use super::Instance;
+
+/// Tells the plugin what happens on a stream; false when nobody wants to know of it any more.
+pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
+
+/// Opens a stream of the plugin of a name, sends what comes, and tells of what happens until it is over.
+pub(crate) type OpenStream = dyn Fn(
+        String,
+        Call,
+        mpsc::UnboundedReceiver<Message>,
+        Tell,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>>
+    + Send
+    + Sync;
+
+/// One stream: it breaks off when this is dropped.
+#[derive(Debug)]
+pub(super) struct OpenedStream {
+    /// How much waits here is bounded by the instance's limits.
+    send: mpsc::UnboundedSender<Message>,
+    _task: AbortOnDrop<()>,
+}
+
+impl Instance {
+    pub(super) fn open_stream(&self, token: Token, call: Call) {
+        let (send, receive) = mpsc::unbounded_channel();
+        let around = &self.slot.around;
+        // The slot holds its streams, and not the other way.
+        let slot = Arc::downgrade(&self.slot);
+        let generation = self.generation;
+        let tell = move |event: StreamEvent| {
+            let Some(slot) = slot.upgrade() else {
+                return false;
+            };
+            let is_closed = matches!(event, StreamEvent::Closed(..));
+            let instance = Self { slot, generation };
+            let told = instance.call(|vm| vm.stream_event(token, event));
+            let goes_on = told.unwrap_or(false);
+            if is_closed {
+                instance.end_stream(token);
+            }
+            goes_on
+        };
+        let key = self.slot.plugin.key.clone();
+        let work = (around.streams)(key, call, receive, Box::new(tell));
+        // Before it could end.
+        let mut inner = self.slot.inner.lock();
+        if inner.generation != self.generation {
+            return;
+        }
+        let task = ambit_rt::spawn_abortable("plugin stream", work);
+        let opened = OpenedStream { send, _task: task };
+        inner.streams.insert(token, opened);
+    }
+
+    pub(super) fn send(&self, token: Token, message: Message) {
+        if let Some(stream) = self.slot.inner.lock().streams.get(&token) {
+            // One that is over has nobody who takes it; the instance is told so.
+            let _sent = stream.send.send(message);
+        }
+    }
+
+    pub(super) fn end_stream(&self, token: Token) {
+        let ended = self.slot.inner.lock().streams.remove(&token);
+        drop(ended);
+    }
+}

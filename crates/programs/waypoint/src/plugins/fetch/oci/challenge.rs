@@ -1,0 +1,126 @@
+//! How a registry asks for credentials (`WWW-Authenticate`, RFC 9110, 11.6.1).
+
+/// What is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Challenge {
+    /// User and password.
+    Basic,
+    /// A token, which is had at an address.
+    Bearer { realm: String, service: String },
+}
+
+impl Challenge {
+    /// The first one that is understood; tokens go before passwords.
+    pub(super) fn of(headers: &[&str]) -> Option<Self> {
+        let all: Vec<Self> = headers.iter().flat_map(|text| read(text)).collect();
+        let bearer = all.iter().find(|one| **one != Self::Basic);
+        bearer.or_else(|| all.first()).cloned()
+    }
+}
+
+/// All that is understood in one header.
+fn read(mut text: &str) -> Vec<Challenge> {
+    let mut found = Vec::new();
+    let mut scheme = String::new();
+    let mut parameters: Vec<(String, String)> = Vec::new();
+    loop {
+        text = text.trim_start_matches([' ', '\t', ',']);
+        let end = text.find([' ', '\t', ',', '=']).unwrap_or(text.len());
+        let (word, rest) = text.split_at(end);
+        if word.is_empty() {
+            break;
+        }
+        let after = rest.trim_start_matches([' ', '\t']);
+        if let Some(value) = after.strip_prefix('=') {
+            let Some((value, rest)) = value_of(value.trim_start_matches([' ', '\t'])) else {
+                break;
+            };
+            parameters.push((word.to_ascii_lowercase(), value));
+            text = rest;
+        } else {
+            found.extend(challenge(&scheme, &mut parameters));
+            scheme = word.to_ascii_lowercase();
+            text = rest;
+        }
+    }
+    found.extend(challenge(&scheme, &mut parameters));
+    found
+}
+
+fn challenge(scheme: &str, parameters: &mut Vec<(String, String)>) -> Option<Challenge> {
+    let parameters = std::mem::take(parameters);
+    let get = |name: &str| {
+        let mut all = parameters.iter();
+        all.find(|(of, _)| of == name)
+            .map(|(_, value)| value.clone())
+    };
+    match scheme {
+        "basic" => Some(Challenge::Basic),
+        "bearer" => Some(Challenge::Bearer {
+            realm: get("realm")?,
+            service: get("service").unwrap_or_default(),
+        }),
+        _ => None,
+    }
+}
+
+/// A value, in quotes or not, and what follows it.
+fn value_of(text: &str) -> Option<(String, &str)> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find([' ', '\t', ',']).unwrap_or(text.len());
+        let (value, rest) = text.split_at(end);
+        return Some((value.to_owned(), rest));
+    };
+    let (mut value, mut is_escaped) = (String::new(), false);
+    for (place, one) in quoted.char_indices() {
+        match one {
+            _ if is_escaped => {
+                value.push(one);
+                is_escaped = false;
+            }
+            '\\' => is_escaped = true,
+            '"' => return Some((value, quoted.get(place + 1..)?)),
+            _ => value.push(one),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn challenges_are_read_as_registries_write_them() {
+        let bearer = |realm: &str, service: &str| {
+            Some(Challenge::Bearer {
+                realm: realm.to_owned(),
+                service: service.to_owned(),
+            })
+        };
+        for (text, is) in [
+            ("Basic realm=\"a registry\"", Some(Challenge::Basic)),
+            ("basic", Some(Challenge::Basic)),
+            (
+                "Bearer realm=\"https://r/token\",service=\"a, b\",scope=\"repository:a/b:pull,push\"",
+                bearer("https://r/token", "a, b"),
+            ),
+            (
+                "BEARER service = r , realm=https://r/token",
+                bearer("https://r/token", "r"),
+            ),
+            (
+                "Basic realm=\"x\", Bearer realm=\"https://r/\\\"t\"",
+                bearer("https://r/\"t", ""),
+            ),
+            ("Bearer service=\"r\"", None),
+            ("Bearer realm=\"never ends", None),
+            ("Negotiate", None),
+            ("", None),
+        ] {
+            assert_eq!(Challenge::of(&[text]), is, "{text}");
+        }
+        let both = Challenge::of(&["Basic realm=x", "Bearer realm=\"https://r/\""]);
+        assert_eq!(both, bearer("https://r/", ""));
+    }
+}

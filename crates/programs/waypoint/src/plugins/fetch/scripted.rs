@@ -1,0 +1,57 @@
+//! A server of HTTP/1.1 for tests: what it hears of each request is kept, and what it answers is a matter of the path.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+};
+
+use parking_lot::Mutex;
+
+pub(super) struct Scripted {
+    pub(super) address: SocketAddr,
+    /// The heads of requests, in small letters.
+    heard: Arc<Mutex<Vec<String>>>,
+}
+
+impl Scripted {
+    /// Answers with the status line and the headers that `script` gives for a path.
+    pub(super) fn new(script: impl Fn(&str) -> String + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let heard = Arc::<Mutex<Vec<String>>>::default();
+        let hears = heard.clone();
+        // It ends with the process.
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let head = read_head(&mut stream);
+                let says = script(head.split(' ').nth(1).unwrap());
+                hears.lock().push(head.to_ascii_lowercase());
+                write!(stream, "HTTP/1.1 {says}\r\ncontent-length: 0\r\n\r\n").unwrap();
+            }
+        });
+        Self { address, heard }
+    }
+
+    /// For each request that came, its path and whether it had credentials.
+    pub(super) fn heard(&self) -> Vec<(String, bool)> {
+        let heard = self.heard.lock();
+        let each = heard.iter().map(|head| {
+            let path = head.split(' ').nth(1).unwrap();
+            (path.to_owned(), head.contains("\r\nauthorization:"))
+        });
+        each.collect()
+    }
+}
+
+fn read_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        head.extend(byte);
+    }
+    String::from_utf8(head).unwrap()
+}

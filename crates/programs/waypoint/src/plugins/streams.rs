@@ -1,0 +1,188 @@
+//! Streams of gRPC that plugins open, to services of the mesh under the waypoint's identity.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use ambit_wasm::{Call, Message, StreamEvent};
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::Request;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, Incoming};
+use tokio::sync::mpsc;
+
+use super::calls::{self, Failed, MAX_ANSWER, UNAVAILABLE, grpc_status};
+use crate::{
+    calls::Callee,
+    circle::Passed,
+    extensions::Tell,
+    message::{Body, BodyError, Version},
+    waypoint::Shard,
+};
+
+/// What a stream ends with whose peer does not say how it ended, or says what is none of gRPC.
+const UNKNOWN: u32 = 2;
+const RESOURCE_EXHAUSTED: u32 = 8;
+
+/// Keeps a stream until one of both sides ends it.
+pub(super) async fn keep(
+    shard: &Shard,
+    plugin: &str,
+    call: Call,
+    messages: mpsc::UnboundedReceiver<Message>,
+    tell: &Tell,
+) {
+    let upstream = call.upstream.clone();
+    let opened = Box::pin(open(shard, call, Sent::of(messages))).await;
+    let (status, text) = match opened {
+        Ok((head, body)) => match follow(head, body, tell).await {
+            Some(end) => end,
+            None => return,
+        },
+        Err(error) => (UNAVAILABLE, ambit_proxy::report::chain(&error)),
+    };
+    if status != 0 {
+        tracing::debug!(plugin, upstream, status, text, "a plugin's stream failed");
+    }
+    tell(StreamEvent::Closed(status, text));
+}
+
+async fn open(
+    shard: &Shard,
+    call: Call,
+    sent: Sent,
+) -> Result<(http::HeaderMap, Incoming), Failed> {
+    let own = shard.waypoint.config.own.namespace.as_str();
+    let (service, port) = calls::upstream(&call.upstream, own)?;
+    let (parts, _) = calls::request(call, &service, port)?.into_parts();
+    let body: Body = sent.boxed_unsync();
+    let request = Request::from_parts(parts, body);
+    let callee = Callee {
+        service: &service,
+        port,
+        passed: Passed::NONE,
+    };
+    let response = crate::calls::request(shard, callee, Version::Http2, request).await?;
+    let (parts, body) = response.into_parts();
+    Ok((parts.headers, body))
+}
+
+/// Tells of what comes until the peer ends, and how it did; `None` when nobody wants to know any more.
+async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Option<(u32, String)> {
+    let mut end = grpc_status(&head);
+    if !tell(StreamEvent::Began(head)) {
+        return None;
+    }
+    let mut waiting = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else {
+            return Some((UNAVAILABLE, "the stream broke off".to_owned()));
+        };
+        match frame.into_data() {
+            Ok(data) => {
+                waiting.extend_from_slice(&data);
+                loop {
+                    let bytes = match message(&mut waiting) {
+                        Ok(Some(bytes)) => bytes,
+                        Ok(None) => break,
+                        Err(wrong) => return Some(wrong),
+                    };
+                    if !tell(StreamEvent::Message(bytes)) {
+                        return None;
+                    }
+                }
+            }
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    end = grpc_status(&trailers).or(end);
+                    if !tell(StreamEvent::Trailers(trailers)) {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+    let unknown = || (UNKNOWN, "the peer gives no status of gRPC".to_owned());
+    Some(end.unwrap_or_else(unknown))
+}
+
+/// The next message, if all of it is there; how the stream ends if it cannot be taken.
+fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
+    let Some([packed, a, b, c, d]) = waiting.first_chunk::<5>().copied() else {
+        return Ok(None);
+    };
+    let length = u32::from_be_bytes([a, b, c, d]) as usize;
+    if packed != 0 {
+        let text = "a message is compressed, which was not asked for";
+        return Err((UNKNOWN, text.to_owned()));
+    }
+    if length > MAX_ANSWER {
+        let text = format!("a message of {length} bytes; at most {MAX_ANSWER}");
+        return Err((RESOURCE_EXHAUSTED, text));
+    }
+    if waiting.len() < 5 + length {
+        return Ok(None);
+    }
+    waiting.advance(5);
+    Ok(Some(waiting.split_to(length).freeze()))
+}
+
+/// What the plugin sends.
+struct Sent {
+    messages: mpsc::UnboundedReceiver<Message>,
+    is_over: bool,
+}
+
+impl Sent {
+    fn of(messages: mpsc::UnboundedReceiver<Message>) -> Self {
+        Self {
+            messages,
+            is_over: false,
+        }
+    }
+}
+
+impl HttpBody for Sent {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        while !self.is_over {
+            let Some(message) = ready!(self.messages.poll_recv(cx)) else {
+                // Nobody can send any more: it is broken off, not ended.
+                return Poll::Ready(Some(Err("the plugin has gone".into())));
+            };
+            self.is_over = message.is_end;
+            if let Some(bytes) = &message.bytes {
+                let framed = calls::framed(bytes).ok_or("a message that is too long")?;
+                return Poll::Ready(Some(Ok(Frame::data(framed))));
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_taken_as_they_are_whole_and_no_larger_than_may_be() {
+        let mut waiting = BytesMut::from(&[0, 0, 0, 0, 2, 7, 8, 0, 0, 0, 0, 0, 0, 0][..]);
+        assert_eq!(message(&mut waiting).unwrap().unwrap(), [7, 8][..]);
+        assert_eq!(message(&mut waiting).unwrap().unwrap(), [][..]);
+        assert_eq!(message(&mut waiting), Ok(None));
+        let mut large = BytesMut::from(&[0, 255, 0, 0, 0][..]);
+        assert_eq!(message(&mut large).unwrap_err().0, RESOURCE_EXHAUSTED);
+        let mut packed = BytesMut::from(&[1, 0, 0, 0, 0][..]);
+        assert_eq!(message(&mut packed).unwrap_err().0, UNKNOWN);
+    }
+}

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::shell;
 
-/// The target of plugins in Rust; `rust-toolchain.toml` has it.
+/// The target of plugins in Rust. It is installed when tests need it: nothing else is built for it.
 const WASM: &str = "wasm32-wasip1";
 
 /// All of it.
@@ -22,6 +22,7 @@ pub(crate) fn build() -> Result<()> {
     go("authorizer", "ext-authz-provider", &[])?;
     go("ratelimit", "rate-limit-service", &[])?;
     go("registry", "oci-registry", &[])?;
+    target()?;
     rust_plugin()?;
     published_plugins()?;
     let wasm = ["-buildmode=c-shared", "-ldflags=-s -w"];
@@ -49,6 +50,21 @@ fn go(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     }
     shell::run(&format!("build {name}"), &mut go)?;
     Ok(program)
+}
+
+/// Installs the standard library for [`WASM`] if it is not there.
+fn target() -> Result<()> {
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--print", "target-libdir", "--target", WASM]);
+    let output = rustc.current_dir(shell::root()).output()?;
+    let directory = String::from_utf8_lossy(&output.stdout);
+    if Path::new(directory.trim()).join("self-contained").is_dir() {
+        return Ok(());
+    }
+    let mut rustup = Command::new("rustup");
+    rustup.args(["target", "add", WASM]).current_dir(shell::root());
+    let what = format!("install the Rust target {WASM}, which tests of plugins need");
+    shell::run(&what, &mut rustup)
 }
 
 /// The plugin in Rust.

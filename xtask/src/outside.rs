@@ -70,7 +70,7 @@ fn target() -> Result<()> {
 /// The plugin in Rust.
 fn rust_plugin() -> Result<()> {
     let manifest = shell::root().join("build/plugins/rust/Cargo.toml");
-    wasm("plugin-rust.wasm", &manifest, &["--lib"])?;
+    wasm("plugin-rust.wasm", &manifest, &["--lib"], "-D warnings")?;
     beside("test_plugin.wasm", "plugin-rust.wasm")
 }
 
@@ -78,7 +78,14 @@ fn rust_plugin() -> Result<()> {
 fn published_plugins() -> Result<()> {
     let names = ["http_headers", "http_body", "http_config"];
     let examples: Vec<&str> = names.iter().flat_map(|name| ["--example", name]).collect();
-    wasm("published filters", &published_manifest()?, &examples)?;
+    // It is older than the lint.
+    let lints = "-A unexpected_cfgs";
+    wasm(
+        "published filters",
+        &published_manifest()?,
+        &examples,
+        lints,
+    )?;
     for name in names {
         let to = format!("published-{}.wasm", name.replace('_', "-"));
         beside(&format!("examples/{name}.wasm"), &to)?;
@@ -112,7 +119,7 @@ fn published_manifest() -> Result<PathBuf> {
 }
 
 /// Builds modules of a crate that is no part of the mesh's workspace.
-fn wasm(what: &str, manifest: &Path, which: &[&str]) -> Result<()> {
+fn wasm(what: &str, manifest: &Path, which: &[&str], flags: &str) -> Result<()> {
     let mut cargo = shell::cargo(&["build", "--locked", "--release", "--target", WASM]);
     cargo
         .args(which)
@@ -120,7 +127,7 @@ fn wasm(what: &str, manifest: &Path, which: &[&str]) -> Result<()> {
         .arg(manifest)
         .arg("--target-dir")
         .arg(plugins())
-        .env_remove("RUSTFLAGS");
+        .env("RUSTFLAGS", flags);
     shell::run(&format!("build {what}"), &mut cargo)
 }
 

@@ -1,6 +1,6 @@
 //! The warm-start cache: what a worker leaves to the one after it. The mesh as the control plane published it,
-//! in an unnamed file (of a waypoint in memory), and the certificates with their keys, in memory alone. A worker that was killed is
-//! followed by one that has both at once, whether the control plane is near, far or away.
+//! in an unnamed file (a waypoint's in memory), and the certificates with their keys, in memory alone. A worker that
+//! was killed is followed by one that has both at once, whether the control plane is near, far or away.
 
 use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
 
@@ -60,6 +60,13 @@ fn usable<T>(what: Purpose, opened: io::Result<T>) -> Option<Arc<T>> {
         .map(Arc::new)
 }
 
+fn mesh_of(role: Role) -> Purpose {
+    match role {
+        Role::Waypoint => MESH_OF_WAYPOINTS,
+        _ => MESH,
+    }
+}
+
 /// The mesh.
 #[derive(Debug)]
 pub struct MeshCache {
@@ -71,14 +78,7 @@ pub struct MeshCache {
 
 impl MeshCache {
     fn open(role: Role, held: Option<OwnedFd>, supervisor: &Supervisor) -> io::Result<Self> {
-        let journal = Journal::open(
-            match role {
-                Role::Waypoint => MESH_OF_WAYPOINTS,
-                _ => MESH,
-            },
-            held,
-            supervisor,
-        )?;
+        let journal = Journal::open(mesh_of(role), held, supervisor)?;
         let types: Vec<_> = role.type_urls().collect();
         let complete = vec![false; types.len()];
         let state = Mutex::new((journal, complete));
@@ -217,6 +217,14 @@ mod tests {
     fn certificates(held: &OwnedFd) -> WarmCertificates {
         let held = held.as_fd().try_clone_to_owned().unwrap();
         WarmCertificates::open(Some(held), &Supervisor::none()).unwrap()
+    }
+
+    #[test]
+    fn what_may_have_credentials_in_it_is_in_memory_alone() {
+        let kept = |purpose: Purpose| matches!(purpose.backing, Backing::Memory);
+        assert!(kept(CERTIFICATES) && kept(mesh_of(Role::Waypoint)));
+        assert!(!kept(mesh_of(Role::NodeProxy)));
+        assert_eq!(mesh_of(Role::Waypoint).number, MESH.number);
     }
 
     #[test]

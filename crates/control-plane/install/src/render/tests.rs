@@ -235,6 +235,31 @@ fn nodes_that_register_with_a_taint_are_waited_for_and_lose_it() {
 }
 
 #[test]
+fn secrets_of_all_namespaces_are_listed_only_where_pull_secrets_are_wanted() {
+    let rights = |objects: &[Value]| -> Vec<Value> {
+        let roles = objects
+            .iter()
+            .filter(|object| object["kind"] == "ClusterRole");
+        let rules = roles.filter_map(|role| role["rules"].as_array()).flatten();
+        let of_secrets = rules.filter(|rule| {
+            let mut resources = rule["resources"].as_array().into_iter().flatten();
+            resources.any(|one| one == "secrets" || one == "*")
+        });
+        of_secrets.map(|rule| rule["verbs"].clone()).collect()
+    };
+    let env = |objects: &[Value]| {
+        let control = &find(objects, "Deployment", "ambit-control")["spec"]["template"]["spec"];
+        let env = control["containers"][0]["env"].as_array().unwrap();
+        env.contains(&json!({"name": "AMBIT_IMAGE_PULL_SECRETS", "value": "true"}))
+    };
+    let plain = render(&[]);
+    assert_eq!((rights(&plain), env(&plain)), (Vec::new(), false));
+    let objects = render(&["pilot.imagePullSecrets=true"]);
+    assert_eq!(rights(&objects), [json!(["list", "watch"])]);
+    assert!(env(&objects));
+}
+
+#[test]
 fn revocation_lists_are_mounted_where_the_proxy_reads_them() {
     let objects = render(&["ztunnel.peerCaCrl.enabled=true"]);
     let pod = &find(&objects, "DaemonSet", "ztunnel")["spec"]["template"]["spec"];

@@ -225,6 +225,7 @@ fn what_a_plugin_may_take_is_a_setting() {
         refused(&scene.ask("")) && scene.waypoint_log().contains(said)
     });
     scene.mesh.remove("endless");
+    until("it is gone", || scene.known("endless").is_null());
     // Who is answered did not wait for the half a minute that is usual.
     scene.plugin("holding", "");
     until("its module is ready", || {

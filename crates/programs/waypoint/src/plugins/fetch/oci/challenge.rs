@@ -123,4 +123,20 @@ mod tests {
         let both = Challenge::of(&["Basic realm=x", "Bearer realm=\"https://r/\""]);
         assert_eq!(both, bearer("https://r/", ""));
     }
+
+    #[test]
+    fn whatever_a_registry_says_is_read_to_its_end() {
+        let alphabet = ['b', '=', '"', '\\', ' ', ',', 'ü'];
+        let mut texts = vec![String::new()];
+        for _ in 0..5 {
+            let longer = |text: &String| alphabet.map(|one| format!("{text}{one}"));
+            texts = texts.iter().flat_map(longer).collect();
+            for text in &texts {
+                let text = format!("Bearer realm={text}");
+                if let Some(Challenge::Bearer { realm, .. }) = Challenge::of(&[&text]) {
+                    assert!(realm.len() <= text.len(), "{text:?} {realm:?}");
+                }
+            }
+        }
+    }
 }

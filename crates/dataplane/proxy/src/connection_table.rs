@@ -323,6 +323,39 @@ mod tests {
         assert_eq!(list.len(), 2);
     }
 
+    #[test]
+    fn a_dump_tells_what_callers_have_proved() {
+        let list = Connections::default();
+        let identity = "spiffe://cluster.local/ns/shop/sa/front";
+        let proved = Peer {
+            source: identity.parse().ok(),
+            ..peer(80)
+        };
+        let _open = (
+            list.inbound(shown(2), peer(80)),
+            list.inbound(shown(1), proved),
+            list.outbound(shown(3)),
+        );
+        let dump = serde_json::to_value(list.dump()).unwrap();
+        let shown = |src: &str, more: serde_json::Value| {
+            let mut all = serde_json::json!({
+                "src": src, "originalDst": "10.0.0.2:80", "actualDst": "", "protocol": "TCP"
+            });
+            all.as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
+            all
+        };
+        let expected = serde_json::json!({
+            "inbound": [
+                shown("10.0.0.1:1", serde_json::json!({ "srcIdentity": identity })),
+                shown("10.0.0.1:2", serde_json::json!({ "srcIdentity": null })),
+            ],
+            "outbound": [shown("10.0.0.1:3", serde_json::json!({}))],
+        });
+        assert_eq!(dump, expected);
+    }
+
     #[tokio::test]
     async fn ended_connections_are_off_the_list() {
         let list = Connections::default();

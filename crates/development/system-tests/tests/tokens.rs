@@ -7,7 +7,7 @@
 )]
 
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     net::SocketAddr,
     sync::{
         Arc, Mutex,
@@ -212,6 +212,31 @@ impl Scene {
         self.mesh.client().log_text(log).unwrap()
     }
 
+    /// What a collector is sent, whatever it is.
+    fn collector(&self) -> Arc<Mutex<Vec<u8>>> {
+        let all = Arc::new(Mutex::new(Vec::new()));
+        let of = all.clone();
+        self.mesh.serve("legacy/server", 4318, move |mut stream| {
+            while let Some(head) = read_head(&mut stream)? {
+                let head = head.to_ascii_lowercase();
+                let mut lines = head.lines();
+                let length = lines.find_map(|line| line.strip_prefix("content-length: "));
+                let length = length.and_then(|length| length.parse().ok());
+                let mut body = vec![0; length.unwrap_or(0)];
+                stream.read_exact(&mut body)?;
+                of.lock().unwrap().extend(body);
+                answer_ok(&mut stream, "")?;
+            }
+            Ok(())
+        });
+        all
+    }
+
+    fn metrics(&self) -> String {
+        let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
+        self.mesh.get("legacy/client", &url).body
+    }
+
     /// The head of the request for a target, as the application heard it.
     fn heard(&self, target: &str) -> Option<String> {
         let all = self.heads.all();
@@ -317,7 +342,7 @@ fn tokens_allow_what_their_claims_allow_and_none_is_believed_that_is_not_signed(
 }
 
 #[test]
-fn no_token_gets_into_a_log_whichever_step_refuses_a_request() {
+fn no_token_gets_into_logs_labels_or_spans_whichever_step_refuses_a_request() {
     let scene = Scene::new();
     let token = scene.token("RS256");
     let (signed, _) = token.rsplit_once('.').unwrap();
@@ -341,13 +366,28 @@ data:
   mesh: |
     extensionProviders:
     - {name: line, envoyFileAccessLog: {path: /dev/stdout, logFormat: {text: \"told %REQ(:PATH)% %REQ(AUTHORIZATION)% %REQ(COOKIE)%\\n\"}}}
+    - {name: sink, opentelemetry: {service: sink.legacy.svc.cluster.local, port: 4318, http: {path: /v1/traces}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sink, namespace: legacy}
+spec: {selector: {app: server}, ports: [{name: http, port: 4318}]}
 ---
 apiVersion: telemetry.istio.io/v1
 kind: Telemetry
 metadata: {name: lines, namespace: shop}
 spec:
   accessLogging: [{providers: [{name: line}]}]
+  tracing:
+  - providers: [{name: sink}]
+    randomSamplingPercentage: 100
+    customTags: {as: {header: {name: authorization}}, kept: {header: {name: cookie}}}
+  metrics:
+  - overrides:
+    - match: {metric: REQUEST_COUNT}
+      tagOverrides: {asked: {value: request.path}, kept: {value: \"request.headers['cookie']\"}}
 ";
+    let spans = scene.collector();
     scene.mesh.apply("lines", config);
     let forwarding = objects(&format!("http://{}/keys", scene.keys));
     let forwarding = forwarding.replace(
@@ -391,6 +431,18 @@ spec:
     });
     let log = scene.log();
     assert!(!log.contains(signed), "{log}");
+    let metrics = scene.metrics();
+    for label in ["asked=\"/private/forwarded?a=1\"", "kept=\"x=1\""] {
+        assert!(metrics.contains(label), "{metrics}");
+    }
+    assert!(!metrics.contains(signed), "{metrics}");
+    let told = || String::from_utf8_lossy(&spans.lock().unwrap()).into_owned();
+    until("spans are told", || {
+        ["/private/forwarded", "/open/c", "x=1"]
+            .iter()
+            .all(|text| told().contains(text))
+    });
+    assert!(!told().contains(signed));
 }
 
 #[test]

@@ -71,7 +71,13 @@ fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
         // The callers' own, bytes, and what has not happened.
         series("istio_tcp_connections_opened", "source", &[], 9),
         series("istio_tcp_sent_bytes", "destination", &[], 9),
-        to_db(&[("destination_workload", "web")], 0),
+        to_db(
+            &[
+                ("source_principal", "unknown"),
+                ("source_workload", "never"),
+            ],
+            0,
+        ),
     ]
     .concat();
     let only = |rule: &str| {

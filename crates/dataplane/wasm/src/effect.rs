@@ -75,35 +75,55 @@ pub enum Effect {
     Enqueued(u32),
 }
 
-/// What a module sends on a stream of gRPC.
+/// Most messages that wait, for those without bytes take memory, too.
+const MAX_WAITING: usize = 1024;
+
+/// What a module sends on a stream of gRPC. It counts as unsent, at the instance, until it is dropped.
 #[derive(Debug)]
 pub struct Message {
     /// The message, without the bytes that frame it; `None` if there is only the end.
     pub bytes: Option<Bytes>,
     /// Nothing follows it.
     pub is_end: bool,
-    _unsent: Unsent,
+    _counted: Counted,
 }
 
 impl Message {
-    pub(crate) fn new(bytes: Option<Bytes>, is_end: bool, unsent: &Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(bytes: Option<Bytes>, is_end: bool, unsent: &Arc<Unsent>) -> Self {
         let length = bytes.as_ref().map_or(0, Bytes::len);
-        unsent.fetch_add(length, Ordering::Relaxed);
+        unsent.bytes.fetch_add(length, Ordering::Relaxed);
+        unsent.messages.fetch_add(1, Ordering::Relaxed);
         Self {
             bytes,
             is_end,
-            _unsent: Unsent(unsent.clone(), length),
+            _counted: Counted(unsent.clone(), length),
         }
     }
 }
 
-/// Counts what a module has sent and the network has not taken.
-#[derive(Debug)]
-struct Unsent(Arc<AtomicUsize>, usize);
+/// What an instance has sent on all of its streams and the network has not taken.
+#[derive(Debug, Default)]
+pub(crate) struct Unsent {
+    bytes: AtomicUsize,
+    messages: AtomicUsize,
+}
 
-impl Drop for Unsent {
+impl Unsent {
+    /// Whether it is more than may wait.
+    pub(crate) fn is_too_much(&self, most_bytes: usize) -> bool {
+        self.bytes.load(Ordering::Relaxed) > most_bytes
+            || self.messages.load(Ordering::Relaxed) > MAX_WAITING
+    }
+}
+
+/// A message's share of it.
+#[derive(Debug)]
+struct Counted(Arc<Unsent>, usize);
+
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
+        self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
+        self.0.messages.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -10,10 +10,7 @@ mod streams;
 mod system;
 mod wasi;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -21,7 +18,7 @@ use wasmtime::{Linker, Module, StoreLimits, StoreLimitsBuilder, Val};
 
 use crate::{
     abi::Status,
-    effect::Effect,
+    effect::{Effect, Unsent},
     limits::MAX_TABLE,
     metrics::Metrics,
     settings::Settings,
@@ -46,6 +43,8 @@ pub(crate) struct Host {
     /// What a call brought, while the module is told of it.
     pub(crate) received: Received,
     pub(crate) effects: Vec<Effect>,
+    /// What of all streams' messages the network has not taken.
+    pub(crate) unsent: Arc<Unsent>,
     /// Calls and streams under way.
     pub(crate) calls: BTreeMap<u32, Pending>,
     pub(crate) last_call: u32,
@@ -68,8 +67,6 @@ pub(crate) struct Pending {
 /// The module's side of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
-    /// Bytes that the network has not taken.
-    pub(crate) unsent: Arc<AtomicUsize>,
     pub(crate) is_ended: bool,
 }
 
@@ -106,6 +103,7 @@ impl Host {
             effects: Vec::new(),
             calls: BTreeMap::new(),
             last_call: 0,
+            unsent: Arc::default(),
             tick_period: 0,
             done: Vec::new(),
             lines: [Vec::new(), Vec::new()],

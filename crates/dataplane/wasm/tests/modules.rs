@@ -436,6 +436,23 @@ fn gives(status: u32, call: &str) -> String {
 }
 
 #[test]
+fn messages_without_bytes_are_bounded_too() {
+    let send = "(call $send (i32.load (i32.const 1024)) (i32.const 0) (i32.const 0) (i32.const 0))";
+    let sends = on_request(&format!(
+        "{} (loop $again (br_if $again (i32.eqz {send}))) {} (i32.const 1)",
+        gives(0, OPEN),
+        gives(10, send),
+    ));
+    let functions =
+        format!("(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\") {sends}");
+    let (_engine, mut vm) = start(&module(STREAM, &functions), "").unwrap();
+    assert_eq!(ask(&mut vm, &[]).1, Ok(Outcome::Paused));
+    let sent = vm.take_effects().into_iter();
+    let sent = sent.filter(|effect| matches!(effect, Effect::Send(..)));
+    assert_eq!(sent.count(), 1024);
+}
+
+#[test]
 fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
     let token = "(i32.load (i32.const 1024))";
     let send = |length: u32, is_end: u32| {

@@ -1,6 +1,6 @@
 //! Calls to services, and streams: what a module asks for becomes an effect, and gets a number.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -136,17 +136,18 @@ fn send(
     let bytes = Bytes::from(guest.copy(message.0, message.1)?);
     let host = guest.host();
     let most = host.settings.limits.body;
+    let unsent = &host.unsent;
     let sending = host.calls.get_mut(&token).ok_or(Status::NotFound)?;
     let sending = sending.sending.as_mut().ok_or(Status::BadArgument)?;
     if sending.is_ended {
         return Err(Status::BadArgument.into());
     }
-    // A peer that does not read must not make a module's memory ours.
-    if sending.unsent.load(Ordering::Relaxed) + bytes.len() > most {
+    // Peers that do not read must not make a module's memory ours.
+    let message = Message::new(Some(bytes), is_end, unsent);
+    if unsent.is_too_much(most) {
         return Err(Status::InternalFailure.into());
     }
     sending.is_ended = is_end;
-    let message = Message::new(Some(bytes), is_end, &sending.unsent);
     host.effects.push(Effect::Send(Token(token), message));
     Ok(())
 }
@@ -166,7 +167,7 @@ fn close(host: &mut Host, token: u32) -> Status {
         return cancel(host, token);
     };
     if !std::mem::replace(&mut sending.is_ended, true) {
-        let message = Message::new(None, true, &sending.unsent);
+        let message = Message::new(None, true, &host.unsent);
         host.effects.push(Effect::Send(Token(token), message));
     }
     Status::Ok

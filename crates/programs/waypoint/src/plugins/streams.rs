@@ -2,7 +2,9 @@
 
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
+    time::Instant,
 };
 
 use ambit_wasm::{Call, Message, StreamEvent};
@@ -10,6 +12,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::Request;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::calls::{self, Failed, MAX_ANSWER, UNAVAILABLE, grpc_status};
@@ -34,7 +37,9 @@ pub(super) async fn keep(
     tell: &Tell,
 ) {
     let upstream = call.upstream.clone();
-    let opened = Box::pin(open(shard, call, Sent::of(messages))).await;
+    let sent = Sent::of(messages);
+    let _cleared = Cleared(sent.messages.clone());
+    let opened = Box::pin(open(shard, call, sent)).await;
     let (status, text) = match opened {
         Ok((head, body)) => match follow(head, body, tell).await {
             Some(end) => end,
@@ -75,6 +80,13 @@ async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Optio
         return None;
     }
     let mut waiting = BytesMut::new();
+    // What a plugin does by itself takes a tenth of the worker, whoever sends it messages.
+    let tell = async |event| {
+        let began = Instant::now();
+        let goes_on = tell(event);
+        tokio::time::sleep(began.elapsed() * 10).await;
+        goes_on
+    };
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
             return Some((UNAVAILABLE, "the stream broke off".to_owned()));
@@ -88,7 +100,7 @@ async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Optio
                         Ok(None) => break,
                         Err(wrong) => return Some(wrong),
                     };
-                    if !tell(StreamEvent::Message(bytes)) {
+                    if !tell(StreamEvent::Message(bytes)).await {
                         return None;
                     }
                 }
@@ -96,7 +108,7 @@ async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Optio
             Err(frame) => {
                 if let Ok(trailers) = frame.into_trailers() {
                     end = grpc_status(&trailers).or(end);
-                    if !tell(StreamEvent::Trailers(trailers)) {
+                    if !tell(StreamEvent::Trailers(trailers)).await {
                         return None;
                     }
                 }
@@ -130,14 +142,38 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
 
 /// What the plugin sends.
 struct Sent {
-    messages: mpsc::UnboundedReceiver<Message>,
+    messages: Waiting,
     is_over: bool,
+}
+
+/// What waits to be sent; nothing any more once the stream is over.
+type Waiting = Arc<Mutex<Option<mpsc::UnboundedReceiver<Message>>>>;
+
+/// Clears it when the stream ends: the connection may keep its body until the peer reads.
+struct Cleared(Waiting);
+
+impl Drop for Cleared {
+    fn drop(&mut self) {
+        drop(self.0.lock().take());
+    }
+}
+
+/// A framed message, which counts as unsent for as long as the connection has it.
+struct Framed {
+    bytes: Bytes,
+    _message: Message,
+}
+
+impl AsRef<[u8]> for Framed {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Sent {
     fn of(messages: mpsc::UnboundedReceiver<Message>) -> Self {
         Self {
-            messages,
+            messages: Arc::new(Mutex::new(Some(messages))),
             is_over: false,
         }
     }
@@ -152,14 +188,22 @@ impl HttpBody for Sent {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         while !self.is_over {
-            let Some(message) = ready!(self.messages.poll_recv(cx)) else {
+            let next = match &mut *self.messages.lock() {
+                Some(messages) => ready!(messages.poll_recv(cx)),
+                None => None,
+            };
+            let Some(mut message) = next else {
                 // Nobody can send any more: it is broken off, not ended.
                 return Poll::Ready(Some(Err("the plugin has gone".into())));
             };
             self.is_over = message.is_end;
-            if let Some(bytes) = &message.bytes {
-                let framed = calls::framed(bytes).ok_or("a message that is too long")?;
-                return Poll::Ready(Some(Ok(Frame::data(framed))));
+            if let Some(bytes) = message.bytes.take() {
+                let bytes = calls::framed(&bytes).ok_or("a message that is too long")?;
+                let framed = Framed {
+                    bytes,
+                    _message: message,
+                };
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(framed)))));
             }
         }
         Poll::Ready(None)

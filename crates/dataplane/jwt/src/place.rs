@@ -186,7 +186,7 @@ fn cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 }
 
 /// Replaces the lines of a header by what is left of them.
-fn keep_lines(
+pub(crate) fn keep_lines(
     headers: &mut HeaderMap,
     name: &HeaderName,
     left: impl Fn(&HeaderValue) -> Option<HeaderValue>,

@@ -3,10 +3,13 @@
 use std::borrow::Cow;
 
 use ambit_model::NamespacedHostname;
-use http::{HeaderMap, HeaderValue, header::REFERER};
+use http::{
+    HeaderMap, HeaderValue,
+    header::{CONTENT_LOCATION, LOCATION, REFERER, SET_COOKIE},
+};
 
 use super::{Authentications, without_tokens};
-use crate::place::Place;
+use crate::place::{Place, keep_lines};
 
 impl Authentications {
     /// A target (path and query) without the parameters in which tokens for a service, or for a pod (`None`), may be.
@@ -29,22 +32,27 @@ impl Authentications {
         }
     }
 
-    /// Takes the tokens for a service, or for a pod (`None`), out of headers that are kept to be told. All of them if
-    /// nobody can say where tokens are.
+    /// Takes the tokens for a service, or for a pod (`None`), out of headers of a request or an answer that are kept to be
+    /// told. All of them if nobody can say where tokens are.
     pub fn keep_tellable(&self, service: Option<&NamespacedHostname>, headers: &mut HeaderMap) {
         let Some(places) = self.places(service) else {
             return headers.clear();
         };
         places.iter().for_each(|place| place.clear(headers));
-        // Where a browser comes from was its target before.
-        let before: Vec<_> = headers.get_all(REFERER).iter().cloned().collect();
-        headers.remove(REFERER);
-        for value in before {
-            let target = String::from_utf8_lossy(value.as_bytes());
-            let told = self.tellable_target(service, &target);
-            if let Ok(told) = HeaderValue::from_str(&told) {
-                headers.append(REFERER, told);
-            }
+        keep_lines(headers, &SET_COOKIE, |line| {
+            let name = line.as_bytes().split(|byte| *byte == b'=').next();
+            let name = name.unwrap_or_default().trim_ascii();
+            let is_token = places
+                .iter()
+                .any(|place| matches!(place, Place::Cookie(of) if of.as_bytes() == name));
+            (!is_token).then(|| line.clone())
+        });
+        // Where a browser comes from was its target before, and where it is sent may have the same query.
+        for of_target in [REFERER, LOCATION, CONTENT_LOCATION] {
+            keep_lines(headers, &of_target, |line| {
+                let target = String::from_utf8_lossy(line.as_bytes());
+                HeaderValue::from_str(&self.tellable_target(service, &target)).ok()
+            });
         }
     }
 

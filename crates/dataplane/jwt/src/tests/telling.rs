@@ -47,6 +47,21 @@ fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
         ("referer", "http://host/a?x"),
     ]);
     assert_eq!(sent.headers, left.headers);
+    // An answer sends the query back, and sets the cookie anew.
+    let mut answer = get(&[
+        ("location", "/b?token=secret"),
+        ("content-location", "/c?token=secret&x"),
+        ("set-cookie", " session = secret; Path=/"),
+        ("set-cookie", "a=1"),
+        ("x-jwt", "JWT secret"),
+    ]);
+    both.keep_tellable(None, &mut answer.headers);
+    let left = get(&[
+        ("location", "/b"),
+        ("content-location", "/c?x"),
+        ("set-cookie", "a=1"),
+    ]);
+    assert_eq!(answer.headers, left.headers);
 
     // Nobody knows where tokens are.
     let broken = Authentication {

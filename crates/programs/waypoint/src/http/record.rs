@@ -172,7 +172,7 @@ impl Record {
         self.status = response.status().as_u16();
         self.sent.grpc_status_of(response.headers());
         if let Some(told) = &mut self.told {
-            told.answered(response.headers());
+            told.answered(&self.session, response.headers());
         }
     }
 

@@ -107,8 +107,10 @@ impl Told {
     }
 
     /// It is answered with these.
-    pub(super) fn answered(&mut self, headers: &HeaderMap) {
-        self.response = self.telling.wants.of_response(headers);
+    pub(super) fn answered(&mut self, session: &Session, headers: &HeaderMap) {
+        let mut kept = self.telling.wants.of_response(headers);
+        keep_tellable(session, &mut kept);
+        self.response = kept;
     }
 
     /// Whether lines are written as configured here, rather than by the waypoint's own setting.

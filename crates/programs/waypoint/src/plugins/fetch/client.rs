@@ -125,7 +125,7 @@ impl Client {
         let name = host.trim_matches(['[', ']']);
         let stream = TcpStream::connect((name, port)).await.map_err(failed)?;
         let stream: Box<dyn Io> = if is_tls {
-            let invalid = |_| ClientError::Url(uri.to_string());
+            let invalid = |_| ClientError::Url(named(uri));
             let server = ServerName::try_from(name.to_owned()).map_err(invalid)?;
             let connector = TlsConnector::from(self.tls()?);
             Box::new(connector.connect(server, stream).await.map_err(failed)?)
@@ -145,9 +145,7 @@ impl Client {
         });
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
         let mut request = Request::new(Empty::<Bytes>::new());
-        *request.uri_mut() = path
-            .parse()
-            .map_err(|_| ClientError::Url(uri.to_string()))?;
+        *request.uri_mut() = path.parse().map_err(|_| ClientError::Url(named(uri)))?;
         let all = request.headers_mut();
         all.extend(headers.cloned());
         let authority = uri.authority().map(|authority| authority.as_str());
@@ -157,7 +155,7 @@ impl Client {
         all.insert(USER_AGENT, HeaderValue::from_static("ambit-waypoint"));
         let response = sender.send_request(request).await.map_err(wrong)?;
         let (parts, body) = response.into_parts();
-        let url = uri.to_string();
+        let url = named(uri);
         let body = Limited::new(body, limit).collect().await.map_err(|error| {
             if error.downcast_ref::<LengthLimitError>().is_some() {
                 return ClientError::TooLarge {
@@ -208,7 +206,19 @@ fn parse(url: &str) -> Result<Uri, ClientError> {
         scheme && uri.host().is_some_and(|host| !host.is_empty())
     };
     uri.filter(is_server)
-        .ok_or_else(|| ClientError::Url(url.to_owned()))
+        .ok_or_else(|| ClientError::Url(without_query(url)))
+}
+
+fn without_query(url: &str) -> String {
+    let end = url.find(['?', '#']).unwrap_or(url.len());
+    url.get(..end).unwrap_or_default().to_owned()
+}
+
+/// A URL as it may be told: what redirects lead to may have a signature in its query that opens it to anybody.
+fn named(uri: &Uri) -> String {
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let scheme = uri.scheme_str().unwrap_or_default();
+    format!("{scheme}://{authority}{}", uri.path())
 }
 
 /// Where a redirect leads: never from TLS to plaintext.
@@ -216,7 +226,7 @@ fn redirected(from: &Uri, location: &str) -> Result<Uri, ClientError> {
     let to = if location.starts_with('/') && !location.starts_with("//") {
         let (scheme, authority) = (from.scheme_str(), from.authority());
         let (Some(scheme), Some(authority)) = (scheme, authority) else {
-            return Err(ClientError::Url(location.to_owned()));
+            return Err(ClientError::Url(without_query(location)));
         };
         parse(&format!("{scheme}://{authority}{location}"))?
     } else {

@@ -61,12 +61,12 @@ pub(crate) async fn request(
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, CallError> {
     let own = own(shard).await?;
-    let port = ruled(shard, callee)?;
     let pool = &shard.upstreams.http;
     let mut failed = Vec::new();
     loop {
         let way = way(shard, &own, callee, &failed).await?;
-        let over = toward(shard, callee, port.as_deref(), &way);
+        let port = ruled(shard, callee, &way)?;
+        let over = toward(shard, callee, port.as_deref());
         let key = HttpKey::new(&way, version).over(over.map(|over| over.key()));
         if over.is_some() && version == Version::Http2 {
             message::secure(&mut request);
@@ -99,12 +99,17 @@ pub(crate) async fn request(
     }
 }
 
+/// Who calls, once rules are known, by which nothing may go in plaintext.
 async fn own(shard: &Shard) -> Result<Arc<Local>, CallError> {
+    shard.waypoint.published.known().await;
     shard.waypoint.local.known().await.ok_or(CallError::NoOwn)
 }
 
-/// What a rule says of the service, if there is one.
-fn ruled(shard: &Shard, callee: Callee<'_>) -> Result<Option<Arc<Port>>, NoWay> {
+/// What a rule says of the service, if there is one, and no waypoint of the service's own to follow it.
+fn ruled(shard: &Shard, callee: Callee<'_>, way: &Way) -> Result<Option<Arc<Port>>, NoWay> {
+    if way.leads_to_waypoint() {
+        return Ok(None);
+    }
     let rule = shard.waypoint.published.destination(callee.service);
     let port = rule.map(|rule| rule.port(callee.port));
     if let Some(port) = &port {
@@ -113,14 +118,9 @@ fn ruled(shard: &Shard, callee: Callee<'_>) -> Result<Option<Arc<Port>>, NoWay> 
     Ok(port)
 }
 
-/// TLS with the endpoint, where it is to begin; a waypoint of the service's own begins it itself.
-fn toward<'a>(
-    shard: &'a Shard,
-    callee: Callee<'a>,
-    port: Option<&'a Port>,
-    way: &Way,
-) -> Option<Toward<'a>> {
-    let origination = port.filter(|_| !way.leads_to_waypoint())?.tls()?;
+/// TLS with the endpoint, where it is to begin.
+fn toward<'a>(shard: &'a Shard, callee: Callee<'a>, port: Option<&'a Port>) -> Option<Toward<'a>> {
+    let origination = port?.tls()?;
     Some(Toward {
         origination,
         config: &shard.waypoint.config,

@@ -12,6 +12,9 @@ pub(crate) struct Counted {
     pub(crate) at: Counter,
     /// That the caller proved.
     pub(crate) identity: Option<Identity>,
+    /// Labels may be left out or changed (Telemetry): then nobody knows who called, or what.
+    pub(crate) tells_caller: bool,
+    pub(crate) tells_called: bool,
     /// Namespace and name of the caller's workload, where it is known.
     pub(crate) caller: Option<(String, String)>,
     /// The same of the one that was called.
@@ -38,8 +41,11 @@ pub(crate) fn read(scrape: &str) -> Vec<Counted> {
     for one in scrape.lines().filter_map(line) {
         // They may differ in what is not read: codes, flags, localities.
         let same = all.iter_mut().find(|other| {
-            (other.at, &other.identity, &other.caller) == (one.at, &one.identity, &one.caller)
-                && (&other.called, &other.service) == (&one.called, &one.service)
+            let with_own = Counted {
+                times: other.times,
+                ..one.clone()
+            };
+            **other == with_own
         });
         match same {
             Some(other) => other.times += one.times,
@@ -63,10 +69,11 @@ fn line(line: &str) -> Option<Counted> {
         _ => return None,
     };
     let workload = |namespace: &str, name: &str| known(namespace).zip(known(name));
-    let identity = match known("source_principal") {
-        Some(text) => Some(text.parse().ok()?),
-        None => None,
-    };
+    let identity: Option<Identity> = known("source_principal").and_then(|text| text.parse().ok());
+    let is_nobody = labels
+        .get("source_principal")
+        .is_some_and(|text| text == "unknown");
+    let tells_called = at == Counter::Pod || labels.contains_key("destination_service");
     let service = known("destination_service_namespace")
         .zip(known("destination_service"))
         .zip(known("destination_service_name"));
@@ -79,6 +86,8 @@ fn line(line: &str) -> Option<Counted> {
     let times = times as usize;
     (times > 0).then_some(Counted {
         at,
+        tells_caller: identity.is_some() || is_nobody,
+        tells_called,
         identity,
         caller: workload("source_workload_namespace", "source_workload"),
         called: workload("destination_workload_namespace", "destination_workload"),

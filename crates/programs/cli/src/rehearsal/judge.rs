@@ -82,7 +82,8 @@ impl Rehearsal {
         }
     }
 
-    /// What becomes of what was seen, line by line, and of what was counted where no line tells more.
+    /// What becomes of what was seen, line by line, and of what was counted where no line tells more: logs may begin
+    /// later than counters.
     pub(crate) fn report(&self, lines: &[Observed], counted: &[Counted]) -> Report {
         let mut report = Report {
             notes: self.notes.clone(),
@@ -98,11 +99,18 @@ impl Rehearsal {
             };
             report.add(row, self.now.judge(seen), self.then.judge(seen));
         }
-        let told = lines.iter().filter_map(|seen| self.then.pair_of_seen(seen));
-        let told: BTreeSet<_> = told.collect();
+        let mut told: BTreeMap<_, usize> = BTreeMap::new();
+        for pair in lines.iter().filter_map(|seen| self.then.pair_of_seen(seen)) {
+            *told.entry(pair).or_default() += 1;
+        }
         for one in counted {
             let pair = Mesh::pair_of_counted(one);
-            if pair.is_some_and(|pair| told.iter().any(|told| told.tells(&pair))) {
+            let of_pair = pair.map_or(0, |pair| {
+                let told = told.iter().filter(|(told, _)| told.tells(&pair));
+                told.map(|(_, times)| times).sum()
+            });
+            let times = one.times.saturating_sub(of_pair);
+            if times == 0 {
                 continue;
             }
             let (from, to) = parties(one);
@@ -114,7 +122,7 @@ impl Rehearsal {
                     Counter::WaypointRequests => "requests, by metrics",
                 }
                 .to_owned(),
-                times: one.times,
+                times,
                 ..Row::default()
             };
             let (now, then) = (self.now.judge_counted(one), self.then.judge_counted(one));

@@ -33,13 +33,19 @@ enum Caller {
     /// A workload, as far as its address tells.
     Named(String),
     Unknown,
+    /// Metrics have another label in place of the caller's, or none.
+    Untold,
 }
 
 impl Pair {
     /// Whether lines of these parties tell what was counted of others. Proxies learn whose an address is while its first
     /// requests pass, and count these as nobody's; lines have the address.
     pub(super) fn tells(&self, counted: &Self) -> bool {
-        let may_be = counted.from == Caller::Unknown && !matches!(self.from, Caller::Proved(_));
+        let may_be = match counted.from {
+            Caller::Unknown => !matches!(self.from, Caller::Proved(_)),
+            Caller::Untold => true,
+            Caller::Proved(_) | Caller::Named(_) => false,
+        };
         (self.is_at_waypoint, &self.to) == (counted.is_at_waypoint, &counted.to)
             && (may_be || self.from == counted.from)
     }
@@ -78,10 +84,14 @@ impl Mesh {
         let is_at_waypoint = counted.at != Counter::Pod;
         let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
         let from = match (&counted.identity, &counted.caller) {
+            _ if !counted.tells_caller => Caller::Untold,
             (Some(identity), _) => Caller::Proved(identity.to_string()),
             (None, Some(caller)) => Caller::Named(of(caller)),
             (None, None) => Caller::Unknown,
         };
+        if !counted.tells_called {
+            return None;
+        }
         let service = counted.service.as_ref().filter(|_| is_at_waypoint);
         let to = match service {
             Some((namespace, host, _)) => format!("{namespace}/{host}"),
@@ -95,7 +105,14 @@ impl Mesh {
     }
 
     pub(super) fn judge_counted(&self, counted: &Counted) -> Verdict {
+        let untold = |what: &str, label: &str| {
+            Verdict::Undecided(format!(
+                "metrics do not tell {what}: they come without {label}, or with another in its place"
+            ))
+        };
         match counted.at {
+            _ if !counted.tells_caller => untold("who called", "source_principal"),
+            _ if !counted.tells_called => untold("what was called", "destination_service"),
             Counter::Pod => self.counted_at_pod(counted),
             Counter::WaypointConnections | Counter::WaypointRequests => {
                 self.counted_at_waypoint(counted)

@@ -172,7 +172,7 @@ fn what_a_log_tells_is_not_judged_by_metrics_again() {
         "",
         "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
     );
-    let scrape = [to_db(&[], 3), to_db(&PLAIN, 7)].concat();
+    let scrape = [to_db(&[], 1), to_db(&PLAIN, 7)].concat();
     let report = rehearse(&deny, &[super::to_db("front")], &scrape);
     assert_eq!(
         refused(&report),
@@ -186,12 +186,63 @@ fn what_a_log_tells_is_not_judged_by_metrics_again() {
         "",
         "{targetRefs: [{kind: Service, group: '', name: web}], action: DENY, rules: [{}]}",
     );
-    let scrape = to_web("istio_requests", &[], 3);
+    let scrape = to_web("istio_requests", &[], 1);
     let report = rehearse(&any, &[super::to_web("GET", "/a")], &scrape);
     assert_eq!(
         refused(&report),
         [format!("{FRONT} shop/web GET /a shop/any x1")]
     );
+}
+
+#[test]
+fn what_logs_do_not_reach_back_to_is_judged_by_metrics() {
+    let deny = policy(
+        "no",
+        "",
+        "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
+    );
+    let report = rehearse(&deny, &[super::to_db("front")], &to_db(&[], 3));
+    assert_eq!(
+        refused(&report),
+        [
+            format!("{FRONT} shop/db connections, by metrics shop/no x2"),
+            format!("{FRONT} shop/db port 5432 shop/no x1"),
+        ]
+    );
+}
+
+#[test]
+fn labels_that_are_not_there_are_nobodys_and_decide_nothing() {
+    let target = "targetRefs: [{kind: Service, group: '', name: web}]";
+    let from = "from: [{source: {principals: [cluster.local/ns/shop/sa/front]}}]";
+    let scrape = to_web("istio_requests", &[], 3);
+    for label in ["source_principal", "destination_service"] {
+        let start = format!(",{label}=\"");
+        let (before, rest) = scrape.split_once(&start).unwrap();
+        let (value, after) = rest.split_once('"').unwrap();
+        let mut forms = vec![format!("{before}{after}")];
+        if label == "source_principal" {
+            forms.push(scrape.replace(value, "somebody of the team"));
+        }
+        for scrape in forms {
+            for action in ["ALLOW", "DENY"] {
+                let rule = format!("{{{target}, action: {action}, rules: [{{{from}}}]}}");
+                let rehearsed = policy("it", "", &rule);
+                let report = rehearse(&rehearsed, &[], &scrape);
+                let [why] = undecided(&report)[..] else {
+                    panic!("{action} without {label}: {report:?}");
+                };
+                assert!(why.contains(label), "{why}");
+                assert_eq!((report.refused.len(), report.allowed), (0, 0));
+            }
+        }
+    }
+    // A line of the same requests tells it.
+    let removed = scrape.replace("source_principal", "other");
+    let deny = format!("{{{target}, action: DENY, rules: [{{{from}}}]}}");
+    let lines = ["/a", "/b", "/c"].map(|path| super::to_web("GET", path));
+    let report = rehearse(&policy("it", "", &deny), &lines, &removed);
+    assert_eq!((report.refused.len(), report.undecided.len()), (3, 0));
 }
 
 #[test]
@@ -202,8 +253,8 @@ fn what_is_counted_of_nobody_is_told_by_lines_of_whoever_proved_nothing() {
         "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
     );
     let nobody = PLAIN.map(|(label, _)| (label, "unknown"));
-    let scrape = to_db(&nobody, 2);
-    let counted = "somebody unknown (plaintext) shop/db connections, by metrics shop/no x2";
+    let scrape = to_db(&nobody, 1);
+    let counted = "somebody unknown (plaintext) shop/db connections, by metrics shop/no x1";
     let told = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
     assert_eq!(told(""), [counted]);
     // Its caller has proved who he is, so that he is not the one that was counted; and another pod was called.

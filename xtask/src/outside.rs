@@ -62,7 +62,9 @@ fn target() -> Result<()> {
         return Ok(());
     }
     let mut rustup = Command::new("rustup");
-    rustup.args(["target", "add", WASM]).current_dir(shell::root());
+    rustup
+        .args(["target", "add", WASM])
+        .current_dir(shell::root());
     let what = format!("install the Rust target {WASM}, which tests of plugins need");
     shell::run(&what, &mut rustup)
 }

@@ -191,4 +191,21 @@ fn what_a_name_resolves_to_is_judged_each_time() {
         "fixed.example",
         "this is the second",
     );
+    let called = SocketAddr::new(first, PORT);
+    let none = format!(
+        "hosts: [none.example]\n  resolution: NONE\n  ports: [{{number: {PORT}, name: http, protocol: HTTP}}]"
+    );
+    let none = entry("shop", "none", 5, &none);
+    let own = none.replace(&format!("{PREFIX}.5"), &first.to_string());
+    mesh.apply("none", &own);
+    until(
+        "a call of the entry's address goes through the waypoint",
+        || {
+            let request = b"GET /as-called HTTP/1.1\r\nHost: none.example\r\n\r\n";
+            let connection = mesh.dial("shop/client", called);
+            let answer = connection.and_then(|mut one| one.raw(request, is_whole));
+            answer.is_ok_and(|answer| answer.contains("this is the first"))
+                && log(&mesh).contains("/as-called")
+        },
+    );
 }

@@ -1,7 +1,7 @@
 //! `ambit policy test` says who of those that the proxies have seen would be refused, and that is who is refused once
 //! the policy is applied.
 
-use ambit_system_tests::{until, with_waypoint};
+use ambit_system_tests::{LogSource, Mesh, PAIR, options, until, with_waypoint};
 
 const NO_ADMIN: &str = "
 apiVersion: security.istio.io/v1
@@ -21,6 +21,16 @@ apiVersion: security.istio.io/v1
 kind: PeerAuthentication
 metadata: {name: strict, namespace: shop}
 spec: {mtls: {mode: STRICT}}
+";
+
+const TRIAL: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: trial, namespace: shop, annotations: {istio.io/dry-run: 'true'}}
+spec:
+  selector: {matchLabels: {app: server}}
+  action: DENY
+  rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]
 ";
 
 #[test]
@@ -125,4 +135,52 @@ fn who_would_be_refused_is_told_before_a_policy_is_applied() {
     // That is not the rehearsed policy's doing any more.
     let said = rehearse(NO_ADMIN);
     assert_eq!(said.code, 0, "{}", said.stdout);
+}
+
+#[test]
+fn a_policy_on_trial_is_counted_and_logged_where_it_would_refuse_and_rehearsed_if_asked_for() {
+    let mut options = options();
+    let sent = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY";
+    options.env.insert(sent.into(), "true".into());
+    let mesh = Mesh::up_with(PAIR, options);
+    mesh.until_captured("shop/server", true);
+    mesh.until_captured("shop/client", true);
+    let server = format!("http://{}:8080/", mesh.ip("shop/server"));
+    let node = mesh.pod("shop/server").node;
+    let counted = || {
+        let metrics = mesh.proxy_metrics(&node);
+        let series = "ambit_connections_dry_run_denied_total{policy=\"shop/trial\"} ";
+        let value = metrics.lines().find_map(|line| line.strip_prefix(series));
+        value.map(str::to_owned)
+    };
+    mesh.apply("trial", TRIAL);
+    until("it is counted whom it would refuse", || {
+        mesh.get("shop/client", &server).ok();
+        counted().is_some()
+    });
+    let before = counted();
+    mesh.get("legacy/client", &server).ok();
+    assert_eq!(counted(), before);
+    let proxies = LogSource::Daemon {
+        name: "proxy".to_owned(),
+        node: None,
+    };
+    let log = mesh.client().log_text(proxies).unwrap();
+    let logged = |line: &str| line.contains("would refuse") && line.contains("shop/trial");
+    assert!(log.lines().any(logged), "{log}");
+    let mut said = mesh.ambit(&["policy", "test", "--enforce-dry-run"]);
+    until("the connections are in the log", || {
+        said = mesh.ambit(&["policy", "test", "--enforce-dry-run"]);
+        said.code == 1
+    });
+    let refused = said
+        .stdout
+        .lines()
+        .filter(|line| line.contains("shop/trial"));
+    let refused: Vec<_> = refused.collect();
+    assert!(
+        refused.len() == 1 && refused[0].contains("sa/client"),
+        "{}",
+        said.stdout
+    );
 }

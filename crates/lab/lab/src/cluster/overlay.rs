@@ -37,7 +37,21 @@ pub(super) fn of_policies(object: &Object) -> Option<Value> {
         Object::PeerAuthentication(object) => serde_json::to_value(&**object),
         _ => return None,
     };
-    value.ok()
+    let mut value = value.ok()?;
+    leave_out_nulls(&mut value);
+    Some(value)
+}
+
+/// What an object does not say is not in its manifest; to say null is refused.
+fn leave_out_nulls(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| !member.is_null());
+            members.values_mut().for_each(leave_out_nulls);
+        }
+        Value::Array(all) => all.iter_mut().for_each(leave_out_nulls),
+        _ => {}
+    }
 }
 
 pub(super) fn node(node: &NodeInfo) -> Value {

@@ -273,6 +273,25 @@ mod tests {
         assert_eq!(other.heard(), [heard(&format!("/to/{own}/back"), false)]);
     }
 
+    #[tokio::test]
+    async fn errors_tell_no_signatures_that_redirects_have() {
+        let server = Scripted::new(|path: &str| match path {
+            "/image" => "307 There\r\nlocation: /blob?signature=secret".to_owned(),
+            "/nowhere" => "307 There\r\nlocation: ftp://x/?signature=secret".to_owned(),
+            _ => "403 Forbidden".to_owned(),
+        });
+        let at = |path: &str| format!("http://{}{path}", server.address);
+        let client = Client::default();
+        let refused = client.get(&at("/image"), &[], 10).await.unwrap();
+        let refused = refused.successful().unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!("{} answers with 403 Forbidden", at("/blob"))
+        );
+        let nowhere = client.get(&at("/nowhere"), &[], 10).await.unwrap_err();
+        assert_eq!(nowhere.to_string(), "\"ftp://x/\" is no URL of a server");
+    }
+
     #[test]
     fn redirects_lead_to_servers_and_never_out_of_tls() {
         let from: Uri = "https://a.example:1/x?y".parse().unwrap();

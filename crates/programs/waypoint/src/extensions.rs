@@ -75,18 +75,6 @@ impl fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    /// Whether it is what is told now. What a registry wants matters only until the module is there.
-    fn goes_on_under(&self, told: &WaypointExtension) -> bool {
-        if !matches!(self.state(), State::Ready(_)) {
-            return self.told == *told;
-        }
-        let with_own = WaypointExtension {
-            pull_secret: self.told.pull_secret.clone(),
-            ..told.clone()
-        };
-        self.told == with_own
-    }
-
     fn new(number: u64, told: WaypointExtension, limits: Limits, before: Option<&Self>) -> Self {
         let environment = told.environment.iter();
         let settings = Settings {
@@ -211,7 +199,7 @@ impl Extensions {
         let before = self.entries.remove(&record);
         let same = before
             .as_ref()
-            .is_some_and(|before| before.wanted.goes_on_under(&told));
+            .is_some_and(|before| before.wanted.told == told);
         if let (true, Some(before)) = (same, before.as_ref()) {
             let entry = Entry {
                 wanted: before.wanted.clone(),

@@ -268,6 +268,11 @@ fn who_asks_the_pod_itself_is_led_through_its_waypoint_as_what_it_is() {
     ];
     for (identity, peer) in &peers {
         let ask = |headers: &[(&'static str, &str)]| peer.ask(pod, &target, headers, GET);
+        // Once there is a policy, the port is taken for HTTP however slow its clients are.
+        only(&mesh, CLIENT);
+        until(&format!("{identity} may not call yet"), || {
+            is_denied(&ask(&[]))
+        });
         only(&mesh, identity);
         until(&format!("{identity} may call"), || {
             ask(&[]).is_from("plain-marker")

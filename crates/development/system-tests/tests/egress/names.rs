@@ -7,9 +7,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use ambit_system_tests::{Mesh, Place, answer_ok, is_whole, read_head, until};
+use ambit_system_tests::{Mesh, Place, answer_ok, read_head, until};
 
-use crate::outside::{PREFIX, ask, entry, listen, log, mesh, until_answer, waypoint_with};
+use crate::outside::{ask, entry, listen, log, mesh, until_answer, waypoint_with};
 
 const PORT: u16 = 8080;
 /// Seconds that answers are good.
@@ -181,7 +181,7 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     names.are("api.outside.example", &[first]);
     wild("this is the first");
 
-    // Addresses that are written, and the address that was called.
+    // Addresses that are written.
     let fixed = fixed.replace("NODE", &second.to_string());
     mesh.apply("fixed", &entry("shop", "fixed", 4, &fixed));
     until_answer(
@@ -190,22 +190,5 @@ fn what_a_name_resolves_to_is_judged_each_time() {
         4,
         "fixed.example",
         "this is the second",
-    );
-    let called = SocketAddr::new(first, PORT);
-    let none = format!(
-        "hosts: [none.example]\n  resolution: NONE\n  ports: [{{number: {PORT}, name: http, protocol: HTTP}}]"
-    );
-    let none = entry("shop", "none", 5, &none);
-    let own = none.replace(&format!("{PREFIX}.5"), &first.to_string());
-    mesh.apply("none", &own);
-    until(
-        "a call of the entry's address goes through the waypoint",
-        || {
-            let request = b"GET /as-called HTTP/1.1\r\nHost: none.example\r\n\r\n";
-            let connection = mesh.dial("shop/client", called);
-            let answer = connection.and_then(|mut one| one.raw(request, is_whole));
-            answer.is_ok_and(|answer| answer.contains("this is the first"))
-                && log(&mesh).contains("/as-called")
-        },
     );
 }

@@ -124,13 +124,10 @@ fn a_namespace_without_the_pods_address_is_refused() {
     )
     .unwrap();
     assert!(result.found.is_empty());
-    assert!(matches!(
-        result.rejected[..],
-        [Rejected {
-            why: RejectReason::ForeignNamespace,
-            ..
-        }]
-    ));
+    // The pod may have begun another process.
+    let mut rejected = result.rejected.iter();
+    assert!(rejected.len() > 0);
+    assert!(rejected.all(|one| matches!(one.why, RejectReason::ForeignNamespace)));
 }
 
 #[test]

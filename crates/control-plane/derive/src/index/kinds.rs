@@ -3,6 +3,7 @@
 
 mod authorization_policy;
 mod backend_tls_policy;
+mod callers;
 mod config_map;
 mod destination_rule;
 mod endpoint_slice;

@@ -6,7 +6,6 @@
 //! namespace of the client first, which for it is the one of the proxy; a waypoint stands for the service's side.)
 
 mod balancing;
-mod callers;
 mod policy;
 mod standing;
 mod subsets;
@@ -214,6 +213,11 @@ impl RuleInput {
         (&self.created, &self.key.name)
     }
 
+    /// Whether TLS begins on any port, or nothing may be sent there. Subsets are for routes alone.
+    pub(crate) fn begins_tls(&self) -> bool {
+        begins_tls([&self.policy].into_iter().chain(self.ports.values()))
+    }
+
     fn of(
         &self,
         index: &Index,
@@ -232,8 +236,12 @@ impl RuleInput {
     }
 }
 
+fn begins_tls<'a>(mut policies: impl Iterator<Item = &'a DestinationPolicy>) -> bool {
+    policies.any(|policy| policy.tls.is_some() || policy.unsupported.is_some())
+}
+
 /// The forms in which a rule may name a host, the most exact first.
-fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
+pub(crate) fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
     let dots = host.match_indices('.').map(|(at, _)| at);
     let ends = dots.filter_map(|at| host.get(at..));
     let wildcards = ends.map(|end| arcstr::format!("*{end}"));
@@ -269,7 +277,7 @@ impl Index {
     }
 
     /// What the waypoints that reach a host of an object are told of its endpoints, and those that may call it
-    /// themselves (see [`callers`]).
+    /// themselves (see [`super::callers`]).
     pub(crate) fn destinations(
         &self,
         key: &ObjectKey,
@@ -299,7 +307,7 @@ impl Index {
             .filter(|one| !reaching.contains(one));
         let callers = callers.filter_map(|one| Some((one.clone(), told(one)?)));
         let callers: Vec<_> = callers
-            .filter(|(_, told)| callers::begins_tls(told))
+            .filter(|(_, told)| begins_tls([&told.policy].into_iter().chain(told.ports.values())))
             .collect();
         let served = reaching
             .iter()

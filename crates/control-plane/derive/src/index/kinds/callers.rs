@@ -5,26 +5,17 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{BackendTLSPolicy, DestinationRule, ObjectKey};
-use ambit_model::{ArcStr, DestinationPolicy, GatewayName, WaypointDestination};
+use ambit_model::{ArcStr, GatewayName};
 
-use super::{RuleInput, patterns};
-use crate::index::{
-    Index,
-    kinds::backend_tls_policy::{BackendTls, BackendTlsInput},
+use super::{
+    backend_tls_policy::{BackendTls, BackendTlsInput},
+    destination_rule::{RuleInput, patterns},
 };
-
-/// Whether TLS begins, or nothing may be sent at all. Subsets are for routes alone.
-pub(super) fn begins_tls(told: &WaypointDestination) -> bool {
-    begins([&told.policy].into_iter().chain(told.ports.values()))
-}
-
-fn begins<'a>(mut policies: impl Iterator<Item = &'a DestinationPolicy>) -> bool {
-    policies.any(|policy| policy.tls.is_some() || policy.unsupported.is_some())
-}
+use crate::index::Index;
 
 impl Index {
     /// The waypoints that are told of a host because they may call it.
-    pub(super) fn callers_in_tls(
+    pub(crate) fn callers_in_tls(
         &self,
         host: &str,
         policies: &[BackendTls],
@@ -38,7 +29,7 @@ impl Index {
     fn begins_tls(&self, pattern: &ArcStr) -> bool {
         let rules = self.destination_rules.of(pattern);
         let mut rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
-        rules.any(|rule: &RuleInput| begins([&rule.policy].into_iter().chain(rule.ports.values())))
+        rules.any(RuleInput::begins_tls)
     }
 
     /// A Gateway is a waypoint now, or is none any more.

@@ -199,7 +199,8 @@ mod tests {
                     prop_assert!(again.take(7, then).refused.is_none());
                 }
             }
-            let most = u64::from(burst) + elapsed * u64::from(requests) / 1000 + 1;
+            let step = 1_000_000_000 / u64::from(requests);
+            let most = u64::from(burst) + elapsed * 1_000_000 / step;
             prop_assert!(passed <= most, "{} of {}", passed, most);
         }
     }

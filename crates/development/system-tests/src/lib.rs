@@ -170,6 +170,15 @@ impl Mesh {
             .clone()
     }
 
+    /// First address of a node.
+    pub fn node_ip(&self, name: &str) -> IpAddr {
+        let status = self.client.status().expect("the lab answers");
+        let node = status.nodes.iter().find(|node| node.name == name);
+        *node
+            .and_then(|node| node.ips.first())
+            .unwrap_or_else(|| panic!("no address of {name} in {status:#?}"))
+    }
+
     /// First address of a pod.
     pub fn ip(&self, pod: &str) -> IpAddr {
         *self

@@ -100,12 +100,6 @@ fn serve(mesh: &Mesh, place: Place, name: &'static str) {
     });
 }
 
-fn node(mesh: &Mesh, name: &str) -> IpAddr {
-    let status = mesh.client().status().unwrap();
-    let node = status.nodes.iter().find(|node| node.name == name);
-    node.unwrap().ips[0]
-}
-
 #[test]
 fn what_a_name_resolves_to_is_judged_each_time() {
     let files = tempfile::tempdir().unwrap();
@@ -121,7 +115,7 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     let server = SocketAddr::new(mesh.ip("legacy/server"), 53);
     let place = Place::Pod("legacy/server".to_owned());
     names.serve(mesh.client().bind(place, server).unwrap());
-    let [first, second] = ["node-1", "node-2"].map(|name| node(&mesh, name));
+    let [first, second] = ["node-1", "node-2"].map(|name| mesh.node_ip(name));
     serve(&mesh, Place::Node("node-1".to_owned()), "the first");
     serve(&mesh, Place::Node("node-2".to_owned()), "the second");
     names.are("api.outside.example", &[first]);

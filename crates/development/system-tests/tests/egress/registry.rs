@@ -47,9 +47,7 @@ fn what_the_registry_does_not_name_is_refused_also_after_a_restart() {
         std::io::Read::read_exact(&mut stream, &mut heard)?;
         std::io::Write::write_all(&mut stream, b"outside")
     });
-    let status = mesh.client().status().unwrap();
-    let node = status.nodes.iter().find(|node| node.name == "node-2");
-    let ip = node.unwrap().ips[0].to_string();
+    let ip = mesh.node_ip("node-2").to_string();
     let direct = format!("{ip}:{PORT}");
 
     // The server is there, and who is not captured calls it.

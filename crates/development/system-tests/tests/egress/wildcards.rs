@@ -42,13 +42,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         clients: None,
     };
     server.serve(&mesh, node);
-    let status = mesh.client().status().unwrap();
-    let node = status
-        .nodes
-        .iter()
-        .find(|node| node.name == "node-2")
-        .unwrap();
-    let node = node.ips[0].to_string();
+    let node = mesh.node_ip("node-2").to_string();
     let pod = mesh.ip("legacy/server").to_string();
     let vip = mesh.service("server.shop.svc", 80).ip().to_string();
     waypoint(

@@ -126,6 +126,20 @@ impl Scene {
         answer
     }
 
+    /// A client of gRPC is told in the way of gRPC that it may try again.
+    #[track_caller]
+    fn expect_refused_by_grpc(&self, user: &str) {
+        let headers = format!("x-user: {user}\r\ncontent-type: application/grpc\r\n");
+        let answer = self.ask_from("shop/client", &headers);
+        for says in [
+            "http/1.1 200 ",
+            "grpc-status: 14\r\n",
+            "retry-after: 1800\r\n",
+        ] {
+            assert!(answer.contains(says), "{says}: {answer}");
+        }
+    }
+
     /// Applies an object, and waits until users who have asked nothing yet are answered so.
     fn until(&self, object: &str, status: &str, says: &str) {
         self.mesh.apply("limit", object);
@@ -193,18 +207,7 @@ fn what_is_over_a_local_limit_is_refused_and_keys_are_bounded() {
     ] {
         assert!(refused.contains(says), "{says}: {refused}");
     }
-    // Of gRPC a client is told in the way of gRPC: that it may try again.
-    let grpc = scene.ask_from(
-        "shop/client",
-        "x-user: a\r\ncontent-type: application/grpc\r\n",
-    );
-    for says in [
-        "http/1.1 200 ",
-        "grpc-status: 14\r\n",
-        "retry-after: 1800\r\n",
-    ] {
-        assert!(grpc.contains(says), "{says}: {grpc}");
-    }
+    scene.expect_refused_by_grpc("a");
     scene.expect("b", "200");
     // Another service of the waypoint is not limited.
     for _ in 0..4 {
@@ -269,17 +272,7 @@ fn a_rate_limit_service_decides_what_passes() {
     ] {
         assert!(refused.contains(says), "{says}: {refused}");
     }
-    let grpc = scene.ask_from(
-        "shop/client",
-        "x-user: a\r\ncontent-type: application/grpc\r\n",
-    );
-    for says in [
-        "http/1.1 200 ",
-        "grpc-status: 14\r\n",
-        "retry-after: 1800\r\n",
-    ] {
-        assert!(grpc.contains(says), "{says}: {grpc}");
-    }
+    scene.expect_refused_by_grpc("a");
     assert!(scene.counted("global", "refused") && scene.counted("global", "passed"));
     // Of what there is nothing to say, nobody is asked.
     let asked = scene.questions().len();

@@ -215,7 +215,7 @@ impl RuleInput {
 
     /// Whether TLS begins on any port, or nothing may be sent there. Subsets are for routes alone.
     pub(crate) fn begins_tls(&self) -> bool {
-        begins_tls([&self.policy].into_iter().chain(self.ports.values()))
+        begins_tls(&self.policy, &self.ports)
     }
 
     fn of(
@@ -236,7 +236,8 @@ impl RuleInput {
     }
 }
 
-fn begins_tls<'a>(mut policies: impl Iterator<Item = &'a DestinationPolicy>) -> bool {
+fn begins_tls(policy: &DestinationPolicy, ports: &BTreeMap<u16, DestinationPolicy>) -> bool {
+    let mut policies = ports.values().chain([policy]);
     policies.any(|policy| policy.tls.is_some() || policy.unsupported.is_some())
 }
 
@@ -307,7 +308,7 @@ impl Index {
             .filter(|one| !reaching.contains(one));
         let callers = callers.filter_map(|one| Some((one.clone(), told(one)?)));
         let callers: Vec<_> = callers
-            .filter(|(_, told)| begins_tls([&told.policy].into_iter().chain(told.ports.values())))
+            .filter(|(_, told)| begins_tls(&told.policy, &told.ports))
             .collect();
         let served = reaching
             .iter()

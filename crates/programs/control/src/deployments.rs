@@ -31,7 +31,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use book::{Book, Class, ClassWork, Name, Plan, Standing, Write};
+use book::{Book, Class, ClassWork, Name, Plan, Standing};
 use release::Release;
 use status::Verdict;
 
@@ -295,6 +295,8 @@ async fn deploy(client: &Client, mut book: Book) {
         }
         match work(client, &mut book).await {
             Ok(()) => backoff.reset(),
+            // What changed comes by the watch: decided again when it should be here.
+            Err(error) if is_status(&error, 409) => retry_at = Some(Instant::now() + PAUSE.0),
             Err(error) => {
                 let error = ErrorChain(&error);
                 tracing::warn!(%error, "a waypoint's objects cannot be written; trying again");
@@ -318,14 +320,19 @@ async fn work(client: &Client, book: &mut Book) -> Result<(), kube::Error> {
         };
         if let Err(error) = carry_out(client, book, &name, plan).await {
             // It went meanwhile, as the watch will say.
-            let is_gone = matches!(&error, kube::Error::Api(status) if status.code == 404);
-            if !is_gone {
+            if !is_status(&error, 404) {
                 book.again(name);
-                failed = Some(error);
+                if failed.as_ref().is_none_or(|error| is_status(error, 409)) {
+                    failed = Some(error);
+                }
             }
         }
     }
     failed.map_or(Ok(()), Err)
+}
+
+fn is_status(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
 async fn carry_out(
@@ -343,8 +350,11 @@ async fn carry_out(
                 write::remove(client, name, &removals).await?;
                 if removals.iter().any(|of| of.part == Part::Autoscaler) {
                     // As long as it stood it may have undone the number of pods.
-                    let is_scaled = |write: &Write| write.part == Part::Deployment && !write.is_new;
-                    let again: Vec<Write> = writes.into_iter().filter(is_scaled).collect();
+                    let mut again = writes;
+                    again.retain(|write| write.part == Part::Deployment && !write.is_new);
+                    for write in &mut again {
+                        write.decided_by = None;
+                    }
                     taken = write::apply(client, name, &again).await?;
                 }
             }

@@ -36,7 +36,8 @@ pub(super) struct Class {
     pub(super) release: Option<Release>,
 }
 
-/// An object that was made for a waypoint, as far as it matters here. What differs is looked at again.
+/// An object that was made for a waypoint, as far as it matters here. What differs is looked at again, but for its
+/// version alone.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Standing {
     /// Who else applies it, if anybody does.
@@ -47,6 +48,8 @@ pub(super) struct Standing {
     pub(super) uid: Option<String>,
     /// Counts changes of what is wished.
     pub(super) generation: Option<i64>,
+    /// Changes with everything, its status too.
+    pub(super) resource_version: Option<String>,
     /// Its labels.
     pub(super) labels: BTreeMap<String, String>,
     /// Of a Deployment: whether the number of pods is still ours to say; scaling takes it over.
@@ -69,9 +72,20 @@ impl Standing {
             made_for: made_for(metadata),
             uid: metadata.uid.clone(),
             generation: metadata.generation,
+            resource_version: metadata.resource_version.clone(),
             labels: metadata.labels.clone().unwrap_or_default(),
             ..Self::default()
         }
+    }
+
+    /// Whether nothing but its version changed.
+    fn is_as(&self, before: &Self) -> bool {
+        let version = before.resource_version.clone();
+        let of_that_version = Self {
+            resource_version: version,
+            ..self.clone()
+        };
+        of_that_version == *before
     }
 }
 
@@ -148,6 +162,10 @@ pub(super) struct Write {
     pub(super) is_new: bool,
     /// The field manager.
     pub(super) manager: &'static str,
+    /// The version of the object that this was decided by, where it depends on it: an object that has changed since
+    /// is left as it is. A number of pods that is left out because somebody seems to have scaled the Deployment
+    /// would fall to one if it is ours by now; and one that is written would undo what somebody scaled meanwhile.
+    pub(super) decided_by: Option<String>,
 }
 
 /// See the module above.
@@ -243,7 +261,11 @@ impl Book {
             Some(standing) => self.standing.insert(key, standing),
             None => self.standing.remove(&key),
         };
-        if before != standing && self.gateways.contains_key(&name) {
+        let is_same = match (&before, &standing) {
+            (Some(before), Some(now)) => now.is_as(before),
+            (before, now) => before.is_none() && now.is_none(),
+        };
+        if !is_same && self.gateways.contains_key(&name) {
             self.due.insert(name);
         }
     }
@@ -295,6 +317,7 @@ impl Book {
             object: object.clone(),
             is_new: self.stands(part, name).is_none(),
             manager: MANAGER,
+            decided_by: self.decided_by(part, name),
         }));
         let unwanted = |part: &Part| !objects.all().iter().any(|(wanted, _)| wanted == part);
         let removals = self.removals(name, gateway, unwanted);
@@ -328,7 +351,15 @@ impl Book {
             }),
             is_new: false,
             manager: REPLICAS_MANAGER,
+            decided_by: self.decided_by(part, name),
         })
+    }
+
+    /// See [`Write::decided_by`].
+    fn decided_by(&self, part: Part, name: &Name) -> Option<String> {
+        let standing = self.stands(part, name)?;
+        let version = standing.resource_version.clone();
+        version.filter(|_| part == Part::Deployment)
     }
 
     /// For a Gateway of another class: away with what was made for it while it was a waypoint.

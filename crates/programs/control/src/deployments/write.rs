@@ -1,5 +1,7 @@
 //! The requests to the API server.
 
+use std::collections::BTreeMap;
+
 use ambit_waypoint_objects::{CLASS, CONTROLLER, Part, is_managed};
 use kube::{
     Api, Client,
@@ -51,11 +53,16 @@ fn resource_of(part: Part) -> ApiResource {
 }
 
 /// Applies objects. Stops at the first one of that name that was not made for a waypoint, and returns it.
+///
+/// # Errors
+/// What the API server says; 409 for an object that is not any more what its write was decided by.
 pub(super) async fn apply(
     client: &Client,
     name: &Name,
     writes: &[Write],
 ) -> Result<Option<Verdict>, kube::Error> {
+    // Our own write before makes a new version of what the next one was decided by, too.
+    let mut ours = BTreeMap::new();
     for write in writes {
         let resource = resource_of(write.part);
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
@@ -67,8 +74,19 @@ pub(super) async fn apply(
             return Ok(Some(Verdict::Taken(what)));
         }
         let params = PatchParams::apply(write.manager).force();
-        api.patch(&name.name, &params, &Patch::Apply(&write.object))
+        let mut object = write.object.clone();
+        if let Some(decided_by) = &write.decided_by
+            && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
+        {
+            let version = ours.get(&write.part).unwrap_or(decided_by);
+            metadata.insert("resourceVersion".to_owned(), json!(version));
+        }
+        let done = api
+            .patch(&name.name, &params, &Patch::Apply(&object))
             .await?;
+        if let Some(version) = done.metadata.resource_version {
+            ours.insert(write.part, version);
+        }
     }
     Ok(None)
 }

@@ -1,6 +1,6 @@
 //! What a ConfigMap says of a waypoint that its Gateway refers to (`parametersRef`), by the cluster's own controllers.
 
-use ambit_cluster_tests::{Mesh, until};
+use ambit_cluster_tests::{Mesh, Waypoint, until};
 use serde_json::json;
 
 use super::Covered;
@@ -35,22 +35,44 @@ fn an_autoscaler_of_the_parameters_decides_how_many_pods_a_waypoint_has() {
     for url in &covered.urls {
         covered.until_through(&space, url);
     }
-    let scaled = "--field-selector=reason=ScalingReplicaSet";
-    let events = waypoint.kubectl(&[
-        "get",
-        "events",
-        scaled,
-        "--output=jsonpath={.items[*].message}",
-    ]);
-    assert!(events.contains("Scaled up"), "{events}");
-    assert!(!events.contains("Scaled down"), "{events}");
+    let scaled = scalings(waypoint);
+    assert!(scaled.contains("from 2 to 3"), "{scaled}");
+    assert!(!scaled.contains("Scaled down"), "{scaled}");
 
     waypoint.patch(&json!({"spec": {"infrastructure": {"parametersRef": null}}}));
     until("the autoscaler is gone", || {
         let left = waypoint.kubectl(&["get", "horizontalpodautoscalers", "--output=name"]);
         left.is_empty()
     });
+    waypoint.ready(2);
     for url in &covered.urls {
         covered.until_through(&space, url);
     }
+
+    // The same for who scaled it by hand, lets the Gateway say the number, and then nobody.
+    waypoint.scale(3);
+    let says = |number: serde_json::Value| {
+        let number = json!({"ambit.io/waypoint-replicas": number});
+        waypoint.patch(&json!({"metadata": {"annotations": number}}));
+    };
+    says(json!("4"));
+    waypoint.ready(4);
+    says(json!(null));
+    waypoint.ready(2);
+    for url in &covered.urls {
+        covered.until_through(&space, url);
+    }
+    let scaled = scalings(waypoint);
+    assert!(!scaled.contains("to 1"), "{scaled}");
+    assert!(!scaled.contains("from 1"), "{scaled}");
+}
+
+/// What happened to the number of a waypoint's pods.
+fn scalings(waypoint: &Waypoint<'_>) -> String {
+    waypoint.kubectl(&[
+        "get",
+        "events",
+        "--field-selector=reason=ScalingReplicaSet,involvedObject.name=waypoint",
+        "--output=jsonpath={.items[*].message}",
+    ])
 }

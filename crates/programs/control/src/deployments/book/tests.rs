@@ -122,6 +122,13 @@ fn what_changes_is_due_and_what_does_not_is_not() {
         book.object(Part::Deployment, name(), Some(standing));
         assert_eq!(!book.take_due().is_empty(), is_due, "{generation}");
     }
+    let written = Standing {
+        resource_version: Some("7".into()),
+        generation: Some(2),
+        ..standing
+    };
+    book.object(Part::Deployment, name(), Some(written));
+    assert!(book.take_due().is_empty(), "its version alone");
     book.object(Part::Deployment, name(), None);
     assert!(!book.take_due().is_empty(), "deleted");
     book.namespace("other".into(), Some(BTreeMap::new()));
@@ -248,6 +255,31 @@ fn a_deployment_that_was_scaled_keeps_its_number_unless_the_gateway_says_one() {
     let own = json!({"annotations": {"ambit.io/waypoint-replicas": "4"}});
     book.gateway(name(), Some(gateway(own, Value::Null)));
     assert_eq!(replicas(&book), 4);
+}
+
+/// Else a number of pods would be left out, or written, by who said it before.
+#[test]
+fn a_deployment_is_written_as_the_version_says_that_was_seen_last() {
+    let decided_by = |book: &Book| -> Vec<(Part, Option<String>)> {
+        let writes = writes(book).into_iter();
+        writes
+            .filter(|write| write.decided_by.is_some() || write.part == Part::Deployment)
+            .map(|write| (write.part, write.decided_by))
+            .collect()
+    };
+    let mut book = book(json!({}));
+    assert_eq!(decided_by(&book), [(Part::Deployment, None)], "a new one");
+    for version in ["7", "8"] {
+        let standing = Standing {
+            resource_version: Some(version.into()),
+            ..Standing::default()
+        };
+        for part in [Part::Deployment, Part::Service] {
+            book.object(part, name(), Some(standing.clone()));
+        }
+        let expected = [(Part::Deployment, Some(version.to_owned()))];
+        assert_eq!(decided_by(&book), expected);
+    }
 }
 
 #[test]

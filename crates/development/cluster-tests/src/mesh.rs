@@ -129,6 +129,7 @@ impl Drop for Access {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.logs());
+            eprintln!("{}", self.refused());
             if matches!(
                 (&self.guard, &self.mesh),
                 (Guard::Alone { .. }, Reach::Shared(_))
@@ -403,6 +404,25 @@ impl Mesh {
             if let Ok(log) = log {
                 text += &format!("--- {app}\n{}", String::from_utf8_lossy(&log.stdout));
             }
+        }
+        text
+    }
+
+    /// What the redirection of pods refused, by node and namespace: an application sees no difference between that
+    /// and a listener that is not there.
+    fn refused(&self) -> String {
+        const RULES: &str = r#"for netns in /run/netns/*; do
+            nsenter --net="$netns" nft list ruleset |
+                awk -v of="$netns" '/chain/ {chain = $2} /reject/ && !/packets 0 / {print of, chain, $0}'
+        done"#;
+        let mut text = String::new();
+        for node in self.cluster.nodes() {
+            let rules = node.command("sh").and_then(|mut shell| {
+                let rules = shell.args(["-c", RULES]).output()?;
+                Ok(String::from_utf8_lossy(&rules.stdout).into_owned())
+            });
+            let rules = rules.unwrap_or_else(|error| format!("{error:#}\n"));
+            text += &format!("--- refused on {}\n{rules}", node.name());
         }
         text
     }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::Value;
 
-use crate::{Space, address, is_ready, until};
+use crate::{Space, is_ready, space::addresses, until};
 
 /// The label that its pods and all its objects have.
 const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
@@ -56,9 +56,13 @@ impl<'a> Waypoint<'a> {
         self.space.labelled(&format!("{GATEWAY_NAME}={NAME}"))
     }
 
-    /// The addresses of its pods.
+    /// The addresses of its pods; one that starts has none yet.
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.pods().iter().map(address).collect()
+        let pods = self.pods();
+        let first = pods
+            .iter()
+            .filter_map(|pod| addresses(pod).first().copied());
+        first.collect()
     }
 
     /// Waits until it has exactly so many pods, and all are ready.

@@ -52,11 +52,10 @@ impl<'a> Covered<'a> {
     /// Waits until requests of `client` in a namespace come to the server from its waypoint.
     #[track_caller]
     fn until_through(&self, from: &Space<'_>, url: &str) {
-        let addresses = self.waypoint.addresses();
         ambit_cluster_tests::until(&format!("{url} leads through the waypoint"), || {
             let answer = from.get("client", &format!("{url}/"));
             let caller = answer.ok().and_then(|answer| caller(&answer));
-            caller.is_some_and(|caller| addresses.contains(&caller))
+            caller.is_some_and(|caller| self.waypoint.addresses().contains(&caller))
         });
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, channel};
-use ambit_model::ArcStr;
+use ambit_model::{ArcStr, PolicyKey};
 use ambit_rt::Env;
 use ambit_telemetry::{Metrics, XdsTermination};
 use ambit_tls::TlsSettings;
@@ -83,6 +83,11 @@ impl<S> std::fmt::Debug for Follower<S> {
 
 impl<S: Fn() + Send + Sync + 'static> Handler for Follower<S> {
     fn apply(&self, batch: &mut Vec<Update>) {
+        for update in &*batch {
+            if let Update::PolicyGone(name) = update {
+                self.metrics.policy_removed(&PolicyKey::of_record(name));
+            }
+        }
         self.state.apply(batch);
     }
 
@@ -175,4 +180,32 @@ pub fn client_options(
         on_demand: settings.on_demand,
         not_understood,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::{encoding::text, registry::Registry};
+
+    use super::*;
+    use crate::state::StateConfig;
+
+    #[test]
+    fn a_policy_that_is_gone_is_not_counted_for_any_more() {
+        let mut registry = Registry::default();
+        let follower = Follower {
+            state: SharedState::new(StateConfig::default()),
+            metrics: Arc::new(Metrics::register(&mut registry, None)),
+            synced: || {},
+            cache: None,
+        };
+        for name in ["ns/gone", "ns/stays"] {
+            let policy = PolicyKey::of_record(name);
+            follower.metrics.dry_run_denied(&policy);
+        }
+        follower.apply(&mut vec![Update::PolicyGone("ns/gone".into())]);
+        let mut scraped = String::new();
+        text::encode(&mut scraped, &registry).unwrap();
+        assert!(!scraped.contains("ns/gone"), "{scraped}");
+        assert!(scraped.contains("ns/stays"), "{scraped}");
+    }
 }

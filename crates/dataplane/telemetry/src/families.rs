@@ -353,6 +353,12 @@ impl Metrics {
         self.dry_run_denied.get_or_create(&labels).inc();
     }
 
+    /// A policy is no more: so is its count.
+    pub fn policy_removed(&self, policy: &PolicyKey) {
+        let policy = policy.to_string();
+        self.dry_run_denied.remove(&PolicyLabels { policy });
+    }
+
     /// A connection to a pod was led to the pod's waypoint.
     pub fn led_to_waypoint(&self) {
         self.led_to_waypoint.inc();

@@ -9,6 +9,7 @@ mod access_log;
 mod families;
 pub mod http;
 mod labels;
+mod retired;
 mod traffic;
 
 pub use access_log::{AccessLog, Direction, log_denied};

@@ -23,7 +23,12 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter},
 };
 
-use crate::{TrafficLabels, http::Changed, labels::Flagged};
+use crate::{
+    TrafficLabels,
+    http::Changed,
+    labels::Flagged,
+    retired::{Inherited, Retired, Written},
+};
 
 /// An unused series is dropped after this time: several scrapes see its last values first.
 const UNUSED: Duration = Duration::from_secs(3600);
@@ -50,6 +55,12 @@ impl ByReason {
         let index = REASONS.iter().position(|known| *known == reason);
         if let Some(counter) = index.and_then(|index| self.0.get(index)) {
             counter.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn add_all(&self, other: &Self) {
+        for (own, other) in self.0.iter().zip(&other.0) {
+            add(own, other);
         }
     }
 
@@ -159,21 +170,35 @@ impl Drop for ConnectionMetrics {
 }
 
 /// All traffic series of the process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Traffic {
     series: Table<TrafficLabels>,
     /// Those of which labels, or whether they are written, are configured.
-    changed: Table<(TrafficLabels, Changed)>,
+    changed: Table<ChangedLabels>,
+    /// Of those, which may be written with others as one.
+    retired: Retired<ChangedLabels, TrafficSeries>,
 }
+
+type ChangedLabels = (TrafficLabels, Changed);
 
 /// Read by each connection that opens; written for a new pair, and to drop unused ones.
 type Table<Labels> = RwLock<HashMap<Arc<Labels>, Arc<TrafficSeries>>>;
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Self {
+            series: Table::default(),
+            changed: Table::default(),
+            retired: Retired::new(MAX_SERIES),
+        }
+    }
+}
 
 impl Traffic {
     /// The series of a pair. Cheap enough for each connection. May be kept, but a kept series that is
     /// unused loses its counts once it is dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
-        find(&self.series, labels)
+        find(&self.series, labels, drop)
     }
 
     /// The series of a pair, with what is configured to be different.
@@ -184,7 +209,10 @@ impl Traffic {
     ) -> Arc<TrafficSeries> {
         match changed {
             None => self.series(labels),
-            Some(changed) => find(&self.changed, &(labels.clone(), changed)),
+            Some(changed) => {
+                let retire = |dropped| self.retired.extend(dropped);
+                find(&self.changed, &(labels.clone(), changed), retire)
+            }
         }
     }
 
@@ -204,32 +232,78 @@ impl Traffic {
     }
 
     fn drop_unused(&self, now: Instant) {
-        let is_kept = |series: &Arc<TrafficSeries>| {
-            !series.is_unused() || now.saturating_duration_since(series.last_use()) < UNUSED
+        let goes = |series: &TrafficSeries| {
+            series.is_unused() && now.saturating_duration_since(series.last_use()) >= UNUSED
         };
-        self.series.write().retain(|_, series| is_kept(series));
-        self.changed.write().retain(|_, series| is_kept(series));
+        self.series.write().retain(|_, series| !goes(series));
+        let mut changed = self.changed.write();
+        self.retired
+            .extend(changed.extract_if(|_, series| goes(series)));
     }
 
     /// All series, with what is changed of them.
     fn rows(&self) -> Vec<Row> {
-        let plain = self.series.read();
-        let plain = plain.iter().map(|(labels, series)| Row {
-            labels: Labelled::Plain(labels.clone()),
-            series: series.clone(),
+        let changed = rows_of(&self.changed);
+        let stay = changed.iter();
+        let stay = stay.map(|(labels, series)| (&**labels, &**series));
+        self.retired.leave(stay, &FAMILIES);
+        let changed = changed.into_iter().map(|(labels, series)| Row {
+            labels: Labelled::Changed(labels),
+            series,
         });
-        let mut rows: Vec<_> = plain.collect();
-        let changed = self.changed.read();
-        rows.extend(changed.iter().map(|(labels, series)| Row {
-            labels: Labelled::Changed(labels.clone()),
-            series: series.clone(),
-        }));
-        rows
+        let plain = rows_of(&self.series).into_iter();
+        let plain = plain.map(|(labels, series)| Row {
+            labels: Labelled::Plain(labels),
+            series,
+        });
+        plain.chain(changed).collect()
     }
 }
 
-/// A series of a table, made if it is not there.
-fn find<K: Clone + Eq + Hash>(table: &Table<K>, labels: &K) -> Arc<TrafficSeries> {
+fn rows_of<K>(table: &Table<K>) -> Vec<(Arc<K>, Arc<TrafficSeries>)> {
+    let table = table.read();
+    let rows = table.iter();
+    rows.map(|(labels, series)| (labels.clone(), series.clone()))
+        .collect()
+}
+
+/// What is counted in each family. Reasons go with their counts.
+const FAMILIES: [Inherited<ChangedLabels, TrafficSeries>; 4] = [
+    Inherited {
+        written: |labels| of_family(labels, TelemetryFamily::OpenedConnections),
+        add: |to, from| add(&to.opened, &from.opened),
+    },
+    Inherited {
+        written: |labels| of_family(labels, TelemetryFamily::ClosedConnections),
+        add: |to, from| {
+            to.closed.add_all(&from.closed);
+            to.failed.add_all(&from.failed);
+        },
+    },
+    Inherited {
+        written: |labels| of_family(labels, TelemetryFamily::ReceivedBytes),
+        add: |to, from| add(&to.received, &from.received),
+    },
+    Inherited {
+        written: |labels| of_family(labels, TelemetryFamily::SentBytes),
+        add: |to, from| add(&to.sent, &from.sent),
+    },
+];
+
+fn of_family((labels, changed): &ChangedLabels, of: TelemetryFamily) -> Option<Written> {
+    changed.apply(of, flagged(labels, Reason::None)?)
+}
+
+fn add(to: &AtomicU64, from: &AtomicU64) {
+    to.fetch_add(from.load(Relaxed), Relaxed);
+}
+
+/// A series of a table, made if it is not there; others may be dropped for it.
+fn find<K: Clone + Eq + Hash>(
+    table: &Table<K>,
+    labels: &K,
+    retire: impl FnOnce(Vec<(Arc<K>, Arc<TrafficSeries>)>),
+) -> Arc<TrafficSeries> {
     if let Some(series) = table.read().get(labels) {
         return series.clone();
     }
@@ -239,7 +313,7 @@ fn find<K: Clone + Eq + Hash>(table: &Table<K>, labels: &K) -> Arc<TrafficSeries
         return series.clone();
     }
     if table.len() >= MAX_SERIES {
-        make_room(&mut table);
+        retire(make_room(&mut table));
     }
     let series = Arc::new(TrafficSeries::new(Instant::now()));
     table.insert(Arc::new(labels.clone()), series.clone());
@@ -248,18 +322,22 @@ fn find<K: Clone + Eq + Hash>(table: &Table<K>, labels: &K) -> Arc<TrafficSeries
 
 /// Drops the longest unused half of the unused series. When every series is in use nothing is dropped:
 /// the number of connections then limits their number.
-fn make_room<K: Eq + Hash>(table: &mut HashMap<K, Arc<TrafficSeries>>) {
+fn make_room<K: Eq + Hash>(
+    table: &mut HashMap<K, Arc<TrafficSeries>>,
+) -> Vec<(K, Arc<TrafficSeries>)> {
     let mut uses: Vec<_> = table
         .values()
         .filter(|series| series.is_unused())
         .map(|series| series.last_use())
         .collect();
     let middle = uses.len() / 2;
-    if middle < uses.len() {
-        let (_, limit, _) = uses.select_nth_unstable(middle);
-        let limit = *limit;
-        table.retain(|_, series| !series.is_unused() || series.last_use() > limit);
+    if middle >= uses.len() {
+        return Vec::new();
     }
+    let (_, limit, _) = uses.select_nth_unstable(middle);
+    let limit = *limit;
+    let dropped = table.extract_if(|_, series| series.is_unused() && series.last_use() <= limit);
+    dropped.collect()
 }
 
 /// Writes the families at a scrape.
@@ -351,6 +429,13 @@ impl Collector for TrafficCollector {
 
 type Samples = Vec<(Reason, u64)>;
 
+fn flagged(labels: &TrafficLabels, reason: Reason) -> Option<Written> {
+    let mut written = Vec::with_capacity(32);
+    // Writing to a list cannot fail.
+    Flagged(labels, reason).put(&mut written).ok()?;
+    Some(written)
+}
+
 /// A series at a scrape.
 struct Row {
     labels: Labelled,
@@ -372,10 +457,8 @@ impl Labelled {
     }
 
     /// Those in a family; `None` if it has no such sample.
-    fn of_family(&self, of: TelemetryFamily, reason: Reason) -> Option<Vec<(String, String)>> {
-        let mut labels = Vec::with_capacity(32);
-        // Writing to a list cannot fail.
-        Flagged(self.traffic(), reason).put(&mut labels).ok()?;
+    fn of_family(&self, of: TelemetryFamily, reason: Reason) -> Option<Written> {
+        let labels = flagged(self.traffic(), reason)?;
         match self {
             Self::Plain(_) => Some(labels),
             Self::Changed(both) => both.1.apply(of, labels),

@@ -20,6 +20,7 @@ use prometheus_client::{
 };
 
 use super::{DestinationMetrics, HttpLabels, HttpRequestReport, histogram::Histogram};
+use crate::retired::{Inherited, Retired, Written};
 
 #[cfg(test)]
 mod tests;
@@ -121,11 +122,25 @@ pub struct HttpMetrics {
     rate_limited: Family<RateLimitLabels, Counter>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct AllSeries {
     /// Read by each request that ends; written for new labels, and to drop unused ones.
-    table: RwLock<HashMap<Arc<HttpLabels>, Arc<Series>>>,
+    table: RwLock<Table>,
+    /// Of those that may be written with others as one.
+    retired: Retired<HttpLabels, Series>,
     dropped: Counter,
+}
+
+type Table = HashMap<Arc<HttpLabels>, Arc<Series>>;
+
+impl Default for AllSeries {
+    fn default() -> Self {
+        Self {
+            table: RwLock::default(),
+            retired: Retired::new(MAX_SERIES),
+            dropped: Counter::default(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -316,37 +331,80 @@ impl AllSeries {
         let mut table = self.table.write();
         if table.len() >= MAX_SERIES && !table.contains_key(labels) {
             let dropped = make_room(&mut table);
-            self.dropped.inc_by(dropped as u64);
+            self.dropped.inc_by(dropped.len() as u64);
+            self.retire(dropped);
         }
         let series = table.entry(Arc::new(labels.clone()));
         series.or_insert_with(|| Arc::new(Series::new(now))).clone()
     }
 
     fn drop_unused(&self, now: Instant) {
-        self.table
-            .write()
-            .retain(|_, series| now.saturating_duration_since(series.last_use()) < UNUSED);
+        let mut table = self.table.write();
+        let is_unused =
+            |series: &Series| now.saturating_duration_since(series.last_use()) >= UNUSED;
+        self.retire(table.extract_if(|_, series| is_unused(series)));
+    }
+
+    fn retire(&self, dropped: impl IntoIterator<Item = (Arc<HttpLabels>, Arc<Series>)>) {
+        let dropped = dropped.into_iter();
+        self.retired
+            .extend(dropped.filter(|(labels, _)| labels.is_changed()));
     }
 }
 
-/// Drops the longest unused half of the series, and says how many these are.
-fn make_room(table: &mut HashMap<Arc<HttpLabels>, Arc<Series>>) -> usize {
-    let before = table.len();
+/// Drops the longest unused half of the series.
+fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
     let mut uses: Vec<_> = table.values().map(|series| series.last_use()).collect();
     if uses.is_empty() {
-        return 0;
+        return Vec::new();
     }
     let middle = (uses.len() - 1) / 2;
     let (_, limit, _) = uses.select_nth_unstable(middle);
     let limit = *limit;
     // Of those used at one moment no more than half go.
-    let mut left = before.div_ceil(2);
-    table.retain(|_, series| {
+    let mut left = table.len().div_ceil(2);
+    let dropped = table.extract_if(|_, series| {
         let goes = left > 0 && series.last_use() <= limit;
         left -= usize::from(goes);
-        !goes
+        goes
     });
-    before - table.len()
+    dropped.collect()
+}
+
+/// The families of a series, as they are written.
+const FAMILIES: [Inherited<HttpLabels, Series>; 6] = [
+    Inherited {
+        written: |labels| labels.of_family(TelemetryFamily::RequestCount),
+        add: |to, from| add(&to.requests, &from.requests),
+    },
+    Inherited {
+        written: |labels| labels.of_family(TelemetryFamily::RequestDuration),
+        add: |to, from| to.milliseconds.add(&from.milliseconds),
+    },
+    Inherited {
+        written: |labels| labels.of_family(TelemetryFamily::RequestSize),
+        add: |to, from| to.request_bytes.add(&from.request_bytes),
+    },
+    Inherited {
+        written: |labels| labels.of_family(TelemetryFamily::ResponseSize),
+        add: |to, from| to.response_bytes.add(&from.response_bytes),
+    },
+    Inherited {
+        written: |labels| of_grpc(labels, TelemetryFamily::RequestMessages),
+        add: |to, from| add(&to.request_messages, &from.request_messages),
+    },
+    Inherited {
+        written: |labels| of_grpc(labels, TelemetryFamily::ResponseMessages),
+        add: |to, from| add(&to.response_messages, &from.response_messages),
+    },
+];
+
+fn of_grpc(labels: &HttpLabels, family: TelemetryFamily) -> Option<Written> {
+    labels.of_family(family).filter(|_| labels.is_grpc())
+}
+
+fn add(to: &AtomicU64, from: &AtomicU64) {
+    to.fetch_add(from.load(Relaxed), Relaxed);
 }
 
 /// Writes the families at a scrape.
@@ -362,6 +420,8 @@ impl Collector for HttpCollector {
             let table = self.0.table.read();
             table.iter().map(|(l, s)| (l.clone(), s.clone())).collect()
         };
+        let stay = rows.iter().map(|(labels, series)| (&**labels, &**series));
+        self.0.retired.leave(stay, &FAMILIES);
         if rows.is_empty() {
             return Ok(());
         }

@@ -264,6 +264,70 @@ fn unused_series_are_dropped_after_a_while_and_open_ones_kept() {
     assert_eq!(traffic.len(), 1);
 }
 
+/// Else who reads it would take a counter that falls for a restart, and what is left of it for an increase.
+#[test]
+fn a_sum_of_several_series_does_not_fall_when_one_of_them_is_dropped() {
+    let mut relabel = Relabel::default();
+    for family in [
+        TelemetryFamily::ClosedConnections,
+        TelemetryFamily::ReceivedBytes,
+    ] {
+        let without_revisions = FamilyRule {
+            disabled: false,
+            labels: vec![
+                ("source_version".into(), None),
+                ("source_canonical_revision".into(), None),
+            ],
+        };
+        relabel.set(family, without_revisions);
+    }
+    let relabel = Arc::new(relabel);
+    let of = |revision: &str| {
+        let mut labels = labels();
+        labels.source = Some(Arc::new(Party {
+            canonical_revision: revision.into(),
+            ..Party::default()
+        }));
+        let changed = Changed {
+            relabel: relabel.clone(),
+            values: Vec::new(),
+        };
+        (labels, changed)
+    };
+    let traffic = Arc::new(Traffic::default());
+    let connect = |revision: &str, bytes| {
+        let (labels, changed) = of(revision);
+        let open = traffic.series_as(&labels, Some(changed)).open();
+        open.received(bytes);
+        open
+    };
+    connect("gone", 5).close(Reason::Deny);
+    let stays = connect("stays", 7);
+    let received =
+        |text: &str| sample(text, "istio_tcp_received_bytes_total", "-").map(str::to_owned);
+    assert_eq!(received(&scrape(&traffic)).as_deref(), Some("12"));
+    traffic.drop_unused(Instant::now() + 2 * UNUSED);
+    assert_eq!(traffic.len(), 1);
+    let text = scrape(&traffic);
+    assert_eq!(received(&text).as_deref(), Some("12"));
+    for family in ["closed", "failed"] {
+        let family = format!("istio_tcp_connections_{family}_total");
+        assert_eq!(sample(&text, &family, "DENY"), Some("1"), "{family}");
+    }
+    // A family that tells them apart goes on with those that are there.
+    assert_eq!(
+        sample(&text, "istio_tcp_connections_opened_total", "-"),
+        Some("1")
+    );
+    assert_eq!(received(&scrape(&traffic)).as_deref(), Some("12"), "once");
+
+    drop(stays);
+    traffic.drop_unused(Instant::now() + 2 * UNUSED);
+    assert_eq!(scrape(&traffic), "# EOF\n", "nobody is left");
+    let _new = connect("new", 1);
+    assert_eq!(received(&scrape(&traffic)).as_deref(), Some("1"));
+}
+
 #[test]
 fn the_table_is_bounded() {
     let traffic = Traffic::default();

@@ -286,3 +286,57 @@ fn configured_labels_take_the_place_of_others_and_series_that_become_one_are_add
         2
     );
 }
+
+/// Else who reads it would take a counter that falls for a restart, and what is left of it for an increase.
+#[test]
+fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
+    use crate::http::{Changed, FamilyRule, Relabel};
+    let mut relabel = Relabel::default();
+    for family in TelemetryFamily::ALL {
+        let without_codes = FamilyRule {
+            disabled: false,
+            labels: vec![("response_code".into(), None)],
+        };
+        relabel.set(family, without_codes);
+    }
+    let changed = Changed {
+        relabel: Arc::new(relabel),
+        values: Vec::new(),
+    };
+    let labels = |code| {
+        let code = ResponseCode::new(code);
+        let grpc = RequestProtocol::Grpc(Some(0));
+        let labels = HttpLabels::new(traffic(), grpc, code, ResponseFlags::default());
+        labels.changed(Some(changed.clone()))
+    };
+    let mut registry = Registry::default();
+    let metrics = HttpMetrics::register(&mut registry);
+    let asked = report(4, 100);
+    let start = Instant::now();
+    for (code, at) in [(200, start), (500, start), (404, start + UNUSED / 2)] {
+        metrics.series.of(&labels(code), start).add(&asked, at);
+    }
+    let told = || -> Vec<String> {
+        let text = scrape(&registry);
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.map(str::to_owned).collect()
+    };
+    let before = told();
+    assert!(before.iter().any(|line| line.ends_with(" 9")), "{before:?}");
+    metrics.series.drop_unused(start + UNUSED);
+    assert_eq!(metrics.series.table.read().len(), 1);
+    assert_eq!(told(), before);
+    assert_eq!(told(), before, "once");
+
+    // The same where room is made for others.
+    metrics.series.of(&labels(201), start).add(&asked, start);
+    let before = told();
+    let dropped = make_room(&mut metrics.series.table.write());
+    assert_eq!(dropped.len(), 1);
+    assert_ne!(told(), before, "not yet left to anybody");
+    metrics.series.retire(dropped);
+    assert_eq!(told(), before);
+
+    metrics.series.drop_unused(start + 2 * UNUSED);
+    assert_eq!(value(&scrape(&registry), "istio_requests_total", ""), None);
+}

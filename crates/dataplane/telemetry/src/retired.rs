@@ -1,0 +1,77 @@
+//! What series that are dropped leave to others.
+//!
+//! Where labels are left out, series are written as one sum. If one of them is dropped, the sum must not fall: who
+//! reads it takes a counter that falls for one that was started anew, and all of it for an increase.
+
+use std::{collections::HashMap, fmt, mem, sync::Arc};
+
+use parking_lot::Mutex;
+
+/// Names and values of a series in one family.
+pub(crate) type Written = Vec<(String, String)>;
+
+/// One family of a kind of series.
+pub(crate) struct Inherited<Labels, Series> {
+    /// How labels are written in it; `None` if it has no such sample.
+    pub(crate) written: fn(&Labels) -> Option<Written>,
+    /// Adds to a series what another one has counted in it.
+    pub(crate) add: fn(&Series, &Series),
+}
+
+/// Series that were dropped since the last scrape.
+pub(crate) struct Retired<Labels, Series> {
+    series: Mutex<Vec<(Arc<Labels>, Arc<Series>)>>,
+    most: usize,
+}
+
+impl<Labels, Series> Retired<Labels, Series> {
+    /// None. At most so many are kept; whatever is more leaves nothing.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            series: Mutex::default(),
+            most,
+        }
+    }
+
+    pub(crate) fn extend(&self, dropped: impl IntoIterator<Item = (Arc<Labels>, Arc<Series>)>) {
+        let mut series = self.series.lock();
+        let room = self.most.saturating_sub(series.len());
+        series.extend(dropped.into_iter().take(room));
+    }
+
+    /// Leaves what they have counted in each family to one of those that stay and are written as they are. Where
+    /// there is none, nothing of that name is written any more.
+    pub(crate) fn leave<'a>(
+        &self,
+        stay: impl Iterator<Item = (&'a Labels, &'a Series)> + Clone,
+        families: &[Inherited<Labels, Series>],
+    ) where
+        Labels: 'a,
+        Series: 'a,
+    {
+        let retired = mem::take(&mut *self.series.lock());
+        for Inherited { written, add } in families {
+            let mut left: HashMap<Written, Vec<&Series>> = HashMap::new();
+            for (labels, series) in &retired {
+                if let Some(written) = written(labels) {
+                    left.entry(written).or_default().push(series);
+                }
+            }
+            for (labels, heir) in stay.clone() {
+                if left.is_empty() {
+                    break;
+                }
+                let its = written(labels).and_then(|written| left.remove(&written));
+                for series in its.into_iter().flatten() {
+                    add(heir, series);
+                }
+            }
+        }
+    }
+}
+
+impl<Labels, Series> fmt::Debug for Retired<Labels, Series> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Retired").finish_non_exhaustive()
+    }
+}

@@ -1,12 +1,12 @@
 //! What a proxy has counted, read from its metrics: who called whom and how often, and nothing else. Where nobody writes
 //! logs it is all that is known.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ambit_model::Identity;
 
 /// Calls between two parties.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Counted {
     /// Whose metrics tell it.
     pub(crate) at: Counter,
@@ -25,7 +25,7 @@ pub(crate) struct Counted {
 }
 
 /// Who counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
     /// The node proxy of the pod that was called: connections.
     Pod,
@@ -38,17 +38,16 @@ pub(crate) enum Counter {
 /// Reads what a scrape tells.
 pub(crate) fn read(scrape: &str) -> Vec<Counted> {
     let mut all: Vec<Counted> = Vec::new();
+    let mut places = HashMap::new();
     for one in scrape.lines().filter_map(line) {
         // They may differ in what is not read: codes, flags, localities.
-        let same = all.iter_mut().find(|other| {
-            let with_own = Counted {
-                times: other.times,
-                ..one.clone()
-            };
-            **other == with_own
-        });
-        match same {
-            Some(other) => other.times += one.times,
+        let between = Counted {
+            times: 0,
+            ..one.clone()
+        };
+        let place = *places.entry(between).or_insert(all.len());
+        match all.get_mut(place) {
+            Some(same) => same.times += one.times,
             None => all.push(one),
         }
     }
@@ -122,5 +121,57 @@ fn labels(mut rest: &str) -> Option<(BTreeMap<&str, String>, &str)> {
             }
         }
         labels.insert(name, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requests(caller: &str, code: u16, times: usize) -> String {
+        format!(
+            "istio_requests_total{{reporter=\"waypoint\",source_workload=\"{caller}\",\
+             source_workload_namespace=\"shop\",source_principal=\"spiffe://td/ns/shop/sa/{caller}\",\
+             destination_service=\"web.shop.svc\",response_code=\"{code}\"}} {times}\n"
+        )
+    }
+
+    #[test]
+    fn what_differs_in_nothing_that_matters_is_one_and_what_does_is_not() {
+        let scrape = [
+            "# TYPE istio_requests counter\n".to_owned(),
+            requests("a", 200, 2),
+            requests("b", 200, 1),
+            requests("a", 404, 3),
+            "istio_requests_total{reporter=\"client\"} 7\n".to_owned(),
+            requests("c", 200, 0),
+        ];
+        let counted: Vec<_> = read(&scrape.concat())
+            .into_iter()
+            .map(|one| (one.identity.unwrap().to_string(), one.caller, one.times))
+            .collect();
+        let of = |name: &str, times| {
+            let identity = format!("spiffe://td/ns/shop/sa/{name}");
+            (identity, Some(("shop".to_owned(), name.to_owned())), times)
+        };
+        assert_eq!(counted, [of("a", 5), of("b", 1)]);
+    }
+
+    #[test]
+    fn values_of_labels_may_hold_what_ends_them() {
+        let line = r#"istio_requests_total{reporter="waypoint",source_workload="a\"},b\\\nc",source_workload_namespace="n",source_principal="unknown"} 1"#;
+        let counted = read(line);
+        assert_eq!(counted.len(), 1);
+        let caller = counted.first().and_then(|one| one.caller.clone());
+        assert_eq!(caller, Some(("n".to_owned(), "a\"},b\\\nc".to_owned())));
+        assert!(
+            counted
+                .iter()
+                .all(|one| one.tells_caller && !one.tells_called)
+        );
+        // Cut anywhere, nothing is made up.
+        for end in 0..line.len() {
+            assert_eq!(read(line.get(..end).unwrap_or_default()), [], "{end}");
+        }
     }
 }

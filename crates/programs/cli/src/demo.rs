@@ -4,6 +4,8 @@
 //!
 //! It fails when anything differs from what the manifests promise.
 
+mod waypoint;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -263,6 +265,7 @@ fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     }
     demo.wait_for_proxies(&joined)?;
     faults += demo.calls(&joined, &AFTER)?;
+    faults += waypoint::show(demo, manifests)?;
     Ok(faults)
 }
 

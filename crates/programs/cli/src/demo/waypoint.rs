@@ -1,0 +1,238 @@
+//! The third act: a namespace with a waypoint, which decides by what requests say.
+
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use ambit_lab::{LogSource, Place, PodStatus, Status};
+
+use super::{BATCH, Demo, FRONTEND, LOG_LAG, MARKER, READY, pod, short, wire};
+use crate::{
+    CliError, ErrorKind, labs,
+    output::{say, table},
+    readiness,
+};
+
+/// What is added to the example: file name and text.
+const EXAMPLE: [(&str, &str); 2] = [
+    (
+        "catalog.yaml",
+        include_str!("../../../../../examples/waypoint/catalog.yaml"),
+    ),
+    (
+        "waypoint.yaml",
+        include_str!("../../../../../examples/waypoint/waypoint.yaml"),
+    ),
+];
+/// The waypoint's pod, and its Deployment.
+const WAYPOINT: &str = "store/waypoint";
+const SERVERS: [(&str, &str); 2] = [("store", "catalog"), ("store", "catalog-next")];
+
+/// A request, and what the manifests promise about it.
+struct Request {
+    from: (&'static str, &'static str),
+    path: &'static str,
+    /// Who answers; the waypoint itself refuses.
+    server: Option<&'static str>,
+}
+
+const REQUESTS: [Request; 4] = [
+    request(FRONTEND, "/items/", Some("catalog")),
+    request(FRONTEND, "/items/new/", Some("catalog-next")),
+    request(FRONTEND, "/prices/", None),
+    request(BATCH, "/items/", None),
+];
+
+const fn request(
+    from: (&'static str, &'static str),
+    path: &'static str,
+    server: Option<&'static str>,
+) -> Request {
+    Request { from, path, server }
+}
+
+/// Adds the manifests, makes the requests and gives the number of faults.
+pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
+    say("\nNow a namespace with a waypoint: it decides by method and path, and leads requests.\n")?;
+    for (file, text) in EXAMPLE {
+        fs::write(manifests.join(file), text).map_err(|error| {
+            CliError::new(ErrorKind::Failed, "cannot write a manifest").because(error)
+        })?;
+    }
+    let mut status = demo.wait("the waypoint and its servers are ready", |status| {
+        let is_there = |name: &(&str, &str)| pod(status, *name).is_ok_and(|pod| pod.captured);
+        status.pods.iter().any(|pod| short(pod) == WAYPOINT)
+            && SERVERS.iter().all(is_there)
+            && readiness::all_ready(status)
+    })?;
+    demo.wait_for_proxies(&status)?;
+    // It is an end of tunnels itself: nothing from or to it is in the clear either.
+    for pod in &mut status.pods {
+        pod.captured |= short(pod) == WAYPOINT;
+    }
+    demo.requests(&status)
+}
+
+impl Demo {
+    /// Makes the requests under a capture.
+    fn requests(&self, status: &Status) -> Result<usize, CliError> {
+        let capture = self
+            .client
+            .capture(Place::Fabric, vec![MARKER.into()])
+            .map_err(labs::client_error)?;
+        let mut rows = Vec::new();
+        let mut faults = Vec::new();
+        for request in &REQUESTS {
+            let before = self.log(status)?.len();
+            let Answer { code, text } = self.ask(status, request)?;
+            let name = format!("{}/{}", request.from.0, request.from.1);
+            let what = format!("GET http://catalog.store{}", request.path);
+            let expected = match request.server {
+                Some(server) => text.starts_with(&format!("200 {server} in ")),
+                None => text.starts_with("403 "),
+            };
+            if !expected {
+                faults.push(format!("{name}: {what}: it got {text:?}"));
+            }
+            let logged = self.logged(status, before)?.unwrap_or_default();
+            if logged.code != code {
+                faults.push(format!(
+                    "{name}: {what}: the waypoint's log does not tell of it"
+                ));
+            }
+            let answered = text.split_whitespace().nth(1).filter(|_| code == 200);
+            rows.push(vec![
+                name,
+                what,
+                code.to_string(),
+                answered.unwrap_or("the waypoint").to_owned(),
+                logged.details,
+                logged.route,
+            ]);
+        }
+        // What is on its way when the last answer is here.
+        thread::sleep(Duration::from_millis(100));
+        let traffic = capture.finish();
+        let header = [
+            "CALLER",
+            "REQUEST",
+            "STATUS",
+            "ANSWERED BY",
+            "WHY, IN THE WAYPOINT'S LOG",
+            "ROUTE",
+        ];
+        say(&table(&header, rows))?;
+        say("\nOn the wire between the nodes:\n")?;
+        faults.extend(wire(status, &traffic.reports())?);
+        for fault in &faults {
+            say(&format!("  FAULT: {fault}"))?;
+        }
+        Ok(faults.len())
+    }
+
+    /// Asks until there is an answer: the pods' proxies may not know of the waypoint yet.
+    fn ask(&self, status: &Status, request: &Request) -> Result<Answer, CliError> {
+        let client = pod(status, request.from)?;
+        let name = format!("{}/{}", client.namespace, client.name);
+        let url = format!("http://catalog.store{}{MARKER}", request.path);
+        let command = ["ambit", "lab-tool", "get", "--timeout", "5000", &url];
+        let deadline = Instant::now() + READY;
+        loop {
+            let output = self
+                .client
+                .output(&name, &command)
+                .map_err(labs::client_error)?;
+            let text = output.stdout.trim().to_owned();
+            let code = text
+                .split_whitespace()
+                .next()
+                .and_then(|code| code.parse().ok());
+            match code {
+                Some(code) => return Ok(Answer { code, text }),
+                None if Instant::now() > deadline => {
+                    let what = format!("{name}: {url} is not answered: {text}");
+                    return Err(CliError::new(ErrorKind::Failed, what));
+                }
+                None => thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    /// The line that comes after so many.
+    fn logged(&self, status: &Status, before: usize) -> Result<Option<Line>, CliError> {
+        let deadline = Instant::now() + LOG_LAG;
+        loop {
+            let line = self.log(status)?.into_iter().skip(before).last();
+            if line.is_some() || Instant::now() > deadline {
+                return Ok(line);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The waypoint's access log.
+    fn log(&self, status: &Status) -> Result<Vec<Line>, CliError> {
+        let is_it = |pod: &&PodStatus| short(pod) == WAYPOINT;
+        let waypoint = status.pods.iter().find(is_it).ok_or_else(|| {
+            CliError::new(ErrorKind::NotFound, "the waypoint has no pod any more")
+        })?;
+        let source = LogSource::Pod {
+            pod: format!("{}/{}", waypoint.namespace, waypoint.name),
+            container: None,
+        };
+        let log = self.client.log_text(source).map_err(labs::client_error)?;
+        Ok(log.lines().filter_map(Line::read).collect())
+    }
+}
+
+/// What a client got.
+struct Answer {
+    code: u16,
+    text: String,
+}
+
+/// A line of the waypoint's access log, in Envoy's form.
+#[derive(Debug, Default, PartialEq)]
+struct Line {
+    code: u16,
+    details: String,
+    route: String,
+}
+
+impl Line {
+    fn read(line: &str) -> Option<Self> {
+        let (_, rest) = line.split_once(" HTTP/1.1\" ")?;
+        let mut words = rest.split_whitespace();
+        let code = words.next()?.parse().ok()?;
+        let details = words.nth(1)?.to_owned();
+        let route = words.next_back()?.to_owned();
+        Some(Self {
+            code,
+            details,
+            route,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_access_log_tell_status_reason_and_route() {
+        let line = "[2026-11-23T18:19:05.978Z] \"GET /items/ HTTP/1.1\" 200 - via_upstream - \"-\" 0 57 6 5 \
+                    \"10.244.1.3\" \"-\" \"id\" \"catalog.store\" \"10.244.2.3:8080\" catalog - 10.96.1.0:80 \
+                    10.244.1.3:59402 - HTTPRoute/store/catalog";
+        let expected = Line {
+            code: 200,
+            details: "via_upstream".to_owned(),
+            route: "HTTPRoute/store/catalog".to_owned(),
+        };
+        assert_eq!(Line::read(line), Some(expected));
+        assert_eq!(Line::read("2026-11-23 info ambit_rt: readiness"), None);
+        assert_eq!(Line::read("\"GET / HTTP/1.1\" no"), None);
+    }
+}

@@ -99,6 +99,8 @@ impl ControlPlane<'_> {
                 // Nodes have their ranges from us, since the routes between them stand already.
                 "--allocate-node-cidrs=false",
                 "--leader-elect=false",
+                // Nobody is to wait 15 seconds for an autoscaler to look.
+                "--horizontal-pod-autoscaler-sync-period=2s",
                 "--controllers=*,bootstrapsigner,tokencleaner",
                 "--profiling=false",
             ])

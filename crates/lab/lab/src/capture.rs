@@ -351,11 +351,11 @@ fn number(bytes: &[u8]) -> u16 {
     bytes.try_into().map_or(0, u16::from_be_bytes)
 }
 
-/// A capture that runs on a thread of its own until [`Capture::finish`].
+/// A capture that runs on a thread of its own until [`Capture::finish`], or until it is dropped.
 #[derive(Debug)]
 pub struct Capture {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Traffic>,
+    thread: Option<JoinHandle<Traffic>>,
 }
 
 impl Capture {
@@ -369,13 +369,21 @@ impl Capture {
         let thread = std::thread::Builder::new()
             .name("capture".into())
             .spawn(move || read(&socket, &stopped, Traffic::new(markers)))?;
+        let thread = Some(thread);
         Ok(Self { stop, thread })
     }
 
     /// Ends it, after everything that was sent before this call has been read.
-    pub fn finish(self) -> Traffic {
+    pub fn finish(mut self) -> Traffic {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap_or_default()
+        let thread = self.thread.take();
+        thread.map_or_else(Traffic::default, |thread| thread.join().unwrap_or_default())
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 
@@ -415,6 +423,8 @@ pub(crate) fn packet_socket() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn tcp(from: (u8, u16), to: (u8, u16), sequence: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
@@ -489,5 +499,24 @@ mod tests {
             traffic.frame(&full[..length]);
         }
         traffic.frame(&[0xff; 100]);
+    }
+
+    /// Its thread would read every frame of the machine for as long as the program runs.
+    #[test]
+    fn a_capture_that_is_dropped_ends() {
+        let (frames, socket) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let capture = Capture::start(socket.into(), Vec::new()).unwrap();
+        frames.send(b"frame").unwrap();
+        drop(capture);
+        frames.set_nonblocking(true).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let is_read = || {
+            let sent = frames.send(b"frame").map_err(|error| error.kind());
+            sent != Err(io::ErrorKind::ConnectionRefused)
+        };
+        while is_read() {
+            assert!(Instant::now() < deadline, "it reads on");
+            std::thread::yield_now();
+        }
     }
 }

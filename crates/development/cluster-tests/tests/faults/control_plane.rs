@@ -90,7 +90,8 @@ fn what_is_stored_may_go_back_in_time() {
     until("client and server speak TLS again", || {
         let wire = mesh.watch(&["GET /"]);
         let answered = space.get("client", "http://server/").is_ok();
-        answered && only_tls(&wire.finish(), &[&captured[0], &captured[1]]).is_ok()
+        let seen = wire.finish();
+        answered && only_tls(&seen, &[&captured[0], &captured[1]]).is_ok()
     });
     assert_late_comers_reach_the_server_by_tls_alone(&space);
 }

@@ -14,11 +14,12 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    time::timeout,
 };
 
 use crate::{
     application::{Received, Strict, scripted},
-    fixture::{HTTP1, HTTP2, TCP, World, record},
+    fixture::{HTTP1, HTTP2, LONG, TCP, World, heard, record},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -389,7 +390,8 @@ async fn connections_that_are_not_http_are_asked_about_by_grpc_alone() {
     let mut tunnel = client.tunnel(VIP, TCP).await;
     tunnel.write_all(b"ping").await.unwrap();
     let mut echoed = [0; 4];
-    tunnel.read_exact(&mut echoed).await.unwrap();
+    let echo = tunnel.read_exact(&mut echoed);
+    timeout(LONG, echo).await.expect("no echo").unwrap();
     assert_eq!((&echoed, asked.lock().len()), (b"ping", 1));
     // It has been admitted by that provider, and by no other.
     let other = Provider {
@@ -397,8 +399,7 @@ async fn connections_that_are_not_http_are_asked_about_by_grpc_alone() {
         ..provider(ProviderProtocol::Grpc)
     };
     world.publish(custom("ask", other));
-    let mut rest = Vec::new();
-    let _ended = tunnel.read_to_end(&mut rest).await;
+    assert_eq!(heard(tunnel).await.bytes, b"");
     assert_eq!(asked.lock().len(), 1);
     world.publish(custom("ask", of_http()));
     assert!(client.try_tunnel(VIP, TCP).await.is_err());

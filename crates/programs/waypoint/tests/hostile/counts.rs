@@ -3,11 +3,14 @@
 use ambit_model::{HttpAction, HttpPolicy, HttpRule, PolicyKey};
 use ambit_testkit::until;
 use ambit_xds::WaypointUpdate;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
 
 use crate::{
     application::scripted,
-    fixture::{TCP, World, lines_about, record},
+    fixture::{LONG, TCP, World, lines_about, record},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -40,7 +43,9 @@ async fn connections_count_for_policies_on_trial_and_name_the_one_that_audits_th
     for number in 1..=2 {
         let mut tunnel = client.tunnel(VIP, TCP).await;
         tunnel.write_all(b"hello").await.unwrap();
-        tunnel.read_exact(&mut [0; 5]).await.unwrap();
+        let mut answer = [0; 5];
+        let reading = tunnel.read_exact(&mut answer);
+        timeout(LONG, reading).await.expect("no answer").unwrap();
         assert_eq!(denied(), number);
     }
     let lines = lines_about(client.address);
@@ -50,6 +55,6 @@ async fn connections_count_for_policies_on_trial_and_name_the_one_that_audits_th
     assert_eq!(audited.count(), 2, "{lines:?}");
     // A connection that is denied counts too.
     world.publish(policy("no", HttpAction::Deny, false));
-    until("a policy denies", || denied() == 2).await;
     assert!(client.try_tunnel(VIP, TCP).await.is_err());
+    until("it is counted", || denied() == 3).await;
 }

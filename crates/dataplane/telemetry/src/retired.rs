@@ -3,7 +3,14 @@
 //! Where labels are left out, series are written as one sum. If one of them is dropped, the sum must not fall: who
 //! reads it takes a counter that falls for one that was started anew, and all of it for an increase.
 
-use std::{collections::HashMap, fmt, mem, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt, mem,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use parking_lot::Mutex;
 
@@ -16,6 +23,11 @@ pub(crate) struct Inherited<Labels, Series> {
     pub(crate) written: fn(&Labels) -> Option<Written>,
     /// Adds to a series what another one has counted in it.
     pub(crate) add: fn(&Series, &Series),
+}
+
+/// Adds what another one has counted.
+pub(crate) fn add(to: &AtomicU64, from: &AtomicU64) {
+    to.fetch_add(from.load(Relaxed), Relaxed);
 }
 
 /// Series that were dropped since the last scrape.
@@ -36,7 +48,10 @@ impl<Labels, Series> Retired<Labels, Series> {
     pub(crate) fn extend(&self, dropped: impl IntoIterator<Item = (Arc<Labels>, Arc<Series>)>) {
         let mut series = self.series.lock();
         let room = self.most.saturating_sub(series.len());
-        series.extend(dropped.into_iter().take(room));
+        let mut dropped = dropped.into_iter();
+        series.extend(dropped.by_ref().take(room));
+        // They may be on their way out of a table, which has to let all of them go.
+        dropped.for_each(drop);
     }
 
     /// Leaves what they have counted in each family to one of those that stay and are written as they are. Where
@@ -73,5 +88,19 @@ impl<Labels, Series> Retired<Labels, Series> {
 impl<Labels, Series> fmt::Debug for Retired<Labels, Series> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Retired").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_there_is_no_room_for_is_dropped_all_the_same() {
+        let mut table: HashMap<Arc<u8>, Arc<u8>> = (0..3).map(|n| (n.into(), n.into())).collect();
+        let retired = Retired::new(1);
+        retired.extend(table.extract_if(|_, _| true));
+        assert!(table.is_empty(), "{table:?}");
+        assert_eq!(retired.series.lock().len(), 1);
     }
 }

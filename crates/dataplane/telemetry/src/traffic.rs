@@ -27,7 +27,7 @@ use crate::{
     TrafficLabels,
     http::Changed,
     labels::Flagged,
-    retired::{Inherited, Retired, Written},
+    retired::{Inherited, Retired, Written, add},
 };
 
 /// An unused series is dropped after this time: several scrapes see its last values first.
@@ -292,10 +292,6 @@ const FAMILIES: [Inherited<ChangedLabels, TrafficSeries>; 4] = [
 
 fn of_family((labels, changed): &ChangedLabels, of: TelemetryFamily) -> Option<Written> {
     changed.apply(of, flagged(labels, Reason::None)?)
-}
-
-fn add(to: &AtomicU64, from: &AtomicU64) {
-    to.fetch_add(from.load(Relaxed), Relaxed);
 }
 
 /// A series of a table, made if it is not there; others may be dropped for it.

@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 
 use super::{DestinationMetrics, HttpLabels, HttpRequestReport, histogram::Histogram};
-use crate::retired::{Inherited, Retired, Written};
+use crate::retired::{Inherited, Retired, Written, add};
 
 #[cfg(test)]
 mod tests;
@@ -401,10 +401,6 @@ const FAMILIES: [Inherited<HttpLabels, Series>; 6] = [
 
 fn of_grpc(labels: &HttpLabels, family: TelemetryFamily) -> Option<Written> {
     labels.of_family(family).filter(|_| labels.is_grpc())
-}
-
-fn add(to: &AtomicU64, from: &AtomicU64) {
-    to.fetch_add(from.load(Relaxed), Relaxed);
 }
 
 /// Writes the families at a scrape.

@@ -34,7 +34,7 @@ mod supervisor;
 mod tokens;
 
 pub use capture::{Capture, FlowKind, FlowReport, Traffic};
-pub use client::{Client, ClientError};
+pub use client::{Client, ClientError, ExecOutput};
 pub use cni_plugin::{PLUGIN_NAME, run_plugin};
 pub use get::{Ending, Expected, denials};
 pub use launch::{LaunchError, Stage, launch, run_stage};

@@ -17,8 +17,8 @@ use std::{
 };
 
 use ambit_lab::{
-    Client, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus, PrimaryCni,
-    Status,
+    Client, ExecOutput, FlowKind, FlowReport, IpFamily, LogSource, Options, Place, PodStatus,
+    PrimaryCni, Status,
 };
 
 use crate::{
@@ -304,24 +304,8 @@ impl Demo {
         Source::node(&self.name, node).dump()
     }
 
-    /// Makes the calls under a capture; prints what happened; gives the number of faults.
+    /// Makes the calls; prints what happened; gives the number of faults.
     fn calls(&self, status: &Status, calls: &[Call]) -> Result<usize, CliError> {
-        let capture = self
-            .client
-            .capture(Place::Fabric, vec![MARKER.into()])
-            .map_err(labs::client_error)?;
-        let mut rows = Vec::new();
-        let mut faults = Vec::new();
-        for call in calls {
-            let seen = self.call(status, call)?;
-            if let Some(fault) = seen.fault(call) {
-                faults.push(fault);
-            }
-            rows.push(seen.row(call));
-        }
-        // What is on its way when the last answer is here.
-        thread::sleep(Duration::from_millis(100));
-        let traffic = capture.finish();
         let header = [
             "CALLER",
             "SERVER",
@@ -330,7 +314,36 @@ impl Demo {
             "RESULT",
             "DECIDED BY",
         ];
-        say(&table(&header, rows))?;
+        self.under_capture(status, &header, calls, |call, faults| {
+            let seen = self.call(status, call)?;
+            faults.extend(seen.fault(call));
+            Ok(seen.row(call))
+        })
+    }
+
+    /// Does each thing, which gives a row and maybe faults, under a capture; prints the rows and what was on the wire;
+    /// gives the number of faults.
+    fn under_capture<T>(
+        &self,
+        status: &Status,
+        header: &[&str],
+        things: &[T],
+        mut each: impl FnMut(&T, &mut Vec<String>) -> Result<Vec<String>, CliError>,
+    ) -> Result<usize, CliError> {
+        let capture = self
+            .client
+            .capture(Place::Fabric, vec![MARKER.into()])
+            .map_err(labs::client_error)?;
+        let mut faults = Vec::new();
+        let rows: Result<Vec<_>, _> = things
+            .iter()
+            .map(|thing| each(thing, &mut faults))
+            .collect();
+        let rows = rows?;
+        // What is on its way when the last answer is here.
+        thread::sleep(Duration::from_millis(100));
+        let traffic = capture.finish();
+        say(&table(header, rows))?;
         say("\nOn the wire between the nodes:\n")?;
         faults.extend(wire(status, &traffic.reports())?);
         for fault in &faults {
@@ -339,16 +352,19 @@ impl Demo {
         Ok(faults.len())
     }
 
+    /// Asks for a page from a pod.
+    fn get(&self, client: &PodStatus, url: &str) -> Result<ExecOutput, CliError> {
+        let command = ["ambit", "lab-tool", "get", "--timeout", "5000", url];
+        self.client
+            .output(&named(client), &command)
+            .map_err(labs::client_error)
+    }
+
     fn call(&self, status: &Status, call: &Call) -> Result<Seen, CliError> {
         let client = pod(status, call.from)?;
         let before = self.access_lines()?.map(|lines| lines.len());
         let url = format!("http://{}.{}/{MARKER}", call.to.1, call.to.0);
-        let name = format!("{}/{}", client.namespace, client.name);
-        let command = ["ambit", "lab-tool", "get", "--timeout", "5000", &url];
-        let output = self
-            .client
-            .output(&name, &command)
-            .map_err(labs::client_error)?;
+        let output = self.get(client, &url)?;
         let line = match call.path {
             Way::Outside => None,
             Way::Hbone | Way::Plaintext => self.access_line(client, call, before)?,
@@ -365,8 +381,8 @@ impl Demo {
         };
         let reports = explain::explain(
             &self.dump(&server.node)?,
-            &name,
-            &format!("{}/{}", server.namespace, server.name),
+            &named(client),
+            &named(server),
             PORT,
             path != Way::Hbone,
         )?;
@@ -554,6 +570,11 @@ fn wire(status: &Status, reports: &[FlowReport]) -> Result<Vec<String>, CliError
         faults.push("the capture saw no tunnel at all".to_owned());
     }
     Ok(faults)
+}
+
+/// `namespace/name`.
+fn named(pod: &PodStatus) -> String {
+    format!("{}/{}", pod.namespace, pod.name)
 }
 
 /// `namespace/deployment`.

@@ -7,14 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_lab::{LogSource, Place, PodStatus, Status};
+use ambit_lab::{LogSource, PodStatus, Status};
 
-use super::{BATCH, Demo, FRONTEND, LOG_LAG, MARKER, READY, pod, short, wire};
-use crate::{
-    CliError, ErrorKind, labs,
-    output::{say, table},
-    readiness,
-};
+use super::{BATCH, Demo, FRONTEND, LOG_LAG, MARKER, READY, named, pod, short};
+use crate::{CliError, ErrorKind, labs, output::say, readiness};
 
 /// What is added to the example: file name and text.
 const EXAMPLE: [(&str, &str); 2] = [
@@ -77,15 +73,17 @@ pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
 }
 
 impl Demo {
-    /// Makes the requests under a capture.
+    /// Makes the requests; prints what happened; gives the number of faults.
     fn requests(&self, status: &Status) -> Result<usize, CliError> {
-        let capture = self
-            .client
-            .capture(Place::Fabric, vec![MARKER.into()])
-            .map_err(labs::client_error)?;
-        let mut rows = Vec::new();
-        let mut faults = Vec::new();
-        for request in &REQUESTS {
+        let header = [
+            "CALLER",
+            "REQUEST",
+            "STATUS",
+            "ANSWERED BY",
+            "WHY, IN THE WAYPOINT'S LOG",
+            "ROUTE",
+        ];
+        self.under_capture(status, &header, &REQUESTS, |request, faults| {
             let before = self.log(status)?.len();
             let Answer { code, text } = self.ask(status, request)?;
             let name = format!("{}/{}", request.from.0, request.from.1);
@@ -104,47 +102,24 @@ impl Demo {
                 ));
             }
             let answered = text.split_whitespace().nth(1).filter(|_| code == 200);
-            rows.push(vec![
+            Ok(vec![
                 name,
                 what,
                 code.to_string(),
                 answered.unwrap_or("the waypoint").to_owned(),
                 logged.details,
                 logged.route,
-            ]);
-        }
-        // What is on its way when the last answer is here.
-        thread::sleep(Duration::from_millis(100));
-        let traffic = capture.finish();
-        let header = [
-            "CALLER",
-            "REQUEST",
-            "STATUS",
-            "ANSWERED BY",
-            "WHY, IN THE WAYPOINT'S LOG",
-            "ROUTE",
-        ];
-        say(&table(&header, rows))?;
-        say("\nOn the wire between the nodes:\n")?;
-        faults.extend(wire(status, &traffic.reports())?);
-        for fault in &faults {
-            say(&format!("  FAULT: {fault}"))?;
-        }
-        Ok(faults.len())
+            ])
+        })
     }
 
     /// Asks until there is an answer: the pods' proxies may not know of the waypoint yet.
     fn ask(&self, status: &Status, request: &Request) -> Result<Answer, CliError> {
         let client = pod(status, request.from)?;
-        let name = format!("{}/{}", client.namespace, client.name);
         let url = format!("http://catalog.store{}{MARKER}", request.path);
-        let command = ["ambit", "lab-tool", "get", "--timeout", "5000", &url];
         let deadline = Instant::now() + READY;
         loop {
-            let output = self
-                .client
-                .output(&name, &command)
-                .map_err(labs::client_error)?;
+            let output = self.get(client, &url)?;
             let text = output.stdout.trim().to_owned();
             let code = text
                 .split_whitespace()
@@ -153,7 +128,7 @@ impl Demo {
             match code {
                 Some(code) => return Ok(Answer { code, text }),
                 None if Instant::now() > deadline => {
-                    let what = format!("{name}: {url} is not answered: {text}");
+                    let what = format!("{}: {url} is not answered: {text}", named(client));
                     return Err(CliError::new(ErrorKind::Failed, what));
                 }
                 None => thread::sleep(Duration::from_millis(50)),
@@ -180,7 +155,7 @@ impl Demo {
             CliError::new(ErrorKind::NotFound, "the waypoint has no pod any more")
         })?;
         let source = LogSource::Pod {
-            pod: format!("{}/{}", waypoint.namespace, waypoint.name),
+            pod: named(waypoint),
             container: None,
         };
         let log = self.client.log_text(source).map_err(labs::client_error)?;

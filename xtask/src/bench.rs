@@ -12,6 +12,9 @@ use crate::{images, outside, setup, shell, static_binary};
 
 /// Runs what `args` name: a part, and of `cluster` maybe one scenario.
 pub(crate) fn run(args: &[String]) -> Result<()> {
+    if args.first().is_some_and(|part| part == "floods") {
+        return floods(args.get(1).map_or("4", String::as_str));
+    }
     setup::ensure(setup::Purpose::Bench)?;
     shell::run(
         "build the binaries",
@@ -30,6 +33,26 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         bench.env("AMBIT_BENCH_COLLECTOR", outside::collector()?);
     }
     shell::run("benchmark", &mut bench)
+}
+
+/// Floods of a waypoint, each alone and all at once, so many times as much as in its tests.
+fn floods(scale: &str) -> Result<()> {
+    let tests = [
+        "test",
+        "--release",
+        "-p",
+        "ambit-waypoint",
+        "--test",
+        "hostile",
+        "floods",
+    ];
+    let mut floods = shell::cargo(&tests);
+    floods
+        .args(["--", "--nocapture"])
+        .env("AMBIT_FLOODS", scale)
+        // What is given back is not counted with the next flood.
+        .env("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0");
+    shell::run("floods", &mut floods)
 }
 
 /// What waypoints are compared with, from its package for Python.

@@ -68,7 +68,7 @@ fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
 /// Builds what goes into images for use, beside whatever else was built; gives the directory.
 fn release() -> Result<PathBuf> {
     let target = static_binary::target_dir();
-    let mut cargo = shell::cargo(&["build", "--release", "--bins"]);
+    let mut cargo = shell::cargo(&["build", "--locked", "--release", "--bins"]);
     cargo.arg("--target-dir").arg(&target);
     for package in PACKAGES {
         cargo.args(["--package", package]);

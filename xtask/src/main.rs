@@ -24,7 +24,7 @@ usage: cargo xtask <command>
   check           formatting and lints of the whole workspace
   tidy            layers, dependencies, licences, modules, files: the rules of CONTRIBUTING.md
   fuzz [SECONDS]  a short run of every fuzz target (default 5 seconds each)
-  bench [PART]    figures as ratios: traffic, memory, control (plane at scale), waypoint (beside Envoy), cluster [SCENARIO]
+  bench [PART]    figures as ratios: traffic, memory, control (plane at scale), waypoint (beside Envoy), cluster [SCENARIO], floods
   cluster ...     a real Kubernetes: up, down, load, status, kubectl, node, kill-node, start-node
   images          container images as OCI archives [--release] [--out DIR] [--hub HUB] [--tag TAG]
   plugin          the CNI plugin as one static file

@@ -132,7 +132,7 @@ pub(crate) struct Tests {
     /// Packages.
     needs: &'static [&'static [Need]],
     /// They make network namespaces of this machine, or run a container runtime.
-    root: bool,
+    pub(crate) root: bool,
     /// They run programs of other crates.
     pub(crate) binaries: bool,
     /// They run what is in [`crate::outside`].

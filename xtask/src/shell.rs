@@ -34,9 +34,8 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command beside others, at the lowest priority; what it says is shown when it fails.
-pub(crate) fn run_beside(what: &str, command: &mut Command) -> Result<()> {
-    let start = Instant::now();
+/// The same command at the lowest priority.
+pub(crate) fn nice(command: &Command) -> Command {
     let mut nice = Command::new("nice");
     nice.arg("-n19").arg(command.get_program());
     nice.args(command.get_args());
@@ -49,18 +48,7 @@ pub(crate) fn run_beside(what: &str, command: &mut Command) -> Result<()> {
             None => nice.env_remove(name),
         };
     }
-    let output = nice
-        .output()
-        .with_context(|| format!("cannot start: {what}"))?;
-    ensure!(
-        output.status.success(),
-        "{what} failed ({}):\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    eprintln!("==> {what}, beside: {:.1} s", start.elapsed().as_secs_f64());
-    Ok(())
+    nice
 }
 
 /// Where cargo puts what it builds.

@@ -15,7 +15,15 @@ use crate::shell;
 /// make others build again.
 pub(crate) fn build(package: &str) -> Result<PathBuf> {
     let target = target_dir();
-    let mut cargo = shell::cargo(&["rustc", "--release", "--package", package, "--bin", package]);
+    let mut cargo = shell::cargo(&[
+        "rustc",
+        "--locked",
+        "--release",
+        "--package",
+        package,
+        "--bin",
+        package,
+    ]);
     cargo.arg("--target-dir").arg(&target);
     // As a whole: code that no other function needs is left out, which `thin` keeps a good part of.
     cargo.env("CARGO_PROFILE_RELEASE_LTO", "fat");

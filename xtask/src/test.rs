@@ -1,10 +1,16 @@
 //! `cargo xtask test` and `check`: everything that must hold, in the order that fails fastest.
 
-use std::{process::Command, thread};
+mod durations;
+mod lane;
+mod suite;
 
-use anyhow::{Result, anyhow};
+use std::process::Command;
+
+use anyhow::Result;
 
 use crate::{fuzz, images, outside, proto, setup, shell, tidy};
+use lane::{Lane, Priority};
+use suite::Kind;
 
 /// All checks and tests; or the tests of the crate that is named first, for which the rest goes to `cargo test`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -37,24 +43,29 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     build_binaries()?;
     outside::build()?;
     images::for_cluster()?;
-    shell::run(
-        "build the tests",
-        &mut shell::cargo(&["test", "--workspace", "--no-run", "--quiet"]),
-    )?;
-    // The tests wait more than they compute. The fuzz targets go first, in a directory of their own: cargo
-    // would hold the tests back while the lints have the one they share.
-    let beside = thread::spawn(|| {
-        shell::run_beside("build the fuzz targets", &mut fuzz::build())?;
-        shell::run_beside("lints", &mut lints())
-    });
-    let tests = shell::run(
-        "tests",
-        &mut shell::cargo(&["test", "--workspace", "--no-fail-fast"]),
-    );
-    let beside = beside.join().map_err(|_| anyhow!("a thread panicked"));
-    tests?;
-    beside??;
+    let suites = suite::build()?;
+    let (clusters, others): (Vec<_>, Vec<_>) = suites
+        .into_iter()
+        .partition(|suite| suite.kind == Kind::Cluster);
+    let (labs, units): (Vec<_>, Vec<_>) = others
+        .into_iter()
+        .partition(|suite| suite.kind == Kind::Lab);
+    // Suites on clusters and in labs mostly wait: both run at once, and what computes runs beside them, at a lower
+    // priority. The fuzz targets are built in a directory of their own, and the lints last, since cargo locks the one
+    // that they share.
+    let durations = lane::run(vec![
+        Lane::suites("clusters", Priority::Normal, clusters),
+        Lane::suites("labs", Priority::Normal, labs),
+        Lane::suites("units", Priority::Low, units)
+            .command("build the fuzz targets", fuzz::build())
+            .command("lints", lints())
+            .command(
+                "examples in documentation",
+                shell::cargo(&["test", "--workspace", "--doc", "--quiet"]),
+            ),
+    ])?;
     fuzz::run(None)?;
+    durations.print();
     eprintln!("==> all checks passed");
     Ok(())
 }

@@ -10,6 +10,7 @@ use crate::shell;
 mod claims;
 mod deny;
 mod files;
+mod images;
 mod layers;
 mod modules;
 mod paths;
@@ -24,6 +25,7 @@ pub(crate) fn run() -> Result<()> {
     let mut broken = layers::broken(&workspace);
     broken.extend(trees::broken(&workspace));
     broken.extend(deny::broken(&workspace)?);
+    broken.extend(images::broken()?);
     let manifest = fs::read_to_string(shell::root().join("Cargo.toml"))?;
     broken.extend(unused::of_workspace(&manifest, &workspace)?);
     for package in workspace.ours() {

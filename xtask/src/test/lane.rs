@@ -1,0 +1,160 @@
+//! Lanes: suites and commands that run one after another, beside those of other lanes.
+
+use std::{
+    io::{self, Write as _},
+    process::{Command, Output},
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::{durations::Durations, suite::Suite};
+use crate::shell;
+
+/// Suites and commands that run in order.
+pub(super) struct Lane {
+    name: &'static str,
+    priority: Priority,
+    steps: Vec<Step>,
+}
+
+/// How much of the processors a lane gets while others want them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Priority {
+    Normal,
+    Low,
+}
+
+struct Step {
+    name: String,
+    command: Command,
+    is_suite: bool,
+}
+
+impl Lane {
+    /// Lane that runs these suites.
+    pub(super) fn suites(name: &'static str, priority: Priority, suites: Vec<Suite>) -> Self {
+        let step = |suite: Suite| Step {
+            command: suite.command(),
+            name: suite.name,
+            is_suite: true,
+        };
+        Self {
+            name,
+            priority,
+            steps: suites.into_iter().map(step).collect(),
+        }
+    }
+
+    /// Adds a command after the last step.
+    pub(super) fn command(mut self, name: &str, command: Command) -> Self {
+        self.steps.push(Step {
+            name: name.to_owned(),
+            command,
+            is_suite: false,
+        });
+        self
+    }
+}
+
+/// Runs the lanes side by side to their ends. A step's output is printed when it ends, in one piece.
+///
+/// # Errors
+/// Names every step that failed; the steps after it run all the same.
+pub(super) fn run(lanes: Vec<Lane>) -> Result<Durations> {
+    let durations = Mutex::new(Durations::default());
+    let failed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for lane in lanes {
+            let (durations, failed) = (&durations, &failed);
+            scope.spawn(move || {
+                let start = Instant::now();
+                for step in lane.steps {
+                    let name = step.name.clone();
+                    if let Err(error) = run_step(step, lane.priority, durations) {
+                        eprintln!("==> FAILED: {name}: {error:#}");
+                        lock(failed).push(name);
+                    }
+                }
+                let seconds = start.elapsed().as_secs_f64();
+                eprintln!("==> all of the lane {}: {seconds:.1} s", lane.name);
+            });
+        }
+    });
+    let failed = failed
+        .into_inner()
+        .map_err(|_| anyhow!("a lane panicked"))?;
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    durations
+        .into_inner()
+        .map_err(|_| anyhow!("a lane panicked"))
+}
+
+fn run_step(step: Step, priority: Priority, durations: &Mutex<Durations>) -> Result<()> {
+    let mut command = match priority {
+        Priority::Normal => step.command,
+        Priority::Low => shell::nice(&step.command),
+    };
+    let start = Instant::now();
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start {}", step.name))?;
+    let elapsed = start.elapsed();
+    print(&step.name, elapsed, &output, step.is_suite);
+    if step.is_suite {
+        let text = String::from_utf8_lossy(&output.stdout);
+        lock(durations).add(&step.name, elapsed, &text);
+    }
+    if !output.status.success() {
+        bail!("{}", output.status);
+    }
+    Ok(())
+}
+
+/// Prints a suite's results whole, since CI reads them, and of other commands what failed.
+fn print(name: &str, elapsed: Duration, output: &Output, is_suite: bool) {
+    let mut text = format!("==> {name}: {:.1} s\n", elapsed.as_secs_f64()).into_bytes();
+    if is_suite || !output.status.success() {
+        text.extend_from_slice(&output.stdout);
+        text.extend_from_slice(&output.stderr);
+    }
+    // One call under the lock of standard output: lines of lanes do not mix.
+    if let Err(error) = io::stdout().lock().write_all(&text) {
+        eprintln!("cannot print the results of {name}: {error}");
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell_step(text: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", text]);
+        command
+    }
+
+    #[test]
+    fn a_failed_step_is_named_and_later_steps_run() {
+        let directory = std::env::temp_dir().join(format!("ambit-lane-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("ran");
+        let lane = Lane::suites("test", Priority::Low, Vec::new())
+            .command("first", shell_step("exit 3"))
+            .command("second", shell_step(&format!("touch {}", file.display())));
+        let error = run(vec![lane]).err().map(|error| error.to_string());
+        assert_eq!(error.as_deref(), Some("failed: first"));
+        assert!(file.exists());
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+}

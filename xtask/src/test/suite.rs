@@ -1,0 +1,169 @@
+//! The test programs of the workspace: building them, and what each needs of the machine.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::{setup, shell};
+
+/// A test program that cargo has built.
+#[derive(Debug)]
+pub(super) struct Suite {
+    /// Crate and target, `system-tests::attacks` for instance.
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    program: PathBuf,
+    /// Directory of the crate: cargo starts test programs there.
+    directory: PathBuf,
+}
+
+/// What a suite spends its time with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Waits for a real Kubernetes.
+    Cluster,
+    /// Waits for namespaces, links and programs of other crates.
+    Lab,
+    /// Computes.
+    Unit,
+}
+
+impl Kind {
+    /// Kind of the suites of a crate, named without `ambit-`.
+    fn of(package: &str) -> Self {
+        let tests = setup::Tests::of(package);
+        match package {
+            "cluster-tests" => Self::Cluster,
+            _ if tests.root || tests.binaries => Self::Lab,
+            _ => Self::Unit,
+        }
+    }
+}
+
+/// A line of `cargo --message-format=json`, as far as it is read here.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    #[serde(default)]
+    manifest_path: PathBuf,
+    target: Option<Target>,
+    profile: Option<Profile>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// Builds the test programs of all crates.
+///
+/// # Errors
+/// If they do not compile, or cargo names none.
+pub(super) fn build() -> Result<Vec<Suite>> {
+    eprintln!("==> build the tests");
+    let start = Instant::now();
+    let mut cargo = shell::cargo(&[
+        "test",
+        "--workspace",
+        "--no-run",
+        "--quiet",
+        "--message-format=json-render-diagnostics",
+    ]);
+    let mut child = cargo
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start cargo")?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    let mut suites = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        let message = serde_json::from_str(&line)
+            .with_context(|| format!("cargo wrote a line that is not understood: {line}"))?;
+        suites.extend(Suite::from_message(message));
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "building the tests failed ({status})");
+    ensure!(!suites.is_empty(), "cargo named no test program");
+    suites.sort_by(|a, b| a.name.cmp(&b.name));
+    eprintln!(
+        "    build the tests: {:.1} s, {} programs",
+        start.elapsed().as_secs_f64(),
+        suites.len()
+    );
+    Ok(suites)
+}
+
+impl Suite {
+    fn from_message(message: Message) -> Option<Self> {
+        if message.reason != "compiler-artifact" || !message.profile?.test {
+            return None;
+        }
+        let directory = message.manifest_path.parent()?.to_path_buf();
+        let folder = directory.file_name()?.to_str()?;
+        let target = message.target?;
+        let part = match target.kind.first().map(String::as_str) {
+            Some("test") => target.name,
+            Some("bin") => format!("bin {}", target.name),
+            _ => "lib".to_owned(),
+        };
+        Some(Self {
+            name: format!("{folder}::{part}"),
+            kind: Kind::of(folder),
+            program: message.executable?,
+            directory,
+        })
+    }
+
+    /// Command that runs all tests of the suite and reports the duration of each.
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        // Durations of tests are an option of libtest that stable toolchains hide.
+        command
+            .args(["-Zunstable-options", "--report-time"])
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("CARGO", env!("CARGO"))
+            .env("CARGO_MANIFEST_DIR", &self.directory)
+            .current_dir(&self.directory);
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite(line: &str) -> Option<Suite> {
+        Suite::from_message(serde_json::from_str(line).unwrap())
+    }
+
+    #[test]
+    fn cargo_messages_name_suites() {
+        let line = r#"{"reason":"compiler-artifact","package_id":"x","manifest_path":"/w/crates/development/system-tests/Cargo.toml","target":{"kind":["test"],"name":"attacks"},"profile":{"test":true},"executable":"/w/target/debug/deps/attacks-1"}"#;
+        let found = suite(line).unwrap();
+        assert_eq!(found.name, "system-tests::attacks");
+        assert_eq!(found.kind, Kind::Lab);
+        let no_test = line.replace("\"test\":true", "\"test\":false");
+        assert!(suite(&no_test).is_none());
+        assert!(suite(r#"{"reason":"build-finished","success":true}"#).is_none());
+    }
+
+    #[test]
+    fn suites_are_sorted_by_what_they_wait_for() {
+        assert_eq!(Kind::of("cluster-tests"), Kind::Cluster);
+        assert_eq!(Kind::of("cni"), Kind::Lab);
+        assert_eq!(Kind::of("l7"), Kind::Unit);
+    }
+}

@@ -75,8 +75,22 @@ pub struct DestinationPolicy {
     pub limits: DestinationLimits,
     /// When an endpoint gets nothing for a while.
     pub outliers: Option<OutlierPolicy>,
+    /// Version of HTTP that endpoints are spoken to in.
+    pub http_version: DestinationHttpVersion,
     /// Given: the waypoint begins TLS with endpoints, and sends them nothing without.
     pub tls: Option<Arc<DestinationTls>>,
+}
+
+/// Choice of the version of HTTP that endpoints are spoken to in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DestinationHttpVersion {
+    /// The one that the port declares, the client's without a declaration.
+    #[default]
+    AsDeclared,
+    /// The client's.
+    AsClient,
+    /// HTTP/2, whatever the client speaks.
+    AlwaysHttp2,
 }
 
 /// TLS that a waypoint begins with the endpoints of a service.
@@ -103,6 +117,8 @@ pub enum TlsRoots {
     Pem(ArcStr),
     /// Those of a file at the waypoint.
     File(ArcStr),
+    /// Anybody: certificates are not verified.
+    Unverified,
 }
 
 /// Files at the waypoint.

@@ -41,6 +41,9 @@ pub struct WaypointExtension {
     pub environment: BTreeMap<ArcStr, ArcStr>,
     /// Only for requests to these ports; for all if empty.
     pub ports: Vec<u16>,
+    /// Services of other namespaces that it may call, because ReferenceGrants there allow it. A hostname that begins with
+    /// `*.` stands for all Services of its namespace.
+    pub callees: Vec<NamespacedHostname>,
     /// What of it is not supported: it is not run, and requests are decided as if it had failed.
     pub unsupported: Option<ArcStr>,
 }
@@ -63,6 +66,21 @@ impl WaypointExtension {
     /// `namespace/name`.
     pub fn key(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Whether it may call a service: one of its own namespace, or one that a ReferenceGrant allows.
+    pub fn may_call(&self, service: &NamespacedHostname) -> bool {
+        let is_granted = |callee: &NamespacedHostname| {
+            callee.namespace == service.namespace
+                && match callee.hostname.strip_prefix('*') {
+                    Some(end) => service
+                        .hostname
+                        .strip_suffix(end)
+                        .is_some_and(|name| !name.is_empty() && !name.contains('.')),
+                    None => callee.hostname == service.hostname,
+                }
+        };
+        service.namespace == self.namespace || self.callees.iter().any(is_granted)
     }
 
     /// Plugins are called in this order.
@@ -94,5 +112,44 @@ impl fmt::Debug for WaypointExtension {
             .field("ports", &self.ports)
             .field("unsupported", &self.unsupported)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_call_services_of_their_namespace_and_granted_ones() {
+        let name = NamespacedHostname::new;
+        let plugin = WaypointExtension {
+            namespace: "shop".into(),
+            callees: vec![
+                name("bank", "api.bank.svc.cluster.local"),
+                name("open", "*.open.svc.cluster.local"),
+            ],
+            ..WaypointExtension::default()
+        };
+        for (namespace, host, may_call) in [
+            ("shop", "many.shop.svc.cluster.local", true),
+            ("shop", "api.example", true),
+            ("bank", "api.bank.svc.cluster.local", true),
+            ("bank", "vault.bank.svc.cluster.local", false),
+            ("bank", "*.bank.svc.cluster.local", false),
+            ("open", "any.open.svc.cluster.local", true),
+            // A grant for Services is none for a ServiceEntry's hosts.
+            ("open", "api.example", false),
+            ("open", "a.b.open.svc.cluster.local", false),
+            ("open", ".open.svc.cluster.local", false),
+            // The namespace is the record's, and not the name's.
+            ("other", "any.open.svc.cluster.local", false),
+            ("other", "api.bank.svc.cluster.local", false),
+        ] {
+            assert_eq!(
+                plugin.may_call(&name(namespace, host)),
+                may_call,
+                "{namespace}/{host}"
+            );
+        }
     }
 }

@@ -24,16 +24,33 @@ const RESERVED_HEADERS: &[&str] = &[
     "trailer",
     "transfer-encoding",
     "upgrade",
-    "x-ambit-original-peer",
-    "x-ambit-waypoints-passed",
-    "x-forwarded-client-cert",
     "x-forwarded-for",
 ];
 
-/// Whether no route may change a header of this name.
+/// Beginnings of names of headers that only proxies of the mesh set: who calls, and how requests are handled.
+const MESH_HEADERS: &[&str] = &["x-ambit-", "x-envoy-", "x-forwarded-client-cert"];
+
+/// Names of headers by which proxies that terminate TLS say who calls (RFC 9440).
+const CLIENT_CERT_HEADERS: &[&str] = &["client-cert", "client-cert-chain"];
+
+/// Beginning of the names of headers in which clients keep their sessions.
+const SESSION_HEADERS: &str = "x-ambit-session-";
+
+/// Whether only proxies of the mesh may set a header of this name. To applications that get headers as variables an
+/// underscore is a hyphen.
+pub fn is_mesh_header(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    let folded = lower.replace('_', "-");
+    let mut beginnings = MESH_HEADERS.iter();
+    CLIENT_CERT_HEADERS.contains(&folded.as_str())
+        || !lower.starts_with(SESSION_HEADERS) && beginnings.any(|begin| folded.starts_with(begin))
+}
+
+/// Whether no route may change a header of this name, or one that is the same to some applications.
 pub fn is_reserved_header(name: &str) -> bool {
+    let folded = name.replace('_', "-");
     let mut reserved = RESERVED_HEADERS.iter();
-    reserved.any(|one| one.eq_ignore_ascii_case(name))
+    is_mesh_header(name) || reserved.any(|one| one.eq_ignore_ascii_case(&folded))
 }
 
 /// The name of a route object. Written `Kind/namespace/name`.

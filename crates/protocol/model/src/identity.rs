@@ -20,7 +20,24 @@ pub struct Identity {
 #[error("{0:?} is not spiffe://<trust domain>/ns/<namespace>/sa/<service account>")]
 pub struct ParseIdentityError(String);
 
+/// Account of the identity under which waypoints make calls for the objects of a namespace. No ServiceAccount can have
+/// the name: an underscore is in no name of Kubernetes.
+pub const WAYPOINT_CALLS_ACCOUNT: &str = "waypoint_calls";
+
 impl Identity {
+    /// Identity of the calls that waypoints make for the objects of a namespace.
+    pub fn of_waypoint_calls(
+        trust_domain: impl Into<ArcStr>,
+        namespace: impl Into<ArcStr>,
+    ) -> Self {
+        Self::new(trust_domain, namespace, WAYPOINT_CALLS_ACCOUNT)
+    }
+
+    /// Whether calls that waypoints make for objects have the identity. Pods never do.
+    pub fn is_of_waypoint_calls(&self) -> bool {
+        self.service_account == WAYPOINT_CALLS_ACCOUNT
+    }
+
     /// Builds an identity from its parts.
     pub fn new(
         trust_domain: impl Into<ArcStr>,

@@ -26,10 +26,10 @@ mod workload;
 pub use arcstr::ArcStr;
 pub use authentication::{Authentication, JwtKeys, JwtRule};
 pub use destination::{
-    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, DestinationTls, HashCookie,
-    HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
-    LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive, TlsClientFiles, TlsRoots, Warmup,
-    WaypointDestination,
+    Balancing, DestinationHttpVersion, DestinationLimits, DestinationPolicy, DestinationSubset,
+    DestinationTls, HashCookie, HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel,
+    LocalityPattern, LocalityPolicy, LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive,
+    TlsClientFiles, TlsRoots, Warmup, WaypointDestination,
 };
 pub use extension::{ExtensionPhase, WaypointExtension};
 pub use http_policy::{
@@ -40,9 +40,9 @@ pub use http_route::{
     FaultStatus, HeaderChanges, HttpBackend, HttpCors, HttpFault, HttpFilter, HttpMirror,
     HttpPathMatch, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
     HttpSession, HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, RouteName, Share,
-    is_reserved_header,
+    is_mesh_header, is_reserved_header,
 };
-pub use identity::{Identity, ParseIdentityError};
+pub use identity::{Identity, ParseIdentityError, WAYPOINT_CALLS_ACCOUNT};
 pub use names::{
     Destination, GatewayAddress, NamespacedHostname, NetworkAddress, ParseNameError, WorkloadUid,
     canonical_ip, canonical_socket,
@@ -67,7 +67,7 @@ pub use telemetry::{
     OtlpCollector, TelemetryFamily, TelemetryFormat, TelemetryLog, TelemetryMetric, TelemetryScope,
     TelemetryTag, TelemetryTagValue, TelemetryTracing, WaypointTelemetry,
 };
-pub use waypoint::{GatewayName, PathNormalization, WaypointGateway, WaypointService};
+pub use waypoint::{GatewayName, PathNormalization, PodGrant, WaypointGateway, WaypointService};
 pub use workload::{
     AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, Protocol,
     Workload, WorkloadKind, WorkloadStatus,

@@ -1,9 +1,10 @@
 //! What a waypoint is told besides the records of workloads and services: its own settings, the services that
 //! it serves. Their routes are in [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 
 use arcstr::ArcStr;
+use ipnet::IpNet;
 
 use crate::{HttpRoute, NamespacedHostname, ParseNameError, StreamRoute};
 
@@ -60,6 +61,12 @@ pub struct WaypointGateway {
     /// Whether applications are told the caller in `x-forwarded-client-cert`
     /// (`ambient.istio.io/xfcc-include-client-identity`).
     pub client_identity_header: bool,
+    /// Addresses of the API server and of nodes, which are not called for what objects name.
+    pub cluster_addresses: BTreeSet<IpAddr>,
+    /// Addresses that are called although they are of a kind that is not, by the administrator's settings.
+    pub allowed_addresses: Vec<IpNet>,
+    /// Whether what is attached to services is for requests to the services alone, and not for those to their pods.
+    pub services_alone: bool,
 }
 
 /// How paths are normalized before anything looks at them (Istio's `pathNormalization`).
@@ -90,4 +97,16 @@ pub struct WaypointService {
     pub tls_routes: Vec<StreamRoute>,
     /// Its name is a wildcard, of which each call names the host: the waypoint resolves that one.
     pub resolves_hosts: bool,
+    /// Pods of other namespaces that what is attached to the service is for, where they are its endpoints: their
+    /// namespaces let it.
+    pub grantors: Vec<PodGrant>,
+}
+
+/// Lets what is attached to a service of another namespace apply to requests to pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodGrant {
+    /// The namespace of the pods.
+    pub namespace: ArcStr,
+    /// The pod; all of the namespace if empty.
+    pub pod: ArcStr,
 }

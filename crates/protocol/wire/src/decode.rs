@@ -60,6 +60,8 @@ enum Refusal {
     AddressLength(usize),
     #[error("a prefix of {0} bits is too long for the address")]
     PrefixLength(u32),
+    #[error("{0:?} is no prefix of addresses")]
+    Prefix(String),
     #[error("unknown value {0}")]
     UnknownValue(i32),
     #[error("{0} is not a port")]

@@ -1,6 +1,10 @@
 //! Limits of the process.
 
+mod memory;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+pub use memory::memory;
 
 /// Raises the limit of open files to the hard limit: every proxied connection costs two or more
 /// descriptors, and the usual soft limit is 1024. Returns the limit now in force.

@@ -84,6 +84,11 @@ fn policy(from: Option<wire::DestinationPolicy>) -> Result<model::DestinationPol
             max_ejection_percent: of.max_ejection_percent,
             min_health_percent: of.min_health_percent,
         }),
+        http_version: match known("destination_policy.http_version", from.http_version)? {
+            wire::DestinationHttpVersion::AsDeclared => model::DestinationHttpVersion::AsDeclared,
+            wire::DestinationHttpVersion::AsClient => model::DestinationHttpVersion::AsClient,
+            wire::DestinationHttpVersion::AlwaysHttp2 => model::DestinationHttpVersion::AlwaysHttp2,
+        },
         tls: from.tls.map(tls).transpose()?.map(Arc::new),
     })
 }
@@ -97,6 +102,8 @@ fn tls(from: wire::DestinationTls) -> Result<model::DestinationTls, DecodeError>
             None => model::TlsRoots::System,
             Some(Roots::Pem(text)) => model::TlsRoots::Pem(text.into()),
             Some(Roots::File(path)) => model::TlsRoots::File(path.into()),
+            Some(Roots::Unverified(true)) => model::TlsRoots::Unverified,
+            Some(Roots::Unverified(false)) => model::TlsRoots::System,
         },
         client: match (optional(from.certificate_file), optional(from.key_file)) {
             (None, None) => None,

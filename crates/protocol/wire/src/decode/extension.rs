@@ -70,6 +70,9 @@ fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, 
             .map(|one| (one.name.into(), one.value.into()))
             .collect(),
         ports: all(from.ports, |of| port("waypoint_extension.ports", of))?,
+        callees: all(from.callees, |name| {
+            hostname("waypoint_extension.callees", Some(name))
+        })?,
         unsupported: optional(from.unsupported),
     })
 }
@@ -123,6 +126,7 @@ mod tests {
             configuration: "{\"a\":1}".into(),
             environment: [("A".into(), "b".into())].into(),
             ports: vec![80],
+            callees: vec![model::NamespacedHostname::new("bank", "*.bank.example")],
             unsupported: Some("why".into()),
         }
     }

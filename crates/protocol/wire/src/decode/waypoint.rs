@@ -9,7 +9,7 @@ use ambit_model::{self as model, GatewayName, PolicyKey};
 use prost::Message;
 
 use super::{
-    DecodeError, Refusal, known,
+    DecodeError, Refusal, ip, known,
     parts::{all, hostname, optional, places, policy_part, under_own_name, whole},
     policy::{accounts, nets, ports, texts},
     port, prefix,
@@ -56,6 +56,21 @@ pub fn waypoint_gateway(bytes: &[u8]) -> Result<model::WaypointGateway, DecodeEr
         },
         trusted_proxies: from.trusted_proxies,
         client_identity_header: from.client_identity_header,
+        cluster_addresses: from
+            .cluster_addresses
+            .iter()
+            .map(|bytes| ip("waypoint_gateway.cluster_addresses", bytes))
+            .collect::<Result<_, _>>()?,
+        allowed_addresses: all(from.allowed_addresses, |text| {
+            let refused = |_| {
+                DecodeError::new(
+                    "waypoint_gateway.allowed_addresses",
+                    Refusal::Prefix(text.clone()),
+                )
+            };
+            text.parse().map_err(refused)
+        })?,
+        services_alone: from.services_alone,
     })
 }
 
@@ -71,7 +86,15 @@ pub fn waypoint_service(bytes: &[u8]) -> Result<model::WaypointService, DecodeEr
         tcp_routes: all(from.tcp_routes, stream_route)?,
         tls_routes: all(from.tls_routes, stream_route)?,
         resolves_hosts: from.resolves_hosts,
+        grantors: from.grantors.into_iter().map(pod_grant).collect(),
     })
+}
+
+fn pod_grant(from: wire::PodGrant) -> model::PodGrant {
+    model::PodGrant {
+        namespace: from.namespace.into(),
+        pod: from.pod.into(),
+    }
 }
 
 /// Decodes the policy that was sent under a name (`<gateway>/namespace/name`).

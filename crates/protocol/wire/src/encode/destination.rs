@@ -68,6 +68,16 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
                 max_ejection_percent: of.max_ejection_percent,
                 min_health_percent: of.min_health_percent,
             }),
+            http_version: match from.http_version {
+                model::DestinationHttpVersion::AsDeclared => {
+                    wire::DestinationHttpVersion::AsDeclared
+                }
+                model::DestinationHttpVersion::AsClient => wire::DestinationHttpVersion::AsClient,
+                model::DestinationHttpVersion::AlwaysHttp2 => {
+                    wire::DestinationHttpVersion::AlwaysHttp2
+                }
+            }
+            .into(),
             tls: from.tls.as_deref().map(Into::into),
         }
     }
@@ -84,6 +94,7 @@ impl From<&model::DestinationTls> for wire::DestinationTls {
                 model::TlsRoots::System => None,
                 model::TlsRoots::Pem(text) => Some(Roots::Pem(text.to_string())),
                 model::TlsRoots::File(path) => Some(Roots::File(path.to_string())),
+                model::TlsRoots::Unverified => Some(Roots::Unverified(true)),
             },
             certificate_file: optional(client.map(|files| &files.certificate)),
             key_file: optional(client.map(|files| &files.key)),

@@ -39,6 +39,7 @@ impl From<&model::WaypointExtension> for wire::WaypointExtension {
                 })
                 .collect(),
             ports: from.ports.iter().map(|port| (*port).into()).collect(),
+            callees: from.callees.iter().map(Into::into).collect(),
             unsupported: optional(from.unsupported.as_ref()),
         }
     }

@@ -32,6 +32,17 @@ impl From<&model::WaypointGateway> for wire::WaypointGateway {
             path_normalization: path_normalization.into(),
             trusted_proxies: from.trusted_proxies,
             client_identity_header: from.client_identity_header,
+            cluster_addresses: from
+                .cluster_addresses
+                .iter()
+                .map(|ip| super::ip_bytes(*ip))
+                .collect(),
+            allowed_addresses: from
+                .allowed_addresses
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+            services_alone: from.services_alone,
         }
     }
 }
@@ -46,6 +57,16 @@ impl From<&model::WaypointService> for wire::WaypointService {
             tcp_routes: all(&from.tcp_routes),
             tls_routes: all(&from.tls_routes),
             resolves_hosts: from.resolves_hosts,
+            grantors: all(&from.grantors),
+        }
+    }
+}
+
+impl From<&model::PodGrant> for wire::PodGrant {
+    fn from(from: &model::PodGrant) -> Self {
+        Self {
+            namespace: from.namespace.to_string(),
+            pod: from.pod.to_string(),
         }
     }
 }

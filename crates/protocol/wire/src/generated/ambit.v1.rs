@@ -44,6 +44,15 @@ pub struct WaypointGateway {
     pub trusted_proxies: u32,
     #[prost(bool, tag = "4")]
     pub client_identity_header: bool,
+    /// Of the API server and of nodes, 4 or 16 bytes each: nothing that objects name is called there.
+    #[prost(bytes = "bytes", repeated, tag = "5")]
+    pub cluster_addresses: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// Addresses and prefixes that are called all the same, as the administrator has it.
+    #[prost(string, repeated, tag = "6")]
+    pub allowed_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// What is attached to services is not for requests to their pods.
+    #[prost(bool, tag = "7")]
+    pub services_alone: bool,
 }
 /// A service that the waypoint serves.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -64,6 +73,17 @@ pub struct WaypointService {
     /// Its hostname is a wildcard, of which each call names the host: that one is resolved.
     #[prost(bool, tag = "20")]
     pub resolves_hosts: bool,
+    /// What is attached to the service is for these pods of other namespaces, too, where they are its endpoints.
+    #[prost(message, repeated, tag = "21")]
+    pub grantors: ::prost::alloc::vec::Vec<PodGrant>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PodGrant {
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    /// All of the namespace if empty.
+    #[prost(string, tag = "2")]
+    pub pod: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RouteName {
@@ -687,6 +707,9 @@ pub struct DestinationPolicy {
     pub limits: ::core::option::Option<DestinationLimits>,
     #[prost(message, optional, tag = "7")]
     pub outliers: ::core::option::Option<DestinationOutliers>,
+    /// Of HTTP that endpoints are spoken to in.
+    #[prost(enumeration = "DestinationHttpVersion", tag = "8")]
+    pub http_version: i32,
     /// Given: nothing is sent to endpoints but over TLS.
     #[prost(message, optional, tag = "20")]
     pub tls: ::core::option::Option<DestinationTls>,
@@ -705,7 +728,7 @@ pub struct DestinationTls {
     #[prost(string, tag = "6")]
     pub key_file: ::prost::alloc::string::String,
     /// Neither: the authorities of the waypoint's system.
-    #[prost(oneof = "destination_tls::Roots", tags = "3, 4")]
+    #[prost(oneof = "destination_tls::Roots", tags = "3, 4, 7")]
     pub roots: ::core::option::Option<destination_tls::Roots>,
 }
 /// Nested message and enum types in `DestinationTls`.
@@ -719,6 +742,9 @@ pub mod destination_tls {
         /// A path at the waypoint.
         #[prost(string, tag = "4")]
         File(::prost::alloc::string::String),
+        /// True: certificates are not verified.
+        #[prost(bool, tag = "7")]
+        Unverified(bool),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1262,6 +1288,11 @@ pub struct WaypointExtension {
     /// Not empty: it is not run, and requests are decided as if it had failed.
     #[prost(string, tag = "17")]
     pub unsupported: ::prost::alloc::string::String,
+    /// Services of other namespaces that it may call; `*.` and a domain stands for all of a namespace.
+    #[prost(message, repeated, tag = "18")]
+    pub callees: ::prost::alloc::vec::Vec<
+        super::super::istio::workload::NamespacedHostname,
+    >,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExtensionVariable {
@@ -1396,6 +1427,35 @@ impl HttpAttributeKind {
             "REQUEST_AUDIENCES" => Some(Self::RequestAudiences),
             "REQUEST_PRESENTER" => Some(Self::RequestPresenter),
             "REQUEST_CLAIM" => Some(Self::RequestClaim),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DestinationHttpVersion {
+    AsDeclared = 0,
+    AsClient = 1,
+    AlwaysHttp2 = 2,
+}
+impl DestinationHttpVersion {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::AsDeclared => "AS_DECLARED",
+            Self::AsClient => "AS_CLIENT",
+            Self::AlwaysHttp2 => "ALWAYS_HTTP2",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "AS_DECLARED" => Some(Self::AsDeclared),
+            "AS_CLIENT" => Some(Self::AsClient),
+            "ALWAYS_HTTP2" => Some(Self::AlwaysHttp2),
             _ => None,
         }
     }

@@ -69,6 +69,93 @@ pub struct Resource {
     #[prost(message, optional, tag = "6")]
     pub ttl: ::core::option::Option<::prost_types::Duration>,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DiscoveryRequest {
+    #[prost(string, tag = "1")]
+    pub version_info: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub node: ::core::option::Option<Node>,
+    #[prost(string, repeated, tag = "3")]
+    pub resource_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, tag = "4")]
+    pub type_url: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub response_nonce: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "6")]
+    pub error_detail: ::core::option::Option<Status>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DiscoveryResponse {
+    #[prost(string, tag = "1")]
+    pub version_info: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub resources: ::prost::alloc::vec::Vec<::prost_types::Any>,
+    #[prost(string, tag = "4")]
+    pub type_url: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub nonce: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "6")]
+    pub control_plane: ::core::option::Option<ControlPlane>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ControlPlane {
+    #[prost(string, tag = "1")]
+    pub identifier: ::prost::alloc::string::String,
+}
+/// Of Envoy's `envoy.service.status.v3`: what one client has.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ClientConfig {
+    #[prost(message, optional, tag = "1")]
+    pub node: ::core::option::Option<Node>,
+    #[prost(message, repeated, tag = "3")]
+    pub generic_xds_configs: ::prost::alloc::vec::Vec<GenericXdsConfig>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GenericXdsConfig {
+    #[prost(string, tag = "1")]
+    pub type_url: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub version_info: ::prost::alloc::string::String,
+    #[prost(enumeration = "ConfigStatus", tag = "6")]
+    pub config_status: i32,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ConfigStatus {
+    Unknown = 0,
+    Synced = 1,
+    NotSent = 2,
+    Stale = 3,
+    Error = 4,
+}
+impl ConfigStatus {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unknown => "UNKNOWN",
+            Self::Synced => "SYNCED",
+            Self::NotSent => "NOT_SENT",
+            Self::Stale => "STALE",
+            Self::Error => "ERROR",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNKNOWN" => Some(Self::Unknown),
+            "SYNCED" => Some(Self::Synced),
+            "NOT_SENT" => Some(Self::NotSent),
+            "STALE" => Some(Self::Stale),
+            "ERROR" => Some(Self::Error),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod aggregated_discovery_service_client {
     #![allow(

@@ -95,6 +95,14 @@ pub(crate) static AMBIT_V1_WAYPOINTSERVICE: Message = Message {
         (3, Some(&AMBIT_V1_STREAMROUTE)),
         (4, Some(&AMBIT_V1_STREAMROUTE)),
         (20, None),
+        (21, Some(&AMBIT_V1_PODGRANT)),
+    ],
+};
+pub(crate) static AMBIT_V1_PODGRANT: Message = Message {
+    name: "ambit.v1.PodGrant",
+    fields: &[
+        (1, None),
+        (2, None),
     ],
 };
 pub(crate) static AMBIT_V1_STREAMROUTE: Message = Message {
@@ -513,6 +521,9 @@ pub(crate) static AMBIT_V1_WAYPOINTGATEWAY: Message = Message {
         (2, None),
         (3, None),
         (4, None),
+        (5, None),
+        (6, None),
+        (7, None),
     ],
 };
 pub(crate) static AMBIT_V1_GATEWAYNAME: Message = Message {
@@ -542,6 +553,7 @@ pub(crate) static AMBIT_V1_WAYPOINTEXTENSION: Message = Message {
         (15, Some(&AMBIT_V1_EXTENSIONVARIABLE)),
         (16, None),
         (17, None),
+        (18, Some(&ISTIO_WORKLOAD_NAMESPACEDHOSTNAME)),
     ],
 };
 pub(crate) static AMBIT_V1_EXTENSIONVARIABLE: Message = Message {
@@ -615,6 +627,7 @@ pub(crate) static AMBIT_V1_DESTINATIONPOLICY: Message = Message {
         (5, Some(&AMBIT_V1_DESTINATIONLOCALITY)),
         (6, Some(&AMBIT_V1_DESTINATIONLIMITS)),
         (7, Some(&AMBIT_V1_DESTINATIONOUTLIERS)),
+        (8, None),
         (20, Some(&AMBIT_V1_DESTINATIONTLS)),
     ],
 };
@@ -627,6 +640,7 @@ pub(crate) static AMBIT_V1_DESTINATIONTLS: Message = Message {
         (4, None),
         (5, None),
         (6, None),
+        (7, None),
     ],
 };
 pub(crate) static AMBIT_V1_DESTINATIONOUTLIERS: Message = Message {

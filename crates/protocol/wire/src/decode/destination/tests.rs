@@ -1,10 +1,10 @@
 //! What is written reads back, and nothing else is read.
 
 use ambit_model::{
-    Balancing, DestinationLimits, DestinationPolicy, DestinationSubset, DestinationTls, HashCookie,
-    HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy,
-    LocalityShares, NamespacedHostname, OutlierPolicy, RetryBudget, TcpKeepalive, TlsClientFiles,
-    TlsRoots, Warmup, WaypointDestination,
+    Balancing, DestinationHttpVersion, DestinationLimits, DestinationPolicy, DestinationSubset,
+    DestinationTls, HashCookie, HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel,
+    LocalityPattern, LocalityPolicy, LocalityShares, NamespacedHostname, OutlierPolicy,
+    RetryBudget, TcpKeepalive, TlsClientFiles, TlsRoots, Warmup, WaypointDestination,
 };
 use prost::Message;
 
@@ -70,6 +70,7 @@ fn policies() -> Vec<DestinationPolicy> {
                 local_failures: Some(0),
                 ..OutlierPolicy::default()
             }),
+            http_version: DestinationHttpVersion::AlwaysHttp2,
             tls: Some(Arc::new(DestinationTls {
                 server_name: Some("a.example".into()),
                 names: vec!["b.example".into(), "spiffe://c/d".into()],
@@ -81,6 +82,11 @@ fn policies() -> Vec<DestinationPolicy> {
             })),
         },
         tls(TlsRoots::System),
+        tls(TlsRoots::Unverified),
+        DestinationPolicy {
+            http_version: DestinationHttpVersion::AsClient,
+            ..DestinationPolicy::default()
+        },
         tls(TlsRoots::File("/roots".into())),
         hash(HashSource::Header("x".into()), HashTable::Ring(7)),
         hash(HashSource::SourceIp, HashTable::Maglev(13)),

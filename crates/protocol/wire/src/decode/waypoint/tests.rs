@@ -5,7 +5,7 @@ use ambit_model::{
     HttpFault, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpProvider,
     HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule,
     HttpSession, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname,
-    PathChange, PathNormalization, PathPattern, PolicyKey, Provider, ProviderBody,
+    PathChange, PathNormalization, PathPattern, PodGrant, PolicyKey, Provider, ProviderBody,
     ProviderProtocol, RouteName, ServiceAccountMatch, Share, StreamBackend, StreamRoute,
     StringMatch, WaypointGateway, WaypointService,
 };
@@ -135,6 +135,10 @@ fn routes_of_connections_read_back_what_was_written() {
             ..StreamRoute::default()
         }],
         resolves_hosts: true,
+        grantors: vec![PodGrant {
+            namespace: "bank".into(),
+            pod: "till".into(),
+        }],
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();
     assert_eq!(waypoint_service(&encoded), Ok(service));
@@ -251,6 +255,11 @@ fn settings_read_back_what_was_written() {
         path_normalization: PathNormalization::DecodeAndMergeSlashes,
         trusted_proxies: 2,
         client_identity_header: true,
+        cluster_addresses: ["10.0.0.7", "2001:db8::7"]
+            .map(|ip| ip.parse().unwrap())
+            .into(),
+        allowed_addresses: vec!["127.0.0.2/32".parse().unwrap()],
+        services_alone: true,
     };
     let encoded = wire::WaypointGateway::from(&settings).encode_to_vec();
     assert_eq!(waypoint_gateway(&encoded), Ok(settings));

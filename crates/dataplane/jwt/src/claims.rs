@@ -22,7 +22,7 @@ pub struct Claims {
 pub enum Values {
     /// Only texts count.
     Texts,
-    /// Numbers, true and false count as they are written; and a list of words also as a whole.
+    /// Numbers, true and false count as they are written; texts also word by word, whatever separates them.
     Any,
 }
 
@@ -103,7 +103,12 @@ fn scalar(value: &Json, values: Values) -> Option<Cow<'_, str>> {
 }
 
 fn texts(claim: Option<&Json>, values: Values, wanted: &impl Fn(&str) -> bool) -> bool {
-    let one = |value: &Json| scalar(value, values).is_some_and(|text| wanted(&text));
+    let one = |value: &Json| {
+        scalar(value, values).is_some_and(|text| {
+            let separates = |c: char| c == ',' || c.is_ascii_whitespace();
+            wanted(&text) || values == Values::Any && text.split(separates).any(wanted)
+        })
+    };
     match claim {
         Some(Json::List(all)) => all.iter().any(one),
         Some(value) => one(value),

@@ -155,22 +155,54 @@ impl Authentications {
         self.all.is_empty()
     }
 
-    /// Whether requests for a service, or for pods (`None`), must be understood as HTTP: tokens are read only there, and
+    /// Whether requests for these services, or for pods of none, must be understood as HTTP: tokens are read only there, and
     /// headers that applications believe are removed only there.
-    pub fn need_http(&self, service: Option<&NamespacedHostname>) -> bool {
-        let understood = |one: &Compiled| one.not_understood.is_none();
-        let tell = |one: &Rule| one.output_headers().next().is_some();
-        let mut all = self.compiled(service);
-        all.any(|one| !one.from.for_gateway || !understood(one) || one.rules.iter().any(tell))
+    pub fn need_http(&self, services: &[NamespacedHostname]) -> bool {
+        self.http_object(services).is_some()
     }
 
-    /// Authenticates a request for a service, or for a pod (`None`).
+    /// The first object for which [`Self::need_http`] holds: any that applies.
+    pub fn http_object(&self, services: &[NamespacedHostname]) -> Option<&PolicyKey> {
+        self.compiled(services).next().map(|one| &one.from.key)
+    }
+
+    /// Whether tokens are read from a header of this name, or applications are told of them there, of requests for
+    /// these services, or for a pod of none; however the name is spelt.
+    pub fn own_header(&self, services: &[NamespacedHostname], name: &HeaderName) -> bool {
+        let is_same = |own: &HeaderName| spelt(own) == spelt(name);
+        let mut rules = self.compiled(services).flat_map(|one| &one.rules);
+        rules.any(|rule| {
+            let mut places = rule.places.iter();
+            rule.output_headers().any(is_same)
+                || places.any(|place| match place {
+                    Place::Header(own, _) => is_same(own),
+                    Place::Cookie(_) => is_same(&header::COOKIE),
+                    Place::Param(_) => false,
+                })
+        })
+    }
+
+    /// Whether all that is attached to `services` is also attached to `applied`, by which a request was authenticated.
+    pub fn are_applied(
+        &self,
+        services: &[NamespacedHostname],
+        applied: &[NamespacedHostname],
+    ) -> bool {
+        self.compiled(services).all(|one| {
+            one.from.for_gateway
+                || applied
+                    .iter()
+                    .any(|known| one.from.services.contains(known))
+        })
+    }
+
+    /// Authenticates a request by all that is attached to these services, or for a pod of none of them.
     ///
     /// # Errors
     /// When a token in it is not valid.
     pub fn authenticate(
         &self,
-        service: Option<&NamespacedHostname>,
+        services: &[NamespacedHostname],
         request: RequestParts<'_>,
         now: SystemTime,
     ) -> Result<Authenticated, Refused> {
@@ -179,9 +211,9 @@ impl Authentications {
             headers,
             query,
         } = request;
-        let rules: Vec<&Rule> = self.compiled(service).flat_map(|one| &one.rules).collect();
+        let rules: Vec<&Rule> = self.compiled(services).flat_map(|one| &one.rules).collect();
         let preflight = is_preflight(method, headers);
-        let mut judged = self.understood(service).and_then(|()| match preflight {
+        let mut judged = self.understood(services).and_then(|()| match preflight {
             // Browsers send no tokens with it, and no token is believed.
             true => Ok(Vec::new()),
             false => self
@@ -242,10 +274,10 @@ impl Authentications {
     /// Whether what a request has proved would still be believed: the rules may have changed since, or the keys.
     pub fn still_believed<'a>(
         &self,
-        service: Option<&NamespacedHostname>,
+        services: &[NamespacedHostname],
         proved: &'a Authenticated,
     ) -> impl Iterator<Item = &'a Claims> {
-        let rules: Vec<&Rule> = self.compiled(service).flat_map(|one| &one.rules).collect();
+        let rules: Vec<&Rule> = self.compiled(services).flat_map(|one| &one.rules).collect();
         let tokens = proved.tokens.iter().filter(move |token| {
             let mut rules = rules.iter();
             rules.any(|rule| rule.takes(&token.claims, &token.key))
@@ -256,8 +288,8 @@ impl Authentications {
             .into_iter()
     }
 
-    fn understood(&self, service: Option<&NamespacedHostname>) -> Result<(), Denial> {
-        for one in self.compiled(service) {
+    fn understood(&self, services: &[NamespacedHostname]) -> Result<(), Denial> {
+        for one in self.compiled(services) {
             if let Some(why) = &one.not_understood {
                 return Err(Denial::NotUnderstood(one.from.key.clone(), why.clone()));
             }
@@ -265,10 +297,18 @@ impl Authentications {
         Ok(())
     }
 
-    fn compiled(&self, service: Option<&NamespacedHostname>) -> impl Iterator<Item = &Compiled> {
-        let of_service = service.and_then(|service| self.services.get(service));
-        let all = self.gateway.iter().chain(of_service.into_iter().flatten());
-        all.map(|one| &**one)
+    /// What is attached to the waypoint or to these services, each once.
+    fn compiled(&self, services: &[NamespacedHostname]) -> impl Iterator<Item = &Compiled> {
+        let of_services = services.iter().enumerate().flat_map(|(nth, service)| {
+            let earlier = services.get(..nth).unwrap_or_default();
+            let all = self.services.get(service).into_iter().flatten();
+            all.filter(|one| {
+                !earlier
+                    .iter()
+                    .any(|known| one.from.services.contains(known))
+            })
+        });
+        self.gateway.iter().chain(of_services).map(|one| &**one)
     }
 
     /// The valid tokens of a request, each with the rules that it is of.
@@ -364,21 +404,30 @@ fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
 }
 
 /// Removes the headers that only the waypoint may set, in whatever way applications may spell their names: to many of
-/// them a hyphen and an underscore are the same.
+/// them a hyphen and an underscore are the same. Of headers of tokens the one spelling stays that is verified.
 fn remove_outputs(rules: &[&Rule], headers: &mut HeaderMap) {
-    let spelt = |name: &HeaderName| name.as_str().replace('_', "-");
-    let outputs: Vec<_> = rules
-        .iter()
-        .flat_map(|rule| rule.output_headers())
-        .map(spelt)
+    let outputs = rules.iter().flat_map(|rule| rule.output_headers());
+    let outputs: Vec<_> = outputs.map(spelt).collect();
+    let places = rules.iter().flat_map(|rule| &rule.places);
+    let tokens: Vec<_> = places
+        .filter_map(|place| match place {
+            Place::Header(name, _) => Some(name),
+            Place::Param(_) | Place::Cookie(_) => None,
+        })
         .collect();
-    if outputs.is_empty() {
-        return;
-    }
-    let sent = headers.keys().filter(|name| outputs.contains(&spelt(name)));
-    for name in sent.cloned().collect::<Vec<_>>() {
+    let is_removed = |name: &&HeaderName| {
+        let text = spelt(name);
+        outputs.contains(&text)
+            || !tokens.contains(name) && tokens.iter().any(|own| spelt(own) == text)
+    };
+    let removed = headers.keys().filter(is_removed);
+    for name in removed.cloned().collect::<Vec<_>>() {
         headers.remove(name);
     }
+}
+
+fn spelt(name: &HeaderName) -> String {
+    name.as_str().replace('_', "-")
 }
 
 /// The query without the parameters of these places; `None` if it has none of them.

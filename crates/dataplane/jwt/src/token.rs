@@ -84,7 +84,7 @@ impl Times {
     fn of(claims: &Json) -> Result<Self, TokenError> {
         let time = |name: &str| match claims.get(name) {
             None => Ok(None),
-            Some(Json::Number(number)) => Ok(number.as_f64()),
+            Some(Json::Number(number)) => number.as_f64().ok_or(TokenError::Payload).map(Some),
             Some(_) => Err(TokenError::Payload),
         };
         Ok(Self {

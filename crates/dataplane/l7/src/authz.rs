@@ -11,28 +11,28 @@
 //! policies, one of them must match what is sent, or one of the whole waypoint, as for a request that asks for it
 //! directly.
 //!
-//! **Where texts can be read in several ways**, a comparison that would lead to a denial succeeds if any
-//! reading matches, one that would lead to an admission only if the plain one does:
+//! **A request to a pod** is judged as a request to each service port that leads to it would be ([`Scope::Pod`]): by the
+//! policies of all these services, each of which has to allow it, at the address where clients call the service. A rule
+//! of the whole waypoint matches at that address or at the pod's own. Where services are reached has no influence on
+//! what is attached to them.
 //!
-//! - A path is compared as it is forwarded. To deny, also as [`crate::path::decoded`] has it: `/admin` in a
-//!   DENY policy (or in `notPaths` of an ALLOW policy) also means `//admin`, `/admin;x` and `/%2Fadmin`.
-//! - Several header lines of one name are joined with commas (those of `cookie` with semicolons), as Envoy does.
-//!   To deny, any one line suffices as well; to admit, each of them must match as well, but for cookies.
+//! **Where servers may read a text differently**, a comparison that leads to a denial succeeds if any reading matches, one
+//! that leads to an admission, or to an exception from a denial, if all of them do: `crate::readings` has the table.
 //!
 //! **Connections that are not HTTP** have no hosts, methods, paths or headers: a rule of an ALLOW policy that
 //! asks for them does not match; in DENY and AUDIT policies these parts of a rule are ignored, so that it
 //! denies more.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
 use ambit_model::{HttpAction, HttpPolicy, NamespacedHostname, PolicyKey};
+use http::HeaderName;
 
 mod asking;
 mod compiled;
 mod decision;
 mod facts;
 mod matcher;
-mod text;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod naive;
@@ -46,13 +46,22 @@ pub use facts::{Connection, Request};
 use compiled::Compiled;
 use facts::Facts;
 
+/// A port of a service, at the address where clients call it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// The service.
+    pub service: NamespacedHostname,
+    /// Its address, with the port.
+    pub address: SocketAddr,
+}
+
 /// What a request or a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope<'a> {
     /// A service.
     Service(&'a NamespacedHostname),
-    /// A pod, by its own address.
-    Pod,
+    /// A pod, by its own address, with the service ports that lead to the port that is called.
+    Pod(&'a [ServicePort]),
     /// A service that a route leads to; what came was judged for another.
     Backend(&'a NamespacedHostname),
 }
@@ -101,6 +110,10 @@ impl Bucket {
     }
 
     fn is_empty(&self) -> bool {
+        self.all().next().is_none()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Compiled>> {
         let Self {
             deny,
             allow,
@@ -108,9 +121,7 @@ impl Bucket {
             custom,
             dry_run,
         } = self;
-        [deny, allow, audit, custom, dry_run]
-            .iter()
-            .all(|l| l.is_empty())
+        [deny, allow, audit, custom, dry_run].into_iter().flatten()
     }
 }
 
@@ -147,18 +158,27 @@ impl Policies {
         self.all.values().map(|policy| policy.policy())
     }
 
-    /// Whether requests must be understood as HTTP to judge them: a policy applies that looks at more than
-    /// the connection.
+    /// Whether requests must be understood as HTTP to judge them: a policy applies that looks at more than the connection, or
+    /// that has a provider asked, which sees requests.
     pub fn need_http(&self, scope: Scope<'_>) -> bool {
-        self.buckets(scope)
-            .flat_map(|bucket| {
-                bucket
-                    .deny
-                    .iter()
-                    .chain(&bucket.allow)
-                    .chain(&bucket.custom)
-            })
-            .any(|policy| policy.needs_http())
+        self.http_policy(scope).is_some()
+    }
+
+    /// The first policy for which [`Self::need_http`] holds.
+    pub fn http_policy(&self, scope: Scope<'_>) -> Option<&PolicyKey> {
+        self.buckets(scope).find_map(|bucket| {
+            let mut judging = bucket.deny.iter().chain(&bucket.allow);
+            let found = judging.find(|policy| policy.needs_http());
+            found
+                .or_else(|| bucket.custom.first())
+                .map(|policy| policy.key())
+        })
+    }
+
+    /// Whether a policy looks at a header of this name, however it is spelt.
+    pub fn read_header(&self, scope: Scope<'_>, name: &HeaderName) -> bool {
+        let mut all = self.buckets(scope).flat_map(Bucket::all);
+        all.any(|policy| policy.reads_header(name))
     }
 
     /// Whether policies are attached to a service itself.
@@ -168,7 +188,7 @@ impl Policies {
 
     /// Decides a request.
     pub fn evaluate(&self, scope: Scope<'_>, request: &Request<'_>) -> HttpDecision {
-        self.decide(scope, &Facts::of_request(request))
+        self.decide(scope, Facts::of_request(request))
     }
 
     /// Decides a connection that is not HTTP.
@@ -177,41 +197,70 @@ impl Policies {
         scope: Scope<'_>,
         connection: &Connection<'_>,
     ) -> HttpDecision {
-        self.decide(scope, &Facts::of_connection(connection))
+        self.decide(scope, Facts::of_connection(connection))
     }
 
-    fn decide(&self, scope: Scope<'_>, facts: &Facts<'_>) -> HttpDecision {
-        let mut has_allow = false;
-        let mut allowed_by = None;
-        let mut denied_by = None;
-        let mut audits = Vec::new();
-        for bucket in self.buckets(scope) {
-            denied_by = denied_by.or_else(|| first_match(&bucket.deny, facts));
-            allowed_by = allowed_by.or_else(|| first_match(&bucket.allow, facts));
-            has_allow |= !bucket.allow.is_empty();
-            let matching = bucket.audit.iter().filter_map(|p| matched(p, facts));
-            audits.extend(matching.map(|(_, rule)| rule));
-        }
-        if let Scope::Backend(_) = scope {
-            allowed_by = allowed_by.or_else(|| first_match(&self.gateway.allow, facts));
-        }
-        let is_admitted = allowed_by.is_some();
-        let why = match (denied_by, allowed_by) {
-            (Some((policy, rule)), _) => match policy.not_understood() {
-                Some(why) => Why::NotUnderstood {
-                    policy: rule.policy,
-                    why: why.clone(),
-                },
-                None => Why::Denied(rule),
-            },
-            (None, Some((_, rule))) => Why::Allowed(rule),
-            (None, None) if has_allow => Why::NoneAllows,
-            (None, None) => Why::NoAllowPolicies,
+    fn decide(&self, scope: Scope<'_>, mut facts: Facts<'_>) -> HttpDecision {
+        let Scope::Pod(ports @ [_, ..]) = scope else {
+            let findings = self.findings(scope, &facts);
+            return self.decision(scope, &facts, findings);
         };
+        let waypoint = Scope::Pod(&[]);
+        let own = self.findings(waypoint, &facts);
+        let allowed = own.allowed.clone();
+        let mut decision = HttpDecision {
+            why: own.denial().unwrap_or(Why::NoAllowPolicies),
+            // What is allowed is a question of the services.
+            dry_run: self.dry_run(waypoint, &facts, true),
+            audits: own.audits,
+        };
+        for port in ports {
+            facts.call_at(port.address);
+            let scope = Scope::Service(&port.service);
+            let mut findings = self.findings(scope, &facts);
+            findings.allowed = findings.allowed.or_else(|| allowed.clone());
+            decision.join(self.decision(scope, &facts, findings));
+        }
+        decision
+    }
+
+    /// The policies of a scope that match.
+    fn findings(&self, scope: Scope<'_>, facts: &Facts<'_>) -> Findings<'_> {
+        let mut findings = Findings::default();
+        for bucket in self.buckets(scope) {
+            if findings.denied.is_none() {
+                findings.denied = first_match(&bucket.deny, facts);
+            }
+            if findings.allowed.is_none() {
+                findings.allowed = first_match(&bucket.allow, facts).map(|(_, rule)| rule);
+            }
+            findings.has_allow |= !bucket.allow.is_empty();
+            let matching = bucket.audit.iter().filter_map(|p| matched(p, facts));
+            findings.audits.extend(matching.map(|(_, rule)| rule));
+        }
+        if findings.allowed.is_none() && matches!(scope, Scope::Backend(_)) {
+            let allowed = first_match(&self.gateway.allow, facts);
+            findings.allowed = allowed.map(|(_, rule)| rule);
+        }
+        findings
+    }
+
+    fn decision(
+        &self,
+        scope: Scope<'_>,
+        facts: &Facts<'_>,
+        findings: Findings<'_>,
+    ) -> HttpDecision {
+        let is_admitted = findings.allowed.is_some();
+        let why = findings.denial().unwrap_or(match findings.allowed {
+            Some(rule) => Why::Allowed(rule),
+            None if findings.has_allow => Why::NoneAllows,
+            None => Why::NoAllowPolicies,
+        });
         HttpDecision {
             why,
             dry_run: self.dry_run(scope, facts, is_admitted),
-            audits,
+            audits: findings.audits,
         }
     }
 
@@ -237,13 +286,16 @@ impl Policies {
     }
 
     fn buckets(&self, scope: Scope<'_>) -> impl Iterator<Item = &Bucket> {
-        let (gateway, service) = match scope {
-            Scope::Service(service) => (Some(&self.gateway), Some(service)),
-            Scope::Pod => (Some(&self.gateway), None),
-            Scope::Backend(service) => (None, Some(service)),
+        let (gateway, service, ports): (_, _, &[ServicePort]) = match scope {
+            Scope::Service(service) => (Some(&self.gateway), Some(service), &[]),
+            Scope::Pod(ports) => (Some(&self.gateway), None, ports),
+            Scope::Backend(service) => (None, Some(service), &[]),
         };
-        let of_service = service.and_then(|service| self.services.get(service));
-        gateway.into_iter().chain(of_service)
+        let services = service
+            .into_iter()
+            .chain(ports.iter().map(|port| &port.service));
+        let of_services = services.filter_map(|service| self.services.get(service));
+        gateway.into_iter().chain(of_services)
     }
 
     fn for_each_bucket(&mut self, policy: &Compiled, mut change: impl FnMut(&mut Bucket)) {
@@ -253,6 +305,29 @@ impl Policies {
         for service in &policy.policy().services {
             change(self.services.entry(service.clone()).or_default());
         }
+    }
+}
+
+/// The policies of a scope that match a request or a connection.
+#[derive(Default)]
+struct Findings<'a> {
+    denied: Option<(&'a Compiled, RuleId)>,
+    allowed: Option<RuleId>,
+    /// Whether there is any ALLOW policy.
+    has_allow: bool,
+    audits: Vec<RuleId>,
+}
+
+impl Findings<'_> {
+    fn denial(&self) -> Option<Why> {
+        let (policy, rule) = self.denied.as_ref()?;
+        Some(match policy.not_understood() {
+            Some(why) => Why::NotUnderstood {
+                policy: rule.policy.clone(),
+                why: why.clone(),
+            },
+            None => Why::Denied(rule.clone()),
+        })
     }
 }
 

@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 
 pub mod authz;
+pub mod limits;
 pub mod path;
+mod readings;
 pub mod remote;
 pub mod route;
 pub mod stream;

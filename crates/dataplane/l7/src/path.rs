@@ -19,9 +19,9 @@
 //! `MergeSlashes` and `DecodeAndMergeSlashes` do more of the same (see [`PathNormalization`]). With `None`
 //! nothing is changed or interpreted; control characters, `#` and broken escapes are refused all the same.
 //! The query is passed on as it came. An escaped percent sign stays one: `%2561` is the text `%61`, and an
-//! application that decodes twice is on its own.
+//! application that decodes twice is on its own, but for policies that deny.
 //!
-//! That paths differ after normalization does not mean that applications tell them apart: see [`decoded`].
+//! That paths differ after normalization does not mean that applications tell them apart: see [`readings()`].
 
 use std::borrow::Cow;
 
@@ -29,12 +29,14 @@ use ambit_model::PathNormalization;
 use http::Method;
 
 mod escapes;
+mod readings;
 mod segments;
 
 #[cfg(test)]
 mod tests;
 
 pub use escapes::{canonical_escapes, decoded_escapes};
+pub use readings::{readings, shared_by_spellings};
 
 /// The target of a request, in origin form (or `*`), whose path is normal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,16 +188,4 @@ fn resolved(path: &str, decode_slashes: bool, merge: bool) -> Result<Cow<'_, str
             Cow::Owned(resolved) => Cow::Owned(resolved),
         },
     })
-}
-
-/// The path as an application reads it that decodes all escapes, strips parameters (`;x`), takes backslashes
-/// for slashes and merges slashes; `None` if that is the same. Only for comparisons that lead to a denial:
-/// what is meant by `/admin` is also meant by `//admin`, `/admin;x` and `/%2Fadmin`.
-pub fn decoded(path: &str) -> Option<String> {
-    let odd = path.contains(['%', ';', '\\']) || path.contains("//") || path.contains("/.");
-    if !odd {
-        return None;
-    }
-    let decoded = segments::loosely(&decoded_escapes(path));
-    (decoded != path).then_some(decoded)
 }

@@ -18,6 +18,7 @@ use http::HeaderMap;
 use rand::RngCore;
 
 use lookup::{Entry, Lookup};
+pub(crate) use lookup::{parameters, regex};
 
 use crate::weights;
 
@@ -156,24 +157,6 @@ impl RouteTable {
         let entry = self.matches.find(request);
         let rule = entry.and_then(|entry| Some((self.rules.get(entry.rule)?, entry.prefix())));
         rule.map_or(Choice::NoMatch, |(rule, prefix)| Choice::Rule(rule, prefix))
-    }
-}
-
-/// Matches of requests, apart from routes.
-#[derive(Debug)]
-pub struct Matches(Option<Lookup>);
-
-impl Matches {
-    /// Any of some matches; without any, all requests. One that cannot be understood includes all that it might.
-    pub fn new(of: &[HttpRouteMatch]) -> Self {
-        let entries = || of.iter().map(|one| Entry::new(one, 0)).collect();
-        Self((!of.is_empty()).then(|| Lookup::new(entries())))
-    }
-
-    /// Whether a request is among them.
-    pub fn include(&self, request: &RouteRequest<'_>) -> bool {
-        let lookup = self.0.as_ref();
-        lookup.is_none_or(|lookup| lookup.find(request).is_some())
     }
 }
 

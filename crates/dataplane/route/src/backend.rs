@@ -11,7 +11,7 @@ use rand::RngCore;
 
 use crate::{
     MeshTable, Route, RouteError, WorkloadRef,
-    balance::{Mode, Vantage},
+    balance::{Mode, Vantage, select_ip},
     gateway::service_waypoint,
     outbound::{direct, tunnel_to_waypoint},
 };
@@ -21,13 +21,15 @@ use crate::{
 pub struct BackendRequest<'a> {
     /// The waypoint's own workload.
     pub waypoint: &'a Workload,
-    /// How clients name the waypoint.
-    pub own: &'a GatewayAddress,
+    /// How clients name the waypoint. `None`: what is behind this waypoint is entered through it, as by any client.
+    pub own: Option<&'a GatewayAddress>,
     /// Whether it came for this very service, rather than by a route that leads to it: then the choice is
     /// among its endpoints, and not left to the service's own waypoint.
     pub is_target: bool,
     /// Uids of workloads that are not to be chosen: they were tried for the same request.
     pub failed: &'a [ArcStr],
+    /// Address that the client asked for: endpoints are called by its family, if they and the service have it.
+    pub dialled: Option<IpAddr>,
 }
 
 /// An endpoint of a service, as a waypoint may choose it.
@@ -54,8 +56,21 @@ impl BackendRequest<'_> {
         }
     }
 
+    /// The address of an endpoint to call: of a family that the service has, that of the client where there is one.
+    fn endpoint_ip(
+        &self,
+        workload: &WorkloadRef,
+        service: Option<&Arc<Service>>,
+    ) -> Option<IpAddr> {
+        let families = service.and_then(|service| service.ip_families);
+        let offered = |ip: &&IpAddr| families.is_none_or(|families| families.accepts(**ip));
+        let first = || workload.ips().iter().find(offered).copied();
+        select_ip(workload, self.dialled.or_else(first)?, families)
+    }
+
     fn is_own(&self, gateway: &GatewayAddress) -> bool {
-        gateway.destination == self.own.destination
+        self.own
+            .is_some_and(|own| gateway.destination == own.destination)
     }
 }
 
@@ -91,8 +106,8 @@ impl MeshTable {
         let mut drawn = draw(rng).ok_or_else(none)?;
         if let (Some(load), Some(second)) = (load, load.and_then(|_| draw(rng))) {
             let load = |(workload, port): (&WorkloadRef, u16)| {
-                let ip = workload.ips().first();
-                ip.map_or(0, |ip| load(SocketAddr::new(*ip, port)))
+                let ip = request.endpoint_ip(workload, Some(service));
+                ip.map_or(0, |ip| load(SocketAddr::new(ip, port)))
             };
             if load(second) < load(drawn) {
                 drawn = second;
@@ -184,10 +199,18 @@ impl MeshTable {
             waypoint: gateway.destination.to_string(),
             of: service.namespaced_hostname().to_string(),
         };
-        let vip = service
-            .vips
-            .iter()
-            .find(|vip| vip.network == request.waypoint.network)
+        let vips = || {
+            let all = service.vips.iter();
+            all.filter(|vip| vip.network == request.waypoint.network)
+        };
+        let is_preferred = |ip: IpAddr| {
+            request
+                .dialled
+                .is_none_or(|dialled| dialled.is_ipv6() == ip.is_ipv6())
+        };
+        let vip = vips()
+            .find(|vip| is_preferred(vip.address))
+            .or_else(|| vips().next())
             .ok_or_else(|| RouteError::NoHealthyUpstream {
                 service: service.namespaced_hostname(),
                 port,
@@ -218,7 +241,7 @@ impl MeshTable {
         }
         let attached = workload.template().endpoint_waypoint.as_deref();
         let other = attached.filter(|attached| !request.is_own(&attached.waypoint));
-        let dialled = workload.ips().first().copied();
+        let dialled = request.endpoint_ip(workload, service);
         let Some(attached) = other else {
             let dialled = dialled.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
             return direct(workload, dialled, port, service);

@@ -78,12 +78,17 @@ impl MeshTable {
         if let (true, Some(client)) = (service.session_affinity, vantage.address) {
             return choice.stick(endpoints, client);
         }
-        match choice.balancing.mode {
+        let chosen = match choice.balancing.mode {
             LbMode::Standard | LbMode::Passthrough => choice
                 .sample(endpoints, rng)
                 .or_else(|| choice.scan(endpoints, rng)),
             LbMode::Strict | LbMode::Failover => choice.scan(endpoints, rng),
-        }
+        };
+        chosen.or_else(|| match mode {
+            // Pods of a waypoint that are being ended serve as long as no other does. One that cannot says so at once.
+            Mode::Waypoint(_) => choice.with_unready().scan(endpoints, rng),
+            Mode::Standard => None,
+        })
     }
 
     /// What a service's endpoints are chosen by; as `default` says where it says nothing itself.
@@ -99,6 +104,11 @@ impl MeshTable {
             workloads: &self.workloads,
             name: service.namespaced_hostname(),
             service_target: service.ports.get(&port).copied(),
+            health_policy: service
+                .load_balancing
+                .as_ref()
+                .unwrap_or(default)
+                .health_policy,
             balancing: service.load_balancing.as_ref().unwrap_or(default),
             vantage,
             port,
@@ -116,7 +126,7 @@ impl MeshTable {
     ) -> Vec<(&WorkloadRef, u16, usize)> {
         let default = LoadBalancing::default();
         let choice = self.choice(vantage, service, &default, port, Mode::Standard);
-        let slots = endpoints.usable(choice.balancing.health_policy);
+        let slots = endpoints.usable(choice.health_policy);
         let usable = slots.filter_map(|slot| {
             let (workload, port) = choice.usable(slot)?;
             Some((workload, port, choice.rank(workload)?))
@@ -140,6 +150,7 @@ struct Choice<'t, 'a> {
     workloads: &'t Workloads,
     name: NamespacedHostname,
     service_target: Option<u16>,
+    health_policy: HealthPolicy,
     balancing: &'a LoadBalancing,
     vantage: Vantage<'a>,
     port: u16,
@@ -147,13 +158,21 @@ struct Choice<'t, 'a> {
 }
 
 impl<'t> Choice<'t, '_> {
+    /// The same among all endpoints, ready or not.
+    fn with_unready(self) -> Self {
+        Self {
+            health_policy: HealthPolicy::AllowAll,
+            ..self
+        }
+    }
+
     /// Constant time; `None` when all draws fail.
     fn sample(
         &self,
         endpoints: &Endpoints,
         rng: &mut dyn RngCore,
     ) -> Option<(&'t WorkloadRef, u16)> {
-        let unready = match self.balancing.health_policy {
+        let unready = match self.health_policy {
             HealthPolicy::OnlyHealthy => 0,
             HealthPolicy::AllowAll => endpoints.unready.len(),
         };
@@ -186,7 +205,7 @@ impl<'t> Choice<'t, '_> {
         let mut best_rank = 0;
         let mut seen: u64 = 0;
         let mut kept = None;
-        for slot in endpoints.usable(self.balancing.health_policy) {
+        for slot in endpoints.usable(self.health_policy) {
             let Some((workload, port)) = self.usable(slot) else {
                 continue;
             };
@@ -213,13 +232,11 @@ impl<'t> Choice<'t, '_> {
     /// The endpoint that this client always gets: of those of the best rank the one with the highest hash of
     /// its name and the client's address, weighted by capacity (weighted rendezvous hashing).
     fn stick(&self, endpoints: &Endpoints, client: IpAddr) -> Option<(&'t WorkloadRef, u16)> {
-        let usable = endpoints
-            .usable(self.balancing.health_policy)
-            .filter_map(|slot| {
-                let (workload, port) = self.usable(slot)?;
-                let score = score(client, workload.uid(), workload.template().capacity);
-                Some(((self.rank(workload)?, score), (workload, port)))
-            });
+        let usable = endpoints.usable(self.health_policy).filter_map(|slot| {
+            let (workload, port) = self.usable(slot)?;
+            let score = score(client, workload.uid(), workload.template().capacity);
+            Some(((self.rank(workload)?, score), (workload, port)))
+        });
         let best = usable.max_by(|((a_rank, a), _), ((b_rank, b), _)| {
             a_rank.cmp(b_rank).then_with(|| a.total_cmp(b))
         });

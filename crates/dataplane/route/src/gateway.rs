@@ -3,14 +3,19 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ambit_model::{
-    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, Identity, Service, Workload,
+    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, Identity, NetworkAddress,
+    Service, Workload,
 };
 use rand::{Rng, RngCore};
 
 use crate::{
     Identities, MeshTable, WorkloadRef,
     balance::{Mode, Vantage, is_wanted, select_ip},
+    services::Endpoints,
 };
+
+/// A namespace that nothing is in: it sees what all namespaces see.
+const NOBODY: &str = "";
 
 /// A waypoint or gateway as something names it.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +124,7 @@ impl MeshTable {
         };
         let mode = Mode::Waypoint(run_as);
         let by_service = match &gateway.destination {
-            Destination::Address(at) => self.services.by_vip(&at.network, at.address, None),
+            Destination::Address(at) => self.gateway_at(at),
             Destination::Hostname(name) => self.services.by_name(name),
         };
         let (workload, ip, port, service) = if let Some((service, endpoints)) = by_service {
@@ -151,6 +156,14 @@ impl MeshTable {
             .filter(|_| is_wanted(workload, vantage, mode))
     }
 
+    /// Whether the service that a gateway names is known, whatever pods it has.
+    pub(crate) fn is_gateway_known(&self, gateway: &GatewayAddress) -> bool {
+        match &gateway.destination {
+            Destination::Address(at) => self.gateway_at(at).is_some(),
+            Destination::Hostname(name) => self.services.by_name(name).is_some(),
+        }
+    }
+
     /// Whether `source` is a pod of the waypoint of a destination: a pod of the service that the waypoint is,
     /// which runs under an account of it, where those are named. What it sends to the waypoint's own
     /// destinations must not go back to a waypoint. A pod that only runs under the account is not the waypoint.
@@ -160,13 +173,16 @@ impl MeshTable {
         runs_as_named && self.is_behind(source, gateway)
     }
 
+    /// The service that a gateway's address means: one that all namespaces see, or a namespace could put its own pods in
+    /// the gateway's place.
+    fn gateway_at(&self, at: &NetworkAddress) -> Option<(&Arc<Service>, &Endpoints)> {
+        self.services.by_vip(&at.network, at.address, Some(NOBODY))
+    }
+
     /// Whether `source` is an endpoint of what `gateway` names.
     pub(crate) fn is_behind(&self, source: &Workload, gateway: &GatewayAddress) -> bool {
         let service = match &gateway.destination {
-            Destination::Address(at) => self
-                .services
-                .by_vip(&at.network, at.address, None)
-                .map(|(service, _)| service),
+            Destination::Address(at) => self.gateway_at(at).map(|(service, _)| service),
             Destination::Hostname(name) => self.service(name),
         };
         if let Some(service) = service {

@@ -186,7 +186,9 @@ impl MeshTable {
     /// Whether the workload or service at an address names the local workload as its waypoint.
     fn is_waypoint_of(&self, local: &Workload, asked: IpAddr) -> bool {
         let waypoints = |gateway: &GatewayAddress| self.is_behind(local, gateway);
-        if let Some((service, _)) = self.services.by_vip(&local.network, asked, None) {
+        let exact = self.services.by_vip(&local.network, asked, None);
+        let by_prefix = || self.services.by_prefix(&local.network, asked, None);
+        if let Some((service, _)) = exact.or_else(by_prefix) {
             let weighted = service
                 .weighted_waypoints
                 .iter()

@@ -167,6 +167,14 @@ pub enum RouteError {
         /// The workload or service that names it.
         of: String,
     },
+    /// A waypoint is named that has no pod now.
+    #[error("no pod of the waypoint {waypoint} of {of} serves")]
+    NoWaypointPod {
+        /// As named (`network/ip` or `namespace/hostname`).
+        waypoint: String,
+        /// The workload or service that names it.
+        of: String,
+    },
     /// A gateway to another network is named but not known.
     #[error("unknown network gateway: {gateway} of {of}")]
     UnknownGateway {
@@ -211,10 +219,16 @@ impl RouteError {
         Reason::Connect
     }
 
+    /// Whether it may end by itself within seconds: the waypoint exists, and its pods come or come back.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::NoWaypointPod { .. })
+    }
+
     /// The name that an on-demand client may request from the control plane, to find a route.
     pub fn missing(&self) -> Option<&str> {
         match self {
             Self::UnknownWaypoint { waypoint: key, .. }
+            | Self::NoWaypointPod { waypoint: key, .. }
             | Self::UnknownGateway { gateway: key, .. } => Some(key),
             _ => None,
         }
@@ -236,8 +250,8 @@ impl MeshTable {
         self.outbound_again(source, dst, &[], rng)
     }
 
-    /// [`Self::outbound`], when connecting to the waypoint's workloads with the uids `failed` was in vain: another
-    /// one is chosen.
+    /// [`Self::outbound`], when connecting to the workloads with the uids `failed` was in vain: another one of the
+    /// waypoint, or of the service, is chosen.
     pub fn outbound_again(
         &self,
         source: &Workload,
@@ -247,10 +261,8 @@ impl MeshTable {
     ) -> Result<Route, RouteError> {
         let caller = Caller { source, failed };
         let dst = ambit_model::canonical_socket(dst);
-        let vip = self
-            .services
-            .by_vip(&source.network, dst.ip(), Some(&source.namespace));
-        let Some((service, endpoints)) = vip else {
+        let at = self.service_at(&source.network, dst.ip(), &source.namespace);
+        let Some((service, endpoints)) = at else {
             return match self.workloads.by_ip(&source.network, dst.ip()) {
                 Some(workload) => self.to_workload(caller, dst, workload, rng),
                 None => Ok(Route::Passthrough { dst, service: None }),
@@ -260,8 +272,7 @@ impl MeshTable {
             return self.to_service_waypoint(caller, dst, service, waypoint, rng);
         }
         if service.lb_mode() == LbMode::Passthrough {
-            // Such a service often is a whole prefix: a known workload inside it keeps its mTLS and its
-            // waypoint.
+            // A workload keeps its mTLS and its waypoint.
             return match self.workloads.by_ip(&source.network, dst.ip()) {
                 Some(workload) => self.to_workload(caller, dst, workload, rng),
                 None => Ok(Route::Passthrough {
@@ -270,9 +281,15 @@ impl MeshTable {
                 }),
             };
         }
-        let vantage = source.into();
         let (workload, port) = self
-            .balance(vantage, service, endpoints, dst.port(), Mode::Standard, rng)
+            .balance(
+                caller.vantage(),
+                service,
+                endpoints,
+                dst.port(),
+                Mode::Standard,
+                rng,
+            )
             .ok_or_else(|| RouteError::NoHealthyUpstream {
                 service: service.namespaced_hostname(),
                 port: dst.port(),
@@ -331,10 +348,7 @@ impl MeshTable {
     ) -> Result<Route, RouteError> {
         let found = self
             .find_gateway(caller.vantage(), waypoint, dst.ip(), rng)
-            .ok_or_else(|| RouteError::UnknownWaypoint {
-                waypoint: waypoint.destination.to_string(),
-                of: service.namespaced_hostname().to_string(),
-            })?;
+            .ok_or_else(|| self.no_waypoint(waypoint, service.namespaced_hostname().to_string()))?;
         if found.workload.network() != &caller.source.network {
             let identities = identities(None, found.service.map(|service| &**service));
             return self.through_gateway(caller, dst, service, found.workload, identities, rng);
@@ -365,11 +379,17 @@ impl MeshTable {
         let found = self
             .find_gateway(caller.vantage(), named, target.ip(), rng)
             .filter(|found| found.workload.network() == &caller.source.network)
-            .ok_or_else(|| RouteError::UnknownWaypoint {
-                waypoint: named.gateway.destination.to_string(),
-                of: of.to_owned(),
-            })?;
+            .ok_or_else(|| self.no_waypoint(named.gateway, of.to_owned()))?;
         Ok(tunnel_to_waypoint(&found, named.gateway, target, service))
+    }
+
+    /// Why there is no pod of a waypoint.
+    fn no_waypoint(&self, named: &GatewayAddress, of: String) -> RouteError {
+        let waypoint = named.destination.to_string();
+        match self.is_gateway_known(named) {
+            true => RouteError::NoWaypointPod { waypoint, of },
+            false => RouteError::UnknownWaypoint { waypoint, of },
+        }
     }
 
     /// To an endpoint (or waypoint) of another network. The inner tunnel accepts only identities that the

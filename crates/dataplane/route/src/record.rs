@@ -245,6 +245,31 @@ impl WorkloadRef {
             .map(|membership| &membership.service)
     }
 
+    /// The ports of services that lead to a port of it.
+    pub fn service_ports(&self, target: u16) -> impl Iterator<Item = (&NamespacedHostname, u16)> {
+        let all = self.0.template.services.iter();
+        all.flat_map(move |membership| {
+            let ports = membership.ports.iter();
+            let leading = ports.filter(move |(_, to)| *to == target);
+            leading.map(|(port, _)| (&membership.service, *port))
+        })
+    }
+
+    /// Whether it is a pod's.
+    pub fn is_pod(&self) -> bool {
+        self.uid().contains("//Pod/")
+    }
+
+    /// Whether the same services lead to it, at the same addresses, as to another form of it.
+    pub fn has_services_of(&self, workload: &Workload) -> bool {
+        let Workload {
+            services,
+            workload_ips,
+            ..
+        } = self.to_model();
+        services == workload.services && workload_ips == workload.workload_ips
+    }
+
     /// Its own port map of one service.
     pub(crate) fn membership(&self, service: &NamespacedHostname) -> Option<&ServiceMembership> {
         self.0

@@ -212,34 +212,35 @@ impl Services {
         Some((entry.service.as_ref()?, &entry.endpoints))
     }
 
-    /// The service at an address; without a client namespace, visibility does not matter.
+    /// The service with an address of its own; without a client namespace, visibility does not matter.
     pub(crate) fn by_vip(
         &self,
         network: &str,
         ip: IpAddr,
         client: Option<&str>,
     ) -> Option<(&Arc<Service>, &Endpoints)> {
-        let exact = self
-            .by_vip
-            .get(&AddressKey { network, ip })
-            .and_then(|names| {
+        let names = self.by_vip.get(&AddressKey { network, ip })?;
+        self.visible(names, client)
+            .max_by_key(|(order, service, _)| (is_of(service, client), service.canonical, *order))
+            .map(|(_, service, endpoints)| (service, endpoints))
+    }
+
+    /// The service with a prefix that has an address; without a client namespace, visibility does not matter.
+    pub(crate) fn by_prefix(
+        &self,
+        network: &str,
+        ip: IpAddr,
+        client: Option<&str>,
+    ) -> Option<(&Arc<Service>, &Endpoints)> {
+        self.prefixes(network, ip)
+            .flat_map(|(length, names)| {
                 self.visible(names, client)
-                    .max_by_key(|(order, service, _)| {
-                        (is_of(service, client), service.canonical, *order)
-                    })
-            });
-        let found = exact.or_else(|| {
-            self.prefixes(network, ip)
-                .flat_map(|(length, names)| {
-                    self.visible(names, client)
-                        .map(move |found| (length, found))
-                })
-                .max_by_key(|(length, (order, service, _))| {
-                    (is_of(service, client), *length, service.canonical, *order)
-                })
-                .map(|(_, found)| found)
-        });
-        found.map(|(_, service, endpoints)| (service, endpoints))
+                    .map(move |found| (length, found))
+            })
+            .max_by_key(|(length, (order, service, _))| {
+                (is_of(service, client), *length, service.canonical, *order)
+            })
+            .map(|(_, (_, service, endpoints))| (service, endpoints))
     }
 
     fn prefixes(&self, network: &str, ip: IpAddr) -> impl Iterator<Item = (u8, &Names)> {

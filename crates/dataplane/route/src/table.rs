@@ -8,7 +8,7 @@ use crate::{
     WorkloadRef,
     intern::{Interner, Strings},
     record::{Location, ServiceMembership, Template},
-    services::Services,
+    services::{Endpoints, Services},
     workloads::Workloads,
 };
 
@@ -247,17 +247,32 @@ impl MeshTable {
         self.services.iter()
     }
 
-    /// The service that an address means to a client of `namespace`: exact before prefix, its own
-    /// namespace's before the canonical one before any other; invisible ones are left out.
+    /// The service that an address means to a client of `namespace`: one with the address before one with a prefix,
+    /// its own namespace's before the canonical one before any other; invisible ones are left out. An address of a
+    /// workload belongs to no prefix.
     pub fn service_by_vip(
         &self,
         network: &str,
         ip: IpAddr,
         client_namespace: &str,
     ) -> Option<&Arc<Service>> {
-        self.services
-            .by_vip(network, ip.to_canonical(), Some(client_namespace))
+        self.service_at(network, ip.to_canonical(), client_namespace)
             .map(|(service, _)| service)
+    }
+
+    /// [`Self::service_by_vip`] with the service's endpoints.
+    pub(crate) fn service_at(
+        &self,
+        network: &str,
+        ip: IpAddr,
+        client_namespace: &str,
+    ) -> Option<(&Arc<Service>, &Endpoints)> {
+        let exact = self.services.by_vip(network, ip, Some(client_namespace));
+        exact.or_else(|| {
+            let is_of_workload = self.workloads.by_ip(network, ip).is_some();
+            let by_prefix = || self.services.by_prefix(network, ip, Some(client_namespace));
+            (!is_of_workload).then(by_prefix)?
+        })
     }
 
     /// The service that a host name means to a client of `namespace`.
@@ -281,12 +296,22 @@ impl MeshTable {
             .by_hostname(hostname, client_namespace, preferred, eligible)
     }
 
+    /// All endpoints at an address: the workload that has it, and those that were written by hand with it.
+    pub fn endpoints_at<'a>(
+        &'a self,
+        network: &'a str,
+        ip: IpAddr,
+    ) -> impl Iterator<Item = &'a WorkloadRef> {
+        self.workloads.all_at(network, ip)
+    }
+
     /// Whether any service has a wildcard (`*.example.com`) as host name.
     pub fn has_wildcard_hosts(&self) -> bool {
         self.services.has_wildcards()
     }
 
-    /// Whether anything is known at an address (on-demand mode requests the others).
+    /// Whether a service or workload is known that has an address (on-demand mode requests the others). A prefix says
+    /// nothing of what has one of its addresses.
     pub fn knows_address(&self, address: &NetworkAddress) -> bool {
         self.services
             .by_vip(&address.network, address.address, None)

@@ -3,6 +3,7 @@
 mod endpoint_waypoint;
 mod inbound;
 mod outbound;
+mod prefixes;
 mod state;
 
 use std::net::SocketAddr;

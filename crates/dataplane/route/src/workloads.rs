@@ -19,6 +19,8 @@ pub(crate) struct Workloads {
     free: Vec<Slot>,
     by_uid: HashTable<Slot>,
     by_ip: HashTable<IpEntry>,
+    /// Endpoints with addresses that are not their own: most often those of pods, or of something outside of the mesh.
+    elsewhere: HashMap<IpAddr, SmallVec<[Slot; 2]>>,
     by_hostname: HashMap<NamespacedHostname, SmallVec<[Slot; 2]>>,
     local: HashMap<(ArcStr, ArcStr), Vec<Slot>>,
     hasher: DefaultHashBuilder,
@@ -86,6 +88,10 @@ impl Workloads {
 
     fn index_ips(&mut self, slot: Slot, record: &WorkloadRef) {
         if record.network_mode() == NetworkMode::HostNetwork {
+            let ips = record.ips().iter().filter(|_| !record.is_pod());
+            for ip in ips {
+                self.elsewhere.entry(*ip).or_default().push(slot);
+            }
             return;
         }
         for (nth, ip) in record.ips().iter().enumerate() {
@@ -133,6 +139,14 @@ impl Workloads {
                 let is_it = |entry: &IpEntry| entry.slot == slot && usize::from(entry.nth) == nth;
                 if let Ok(entry) = self.by_ip.find_entry(hash, is_it) {
                     entry.remove();
+                }
+            }
+        }
+        for ip in record.ips() {
+            if let Some(slots) = self.elsewhere.get_mut(ip) {
+                slots.retain(|known| *known != slot);
+                if slots.is_empty() {
+                    self.elsewhere.remove(ip);
                 }
             }
         }
@@ -193,10 +207,26 @@ impl Workloads {
                 record.network() == network && record.ips().get(usize::from(entry.nth)) == Some(&ip)
             })
             .max_by_key(|(record, entry)| {
-                let is_pod = record.uid().contains("//Pod/");
-                (is_pod, record.protocol() == Protocol::Hbone, entry.slot)
+                (
+                    record.is_pod(),
+                    record.protocol() == Protocol::Hbone,
+                    entry.slot,
+                )
             })
             .map(|(record, _)| record)
+    }
+
+    /// All endpoints at an address, whether it is their own or not.
+    pub(crate) fn all_at<'a>(
+        &'a self,
+        network: &'a str,
+        ip: IpAddr,
+    ) -> impl Iterator<Item = &'a WorkloadRef> {
+        let hash = self.hasher.hash_one((network, &ip));
+        let own = self.by_ip.iter_hash(hash).map(|entry| entry.slot);
+        let elsewhere = self.elsewhere.get(&ip).into_iter().flatten().copied();
+        let records = own.chain(elsewhere).filter_map(move |slot| self.get(slot));
+        records.filter(move |record| record.network() == network && record.ips().contains(&ip))
     }
 
     /// The workloads with a host name instead of addresses.

@@ -11,7 +11,10 @@ use std::{
 use bytes::Bytes;
 use http::HeaderMap;
 
-use crate::stream::{ContextId, Head};
+use crate::{
+    limits::MAX_CALL_BYTES,
+    stream::{ContextId, Head},
+};
 
 /// Names a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,6 +32,8 @@ pub enum CallKind {
 /// A call that a module asks for.
 #[derive(Clone, Debug)]
 pub struct Call {
+    /// The request that the module asks for it on behalf of, or the plugin's own context.
+    pub context: ContextId,
     /// Whom it is for, as the module has it.
     pub upstream: String,
     /// The head; of gRPC without `:authority`.
@@ -41,6 +46,45 @@ pub struct Call {
     pub timeout: Duration,
     /// What it is.
     pub kind: CallKind,
+    pub(crate) outstanding: Outstanding,
+}
+
+/// What of an instance's calls and streams has not ended. One that the module has cancelled ends when it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    count: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Calls {
+    /// Counts a call; `None` if there are too many, or their bytes are.
+    pub(crate) fn begin(self: &Arc<Self>, bytes: usize, most: usize) -> Option<Outstanding> {
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let outstanding = Outstanding(Arc::new(Share(self.clone(), bytes)));
+        (count <= most && all <= MAX_CALL_BYTES).then_some(outstanding)
+    }
+}
+
+/// A call's share of [`Calls`]. Clones are of the same call.
+#[derive(Clone, Debug)]
+pub struct Outstanding(#[expect(dead_code, reason = "what it does is to be held")] Arc<Share>);
+
+#[derive(Debug)]
+struct Share(Arc<Calls>, usize);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+        self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+impl Call {
+    /// What counts the call as one that has not ended, for as long as it is held.
+    pub fn outstanding(&self) -> Outstanding {
+        self.outstanding.clone()
+    }
 }
 
 /// What came of a call.
@@ -86,6 +130,25 @@ pub struct Message {
     /// Nothing follows it.
     pub is_end: bool,
     _counted: Counted,
+}
+
+impl Effect {
+    /// Whether it says again what is already said.
+    fn repeats(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Changed(one), Self::Changed(other)) => one == other,
+            (Self::Listens(one), Self::Listens(other))
+            | (Self::Enqueued(one), Self::Enqueued(other)) => one == other,
+            _ => false,
+        }
+    }
+
+    /// Adds itself to others, unless it is there.
+    pub(crate) fn add_to(self, others: &mut Vec<Self>) {
+        if !others.iter().any(|other| self.repeats(other)) {
+            others.push(self);
+        }
+    }
 }
 
 impl Message {

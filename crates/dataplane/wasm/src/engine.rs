@@ -7,6 +7,7 @@ use wasmtime::{Config, Linker};
 use crate::{
     host::{self, Host},
     limits::{MAX_MODULE, TICK},
+    memory_limit::ProcessMemory,
 };
 
 /// Versions of the ABI: a module exports the name of its own.
@@ -17,6 +18,7 @@ const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_1", "proxy_abi_version_0_2_0
 pub struct Engine {
     engine: wasmtime::Engine,
     linker: Arc<Linker<Host>>,
+    memory: Arc<ProcessMemory>,
 }
 
 impl fmt::Debug for Engine {
@@ -30,6 +32,7 @@ impl fmt::Debug for Engine {
 pub struct Module {
     pub(crate) engine: wasmtime::Engine,
     pub(crate) instance: wasmtime::InstancePre<Host>,
+    pub(crate) memory: Arc<ProcessMemory>,
 }
 
 impl fmt::Debug for Module {
@@ -82,6 +85,7 @@ impl Engine {
         Ok(Self {
             engine,
             linker: Arc::new(linker),
+            memory: Arc::default(),
         })
     }
 
@@ -113,6 +117,7 @@ impl Engine {
         Ok(Module {
             engine: self.engine.clone(),
             instance,
+            memory: self.memory.clone(),
         })
     }
 }

@@ -3,6 +3,7 @@
 mod buffers;
 mod calls;
 mod headers;
+mod logged;
 mod memory;
 mod properties;
 mod shares;
@@ -14,17 +15,19 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
-use wasmtime::{Linker, Module, StoreLimits, StoreLimitsBuilder, Val};
+use wasmtime::{Linker, Module, Val};
 
 use crate::{
     abi::Status,
-    effect::{Effect, Unsent},
-    limits::MAX_TABLE,
+    effect::{Calls, Effect, Unsent},
+    memory_limit::{Limiter, ProcessMemory},
     metrics::Metrics,
     settings::Settings,
     shared::Shared,
     stream::{ContextId, Head, ROOT, Stream},
 };
+
+use logged::Logged;
 
 /// The module in which the functions of the ABI are.
 const ENV: &str = "env";
@@ -36,7 +39,7 @@ pub(crate) struct Host {
     pub(crate) settings: Arc<Settings>,
     pub(crate) shared: Shared,
     pub(crate) metrics: Metrics,
-    pub(crate) limits: StoreLimits,
+    pub(crate) limits: Limiter,
     pub(crate) streams: BTreeMap<ContextId, Stream>,
     /// The context that functions work on.
     pub(crate) effective: ContextId,
@@ -47,10 +50,14 @@ pub(crate) struct Host {
     pub(crate) unsent: Arc<Unsent>,
     /// Calls and streams under way.
     pub(crate) calls: BTreeMap<u32, Pending>,
+    /// The same with those that the module has cancelled, until they have ended.
+    pub(crate) outstanding: Arc<Calls>,
     pub(crate) last_call: u32,
     pub(crate) tick_period: u32,
     /// Contexts of which the module said that they are done.
     pub(crate) done: Vec<ContextId>,
+    /// How much it has logged.
+    pub(crate) logged: Logged,
     /// Lines of its log that are not yet complete: standard output and error.
     pub(crate) lines: [Vec<u8>; 2],
 }
@@ -84,14 +91,13 @@ pub(crate) struct Received {
 }
 
 impl Host {
-    pub(crate) fn new(settings: Arc<Settings>, shared: Shared, metrics: Metrics) -> Self {
-        let limits = StoreLimitsBuilder::new();
-        let limits = limits.memory_size(settings.limits.memory).memories(1);
-        let limits = limits
-            .table_elements(MAX_TABLE)
-            .tables(16)
-            .instances(1)
-            .build();
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        shared: Shared,
+        metrics: Metrics,
+        memory: &Arc<ProcessMemory>,
+    ) -> Self {
+        let limits = Limiter::new(settings.limits.memory, memory.clone());
         Self {
             settings,
             shared,
@@ -102,7 +108,9 @@ impl Host {
             received: Received::default(),
             effects: Vec::new(),
             calls: BTreeMap::new(),
+            outstanding: Arc::default(),
             last_call: 0,
+            logged: Logged::default(),
             unsent: Arc::default(),
             tick_period: 0,
             done: Vec::new(),

@@ -14,6 +14,7 @@ mod effect;
 mod engine;
 mod host;
 mod limits;
+mod memory_limit;
 mod metrics;
 mod settings;
 mod shared;
@@ -21,7 +22,7 @@ mod stream;
 mod vm;
 
 pub use abi::{read_pairs, write_pairs};
-pub use effect::{Call, CallKind, CallResponse, Effect, Message, StreamEvent, Token};
+pub use effect::{Call, CallKind, CallResponse, Effect, Message, Outstanding, StreamEvent, Token};
 pub use engine::{Engine, Module, ModuleError};
 pub use limits::Limits;
 pub use metrics::{MetricKind, MetricValue, Metrics};

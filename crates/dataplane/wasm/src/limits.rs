@@ -40,6 +40,16 @@ pub(crate) fn ticks(time: Duration) -> u64 {
 
 /// Bytes of what a module gives to keep, as one piece: a value, a message, a log line.
 pub(crate) const MAX_PIECE: usize = 1 << 20;
+/// Bytes of calls and streams that have not ended, with their bodies.
+pub(crate) const MAX_CALL_BYTES: usize = 8 << 20;
+/// Bytes of the names and values of one map of headers.
+pub(crate) const MAX_HEADER_BYTES: usize = 256 << 10;
+/// Bytes of the names and values of the properties that a module sets for one request.
+pub(crate) const MAX_PROPERTY_BYTES: usize = 64 << 10;
+/// Lines that an instance logs in a second.
+pub(crate) const MAX_LINES: u32 = 100;
+/// Bytes of the memories of all instances of a process.
+pub(crate) const MAX_PROCESS_MEMORY: usize = 256 << 20;
 /// Bytes of a line of a log.
 pub(crate) const MAX_LINE: usize = 4 << 10;
 /// Properties that a module sets for one request.

@@ -2,7 +2,7 @@
 //! name.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -13,10 +13,12 @@ use crate::abi::Status;
 
 /// Bytes of all data, and of all that waits in queues, of one `vm_id`.
 const MAX_BYTES: usize = 16 << 20;
+/// The same of all together.
+const MAX_ALL_BYTES: usize = 64 << 20;
 /// Keys, and messages in one queue.
 const MAX_ENTRIES: usize = 16 << 10;
-/// Queues.
-const MAX_QUEUES: usize = 256;
+/// Queues of one `vm_id`.
+const MAX_QUEUES: usize = 32;
 
 /// What all plugins of a waypoint share. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +27,24 @@ pub struct Shared(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     data: HashMap<String, Data>,
-    queues: Vec<Queue>,
+    /// By their numbers, which are not used again.
+    queues: BTreeMap<u32, Queue>,
+    last: u32,
+}
+
+impl Inner {
+    /// Whether so much may be kept besides what is there already.
+    fn has_room(&self, more: usize) -> bool {
+        let data = self.data.values().map(|data| data.bytes);
+        let queues = self.queues.values().map(|queue| queue.bytes);
+        data.chain(queues).sum::<usize>() + more <= MAX_ALL_BYTES
+    }
+
+    fn queue(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
+        let mut queues = self.queues.iter();
+        let found = queues.find(|(_, queue)| queue.vm_id == vm_id && queue.name == name);
+        found.map(|(number, _)| *number)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +70,7 @@ impl Shared {
     /// `cas` is the version that is expected; zero is any.
     pub(crate) fn set(&self, vm_id: &str, key: &[u8], value: &[u8], cas: u32) -> Status {
         let mut inner = self.0.lock();
+        let has_room = inner.has_room(key.len() + value.len());
         let data = inner.data.entry(vm_id.to_owned()).or_default();
         let present = data.values.get(key);
         if cas != 0 && present.is_none_or(|(_, version)| *version != cas) {
@@ -58,7 +78,7 @@ impl Shared {
         }
         let before = present.map_or(0, |(value, _)| key.len() + value.len());
         let after = data.bytes - before + key.len() + value.len();
-        if after > MAX_BYTES || present.is_none() && data.values.len() >= MAX_ENTRIES {
+        if !has_room || after > MAX_BYTES || present.is_none() && data.values.len() >= MAX_ENTRIES {
             return Status::InternalFailure;
         }
         // Zero means any version.
@@ -70,38 +90,50 @@ impl Shared {
     }
 
     pub(crate) fn queue(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
-        let inner = self.0.lock();
-        let place = inner
-            .queues
-            .iter()
-            .position(|queue| queue.vm_id == vm_id && queue.name == name);
-        u32::try_from(place?).ok()
+        self.0.lock().queue(vm_id, name)
     }
 
     pub(crate) fn register(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
-        if let Some(known) = self.queue(vm_id, name) {
+        let mut inner = self.0.lock();
+        if let Some(known) = inner.queue(vm_id, name) {
             return Some(known);
         }
-        let mut inner = self.0.lock();
-        if inner.queues.len() >= MAX_QUEUES {
+        let own = inner.queues.values().filter(|queue| queue.vm_id == vm_id);
+        if own.count() >= MAX_QUEUES {
             return None;
         }
-        inner.queues.push(Queue {
+        let number = inner.last.checked_add(1)?;
+        inner.last = number;
+        let queue = Queue {
             vm_id: vm_id.to_owned(),
             name: name.to_vec(),
             messages: VecDeque::new(),
             bytes: 0,
-        });
-        u32::try_from(inner.queues.len() - 1).ok()
+        };
+        inner.queues.insert(number, queue);
+        Some(number)
+    }
+
+    /// Forgets what the plugins of a `vm_id` kept, which are no more.
+    pub fn forget(&self, vm_id: &str) {
+        let mut inner = self.0.lock();
+        inner.data.remove(vm_id);
+        inner.queues.retain(|_, queue| queue.vm_id != vm_id);
     }
 
     pub(crate) fn enqueue(&self, queue: u32, message: &[u8]) -> Status {
         let mut inner = self.0.lock();
-        let Some(queue) = inner.queues.get_mut(queue as usize) else {
+        let has_room = inner.has_room(message.len());
+        let Some(vm_id) = inner.queues.get(&queue).map(|queue| queue.vm_id.clone()) else {
+            return Status::NotFound;
+        };
+        let own = inner.queues.values().filter(|queue| queue.vm_id == vm_id);
+        let waiting: usize = own.map(|queue| queue.bytes).sum();
+        let Some(queue) = inner.queues.get_mut(&queue) else {
             return Status::NotFound;
         };
         let is_full =
-            queue.messages.len() >= MAX_ENTRIES || queue.bytes + message.len() > MAX_BYTES;
+            !has_room || queue.messages.len() >= MAX_ENTRIES || waiting + message.len() > MAX_BYTES;
         if is_full {
             return Status::InternalFailure;
         }
@@ -115,16 +147,13 @@ impl Shared {
         let inner = self.0.lock();
         inner
             .queues
-            .get(queue as usize)
+            .get(&queue)
             .map_or(0, |queue| queue.messages.len())
     }
 
     pub(crate) fn dequeue(&self, queue: u32) -> Result<Bytes, Status> {
         let mut inner = self.0.lock();
-        let queue = inner
-            .queues
-            .get_mut(queue as usize)
-            .ok_or(Status::NotFound)?;
+        let queue = inner.queues.get_mut(&queue).ok_or(Status::NotFound)?;
         let message = queue.messages.pop_front().ok_or(Status::Empty)?;
         queue.bytes -= message.len();
         Ok(message)
@@ -161,9 +190,19 @@ mod tests {
         assert_eq!(shared.enqueue(queue, b"1"), Status::InternalFailure);
         assert_eq!(shared.dequeue(queue).unwrap().len(), large.len());
         assert_eq!(shared.enqueue(queue, b"1"), Status::Ok);
+        // Queues of one together, and not each.
+        let second = shared.register("vm", b"r").unwrap();
+        assert_eq!(shared.enqueue(second, &large), Status::InternalFailure);
         let many =
             (0..2 * MAX_QUEUES).filter_map(|n| shared.register("vm", n.to_string().as_bytes()));
-        assert_eq!(many.count(), MAX_QUEUES - 1);
+        assert_eq!(many.count(), MAX_QUEUES - 2);
+        // Others have queues of their own, and what all have together is bounded.
+        assert!(shared.register("other", b"q").is_some());
+        let all = (0..16)
+            .filter(|number| shared.set(&format!("vm{number}"), b"k", &large, 0) == Status::Ok);
+        assert!(all.count() < 8);
+        shared.forget("vm");
+        assert_eq!(shared.set("last", b"k", &large, 0), Status::Ok);
     }
 
     #[test]
@@ -178,5 +217,8 @@ mod tests {
         assert_eq!(shared.enqueue(queue, b"2"), Status::Ok);
         assert_eq!(shared.dequeue(queue).unwrap(), "1");
         assert_eq!(shared.dequeue(7), Err(Status::NotFound));
+        shared.forget("vm");
+        assert_eq!(shared.dequeue(queue), Err(Status::NotFound));
+        assert_ne!(shared.register("other", b"q"), Some(queue));
     }
 }

@@ -100,7 +100,8 @@ impl Vm {
             settings.vm_configuration.len(),
             settings.configuration.len(),
         );
-        let mut store = Store::new(&module.engine, Host::new(settings, shared, metrics));
+        let host = Host::new(settings, shared, metrics, &module.memory);
+        let mut store = Store::new(&module.engine, host);
         store.limiter(|host| &mut host.limits);
         store.set_epoch_deadline(ticks(limit));
         let instance = module.instance.instantiate(&mut store);
@@ -362,6 +363,9 @@ impl Vm {
         {
             // What the proxy knows of it is not kept for as long as a module likes.
             stream.facts = Arc::new(Nothing);
+            stream.request_body = bytes::BytesMut::new();
+            stream.response_body = bytes::BytesMut::new();
+            stream.answer = None;
         }
         let lingering = self
             .store

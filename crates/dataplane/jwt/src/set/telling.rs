@@ -12,17 +12,17 @@ use super::{Authentications, without_tokens};
 use crate::place::{Place, keep_lines};
 
 impl Authentications {
-    /// A target (path and query) without the parameters in which tokens for a service, or for a pod (`None`), may be.
+    /// A target (path and query) without the parameters in which tokens for these services may be.
     /// Without any if nobody can say which these are.
     pub fn tellable_target<'a>(
         &self,
-        service: Option<&NamespacedHostname>,
+        services: &[NamespacedHostname],
         target: &'a str,
     ) -> Cow<'a, str> {
         let Some((path, query)) = target.split_once('?') else {
             return Cow::Borrowed(target);
         };
-        let Some(places) = self.places(service) else {
+        let Some(places) = self.places(services) else {
             return Cow::Borrowed(path);
         };
         match without_tokens(query, &places) {
@@ -32,10 +32,10 @@ impl Authentications {
         }
     }
 
-    /// Takes the tokens for a service, or for a pod (`None`), out of headers of a request or an answer that are kept to be
+    /// Takes the tokens for these services out of headers of a request or an answer that are kept to be
     /// told. All of them if nobody can say where tokens are.
-    pub fn keep_tellable(&self, service: Option<&NamespacedHostname>, headers: &mut HeaderMap) {
-        let Some(places) = self.places(service) else {
+    pub fn keep_tellable(&self, services: &[NamespacedHostname], headers: &mut HeaderMap) {
+        let Some(places) = self.places(services) else {
             return headers.clear();
         };
         places.iter().for_each(|place| place.clear(headers));
@@ -51,15 +51,15 @@ impl Authentications {
         for of_target in [REFERER, LOCATION, CONTENT_LOCATION] {
             keep_lines(headers, &of_target, |line| {
                 let target = String::from_utf8_lossy(line.as_bytes());
-                HeaderValue::from_str(&self.tellable_target(service, &target)).ok()
+                HeaderValue::from_str(&self.tellable_target(services, &target)).ok()
             });
         }
     }
 
     /// Where tokens may be; `None` if nobody can say.
-    fn places(&self, service: Option<&NamespacedHostname>) -> Option<Vec<&Place>> {
-        self.understood(service).ok()?;
-        let rules = self.compiled(service).flat_map(|one| &one.rules);
+    fn places(&self, services: &[NamespacedHostname]) -> Option<Vec<&Place>> {
+        self.understood(services).ok()?;
+        let rules = self.compiled(services).flat_map(|one| &one.rules);
         Some(rules.flat_map(|rule| &rule.places).collect())
     }
 }

@@ -181,3 +181,128 @@ fn what_is_no_key_set_is_refused_as_a_whole() {
     }
     assert!(KeySet::read(br#"{"keys":[]}"#).unwrap().is_empty());
 }
+
+#[test]
+fn signatures_in_another_form_are_refused() {
+    let issuer = Issuer::new("a");
+    let keys = set(&[issuer.key()]);
+    let good = issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }));
+    assert_eq!(verdict(&good, &keys), Ok(()));
+    let (signed, signature) = good.rsplit_once('.').unwrap();
+    let signature = base64url(signature.as_bytes()).unwrap();
+    let halves = |r: &[u8], s: &[u8]| [r, s].concat();
+    let der = [
+        &[0x30, 68, 2, 32][..],
+        &signature[..32],
+        &[2, 32],
+        &signature[32..],
+    ]
+    .concat();
+    // The order of the group of P-256: as nothing to who computes modulo it.
+    let order = base64url(b"_____wAAAAD__________7zm-q2nF56E87nKwvxjJVE").unwrap();
+    for forged in [
+        vec![0; 64],
+        vec![0xff; 64],
+        vec![1; 64],
+        halves(&[0; 32], &signature[32..]),
+        halves(&signature[..32], &[0; 32]),
+        halves(&order, &order),
+        halves(&signature[32..], &signature[..32]),
+        signature[..63].to_vec(),
+        signature[1..].to_vec(),
+        halves(&[0], &signature),
+        halves(&signature, &[0]),
+        halves(&signature, &signature),
+        der,
+        Vec::new(),
+    ] {
+        let token = format!("{signed}.{}", encode(&forged));
+        assert!(verdict(&token, &keys).is_err(), "{forged:02x?}");
+    }
+}
+
+#[test]
+fn tokens_in_another_encoding_are_refused() {
+    let issuer = Issuer::new("a");
+    let keys = set(&[issuer.key()]);
+    // Long enough that the two alphabets differ somewhere.
+    let good = issuer.token(&json!({ "iss": ISSUER, "sub": "???>>>~~~\u{7ff}" }));
+    assert_eq!(verdict(&good, &keys), Ok(()));
+    let [header, payload, signature] = crate::token::sections(&good).unwrap();
+    let forms = [
+        format!("{header}=.{payload}.{signature}"),
+        format!("{header}.{payload}==.{signature}"),
+        format!("{header}\n.{payload}.{signature}"),
+        format!("{header}.{payload}.{signature}\0"),
+        format!("{header}.{payload}.{signature}%2E"),
+        format!("{header}%2E{payload}%2E{signature}"),
+        format!("{header}\u{3002}{payload}\u{3002}{signature}"),
+        format!("{header}..{payload}.{signature}"),
+        format!(".{payload}.{signature}"),
+        format!("{header}..{signature}"),
+        format!("{payload}.{header}.{signature}"),
+        format!("{header}.{payload}.{signature}.{signature}"),
+        format!("{header}.{payload}.{signature}~"),
+        good.to_ascii_lowercase(),
+        good.replace(['-', '_'], "+"),
+        format!("Bearer {good}"),
+        format!("{good},{good}"),
+        format!("\u{feff}{good}"),
+    ];
+    for token in forms {
+        assert!(token == good || verdict(&token, &keys).is_err(), "{token}");
+    }
+}
+
+#[test]
+fn headers_and_claims_of_odd_types_are_refused() {
+    let issuer = Issuer::new("a");
+    let keys = set(&[issuer.key()]);
+    let plain = r#"{"alg":"ES256","kid":"a"}"#;
+    for header in [
+        r#"{"alg":"ES256","\u0061lg":"none","kid":"a"}"#,
+        r#"{"alg":["ES256"],"kid":"a"}"#,
+        r#"{"alg":{"alg":"ES256"},"kid":"a"}"#,
+        r#"{"alg":null,"kid":"a"}"#,
+        r#"{"ALG":"ES256","kid":"a"}"#,
+        r#"{"kid":"a"}"#,
+        r#"{"alg":"ES256\u0000","kid":"a"}"#,
+        r#"{"alg":"ES256","kid":"../a"}"#,
+        r#"{"alg":"ES256","kid":"A"}"#,
+        r#"{"alg":"ES256","kid":"a "}"#,
+        r#"{"alg":"ES256","kid":""}"#,
+        r#"{"alg":"ES256","kid":{"a":1}}"#,
+        r#"{"alg":"ES256","kid":"a","crit":["exp"]}"#,
+        r#"{"alg":"dir","enc":"A256GCM","kid":"a"}"#,
+        "\u{feff}{\"alg\":\"ES256\",\"kid\":\"a\"}",
+        r#"{"alg":"ES256","kid":"a",}"#,
+        r#"{'alg':'ES256','kid':'a'}"#,
+        "",
+    ] {
+        let token = issuer.sign(header, r#"{"sub":"alice"}"#);
+        assert!(verdict(&token, &keys).is_err(), "{header}");
+    }
+    for payload in [
+        r#"{"sub":"alice","exp":1e999}"#,
+        r#"{"sub":"alice","exp":NaN}"#,
+        r#"{"sub":"alice","exp":Infinity}"#,
+        r#"{"sub":"alice","exp":-1}"#,
+        r#"{"sub":"alice","exp":0}"#,
+        r#"{"sub":"alice","exp":true}"#,
+        r#"{"sub":"alice","exp":[2000000000]}"#,
+        r#"{"sub":"alice","exp":{}}"#,
+        r#"{"sub":"alice","exp":"2000000000"}"#,
+        r#"{"sub":"alice","nbf":1e300}"#,
+        r#"{"sub":"alice","iat":1e300}"#,
+        r#"{"sub":"alice","exp":2000000000,"\u0065xp":1}"#,
+        "\u{feff}{\"sub\":\"alice\"}",
+        r#"{"sub":"\ud800"}"#,
+        r#"{"sub":"alice"}}"#,
+        r#"{"a":{"b":1,"b":2}}"#,
+        "null",
+        "7",
+    ] {
+        let token = issuer.sign(plain, payload);
+        assert!(verdict(&token, &keys).is_err(), "{payload}");
+    }
+}

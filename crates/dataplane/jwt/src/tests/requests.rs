@@ -47,9 +47,9 @@ fn judged(all: &Authentications, sent: &mut Sent) -> Result<Vec<String>, Denial>
         query: sent.query,
     };
     let proved = all
-        .authenticate(None, request, now())
+        .authenticate(&[], request, now())
         .map_err(|refused| refused.why)?;
-    let claims = all.still_believed(None, &proved);
+    let claims = all.still_believed(&[], &proved);
     let subjects = claims.filter_map(|one| one.principal());
     Ok(subjects.map(|(_, subject)| subject.to_owned()).collect())
 }
@@ -102,7 +102,7 @@ fn a_known_token_expires_as_any_other() {
             headers: &mut sent.headers,
             query: None,
         };
-        all.authenticate(None, request, time)
+        all.authenticate(&[], request, time)
             .map(drop)
             .map_err(|refused| refused.why)
     };
@@ -158,7 +158,7 @@ fn tokens_are_read_where_a_rule_says_and_nowhere_else() {
         headers: &mut sent.headers,
         query: Some(query),
     };
-    let proved = all.authenticate(None, request, now()).unwrap();
+    let proved = all.authenticate(&[], request, now()).unwrap();
     assert_eq!(proved.query, Some(Some("a=1".to_owned())));
     // Not where others have it.
     let mut elsewhere = bearer("no.to.ken");
@@ -219,6 +219,28 @@ fn applications_are_told_what_is_proved_and_nothing_that_clients_say() {
     let mut nobody = get(&forged);
     assert_eq!(judged(&all, &mut nobody), Ok(vec![]));
     assert!(nobody.headers.is_empty());
+}
+
+#[test]
+fn tokens_in_a_header_of_another_spelling_do_not_pass() {
+    let issuer = Issuer::new("a");
+    let rule = JwtRule {
+        headers: vec![("x-jwt".into(), "JWT ".into())],
+        forward_token: true,
+        ..issuer.rule()
+    };
+    let all = all(vec![rule]);
+    let token = format!(
+        "JWT {}",
+        issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }))
+    );
+    let mut sent = get(&[("x-jwt", &token), ("x_jwt", "JWT forged")]);
+    assert!(judged(&all, &mut sent).is_ok());
+    assert_eq!(sent.headers, get(&[("x-jwt", &token)]).headers);
+    let name = |text| http::HeaderName::from_static(text);
+    for (text, is_own) in [("x-jwt", true), ("x_jwt", true), ("authorization", false)] {
+        assert_eq!(all.own_header(&[], &name(text)), is_own, "{text}");
+    }
 }
 
 #[test]
@@ -304,8 +326,8 @@ fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
         headers: &mut sent.headers,
         query: None,
     };
-    let proved = all.authenticate(None, request, now()).unwrap();
-    assert_eq!(all.still_believed(None, &proved).count(), 1);
+    let proved = all.authenticate(&[], request, now()).unwrap();
+    assert_eq!(all.still_believed(&[], &proved).count(), 1);
     all.insert(object("ns/a", vec![known(&new)]));
     assert_eq!(
         judged(&all, &mut bearer(&token)),
@@ -313,7 +335,7 @@ fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
     );
     assert!(judged(&all, &mut bearer(&new.token(&claims("alice")))).is_ok());
     // Nor does what is under way count any more.
-    assert_eq!(all.still_believed(None, &proved).count(), 0);
+    assert_eq!(all.still_believed(&[], &proved).count(), 0);
     all.insert(object(
         "ns/a",
         vec![with(JwtKeys::Unavailable("gone".into()))],
@@ -347,7 +369,7 @@ fn objects_apply_where_they_are_attached_and_one_that_is_not_understood_refuses_
         services: vec![service("a")],
         ..object("ns/a", vec![issuer.rule()])
     });
-    let refused = |all: &Authentications, of: Option<&NamespacedHostname>| {
+    let refused = |all: &Authentications, of: &[NamespacedHostname]| {
         let mut sent = bearer("no.to.ken");
         let request = RequestParts {
             method: &sent.method,
@@ -356,16 +378,19 @@ fn objects_apply_where_they_are_attached_and_one_that_is_not_understood_refuses_
         };
         all.authenticate(of, request, now()).is_err()
     };
-    assert!(refused(&all, Some(&service("a"))));
-    assert!(!refused(&all, Some(&service("b"))) && !refused(&all, None));
-    assert!(all.need_http(Some(&service("a"))) && !all.need_http(None));
+    assert!(refused(&all, &[service("a")]));
+    assert!(!refused(&all, &[service("b")]) && !refused(&all, &[]));
+    // Of several, any one suffices.
+    assert!(refused(&all, &[service("b"), service("a")]));
+    assert!(all.need_http(&[service("b"), service("a")]));
+    assert!(all.need_http(&[service("a")]) && !all.need_http(&[]));
     let broken = Authentication {
         not_understood: Some("why".into()),
         ..object("ns/b", Vec::new())
     };
     all.insert(broken);
-    assert!(refused(&all, None) && refused(&all, Some(&service("b"))));
+    assert!(refused(&all, &[]) && refused(&all, &[service("b")]));
     assert!(all.remove(&PolicyKey::of_record("ns/b")));
-    assert!(!refused(&all, None));
+    assert!(!refused(&all, &[]));
     assert!(all.remove(&PolicyKey::of_record("ns/a")) && all.is_empty());
 }

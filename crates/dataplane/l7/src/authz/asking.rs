@@ -1,13 +1,15 @@
 //! Which requests and connections a provider decides about, by CUSTOM policies.
 //!
 //! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be asked, everything in
-//! the scope is denied, as in Istio.
+//! the scope is denied, as in Istio. So is a request to a pod whose services name several.
 
 use std::sync::Arc;
 
 use ambit_model::Provider;
 
-use super::{Compiled, Connection, Policies, Request, RuleId, Scope, facts::Facts, first_match};
+use super::{
+    Compiled, Connection, Policies, Request, RuleId, Scope, ServicePort, facts::Facts, first_match,
+};
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,10 +54,20 @@ impl Policies {
         if first.is_none() {
             return Asking::Nobody;
         }
-        let facts = facts();
-        let found = self
-            .buckets(scope)
-            .find_map(|bucket| first_match(&bucket.custom, &facts));
+        let mut facts = facts();
+        let (of, ports): (_, &[ServicePort]) = match scope {
+            Scope::Pod(ports) => (Scope::Pod(&[]), ports),
+            other => (other, &[]),
+        };
+        let first = |scope, facts: &Facts<'_>| {
+            let mut buckets = self.buckets(scope);
+            buckets.find_map(|bucket| first_match(&bucket.custom, facts))
+        };
+        let mut found = first(of, &facts);
+        for port in ports {
+            facts.call_at(port.address);
+            found = found.or_else(|| first(Scope::Service(&port.service), &facts));
+        }
         match found {
             Some((policy, rule)) => of_rule(policy, rule),
             None => Asking::Nobody,

@@ -3,16 +3,12 @@
 
 use ambit_model::{
     ArcStr, HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule,
-    HttpSource, HttpValue, PathPattern, PathTemplate, PolicyKey, StringMatch,
+    HttpSource, HttpValue, PathPattern, PolicyKey, StringMatch,
 };
 use http::HeaderName;
 
-use super::{
-    facts::{Facts, Reading},
-    matcher::{Matcher, PathMatcher, PathShape},
-    text::map_text,
-};
-use crate::path;
+use super::{facts::Facts, matcher::Matcher};
+use crate::readings::{PathMatcher, Reading, is_same_name};
 
 /// A policy, ready for evaluation.
 #[derive(Debug)]
@@ -79,6 +75,14 @@ impl Compiled {
         self.rules.iter().any(|rule| rule.is_http)
     }
 
+    pub(super) fn reads_header(&self, name: &HeaderName) -> bool {
+        let mut conditions = self.rules.iter().flat_map(|rule| &rule.conditions);
+        conditions.any(|test| {
+            let mut all = test.any.iter().chain(&test.none);
+            all.any(|one| matches!(one, Matcher::Header(own, _) if is_same_name(own, name)))
+        })
+    }
+
     /// The first rule that matches.
     pub(super) fn matching_rule(&self, facts: &Facts<'_>) -> Option<usize> {
         if self.not_understood.is_some() {
@@ -139,9 +143,9 @@ impl Test {
             return true;
         }
         let (any, none) = match action {
-            HttpAction::Allow => (Reading::Plain, Reading::Any),
+            HttpAction::Allow => (Reading::All, Reading::Any),
             HttpAction::Deny | HttpAction::Audit | HttpAction::Custom => {
-                (Reading::Any, Reading::Plain)
+                (Reading::Any, Reading::Exception)
             }
         };
         let among = |values: &[Matcher], reading| values.iter().any(|v| v.matches(facts, reading));
@@ -186,7 +190,7 @@ fn operation(operation: &HttpOperation) -> Result<Vec<Test>, ArcStr> {
         none: paths(&o.not_paths)?,
     };
     let tests = [
-        Test::new(&o.hosts, &o.not_hosts, host),
+        Test::new(&o.hosts, &o.not_hosts, |h| Matcher::Host(h.clone())),
         Test::new(&o.ports, &o.not_ports, |p| Matcher::DestinationPort(*p)),
         Test::new(&o.methods, &o.not_methods, |m| Matcher::Method(m.clone())),
         (!paths.any.is_empty() || !paths.none.is_empty()).then_some(paths),
@@ -194,36 +198,8 @@ fn operation(operation: &HttpOperation) -> Result<Vec<Test>, ArcStr> {
     Ok(tests.into_iter().flatten().collect())
 }
 
-fn host(pattern: &StringMatch) -> Matcher {
-    let text = match pattern {
-        StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
-        StringMatch::Presence => "",
-    };
-    let after_address = text.rsplit(']').next().unwrap_or_default();
-    match after_address.contains(':') {
-        true => Matcher::HostAndPort(pattern.clone()),
-        false => Matcher::Host(pattern.clone()),
-    }
-}
-
 fn path_matcher(pattern: &PathPattern) -> Result<Matcher, ArcStr> {
-    let canonical = |text: &str| path::canonical_escapes(text).into_owned();
-    let (plain, decoded) = match pattern {
-        PathPattern::Text(text) => (
-            PathShape::Text(map_text(text, canonical)),
-            PathShape::Text(map_text(text, path::decoded_escapes)),
-        ),
-        PathPattern::Template(template) => {
-            let parsed: PathTemplate = template
-                .parse()
-                .map_err(|e| arcstr(&format!("path template {template:?}: {e}")))?;
-            (
-                PathShape::Template(parsed.clone().map_text(|text| canonical(text).into())),
-                PathShape::Template(parsed.map_text(|text| path::decoded_escapes(text).into())),
-            )
-        }
-    };
-    Ok(Matcher::Path(Box::new(PathMatcher { plain, decoded })))
+    Ok(Matcher::Path(Box::new(PathMatcher::of_policy(pattern)?)))
 }
 
 fn condition(condition: &HttpCondition) -> Result<Test, ArcStr> {
@@ -267,7 +243,7 @@ fn value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr
 /// The host and the method are headers to HTTP/2, and so to Envoy.
 fn header(name: &str, wanted: &StringMatch) -> Result<Matcher, ArcStr> {
     match name {
-        ":authority" | "host" => Ok(host(wanted)),
+        ":authority" | "host" => Ok(Matcher::Host(wanted.clone())),
         ":method" => Ok(Matcher::Method(wanted.clone())),
         _ => {
             let name = HeaderName::from_bytes(name.as_bytes())

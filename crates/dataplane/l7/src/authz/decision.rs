@@ -77,6 +77,24 @@ impl HttpDecision {
         matches!(self.why, Why::NoAllowPolicies | Why::Allowed(_))
     }
 
+    /// Adds a decision about the same request for another service: the first denial counts.
+    pub(super) fn join(&mut self, other: Self) {
+        let is_more = !other.is_allowed() || self.why == Why::NoAllowPolicies;
+        if self.is_allowed() && is_more {
+            self.why = other.why;
+        }
+        for one in other.dry_run {
+            if !self.dry_run.contains(&one) {
+                self.dry_run.push(one);
+            }
+        }
+        for one in other.audits {
+            if !self.audits.contains(&one) {
+                self.audits.push(one);
+            }
+        }
+    }
+
     /// A denial as Envoy puts it in `%RESPONSE_CODE_DETAILS%`; `None` if it is allowed.
     pub fn details(&self) -> Option<String> {
         let of_rule = |PolicyKey { namespace, name }: &PolicyKey, rule| {

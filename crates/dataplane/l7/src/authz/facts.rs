@@ -1,16 +1,12 @@
 //! What policies are evaluated for.
 
-use std::{
-    borrow::Cow,
-    cell::OnceCell,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use ambit_jwt::Claims;
 use ambit_model::{Identity, canonical_ip};
 use http::HeaderMap;
 
-use crate::path;
+use crate::readings::Readings;
 
 /// A connection through the waypoint.
 #[derive(Clone, Copy, Debug)]
@@ -44,15 +40,6 @@ pub struct Request<'a> {
     pub claims: Option<&'a Claims>,
 }
 
-/// Which readings of an ambiguous text count (see [the module](super)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reading {
-    /// Any: for what leads to a denial.
-    Any,
-    /// The plain one: for what leads to an admission.
-    Plain,
-}
-
 /// What is compared, brought into form.
 pub(super) struct Facts<'a> {
     pub(super) source: Option<&'a Identity>,
@@ -67,49 +54,8 @@ pub(super) struct Facts<'a> {
 
 /// The parts of a request.
 pub(super) struct Http<'a> {
-    pub(super) method: &'a str,
-    pub(super) host: Host<'a>,
-    pub(super) path: Cow<'a, str>,
-    decoded_path: OnceCell<Option<String>>,
-    pub(super) headers: &'a HeaderMap,
+    pub(super) texts: Readings<'a>,
     pub(super) claims: Option<&'a Claims>,
-}
-
-impl Http<'_> {
-    /// The other reading of the path, if there is one.
-    pub(super) fn decoded_path(&self) -> Option<&str> {
-        let decoded = self.decoded_path.get_or_init(|| path::decoded(&self.path));
-        decoded.as_deref()
-    }
-}
-
-/// The authority of a request in its parts.
-#[derive(Clone, Copy)]
-pub(super) struct Host<'a> {
-    /// As it came.
-    pub(super) whole: &'a str,
-    /// Without user, port, and the dot that ends an absolute name.
-    pub(super) name: &'a str,
-    /// Its port with the colon; empty if it has none.
-    pub(super) port: &'a str,
-}
-
-impl<'a> Host<'a> {
-    fn new(whole: &'a str) -> Self {
-        let authority = whole.rsplit('@').next().unwrap_or_default();
-        // An IPv6 address has colons of its own, within brackets.
-        let brackets = authority.find(']').map_or(0, |bracket| bracket + 1);
-        let colon = authority
-            .get(brackets..)
-            .and_then(|rest| rest.rfind(':'))
-            .map_or(authority.len(), |colon| brackets + colon);
-        let (name, port) = authority.split_at(colon);
-        Self {
-            whole,
-            name: name.strip_suffix('.').unwrap_or(name),
-            port,
-        }
-    }
 }
 
 impl<'a> Facts<'a> {
@@ -120,45 +66,33 @@ impl<'a> Facts<'a> {
             remote_ip: canonical_ip(connection.remote_ip),
             destination_ip: canonical_ip(connection.destination.ip()),
             destination_port: connection.destination.port(),
-            sni: connection.sni,
+            sni: connection.sni.map(|name| name.trim_end_matches('.')),
             http: None,
         }
     }
 
+    /// Replaces the address that is called, in every attribute that depends on it.
+    pub(super) fn call_at(&mut self, destination: SocketAddr) {
+        self.destination_ip = canonical_ip(destination.ip());
+        self.destination_port = destination.port();
+        if let Some(http) = &mut self.http {
+            http.texts.dial(destination.port());
+        }
+    }
+
     pub(super) fn of_request(request: &Request<'a>) -> Self {
+        let port = request.connection.destination.port();
         Self {
             http: Some(Http {
-                method: request.method,
-                host: Host::new(request.host),
-                // Changes a path only where normalization is off.
-                path: path::canonical_escapes(request.path),
-                decoded_path: OnceCell::new(),
-                headers: request.headers,
+                texts: Readings::new(
+                    request.method,
+                    (request.host, Some(port)),
+                    request.path,
+                    request.headers,
+                ),
                 claims: request.claims,
             }),
             ..Self::of_connection(&request.connection)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn authorities_have_names_and_ports() {
-        for (whole, name, port) in [
-            ("a.com", "a.com", ""),
-            ("a.com:80", "a.com", ":80"),
-            ("a.com.:80", "a.com", ":80"),
-            ("a.com:", "a.com", ":"),
-            ("b@a.com:80", "a.com", ":80"),
-            ("[::1]", "[::1]", ""),
-            ("[::1]:80", "[::1]", ":80"),
-            ("", "", ""),
-        ] {
-            let host = Host::new(whole);
-            assert_eq!((host.name, host.port), (name, port), "{whole}");
         }
     }
 }

@@ -1,14 +1,12 @@
 //! One value of a policy, compared with one attribute.
 
 use ambit_jwt::{Claims, Values};
-use ambit_model::{ArcStr, Identity, PathTemplate, ServiceAccountMatch, StringMatch};
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use ambit_model::{ArcStr, Identity, ServiceAccountMatch, StringMatch};
+use http::HeaderName;
 use ipnet::IpNet;
 
-use super::{
-    facts::{Facts, Host, Http, Reading},
-    text::{matches_bytes, matches_caseless, matches_pieces},
-};
+use super::facts::{Facts, Http};
+use crate::readings::{PathMatcher, Reading, matches_caseless, matches_pieces};
 
 /// An attribute and what it is compared with.
 #[derive(Debug)]
@@ -24,9 +22,7 @@ pub(super) enum Matcher {
     DestinationIp(IpNet),
     DestinationPort(u16),
     Sni(StringMatch),
-    /// Without a port in the pattern: with any.
     Host(StringMatch),
-    HostAndPort(StringMatch),
     Method(StringMatch),
     Path(Box<PathMatcher>),
     Header(HeaderName, StringMatch),
@@ -36,36 +32,12 @@ pub(super) enum Matcher {
     RequestClaim(Vec<ArcStr>, StringMatch),
 }
 
-/// A pattern of paths, for both readings.
-#[derive(Debug)]
-pub(super) struct PathMatcher {
-    pub(super) plain: PathShape,
-    /// With its escapes decoded.
-    pub(super) decoded: PathShape,
-}
-
-#[derive(Debug)]
-pub(super) enum PathShape {
-    Text(StringMatch),
-    Template(PathTemplate),
-}
-
-impl PathShape {
-    fn matches(&self, path: &str) -> bool {
-        match self {
-            Self::Text(text) => text.matches(path),
-            Self::Template(template) => template.matches(path),
-        }
-    }
-}
-
 impl Matcher {
     /// Whether it looks at what only HTTP has.
     pub(super) fn is_http(&self) -> bool {
         matches!(
             self,
             Self::Host(_)
-                | Self::HostAndPort(_)
                 | Self::Method(_)
                 | Self::Path(_)
                 | Self::Header(..)
@@ -99,24 +71,10 @@ impl Matcher {
             Self::DestinationIp(net) => net.contains(&facts.destination_ip),
             Self::DestinationPort(port) => facts.destination_port == *port,
             Self::Sni(wanted) => facts.sni.is_some_and(|sni| matches_caseless(wanted, [sni])),
-            Self::Host(wanted) => http(&|http| {
-                let Host { name, .. } = http.host;
-                matches_caseless(wanted, [name])
-            }),
-            Self::HostAndPort(wanted) => http(&|http| {
-                let Host { whole, name, port } = http.host;
-                matches_caseless(wanted, [whole]) || matches_caseless(wanted, [name, port])
-            }),
-            Self::Method(wanted) => http(&|http| wanted.matches(http.method)),
-            Self::Path(wanted) => http(&|http| {
-                let decoded = || http.decoded_path();
-                wanted.plain.matches(&http.path)
-                    || reading == Reading::Any
-                        && decoded().is_some_and(|path| wanted.decoded.matches(path))
-            }),
-            Self::Header(name, wanted) => {
-                http(&|http| header_matches(http.headers, name, wanted, reading))
-            }
+            Self::Host(wanted) => http(&|http| http.texts.host(wanted, reading)),
+            Self::Method(wanted) => http(&|http| http.texts.method(wanted, reading)),
+            Self::Path(wanted) => http(&|http| http.texts.path(wanted, reading)),
+            Self::Header(name, wanted) => http(&|http| http.texts.header(name, wanted, reading)),
             Self::RequestPrincipal(wanted) => claims(&|claims| {
                 let principal = claims.principal();
                 principal.is_some_and(|(issuer, subject)| {
@@ -133,7 +91,7 @@ impl Matcher {
             Self::RequestClaim(path, wanted) => claims(&|claims| {
                 let values = match reading {
                     Reading::Any => Values::Any,
-                    Reading::Plain => Values::Texts,
+                    Reading::All | Reading::Exception => Values::Texts,
                 };
                 claims.any(path, values, |one| wanted.matches(one))
             }),
@@ -154,29 +112,4 @@ fn is_separated(wanted: &StringMatch, issuer: &str, subject: &str) -> bool {
         }
     };
     !of_subject.contains('/')
-}
-
-fn header_matches(
-    headers: &HeaderMap,
-    name: &HeaderName,
-    wanted: &StringMatch,
-    reading: Reading,
-) -> bool {
-    let lines = || headers.get_all(name).iter().map(HeaderValue::as_bytes);
-    let mut few = lines();
-    match (few.next(), few.next(), wanted) {
-        (None, _, _) => false,
-        (Some(_), _, StringMatch::Presence) => true,
-        (Some(line), None, _) => matches_bytes(wanted, line),
-        (Some(_), Some(_), _) => {
-            let is_cookie = name == header::COOKIE;
-            let separator: &[u8] = if is_cookie { b"; " } else { b"," };
-            let joined = matches_bytes(wanted, &lines().collect::<Vec<_>>().join(separator));
-            let one = |line| matches_bytes(wanted, line);
-            match reading {
-                Reading::Any => joined || lines().any(one),
-                Reading::Plain => joined && (is_cookie || lines().all(one)),
-            }
-        }
-    }
 }

@@ -2,15 +2,17 @@
 //! compared with, by properties and by a fuzz target. Cases are made from bytes, of few and short words, so that
 //! they often match.
 
+mod cases;
+
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
-    HttpValue, Identity, NamespacedHostname, PathPattern, PathTemplate, PolicyKey,
-    ServiceAccountMatch, StringMatch,
+    HttpValue, Identity, PathPattern, PathTemplate, PolicyKey, ServiceAccountMatch, StringMatch,
 };
-use http::{HeaderMap, HeaderValue};
 use ipnet::IpNet;
 
-use super::{Connection, Policies, Request, Scope, Why};
+use cases::{Bytes, Call, Called};
+
+use super::{Connection, Policies, Request, Scope, ServicePort, Why};
 use crate::path;
 
 /// Makes policies and requests from bytes, and panics where evaluation and the naive reading differ.
@@ -35,7 +37,11 @@ pub fn compare(bytes: &[u8]) {
 }
 
 fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
-    let scope = call.service.as_ref().map_or(Scope::Pod, Scope::Service);
+    let ports: Vec<_> = call.ports().collect();
+    let scope = match &call.called {
+        Called::Service(service) => Scope::Service(service),
+        Called::Pod(_) => Scope::Pod(&ports),
+    };
     let connection = Connection {
         source: call.source.as_ref(),
         source_ip: call.source_ip.into(),
@@ -57,47 +63,80 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         ),
         false => policies.evaluate_connection(scope, &connection),
     };
-    let applying: Vec<_> = known.iter().filter(|p| applies(p, call)).collect();
+    // Where a policy is asked: where the pod is called, and where the services are that lead there.
+    let at = |policy: &HttpPolicy, port: &ServicePort| -> Vec<Call> {
+        let there = call.at(port.address.port());
+        match (policy.for_gateway, policy.services.contains(&port.service)) {
+            (true, _) => vec![call.clone(), there],
+            (false, true) => vec![there],
+            (false, false) => Vec::new(),
+        }
+    };
+    let everywhere = |policy: &HttpPolicy| -> Vec<Call> {
+        let own = (policy.for_gateway || call.is_of(policy)).then(|| call.clone());
+        let of_ports = ports.iter().flat_map(|port| at(policy, port));
+        own.into_iter().chain(of_ports).collect()
+    };
+    let matches_any =
+        |policy: &HttpPolicy, calls: &[Call]| calls.iter().any(|c| matches(policy, c));
+    let applying: Vec<_> = known.iter().filter(|p| !everywhere(p).is_empty()).collect();
     let of = |action, dry_run| {
         let all = applying.iter();
         all.filter(move |p| effect(p) == action && p.dry_run == dry_run)
     };
-    let denies = of(HttpAction::Deny, false).any(|p| matches(p, call));
-    let has_allow = of(HttpAction::Allow, false).next().is_some();
-    let admits = of(HttpAction::Allow, false).any(|p| matches(p, call));
-    let allowed = !denies && (admits || !has_allow);
+    let denies = of(HttpAction::Deny, false).any(|p| matches_any(p, &everywhere(p)));
+    // Each service port has to allow it; without any, the waypoint itself has to.
+    let asked: Vec<Option<&ServicePort>> = match ports.is_empty() {
+        true => vec![None],
+        false => ports.iter().map(Some).collect(),
+    };
+    let calls = |asked: Option<&ServicePort>, policy: &HttpPolicy| match asked {
+        Some(port) => at(policy, port),
+        None => everywhere(policy),
+    };
+    let has_allow = |asked| of(HttpAction::Allow, false).any(|p| !calls(asked, p).is_empty());
+    let admits =
+        |asked, dry_run| of(HttpAction::Allow, dry_run).any(|p| matches_any(p, &calls(asked, p)));
+    let refuses = |asked| has_allow(asked) && !admits(asked, false);
+    let allowed = !denies && !asked.iter().any(|asked| refuses(*asked));
     assert_eq!(decision.is_allowed(), allowed, "{known:#?} {call:#?}");
 
     let named = |key: &PolicyKey| applying.iter().find(|policy| policy.key == *key);
     match &decision.why {
-        Why::NoAllowPolicies => assert!(!has_allow),
-        Why::NoneAllows => assert!(has_allow && !admits),
+        Why::NoAllowPolicies => assert!(!asked.iter().any(|asked| has_allow(*asked))),
+        Why::NoneAllows => assert!(asked.iter().any(|asked| refuses(*asked))),
         Why::Allowed(rule) | Why::Denied(rule) => {
             let policy = named(&rule.policy);
             assert!(policy.is_some_and(|policy| {
                 let rule = policy.rules.get(rule.rule);
-                rule.is_some_and(|rule| rule_matches(rule, policy.action, call))
+                let mut calls = everywhere(policy).into_iter();
+                rule.is_some_and(|rule| calls.any(|c| rule_matches(rule, policy.action, &c)))
             }));
         }
         Why::NotUnderstood { policy, .. } => {
             assert!(named(policy).is_some_and(|policy| policy.not_understood.is_some()));
         }
     }
-    let admits_dry = admits || of(HttpAction::Allow, true).any(|p| matches(p, call));
-    let mut dry: Vec<_> = of(HttpAction::Deny, true)
-        .filter(|p| matches(p, call))
-        .chain(of(HttpAction::Allow, true).filter(|_| !admits_dry))
-        .map(|policy| policy.key.clone())
-        .collect();
-    let mut told: Vec<_> = decision.dry_run.into_iter().map(|d| d.policy).collect();
-    dry.sort();
-    told.sort();
-    assert_eq!(told, dry);
     let audits = [true, false].map(|dry_run| {
         let all = of(HttpAction::Audit, dry_run);
-        all.filter(|p| matches(p, call)).count()
+        all.filter(|p| matches_any(p, &everywhere(p))).count()
     });
-    assert_eq!(decision.audits.len(), audits.iter().sum::<usize>());
+    let mut told: Vec<_> = decision.audits.iter().map(|rule| &rule.policy).collect();
+    told.sort();
+    told.dedup();
+    assert_eq!(told.len(), audits.iter().sum::<usize>());
+    if ports.is_empty() {
+        let admits_dry = admits(None, false) || admits(None, true);
+        let mut dry: Vec<_> = of(HttpAction::Deny, true)
+            .filter(|p| matches_any(p, &everywhere(p)))
+            .chain(of(HttpAction::Allow, true).filter(|_| !admits_dry))
+            .map(|policy| policy.key.clone())
+            .collect();
+        let mut told: Vec<_> = decision.dry_run.into_iter().map(|d| d.policy).collect();
+        dry.sort();
+        told.sort();
+        assert_eq!(told, dry);
+    }
 }
 
 fn effect(policy: &HttpPolicy) -> HttpAction {
@@ -105,11 +144,6 @@ fn effect(policy: &HttpPolicy) -> HttpAction {
         Some(_) => HttpAction::Deny,
         None => policy.action,
     }
-}
-
-fn applies(policy: &HttpPolicy, call: &Call) -> bool {
-    let service = call.service.as_ref();
-    policy.for_gateway || service.is_some_and(|service| policy.services.contains(service))
 }
 
 fn matches(policy: &HttpPolicy, call: &Call) -> bool {
@@ -179,29 +213,118 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
     if !call.is_http {
         return ports;
     }
-    let as_path = |pattern: &PathPattern, path: &str| match pattern {
-        PathPattern::Text(wanted) => text(wanted, path),
+    // Patterns and paths here are such that a pattern's lower-case form is what it means to every server.
+    let as_path = |pattern: &PathPattern, path: &str, is_lower: bool| match pattern {
+        PathPattern::Text(wanted) => text(&lowered(wanted, is_lower), path),
         PathPattern::Template(template) => {
             let template = template.parse::<PathTemplate>();
             template.is_ok_and(|template| template.matches(path))
         }
     };
-    let plain = |pattern: &PathPattern| as_path(pattern, call.path);
+    let plain = |pattern: &PathPattern| as_path(pattern, call.path, false);
+    let read = |pattern: &PathPattern, path: &str| {
+        let bare = path.strip_suffix('/').filter(|bare| !bare.is_empty());
+        as_path(pattern, path, true) || bare.is_some_and(|path| as_path(pattern, path, true))
+    };
+    let readings = |path: &str| {
+        let lenient = path::readings(path);
+        let own = lenient.is_empty().then(|| path.to_owned());
+        lenient.into_iter().chain(own)
+    };
+    let original = call.headers.get("x-original-url");
+    let original = original.map(|path| path.to_str().unwrap_or_default());
     let any = |pattern: &PathPattern| {
-        plain(pattern) || path::decoded(call.path).is_some_and(|path| as_path(pattern, &path))
-    };
-    let paths = match action {
-        HttpAction::Allow => {
-            (o.paths.is_empty() || o.paths.iter().any(plain)) && !o.not_paths.iter().any(any)
-        }
-        _ => (o.paths.is_empty() || o.paths.iter().any(any)) && !o.not_paths.iter().any(plain),
-    };
-    ports
-        && paths
-        && one_of(&o.hosts, &o.not_hosts, |wanted| host(wanted, call.host))
-        && one_of(&o.methods, &o.not_methods, |wanted| {
-            text(wanted, call.method)
+        let mut paths = [Some(call.path), original].into_iter().flatten();
+        paths.any(|path| {
+            as_path(pattern, path, false) || readings(path).any(|path| read(pattern, &path))
         })
+    };
+    let all = |pattern: &PathPattern| {
+        let is_exact = matches!(pattern, PathPattern::Text(StringMatch::Exact(_)));
+        plain(pattern) && (is_exact || readings(call.path).all(|path| read(pattern, &path)))
+    };
+    let except = |pattern: &PathPattern| {
+        let is_exact = matches!(pattern, PathPattern::Text(StringMatch::Exact(_)));
+        [Some(call.path), original]
+            .into_iter()
+            .flatten()
+            .all(|path| {
+                as_path(pattern, path, false)
+                    && (is_exact || readings(path).all(|path| read(pattern, &path)))
+            })
+    };
+    let any_method = |wanted: &StringMatch| {
+        let replaced = call.headers.get("x-http-method-override");
+        let replaced = replaced.map(|method| method.to_str().unwrap_or_default());
+        [Some(call.method), replaced]
+            .into_iter()
+            .flatten()
+            .any(|method| text(&lowered(wanted, true), &method.to_lowercase()))
+    };
+    let plain_method = |wanted: &StringMatch| text(wanted, call.method);
+    let except_method = |wanted: &StringMatch| {
+        let replaced = call.headers.get("x-http-method-override");
+        let replaced = replaced.map(|method| method.to_str().unwrap_or_default());
+        text(wanted, call.method) && replaced.is_none_or(|method| text(wanted, method))
+    };
+    let forwarded = call.headers.get("x-forwarded-host");
+    let forwarded = forwarded.map(|host| host.to_str().unwrap_or_default());
+    let hosts = [Some(call.host), forwarded];
+    let any_host = |wanted: &StringMatch| {
+        hosts.into_iter().flatten().any(|one| {
+            let name = host_name(one);
+            let dialled = format!("{name}:{}", call.port);
+            host(wanted, one) || !name.is_empty() && has_port(wanted) && text(wanted, &dialled)
+        })
+    };
+    let plain_host = |wanted: &StringMatch| host(wanted, call.host);
+    let except_host = |wanted: &StringMatch| {
+        let mut all = hosts.into_iter().flatten();
+        all.all(|one| host(wanted, one))
+    };
+    let denies = action != HttpAction::Allow;
+    ports
+        && read_as(denies, (&o.paths, &o.not_paths), any, (all, except))
+        && read_as(
+            denies,
+            (&o.hosts, &o.not_hosts),
+            any_host,
+            (plain_host, except_host),
+        )
+        && read_as(
+            denies,
+            (&o.methods, &o.not_methods),
+            any_method,
+            (plain_method, except_method),
+        )
+}
+
+/// What denies has any reading of the values and all of the exceptions; what allows the other way round, but for what
+/// headers name in place of the request's own.
+fn read_as<T>(
+    denies: bool,
+    (values, exceptions): (&[T], &[T]),
+    any: impl Fn(&T) -> bool,
+    (all, except): (impl Fn(&T) -> bool, impl Fn(&T) -> bool),
+) -> bool {
+    if denies {
+        (values.is_empty() || values.iter().any(any)) && !exceptions.iter().any(except)
+    } else {
+        (values.is_empty() || values.iter().any(all)) && !exceptions.iter().any(any)
+    }
+}
+
+fn lowered(wanted: &StringMatch, is_lower: bool) -> StringMatch {
+    let lower = |text: &ambit_model::ArcStr| match is_lower {
+        true => text.to_lowercase().into(),
+        false => text.clone(),
+    };
+    match wanted {
+        StringMatch::Exact(text) => StringMatch::Exact(lower(text)),
+        StringMatch::Prefix(text) => StringMatch::Prefix(lower(text)),
+        StringMatch::Suffix(text) => StringMatch::Suffix(lower(text)),
+        StringMatch::Presence => StringMatch::Presence,
+    }
 }
 
 fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
@@ -210,29 +333,46 @@ fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
         if !call.is_http {
             return true;
         }
-        let lines: Vec<_> = call.headers.get_all(name.as_str()).iter().collect();
-        let lines: Vec<_> = lines
+        let of_name = |name: &str| {
+            let lines = call.headers.get_all(name).into_iter();
+            let lines = lines.map(|line| line.to_str().unwrap_or_default());
+            lines.collect::<Vec<_>>()
+        };
+        let own = of_name(name);
+        let lines = [own.clone(), of_name(&name.replace('-', "_"))].concat();
+        let elements: Vec<_> = lines
             .iter()
-            .map(|l| l.to_str().unwrap_or_default())
+            .flat_map(|line| line.split(','))
+            .map(str::trim)
             .collect();
-        let mut readings = lines.clone();
-        let joined = lines.join(",");
-        readings.push(&joined);
-        let of = |value: &HttpValue, reading: &str| match value {
-            HttpValue::Text(StringMatch::Presence) => true,
-            HttpValue::Text(wanted) => text(wanted, reading),
-            _ => false,
+        let joined = [lines.join(","), lines.join(", ")];
+        let wanted = |value: &HttpValue| match value {
+            HttpValue::Text(wanted) => wanted.clone(),
+            _ => StringMatch::Exact("never".into()),
         };
-        let any = |v: &HttpValue| !lines.is_empty() && readings.iter().any(|r| of(v, r));
-        let plain = |v: &HttpValue| !lines.is_empty() && readings.iter().all(|r| of(v, r));
-        return match action {
-            HttpAction::Allow => {
-                (c.values.is_empty() || c.values.iter().any(plain)) && !c.not_values.iter().any(any)
-            }
-            _ => {
-                (c.values.is_empty() || c.values.iter().any(any)) && !c.not_values.iter().any(plain)
+        let any = |value: &HttpValue| match wanted(value) {
+            StringMatch::Presence => !lines.is_empty(),
+            wanted => {
+                let joined = joined
+                    .iter()
+                    .map(String::as_str)
+                    .filter(|_| !lines.is_empty());
+                let all = lines.iter().chain(&elements).copied();
+                all.chain(joined).any(|reading| text(&wanted, reading))
             }
         };
+        let all = |value: &HttpValue| match wanted(value) {
+            StringMatch::Presence => !own.is_empty(),
+            wanted => {
+                let is_exact = matches!(wanted, StringMatch::Exact(_));
+                !own.is_empty()
+                    && text(&wanted, &own.join(","))
+                    && lines.iter().all(|line| text(&wanted, line))
+                    && (is_exact || elements.iter().all(|element| text(&wanted, element)))
+            }
+        };
+        let denies = action != HttpAction::Allow;
+        return read_as(denies, (&c.values, &c.not_values), any, (&all, &all));
     }
     let id = call.source.as_ref();
     one_of(&c.values, &c.not_values, |value| {
@@ -268,247 +408,29 @@ fn text(wanted: &StringMatch, actual: &str) -> bool {
     }
 }
 
-/// Hosts and patterns are made below, in lower case but for the hosts.
-fn host(wanted: &StringMatch, host: &str) -> bool {
-    let lower = host.to_lowercase();
-    let (name, port) = match lower.split_once(':') {
-        Some((name, port)) => (name, format!(":{port}")),
-        None => (lower.as_str(), String::new()),
-    };
-    let name = name.trim_end_matches('.');
-    let has_port = match wanted {
+fn host_name(host: &str) -> String {
+    let name = host.split(':').next().unwrap_or_default();
+    name.to_lowercase().trim_end_matches('.').to_owned()
+}
+
+fn has_port(wanted: &StringMatch) -> bool {
+    match wanted {
         StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => {
             text.contains(':')
         }
         StringMatch::Presence => false,
-    };
-    match has_port {
+    }
+}
+
+/// Hosts and patterns are made below, in lower case but for the hosts.
+fn host(wanted: &StringMatch, host: &str) -> bool {
+    let lower = host.to_lowercase();
+    let name = host_name(host);
+    let port = lower
+        .split_once(':')
+        .map_or(String::new(), |(_, port)| format!(":{port}"));
+    match has_port(wanted) {
         true => text(wanted, &lower) || text(wanted, &format!("{name}{port}")),
-        false => text(wanted, name),
-    }
-}
-
-/// What is judged.
-#[derive(Debug)]
-struct Call {
-    is_http: bool,
-    service: Option<NamespacedHostname>,
-    source: Option<Identity>,
-    source_ip: [u8; 4],
-    remote_ip: [u8; 4],
-    destination_ip: [u8; 4],
-    port: u16,
-    sni: Option<&'static str>,
-    method: &'static str,
-    host: &'static str,
-    path: &'static str,
-    headers: HeaderMap,
-}
-
-/// Choices, each made by a byte; the first one where there are no more.
-struct Bytes<'a>(&'a [u8]);
-
-impl Bytes<'_> {
-    fn up_to(&mut self, limit: u8) -> u8 {
-        match self.0.split_first() {
-            Some((first, rest)) => {
-                self.0 = rest;
-                first % limit
-            }
-            None => 0,
-        }
-    }
-
-    fn one_in(&mut self, chances: u8) -> bool {
-        self.up_to(chances) == chances - 1
-    }
-
-    fn among<T: Copy + Default>(&mut self, choices: &[T]) -> T {
-        let count = u8::try_from(choices.len()).unwrap_or(u8::MAX);
-        let choice = self.up_to(count.max(1));
-        choices
-            .get(usize::from(choice))
-            .copied()
-            .unwrap_or_default()
-    }
-
-    /// Mostly none, for most fields are not given.
-    fn few<T>(&mut self, make: impl Fn(&mut Self) -> T) -> Vec<T> {
-        let count = match self.up_to(8) {
-            7 => 2,
-            5 | 6 => 1,
-            _ => 0,
-        };
-        (0..count).map(|_| make(self)).collect()
-    }
-
-    fn patterns(&mut self, choices: &[&str]) -> Vec<StringMatch> {
-        self.few(|bytes| StringMatch::from_pattern(bytes.among(choices)))
-    }
-
-    fn nets(&mut self) -> Vec<IpNet> {
-        self.few(|bytes| {
-            let (last, length) = (bytes.up_to(4), bytes.among(&[32, 0, 31]));
-            IpNet::new_assert(std::net::IpAddr::from([10, 0, 0, last]), length)
-        })
-    }
-
-    fn service(&mut self) -> NamespacedHostname {
-        NamespacedHostname {
-            namespace: "ns".into(),
-            hostname: self.among(&["a", "b"]).into(),
-        }
-    }
-
-    fn policy(&mut self) -> HttpPolicy {
-        let action = self.up_to(5);
-        HttpPolicy {
-            key: PolicyKey::of_record(self.among(&["ns/a", "ns/b", "ns/c", "ns/d", "ns/e"])),
-            for_gateway: self.up_to(2) == 0,
-            services: self.few(Self::service),
-            action: match action {
-                0 | 1 => HttpAction::Allow,
-                2 | 3 => HttpAction::Deny,
-                _ => HttpAction::Audit,
-            },
-            dry_run: self.one_in(6),
-            rules: (0..self.up_to(3)).map(|_| self.rule()).collect(),
-            not_understood: self.one_in(12).then(|| "odd".into()),
-            provider: None,
-        }
-    }
-
-    fn rule(&mut self) -> HttpRule {
-        HttpRule {
-            sources: self.few(Self::source),
-            operations: self.few(Self::operation),
-            conditions: self.few(Self::condition),
-        }
-    }
-
-    fn source(&mut self) -> HttpSource {
-        const PRINCIPALS: &[&str] = &["td/ns/a/sa/b", "td/*", "*/sa/b", "*", "td/ns/a/sa/"];
-        const WORDS: &[&str] = &["a", "b", "*", "a*", "*b"];
-        let account = |bytes: &mut Self| ServiceAccountMatch {
-            namespace: bytes.among(&["a", "b"]).into(),
-            service_account: bytes.among(&["a", "b"]).into(),
-        };
-        HttpSource {
-            principals: self.patterns(PRINCIPALS),
-            not_principals: self.patterns(PRINCIPALS),
-            namespaces: self.patterns(WORDS),
-            not_namespaces: self.patterns(WORDS),
-            service_accounts: self.few(account),
-            not_service_accounts: self.few(account),
-            trust_domains: self.patterns(&["td", "t*", "x"]),
-            not_trust_domains: self.patterns(&["td", "x"]),
-            ip_blocks: self.nets(),
-            not_ip_blocks: self.nets(),
-            remote_ip_blocks: self.nets(),
-            not_remote_ip_blocks: self.nets(),
-            request_principals: Vec::new(),
-            not_request_principals: Vec::new(),
-        }
-    }
-
-    fn operation(&mut self) -> HttpOperation {
-        const HOSTS: &[&str] = &["a.com", "*.com", "a.*", "*", "a.com:80", "*:80", "a.com:*"];
-        const METHODS: &[&str] = &["GET", "PUT", "*", "G*", "get"];
-        let port = |bytes: &mut Self| bytes.among(&[80, 81]);
-        HttpOperation {
-            hosts: self.patterns(HOSTS),
-            not_hosts: self.patterns(HOSTS),
-            ports: self.few(port),
-            not_ports: self.few(port),
-            methods: self.patterns(METHODS),
-            not_methods: self.patterns(METHODS),
-            paths: self.few(Self::path),
-            not_paths: self.few(Self::path),
-        }
-    }
-
-    fn path(&mut self) -> PathPattern {
-        let text = self.among(&[
-            "/admin",
-            "/admin/*",
-            "*.css",
-            "*",
-            "/{*}",
-            "/admin/{**}",
-            "/",
-            "/{*}/x",
-            "/@me",
-        ]);
-        match PathTemplate::is_template(text) {
-            true => PathPattern::Template(text.into()),
-            false => PathPattern::Text(StringMatch::from_pattern(text)),
-        }
-    }
-
-    fn condition(&mut self) -> HttpCondition {
-        use HttpAttribute as A;
-        let attribute = match self.up_to(5) {
-            0 => A::Header("x-a".into()),
-            1 => A::SourceIp,
-            2 => A::DestinationPort,
-            3 => A::SourceServiceAccount,
-            _ => A::ConnectionSni,
-        };
-        let value = |bytes: &mut Self| match attribute {
-            A::SourceIp => {
-                let net = IpNet::new_assert([10, 0, 0, bytes.up_to(4)].into(), 32);
-                HttpValue::Net(net)
-            }
-            A::DestinationPort => HttpValue::Port(bytes.among(&[80, 81])),
-            _ => HttpValue::Text(StringMatch::from_pattern(bytes.among(&[
-                "1", "1*", "*2", "*", "a/b", "a/*", "*/b", "a.com", "1,2", "*.com",
-            ]))),
-        };
-        HttpCondition {
-            values: self.few(value),
-            not_values: self.few(value),
-            attribute,
-        }
-    }
-
-    fn call(&mut self) -> Call {
-        let mut headers = HeaderMap::new();
-        for _ in 0..self.up_to(4) {
-            let value = self.among(&["1", "2", "12", "3"]);
-            headers.append("x-a", HeaderValue::from_static(value));
-        }
-        let has_source = !self.one_in(4);
-        Call {
-            is_http: !self.one_in(4),
-            service: (self.up_to(3) > 0).then(|| self.service()),
-            source: has_source
-                .then(|| Identity::new("td", self.among(&["a", "b"]), self.among(&["b", "a"]))),
-            source_ip: [10, 0, 0, self.up_to(4)],
-            remote_ip: [10, 0, 0, self.up_to(4)],
-            destination_ip: [10, 0, 0, self.up_to(4)],
-            port: self.among(&[80, 81]),
-            sni: self.one_in(2).then(|| self.among(&["A.com", "b.com"])),
-            method: self.among(&["GET", "PUT"]),
-            host: self.among(&[
-                "a.com",
-                "A.com:80",
-                "b.com",
-                "a.com.",
-                "a.com.:80",
-                "",
-                "a.com:",
-            ]),
-            path: self.among(&[
-                "/admin",
-                "//admin",
-                "/admin;x",
-                "/admin%2Fb",
-                "/a/b.css",
-                "/",
-                "/%40me",
-                "/admin/x",
-            ]),
-            headers,
-        }
+        false => text(wanted, &name),
     }
 }

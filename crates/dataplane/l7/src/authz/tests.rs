@@ -151,7 +151,7 @@ fn when(attribute: HttpAttribute, values: Vec<HttpValue>, not_values: Vec<HttpVa
 /// Whether a policy with this rule alone allows a request, or denies it.
 fn matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
     let policies = policies([policy("p", action, vec![rule.clone()])]);
-    let decision = policies.evaluate(Scope::Pod, &call.request());
+    let decision = policies.evaluate(Scope::Pod(&[]), &call.request());
     decision.is_allowed() == (action == HttpAction::Allow)
 }
 

@@ -44,19 +44,21 @@ pub(super) fn resolve(path: &str, merge: bool) -> Result<Cow<'_, str>, PathError
     Ok(Cow::Owned(joined(&segments, merge)))
 }
 
-/// As the most lenient application reads a decoded path: without parameters, slashes merged, and never above
-/// the root.
+/// A decoded path as the most lenient application reads it: without parameters, spaces around segments and dots behind
+/// them, slashes merged, and never above the root.
 pub(super) fn loosely(decoded: &str) -> String {
     let mut segments = Vec::new();
     let mut rest = decoded.split(['/', '\\']).peekable();
     while let Some(segment) = rest.next() {
-        let name = segment.split(';').next().unwrap_or_default();
+        let name = segment.split(';').next().unwrap_or_default().trim();
+        let bare = name.trim_end_matches([' ', '.']);
         match name {
             ".." => {
                 segments.pop();
             }
             "." | "" => {}
-            _ => segments.push(name),
+            _ if bare.is_empty() => segments.push(name),
+            _ => segments.push(bare),
         }
         if rest.peek().is_none() && matches!(name, "" | "." | "..") {
             segments.push("");

@@ -110,13 +110,13 @@ impl Entry {
                 Path::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
             }
             Some(HttpPathMatch::Regex(pattern)) => {
-                regex(pattern, &mut broken).map_or(Path::Any, Path::Regex)
+                compiled(pattern, &mut broken).map_or(Path::Any, Path::Regex)
             }
         };
         let mut value = |of: &HttpValueMatch| match of {
             HttpValueMatch::Exact(text) => Value::Exact(text.clone()),
             HttpValueMatch::Regex(pattern) => {
-                regex(pattern, &mut broken).map_or(Value::Any, Value::Regex)
+                compiled(pattern, &mut broken).map_or(Value::Any, Value::Regex)
             }
         };
         let query = of.query_params.iter();
@@ -188,7 +188,9 @@ impl Entry {
                 value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
             })
             && self.query.iter().all(|(name, of)| {
-                parameter(request.query, name).is_some_and(|value| of.matches(&value))
+                // The first of several counts.
+                let value = parameters(request.query, name).next();
+                value.is_some_and(|value| of.matches(&value))
             })
     }
 }
@@ -208,8 +210,14 @@ fn canonical(path: &str) -> ArcStr {
     canonical_escapes(path).as_ref().into()
 }
 
-/// A pattern that matches whole texts; in linear time, whatever the text.
-fn regex(pattern: &str, broken: &mut bool) -> Option<Regex> {
+fn compiled(pattern: &str, broken: &mut bool) -> Option<Regex> {
+    let built = regex(pattern);
+    *broken |= built.is_none();
+    built
+}
+
+/// A pattern that matches whole texts, in linear time whatever the text; `None` if it is none, or takes too much memory.
+pub(crate) fn regex(pattern: &str) -> Option<Regex> {
     let build = |pattern: &str| {
         RegexBuilder::new(pattern)
             .size_limit(MAX_EXPRESSION)
@@ -218,19 +226,19 @@ fn regex(pattern: &str, broken: &mut bool) -> Option<Regex> {
     };
     // By itself first: `a)|(b` is none, and would be one with what is added.
     let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
-    *broken |= built.is_err();
     built.ok()
 }
 
-/// The first value of a parameter, percent-decoded.
-fn parameter(query: Option<&str>, name: &str) -> Option<String> {
-    let pairs = query?.split('&');
-    let mut decoded = pairs.map(|pair| {
+/// The values of a parameter, percent-decoded, in their order.
+pub(crate) fn parameters<'a>(
+    query: Option<&'a str>,
+    name: &'a str,
+) -> impl Iterator<Item = String> + 'a {
+    let pairs = query.into_iter().flat_map(|query| query.split('&'));
+    pairs.filter_map(move |pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decode(key), value)
-    });
-    let found = decoded.find(|(key, _)| key == name)?;
-    Some(decode(found.1))
+        (decode(key) == name).then(|| decode(value))
+    })
 }
 
 fn decode(text: &str) -> String {

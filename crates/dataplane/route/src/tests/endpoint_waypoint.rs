@@ -167,7 +167,7 @@ fn no_pod_under_another_account_is_taken_for_the_waypoint() {
     let impostor = table(vec![guarded(), labelled], vec![waypoint_service(), web()]);
     assert!(matches!(
         go(&impostor, "10.0.0.2:80"),
-        Err(RouteError::UnknownWaypoint { .. })
+        Err(RouteError::NoWaypointPod { .. })
     ));
 }
 
@@ -196,7 +196,7 @@ fn another_replica_is_chosen_when_one_has_failed_and_none_twice() {
     }
     let all = [uid("w1"), uid("w2")];
     let none = table.outbound_again(&client(), addr("10.0.0.2:80"), &all, &mut rng());
-    assert!(matches!(none, Err(RouteError::UnknownWaypoint { .. })));
+    assert!(matches!(none, Err(RouteError::NoWaypointPod { .. })));
 }
 
 #[test]

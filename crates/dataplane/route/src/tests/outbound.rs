@@ -335,7 +335,7 @@ fn a_waypoint_that_cannot_be_found_fails_the_connection() {
     );
     assert!(matches!(
         go(&empty, "10.96.0.9:80"),
-        Err(RouteError::UnknownWaypoint { .. })
+        Err(RouteError::NoWaypointPod { .. })
     ));
 
     let guarded = Workload {
@@ -761,4 +761,47 @@ fn a_single_usable_endpoint_among_many_is_found() {
         vec![service("web", &["/10.96.0.9"], &[(80, 80)])],
     );
     assert_eq!(hbone(&table, "10.96.0.9:80").workload.name(), "usable");
+}
+
+#[test]
+fn another_endpoint_is_chosen_when_one_has_failed() {
+    let endpoints = [("a", "10.0.0.2"), ("b", "10.0.0.3")];
+    let pods = endpoints.map(|(name, ip)| in_service(pod(name, &[ip]), "web", &[(80, 8080)]));
+    let mut sticky = service("web", &["/10.96.0.9"], &[(80, 8080)]);
+    for affinity in [false, true] {
+        sticky.session_affinity = affinity;
+        let table = table(pods.to_vec(), vec![sticky.clone()]);
+        for (failed, other) in [("a", "10.0.0.3:15008"), ("b", "10.0.0.2:15008")] {
+            let failed = [text(&format!("Kubernetes//Pod/ns/{failed}"))];
+            for seed in 0..20 {
+                let mut rng = SmallRng::seed_from_u64(seed);
+                let again =
+                    table.outbound_again(&client(), addr("10.96.0.9:80"), &failed, &mut rng);
+                let Ok(Route::Hbone(again)) = again else {
+                    panic!("{again:?}")
+                };
+                assert_eq!(again.addr, addr(other));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_waypoint_s_pods_that_are_not_ready_are_tried_when_none_is() {
+    let guarded = in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)]);
+    let mut web = service("web", &["/10.96.0.9"], &[(80, 8080)]);
+    web.waypoint = Some(gateway("/10.96.0.100", 15008));
+    let services = vec![web, waypoint_service()];
+    let ending = unhealthy(waypoint_pod("w1", "10.0.0.8"));
+    let serves = waypoint_pod("w2", "10.0.0.9");
+    for (pods, expected) in [
+        (vec![ending.clone()], "10.0.0.8:15008"),
+        (vec![ending, serves], "10.0.0.9:15008"),
+    ] {
+        let all = pods.into_iter().chain([guarded.clone()]).collect();
+        let table = table(all, services.clone());
+        for _ in 0..20 {
+            assert_eq!(hbone(&table, "10.96.0.9:80").addr, addr(expected));
+        }
+    }
 }

@@ -38,6 +38,39 @@ fn a_workload_comes_out_as_it_went_in() {
 }
 
 #[test]
+fn endpoints_written_by_hand_are_found_at_the_addresses_of_pods() {
+    let written = |ip: &str| Workload {
+        uid: "Kubernetes/discovery.k8s.io/EndpointSlice/ns/web/1".into(),
+        network_mode: NetworkMode::HostNetwork,
+        ..in_service(pod("web", &[ip]), "other", &[(80, 8080), (81, 1)])
+    };
+    let selected = in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080), (82, 8080)]);
+    let mut table = table(vec![selected, written("10.0.0.2")], vec![]);
+    let leading = |table: &MeshTable, ip: &str| {
+        let endpoints = table.endpoints_at("", ip.parse().unwrap());
+        let ports = endpoints.flat_map(|endpoint| endpoint.service_ports(8080));
+        let names = ports.map(|(service, port)| format!("{}:{port}", service.hostname));
+        let mut names: Vec<_> = names
+            .map(|name| name.split('.').next().unwrap().to_owned() + &name[name.len() - 3..])
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(
+        leading(&table, "10.0.0.2"),
+        ["other:80", "web:80", "web:82"]
+    );
+    // It claims no address.
+    let at = table.workload_by_ip("", "10.0.0.2".parse().unwrap());
+    assert!(at.unwrap().is_pod());
+    table.insert_workload(&written("10.0.0.3"));
+    assert_eq!(leading(&table, "10.0.0.2"), ["web:80", "web:82"]);
+    assert_eq!(leading(&table, "10.0.0.3"), ["other:80"]);
+    table.remove_address("Kubernetes/discovery.k8s.io/EndpointSlice/ns/web/1");
+    assert!(leading(&table, "10.0.0.3").is_empty());
+}
+
+#[test]
 fn pods_of_one_deployment_share_what_they_have_in_common() {
     let mut many = Vec::new();
     for number in 0..100 {

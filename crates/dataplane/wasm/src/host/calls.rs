@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     abi::{Status, read_pairs},
-    effect::{Call, CallKind, Effect, Message, Token},
+    effect::{Call, CallKind, Effect, Message, Outstanding, Token},
     stream::Head,
 };
 
@@ -199,7 +199,10 @@ impl Asked {
             return Err(Status::BadArgument.into());
         }
         let trailers = self::head(&guest.copy(self.trailers.0, self.trailers.1)?)?.headers;
+        let sizes = [self.upstream, self.headers, self.body, self.trailers];
         let call = Call {
+            context: guest.host().effective,
+            outstanding: outstanding(&mut guest, sizes)?,
             upstream: guest.text(self.upstream.0, self.upstream.1)?,
             head,
             body: Bytes::from(guest.copy(self.body.0, self.body.1)?),
@@ -243,7 +246,10 @@ impl Asked {
         head.pseudo.clear();
         head.set_pseudo(":method", "POST".to_owned());
         head.set_pseudo(":path", format!("/{service}/{method}"));
+        let sizes = [self.upstream, self.headers, self.body, self.trailers];
         Ok(Call {
+            context: guest.host().effective,
+            outstanding: outstanding(guest, sizes)?,
             upstream: guest.text(self.upstream.0, self.upstream.1)?,
             head,
             body: Bytes::from(guest.copy(self.body.0, self.body.1)?),
@@ -256,6 +262,15 @@ impl Asked {
     fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout.into()).min(MAX_TIMEOUT)
     }
+}
+
+/// Counts a call with these pieces, unless that would be too many or too large.
+fn outstanding(guest: &mut Guest<'_>, pieces: [(u32, u32); 4]) -> Result<Outstanding, Status> {
+    let bytes = pieces.iter().map(|(_, length)| *length as usize).sum();
+    let host = guest.host();
+    let most = host.settings.limits.calls;
+    let outstanding = host.outstanding.begin(bytes, most);
+    outstanding.ok_or(Status::InternalFailure)
 }
 
 fn begin(

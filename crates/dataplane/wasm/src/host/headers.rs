@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     abi::{MapKind, Status, read_pairs, write_pairs},
+    limits::MAX_HEADER_BYTES,
     stream::Head,
 };
 
@@ -154,7 +155,17 @@ impl Map<'_> {
         Some(value)
     }
 
+    /// Bytes of all names and values.
+    fn bytes(&self) -> usize {
+        let all = self.all().into_iter();
+        all.map(|(name, value)| name.len() + value.len()).sum()
+    }
+
     fn set(&mut self, how: How, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        let room = MAX_HEADER_BYTES.saturating_sub(self.bytes());
+        if name.len() + value.len() > room {
+            return Err(Status::BadArgument);
+        }
         if name.starts_with(b":") {
             if let Self::Head(head) = self {
                 let name = str::from_utf8(name).map_err(|_| Status::BadArgument)?;
@@ -180,8 +191,7 @@ impl Map<'_> {
 
 fn size(mut guest: Guest<'_>, map: u32, at: u32) -> Result<(), Refused> {
     let map = Map::of(guest.host(), MapKind::of(map)?)?;
-    let all = map.all().into_iter();
-    let size: usize = all.map(|(name, value)| name.len() + value.len()).sum();
+    let size = map.bytes();
     guest.put_number(at, u32::try_from(size).unwrap_or(u32::MAX))
 }
 

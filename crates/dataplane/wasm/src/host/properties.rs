@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     abi::{Status, write_pairs},
-    limits::MAX_PROPERTIES,
+    limits::{MAX_PROPERTIES, MAX_PROPERTY_BYTES},
     stream::{Head, Value},
 };
 
@@ -58,6 +58,11 @@ fn set(mut guest: Guest<'_>, path: (u32, u32), value: (u32, u32)) -> Result<(), 
     let stream = host.stream().map_err(|_| Status::NotFound)?;
     let path = path.strip_suffix(&[0]).unwrap_or(path);
     if stream.properties.len() >= MAX_PROPERTIES && !stream.properties.contains_key(path) {
+        return Err(Status::InternalFailure.into());
+    }
+    let others = stream.properties.iter().filter(|(known, _)| *known != path);
+    let others: usize = others.map(|(path, value)| path.len() + value.len()).sum();
+    if others + path.len() + value.len() > MAX_PROPERTY_BYTES {
         return Err(Status::InternalFailure.into());
     }
     stream

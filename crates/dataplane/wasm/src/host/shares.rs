@@ -181,7 +181,7 @@ fn register(mut guest: Guest<'_>, name: u32, length: u32, at: u32) -> Result<(),
     let (name, host) = guest.both(name, length)?;
     let queue = host.shared.register(&host.settings.vm_id, name);
     let queue = queue.ok_or(Status::InternalFailure)?;
-    host.effects.push(Effect::Listens(queue));
+    Effect::Listens(queue).add_to(&mut host.effects);
     guest.put_number(at, queue)
 }
 
@@ -195,7 +195,7 @@ fn resolve(mut guest: Guest<'_>, vm: (u32, u32), name: (u32, u32), at: u32) -> R
 fn enqueue(mut guest: Guest<'_>, queue: u32, at: u32, length: u32) -> Result<(), Refused> {
     let (message, host) = guest.both(at, length)?;
     match host.shared.enqueue(queue, message) {
-        Status::Ok => host.effects.push(Effect::Enqueued(queue)),
+        Status::Ok => Effect::Enqueued(queue).add_to(&mut host.effects),
         status => return Err(status.into()),
     }
     Ok(())

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     abi::{Status, read_pairs},
     effect::Effect,
+    limits::MAX_HEADER_BYTES,
     stream::{ContextId, Direction, LocalResponse, ROOT},
 };
 
@@ -65,7 +66,9 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         let effective = host.effective;
         match host.streams.get(&effective) {
             Some(stream) if stream.is_done => {
-                host.done.push(effective);
+                if !host.done.contains(&effective) {
+                    host.done.push(effective);
+                }
                 Status::Ok as u32
             }
             _ => Status::NotFound as u32,
@@ -87,7 +90,7 @@ fn resume(host: &mut Host, kind: u32) -> Status {
         Ok(stream) => *stream.paused(direction) = false,
         Err(status) => return status,
     }
-    host.effects.push(Effect::Changed(id));
+    Effect::Changed(id).add_to(&mut host.effects);
     Status::Ok
 }
 
@@ -97,7 +100,7 @@ fn close(host: &mut Host) -> Status {
         Ok(stream) => stream.closed = true,
         Err(status) => return status,
     }
-    host.effects.push(Effect::Changed(id));
+    Effect::Changed(id).add_to(&mut host.effects);
     Status::Ok
 }
 
@@ -119,6 +122,9 @@ impl Parts {
         let details = String::from_utf8_lossy(details.get(..256).unwrap_or(&details)).into_owned();
         let body = Bytes::from(guest.copy(self.body.0, self.body.1)?);
         let (bytes, host) = guest.both(self.headers.0, self.headers.1)?;
+        if bytes.len() > MAX_HEADER_BYTES {
+            return Err(Status::BadArgument.into());
+        }
         let mut headers = HeaderMap::new();
         for (name, value) in read_pairs(bytes).ok_or(Status::ParseFailure)? {
             // `:status` has a field of its own.
@@ -142,7 +148,7 @@ impl Parts {
                 grpc_status: u32::try_from(self.grpc_status).ok(),
             });
         }
-        host.effects.push(Effect::Changed(id));
+        Effect::Changed(id).add_to(&mut host.effects);
         Ok(())
     }
 }

@@ -9,6 +9,7 @@ use wasmtime::{Caller, Linker};
 
 use super::{
     ENV, Host,
+    logged::Line,
     memory::{Guest, Refused, answer},
 };
 use crate::{abi::Status, limits::MAX_LINE};
@@ -80,11 +81,22 @@ fn log_level() -> u32 {
 
 fn log(mut guest: Guest<'_>, level: u32, at: u32, length: u32) -> Result<(), Refused> {
     let (text, host) = guest.both(at, length)?;
-    line(&host.settings.name, level, text)
+    line(host, level, text)
 }
 
-/// Writes a line that a plugin wants to be logged.
-pub(super) fn line(plugin: &str, level: u32, text: &[u8]) -> Result<(), Refused> {
+/// Writes a line that a plugin wants to be logged, unless it logs too many.
+pub(super) fn line(host: &mut Host, level: u32, text: &[u8]) -> Result<(), Refused> {
+    if level > 5 {
+        return Err(Status::BadArgument.into());
+    }
+    let plugin = host.settings.name.as_str();
+    match host.logged.line(Instant::now()) {
+        Line::Written(0) => {}
+        Line::Written(dropped) => {
+            tracing::warn!(target: "wasm", plugin, dropped, "a plugin logs too much: lines were dropped");
+        }
+        Line::Dropped => return Ok(()),
+    }
     let text = text.get(..MAX_LINE).unwrap_or(text);
     let text = String::from_utf8_lossy(text);
     match level {
@@ -92,8 +104,7 @@ pub(super) fn line(plugin: &str, level: u32, text: &[u8]) -> Result<(), Refused>
         1 => tracing::debug!(target: "wasm", plugin, "{text}"),
         2 => tracing::info!(target: "wasm", plugin, "{text}"),
         3 => tracing::warn!(target: "wasm", plugin, "{text}"),
-        4 | 5 => tracing::error!(target: "wasm", plugin, "{text}"),
-        _ => return Err(Status::BadArgument.into()),
+        _ => tracing::error!(target: "wasm", plugin, "{text}"),
     }
     Ok(())
 }

@@ -246,6 +246,10 @@ fn write(
         let bytes = guest.copy(from, length)?;
         log(guest.host(), place, level, &bytes)?;
         written = written.saturating_add(length);
+        // What is long is written in several calls, between which the module's time may end.
+        if written as usize >= MAX_PIECE {
+            break;
+        }
     }
     guest.put_number(at, written)?;
     Ok(0)
@@ -256,15 +260,19 @@ fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), Re
     let Some(open) = host.lines.get_mut(place) else {
         return Ok(());
     };
+    let mut open = std::mem::take(open);
     for byte in bytes {
         if *byte != b'\n' && open.len() < MAX_LINE {
             open.push(*byte);
             continue;
         }
-        let line = std::mem::take(open);
-        if !line.is_empty() {
-            system::line(&host.settings.name, level, &line)?;
+        if !open.is_empty() {
+            system::line(host, level, &open)?;
+            open.clear();
         }
+    }
+    if let Some(rest) = host.lines.get_mut(place) {
+        *rest = open;
     }
     Ok(())
 }

@@ -14,7 +14,9 @@ fn with(claims: &str) -> Call {
 
 fn decided(action: HttpAction, rule: HttpRule, call: &Call) -> bool {
     let policies = policies([policy("p", action, vec![rule])]);
-    policies.evaluate(Scope::Pod, &call.request()).is_allowed()
+    policies
+        .evaluate(Scope::Pod(&[]), &call.request())
+        .is_allowed()
 }
 
 fn principals(any: &[&str], none: &[&str]) -> HttpRule {
@@ -150,8 +152,9 @@ fn claims_are_compared_by_each_of_their_values() {
 fn what_asks_for_tokens_is_http_or_nothing() {
     for rule in [principals(&["*"], &[]), claim(&["a"], "b")] {
         let policies = policies([policy("p", HttpAction::Allow, vec![rule])]);
-        assert!(policies.need_http(Scope::Pod));
-        let connection = policies.evaluate_connection(Scope::Pod, &Call::default().connection());
+        assert!(policies.need_http(Scope::Pod(&[])));
+        let connection =
+            policies.evaluate_connection(Scope::Pod(&[]), &Call::default().connection());
         assert!(!connection.is_allowed());
     }
 }

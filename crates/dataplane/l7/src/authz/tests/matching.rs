@@ -93,8 +93,8 @@ fn hosts_are_compared_without_case_and_with_any_port() {
         ("*.example.com", "shop.EXAMPLE.com:80", true),
         ("shop.*", "SHOP.example.com:1", true),
         ("shop.example.com:80", "SHOP.example.com:80", true),
-        ("shop.example.com:80", "shop.example.com:81", false),
-        ("shop.example.com:80", "shop.example.com", false),
+        ("shop.example.com:81", "shop.example.com:82", false),
+        ("shop.example.com:81", "shop.example.com", false),
         ("shop.example.com:*", "shop.example.com:81", true),
         ("[::1]", "[::1]:80", true),
         ("[::1]:80", "[::1]:80", true),
@@ -115,18 +115,87 @@ fn hosts_are_compared_without_case_and_with_any_port() {
 }
 
 #[test]
-fn methods_are_compared_with_case() {
-    for (pattern, expected) in [("GET", true), ("get", false), ("G*", true), ("*", true)] {
-        let rule = to(HttpOperation {
-            methods: texts(&[pattern]),
-            ..HttpOperation::default()
-        });
-        assert_eq!(plainly_matches(&rule, &Call::default()), expected);
+fn a_host_is_denied_at_the_port_that_was_dialled() {
+    let rule = to(HttpOperation {
+        hosts: texts(&["shop.example.com:80"]),
+        ..HttpOperation::default()
+    });
+    for host in [
+        "shop.example.com",
+        "Shop.Example.com.:81",
+        "shop.example.com:080",
+    ] {
+        let call = Call {
+            host: host.to_owned(),
+            ..Call::default()
+        };
+        assert!(matches(&rule, HttpAction::Deny, &call), "{host}");
+        assert!(!matches(&rule, HttpAction::Allow, &call), "{host}");
     }
 }
 
 #[test]
-fn paths_that_admit_are_plain_and_paths_that_deny_are_read_in_any_way() {
+fn methods_are_denied_whatever_their_case_and_allowed_as_they_are() {
+    let call = |method: &str| Call {
+        method: method.to_owned(),
+        ..Call::default()
+    };
+    let replaced = |name: &str, by: &[u8]| call("POST").header(name, by);
+    for (pattern, call, denied, allowed) in [
+        ("DELETE", call("DELETE"), true, true),
+        ("DELETE", call("delete"), true, false),
+        ("DELETE", call("Delete"), true, false),
+        ("delete", call("DELETE"), true, false),
+        ("DEL*", call("dELETE"), true, false),
+        ("DELETE", call("POST"), false, false),
+        ("DELETE", call("DELETED"), false, false),
+        ("*", call("x"), true, true),
+        (
+            "DELETE",
+            replaced("x-http-method-override", b"DELETE"),
+            true,
+            false,
+        ),
+        (
+            "DELETE",
+            replaced("x_http_method_override", b" delete"),
+            true,
+            false,
+        ),
+        ("DELETE", replaced("x-http-method", b"delete"), true, false),
+        (
+            "DELETE",
+            replaced("x-method-override", b"DELETE"),
+            true,
+            false,
+        ),
+        ("POST", replaced("x-method-override", b"POST"), true, true),
+    ] {
+        let any = to(HttpOperation {
+            methods: texts(&[pattern]),
+            ..HttpOperation::default()
+        });
+        let none = to(HttpOperation {
+            not_methods: texts(&[pattern]),
+            ..HttpOperation::default()
+        });
+        assert_eq!(matches(&any, HttpAction::Deny, &call), denied, "{call:?}");
+        assert_eq!(matches(&any, HttpAction::Allow, &call), allowed, "{call:?}");
+        assert_eq!(
+            matches(&none, HttpAction::Deny, &call),
+            !allowed,
+            "{call:?}"
+        );
+        assert_eq!(
+            matches(&none, HttpAction::Allow, &call),
+            !denied,
+            "{call:?}"
+        );
+    }
+}
+
+#[test]
+fn paths_are_denied_in_any_reading_and_allowed_in_all() {
     let any = |patterns: &[&str]| {
         to(HttpOperation {
             paths: paths(patterns),
@@ -147,6 +216,17 @@ fn paths_that_admit_are_plain_and_paths_that_deny_are_read_in_any_way() {
         ("/@me", "/%40me"),
         ("/caf\u{e9}", "/caf%C3%A9;x"),
         ("/a%20b", "/a%20b;x"),
+        ("/admin", "/ADMIN"),
+        ("/Admin", "/admin"),
+        ("/admin", "/admin/"),
+        ("/admin", "/admin;/x"),
+        ("/admin", "/admin%3Fx"),
+        ("/admin", "/admin%2500.css"),
+        ("/admin", "/admin%20"),
+        ("/admin", "/admin."),
+        ("/admin", "/%2561dmin"),
+        ("/*", "*"),
+        ("/", "*"),
     ] {
         let call = Call::path(path);
         assert!(matches(&any(&[pattern]), HttpAction::Deny, &call), "{path}");
@@ -158,12 +238,136 @@ fn paths_that_admit_are_plain_and_paths_that_deny_are_read_in_any_way() {
         ("/group%2fproject", "/group%2Fproject"),
         ("/caf\u{e9}", "/caf%C3%A9"),
         ("/a|b", "/a%7Cb"),
-        ("/api/{*}/x", "/api/a%2Fb/x"),
         ("*.css", "/a//b.css"),
+        ("/a;v=1", "/a;v=1"),
+        ("/a;v=1/*", "/a;v=1/b"),
+        ("*;v=1", "/a;v=1"),
+        ("/Api/*", "/Api/a"),
+        ("/public/*", "/public/"),
+        ("/public/*", "/public/a;b/c%2Fd"),
+        ("/public/{**}", "/public/a%2Fd"),
+        ("*", "/a;v=1"),
+        ("*", "*"),
     ] {
         let call = Call::path(path);
         assert!(plainly_matches(&any(&[pattern]), &call), "{path}");
         assert!(!plainly_matches(&none(&[pattern]), &call), "{path}");
+    }
+}
+
+#[test]
+fn a_wildcard_allows_only_paths_that_match_in_every_reading() {
+    for (pattern, path) in [
+        ("*.css", "/admin;x.css"),
+        ("*.css", "/admin%3Fx.css"),
+        ("*.css", "/admin;/x.css"),
+        ("*.css", "/admin%2500.css"),
+        ("/public/{*}", "/public/a%2Fb"),
+    ] {
+        let any = to(HttpOperation {
+            paths: paths(&[pattern]),
+            ..HttpOperation::default()
+        });
+        let none = to(HttpOperation {
+            not_paths: paths(&[pattern]),
+            ..HttpOperation::default()
+        });
+        let call = Call::path(path);
+        assert!(matches(&any, HttpAction::Deny, &call), "{path}");
+        assert!(!matches(&any, HttpAction::Allow, &call), "{path}");
+        assert!(matches(&none, HttpAction::Deny, &call), "{path}");
+        assert!(!matches(&none, HttpAction::Allow, &call), "{path}");
+    }
+}
+
+#[test]
+fn a_path_that_a_header_names_is_denied_as_the_requests_own() {
+    let admin = to(HttpOperation {
+        paths: paths(&["/admin/*"]),
+        ..HttpOperation::default()
+    });
+    for (name, value) in [
+        ("x-original-url", "/admin/x?y"),
+        ("x-rewrite-url", "/ADMIN;x/x"),
+        ("x_original_url", "http://shop/admin/x"),
+    ] {
+        let call = Call::path("/").header(name, value.as_bytes());
+        assert!(matches(&admin, HttpAction::Deny, &call), "{name}");
+        let call = Call::path("/admin/x").header(name, b"/other");
+        assert!(matches(&admin, HttpAction::Allow, &call), "{name}");
+    }
+}
+
+#[test]
+fn exceptions_hold_for_what_headers_name_as_well() {
+    let public = to(HttpOperation {
+        not_paths: paths(&["/public*"]),
+        ..HttpOperation::default()
+    });
+    let safe = to(HttpOperation {
+        not_methods: texts(&["GET", "POST"]),
+        ..HttpOperation::default()
+    });
+    let own = to(HttpOperation {
+        not_hosts: texts(&["own.example"]),
+        ..HttpOperation::default()
+    });
+    let call = || Call {
+        method: "POST".to_owned(),
+        host: "own.example".to_owned(),
+        ..Call::path("/public")
+    };
+    for rule in [&public, &safe, &own] {
+        assert!(!matches(rule, HttpAction::Deny, &call()), "{rule:?}");
+    }
+    for (rule, name, value, is_excepted) in [
+        (&public, "x-original-url", "/admin", false),
+        (&public, "x_rewrite_url", "/admin", false),
+        (&public, "x-original-url", "/PUBLIC/..;/admin", false),
+        (&public, "x-original-url", "admin", false),
+        (&public, "x-original-url", "/public/x", true),
+        (&safe, "x-http-method-override", "DELETE", false),
+        (&safe, "x_http_method", "delete", false),
+        (&safe, "x-method-override", "\u{e9}", false),
+        (&safe, "x-method-override", " POST", true),
+        (&own, "x-forwarded-host", "other.example", false),
+        (
+            &own,
+            "x-forwarded-host",
+            "own.example, other.example",
+            false,
+        ),
+        (&own, "x_forwarded_host", "other.example", false),
+        (&own, "forwarded", "for=1;Host=\"other.example:80\"", false),
+        (&own, "forwarded", "for=1, host=other.example", false),
+        (&own, "forwarded", "for=1;host=\"OWN.example:80\"", true),
+        (&own, "x-forwarded-host", "Own.Example.:80", true),
+    ] {
+        let call = call().header(name, value.as_bytes());
+        let denied = matches(rule, HttpAction::Deny, &call);
+        assert_eq!(denied, !is_excepted, "{name}: {value}");
+    }
+}
+
+#[test]
+fn a_host_that_a_header_names_is_denied_as_the_requests_own() {
+    let admin = to(HttpOperation {
+        hosts: texts(&["admin.example"]),
+        ..HttpOperation::default()
+    });
+    for (name, value) in [
+        ("x-forwarded-host", "admin.example"),
+        ("x-forwarded-host", "a, ADMIN.example:80"),
+        ("x_forwarded_host", "admin.example."),
+        ("forwarded", "for=1;host=admin.example"),
+        ("forwarded", "host=a, HOST=\"admin.example:1\""),
+    ] {
+        let call = Call::default().header(name, value.as_bytes());
+        assert!(matches(&admin, HttpAction::Deny, &call), "{name}: {value}");
+        assert!(
+            !matches(&admin, HttpAction::Allow, &call),
+            "{name}: {value}"
+        );
     }
 }
 
@@ -204,6 +408,33 @@ fn several_header_lines_are_joined_to_admit_and_looked_at_one_by_one_to_deny() {
     );
     assert!(!matches(&not, HttpAction::Allow, &two));
     assert!(matches(&not, HttpAction::Allow, &Call::default()));
+
+    for line in [
+        "user, admin",
+        "admin;q=1, user",
+        "\"admin\"",
+        " admin ,user",
+    ] {
+        let list = Call::default().header("x-role", line.as_bytes());
+        assert!(matches(&role("admin"), HttpAction::Deny, &list), "{line}");
+        assert!(!matches(&role("admin"), HttpAction::Allow, &list), "{line}");
+        assert!(!matches(&not, HttpAction::Allow, &list), "{line}");
+        // A wildcard stands for no other element.
+        assert!(!matches(&role("user*"), HttpAction::Allow, &list), "{line}");
+        assert!(!matches(&role("*user"), HttpAction::Allow, &list), "{line}");
+    }
+    let spelt = Call::default().header("X_Role", b"admin");
+    assert!(matches(&role("admin"), HttpAction::Deny, &spelt));
+    assert!(!matches(&role("admin"), HttpAction::Allow, &spelt));
+    let both = spelt.header("x-role", b"user");
+    assert!(!matches(&role("user"), HttpAction::Allow, &both));
+    let agent = when(
+        HttpAttribute::Header("user-agent".into()),
+        vec![HttpValue::Text(StringMatch::Prefix("Mozilla/".into()))],
+        vec![],
+    );
+    let browser = Call::default().header("user-agent", b"Mozilla/5.0 (KHTML, like Gecko)");
+    assert!(plainly_matches(&agent, &browser));
 
     let cookie = when(
         HttpAttribute::Header("cookie".into()),

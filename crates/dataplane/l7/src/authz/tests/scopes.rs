@@ -34,20 +34,20 @@ fn rule(name: &str, rule: usize) -> RuleId {
 
 #[test]
 fn without_policies_everything_is_allowed() {
-    let decision = decide(&Policies::default(), Scope::Pod);
+    let decision = decide(&Policies::default(), Scope::Pod(&[]));
     assert_eq!(decision.why, Why::NoAllowPolicies);
     assert!(decision.is_allowed() && decision.details().is_none());
-    assert!(!Policies::default().need_http(Scope::Pod));
+    assert!(!Policies::default().need_http(Scope::Pod(&[])));
 }
 
 #[test]
 fn deny_counts_before_allow() {
     let allow = policy("a", HttpAction::Allow, vec![HttpRule::default()]);
     let deny = policy("d", HttpAction::Deny, vec![method("PUT"), method("GET")]);
-    let decision = decide(&policies([allow.clone()]), Scope::Pod);
+    let decision = decide(&policies([allow.clone()]), Scope::Pod(&[]));
     assert_eq!(decision.why, Why::Allowed(rule("a", 0)));
     assert_eq!(decision.to_string(), "allowed by rule 0 of policy ns/a");
-    let decision = decide(&policies([allow, deny]), Scope::Pod);
+    let decision = decide(&policies([allow, deny]), Scope::Pod(&[]));
     assert_eq!(decision.why, Why::Denied(rule("d", 1)));
     assert_eq!(
         decision.details().as_deref(),
@@ -59,7 +59,7 @@ fn deny_counts_before_allow() {
 fn policies_without_rules_never_match() {
     let allow = decide(
         &policies([policy("a", HttpAction::Allow, vec![])]),
-        Scope::Pod,
+        Scope::Pod(&[]),
     );
     assert_eq!(allow.why, Why::NoneAllows);
     assert_eq!(
@@ -68,7 +68,7 @@ fn policies_without_rules_never_match() {
     );
     let deny = decide(
         &policies([policy("d", HttpAction::Deny, vec![])]),
-        Scope::Pod,
+        Scope::Pod(&[]),
     );
     assert_eq!(deny.why, Why::NoAllowPolicies);
 }
@@ -83,7 +83,7 @@ fn policies_of_services_concern_requests_for_these() {
         let decision = decide(&policies, Scope::Service(denied));
         assert_eq!(decision.why, Why::Denied(rule("d", 0)));
     }
-    for allowed in [Scope::Service(&c), Scope::Pod] {
+    for allowed in [Scope::Service(&c), Scope::Pod(&[])] {
         let decision = decide(&policies, allowed);
         assert_eq!(decision.why, Why::Allowed(rule("a", 0)));
     }
@@ -107,7 +107,7 @@ fn a_policy_that_is_not_understood_denies_what_it_is_attached_to() {
     );
     let with = |rule| policy("odd", HttpAction::Allow, vec![HttpRule::default(), rule]);
     for odd in [odd, with(bad_template), with(bad_value), with(bad_header)] {
-        let decision = decide(&policies([odd.clone()]), Scope::Pod);
+        let decision = decide(&policies([odd.clone()]), Scope::Pod(&[]));
         assert!(
             matches!(&decision.why, Why::NotUnderstood { policy, .. } if *policy == key("odd"))
         );
@@ -120,7 +120,7 @@ fn a_policy_that_is_not_understood_denies_what_it_is_attached_to() {
             dry_run: true,
             ..odd
         };
-        let decision = decide(&policies([dry]), Scope::Pod);
+        let decision = decide(&policies([dry]), Scope::Pod(&[]));
         assert!(decision.is_allowed() && !decision.dry_run.is_empty());
     }
 }
@@ -133,7 +133,7 @@ fn dry_run_policies_tell_what_they_would_have_denied() {
     };
     let deny = dry("d", HttpAction::Deny, method("GET"));
     let allow = dry("a", HttpAction::Allow, method("PUT"));
-    let decision = decide(&policies([deny, allow.clone()]), Scope::Pod);
+    let decision = decide(&policies([deny, allow.clone()]), Scope::Pod(&[]));
     assert!(decision.is_allowed());
     assert_eq!(
         decision.dry_run,
@@ -147,7 +147,7 @@ fn dry_run_policies_tell_what_they_would_have_denied() {
         dry("b", HttpAction::Allow, method("GET")),
         policy("b", HttpAction::Allow, vec![method("GET")]),
     ] {
-        let decision = decide(&policies([allow.clone(), other]), Scope::Pod);
+        let decision = decide(&policies([allow.clone(), other]), Scope::Pod(&[]));
         assert!(decision.is_allowed() && decision.dry_run.is_empty());
     }
 }
@@ -156,7 +156,7 @@ fn dry_run_policies_tell_what_they_would_have_denied() {
 fn audits_are_told_and_decide_nothing() {
     let audit = policy("audit", HttpAction::Audit, vec![method("GET")]);
     let other = policy("other", HttpAction::Audit, vec![method("PUT")]);
-    let decision = decide(&policies([audit, other]), Scope::Pod);
+    let decision = decide(&policies([audit, other]), Scope::Pod(&[]));
     assert_eq!(decision.why, Why::NoAllowPolicies);
     assert_eq!(decision.audits, [rule("audit", 0)]);
 }
@@ -180,7 +180,7 @@ fn connections_that_are_not_http_never_pass_for_http_rules_and_are_denied_for_th
     let decide = |action, rule: HttpRule| {
         let policies = policies([policy("p", action, vec![rule])]);
         let call = Call::default();
-        policies.evaluate_connection(Scope::Pod, &call.connection())
+        policies.evaluate_connection(Scope::Pod(&[]), &call.connection())
     };
     let header = when(
         HttpAttribute::Header("a".into()),
@@ -207,7 +207,7 @@ fn connections_that_are_not_http_never_pass_for_http_rules_and_are_denied_for_th
         assert!(decide(HttpAction::Deny, of("other")).is_allowed());
         assert_eq!(decide(HttpAction::Audit, of("ns")).audits.len(), 1);
         let policies = policies([policy("p", HttpAction::Deny, vec![http.clone()])]);
-        assert!(policies.need_http(Scope::Pod));
+        assert!(policies.need_http(Scope::Pod(&[])));
     }
     let other_port = to(HttpOperation {
         ports: vec![81],
@@ -224,10 +224,10 @@ fn policies_come_change_and_go() {
     let deny = policy("p", HttpAction::Deny, vec![HttpRule::default()]);
     assert!(policies.insert(deny.clone()));
     assert!(!policies.insert(deny.clone()));
-    assert!(!decide(&policies, Scope::Pod).is_allowed());
+    assert!(!decide(&policies, Scope::Pod(&[])).is_allowed());
     let a = service("a");
     assert!(policies.insert(for_services(deny.clone(), &["a"])));
-    assert!(decide(&policies, Scope::Pod).is_allowed());
+    assert!(decide(&policies, Scope::Pod(&[])).is_allowed());
     assert!(!decide(&policies, Scope::Service(&a)).is_allowed());
     assert!(policies.insert(for_services(deny, &["b"])));
     assert!(decide(&policies, Scope::Service(&a)).is_allowed());
@@ -282,4 +282,153 @@ fn a_backend_has_its_own_policies_and_the_admissions_of_the_whole_waypoint() {
     );
     let told = decide(&policies([audit, own_audit]), Scope::Backend(&a)).audits;
     assert_eq!(told, [rule("own-audit", 0)]);
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
+fn each_service_of_a_pod_has_to_allow_a_request_to_it() {
+    let port = |name: &str, port: u16| ServicePort {
+        service: service(name),
+        address: ([10, 96, 0, 1], port).into(),
+    };
+    let at_port = |port: u16| {
+        to(HttpOperation {
+            ports: vec![port],
+            ..HttpOperation::default()
+        })
+    };
+    let host = |host: &str| {
+        to(HttpOperation {
+            hosts: texts(&[host]),
+            ..HttpOperation::default()
+        })
+    };
+    let any = || vec![HttpRule::default()];
+    let of = |policy: HttpPolicy, name: &str| for_services(policy, &[name]);
+    let allow = |name: &str, rules| policy(name, HttpAction::Allow, rules);
+    let deny = |name: &str, rules| policy(name, HttpAction::Deny, rules);
+    let (get, put) = (|| vec![method("GET")], || vec![method("PUT")]);
+    let ab = [port("a", 80), port("b", 81)];
+    // The request is a GET to port 80 of the pod.
+    let cases: [(&str, Vec<HttpPolicy>, &[ServicePort], bool); 18] = [
+        ("nothing is attached", vec![], &ab, true),
+        (
+            "one of several denies",
+            vec![of(deny("d", any()), "b")],
+            &ab,
+            false,
+        ),
+        (
+            "another service denies",
+            vec![of(deny("d", any()), "c")],
+            &ab,
+            true,
+        ),
+        (
+            "no service leads there",
+            vec![of(deny("d", any()), "a")],
+            &[],
+            true,
+        ),
+        (
+            "the only ALLOW matches",
+            vec![of(allow("x", get()), "a")],
+            &ab,
+            true,
+        ),
+        (
+            "the only ALLOW does not",
+            vec![of(allow("x", put()), "a")],
+            &ab,
+            false,
+        ),
+        (
+            "the ALLOW of another service is none of its own",
+            vec![of(allow("x", get()), "a"), of(allow("y", put()), "b")],
+            &ab,
+            false,
+        ),
+        (
+            "each has an ALLOW that matches",
+            vec![of(allow("x", get()), "a"), of(allow("y", get()), "b")],
+            &ab,
+            true,
+        ),
+        (
+            "one for both matches",
+            vec![for_services(allow("x", get()), &["a", "b"])],
+            &ab,
+            true,
+        ),
+        (
+            "ports are those of the service, to deny",
+            vec![of(deny("d", vec![at_port(81)]), "b")],
+            &ab,
+            false,
+        ),
+        (
+            "ports are those of the service, to allow",
+            vec![of(allow("x", vec![at_port(81)]), "b")],
+            &ab,
+            true,
+        ),
+        (
+            "the port that a host is denied at is that of the service",
+            vec![of(deny("d", vec![host("shop.example.com:81")]), "b")],
+            &ab,
+            false,
+        ),
+        (
+            "a host that is denied at the pod's port is not at the service's",
+            vec![of(deny("d", vec![host("shop.example.com:80")]), "b")],
+            &ab,
+            true,
+        ),
+        (
+            "the port of the pod is not one of the service",
+            vec![of(allow("x", vec![at_port(80)]), "b")],
+            &ab,
+            false,
+        ),
+        (
+            "each port of one service has to let it pass",
+            vec![of(allow("x", vec![at_port(80)]), "a")],
+            &[port("a", 80), port("a", 82)],
+            false,
+        ),
+        (
+            "the waypoint denies at the pod's port",
+            vec![deny("d", vec![at_port(80)])],
+            &[port("a", 90)],
+            false,
+        ),
+        (
+            "the waypoint denies at the service's port",
+            vec![deny("d", vec![at_port(90)])],
+            &[port("a", 90)],
+            false,
+        ),
+        (
+            "the waypoint's ALLOW counts for all services",
+            vec![allow("w", get()), of(allow("x", put()), "a")],
+            &ab,
+            true,
+        ),
+    ];
+    for (name, all, ports, expected) in cases {
+        let decision = decide(&policies(all), Scope::Pod(ports));
+        assert_eq!(decision.is_allowed(), expected, "{name}: {decision}");
+    }
+    // What is attached to several of them is told once.
+    let audit = policy("audit", HttpAction::Audit, any());
+    let dry = HttpPolicy {
+        dry_run: true,
+        ..deny("dry", any())
+    };
+    let all = [audit, dry].map(|policy| for_services(policy, &["a", "b"]));
+    let decision = decide(&policies(all), Scope::Pod(&ab));
+    assert_eq!((decision.audits.len(), decision.dry_run.len()), (1, 1));
+    // A service's policies make it HTTP.
+    let of_path = policies([of(deny("d", get()), "b")]);
+    assert!(of_path.need_http(Scope::Pod(&ab)) && !of_path.need_http(Scope::Pod(&[])));
 }

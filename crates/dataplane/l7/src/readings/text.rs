@@ -3,12 +3,12 @@
 use ambit_model::StringMatch;
 
 /// Whether the text that the pieces make together matches.
-pub(super) fn matches_pieces<const N: usize>(wanted: &StringMatch, pieces: [&str; N]) -> bool {
+pub(crate) fn matches_pieces<const N: usize>(wanted: &StringMatch, pieces: [&str; N]) -> bool {
     compare(wanted, &pieces, u8::eq)
 }
 
 /// As [`matches_pieces`], without regard to ASCII case.
-pub(super) fn matches_caseless<const N: usize>(wanted: &StringMatch, pieces: [&str; N]) -> bool {
+pub(crate) fn matches_caseless<const N: usize>(wanted: &StringMatch, pieces: [&str; N]) -> bool {
     compare(wanted, &pieces, u8::eq_ignore_ascii_case)
 }
 

@@ -1,0 +1,291 @@
+//! Policies and calls made from bytes, of few and short words, so that they often match.
+
+use ambit_model::{
+    HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
+    HttpValue, Identity, NamespacedHostname, PathPattern, PathTemplate, PolicyKey,
+    ServiceAccountMatch, StringMatch,
+};
+use http::{HeaderMap, HeaderValue};
+use ipnet::IpNet;
+
+use super::super::ServicePort;
+
+/// Target of a call.
+#[derive(Clone, Debug)]
+pub(super) enum Called {
+    Service(NamespacedHostname),
+    /// A pod, with the services and their ports that lead to it.
+    Pod(Vec<(NamespacedHostname, u16)>),
+}
+
+/// A request or connection that policies decide about.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) is_http: bool,
+    pub(super) called: Called,
+    pub(super) source: Option<Identity>,
+    pub(super) source_ip: [u8; 4],
+    pub(super) remote_ip: [u8; 4],
+    pub(super) destination_ip: [u8; 4],
+    pub(super) port: u16,
+    pub(super) sni: Option<&'static str>,
+    pub(super) method: &'static str,
+    pub(super) host: &'static str,
+    pub(super) path: &'static str,
+    pub(super) headers: HeaderMap,
+}
+
+impl Call {
+    /// The same at another port.
+    pub(super) fn at(&self, port: u16) -> Self {
+        Self {
+            port,
+            ..self.clone()
+        }
+    }
+
+    /// The service ports that lead to the pod.
+    pub(super) fn ports(&self) -> impl Iterator<Item = ServicePort> {
+        let all = match &self.called {
+            Called::Service(_) => &[][..],
+            Called::Pod(all) => all,
+        };
+        all.iter().map(|(service, port)| ServicePort {
+            service: service.clone(),
+            address: (self.destination_ip, *port).into(),
+        })
+    }
+
+    /// Whether a policy is attached to the service that is called.
+    pub(super) fn is_of(&self, policy: &HttpPolicy) -> bool {
+        matches!(&self.called, Called::Service(service) if policy.services.contains(service))
+    }
+}
+
+/// Choices, each made by a byte; the first one where there are no more.
+pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
+
+impl Bytes<'_> {
+    pub(super) fn up_to(&mut self, limit: u8) -> u8 {
+        match self.0.split_first() {
+            Some((first, rest)) => {
+                self.0 = rest;
+                first % limit
+            }
+            None => 0,
+        }
+    }
+
+    pub(super) fn one_in(&mut self, chances: u8) -> bool {
+        self.up_to(chances) == chances - 1
+    }
+
+    fn among<T: Copy + Default>(&mut self, choices: &[T]) -> T {
+        let count = u8::try_from(choices.len()).unwrap_or(u8::MAX);
+        let choice = self.up_to(count.max(1));
+        choices
+            .get(usize::from(choice))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Mostly none, for most fields are not given.
+    fn few<T>(&mut self, make: impl Fn(&mut Self) -> T) -> Vec<T> {
+        let count = match self.up_to(8) {
+            7 => 2,
+            5 | 6 => 1,
+            _ => 0,
+        };
+        (0..count).map(|_| make(self)).collect()
+    }
+
+    fn patterns(&mut self, choices: &[&str]) -> Vec<StringMatch> {
+        self.few(|bytes| StringMatch::from_pattern(bytes.among(choices)))
+    }
+
+    fn nets(&mut self) -> Vec<IpNet> {
+        self.few(|bytes| {
+            let (last, length) = (bytes.up_to(4), bytes.among(&[32, 0, 31]));
+            IpNet::new_assert(std::net::IpAddr::from([10, 0, 0, last]), length)
+        })
+    }
+
+    fn service(&mut self) -> NamespacedHostname {
+        NamespacedHostname {
+            namespace: "ns".into(),
+            hostname: self.among(&["a", "b"]).into(),
+        }
+    }
+
+    pub(super) fn policy(&mut self) -> HttpPolicy {
+        let action = self.up_to(5);
+        HttpPolicy {
+            key: PolicyKey::of_record(self.among(&["ns/a", "ns/b", "ns/c", "ns/d", "ns/e"])),
+            for_gateway: self.up_to(2) == 0,
+            services: self.few(Self::service),
+            action: match action {
+                0 | 1 => HttpAction::Allow,
+                2 | 3 => HttpAction::Deny,
+                _ => HttpAction::Audit,
+            },
+            dry_run: self.one_in(6),
+            rules: (0..self.up_to(3)).map(|_| self.rule()).collect(),
+            not_understood: self.one_in(12).then(|| "odd".into()),
+            provider: None,
+        }
+    }
+
+    fn rule(&mut self) -> HttpRule {
+        HttpRule {
+            sources: self.few(Self::source),
+            operations: self.few(Self::operation),
+            conditions: self.few(Self::condition),
+        }
+    }
+
+    fn source(&mut self) -> HttpSource {
+        const PRINCIPALS: &[&str] = &["td/ns/a/sa/b", "td/*", "*/sa/b", "*", "td/ns/a/sa/"];
+        const WORDS: &[&str] = &["a", "b", "*", "a*", "*b"];
+        let account = |bytes: &mut Self| ServiceAccountMatch {
+            namespace: bytes.among(&["a", "b"]).into(),
+            service_account: bytes.among(&["a", "b"]).into(),
+        };
+        HttpSource {
+            principals: self.patterns(PRINCIPALS),
+            not_principals: self.patterns(PRINCIPALS),
+            namespaces: self.patterns(WORDS),
+            not_namespaces: self.patterns(WORDS),
+            service_accounts: self.few(account),
+            not_service_accounts: self.few(account),
+            trust_domains: self.patterns(&["td", "t*", "x"]),
+            not_trust_domains: self.patterns(&["td", "x"]),
+            ip_blocks: self.nets(),
+            not_ip_blocks: self.nets(),
+            remote_ip_blocks: self.nets(),
+            not_remote_ip_blocks: self.nets(),
+            request_principals: Vec::new(),
+            not_request_principals: Vec::new(),
+        }
+    }
+
+    fn operation(&mut self) -> HttpOperation {
+        const HOSTS: &[&str] = &["a.com", "*.com", "a.*", "*", "a.com:80", "*:80", "a.com:*"];
+        const METHODS: &[&str] = &["GET", "PUT", "*", "G*", "get"];
+        let port = |bytes: &mut Self| bytes.among(&[80, 81]);
+        HttpOperation {
+            hosts: self.patterns(HOSTS),
+            not_hosts: self.patterns(HOSTS),
+            ports: self.few(port),
+            not_ports: self.few(port),
+            methods: self.patterns(METHODS),
+            not_methods: self.patterns(METHODS),
+            paths: self.few(Self::path),
+            not_paths: self.few(Self::path),
+        }
+    }
+
+    fn path(&mut self) -> PathPattern {
+        let text = self.among(&[
+            "/admin",
+            "/admin/*",
+            "*.css",
+            "*",
+            "/{*}",
+            "/admin/{**}",
+            "/",
+            "/{*}/x",
+            "/@me",
+        ]);
+        match PathTemplate::is_template(text) {
+            true => PathPattern::Template(text.into()),
+            false => PathPattern::Text(StringMatch::from_pattern(text)),
+        }
+    }
+
+    fn condition(&mut self) -> HttpCondition {
+        use HttpAttribute as A;
+        let attribute = match self.up_to(5) {
+            0 => A::Header("x-a".into()),
+            1 => A::SourceIp,
+            2 => A::DestinationPort,
+            3 => A::SourceServiceAccount,
+            _ => A::ConnectionSni,
+        };
+        let value = |bytes: &mut Self| match attribute {
+            A::SourceIp => {
+                let net = IpNet::new_assert([10, 0, 0, bytes.up_to(4)].into(), 32);
+                HttpValue::Net(net)
+            }
+            A::DestinationPort => HttpValue::Port(bytes.among(&[80, 81])),
+            _ => HttpValue::Text(StringMatch::from_pattern(bytes.among(&[
+                "1", "1*", "*2", "*", "a/b", "a/*", "*/b", "a.com", "1,2", "*.com",
+            ]))),
+        };
+        HttpCondition {
+            values: self.few(value),
+            not_values: self.few(value),
+            attribute,
+        }
+    }
+
+    pub(super) fn call(&mut self) -> Call {
+        let mut headers = HeaderMap::new();
+        for _ in 0..self.up_to(4) {
+            let name = self.among(&["x-a", "x-a", "x-a", "x_a"]);
+            let value = self.among(&["1", "2", "12", "3", "3, 1", "1,2"]);
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        if self.one_in(6) {
+            let path = self.among(&["/admin", "/x", "/Admin/"]);
+            headers.insert("x-original-url", HeaderValue::from_static(path));
+        }
+        if self.one_in(6) {
+            let method = self.among(&["PUT", "put"]);
+            headers.insert("x-http-method-override", HeaderValue::from_static(method));
+        }
+        if self.one_in(6) {
+            let host = self.among(&["a.com", "b.com", "A.com:81"]);
+            headers.insert("x-forwarded-host", HeaderValue::from_static(host));
+        }
+        let has_source = !self.one_in(4);
+        Call {
+            is_http: !self.one_in(4),
+            called: match self.up_to(3) {
+                0 => Called::Pod(self.few(|bytes| (bytes.service(), bytes.among(&[80, 81])))),
+                _ => Called::Service(self.service()),
+            },
+            source: has_source
+                .then(|| Identity::new("td", self.among(&["a", "b"]), self.among(&["b", "a"]))),
+            source_ip: [10, 0, 0, self.up_to(4)],
+            remote_ip: [10, 0, 0, self.up_to(4)],
+            destination_ip: [10, 0, 0, self.up_to(4)],
+            port: self.among(&[80, 81]),
+            sni: self.one_in(2).then(|| self.among(&["A.com", "b.com"])),
+            method: self.among(&["GET", "PUT", "put"]),
+            host: self.among(&[
+                "a.com",
+                "A.com:80",
+                "b.com",
+                "a.com.",
+                "a.com.:80",
+                "",
+                "a.com:",
+            ]),
+            path: self.among(&[
+                "/admin",
+                "//admin",
+                "/admin;x",
+                "/admin%2Fb",
+                "/a/b.css",
+                "/",
+                "/%40me",
+                "/admin/x",
+                "/Admin/",
+                "/%2561dmin",
+                "/admin;x.css",
+                "*",
+            ]),
+            headers,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Requests that are limited: matches in the form of routes, of which every reading counts, so that no spelling of a
+//! request gets past a limit that the plain one meets.
+
+use std::borrow::Cow;
+
+use ambit_model::{ArcStr, HttpRouteMatch, HttpValueMatch, StringMatch};
+use http::{HeaderMap, HeaderName, header::HOST};
+use regex::Regex;
+
+use crate::{
+    path,
+    readings::{PathMatcher, Reading, Readings, any_text, lines},
+    route::{RouteRequest, parameters, regex},
+};
+
+/// Any of some matches; without any, all requests.
+#[derive(Debug)]
+pub struct LimitMatches(Vec<LimitMatch>);
+
+/// All parts that are given must match.
+#[derive(Debug)]
+struct LimitMatch {
+    path: Option<PathMatcher>,
+    method: Option<StringMatch>,
+    headers: Vec<(HeaderName, Value)>,
+    query: Vec<(ArcStr, Value)>,
+}
+
+#[derive(Debug)]
+enum Value {
+    Exact(ArcStr),
+    Regex(Regex),
+    /// A broken expression: whatever it might be meant for.
+    Anything,
+}
+
+impl LimitMatches {
+    /// Compiles matches. One that cannot be understood includes all that it might.
+    pub fn new(of: &[HttpRouteMatch]) -> Self {
+        Self(of.iter().map(LimitMatch::new).collect())
+    }
+
+    /// Whether a request is among them, in any reading.
+    pub fn include(&self, request: &RouteRequest<'_>) -> bool {
+        let RouteRequest {
+            method,
+            path,
+            host,
+            headers,
+            query,
+        } = *request;
+        let readings = Readings::new(method, (host, None), path, headers);
+        self.0.is_empty()
+            || self
+                .0
+                .iter()
+                .any(|one| one.matches(&readings, headers, (host, query)))
+    }
+}
+
+impl LimitMatch {
+    fn new(of: &HttpRouteMatch) -> Self {
+        let headers = of.headers.iter().filter_map(|(name, of)| {
+            let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+            Some((name, Value::new(of)))
+        });
+        let query = of.query_params.iter();
+        Self {
+            path: of.path.as_ref().map(PathMatcher::of_match),
+            method: of.method.clone().map(StringMatch::Exact),
+            headers: headers.collect(),
+            query: query
+                .map(|(name, of)| (name.clone(), Value::new(of)))
+                .collect(),
+        }
+    }
+
+    fn matches(
+        &self,
+        readings: &Readings<'_>,
+        headers: &HeaderMap,
+        (host, query): (&str, Option<&str>),
+    ) -> bool {
+        let path = self.path.as_ref();
+        let method = self.method.as_ref();
+        path.is_none_or(|path| readings.path(path, Reading::Any))
+            && method.is_none_or(|method| readings.method(method, Reading::Any))
+            && self.headers.iter().all(|(name, of)| match *name == HOST {
+                true => of.is_host(host, readings),
+                false => any_text(headers, name, |text| of.matches(text)),
+            })
+            && self
+                .query
+                .iter()
+                .all(|(name, of)| parameters(query, name).any(|value| of.matches(value.as_bytes())))
+    }
+}
+
+impl Value {
+    fn new(of: &HttpValueMatch) -> Self {
+        match of {
+            HttpValueMatch::Exact(text) => Self::Exact(text.clone()),
+            HttpValueMatch::Regex(pattern) => regex(pattern).map_or(Self::Anything, Self::Regex),
+        }
+    }
+
+    fn matches(&self, text: &[u8]) -> bool {
+        match self {
+            Self::Exact(exact) => text == exact.as_bytes(),
+            Self::Regex(pattern) => str::from_utf8(text).is_ok_and(|text| pattern.is_match(text)),
+            Self::Anything => true,
+        }
+    }
+
+    fn is_host(&self, host: &str, readings: &Readings<'_>) -> bool {
+        match self {
+            Self::Exact(exact) => readings.host(&StringMatch::Exact(exact.clone()), Reading::Any),
+            Self::Regex(_) | Self::Anything => {
+                let is_host = |host: &str| {
+                    let lower = host.to_ascii_lowercase();
+                    let name = lower.split(':').next().unwrap_or_default();
+                    let name = name.trim_end_matches('.');
+                    !host.is_empty()
+                        && [host, lower.as_str(), name]
+                            .iter()
+                            .any(|text| self.matches(text.as_bytes()))
+                };
+                is_host(host) || readings.overriding_hosts().any(is_host)
+            }
+        }
+    }
+}
+
+/// Returns the text by which requests for a path are counted: the same for all spellings that some server takes for
+/// one path.
+pub fn counted_path(path: &str) -> Cow<'_, str> {
+    path::shared_by_spellings(path)
+}
+
+/// Returns the text by which requests with a method are counted: the same whatever its case.
+pub fn counted_method(method: &str) -> String {
+    method.to_ascii_uppercase()
+}
+
+/// Returns the text by which requests with a header are counted: all lines of it, however the name is spelt, so that
+/// nobody chooses which one counts. `None` if there is none.
+pub fn counted_header(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
+    let all: Vec<_> = lines(headers, name).collect();
+    (!all.is_empty()).then(|| all.join(&b","[..]))
+}

@@ -1,0 +1,74 @@
+//! The paths that lenient servers may take a path for.
+
+use std::borrow::Cow;
+
+use super::{escapes::decoded_escapes, segments};
+
+/// Rounds of percent-decoding: a proxy, a framework and an application behind the waypoint may each decode once.
+const MAX_DECODINGS: usize = 3;
+
+/// Characters at which some servers end a path, once they have decoded it.
+const ENDS: [char; 4] = [';', '?', '#', '\0'];
+
+/// Returns what lenient servers may take a normalized path for, in lower case; nothing if all of them take it for what
+/// it is. Such servers decode escapes (more than once, too), strip parameters (`;x`) or all that follows one, take
+/// backslashes for slashes, merge slashes, resolve dots, and ignore case, spaces around segments and dots behind them.
+/// `*` is the whole server, and so its root as well.
+pub fn readings(path: &str) -> Vec<String> {
+    if path == "*" {
+        return vec!["/".to_owned()];
+    }
+    if is_plain(path) {
+        return Vec::new();
+    }
+    let mut all: Vec<String> = Vec::new();
+    for decoded in decodings(path) {
+        let cut = ENDS.map(|end| decoded.split_once(end).map(|(begin, _)| begin));
+        let whole = [Some(decoded.as_str())].into_iter().chain(cut).flatten();
+        let lenient: Vec<_> = whole.map(segments::loosely).collect();
+        for reading in [decoded].into_iter().chain(lenient) {
+            if !all.contains(&reading) {
+                all.push(reading);
+            }
+        }
+    }
+    all
+}
+
+/// Returns the one text by which all spellings of a path are counted.
+pub fn shared_by_spellings(path: &str) -> Cow<'_, str> {
+    if is_plain(path) || path == "*" {
+        let whole = path.strip_suffix('/').filter(|rest| !rest.is_empty());
+        return Cow::Borrowed(whole.unwrap_or(path));
+    }
+    let decoded = decodings(path).pop().unwrap_or_default();
+    let begin = decoded.split(ENDS).next().unwrap_or_default();
+    let mut shared = segments::loosely(begin);
+    if shared.len() > 1 && shared.ends_with('/') {
+        shared.pop();
+    }
+    Cow::Owned(shared)
+}
+
+/// A path after each round of decoding.
+fn decodings(path: &str) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for _ in 0..MAX_DECODINGS {
+        let before = all.last().map_or(path, String::as_str);
+        let decoded = decoded_escapes(before).to_lowercase();
+        if all.last() == Some(&decoded) {
+            break;
+        }
+        all.push(decoded);
+    }
+    all
+}
+
+/// Whether every server reads a path in the same way.
+fn is_plain(path: &str) -> bool {
+    let is_odd = |byte: u8| {
+        !byte.is_ascii_graphic() || byte.is_ascii_uppercase() || b"%;\\?#*".contains(&byte)
+    };
+    let is_odd_segment = |segment: &str| segment.starts_with('.') || segment.ends_with('.');
+    !path.bytes().any(is_odd) && !path.contains("//") && !path.split('/').any(is_odd_segment)
+}

@@ -1,0 +1,184 @@
+//! Readings of a request: every text that a lenient server may take for its method, its host, its path or a header.
+//! All comparisons that deny, limit or allow a request by these are made here.
+//!
+//! What denies or limits a request counts every reading ([`Reading::Any`]); what allows it has to hold for each of
+//! them ([`Reading::All`]), and what excepts it from a denial also for whatever a header names in place of the
+//! request's own ([`Reading::Exception`]). No spelling then gets past a denial that the plain request meets, nor is
+//! allowed where the plain request is not.
+//!
+//! | compared | `Any` | `All` | `Exception` |
+//! |---|---|---|---|
+//! | method | whatever its case; what `X-HTTP-Method-Override` and its like name | as it came | as it came, and all that such headers name |
+//! | host | whatever its case; any port, or the one that was dialled; dots at the end do not count; what `X-Forwarded-Host` and `Forwarded` name | the same, but for the port that was dialled and what headers name | as `All`, and all that such headers name |
+//! | path | as it is forwarded, and all of [`path::readings`]; what `X-Original-URL` and its like name; a slash at the end does not count | as it is forwarded, and each of [`path::readings`] | as `All`, and all that such headers name |
+//! | header | each line, each element of a list, all lines joined; `_` in the name is `-` | all lines joined, each line, and each element for a pattern with a wildcard | as `All` |
+//!
+//! Elements of `User-Agent` and other headers whose commas separate nothing are no readings of their own to `All`.
+
+mod header;
+mod host;
+mod path;
+mod text;
+
+use std::cell::OnceCell;
+
+use ambit_model::StringMatch;
+use http::{HeaderMap, HeaderName};
+
+pub(crate) use header::{any_text, is_same_name, lines};
+pub(crate) use path::PathMatcher;
+pub(crate) use text::{matches_caseless, matches_pieces};
+
+use host::Host;
+
+/// Headers by which frameworks let a client replace the method.
+static METHOD_OVERRIDES: [HeaderName; 3] = [
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-method-override"),
+];
+
+/// Headers by which frameworks let a client replace the path.
+static PATH_OVERRIDES: [HeaderName; 2] = [
+    HeaderName::from_static("x-original-url"),
+    HeaderName::from_static("x-rewrite-url"),
+];
+
+/// Headers by which proxies, and so clients, say for which host a request came.
+static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+static FORWARDED: HeaderName = http::header::FORWARDED;
+
+/// Which readings of a text have to match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Any of them: for what denies or limits.
+    Any,
+    /// Each of them but for what headers name: for what allows.
+    All,
+    /// Each of them, whatever headers name included: for exceptions from a denial.
+    Exception,
+}
+
+/// A request's texts with their readings, made when they are first needed.
+#[derive(Debug)]
+pub(crate) struct Readings<'a> {
+    method: &'a str,
+    host: Host<'a>,
+    path: path::PathReadings<'a>,
+    headers: &'a HeaderMap,
+    overriding_paths: OnceCell<Vec<path::PathReadings<'a>>>,
+}
+
+impl<'a> Readings<'a> {
+    /// Reads a request: its method, its authority, its normalized path without the query, and its headers. `port` is
+    /// the one that was dialled, if that is known.
+    pub(crate) fn new(
+        method: &'a str,
+        (host, port): (&'a str, Option<u16>),
+        path: &'a str,
+        headers: &'a HeaderMap,
+    ) -> Self {
+        Self {
+            method,
+            host: Host::new(host, port),
+            path: path::PathReadings::new(path),
+            headers,
+            overriding_paths: OnceCell::new(),
+        }
+    }
+
+    /// Reads the request as if it had been sent to this port.
+    pub(crate) fn dial(&mut self, port: u16) {
+        self.host.dial(port);
+    }
+
+    /// Whether the method matches.
+    pub(crate) fn method(&self, wanted: &StringMatch, reading: Reading) -> bool {
+        match reading {
+            Reading::All => wanted.matches(self.method),
+            Reading::Exception => {
+                wanted.matches(self.method)
+                    && self.all_named_by(&METHOD_OVERRIDES, |method| wanted.matches(method))
+            }
+            Reading::Any => {
+                matches_caseless(wanted, [self.method])
+                    || self
+                        .named_by(&METHOD_OVERRIDES)
+                        .any(|method| matches_caseless(wanted, [method]))
+            }
+        }
+    }
+
+    /// Whether the host matches. A pattern without a port matches whatever the port.
+    pub(crate) fn host(&self, wanted: &StringMatch, reading: Reading) -> bool {
+        let named = |host| self.host.named(host).matches(wanted, reading);
+        match reading {
+            Reading::All => self.host.matches(wanted, reading),
+            Reading::Any => {
+                self.host.matches(wanted, reading) || self.overriding_hosts().any(named)
+            }
+            Reading::Exception => {
+                self.host.matches(wanted, reading) && self.overriding_hosts().all(named)
+            }
+        }
+    }
+
+    /// The hosts that headers name in place of the request's own; empty for one that is no text.
+    pub(crate) fn overriding_hosts(&self) -> impl Iterator<Item = &'a str> {
+        let headers = self.headers;
+        let text = |bytes| str::from_utf8(bytes).unwrap_or_default().trim();
+        let forwarded_host = lines(headers, &X_FORWARDED_HOST);
+        let forwarded_host = forwarded_host.flat_map(move |line| text(line).split(','));
+        let forwarded = lines(headers, &FORWARDED);
+        let pairs = forwarded.flat_map(move |line| text(line).split([',', ';']));
+        let hosts = pairs.filter_map(|pair| {
+            let (name, value) = pair.split_once('=')?;
+            name.trim().eq_ignore_ascii_case("host").then_some(value)
+        });
+        let unquoted = |host: &'a str| host.trim().trim_matches('"');
+        forwarded_host.chain(hosts).map(unquoted)
+    }
+
+    /// Whether the path matches.
+    pub(crate) fn path(&self, wanted: &PathMatcher, reading: Reading) -> bool {
+        let own = wanted.matches(&self.path, reading);
+        let named = |path| wanted.matches(path, reading);
+        match reading {
+            Reading::All => own,
+            Reading::Any => own || self.overriding_paths().iter().any(named),
+            Reading::Exception => {
+                own && self.overriding_paths().iter().all(named)
+                    // What is no path is no exception either.
+                    && self.all_named_by(&PATH_OVERRIDES, |target| path::of_target(target).is_some())
+            }
+        }
+    }
+
+    /// Whether a header matches; one that is missing never does.
+    pub(crate) fn header(&self, name: &HeaderName, wanted: &StringMatch, reading: Reading) -> bool {
+        header::matches(self.headers, name, wanted, reading)
+    }
+
+    fn overriding_paths(&self) -> &[path::PathReadings<'a>] {
+        self.overriding_paths.get_or_init(|| {
+            let named = self.named_by(&PATH_OVERRIDES);
+            named
+                .filter_map(path::of_target)
+                .map(path::PathReadings::new)
+                .collect()
+        })
+    }
+
+    /// Whether all lines of these headers are as wanted; one that is no text is not.
+    fn all_named_by(&self, names: &'static [HeaderName], wanted: impl Fn(&str) -> bool) -> bool {
+        let mut all = names.iter().flat_map(|name| lines(self.headers, name));
+        all.all(|line| str::from_utf8(line).is_ok_and(|text| wanted(text.trim())))
+    }
+
+    /// The texts of these headers.
+    fn named_by(&self, names: &'static [HeaderName]) -> impl Iterator<Item = &'a str> {
+        let headers = self.headers;
+        let all = names.iter().flat_map(move |name| lines(headers, name));
+        all.filter_map(|line| str::from_utf8(line).ok().map(str::trim))
+    }
+}

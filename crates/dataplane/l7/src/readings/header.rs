@@ -1,0 +1,125 @@
+//! Headers: their lines, the elements of lists, and names that are the same to many applications.
+
+use ambit_model::StringMatch;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use super::{Reading, text::matches_bytes};
+
+/// Headers whose commas do not separate elements.
+const NO_LISTS: [HeaderName; 9] = [
+    header::AUTHORIZATION,
+    header::COOKIE,
+    header::DATE,
+    header::EXPIRES,
+    header::IF_MODIFIED_SINCE,
+    header::IF_UNMODIFIED_SINCE,
+    header::PROXY_AUTHORIZATION,
+    header::REFERER,
+    header::USER_AGENT,
+];
+
+/// The lines of a header, however its name is spelt: applications that get headers as variables (CGI, WSGI, PHP) take
+/// an underscore for a hyphen.
+pub(crate) fn lines<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'a [u8]> {
+    let all = headers
+        .iter()
+        .filter(|(other, _)| is_same_name(other, name));
+    all.map(|(_, value)| value.as_bytes())
+}
+
+/// Whether two names are the same to applications that get headers as variables.
+pub(crate) fn is_same_name(one: &HeaderName, other: &HeaderName) -> bool {
+    let fold = |byte: u8| if byte == b'_' { b'-' } else { byte };
+    let (one, other) = (one.as_str(), other.as_str());
+    one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
+}
+
+/// Whether any text that an application may take for the header's value is as wanted.
+pub(crate) fn any_text(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    wanted: impl Fn(&[u8]) -> bool,
+) -> bool {
+    let lines = || lines(headers, name);
+    lines().any(&wanted)
+        || lines().flat_map(|line| elements(name, line)).any(&wanted)
+        || lines().nth(1).is_some()
+            && separators(name)
+                .iter()
+                .any(|separator| wanted(&lines().collect::<Vec<_>>().join(*separator)))
+}
+
+pub(super) fn matches(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    wanted: &StringMatch,
+    reading: Reading,
+) -> bool {
+    if *wanted == StringMatch::Presence {
+        return match reading {
+            Reading::Any => lines(headers, name).next().is_some(),
+            Reading::All | Reading::Exception => headers.contains_key(name),
+        };
+    }
+    match reading {
+        Reading::Any => any_text(headers, name, |text| matches_bytes(wanted, text)),
+        Reading::All | Reading::Exception => matches_wholly(headers, name, wanted),
+    }
+}
+
+/// Whether all lines joined match, each line, and where a wildcard might stand for other elements, each element.
+fn matches_wholly(headers: &HeaderMap, name: &HeaderName, wanted: &StringMatch) -> bool {
+    let own: Vec<_> = headers
+        .get_all(name)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    let separator = separators(name).first().copied().unwrap_or_default();
+    if own.is_empty() || !matches_bytes(wanted, &own.join(separator)) {
+        return false;
+    }
+    if *name == header::COOKIE {
+        return true;
+    }
+    let has_wildcard = matches!(wanted, StringMatch::Prefix(_) | StringMatch::Suffix(_));
+    let is_list = has_wildcard && !NO_LISTS.contains(name);
+    lines(headers, name).all(|line| {
+        let mut elements = elements(name, line);
+        matches_bytes(wanted, line)
+            && (!is_list || elements.all(|element| matches_bytes(wanted, element)))
+    })
+}
+
+/// The elements of a line: without their parameters and their quotes as well.
+fn elements<'a>(name: &HeaderName, line: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let separator = if *name == header::COOKIE { b';' } else { b',' };
+    let elements = line
+        .split(move |byte| *byte == separator)
+        .map(<[u8]>::trim_ascii);
+    elements.flat_map(|whole| {
+        let bare = whole.split(|byte| *byte == b';').next().unwrap_or_default();
+        let bare = bare.trim_ascii();
+        let unquoted = bare
+            .strip_prefix(b"\"")
+            .and_then(|rest| rest.strip_suffix(b"\""));
+        [
+            Some(whole),
+            Some(bare).filter(|bare| *bare != whole),
+            unquoted,
+        ]
+        .into_iter()
+        .flatten()
+    })
+}
+
+/// What joins several lines of a header.
+fn separators(name: &HeaderName) -> &'static [&'static [u8]] {
+    if *name == header::COOKIE {
+        &[b"; "]
+    } else {
+        &[b",", b", "]
+    }
+}

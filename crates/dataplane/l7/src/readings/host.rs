@@ -1,0 +1,120 @@
+//! The authority of a request, however it is written.
+
+use ambit_model::StringMatch;
+
+use super::{Reading, text::matches_caseless};
+
+/// The authority of a request in its parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Host<'a> {
+    /// As it came.
+    whole: &'a str,
+    /// Without user, port, and the dots that end an absolute name.
+    name: &'a str,
+    /// Its port with the colon; empty if it has none.
+    port: &'a str,
+    /// The port that was dialled.
+    dialled: Option<u16>,
+}
+
+impl<'a> Host<'a> {
+    pub(super) fn new(whole: &'a str, dialled: Option<u16>) -> Self {
+        let authority = whole.rsplit('@').next().unwrap_or_default();
+        // An IPv6 address has colons of its own, within brackets.
+        let brackets = authority.find(']').map_or(0, |bracket| bracket + 1);
+        let colon = authority
+            .get(brackets..)
+            .and_then(|rest| rest.rfind(':'))
+            .map_or(authority.len(), |colon| brackets + colon);
+        let (name, port) = authority.split_at(colon);
+        Self {
+            whole,
+            name: name.trim_end_matches('.'),
+            port,
+            dialled,
+        }
+    }
+
+    /// Another host, dialled at the same port.
+    pub(super) fn named<'b>(&self, whole: &'b str) -> Host<'b> {
+        Host::new(whole, self.dialled)
+    }
+
+    /// Replaces the port that was dialled.
+    pub(super) fn dial(&mut self, port: u16) {
+        self.dialled = Some(port);
+    }
+
+    /// Whether it matches. A server may take no notice of the port that a client writes: what denies a host at the port
+    /// that was dialled denies it whatever is written.
+    pub(super) fn matches(&self, wanted: &StringMatch, reading: Reading) -> bool {
+        let Self {
+            whole,
+            name,
+            port,
+            dialled,
+        } = *self;
+        if !has_port(wanted) {
+            return matches_caseless(wanted, [name]);
+        }
+        let written = port.get(1..).and_then(|port| port.parse::<u16>().ok());
+        let is_at = |port: u16| {
+            !name.is_empty() && matches_caseless(wanted, [name, ":", &port.to_string()])
+        };
+        matches_caseless(wanted, [whole])
+            || matches_caseless(wanted, [name, port])
+            || reading == Reading::Any && [written, dialled].into_iter().flatten().any(is_at)
+    }
+}
+
+/// Whether a pattern of hosts names a port.
+fn has_port(pattern: &StringMatch) -> bool {
+    let text = match pattern {
+        StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
+        StringMatch::Presence => return false,
+    };
+    text.rsplit(']').next().unwrap_or_default().contains(':')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn authorities_have_names_and_ports() {
+        for (whole, name, port) in [
+            ("a.com", "a.com", ""),
+            ("a.com:80", "a.com", ":80"),
+            ("a.com.:80", "a.com", ":80"),
+            ("a.com..", "a.com", ""),
+            ("a.com:", "a.com", ":"),
+            ("b@a.com:80", "a.com", ":80"),
+            ("[::1]", "[::1]", ""),
+            ("[::1]:80", "[::1]", ":80"),
+            ("", "", ""),
+        ] {
+            let host = Host::new(whole, None);
+            assert_eq!((host.name, host.port), (name, port), "{whole}");
+        }
+    }
+
+    #[test]
+    fn hosts_are_denied_at_the_port_that_was_dialled_whatever_is_written() {
+        let wanted = StringMatch::Exact("a.com:8080".into());
+        for (whole, dialled, denied, allowed) in [
+            ("a.com:8080", 80, true, true),
+            ("A.com.:8080", 80, true, true),
+            ("a.com:08080", 80, true, false),
+            ("a.com:1", 8080, true, false),
+            ("a.com", 8080, true, false),
+            ("a.com", 80, false, false),
+            ("b.com:8080", 8080, false, false),
+            ("", 8080, false, false),
+        ] {
+            let host = Host::new(whole, Some(dialled));
+            let matches =
+                [Reading::Any, Reading::All].map(|reading| host.matches(&wanted, reading));
+            assert_eq!(matches, [denied, allowed], "{whole} at {dialled}");
+        }
+    }
+}

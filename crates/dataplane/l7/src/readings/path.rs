@@ -1,0 +1,186 @@
+//! Patterns of paths, compared with what servers may take a path for.
+
+use std::{borrow::Cow, cell::OnceCell};
+
+use ambit_model::{ArcStr, HttpPathMatch, PathPattern, PathTemplate, StringMatch};
+use regex::Regex;
+
+use super::{Reading, text::map_text};
+use crate::{
+    path::{canonical_escapes, decoded_escapes, readings},
+    route::regex,
+};
+
+/// A path as it is forwarded, and what lenient servers may take it for.
+#[derive(Debug)]
+pub(crate) struct PathReadings<'a> {
+    forwarded: Cow<'a, str>,
+    lenient: OnceCell<Vec<String>>,
+}
+
+/// A pattern of paths in the forms that the readings of a path have.
+#[derive(Debug)]
+pub(crate) struct PathMatcher {
+    forwarded: Shape,
+    /// In lower case, its escapes decoded.
+    lenient: Shape,
+    /// Of a pattern that is itself odd (`/a;v=1/*`): what servers may take it for. [`Reading::Any`] does not count them,
+    /// where the path as it is forwarded matches as well.
+    own_readings: Vec<Shape>,
+}
+
+#[derive(Debug)]
+enum Shape {
+    Text(StringMatch),
+    Template(PathTemplate),
+    /// Equal, or below it segment by segment; without a slash at the end.
+    Below(ArcStr),
+    Regex(Regex),
+    /// A broken pattern: whatever it might be meant for.
+    Everything,
+}
+
+impl<'a> PathReadings<'a> {
+    pub(super) fn new(path: &'a str) -> Self {
+        Self {
+            // Changes a path only where normalization is off.
+            forwarded: canonical_escapes(path),
+            lenient: OnceCell::new(),
+        }
+    }
+
+    fn lenient(&self) -> impl Iterator<Item = &str> {
+        let lenient = self.lenient.get_or_init(|| readings(&self.forwarded));
+        let own = lenient.is_empty().then_some(&*self.forwarded);
+        lenient.iter().map(String::as_str).chain(own)
+    }
+}
+
+/// The path of a target that may name a host, too.
+pub(super) fn of_target(target: &str) -> Option<&str> {
+    let path = match target.split_once("://") {
+        Some((_, rest)) => rest.get(rest.find('/')?..)?,
+        None => target,
+    };
+    path.starts_with(['/', '\\'])
+        .then(|| path.split('?').next().unwrap_or_default())
+}
+
+impl PathMatcher {
+    /// A pattern of a policy.
+    ///
+    /// # Errors
+    /// When a template is none.
+    pub(crate) fn of_policy(pattern: &PathPattern) -> Result<Self, ArcStr> {
+        Ok(match pattern {
+            PathPattern::Text(text) => Self {
+                forwarded: Shape::Text(map_text(text, canonical)),
+                lenient: Shape::Text(map_text(text, lower)),
+                own_readings: own_readings(text),
+            },
+            PathPattern::Template(text) => {
+                let template: PathTemplate = text
+                    .parse()
+                    .map_err(|error| arcstr::format!("path template {text:?}: {error}"))?;
+                let lenient = template.clone().map_text(|text| lower(text).into());
+                Self {
+                    forwarded: Shape::Template(template.map_text(|text| canonical(text).into())),
+                    lenient: Shape::Template(lenient),
+                    own_readings: Vec::new(),
+                }
+            }
+        })
+    }
+
+    /// A path of a match as routes have them. A broken expression matches everything that it might be meant for.
+    pub(crate) fn of_match(of: &HttpPathMatch) -> Self {
+        let (forwarded, lenient) = match of {
+            HttpPathMatch::Exact(path) => (
+                Shape::Text(StringMatch::Exact(canonical(path).into())),
+                Shape::Text(StringMatch::Exact(lower(path).into())),
+            ),
+            HttpPathMatch::Prefix(path) => {
+                let path = path.strip_suffix('/').unwrap_or(path);
+                (
+                    Shape::Below(canonical(path).into()),
+                    Shape::Below(lower(path).into()),
+                )
+            }
+            HttpPathMatch::Regex(pattern) => {
+                let shape = |pattern: &str| regex(pattern).map_or(Shape::Everything, Shape::Regex);
+                (shape(pattern), shape(&format!("(?i:{pattern})")))
+            }
+        };
+        Self {
+            forwarded,
+            lenient,
+            own_readings: Vec::new(),
+        }
+    }
+
+    pub(super) fn matches(&self, path: &PathReadings<'_>, reading: Reading) -> bool {
+        let is_forwarded = self.forwarded.matches(&path.forwarded);
+        match reading {
+            Reading::Any => is_forwarded || path.lenient().any(|one| self.lenient.reads(one)),
+            Reading::All | Reading::Exception if !is_forwarded => false,
+            Reading::All | Reading::Exception
+                if matches!(self.forwarded, Shape::Text(StringMatch::Exact(_))) =>
+            {
+                true
+            }
+            Reading::All | Reading::Exception => path.lenient().all(|one| {
+                let mut own = self.own_readings.iter();
+                self.lenient.reads(one) || own.any(|shape| shape.reads(one))
+            }),
+        }
+    }
+}
+
+impl Shape {
+    /// Whether it matches a path with a slash at its end, or without it.
+    fn reads(&self, path: &str) -> bool {
+        let without = path.strip_suffix('/').filter(|rest| !rest.is_empty());
+        self.matches(path) || without.is_some_and(|path| self.matches(path))
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        match self {
+            Self::Text(text) => text.matches(path),
+            Self::Template(template) => template.matches(path),
+            Self::Below(prefix) => path
+                .strip_prefix(prefix.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
+            Self::Regex(pattern) => pattern.is_match(path),
+            Self::Everything => true,
+        }
+    }
+}
+
+/// What servers may take a pattern for that begins or ends a path. Of an exact one the path as it is forwarded is
+/// enough: its readings are those of the path.
+fn own_readings(pattern: &StringMatch) -> Vec<Shape> {
+    match pattern {
+        StringMatch::Exact(_) | StringMatch::Presence => Vec::new(),
+        StringMatch::Prefix(text) => {
+            let all = readings(&canonical_escapes(text)).into_iter();
+            all.map(|text| Shape::Text(StringMatch::Prefix(text.into())))
+                .collect()
+        }
+        StringMatch::Suffix(text) => {
+            let text = lower(text);
+            let names = text
+                .split('/')
+                .map(|name| name.split(';').next().unwrap_or_default());
+            let bare = names.collect::<Vec<_>>().join("/");
+            vec![Shape::Text(StringMatch::Suffix(bare.into()))]
+        }
+    }
+}
+
+fn canonical(text: &str) -> String {
+    canonical_escapes(text).into_owned()
+}
+
+fn lower(text: &str) -> String {
+    decoded_escapes(text).to_lowercase()
+}

@@ -1,0 +1,59 @@
+//! How much an instance logs: what is more than it may is dropped, and told once a second.
+
+use std::time::{Duration, Instant};
+
+use crate::limits::MAX_LINES;
+
+/// Lines of the present second.
+#[derive(Debug, Default)]
+pub(crate) struct Logged {
+    began: Option<Instant>,
+    lines: u32,
+    dropped: u64,
+}
+
+/// What becomes of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// It is written, after so many were dropped.
+    Written(u64),
+    Dropped,
+}
+
+impl Logged {
+    /// Counts a line.
+    pub(crate) fn line(&mut self, now: Instant) -> Line {
+        let is_new = self
+            .began
+            .is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1));
+        if is_new {
+            self.began = Some(now);
+            self.lines = 0;
+        }
+        if self.lines >= MAX_LINES {
+            self.dropped += 1;
+            return Line::Dropped;
+        }
+        self.lines += 1;
+        Line::Written(std::mem::take(&mut self.dropped))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_lines_is_dropped_and_told() {
+        let (mut logged, now) = (Logged::default(), Instant::now());
+        for _ in 0..MAX_LINES {
+            assert_eq!(logged.line(now), Line::Written(0));
+        }
+        for _ in 0..7 {
+            assert_eq!(logged.line(now), Line::Dropped);
+        }
+        let later = now + Duration::from_secs(1);
+        assert_eq!(logged.line(later), Line::Written(7));
+        assert_eq!(logged.line(later), Line::Written(0));
+    }
+}

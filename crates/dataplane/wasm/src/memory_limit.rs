@@ -1,0 +1,116 @@
+//! Bounds of what instances allocate: each of them, and all of a process together.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use wasmtime::ResourceLimiter;
+
+use crate::limits::{MAX_PROCESS_MEMORY, MAX_TABLE};
+
+/// Bytes of the memories of all instances.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessMemory(AtomicUsize);
+
+impl ProcessMemory {
+    fn take(&self, bytes: usize) -> bool {
+        let add = |all: usize| {
+            all.checked_add(bytes)
+                .filter(|all| *all <= MAX_PROCESS_MEMORY)
+        };
+        let taken = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        taken.is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// What one instance may allocate.
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    most: usize,
+    taken: usize,
+    process: Arc<ProcessMemory>,
+}
+
+impl Limiter {
+    pub(crate) fn new(most: usize, process: Arc<ProcessMemory>) -> Self {
+        Self {
+            most,
+            taken: 0,
+            process,
+        }
+    }
+}
+
+impl Drop for Limiter {
+    fn drop(&mut self) {
+        self.process.give_back(self.taken);
+    }
+}
+
+impl ResourceLimiter for Limiter {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        _: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let more = desired.saturating_sub(current);
+        if desired > self.most || !self.process.take(more) {
+            return Ok(false);
+        }
+        self.taken += more;
+        Ok(true)
+    }
+
+    fn table_growing(
+        &mut self,
+        _: usize,
+        desired: usize,
+        _: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        Ok(desired <= MAX_TABLE)
+    }
+
+    fn instances(&self) -> usize {
+        1
+    }
+
+    fn tables(&self) -> usize {
+        16
+    }
+
+    fn memories(&self) -> usize {
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_share_what_the_process_may_take() {
+        let process = Arc::<ProcessMemory>::default();
+        let grow =
+            |limiter: &mut Limiter, from, to| limiter.memory_growing(from, to, None).unwrap();
+        let half = MAX_PROCESS_MEMORY / 2;
+        let mut one = Limiter::new(half, process.clone());
+        let mut other = Limiter::new(half, process.clone());
+        let mut last = Limiter::new(half, process.clone());
+        assert!(!grow(&mut one, 0, half + 1));
+        assert!(grow(&mut one, 0, half / 2) && grow(&mut one, half / 2, half));
+        assert!(grow(&mut other, 0, half));
+        assert!(!grow(&mut last, 0, 1));
+        drop(one);
+        assert!(grow(&mut last, 0, half));
+        drop((other, last));
+        assert_eq!(process.0.load(Ordering::Relaxed), 0);
+    }
+}

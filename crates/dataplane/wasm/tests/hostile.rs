@@ -1,0 +1,300 @@
+//! Modules that spin, allocate, flood and lie about sizes: what one may take of a waypoint is bounded.
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use ambit_wasm::{
+    ContextId, Direction, Effect, Engine, Facts, Failure, Head, Limits, Metrics, Outcome, Settings,
+    Shared, Value, Vm,
+};
+use bytes::Bytes;
+use http::HeaderMap;
+
+const MEMORY: usize = 64 << 20;
+
+struct NoFacts;
+
+impl Facts for NoFacts {
+    fn property(&self, _: &[&str]) -> Option<Value> {
+        None
+    }
+}
+
+fn settings() -> Arc<Settings> {
+    Arc::new(Settings {
+        name: "tenant/hostile".to_owned(),
+        root_id: String::new(),
+        vm_id: "tenant/hostile".to_owned(),
+        configuration: Bytes::new(),
+        vm_configuration: Bytes::new(),
+        environment: BTreeMap::new(),
+        limits: Limits {
+            memory: MEMORY,
+            callback: Duration::from_millis(500),
+            start: Duration::from_secs(5),
+            body: 1 << 20,
+            calls: 8,
+        },
+    })
+}
+
+/// A module of 17 pages whose memory begins with `data`, with these imports and these functions.
+fn module(imports: &str, data: &str, functions: &str) -> String {
+    format!(
+        "(module {imports} (memory (export \"memory\") 17)
+            (data (i32.const 0) \"{data}\")
+            (func (export \"proxy_abi_version_0_2_1\"))
+            (func (export \"proxy_on_memory_allocate\") (param i32) (result i32) (i32.const 4096))
+            {functions})"
+    )
+}
+
+fn on_request(body: &str) -> String {
+    format!(
+        "(func (export \"proxy_on_request_headers\") (param i32 i32 i32) (result i32) (local $n i32) {body} (i32.const 1))"
+    )
+}
+
+/// Runs a statement so many times.
+fn times(count: u32, statement: &str) -> String {
+    format!(
+        "(local.set $n (i32.const {count}))
+         (loop $again {statement}
+            (br_if $again (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))"
+    )
+}
+
+fn engine() -> Engine {
+    Engine::new().expect("an engine")
+}
+
+fn start(engine: &Engine, wat: &str) -> Result<Vm, Failure> {
+    let bytes = wat::parse_str(wat).expect("WAT");
+    let module = engine.compile(&bytes).expect("a module");
+    Vm::start(&module, settings(), Shared::default(), Metrics::default())
+}
+
+fn ask(vm: &mut Vm) -> (ContextId, Result<Outcome, Failure>) {
+    let id = vm.open(Arc::new(NoFacts)).expect("a request");
+    let head = Head {
+        pseudo: vec![(":method", "GET".to_owned()), (":path", "/".to_owned())],
+        headers: HeaderMap::new(),
+    };
+    let outcome = vm.headers(Direction::Request, id, head, true);
+    (id, outcome)
+}
+
+/// What becomes of a request in a module with this import, data and statement.
+fn run(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
+    let engine = engine();
+    let wat = module(import, data, &on_request(statement));
+    let mut vm = start(&engine, &wat).expect("an instance");
+    let (id, outcome) = ask(&mut vm);
+    assert_eq!(outcome, Ok(Outcome::Paused));
+    (vm, id)
+}
+
+#[test]
+fn a_million_headers_are_bounded_in_number_and_bytes() {
+    let add = "(import \"env\" \"proxy_add_header_map_value\" (func $add (param i32 i32 i32 i32 i32) (result i32)))";
+    // One byte, and all that one piece may have.
+    for length in [1, 60_000, 1 << 20] {
+        let call = format!(
+            "(drop (call $add (i32.const 0) (i32.const 0) (i32.const 3) (i32.const 1024) (i32.const {length})))"
+        );
+        let fill = "(memory.fill (i32.const 1024) (i32.const 97) (i32.const 1048576))";
+        let body = format!("{fill} {}", times(100_000, &call));
+        let (mut vm, id) = run(add, "x-a", &body);
+        let head = vm.take_head(Direction::Request, id).expect("a head");
+        let bytes: usize = head.headers.values().map(http::HeaderValue::len).sum();
+        assert!(head.headers.len() <= 512 && bytes <= 256 << 10, "{bytes}");
+    }
+    let path = "(drop (call $add (i32.const 0) (i32.const 0) (i32.const 5) (i32.const 1024) (i32.const 1048576)))";
+    let fill = "(memory.fill (i32.const 1024) (i32.const 97) (i32.const 1048576))";
+    let (mut vm, id) = run(add, ":path", &format!("{fill} {path}"));
+    let head = vm.take_head(Direction::Request, id).expect("a head");
+    assert_eq!(head.pseudo(":path"), Some("/"));
+}
+
+#[test]
+fn properties_of_a_request_are_bounded_in_bytes() {
+    let imports =
+        "(import \"env\" \"proxy_set_property\" (func $set (param i32 i32 i32 i32) (result i32)))";
+    let refused = "(if (i32.eqz (call $set (i32.const 0) (i32.const 1) (i32.const 1024) (i32.const 1048576))) (then (unreachable)))";
+    let taken = "(if (call $set (i32.const 0) (i32.const 1) (i32.const 1024) (i32.const 60000)) (then (unreachable)))";
+    let second = "(if (i32.eqz (call $set (i32.const 1) (i32.const 1) (i32.const 1024) (i32.const 60000))) (then (unreachable)))";
+    // The same one again replaces what it had.
+    run(
+        imports,
+        "ab",
+        &format!("{refused} {taken} {taken} {second}"),
+    );
+}
+
+const CALLS: &str = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+    (import \"env\" \"proxy_grpc_cancel\" (func $cancel (param i32) (result i32)))";
+
+/// The upstream, and the head of a call at 16.
+fn call_data() -> (String, usize) {
+    let pairs: [(&[u8], &[u8]); 3] = [
+        (b":method", b"GET"),
+        (b":path", b"/"),
+        (b":authority", b"a"),
+    ];
+    let pairs = ambit_wasm::write_pairs(pairs.into_iter());
+    let text: String = pairs.iter().map(|byte| format!("\\{byte:02x}")).collect();
+    (
+        format!("vault:80\\00\\00\\00\\00\\00\\00\\00\\00{text}"),
+        pairs.len(),
+    )
+}
+
+fn call(length: usize, body: usize) -> String {
+    format!(
+        "(drop (call $call (i32.const 0) (i32.const 8) (i32.const 16) (i32.const {length}) (i32.const 2048) (i32.const {body}) (i32.const 0) (i32.const 0) (i32.const 1000) (i32.const 1024)))"
+    )
+}
+
+#[test]
+fn cancelled_calls_count_until_they_have_ended() {
+    let (data, length) = call_data();
+    let both = format!(
+        "{} (drop (call $cancel (i32.load (i32.const 1024))))",
+        call(length, 0)
+    );
+    let (mut vm, _) = run(CALLS, &data, &times(10_000, &both));
+    let effects = vm.take_effects();
+    let calls = |effects: &[Effect]| {
+        let calls = effects.iter();
+        calls
+            .filter(|effect| matches!(effect, Effect::Call(..)))
+            .count()
+    };
+    assert_eq!(calls(&effects), 8);
+    assert!(effects.len() <= 16, "{}", effects.len());
+    // Not while the first ones go on, and then again.
+    assert_eq!(ask(&mut vm).1, Ok(Outcome::Paused));
+    assert_eq!(calls(&vm.take_effects()), 0);
+    drop(effects);
+    assert_eq!(ask(&mut vm).1, Ok(Outcome::Paused));
+    assert_eq!(calls(&vm.take_effects()), 8);
+}
+
+#[test]
+fn bytes_of_calls_are_bounded() {
+    let (data, length) = call_data();
+    let (mut vm, _) = run(CALLS, &data, &times(1_000, &call(length, 1 << 20)));
+    let effects = vm.take_effects();
+    let bytes: usize = effects
+        .iter()
+        .map(|effect| match effect {
+            Effect::Call(_, call) => call.body.len(),
+            _ => 0,
+        })
+        .sum();
+    assert!(bytes > 0 && bytes <= 8 << 20, "{bytes}");
+}
+
+#[test]
+fn what_is_said_again_is_one_effect() {
+    let imports = "(import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))
+        (import \"env\" \"proxy_register_shared_queue\" (func $register (param i32 i32 i32) (result i32)))
+        (import \"env\" \"proxy_enqueue_shared_queue\" (func $enqueue (param i32 i32 i32) (result i32)))
+        (import \"env\" \"proxy_dequeue_shared_queue\" (func $dequeue (param i32 i32 i32) (result i32)))";
+    let flood = "(drop (call $continue (i32.const 0)))
+        (drop (call $register (i32.const 0) (i32.const 1) (i32.const 1024)))
+        (drop (call $enqueue (i32.load (i32.const 1024)) (i32.const 0) (i32.const 1)))
+        (drop (call $dequeue (i32.load (i32.const 1024)) (i32.const 1028) (i32.const 1032)))";
+    let (mut vm, _) = run(imports, "q", &times(10_000, flood));
+    assert_eq!(vm.take_effects().len(), 3);
+}
+
+#[test]
+fn sizes_that_are_not_there_are_refused_and_cost_nothing() {
+    let imports = "(import \"env\" \"proxy_log\" (func $log (param i32 i32 i32) (result i32)))
+        (import \"env\" \"proxy_set_shared_data\" (func $share (param i32 i32 i32 i32 i32) (result i32)))
+        (import \"env\" \"proxy_set_header_map_pairs\" (func $pairs (param i32 i32 i32) (result i32)))
+        (import \"env\" \"proxy_send_local_response\" (func $respond (param i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+        (import \"wasi_snapshot_preview1\" \"random_get\" (func $random (param i32 i32) (result i32)))
+        (import \"wasi_snapshot_preview1\" \"fd_write\" (func $write (param i32 i32 i32 i32) (result i32)))
+        (import \"wasi_snapshot_preview1\" \"poll_oneoff\" (func $poll (param i32 i32 i32 i32) (result i32)))";
+    let refused = |call: &str| format!("(if (i32.eqz {call}) (then (unreachable)))");
+    let huge = "(i32.const -1)";
+    let calls = [
+        format!("(call $log (i32.const 2) (i32.const 0) {huge})"),
+        format!("(call $share (i32.const 0) {huge} (i32.const 0) {huge} (i32.const 0))"),
+        format!("(call $share (i32.const 0) (i32.const 1) (i32.const 0) {huge} (i32.const 0))"),
+        format!("(call $pairs (i32.const 0) (i32.const 0) {huge})"),
+        // A list of pairs that says that it has four thousand million of them.
+        "(call $pairs (i32.const 0) (i32.const 0) (i32.const 64))".to_owned(),
+        format!(
+            "(call $respond (i32.const 200) (i32.const 0) {huge} (i32.const 0) {huge} (i32.const 0) {huge} (i32.const -1))"
+        ),
+        // The bytes of what is longer than a piece are not made.
+        "(call $random (i32.const 1114000) (i32.const -1))".to_owned(),
+        format!("(call $write (i32.const 1) {huge} {huge} (i32.const 0))"),
+        format!("(call $poll {huge} (i32.const 0) {huge} (i32.const 0))"),
+    ];
+    let all: String = calls.iter().map(|call| refused(call)).collect();
+    run(imports, "\\ff\\ff\\ff\\ff\\ff\\ff\\ff\\ff", &all);
+}
+
+#[test]
+fn a_flood_of_lines_ends_with_its_second() {
+    let imports = "(import \"env\" \"proxy_log\" (func $log (param i32 i32 i32) (result i32)))
+        (import \"wasi_snapshot_preview1\" \"fd_write\" (func $write (param i32 i32 i32 i32) (result i32)))";
+    // Lines, and output without an end.
+    let flood = "(drop (call $log (i32.const 2) (i32.const 64) (i32.const 4096)))
+        (i32.store (i32.const 0) (i32.const 64)) (i32.store (i32.const 4) (i32.const 1048576))
+        (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 32)))";
+    run(imports, "", &times(20, flood));
+}
+
+#[test]
+fn instances_share_the_memory_of_the_process() {
+    // Each takes what one may take.
+    let grows = |pages: usize| {
+        module(
+            "",
+            "",
+            &format!(
+                "(func (export \"proxy_on_vm_start\") (param i32 i32) (result i32)
+                    (i32.ne (memory.grow (i32.const {pages})) (i32.const -1)))"
+            ),
+        )
+    };
+    let engine = engine();
+    let most = (MEMORY >> 16) - 17;
+    let mut running = Vec::new();
+    let refused = loop {
+        match start(&engine, &grows(most)) {
+            Ok(vm) => running.push(vm),
+            Err(failure) => break failure,
+        }
+        assert!(running.len() <= 4, "256 MiB are four times 64");
+    };
+    assert!(
+        matches!(refused, Failure::Configuration(_) | Failure::Start(_)),
+        "{refused:?}"
+    );
+    assert_eq!(running.len(), 4);
+    // What one gives back another gets.
+    running.pop();
+    start(&engine, &grows(most)).expect("room again");
+}
+
+#[test]
+fn a_module_that_calls_itself_through_the_host_is_ended() {
+    let wat = "(module
+        (import \"env\" \"proxy_get_property\" (func $get (param i32 i32 i32 i32) (result i32)))
+        (memory (export \"memory\") 1)
+        (data (i32.const 0) \"plugin_name\")
+        (func (export \"proxy_abi_version_0_2_1\"))
+        (func $again (export \"proxy_on_memory_allocate\") (param i32) (result i32)
+            (call $get (i32.const 0) (i32.const 11) (i32.const 64) (i32.const 68)))
+        (func (export \"proxy_on_request_headers\") (param i32 i32 i32) (result i32)
+            (drop (call $again (i32.const 1))) (i32.const 1)))";
+    let engine = engine();
+    let mut vm = start(&engine, wat).expect("an instance");
+    assert!(matches!(ask(&mut vm).1, Err(Failure::Trapped { .. })));
+}

@@ -99,8 +99,9 @@ impl fmt::Display for Answer<'_> {
 pub struct CsrClientOptions {
     /// Requested lifetime (`SECRET_TTL`).
     pub ttl: Duration,
-    /// Name the identity in the request: a node proxy asks for identities other than its own.
-    pub impersonate: bool,
+    /// Identity of the caller's own account, for which requests name none. A node proxy has no use for one; requests for
+    /// all others name the identity.
+    pub own: Option<Identity>,
     /// How long an answer may take.
     pub timeout: Duration,
 }
@@ -109,7 +110,7 @@ impl Default for CsrClientOptions {
     fn default() -> Self {
         Self {
             ttl: Duration::from_secs(24 * 3600),
-            impersonate: true,
+            own: None,
             timeout: Duration::from_secs(10),
         }
     }
@@ -170,7 +171,8 @@ impl CsrClient {
         let mut request = Request::new(IstioCertificateRequest {
             csr: pem,
             validity_duration: i64::try_from(self.options.ttl.as_secs()).unwrap_or(i64::MAX),
-            metadata: self.options.impersonate.then(|| impersonation(identity)),
+            metadata: (self.options.own.as_ref() != Some(identity))
+                .then(|| impersonation(identity)),
         });
         self.headers.apply(request.metadata_mut()).await?;
         let mut client = self.client.clone();

@@ -31,10 +31,14 @@ use state::{Effect, Event, Life, State};
 pub struct CertificatesOptions {
     /// Maximum of fetches in flight.
     pub parallel: usize,
-    /// First delay after a failure.
+    /// First delay of an identity after a failure.
     pub backoff_initial: Duration,
-    /// Longest delay.
+    /// Longest delay of an identity.
     pub backoff_cap: Duration,
+    /// First delay until a CA that cannot be reached is tried again, with one identity for all.
+    pub probe_initial: Duration,
+    /// Longest delay until it is tried again: how long after its return all identities have certificates.
+    pub probe_cap: Duration,
 }
 
 impl Default for CertificatesOptions {
@@ -42,7 +46,9 @@ impl Default for CertificatesOptions {
         Self {
             parallel: 8,
             backoff_initial: Duration::from_secs(1),
-            backoff_cap: Duration::from_secs(150),
+            backoff_cap: Duration::from_secs(30),
+            probe_initial: Duration::from_millis(250),
+            probe_cap: Duration::from_secs(1),
         }
     }
 }
@@ -293,8 +299,12 @@ async fn run(
                 match result.and_then(|cert| Ok((Life::of(&cert, SystemTime::now())?, cert))) {
                     Ok((life, cert)) => Event::Fetched(identity, attempt, life, Arc::new(cert)),
                     Err(error) => {
-                        let jitter = rand::rng().random();
-                        Event::Failed(identity, attempt, Arc::new(error), jitter)
+                        let (is_refusal, jitter) = (error.is_refusal(), rand::rng().random());
+                        let error = Arc::new(error);
+                        match is_refusal {
+                            true => Event::Failed(identity, attempt, error, jitter),
+                            false => Event::Unreachable(identity, attempt, error, jitter),
+                        }
                     }
                 }
             }

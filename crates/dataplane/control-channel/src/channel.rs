@@ -26,8 +26,10 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{RootCa, RootCaError};
 
-/// How long a TCP connection, and then its handshake, may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a TCP connection may take: an attempt that meets a server which is away delays the one that meets its
+/// successor.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long TLS may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The server's address and how it is authenticated.

@@ -95,39 +95,44 @@ struct Hit<'a> {
 }
 
 impl<'a> Search<'a> {
+    /// The name along the search list. Services and pods of the cluster go before hosts that were declared for the
+    /// short name itself, as they do for resolvers, so that nobody takes their short names.
     fn with_expansions(&self, name: &str) -> Option<Hit<'a>> {
-        if let Some(hit) = self.one(name) {
-            return Some(hit);
-        }
+        let expansions = self.expansions(name);
+        let names = || expansions.iter().map(String::as_str);
+        names()
+            .find_map(|expanded| self.exact(expanded))
+            .or_else(|| self.exact(name))
+            .or_else(|| self.wildcard(name))
+            .or_else(|| names().find_map(|expanded| self.wildcard(expanded)))
+    }
+
+    /// The names in the cluster's domain that a short name may stand for, in the order of the search list.
+    fn expansions(&self, name: &str) -> Vec<String> {
         let Client {
             namespace, domain, ..
         } = self.client;
-        let in_svc = name.ends_with(".svc");
-        let one = |candidate: String| self.one(&candidate);
-        match name.split('.').count() {
-            1 => one(format!("{name}.{namespace}.svc.{domain}")),
-            2 => one(format!("{name}.svc.{domain}"))
-                .or_else(|| one(format!("{name}.{namespace}.svc.{domain}"))),
-            3 => in_svc
-                .then(|| one(format!("{name}.{domain}")))
-                .flatten()
-                .or_else(|| one(format!("{name}.svc.{domain}"))),
-            4 if in_svc => one(format!("{name}.{domain}")),
-            _ => None,
+        let of_cluster = || format!("{name}.{domain}");
+        let of_services = || format!("{name}.svc.{domain}");
+        let of_namespace = || format!("{name}.{namespace}.svc.{domain}");
+        match (name.split('.').count(), name.ends_with(".svc")) {
+            (1, _) => vec![of_namespace()],
+            (2, _) => vec![of_services(), of_namespace()],
+            (3, true) => vec![of_cluster(), of_services()],
+            (3, false) => vec![of_services()],
+            (4, true) => vec![of_cluster()],
+            _ => Vec::new(),
         }
     }
 
-    /// One candidate: the name itself, the pod of a headless service, the narrowest wildcard.
-    fn one(&self, name: &str) -> Option<Hit<'a>> {
-        let exactly = |service| Hit {
+    /// The service of a name, or the pod of a headless one.
+    fn exact(&self, name: &str) -> Option<Hit<'a>> {
+        let service = self.service(name).map(|service| Hit {
             service,
             pod: None,
             by_wildcard: false,
-        };
-        self.service(name)
-            .map(exactly)
-            .or_else(|| self.pod(name))
-            .or_else(|| self.wildcard(name))
+        });
+        service.or_else(|| self.pod(name))
     }
 
     fn service(&self, host: &str) -> Option<&'a Service> {

@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -82,8 +82,6 @@ pub trait Host: Send + Sync + 'static {
     fn has_turn(&self) -> bool;
     /// Waits until this process is to receive questions.
     fn turn(&self) -> impl Future<Output = ()> + Send;
-    /// The addresses of clients: the pod's.
-    fn clients(&self) -> Vec<IpAddr>;
     /// Reports a question with its outcome.
     fn report(&self, report: &Report<'_>);
 }

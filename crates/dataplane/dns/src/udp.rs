@@ -1,15 +1,18 @@
 //! Questions in UDP datagrams.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+mod ports;
+
+use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use ambit_rt::{DrainMode, DrainWatcher};
-use ambit_sys::conntrack;
+use ambit_sys::conntrack::{self, Sockets};
 use tokio::{net::UdpSocket, sync::Semaphore, time::timeout};
 
 use crate::{
     question::{Question, Unanswerable},
     server::{Host, Later, Server, Step, Transport},
 };
+use ports::Ports;
 
 /// No question is longer; a truncated one is unreadable.
 const MAX_QUESTION: usize = 4096;
@@ -19,15 +22,16 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Pods that leave, handled one at a time.
 static FORGETTING: Semaphore = Semaphore::const_new(1);
 
-/// Answers datagrams until the drain begins, and then until no more come. The kernel continues to
-/// redirect sockets of the pod that were redirected, even after the rules are removed; at the end their
-/// translation is removed.
+/// Answers datagrams until the drain begins, and then until no more come. The kernel continues to redirect ports of the pod
+/// that were redirected, even after the rules are removed, and whichever socket has them then. The translation of ports
+/// without a socket is removed as the drain begins, that of all others at the end.
 pub async fn serve_datagrams<H: Host>(
     socket: UdpSocket,
     server: Arc<Server<H>>,
     mut drain: DrainWatcher,
 ) {
     let socket = Arc::new(socket);
+    let mut ports = Ports::default();
     loop {
         let mode = tokio::select! {
             biased;
@@ -38,7 +42,7 @@ pub async fn serve_datagrams<H: Host>(
             }
         };
         match mode {
-            None if server.host.has_turn() => take_all(&socket, &server).await,
+            None if server.host.has_turn() => take_all(&socket, &server, &mut ports).await,
             None => {
                 tokio::select! {
                     _mode = drain.started() => {}
@@ -50,7 +54,7 @@ pub async fn serve_datagrams<H: Host>(
             Some(DrainMode::Graceful { .. }) if !server.host.has_turn() => return,
             Some(DrainMode::Graceful { .. }) => {
                 // Not part of this task, which exists for every pod all the time.
-                let run_out = Box::pin(run_out(&socket, &server));
+                let run_out = Box::pin(run_out(&socket, &server, &mut ports));
                 let cut = Box::pin(drain.cut());
                 return tokio::select! {
                     () = run_out => {}
@@ -68,33 +72,69 @@ async fn follow_up(ready: io::Result<()>) {
     }
 }
 
-async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
-    // The pod may no longer be known when the questions have ended.
-    let clients = server.host.clients();
+async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>, ports: &mut Ports) {
+    let closed = forget(socket, server, ports.list(), Sockets::Closed);
+    take_meanwhile(socket, server, ports, closed).await;
     while let Ok(ready) = timeout(server.limits.quiet, socket.readable()).await {
         follow_up(ready).await;
-        take_all(socket, server).await;
+        take_all(socket, server, ports).await;
     }
-    let (Ok(at), Some(netns)) = (socket.local_addr(), server.egress.netns.clone()) else {
-        return;
-    };
-    // Whole namespaces leave at once: their pods do this one after the other, and not on the threads
-    // that carry connections.
-    let Ok(_turn) = FORGETTING.acquire().await else {
-        return;
-    };
-    let forget = move || conntrack::forget_redirected(&netns, at, &clients);
-    let forgotten = ambit_rt::spawn_blocking("forget redirected questions", forget).await;
-    if let Ok(Err(error)) = forgotten {
-        tracing::debug!(%error, "open sockets of the pod are redirected until the kernel forgets");
+    let all = forget(socket, server, ports.list(), Sockets::All);
+    take_meanwhile(socket, server, ports, all).await;
+}
+
+/// Handles datagrams until `work` is done.
+async fn take_meanwhile<H: Host>(
+    socket: &Arc<UdpSocket>,
+    server: &Arc<Server<H>>,
+    ports: &mut Ports,
+    work: impl Future<Output = ()>,
+) {
+    let mut work = pin!(work);
+    loop {
+        let ready = tokio::select! {
+            biased;
+            () = &mut work => return,
+            ready = socket.readable() => ready,
+        };
+        follow_up(ready).await;
+        take_all(socket, server, ports).await;
+    }
+}
+
+/// Ends the translation of datagrams from these ports.
+fn forget<H>(
+    socket: &UdpSocket,
+    server: &Server<H>,
+    ports: Vec<u16>,
+    sockets: Sockets,
+) -> impl Future<Output = ()> + use<H> {
+    let (at, netns) = (socket.local_addr(), server.egress.netns.clone());
+    async move {
+        let (Ok(at), Some(netns)) = (at, netns) else {
+            return;
+        };
+        // Whole namespaces leave at once: their pods do this one after the other, and not on the threads
+        // that carry connections.
+        let Ok(_turn) = FORGETTING.acquire().await else {
+            return;
+        };
+        let forget = move || conntrack::forget_redirected(&netns, at, &ports, sockets);
+        let forgotten = ambit_rt::spawn_blocking("forget redirected questions", forget).await;
+        if let Ok(Err(error)) = forgotten {
+            tracing::debug!(%error, "ports of the pod are redirected until the kernel forgets");
+        }
     }
 }
 
 /// Handles all waiting datagrams, without starving other tasks of the thread.
-async fn take_all<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>) {
+async fn take_all<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>, ports: &mut Ports) {
     loop {
         match receive(socket) {
-            Ok((bytes, client)) => take(socket, server, &bytes, client),
+            Ok((bytes, client)) => {
+                ports.insert(client.port());
+                take(socket, server, &bytes, client);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             // A client that did not wait for its answer; the socket is still usable.
             Err(error) => tracing::debug!(%error, "a DNS client has gone"),

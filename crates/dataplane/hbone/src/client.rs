@@ -5,10 +5,7 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -21,7 +18,23 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{Settings, Tunnel, piece::Piece, pinger::Pinger, tls::HandshakeError};
+use crate::{
+    Settings, Tunnel,
+    lease::{Lease, Liveness, Shared},
+    piece::Piece,
+    pinger::Pinger,
+    tls::HandshakeError,
+    tunnel::Slot,
+    windows::Windows,
+};
+
+/// How long tunnels may go on to a workload that is gone, but still answers.
+const GONE_DRAIN: Duration = Duration::from_secs(60);
+
+/// The time of a connection to a workload that is gone is over.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the peer was removed from the mesh {} s ago", GONE_DRAIN.as_secs())]
+struct GoneDrained;
 
 /// Why a connection could not be set up. Shared by all its waiters.
 #[derive(Debug, thiserror::Error)]
@@ -131,17 +144,29 @@ impl TunnelError {
         }
     }
 
+    /// Whether it may end by itself within seconds: the peer is not there, or does not serve yet.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Dial(error) => match &**error {
+                DialError::Connect { .. } | DialError::Timeout { .. } | DialError::Http2 { .. } => {
+                    true
+                }
+                DialError::Tls { source, .. } => source.is_cut_off(),
+                DialError::Prepare { .. } => false,
+            },
+            Self::Stream(error) => is_unprocessed(error),
+            Self::Status(status) => *status == StatusCode::SERVICE_UNAVAILABLE,
+            Self::Request(_) | Self::Draining => false,
+        }
+    }
+
     /// Whether the peer has seen nothing of the request, or at most an opening without a byte of the
     /// application: then another connection may be tried. On a `fresh` connection only if the peer cut it
     /// off without an error: what it refuses once, it would refuse again.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
             Self::Stream(error) if fresh => is_cut_off(error),
-            Self::Stream(error) => {
-                error.is_go_away()
-                    || error.is_io()
-                    || error.reason() == Some(h2::Reason::REFUSED_STREAM)
-            }
+            Self::Stream(error) => is_unprocessed(error),
             Self::Dial(error) => match error.as_ref() {
                 DialError::Tls { source, .. } => source.is_cut_off(),
                 DialError::Http2 {
@@ -155,49 +180,14 @@ impl TunnelError {
     }
 }
 
+/// Whether the connection went away under a stream, or the peer refused the stream unprocessed. Another reset may come from
+/// behind a tunnel that the peer had accepted.
+fn is_unprocessed(error: &h2::Error) -> bool {
+    error.is_go_away() || error.is_io() || error.reason() == Some(h2::Reason::REFUSED_STREAM)
+}
+
 fn is_cut_off(error: &h2::Error) -> bool {
     error.get_io().is_some_and(crate::relay::is_gone)
-}
-
-/// The state of a connection that its owner, its driver and its tunnels share.
-#[derive(Debug)]
-struct Shared {
-    streams: AtomicUsize,
-    /// Milliseconds from `born` to the last tunnel opened.
-    last_used_ms: AtomicUsize,
-    born: Instant,
-    /// Serves its tunnels, but takes no more.
-    retired: AtomicBool,
-}
-
-impl Shared {
-    fn idle_for(&self) -> Duration {
-        let last = Duration::from_millis(self.last_used_ms.load(Ordering::Relaxed) as u64);
-        self.born.elapsed().saturating_sub(last)
-    }
-
-    fn touch(&self) {
-        let now = usize::try_from(self.born.elapsed().as_millis()).unwrap_or(usize::MAX);
-        self.last_used_ms.store(now, Ordering::Relaxed);
-    }
-}
-
-/// A tunnel's slot on its connection, released when dropped.
-#[derive(Debug)]
-pub(crate) struct Lease(Arc<Shared>);
-
-impl Lease {
-    fn take(shared: &Arc<Shared>) -> Self {
-        shared.streams.fetch_add(1, Ordering::Relaxed);
-        shared.touch();
-        Self(shared.clone())
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// An HBONE connection on which tunnels can be opened. The connection closes when this and all its
@@ -227,6 +217,12 @@ impl ClientConnection {
         self.streams() < self.max_streams.min(self.send.current_max_send_streams())
     }
 
+    /// Whether the peer lets none of the tunnels send that have something to send: stalled streams may hold the
+    /// whole window of the connection, and a further tunnel would stall with them.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.shared.is_stalled()
+    }
+
     /// Whether it still takes tunnels: not after GOAWAY, an error, or a long idle time.
     pub fn is_open(&mut self) -> bool {
         !self.shared.retired.load(Ordering::Relaxed)
@@ -235,6 +231,11 @@ impl ClientConnection {
                     .poll_ready(&mut Context::from_waker(Waker::noop())),
                 Poll::Ready(Err(_))
             )
+    }
+
+    /// Records what is known of the workload at the other end.
+    pub fn set_liveness(&self, liveness: Liveness) {
+        self.shared.set_liveness(liveness);
     }
 
     /// Opens a tunnel on this connection.
@@ -269,7 +270,12 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     connection: h2::client::Connection<IO, Piece>,
     pinger: Pinger,
     shared: Arc<Shared>,
+    windows: Windows,
     idle_release: Duration,
+    /// The peer's standing that `pinger` follows.
+    liveness: Liveness,
+    /// When the connection of a peer that is gone ends.
+    ends: Option<Instant>,
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
@@ -290,8 +296,24 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 connection,
                 pinger,
                 shared,
+                windows,
                 idle_release,
+                liveness,
+                ends,
             } = &mut self;
+            shared.driver.register(cx.waker());
+            let now = shared.liveness();
+            if *liveness != now {
+                *liveness = now;
+                pinger.follow(now);
+                *ends = (now == Liveness::Gone).then(|| Instant::now() + GONE_DRAIN);
+            }
+            // The peer has to acknowledge one change before the next: that is seen here again then.
+            if let Some(window) = windows.next(shared.streams.load(Ordering::Relaxed))
+                && connection.set_initial_window_size(window).is_ok()
+            {
+                windows.announce(window);
+            }
             let dead = pinger.poll(cx, || {
                 if shared.idle_for() >= *idle_release && !shared.retired.load(Ordering::Relaxed) {
                     shared.retired.store(true, Ordering::Relaxed);
@@ -300,6 +322,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             });
             if let Poll::Ready(timeout) = dead {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, timeout)));
+            }
+            // The pinger's timer sees to it that this is looked at every second.
+            if ends.is_some_and(|ends| ends <= Instant::now()) {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, GoneDrained)));
             }
             std::pin::Pin::new(connection)
                 .poll(cx)
@@ -320,10 +346,11 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     io: IO,
     settings: &Settings,
 ) -> Result<(ClientConnection, Driver<IO>), Http2Error> {
+    let windows = Windows::new(settings, settings.max_streams);
     let mut builder = h2::client::Builder::new();
     builder
-        .initial_window_size(settings.stream_window)
-        .initial_connection_window_size(settings.connection_window)
+        .initial_window_size(windows.initial())
+        .initial_connection_window_size(windows.connection())
         .max_frame_size(settings.frame_size)
         .max_header_list_size(settings.max_response_headers)
         .initial_max_send_streams(settings.max_streams)
@@ -335,12 +362,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         .await
         .map_err(|_| Http2Error::Timeout(limit))??;
     let pinger = Pinger::new(connection.ping_pong(), settings);
-    let shared = Arc::new(Shared {
-        streams: AtomicUsize::new(0),
-        last_used_ms: AtomicUsize::new(0),
-        born: Instant::now(),
-        retired: AtomicBool::new(false),
-    });
+    let shared = Arc::new(Shared::new());
     let client = ClientConnection {
         send,
         shared: shared.clone(),
@@ -352,7 +374,10 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
             connection,
             pinger,
             shared,
+            windows,
             idle_release: settings.idle_release,
+            liveness: Liveness::default(),
+            ends: None,
         },
     ))
 }
@@ -382,5 +407,5 @@ pub(crate) async fn open_tunnel(
     if parts.status != StatusCode::OK {
         return Err(TunnelError::Status(parts.status));
     }
-    Ok((Tunnel::new(stream, body, Some(lease)), parts))
+    Ok((Tunnel::new(stream, body, Slot::Client(lease)), parts))
 }

@@ -7,6 +7,7 @@
 
 pub mod client;
 mod coarse;
+mod lease;
 mod piece;
 mod pinger;
 pub mod pool;
@@ -16,11 +17,13 @@ pub mod server;
 mod settings;
 pub mod tls;
 mod tunnel;
+mod windows;
 
 pub use client::{ClientConnection, DialError, TunnelError};
+pub use lease::Liveness;
 pub use pinger::PingTimeout;
-pub use pool::{Pool, PoolKey};
-pub use relay::{Meter, RelayError, Reversed, relay_plain, relay_tunnel, relay_tunnels};
+pub use pool::{Pool, PoolKey, WeakPool};
+pub use relay::{Meter, RelayError, Reversed, Socket, relay_plain, relay_tunnel, relay_tunnels};
 pub use server::{Incoming, ServeError};
 pub use settings::Settings;
 pub use tunnel::{Tunnel, TunnelIo};

@@ -9,7 +9,15 @@ use std::{
 use h2::{Ping, PingPong};
 use tokio::time::{Instant, Sleep};
 
-use crate::Settings;
+use crate::{Settings, lease::Liveness};
+
+/// How often a peer is checked that is doubtful or gone.
+const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
+/// Time without an answer after which a doubtful peer's connection is given up. Its proxy answers PINGs, not the application
+/// that is not ready.
+const DOUBTFUL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same of a peer that is gone, which most probably answers nothing.
+const GONE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A peer that did not answer a PING in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +53,16 @@ impl State {
         self.awaiting = false;
         self.interval
     }
+
+    /// The time until the timer fires when the peer is to be checked as often as this.
+    fn on_change(&mut self, interval: Duration, timeout: Duration) -> Duration {
+        self.interval = interval;
+        self.timeout = timeout;
+        match self.awaiting {
+            true => timeout,
+            false => Duration::ZERO,
+        }
+    }
 }
 
 /// Checks that one connection is alive. Polled with the connection it belongs to.
@@ -53,6 +71,8 @@ pub(crate) struct Pinger {
     ping: Option<PingPong>,
     state: State,
     timer: Pin<Box<Sleep>>,
+    /// Interval and timeout for a peer that is in good standing.
+    usual: (Duration, Duration),
 }
 
 impl Pinger {
@@ -63,7 +83,23 @@ impl Pinger {
             timeout: settings.ping_timeout,
         };
         let timer = Box::pin(tokio::time::sleep(settings.ping_interval));
-        Self { ping, state, timer }
+        Self {
+            ping,
+            state,
+            timer,
+            usual: (settings.ping_interval, settings.ping_timeout),
+        }
+    }
+
+    /// Checks the peer as often as its standing asks for, beginning now.
+    pub(crate) fn follow(&mut self, liveness: Liveness) {
+        let (interval, timeout) = match liveness {
+            Liveness::Expected => self.usual,
+            Liveness::Doubtful => (CLOSE_INTERVAL, DOUBTFUL_TIMEOUT),
+            Liveness::Gone => (CLOSE_INTERVAL, GONE_TIMEOUT),
+        };
+        let wait = self.state.on_change(interval, timeout);
+        self.timer.as_mut().reset(Instant::now() + wait);
     }
 
     /// Pending as long as the peer answers. `on_tick` runs once an interval.
@@ -116,5 +152,20 @@ mod tests {
         assert_eq!(state.on_pong(), interval);
         assert_eq!(state.on_timer(), (Effect::Ping, timeout));
         assert_eq!(state.on_timer().0, Effect::GiveUp);
+    }
+
+    #[test]
+    fn a_peer_that_becomes_doubtful_is_asked_at_once_and_what_was_asked_is_waited_for_less() {
+        let (usual, shorter) = (Duration::from_secs(20), Duration::from_secs(1));
+        let mut state = State {
+            awaiting: false,
+            interval: usual,
+            timeout: usual,
+        };
+        assert_eq!(state.on_change(shorter, shorter), Duration::ZERO);
+        assert_eq!(state.on_timer(), (Effect::Ping, shorter));
+        assert_eq!(state.on_change(usual, usual), usual);
+        assert_eq!(state.on_change(shorter, shorter), shorter);
+        assert_eq!(state.on_pong(), shorter);
     }
 }

@@ -2,16 +2,17 @@
 //!
 //! Connections are shared by tunnels of the same source identity, expected server identities,
 //! destination address and source address. While one is being set up, all who need it wait for the
-//! outcome, failure included; several are kept when one cannot carry all tunnels.
+//! outcome, failure included; several are kept when one cannot carry all tunnels, or the peer's windows
+//! let none of its tunnels send.
 
 use std::{
     collections::HashMap,
     future::Future,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
-use ambit_model::Identity;
+use ambit_model::{ArcStr, Identity};
 use http::{HeaderMap, Uri, response};
 use parking_lot::Mutex;
 use tokio::{
@@ -20,10 +21,14 @@ use tokio::{
 };
 
 use crate::{
-    ClientConnection, DialError, Settings, Tunnel, TunnelError,
-    client::{self, Driver, Http2Error, Lease},
+    ClientConnection, DialError, Liveness, Settings, Tunnel, TunnelError,
+    client::{self, Driver, Http2Error},
+    lease::Lease,
     piece::Piece,
 };
+
+/// Connections of one key up to which a stalled one gets no further tunnels, and another connection is opened instead.
+const MAX_STALLED_CONNECTIONS: usize = 8;
 
 type Leased = (h2::client::SendRequest<Piece>, Lease);
 type Outcome = Result<(), Arc<DialError>>;
@@ -35,6 +40,9 @@ pub struct PoolKey {
     pub source: Identity,
     /// The server identities we accept.
     pub expected: Vec<Identity>,
+    /// The uid of the workload at the other end. An address that becomes another workload's is another key: the
+    /// connections to the one before lead nowhere.
+    pub workload: ArcStr,
     /// The peer.
     pub destination: SocketAddr,
     /// The pod's own address.
@@ -48,6 +56,12 @@ struct Entry {
     waiters: Vec<oneshot::Sender<Outcome>>,
 }
 
+impl Entry {
+    fn is_empty(&self) -> bool {
+        self.connections.is_empty() && self.dialing == 0 && self.waiters.is_empty()
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     entries: HashMap<Arc<PoolKey>, Entry>,
@@ -59,6 +73,23 @@ struct State {
 pub struct Pool {
     state: Arc<Mutex<State>>,
     settings: Arc<Settings>,
+}
+
+/// A [`Pool`] that this does not keep.
+#[derive(Clone, Debug)]
+pub struct WeakPool {
+    state: Weak<Mutex<State>>,
+    settings: Arc<Settings>,
+}
+
+impl WeakPool {
+    /// The pool, if it is still there.
+    pub fn upgrade(&self) -> Option<Pool> {
+        Some(Pool {
+            state: self.state.upgrade()?,
+            settings: self.settings.clone(),
+        })
+    }
 }
 
 /// The result of a look-up in the pool.
@@ -147,13 +178,30 @@ impl Pool {
         state.entries.clear();
     }
 
-    /// Retires the connections that `keep` does not want, so that their peers are dialled again.
-    pub fn retain(&self, keep: impl Fn(&PoolKey) -> bool) {
-        for (key, entry) in &mut self.state.lock().entries {
-            if !keep(key) {
+    /// A reference that does not keep the pool.
+    pub fn downgrade(&self) -> WeakPool {
+        WeakPool {
+            state: Arc::downgrade(&self.state),
+            settings: self.settings.clone(),
+        }
+    }
+
+    /// Applies what has become of peers, where `liveness` says something of one. Connections to those that are gone get
+    /// no more tunnels and end as soon as the peer does not answer.
+    pub fn review(&self, liveness: impl Fn(&PoolKey) -> Option<Liveness>) {
+        let mut state = self.state.lock();
+        state.entries.retain(|key, entry| {
+            let Some(liveness) = liveness(key) else {
+                return true;
+            };
+            for connection in &entry.connections {
+                connection.set_liveness(liveness);
+            }
+            if liveness == Liveness::Gone {
                 entry.connections.clear();
             }
-        }
+            !entry.is_empty()
+        });
     }
 
     /// A lease of a connection, and whether the connection was made for it.
@@ -201,11 +249,13 @@ impl Pool {
             return Looked::Draining;
         };
         entry.connections.retain_mut(ClientConnection::is_open);
+        let may_avoid = entry.connections.len() < MAX_STALLED_CONNECTIONS;
         let best = entry
             .connections
             .iter()
             .filter(|connection| connection.has_room())
-            .min_by_key(|connection| connection.streams());
+            .filter(|connection| !(may_avoid && connection.is_stalled()))
+            .min_by_key(|connection| (connection.is_stalled(), connection.streams()));
         if let Some(connection) = best {
             return Looked::Leased(connection.lease());
         }
@@ -243,7 +293,7 @@ fn sweep(state: &Mutex<State>, key: &PoolKey) {
     let mut state = state.lock();
     if let Some(entry) = state.entries.get_mut(key) {
         entry.connections.retain_mut(ClientConnection::is_open);
-        if entry.connections.is_empty() && entry.dialing == 0 && entry.waiters.is_empty() {
+        if entry.is_empty() {
             state.entries.remove(key);
         }
     }

@@ -17,10 +17,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    time::{Sleep, sleep},
-};
+use tokio::time::{Sleep, sleep};
 
 use crate::Tunnel;
 
@@ -29,11 +26,14 @@ mod forward;
 mod frames;
 mod one_way;
 mod received;
+mod socket;
 mod upload;
 
 use download::Download;
 use forward::Forward;
 use one_way::OneWay;
+pub use socket::Socket;
+use socket::Watch;
 use upload::Upload;
 
 /// Time limit for delivering what a side sent before it broke.
@@ -149,6 +149,12 @@ impl Ends {
         Poll::Ready(Over::SinkBroke)
     }
 
+    /// A socket was reset whose bytes wait for a peer that does not read: nobody receives what the other direction
+    /// has, and what waits is delivered within [`LAST_BYTES`] or not at all.
+    fn socket_failed(&mut self, error: io::Error) {
+        self.broke(RelayError::Receive(error));
+    }
+
     /// Ready when both directions are over, or the rest of a broken connection takes too long.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
         let over = self.up && self.down;
@@ -181,9 +187,10 @@ pub async fn relay_tunnel<A, M>(
     meter: M,
 ) -> Result<(), RelayError>
 where
-    A: AsyncRead + AsyncWrite + Unpin,
+    A: Socket,
     M: Meter,
 {
+    let mut watch = Watch::default();
     let mut upload = Upload::default();
     let mut download = Download::default();
     let mut ends = Ends::default();
@@ -197,6 +204,10 @@ where
             && let Poll::Ready(over) = upload.poll(cx, app, tunnel, &mut ends, &meter)
         {
             ends.up(over);
+        }
+        let bytes_wait = !ends.up && upload.bytes_wait();
+        if let Poll::Ready(error) = watch.poll(cx, app, bytes_wait) {
+            ends.socket_failed(error);
         }
         ends.poll(cx)
     })
@@ -265,10 +276,11 @@ pub async fn relay_tunnels<M: Meter>(
 /// When a socket breaks.
 pub async fn relay_plain<A, B, M>(app: &mut A, peer: &mut B, meter: M) -> Result<(), RelayError>
 where
-    A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + Unpin,
+    A: Socket,
+    B: Socket,
     M: Meter,
 {
+    let (mut watch_app, mut watch_peer) = (Watch::default(), Watch::default());
     let mut upload = OneWay::default();
     let mut download = OneWay::default();
     let mut ends = Ends::default();
@@ -283,6 +295,12 @@ where
                 download.poll(cx, peer, app, &mut ends, |n| meter.app_received(n))
         {
             ends.down(over);
+        }
+        if let Poll::Ready(error) = watch_app.poll(cx, app, !ends.up && upload.bytes_wait()) {
+            ends.socket_failed(error);
+        }
+        if let Poll::Ready(error) = watch_peer.poll(cx, peer, !ends.down && download.bytes_wait()) {
+            ends.socket_failed(error);
         }
         ends.poll(cx)
     })

@@ -3,6 +3,10 @@
 use std::{
     future::Future,
     pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -19,6 +23,8 @@ use crate::{
     Settings, Tunnel,
     piece::Piece,
     pinger::{PingTimeout, Pinger},
+    tunnel::{OpenStream, Slot},
+    windows::Windows,
 };
 
 /// Why a connection ended other than by both sides being done.
@@ -43,6 +49,7 @@ pub enum ServeError {
 pub struct Incoming {
     request: Request<RecvStream>,
     respond: SendResponse<Piece>,
+    open: OpenStream,
 }
 
 /// Why a request cannot open a tunnel.
@@ -122,7 +129,11 @@ impl Incoming {
         let mut response = Response::new(());
         *response.headers_mut() = headers;
         let send = self.respond.send_response(response, false)?;
-        Ok(Tunnel::new(send, self.request.into_body(), None))
+        Ok(Tunnel::new(
+            send,
+            self.request.into_body(),
+            Slot::Server(self.open),
+        ))
     }
 }
 
@@ -144,10 +155,12 @@ where
     D: Future<Output = ()>,
     H: FnMut(Incoming),
 {
+    let max_streams = usize::try_from(settings.max_peer_streams).unwrap_or(usize::MAX);
+    let mut windows = Windows::new(settings, max_streams);
     let mut builder = h2::server::Builder::new();
     builder
-        .initial_window_size(settings.stream_window)
-        .initial_connection_window_size(settings.connection_window)
+        .initial_window_size(windows.initial())
+        .initial_connection_window_size(windows.connection())
         .max_frame_size(settings.frame_size)
         .max_header_list_size(settings.max_request_headers)
         .max_concurrent_streams(settings.max_peer_streams)
@@ -162,6 +175,7 @@ where
     let mut pinger = Pinger::new(connection.ping_pong(), settings);
     let mut drain = pin!(drain);
     let mut draining = false;
+    let streams = Arc::new(AtomicUsize::new(0));
     std::future::poll_fn(move |cx| {
         if !draining && drain.as_mut().poll(cx).is_ready() {
             draining = true;
@@ -171,11 +185,21 @@ where
             return Poll::Ready(Err(silent.into()));
         }
         loop {
+            // The peer has to acknowledge one change before the next: that is seen here again then.
+            if let Some(window) = windows.next(streams.load(Ordering::Relaxed))
+                && connection.set_initial_window_size(window).is_ok()
+            {
+                windows.announce(window);
+            }
             match connection.poll_accept(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
                 Poll::Ready(Some(Ok((request, respond)))) => {
-                    handler(Incoming { request, respond });
+                    handler(Incoming {
+                        request,
+                        respond,
+                        open: OpenStream::new(&streams),
+                    });
                 }
                 Poll::Ready(Some(Err(error))) => {
                     // A peer that closes the transport without GOAWAY has only gone.

@@ -5,10 +5,10 @@ use std::time::Duration;
 /// HTTP/2 limits and timers. The defaults are those of the other implementations of HBONE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Bytes a peer may send on one stream before we have consumed them.
+    /// Bytes a peer may send on one stream before we have consumed them, while few streams are open.
     pub stream_window: u32,
-    /// The same for all streams of a connection. Several times that of a stream, or one stalled stream
-    /// starves its siblings.
+    /// Bytes that the streams of a connection share: the more are open, the smaller the window of each, down to
+    /// 128 KiB. The window of the connection is larger, so that stalled streams never starve their siblings.
     pub connection_window: u32,
     /// Largest frame we accept, 16 KiB to 16 MiB.
     pub frame_size: u32,
@@ -43,7 +43,7 @@ impl Default for Settings {
             send_buffer: 400 << 10,
             max_streams: 100,
             max_peer_streams: 200,
-            max_request_headers: 64 << 10,
+            max_request_headers: 16 << 10,
             max_response_headers: 16 << 10,
             ping_interval: Duration::from_secs(10),
             ping_timeout: Duration::from_secs(20),

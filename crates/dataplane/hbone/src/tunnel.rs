@@ -3,6 +3,10 @@
 use std::{
     io,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -11,7 +15,7 @@ use h2::{RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
-    client::Lease,
+    lease::Lease,
     piece::{Piece, Unsent},
 };
 
@@ -22,18 +26,65 @@ pub struct Tunnel {
     pub(crate) send: SendStream<Piece>,
     pub(crate) recv: RecvStream,
     pub(crate) unsent: Unsent,
-    /// The lease of a pooled connection; none on the server side.
-    _lease: Option<Lease>,
+    slot: Slot,
+}
+
+/// A tunnel's place among the streams of its connection, released when dropped.
+#[derive(Debug)]
+pub(crate) enum Slot {
+    Client(Lease),
+    Server(#[expect(dead_code, reason = "counts while it is held")] OpenStream),
+}
+
+/// Counts as one open stream of a server's connection until dropped.
+#[derive(Debug)]
+pub(crate) struct OpenStream(Arc<AtomicUsize>);
+
+impl OpenStream {
+    pub(crate) fn new(streams: &Arc<AtomicUsize>) -> Self {
+        streams.fetch_add(1, Ordering::Relaxed);
+        Self(streams.clone())
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Tunnel {
-    pub(crate) fn new(send: SendStream<Piece>, recv: RecvStream, lease: Option<Lease>) -> Self {
+    pub(crate) fn new(send: SendStream<Piece>, recv: RecvStream, slot: Slot) -> Self {
         Self {
             send,
             recv,
             unsent: Unsent::default(),
-            _lease: lease,
+            slot,
         }
+    }
+
+    /// Ready when the peer's windows allow some of `wanted` bytes to be sent; says how many. `None` when the stream
+    /// takes no more.
+    pub(crate) fn poll_capacity(
+        &mut self,
+        cx: &mut Context<'_>,
+        wanted: usize,
+    ) -> Poll<Option<Result<usize, h2::Error>>> {
+        self.send.reserve_capacity(wanted);
+        let capacity = loop {
+            match self.send.capacity() {
+                0 => match self.send.poll_capacity(cx) {
+                    Poll::Ready(Some(Ok(_))) => {}
+                    Poll::Ready(end) => break Poll::Ready(end),
+                    Poll::Pending => break Poll::Pending,
+                },
+                capacity => break Poll::Ready(Some(Ok(capacity))),
+            }
+        };
+        if let Slot::Client(lease) = &mut self.slot {
+            lease.set_blocked(capacity.is_pending());
+        }
+        capacity
     }
 
     /// Resets the stream: the connection behind the tunnel broke (RFC 9113, section 8.5). Unsent data is
@@ -47,6 +98,7 @@ impl Tunnel {
         TunnelIo {
             tunnel: self,
             received: Bytes::new(),
+            resets: false,
         }
     }
 }
@@ -56,6 +108,24 @@ impl Tunnel {
 pub struct TunnelIo {
     tunnel: Tunnel,
     received: Bytes,
+    resets: bool,
+}
+
+impl TunnelIo {
+    /// The stream is reset when this is dropped, unless both directions have ended, and what the peer's windows have
+    /// not allowed to be sent is discarded. Otherwise the stream stays open, and with it what is behind it, until the
+    /// peer has read everything.
+    pub fn reset_on_drop(&mut self) {
+        self.resets = true;
+    }
+}
+
+impl Drop for TunnelIo {
+    fn drop(&mut self) {
+        if self.resets {
+            self.tunnel.reset();
+        }
+    }
 }
 
 impl AsyncRead for TunnelIo {
@@ -64,7 +134,9 @@ impl AsyncRead for TunnelIo {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { tunnel, received } = self.get_mut();
+        let Self {
+            tunnel, received, ..
+        } = self.get_mut();
         while received.is_empty() {
             match ready!(tunnel.recv.poll_data(cx)) {
                 None => return Poll::Ready(Ok(())),
@@ -87,21 +159,15 @@ impl AsyncWrite for TunnelIo {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let Tunnel { send, unsent, .. } = &mut self.get_mut().tunnel;
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        send.reserve_capacity(buf.len());
-        let capacity = loop {
-            match send.capacity() {
-                0 => match ready!(send.poll_capacity(cx)) {
-                    Some(Ok(_)) => {}
-                    Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
-                    None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
-                },
-                capacity => break capacity,
-            }
+        let tunnel = &mut self.get_mut().tunnel;
+        let capacity = match ready!(tunnel.poll_capacity(cx, buf.len())) {
+            Some(capacity) => capacity.map_err(io::Error::other)?,
+            None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         };
+        let Tunnel { send, unsent, .. } = tunnel;
         let n = capacity.min(buf.len());
         let piece = Bytes::copy_from_slice(buf.get(..n).unwrap_or_default());
         send.send_data(Piece::new(piece, unsent), false)

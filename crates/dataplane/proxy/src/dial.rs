@@ -1,7 +1,8 @@
 //! Making connections for one instance: plain ones, HBONE tunnels, and tunnels inside tunnels.
 
 mod inner;
-mod waypoint;
+mod replicas;
+mod waits;
 
 use std::{
     io,
@@ -27,6 +28,7 @@ use tokio::{net::TcpStream, time::timeout};
 use crate::{local::Local, state::SharedState, workers};
 
 pub use inner::{Inner, InnerError};
+pub use waits::{Wait, Waits};
 
 /// How long connecting may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,6 +55,14 @@ pub enum ConnectError {
     /// No tunnel inside the tunnel.
     #[error(transparent)]
     Inner(#[from] InnerError),
+    /// The control plane removed the destination while it was being connected to.
+    #[error("{workload} was removed from the mesh before {addr} accepted the connection")]
+    Departed {
+        /// The workload's uid.
+        workload: ArcStr,
+        /// Its address.
+        addr: SocketAddr,
+    },
     /// No tunnel to a waypoint.
     #[error("cannot connect through the waypoint {waypoint}")]
     Waypoint {
@@ -97,13 +107,25 @@ impl ConnectError {
         }
     }
 
+    /// Whether it may end by itself within seconds: no pod of a waypoint could be connected to, or serves yet.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Waypoint { source, .. } => match &**source {
+                Self::Tunnel(error) => error.is_passing(),
+                Self::Departed { .. } => true,
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
     /// The low-cardinality cause.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Tunnel(error) => error.reason(),
             Self::Inner(error) => error.reason(),
             Self::Waypoint { source, .. } => source.reason(),
-            Self::Authority { .. } | Self::Plain { .. } => Reason::Connect,
+            Self::Authority { .. } | Self::Plain { .. } | Self::Departed { .. } => Reason::Connect,
         }
     }
 }
@@ -129,6 +151,8 @@ pub struct Dialer {
     pub network: ArcStr,
     /// What is known of other workloads.
     pub state: SharedState,
+    /// Its connections that wait for a waypoint.
+    pub waits: Waits,
 }
 
 impl Dialer {
@@ -202,12 +226,21 @@ impl Dialer {
         let key = Arc::new(PoolKey {
             source: self.identity.clone(),
             expected: route.expected.to_vec(),
+            workload: route.workload.uid().clone(),
             destination: route.addr,
             source_ip,
         });
         let dial = || self.mutual_tls(&key);
-        let (tunnel, _answer) = pool.tunnel(&key, authority, headers, dial).await?;
-        Ok(tunnel)
+        tokio::select! {
+            biased;
+            opened = pool.tunnel(&key, authority, headers, dial) => Ok(opened?.0),
+            () = self.state.departure(&key.workload, key.destination.ip()) => {
+                Err(ConnectError::Departed {
+                    workload: key.workload.clone(),
+                    addr: key.destination,
+                })
+            }
+        }
     }
 
     /// A connection with certificates on both ends, up to where HTTP/2 begins.

@@ -28,8 +28,8 @@ pub struct CertificateSettings {
     pub auth_token: Option<String>,
     /// Whose token it is.
     pub cluster_id: ArcStr,
-    /// Whether certificates are for others than the token's own account.
-    pub impersonate: bool,
+    /// Identity of the token's own account, if certificates are for that, too.
+    pub own: Option<Identity>,
     /// What the CA is asked for.
     pub ttl: Duration,
     /// Certificate revocation lists.
@@ -66,7 +66,7 @@ pub fn start(
         tls,
         CsrClientOptions {
             ttl: settings.ttl,
-            impersonate: settings.impersonate,
+            own: settings.own.clone(),
             ..CsrClientOptions::default()
         },
     );

@@ -5,13 +5,14 @@
 //! comes in, and nothing is stored twice. Whatever must act on changes (pods with open connections, the
 //! certificates) follows `watch` channels; nobody is called back under a lock.
 
+mod departures;
 mod follow;
 mod on_demand;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
@@ -30,6 +31,7 @@ use tokio::{
 };
 
 pub use ambit_xds::{AddressDemand, NotUnderstoodPolicies, Update};
+use departures::{Departed, Departures};
 pub use follow::{IdentityEvent, follow_identities};
 pub use on_demand::DEMANDS_WAITING;
 
@@ -86,6 +88,8 @@ struct Inner {
     local_changes: watch::Sender<u64>,
     /// Counts, for each pod somebody watches, changes of what its authorization depends on.
     pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
+    /// Connections to workloads, which end with them.
+    departures: Departures,
     demands: Option<mpsc::Sender<AddressDemand>>,
 }
 
@@ -116,6 +120,7 @@ impl SharedState {
             policies_known: AtomicBool::new(false),
             local_changes: watch::Sender::new(0),
             pods: Mutex::default(),
+            departures: Departures::default(),
             demands,
         }))
     }
@@ -152,6 +157,7 @@ impl SharedState {
 
     fn apply_addresses(&self, updates: Vec<Update>) {
         let mut local = Vec::new();
+        let mut departed = Departed::default();
         {
             let mut table = self.0.table.write();
             for update in updates {
@@ -165,11 +171,16 @@ impl SharedState {
                     // A waypoint's own are not part of this state.
                     Update::Policy(_) | Update::PolicyGone(_) | Update::Waypoint(_) => continue,
                 };
-                if change.is_change() && is_local(&table, &change) {
+                if !change.is_change() {
+                    continue;
+                }
+                departed.note(&table, &change);
+                if is_local(&table, &change) {
                     local.push(change);
                 }
             }
         }
+        self.0.departures.announce(&self.0.table, &departed);
         if local.is_empty() {
             return;
         }
@@ -437,13 +448,17 @@ impl SharedState {
         self.0.local_changes.subscribe()
     }
 
-    /// The identities that certificates are wanted for: those of local workloads in the mesh.
-    pub fn local_identities(&self) -> std::collections::BTreeSet<Identity> {
-        self.table()
-            .local_workloads()
-            .filter(|workload| workload.protocol() == Protocol::Hbone || workload.native_tunnel())
-            .map(ambit_route::WorkloadRef::identity)
-            .collect()
+    /// The identities that certificates may be in use for: those of local workloads in the mesh, each with whether
+    /// one of its workloads is captured. Pods with a tunnel of their own fetch their certificates themselves.
+    pub fn local_identities(&self) -> BTreeMap<Identity, bool> {
+        let mut identities = BTreeMap::new();
+        for workload in self.table().local_workloads() {
+            let native = workload.native_tunnel();
+            if native || workload.protocol() == Protocol::Hbone {
+                *identities.entry(workload.identity()).or_default() |= !native;
+            }
+        }
+        identities
     }
 }
 

@@ -14,7 +14,11 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{Party, Reporter, Traffic, labels::OnDemandDnsLabels, traffic::TrafficCollector};
+use crate::{
+    Party, Reporter, Traffic,
+    labels::{OnDemandDnsLabels, Principals},
+    traffic::TrafficCollector,
+};
 
 /// Why an xDS stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -112,6 +116,7 @@ pub struct Metrics {
     traffic: Arc<Traffic>,
     sockets: Family<Reporter, Gauge>,
     on_demand_dns: Family<OnDemandDnsLabels, Counter>,
+    principals: Principals,
     crl_rejections: Family<Reporter, Counter>,
     crl_untracked: Family<Reporter, Counter>,
     setups_refused: Family<LimitLabels, Counter>,
@@ -155,6 +160,12 @@ impl Metrics {
         metrics.register_dns(registry);
         metrics.register_proxies(registry);
         metrics
+    }
+
+    /// Names no identities from now on: their labels are "unknown".
+    pub fn hide_principals(&self) {
+        self.principals.hide();
+        self.traffic.hide_principals();
     }
 
     fn register_traffic(&self, registry: &mut Registry) {
@@ -295,7 +306,11 @@ impl Metrics {
     /// A host name was resolved for a connection.
     pub fn on_demand_dns(&self, source: &Arc<Party>, hostname: &ArcStr) {
         let labels = OnDemandDnsLabels {
-            source: source.clone(),
+            source: if self.principals.are_hidden() {
+                source.without_principal()
+            } else {
+                source.clone()
+            },
             hostname: hostname.clone(),
         };
         self.on_demand_dns.get_or_create(&labels).inc();

@@ -1,6 +1,12 @@
 //! The label set of traffic metrics. Names and order are a contract with Istio's dashboards.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
@@ -86,6 +92,30 @@ impl Party {
     pub fn destination(workload: &Workload) -> Self {
         Self::new(workload, Some(workload.identity()))
     }
+
+    pub(crate) fn without_principal(&self) -> Arc<Self> {
+        Arc::new(Self {
+            principal: None,
+            ..self.clone()
+        })
+    }
+}
+
+/// Whether metrics name the identities of both ends of a connection. They do unless [`Self::hide`] was called.
+#[derive(Debug, Default)]
+pub(crate) struct Principals {
+    hidden: AtomicBool,
+}
+
+impl Principals {
+    /// Every principal is "unknown" from now on.
+    pub(crate) fn hide(&self) {
+        self.hidden.store(true, Relaxed);
+    }
+
+    pub(crate) fn are_hidden(&self) -> bool {
+        self.hidden.load(Relaxed)
+    }
 }
 
 /// The service a connection was for.
@@ -122,6 +152,17 @@ pub struct TrafficLabels {
     pub service: Option<ServiceName>,
     /// How it is protected.
     pub security: SecurityPolicy,
+}
+
+impl TrafficLabels {
+    pub(crate) fn without_principals(&self) -> Self {
+        let party = |party: &Option<Arc<Party>>| party.as_deref().map(Party::without_principal);
+        Self {
+            source: party(&self.source),
+            destination: party(&self.destination),
+            ..self.clone()
+        }
+    }
 }
 
 const UNKNOWN: &str = "unknown";

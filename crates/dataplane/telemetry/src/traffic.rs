@@ -5,6 +5,7 @@
 //! peers, not all peers ever seen.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, HashMap},
     fmt,
     hash::Hash,
@@ -26,7 +27,7 @@ use prometheus_client::{
 use crate::{
     TrafficLabels,
     http::Changed,
-    labels::Flagged,
+    labels::{Flagged, Principals},
     retired::{Inherited, Retired, Written, add},
 };
 
@@ -177,6 +178,7 @@ pub struct Traffic {
     changed: Table<ChangedLabels>,
     /// Of those, which may be written with others as one.
     retired: Retired<ChangedLabels, TrafficSeries>,
+    principals: Principals,
 }
 
 type ChangedLabels = (TrafficLabels, Changed);
@@ -190,15 +192,29 @@ impl Default for Traffic {
             series: Table::default(),
             changed: Table::default(),
             retired: Retired::new(MAX_SERIES),
+            principals: Principals::default(),
         }
     }
 }
 
 impl Traffic {
+    /// Names no identities from now on: connections that differ in nothing else are counted as one series.
+    pub fn hide_principals(&self) {
+        self.principals.hide();
+    }
+
+    fn shown<'a>(&self, labels: &'a TrafficLabels) -> Cow<'a, TrafficLabels> {
+        if self.principals.are_hidden() {
+            Cow::Owned(labels.without_principals())
+        } else {
+            Cow::Borrowed(labels)
+        }
+    }
+
     /// The series of a pair. Cheap enough for each connection. May be kept, but a kept series that is
     /// unused loses its counts once it is dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
-        find(&self.series, labels, drop)
+        find(&self.series, &*self.shown(labels), drop)
     }
 
     /// The series of a pair, with what is configured to be different.
@@ -211,7 +227,8 @@ impl Traffic {
             None => self.series(labels),
             Some(changed) => {
                 let retire = |dropped| self.retired.extend(dropped);
-                find(&self.changed, &(labels.clone(), changed), retire)
+                let labels = self.shown(labels).into_owned();
+                find(&self.changed, &(labels, changed), retire)
             }
         }
     }

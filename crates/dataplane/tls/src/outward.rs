@@ -103,6 +103,26 @@ impl Outward {
         names: &[impl AsRef<str>],
         shown: Option<Shown<'_>>,
     ) -> Result<Self, OutwardError> {
+        Self::build(settings, Some(authorities), names, shown)
+    }
+
+    /// For servers that may be anybody: no certificate is verified, only that the server has the key of the one it shows.
+    ///
+    /// # Errors
+    /// When no TLS can be made of it.
+    pub fn unverified(
+        settings: &TlsSettings,
+        shown: Option<Shown<'_>>,
+    ) -> Result<Self, OutwardError> {
+        Self::build(settings, None, &[""; 0], shown)
+    }
+
+    fn build(
+        settings: &TlsSettings,
+        authorities: Option<Authorities>,
+        names: &[impl AsRef<str>],
+        shown: Option<Shown<'_>>,
+    ) -> Result<Self, OutwardError> {
         let provider = Arc::new(CryptoProvider {
             // Those of others need not be as few as the mesh's own.
             cipher_suites: aws_lc_rs::default_provider().cipher_suites,
@@ -202,7 +222,8 @@ struct OtherNames(String);
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
-    authorities: Authorities,
+    /// None: whoever it is.
+    authorities: Option<Authorities>,
     names: Vec<Name>,
 }
 
@@ -215,9 +236,11 @@ impl ServerCertVerifier for Verifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
+        let Some(Authorities(roots)) = &self.authorities else {
+            return Ok(ServerCertVerified::assertion());
+        };
         let certificate = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
-        let roots = &self.authorities.0;
         verify_server_cert_signed_by_trust_anchor(
             &certificate,
             roots,

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 const INITIAL: Duration = Duration::from_millis(10);
-const CAP: Duration = Duration::from_secs(15);
+/// Longest delay after a server that refuses: it is there, and perhaps has too much to do.
+const REFUSED_CAP: Duration = Duration::from_secs(15);
+/// Longest delay after a server that could not be connected to: what a return of the control plane costs.
+const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
 
 /// How a stream, or the attempt to open one, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,12 +35,18 @@ impl Ending {
 
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    next: Duration,
+    /// After a server that refuses, or ends streams before they are of use.
+    refused: Duration,
+    /// After a server that could not be connected to.
+    unreachable: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { next: INITIAL }
+        Self {
+            refused: INITIAL,
+            unreachable: INITIAL,
+        }
     }
 }
 
@@ -47,20 +56,26 @@ impl Backoff {
     pub(crate) fn after(&mut self, ending: Ending, was_useful: bool) -> Duration {
         match ending {
             Ending::Transient if was_useful => {
-                self.next = INITIAL;
+                *self = Self::default();
                 INITIAL
             }
             Ending::Closed if was_useful => {
-                self.next = INITIAL;
+                *self = Self::default();
                 Duration::ZERO
             }
+            Ending::ConnectFailed => double(&mut self.unreachable, UNREACHABLE_CAP),
             _ => {
-                let delay = self.next;
-                self.next = CAP.min(delay.saturating_mul(2));
-                delay
+                self.unreachable = INITIAL;
+                double(&mut self.refused, REFUSED_CAP)
             }
         }
     }
+}
+
+fn double(next: &mut Duration, cap: Duration) -> Duration {
+    let delay = *next;
+    *next = cap.min(delay.saturating_mul(2));
+    delay
 }
 
 #[cfg(test)]
@@ -70,16 +85,29 @@ mod tests {
     #[test]
     fn failures_double_the_delay_and_ordinary_ends_reset_it() {
         let mut backoff = Backoff::default();
-        let mut fail = || backoff.after(Ending::ConnectFailed, false).as_millis();
-        assert_eq!([fail(), fail(), fail()], [10, 20, 40]);
+        let mut refuse = || backoff.after(Ending::Refused, false).as_millis();
+        assert_eq!([refuse(), refuse(), refuse()], [10, 20, 40]);
         assert_eq!(backoff.after(Ending::Refused, true).as_millis(), 80);
         assert_eq!(backoff.after(Ending::Transient, true).as_millis(), 10);
         assert_eq!(backoff.after(Ending::Refused, true).as_millis(), 10);
         assert_eq!(backoff.after(Ending::Closed, true), Duration::ZERO);
         for _ in 0..20 {
-            backoff.after(Ending::ConnectFailed, false);
+            backoff.after(Ending::Refused, false);
         }
-        assert_eq!(backoff.after(Ending::ConnectFailed, false), CAP);
+        assert_eq!(backoff.after(Ending::Refused, false), REFUSED_CAP);
+    }
+
+    #[test]
+    fn a_server_that_comes_back_is_connected_to_within_a_second() {
+        let mut backoff = Backoff::default();
+        let mut fail = || backoff.after(Ending::ConnectFailed, false).as_millis();
+        assert_eq!([fail(), fail(), fail()], [10, 20, 40]);
+        for _ in 0..20 {
+            let delay = backoff.after(Ending::ConnectFailed, false);
+            assert!(delay <= Duration::from_secs(1), "{delay:?}");
+        }
+        // What it refuses while it starts has delays of its own.
+        assert_eq!(backoff.after(Ending::Refused, false), INITIAL);
     }
 
     #[test]

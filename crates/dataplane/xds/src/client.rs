@@ -1,12 +1,18 @@
 //! The run loop: one stream at a time, demands during it, back-off between streams.
 
-use std::{collections::HashMap, error::Error as _, pin::pin, time::Instant};
+use std::{
+    collections::HashMap,
+    error::Error as _,
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use ambit_control_channel::{CallHeaders, CallHeadersError};
 use ambit_model::ArcStr;
 use ambit_rt::ErrorChain;
 use ambit_wire::discovery::{DeltaDiscoveryRequest, Node, Status as RpcStatus};
 use ambit_xds_core::{Client as Machine, Effect, Ending, Request};
+use rand::Rng as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
@@ -23,6 +29,9 @@ const REQUESTS_WAITING: usize = 64;
 /// Maximum of names with waiters: connections to unknown addresses must not use unbounded memory while
 /// the control plane is away.
 const WAITED_FOR: usize = 4096;
+
+/// How often a control plane that cannot be connected to is reported.
+const REPORT_UNREACHABLE: Duration = Duration::from_secs(15);
 
 /// How the client connects and identifies itself.
 #[derive(Clone, Debug)]
@@ -139,6 +148,7 @@ impl<H: Handler> Client<H> {
 
     /// Runs until the task is dropped.
     pub async fn run(mut self) {
+        let mut next_report = Instant::now();
         loop {
             let error = match self.one_stream().await {
                 Ok(never) => match never {},
@@ -149,7 +159,12 @@ impl<H: Handler> Client<H> {
             let address = self.options.address.as_str();
             let reason = ErrorChain(&error).to_string();
             match ending {
+                // Tried every second, and not worth a line each time.
+                Ending::ConnectFailed if Instant::now() < next_report => {
+                    tracing::debug!(address, reason, "control plane connection failed");
+                }
                 Ending::ConnectFailed | Ending::Refused => {
+                    next_report = Instant::now() + REPORT_UNREACHABLE;
                     tracing::warn!(address, reason, "control plane connection failed");
                 }
                 Ending::Transient | Ending::Closed => {
@@ -164,9 +179,11 @@ impl<H: Handler> Client<H> {
         }
     }
 
-    /// Waits, still accepting demands: the next stream requests them.
-    async fn pause(&mut self, after: std::time::Duration) {
-        let mut sleep = pin!(tokio::time::sleep(after));
+    /// Waits, still accepting demands: the next stream requests them. The delay is spread, so that clients do not
+    /// reconnect all at once.
+    async fn pause(&mut self, after: Duration) {
+        let spread = rand::rng().random_range(0.8..1.2);
+        let mut sleep = pin!(tokio::time::sleep(after.mul_f64(spread)));
         loop {
             tokio::select! {
                 () = &mut sleep => return,

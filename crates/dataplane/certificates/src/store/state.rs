@@ -63,8 +63,10 @@ pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     Expired(Identity),
     /// The attempt's number, the certificate's lifetime, the certificate.
     Fetched(Identity, u64, Life, C),
-    /// The attempt's number, the error, a random number in `0.0..1.0`.
+    /// The CA refused: the attempt's number, the error, a random number in `0.0..1.0`.
     Failed(Identity, u64, E, f64),
+    /// The CA could not be reached, or could not answer: fields as for [`Event::Failed`].
+    Unreachable(Identity, u64, E, f64),
     Tick,
 }
 
@@ -88,7 +90,22 @@ struct Entry {
     /// When the current certificate expires.
     expires: Option<Instant>,
     backoff: Backoff,
+    /// The last attempt failed.
+    is_failing: bool,
 }
+
+/// The CA cannot be reached. Identities retry with their own, growing delays meanwhile; in addition one of them is
+/// tried every [`CertificatesOptions::probe_cap`] as long as any has no certificate, and all of them at once when the CA
+/// answers one.
+struct Outage {
+    backoff: Backoff,
+    next_probe: Instant,
+    /// When it is reported again.
+    next_report: Instant,
+}
+
+/// How often an outage of the CA is reported.
+const REPORT_OUTAGE: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -107,6 +124,7 @@ pub(super) struct State {
     ready: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
     /// Scheduled renewals and retries.
     timers: BTreeSet<(Instant, Identity)>,
+    outage: Option<Outage>,
     running: usize,
     attempts: u64,
 }
@@ -118,6 +136,7 @@ impl State {
             entries: HashMap::new(),
             ready: BTreeSet::new(),
             timers: BTreeSet::new(),
+            outage: None,
             running: 0,
             attempts: 0,
         }
@@ -125,7 +144,9 @@ impl State {
 
     /// When a tick is due.
     pub(super) fn next_wake(&self) -> Option<Instant> {
-        self.timers.first().map(|(due, _)| *due)
+        let timer = self.timers.first().map(|(due, _)| *due);
+        let probe = self.outage.as_ref().map(|outage| outage.next_probe);
+        timer.into_iter().chain(probe).min()
     }
 
     /// Handles one event; effects are to be carried out in order.
@@ -144,14 +165,28 @@ impl State {
                     self.succeeded(&identity, life, now);
                     effects.push(Effect::Publish(identity, cert));
                 }
+                self.ca_answered(now);
             }
             Event::Failed(identity, attempt, error, random) => {
+                self.ca_answered(now);
                 if self.finish(&identity, attempt) {
                     self.failed(identity, error, random, now, &mut effects);
                 }
             }
+            Event::Unreachable(identity, attempt, error, random) => {
+                let entry = self.entries.get(&identity);
+                let is_known = entry.is_some_and(|entry| entry.is_failing);
+                if self.finish(&identity, attempt) {
+                    self.failed(identity, error, random, now, &mut effects);
+                }
+                let is_report_due = self.ca_unreachable(random, now);
+                if is_known && !is_report_due {
+                    effects.retain(|effect| !matches!(effect, Effect::Report { .. }));
+                }
+            }
             Event::Tick => {}
         }
+        self.probe(now);
         self.start_due(now, &mut effects);
         effects
     }
@@ -168,6 +203,7 @@ impl State {
                     phase,
                     expires: None,
                     backoff,
+                    is_failing: false,
                 },
             );
             return;
@@ -225,6 +261,7 @@ impl State {
         };
         entry.expires = Some(now + life.expires_in);
         entry.backoff.reset();
+        entry.is_failing = false;
         // At least a second, so that certificates with no lifetime cannot cause a busy loop.
         let due = now + life.renew_in.max(Duration::from_secs(1));
         entry.phase = Phase::Waiting(due);
@@ -242,6 +279,7 @@ impl State {
         let Some(entry) = self.entries.get_mut(&identity) else {
             return;
         };
+        entry.is_failing = true;
         let delay = entry.backoff.next_delay(random);
         let kept = entry.expires.filter(|expires| *expires > now);
         let due = match kept {
@@ -262,6 +300,92 @@ impl State {
             kept: kept.is_some(),
             retry_in,
         });
+    }
+
+    /// Schedules the next probe, counted from the last failure of those under way together. Returns whether the outage is to
+    /// be reported, also for identities that have failed before.
+    fn ca_unreachable(&mut self, random: f64, now: Instant) -> bool {
+        let CertificatesOptions {
+            probe_initial,
+            probe_cap,
+            backoff_cap,
+            ..
+        } = self.options;
+        let is_urgent = self.is_missing_any();
+        let outage = self.outage.get_or_insert_with(|| Outage {
+            backoff: Backoff::new(probe_initial, probe_cap, 0.2),
+            next_probe: now,
+            next_report: now,
+        });
+        if self.running == 0 || outage.next_probe <= now {
+            let delay = outage.backoff.next_delay(random);
+            outage.next_probe = now + if is_urgent { delay } else { backoff_cap };
+        }
+        let is_report_due = outage.next_report <= now;
+        if is_report_due {
+            outage.next_report = now + REPORT_OUTAGE;
+        }
+        is_report_due
+    }
+
+    /// Whether an identity that failed has no certificate, so that connections fail.
+    fn is_missing_any(&self) -> bool {
+        let mut entries = self.entries.values();
+        entries.any(|entry| entry.is_failing && entry.expires.is_none())
+    }
+
+    /// Ends an outage: every identity that failed is tried again at once, with its delays from the beginning.
+    fn ca_answered(&mut self, now: Instant) {
+        if self.outage.take().is_none() {
+            return;
+        }
+        for (identity, entry) in &mut self.entries {
+            if !entry.is_failing {
+                continue;
+            }
+            entry.backoff.reset();
+            if let Phase::Waiting(due) = entry.phase {
+                self.timers.remove(&(due, identity.clone()));
+                entry.phase = Phase::Ready(Priority::Warmup, now);
+                let key = (Reverse(Priority::Warmup), now, identity.clone());
+                self.ready.insert(key);
+            }
+        }
+    }
+
+    /// Makes one identity that waits for its retry due, if the CA is to be probed now. Ends the outage when no identity
+    /// waits for the CA any more.
+    fn probe(&mut self, now: Instant) {
+        let Some(outage) = &mut self.outage else {
+            return;
+        };
+        if now < outage.next_probe {
+            return;
+        }
+        let is_failing = |identity: &Identity| {
+            let entry = self.entries.get(identity);
+            entry.is_some_and(|entry| entry.is_failing)
+        };
+        let mut failing = self
+            .timers
+            .iter()
+            .filter(|(_, identity)| is_failing(identity));
+        match failing.next().cloned() {
+            Some((due, identity)) => {
+                self.timers.remove(&(due, identity.clone()));
+                if let Some(entry) = self.entries.get_mut(&identity) {
+                    entry.phase = Phase::Ready(Priority::RealTime, now);
+                    self.ready
+                        .insert((Reverse(Priority::RealTime), now, identity));
+                }
+                // Until its result is here, or for as long as a result may take.
+                outage.next_probe = now + self.options.probe_cap;
+            }
+            None if self.entries.values().any(|entry| entry.is_failing) => {
+                outage.next_probe = now + self.options.probe_cap;
+            }
+            None => self.outage = None,
+        }
     }
 
     fn start_due<C, E>(&mut self, now: Instant, effects: &mut Vec<Effect<C, E>>) {

@@ -106,11 +106,11 @@ async fn what_a_cache_holds_is_used_before_the_ca_is_asked() {
 }
 
 #[tokio::test]
-async fn a_client_for_itself_names_nobody() {
+async fn a_client_names_all_identities_but_its_own() {
     let (pki, server, _) = start().await;
     let channel = channel(&config(&server, pki.root_ca())).unwrap();
     let options = CsrClientOptions {
-        impersonate: false,
+        own: Some(id()),
         ..Default::default()
     };
     let headers = CallHeaders::default();
@@ -119,6 +119,10 @@ async fn a_client_for_itself_names_nobody() {
     client.fetch(&id()).await.unwrap();
     assert_eq!(server.seen()[0].impersonated, None);
     assert!(server.seen()[0].headers.get("authorization").is_none());
+    let other = Identity::of_waypoint_calls("cluster.local", "shop");
+    server.answer_next(CsrAnswer::For(other.clone()));
+    client.fetch(&other).await.unwrap();
+    assert_eq!(server.seen()[1].impersonated, Some(other.to_string()));
 }
 
 #[tokio::test]
@@ -275,7 +279,9 @@ async fn a_restarted_server_is_found_again() {
     let client = client_with(&config(&server, pki.root_ca()));
     client.fetch(&id()).await.unwrap();
     let address = server.address;
-    runtime.shutdown_background();
+    // It waits until the listening socket is closed: its address is needed again.
+    let stop = move || runtime.shutdown_timeout(Duration::from_secs(10));
+    tokio::task::spawn_blocking(stop).await.unwrap();
     client.fetch(&id()).await.unwrap_err();
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();

@@ -98,7 +98,7 @@ async fn renewal_at_half_life_replaces_the_certificate() {
 async fn a_failed_renewal_keeps_the_old_certificate() {
     let (ca, certificates) = start();
     let first = certificates.get(&id("a")).await.unwrap();
-    ca.fail(1_000);
+    ca.fail(10_000);
     pass(DAY * 3 / 4).await;
     assert!(ca.asked().len() > 10, "renewal is retried");
     assert!(Arc::ptr_eq(
@@ -129,6 +129,23 @@ async fn without_a_certificate_callers_are_told_at_once_until_a_retry_succeeds()
     pass(Duration::from_secs(5)).await;
     certificates.get(&id("a")).await.unwrap();
     assert_eq!(ca.asked().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_identities_have_certificates_two_seconds_after_the_ca_is_back() {
+    let (ca, certificates) = start();
+    let all = [id("a"), id("b"), id("c")];
+    ca.fail(10_000);
+    for identity in &all {
+        certificates.get(identity).await.unwrap_err();
+    }
+    pass(Duration::from_secs(100)).await;
+    assert!(ca.asked().len() < 200, "{} attempts", ca.asked().len());
+    ca.recover();
+    pass(Duration::from_secs(2)).await;
+    for identity in &all {
+        assert!(certificates.peek(identity).is_some(), "{identity}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

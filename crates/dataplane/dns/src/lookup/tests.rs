@@ -311,3 +311,50 @@ fn a_statefulset_s_pod_is_found_by_its_name() {
     table.insert_workload(&replica("db-0", "db", "db", &["10.1.0.9"]));
     check(&table, &[("db-0.db", "10.1.0.9")]);
 }
+
+#[test]
+fn names_of_the_cluster_go_before_hosts_of_others() {
+    // As an attacker might have them, were they let.
+    let claims = [
+        "api.other",
+        "api.other.svc",
+        "web",
+        "web.shop",
+        "db-0.db",
+        "db-0.db.shop",
+        "*.other",
+        "*.shop",
+        "*.svc",
+        "*.db",
+    ];
+    for namespace in ["evil", "shop"] {
+        let claimed = claims
+            .iter()
+            .map(|host| service(namespace, host, &["6.6.6.6"]));
+        let services = [
+            kube("shop", "web", &["10.0.0.1"]),
+            kube("other", "api", &["10.0.0.2"]),
+            kube("shop", "db", &[]),
+        ];
+        let services = claimed.chain(services).collect();
+        let table = table_of(services, &[replica("db-0", "db", "db", &["10.1.0.1"])]);
+        for (name, expected) in [
+            ("web", "10.0.0.1"),
+            ("web.shop", "10.0.0.1"),
+            ("api.other", "10.0.0.2"),
+            ("api.other.svc", "10.0.0.2"),
+            ("db-0.db", "10.1.0.1"),
+            ("db-0.db.shop", "10.1.0.1"),
+            ("db", "10.1.0.1"),
+        ] {
+            assert_eq!(
+                resolve(&table, &CLIENT, name, Family::V4),
+                expected,
+                "{name}"
+            );
+            let searched = format!("{name}.shop.svc.cluster.local");
+            let found = resolve(&table, &CLIENT, &searched, Family::V4);
+            assert!(found.ends_with(expected), "{searched}: {found}");
+        }
+    }
+}

@@ -36,10 +36,6 @@ impl Host for Fake {
 
     async fn turn(&self) {}
 
-    fn clients(&self) -> Vec<IpAddr> {
-        Vec::new()
-    }
-
     fn report(&self, _report: &Report<'_>) {
         self.reports.fetch_add(1, Ordering::Relaxed);
     }

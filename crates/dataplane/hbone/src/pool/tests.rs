@@ -8,7 +8,11 @@ use std::{
     time::Duration,
 };
 
-use ambit_testkit::{build, h2_peer::H2Peer, until};
+use ambit_testkit::{
+    build,
+    h2_peer::{H2Peer, OpenTunnel},
+    pass, until,
+};
 use tokio::{
     io::{DuplexStream, ReadBuf},
     sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
@@ -39,6 +43,7 @@ fn key(port: u16) -> Arc<PoolKey> {
     Arc::new(PoolKey {
         source: build::identity("ns", "client"),
         expected: vec![build::identity("ns", "server")],
+        workload: "uid".into(),
         destination: ([10, 0, 0, 2], port).into(),
         source_ip: [10, 0, 0, 1].into(),
     })
@@ -336,6 +341,73 @@ async fn a_silent_peer_is_given_up() {
         "{ended:?}"
     );
     assert_eq!(pool.connections(), 0);
+}
+
+/// A tunnel of a new pool, its peer, and the far end.
+async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel) {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings::default());
+    let opening = open(&pool, &key(1), &dialer);
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let far = peer.expect_connect("10.0.0.2:80").await.accept();
+    let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
+    // Later connections have nobody at their other end.
+    ambit_rt::spawn("ends", async move { while ends.recv().await.is_some() {} });
+    (pool, dialer, near, peer, far)
+}
+
+/// How long the relay of a tunnel goes on.
+async fn lasts(mut near: Tunnel) -> Duration {
+    let began = tokio::time::Instant::now();
+    let (_app, mut proxy) = tokio::io::duplex(64);
+    let ended = crate::relay_tunnel(&mut proxy, &mut near, ()).await;
+    assert!(
+        matches!(ended, Err(crate::RelayError::Tunnel(_))),
+        "{ended:?}"
+    );
+    began.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn tunnels_to_a_workload_that_is_gone_and_silent_end_in_a_second() {
+    for (liveness, seconds) in [(Liveness::Gone, 1..2), (Liveness::Doubtful, 5..6)] {
+        let (pool, _dialer, near, _peer, _far) = one_tunnel().await;
+        pool.review(|key| (key.workload == "uid").then_some(liveness));
+        let lasted = lasts(near).await;
+        assert!(
+            seconds.contains(&lasted.as_secs()),
+            "{liveness:?}: {lasted:?}"
+        );
+        assert_eq!(pool.connections(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tunnels_to_a_workload_that_is_gone_and_answers_have_a_minute() {
+    let (pool, dialer, near, mut peer, _far) = one_tunnel().await;
+    pool.review(|key| (key.workload != "uid").then_some(Liveness::Gone));
+    assert_eq!(pool.connections(), 1, "another workload's departure");
+    pool.review(|_| Some(Liveness::Gone));
+    assert_eq!(pool.connections(), 0);
+    let further = open(&pool, &key(1), &dialer);
+    // It answers until the connection ends.
+    ambit_rt::spawn("peer", async move { while peer.next().await.is_some() {} });
+    let lasted = lasts(near).await;
+    assert!((59..=62).contains(&lasted.as_secs()), "{lasted:?}");
+    // It was not placed on the connection that was left.
+    assert!(!further.is_finished() || further.await.unwrap().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_doubtful_workload_that_answers_keeps_its_tunnels_and_gets_more() {
+    let (pool, dialer, _near, mut peer, _far) = one_tunnel().await;
+    pool.review(|_| Some(Liveness::Doubtful));
+    peer.while_doing(pass(Duration::from_secs(200))).await;
+    pool.review(|_| Some(Liveness::Expected));
+    let opening = open(&pool, &key(1), &dialer);
+    let _far = peer.expect_connect("10.0.0.2:80").await.accept();
+    peer.while_doing(opening).await.unwrap().unwrap();
+    assert_eq!(pool.connections(), 1);
 }
 
 /// A connection on which a panic of ours shows once the peer sends something.

@@ -22,6 +22,11 @@ pub(super) struct OneWay {
 }
 
 impl OneWay {
+    /// Whether bytes of the one socket wait for the other to take them.
+    pub(super) fn bytes_wait(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     pub(super) fn poll<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
         &mut self,
         cx: &mut Context<'_>,

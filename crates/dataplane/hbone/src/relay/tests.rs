@@ -9,6 +9,7 @@ use super::*;
 use crate::{Settings, client, server};
 
 mod breaks;
+mod stalled;
 mod tunnels;
 
 /// A tunnel between two relays: an application's pipe at each end.

@@ -37,6 +37,11 @@ impl Default for Upload {
 }
 
 impl Upload {
+    /// Whether bytes of the socket wait for the tunnel to take them.
+    pub(super) fn bytes_wait(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     pub(super) fn poll<R: AsyncRead + Unpin, M: Meter>(
         &mut self,
         cx: &mut Context<'_>,
@@ -87,17 +92,11 @@ pub(super) fn poll_send(
     tunnel: &mut Tunnel,
     pending: &mut Bytes,
 ) -> Poll<Result<(), Closed>> {
-    let Tunnel { send, unsent, .. } = tunnel;
-    send.reserve_capacity(pending.len());
     while !pending.is_empty() {
-        let capacity = send.capacity();
-        if capacity == 0 {
-            match ready!(send.poll_capacity(cx)) {
-                Some(Ok(_)) => {}
-                Some(Err(_)) | None => return Poll::Ready(Err(Closed)),
-            }
-            continue;
-        }
+        let Some(Ok(capacity)) = ready!(tunnel.poll_capacity(cx, pending.len())) else {
+            return Poll::Ready(Err(Closed));
+        };
+        let Tunnel { send, unsent, .. } = &mut *tunnel;
         let piece = pending.split_to(capacity.min(pending.len()));
         if send.send_data(Piece::new(piece, unsent), false).is_err() {
             return Poll::Ready(Err(Closed));

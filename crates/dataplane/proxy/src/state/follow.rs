@@ -1,6 +1,6 @@
 //! Who follows the state: here, the certificates.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use ambit_model::Identity;
 
@@ -9,7 +9,7 @@ use super::SharedState;
 /// A change of the identities that certificates are wanted for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityEvent {
-    /// The first local workload of an identity appeared: fetch its certificate ahead of use.
+    /// The first captured local workload of an identity appeared: fetch its certificate ahead of use.
     Appeared(Identity),
     /// The last one is gone: forget it.
     Gone(Identity),
@@ -18,7 +18,7 @@ pub enum IdentityEvent {
 /// Reports every change of the local identities until the state is dropped.
 pub async fn follow_identities(state: SharedState, mut report: impl FnMut(IdentityEvent)) {
     let mut changes = state.watch_local();
-    let mut known = BTreeSet::new();
+    let mut known = BTreeMap::new();
     loop {
         changes.mark_unchanged();
         let now = state.local_identities();
@@ -32,11 +32,21 @@ pub async fn follow_identities(state: SharedState, mut report: impl FnMut(Identi
     }
 }
 
-/// What happened between two sets.
-fn difference(before: &BTreeSet<Identity>, now: &BTreeSet<Identity>) -> Vec<IdentityEvent> {
-    let gone = before.difference(now).cloned().map(IdentityEvent::Gone);
-    let appeared = now.difference(before).cloned().map(IdentityEvent::Appeared);
-    gone.chain(appeared).collect()
+/// What happened between two states: of each identity, whether a workload of it is captured.
+fn difference(
+    before: &BTreeMap<Identity, bool>,
+    now: &BTreeMap<Identity, bool>,
+) -> Vec<IdentityEvent> {
+    let gone = before
+        .keys()
+        .filter(|identity| !now.contains_key(*identity));
+    let gone = gone.cloned().map(IdentityEvent::Gone);
+    let is_captured =
+        |all: &BTreeMap<Identity, bool>, identity: &Identity| all.get(identity) == Some(&true);
+    let captured = now.keys().filter(|identity| is_captured(now, identity));
+    let appeared = captured.filter(|identity| !is_captured(before, identity));
+    gone.chain(appeared.cloned().map(IdentityEvent::Appeared))
+        .collect()
 }
 
 #[cfg(test)]
@@ -46,13 +56,29 @@ mod tests {
     #[test]
     fn only_differences_are_reported() {
         let id = |name: &str| Identity::new("td", "ns", name);
-        let before = BTreeSet::from([id("a"), id("b")]);
-        let now = BTreeSet::from([id("b"), id("c")]);
+        let before = [
+            ("a", true),
+            ("b", true),
+            ("own-tunnel", false),
+            ("joins", false),
+        ];
+        let now = [
+            ("b", true),
+            ("c", true),
+            ("joins", true),
+            ("new-tunnel", false),
+        ];
+        let [before, now] = [before.to_vec(), now.to_vec()].map(|all| {
+            let all = all.into_iter();
+            all.map(|(name, captured)| (id(name), captured)).collect()
+        });
         assert_eq!(
             difference(&before, &now),
             [
                 IdentityEvent::Gone(id("a")),
-                IdentityEvent::Appeared(id("c"))
+                IdentityEvent::Gone(id("own-tunnel")),
+                IdentityEvent::Appeared(id("c")),
+                IdentityEvent::Appeared(id("joins")),
             ]
         );
     }

@@ -91,6 +91,13 @@ impl HttpLabels {
         Self { changed, ..self }
     }
 
+    pub(super) fn without_principals(&self) -> Self {
+        Self {
+            traffic: self.traffic.without_principals(),
+            ..self.clone()
+        }
+    }
+
     pub(super) fn is_changed(&self) -> bool {
         self.changed.is_some()
     }

@@ -20,7 +20,10 @@ use prometheus_client::{
 };
 
 use super::{DestinationMetrics, HttpLabels, HttpRequestReport, histogram::Histogram};
-use crate::retired::{Inherited, Retired, Written, add};
+use crate::{
+    labels::Principals,
+    retired::{Inherited, Retired, Written, add},
+};
 
 #[cfg(test)]
 mod tests;
@@ -29,6 +32,12 @@ mod tests;
 const UNUSED: Duration = Duration::from_secs(3600);
 /// Maximum of series; beyond it the longest unused ones are dropped at once.
 const MAX_SERIES: usize = 20_000;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MemoryLabels {
+    reason: &'static str,
+    scope: &'static str,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
@@ -111,6 +120,7 @@ struct OutcomeLabels {
 #[derive(Debug, Default)]
 pub struct HttpMetrics {
     series: Arc<AllSeries>,
+    principals: Principals,
     refused: Family<ReasonLabels, Counter>,
     dry_run_denied: Family<PolicyLabels, Counter>,
     /// What is done about failing endpoints.
@@ -120,6 +130,7 @@ pub struct HttpMetrics {
     headers_refused: Family<ProviderLabels, Counter>,
     exported: Family<ExportLabels, Counter>,
     rate_limited: Family<RateLimitLabels, Counter>,
+    memory_refused: Family<MemoryLabels, Counter>,
 }
 
 #[derive(Debug)]
@@ -234,6 +245,11 @@ impl HttpMetrics {
             metrics.rate_limited.clone(),
         );
         registry.register(
+            "ambit_memory_budget_refused",
+            "The total number of times that a memory budget had no room, by what it was asked for and whose it was",
+            metrics.memory_refused.clone(),
+        );
+        registry.register(
             "ambit_telemetry_exported",
             "The total number of spans and lines of access logs for collectors, by what became of them",
             metrics.exported.clone(),
@@ -241,15 +257,31 @@ impl HttpMetrics {
         metrics
     }
 
+    /// Names no identities from now on: requests that differ in nothing else are counted as one series.
+    pub fn hide_principals(&self) {
+        self.principals.hide();
+    }
+
     /// Counts a request that is over.
     pub fn record(&self, labels: &HttpLabels, report: &HttpRequestReport<'_>) {
         let now = Instant::now();
-        self.series.of(labels, now).add(report, now);
+        let series = if self.principals.are_hidden() {
+            self.series.of(&labels.without_principals(), now)
+        } else {
+            self.series.of(labels, now)
+        };
+        series.add(report, now);
     }
 
     /// A request was refused for what it is, before any policy or route was asked.
     pub fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// A memory budget had no room: that of a connection, a caller, or the process.
+    pub fn memory_refused(&self, reason: &'static str, scope: &'static str) {
+        let labels = MemoryLabels { reason, scope };
+        self.memory_refused.get_or_create(&labels).inc();
     }
 
     /// A request was for a mirror as well: it is counted here, and not among requests.

@@ -99,6 +99,31 @@ fn without_workloads_everything_is_unknown_and_there_is_no_locality() {
 }
 
 #[test]
+fn hidden_principals_are_unknown_and_make_no_series_of_their_own() {
+    let traffic = Arc::new(Traffic::default());
+    traffic.hide_principals();
+    let proven = labels();
+    let mut nobody = labels();
+    nobody.source = nobody.source.map(|party| party.without_principal());
+    let _open = [&proven, &nobody].map(|labels| traffic.open(labels));
+    let unchanged = Changed {
+        relabel: Arc::default(),
+        values: Vec::new(),
+    };
+    let _changed = traffic.series_as(&proven, Some(unchanged)).open();
+    let text = scrape(&traffic);
+    assert!(!text.contains("spiffe://"), "{text}");
+    for side in ["source", "destination"] {
+        assert!(
+            text.contains(&format!("{side}_principal=\"unknown\"")),
+            "{text}"
+        );
+        assert!(text.contains(&format!("{side}_app=")), "{text}");
+    }
+    assert_eq!(traffic.series.read().len(), 1);
+}
+
+#[test]
 fn bytes_are_added_while_the_connection_is_open_and_the_end_carries_the_flag() {
     let traffic = Arc::new(Traffic::default());
     let connection = traffic.open(&labels());

@@ -155,7 +155,7 @@ fn failures_are_told_at_once_and_retried_with_growing_delays() {
         attempt += 1;
         assert_eq!(effects, [fetch("a", attempt)]);
     }
-    assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 150, 150]);
+    assert_eq!(delays, [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]);
     assert_eq!(
         run.on(Event::Fetched(id("a"), attempt, day(), 1)),
         [Effect::Publish(id("a"), 1)]
@@ -163,6 +163,71 @@ fn failures_are_told_at_once_and_retried_with_growing_delays() {
     run.wake();
     run.on(Event::Failed(id("a"), attempt + 1, "down", 0.5));
     assert_eq!(run.wake().0, SECOND, "a success resets the delays");
+}
+
+#[test]
+fn an_unreachable_ca_is_probed_with_one_identity_for_all() {
+    let mut run = Run::new(8);
+    for (attempt, name) in (1..).zip(["a", "b", "c"]) {
+        run.request(name, Priority::RealTime);
+        assert_eq!(run.state.running, attempt);
+    }
+    for (attempt, name) in (1..).zip(["a", "b", "c"]) {
+        run.on(Event::Unreachable(id(name), attempt, "down", 0.5));
+    }
+    let began = run.now;
+    let (mut attempts, mut reports) = (3, 0);
+    while run.now - began < SECOND * 600 {
+        let (waited, effects) = run.wake();
+        assert!(waited <= SECOND, "{waited:?} without a probe");
+        for effect in effects {
+            if let Effect::Fetch(identity, attempt) = effect {
+                attempts += 1;
+                let effects = run.on(Event::Unreachable(identity, attempt, "down", 0.5));
+                let is_report = |effect: &&Eff| matches!(effect, Effect::Report { .. });
+                reports += effects.iter().filter(is_report).count();
+            }
+        }
+    }
+    assert!((35..=40).contains(&reports), "{reports} reports");
+    // A probe a second, and the identities' own retries, of which there are three in half a minute.
+    assert!((600..700).contains(&attempts), "{attempts} attempts");
+    // The CA is back: one probe, and all others at once.
+    let (waited, effects) = run.wake();
+    assert!(waited <= SECOND);
+    let [Effect::Fetch(first, attempt)] = &effects[..] else {
+        panic!("not one probe: {effects:?}");
+    };
+    let effects = run.on(Event::Fetched(first.clone(), *attempt, day(), 1));
+    let fetches = effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::Fetch(..)));
+    assert_eq!(fetches.count(), 2, "{effects:?}");
+    assert_eq!(run.state.next_wake(), Some(run.now + DAY / 2));
+}
+
+#[test]
+fn a_ca_that_refuses_is_back_and_delays_begin_anew() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::RealTime);
+    let mut attempt = 1;
+    for _ in 0..20 {
+        run.on(Event::Unreachable(id("a"), attempt, "down", 0.5));
+        attempt += 1;
+        assert_eq!(run.wake().1, [fetch("a", attempt)]);
+    }
+    run.on(Event::Failed(id("a"), attempt, "unknown pod", 0.5));
+    assert_eq!(run.wake().0, SECOND);
+}
+
+#[test]
+fn an_outage_ends_with_the_last_identity_that_waits() {
+    let mut run = Run::new(8);
+    run.request("a", Priority::RealTime);
+    run.on(Event::Unreachable(id("a"), 1, "down", 0.5));
+    run.on(Event::Forget(id("a")));
+    run.wake();
+    assert_eq!(run.state.next_wake(), None);
 }
 
 #[test]
@@ -259,8 +324,8 @@ enum Step {
     Request(u8, Priority),
     Forget(u8),
     Expired(u8),
-    /// The oldest fetch in flight ends, well or badly.
-    End(bool),
+    /// The oldest fetch in flight ends: well, with a refusal, or without an answer.
+    End(Option<bool>),
     Pass(u32),
 }
 
@@ -275,7 +340,7 @@ fn steps() -> impl proptest::strategy::Strategy<Value = Vec<Step>> {
         4 => (0..12u8, priority).prop_map(|(name, priority)| Step::Request(name, priority)),
         2 => (0..12u8).prop_map(Step::Forget),
         1 => (0..12u8).prop_map(Step::Expired),
-        4 => any::<bool>().prop_map(Step::End),
+        4 => any::<Option<bool>>().prop_map(Step::End),
         2 => (0..100_000u32).prop_map(Step::Pass),
     ];
     proptest::collection::vec(step, 0..200)
@@ -291,14 +356,17 @@ proptest::proptest! {
                 Step::Request(name, priority) => run.request(&name.to_string(), priority),
                 Step::Forget(name) => run.on(Event::Forget(id(&name.to_string()))),
                 Step::Expired(name) => run.on(Event::Expired(id(&name.to_string()))),
-                Step::End(well) => match running.pop_front() {
-                    Some((identity, attempt)) if well => {
+                Step::End(answer) => match (running.pop_front(), answer) {
+                    (Some((identity, attempt)), Some(true)) => {
                         run.on(Event::Fetched(identity, attempt, day(), 1))
                     }
-                    Some((identity, attempt)) => {
+                    (Some((identity, attempt)), Some(false)) => {
                         run.on(Event::Failed(identity, attempt, "no", 0.5))
                     }
-                    None => Vec::new(),
+                    (Some((identity, attempt)), None) => {
+                        run.on(Event::Unreachable(identity, attempt, "down", 0.5))
+                    }
+                    (None, _) => Vec::new(),
                 },
                 Step::Pass(seconds) => {
                     run.now += SECOND * seconds;

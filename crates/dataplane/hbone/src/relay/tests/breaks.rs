@@ -8,6 +8,7 @@ use h2::Reason;
 use tokio::{io::ReadBuf, sync::Barrier, task::JoinHandle};
 
 use super::*;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 const AUTHORITY: &str = "10.0.0.2:80";
 
@@ -20,7 +21,7 @@ async fn relaying<A>(
     JoinHandle<(A, Result<(), RelayError>)>,
 )
 where
-    A: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    A: Socket + Send + 'static,
 {
     relaying_over(1 << 20, Arc::new(Barrier::new(1)), app).await
 }
@@ -35,7 +36,7 @@ async fn relaying_over<A>(
     JoinHandle<(A, Result<(), RelayError>)>,
 )
 where
-    A: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    A: Socket + Send + 'static,
 {
     let (near, far) = tokio::io::duplex(pipe);
     let relay = ambit_rt::spawn("relay", async move {
@@ -69,6 +70,8 @@ fn is_silent(pipe: &mut DuplexStream) -> bool {
 
 /// What an application sent before its connection was reset.
 struct Crashed(&'static [u8]);
+
+impl Socket for Crashed {}
 
 impl AsyncRead for Crashed {
     fn poll_read(
@@ -228,6 +231,7 @@ async fn what_a_socket_had_sent_is_passed_on_when_writing_to_it_fails() {
             Poll::Ready(Ok(()))
         }
     }
+    impl Socket for Answered {}
     let (mut client, mut side) = tokio::io::duplex(1 << 16);
     client.write_all(b"a long request").await.unwrap();
     let mut server = Answered(b"too long");

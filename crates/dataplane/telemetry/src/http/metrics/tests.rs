@@ -103,6 +103,18 @@ fn labels_have_the_contracts_names() {
 }
 
 #[test]
+fn hidden_principals_are_unknown() {
+    let mut registry = Registry::default();
+    let metrics = HttpMetrics::register(&mut registry);
+    metrics.hide_principals();
+    metrics.record(&labels(200), &report(1, 1));
+    let text = scrape(&registry);
+    assert!(!text.contains("spiffe://"), "{text}");
+    let line = "source_principal=\"unknown\",source_app=\"client\"";
+    assert!(text.contains(line), "{text}");
+}
+
+#[test]
 fn durations_and_sizes_are_histograms_with_envoys_buckets() {
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);

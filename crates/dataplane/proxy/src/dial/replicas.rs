@@ -1,4 +1,4 @@
-//! Tunnels to waypoints, of which there are several replicas.
+//! Tunnels to one of several replicas: pods of a waypoint, or endpoints of a service.
 //!
 //! A replica that does not answer, or says that it cannot serve, is given up for another one: nothing of the
 //! application has been sent by then. What a replica has accepted is never sent to another one.
@@ -22,7 +22,7 @@ impl Dialer {
     ///
     /// # Errors
     /// When no replica could be connected to, or one refuses.
-    pub async fn waypoint_tunnel<R>(
+    pub async fn replica_tunnel<R>(
         &self,
         pool: &Pool,
         mut route: HboneRoute,
@@ -53,9 +53,11 @@ impl Dialer {
                     return with_route(result, &route);
                 };
                 tracing::info!(
-                    waypoint = route.waypoint.as_deref(), replica = %route.addr, next = %next.addr,
+                    waypoint = route.waypoint.as_deref(),
+                    service = route.service.as_ref().map(|service| service.hostname.as_str()),
+                    replica = %route.addr, next = %next.addr,
                     error = error.map(|error| crate::report::chain(&error)),
-                    "a replica of the waypoint does not answer"
+                    "a replica does not take a connection: another one is tried"
                 );
                 next
             };
@@ -67,12 +69,12 @@ impl Dialer {
 }
 
 /// Whether the replica has not accepted the tunnel, and another one may.
-fn is_before_acceptance(error: &ConnectError) -> bool {
+pub(super) fn is_before_acceptance(error: &ConnectError) -> bool {
     match error {
         ConnectError::Tunnel(TunnelError::Dial(error)) => {
             !matches!(**error, DialError::Prepare { .. })
         }
-        ConnectError::Tunnel(TunnelError::Stream(_)) => true,
+        ConnectError::Tunnel(TunnelError::Stream(_)) | ConnectError::Departed { .. } => true,
         ConnectError::Tunnel(TunnelError::Status(status)) => {
             *status == StatusCode::SERVICE_UNAVAILABLE
         }

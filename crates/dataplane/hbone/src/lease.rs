@@ -1,0 +1,155 @@
+//! What an HBONE connection and its tunnels share: how many there are, when the last one was opened, and whether those
+//! that have data to send can. Nothing here does IO.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::task::AtomicWaker;
+use tokio::time::Instant;
+
+/// How long no tunnel of a connection can send anything before the connection counts as stalled.
+const STALLED_AFTER: Duration = Duration::from_secs(1);
+
+/// What is known of the workload at the other end of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Liveness {
+    /// It is there.
+    #[default]
+    Expected,
+    /// It is not ready, or is being ended: its connections are checked often, and go on as long as it answers.
+    Doubtful,
+    /// The control plane has removed it, or its address is another's: its connections take no more tunnels, and end
+    /// when it does not answer, and in any case after a time.
+    Gone,
+}
+
+impl Liveness {
+    fn from_number(number: u8) -> Self {
+        match number {
+            0 => Self::Expected,
+            1 => Self::Doubtful,
+            _ => Self::Gone,
+        }
+    }
+}
+
+/// The state of a connection that its owner, its driver and its tunnels share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) streams: AtomicUsize,
+    /// Milliseconds from `born` to the last tunnel opened.
+    pub(crate) last_used_ms: AtomicUsize,
+    pub(crate) born: Instant,
+    /// Serves its tunnels, but takes no more.
+    pub(crate) retired: AtomicBool,
+    /// Tunnels with data that the peer's windows do not allow to be sent.
+    pub(crate) blocked: AtomicUsize,
+    /// Milliseconds from `born` to the last time that one of them could send, or the first one was blocked.
+    pub(crate) last_progress_ms: AtomicUsize,
+    liveness: AtomicU8,
+    /// The driver, which acts upon a change of `liveness`.
+    pub(crate) driver: AtomicWaker,
+}
+
+impl Shared {
+    /// Of a connection that was just made.
+    pub(crate) fn new() -> Self {
+        Self {
+            streams: AtomicUsize::new(0),
+            last_used_ms: AtomicUsize::new(0),
+            born: Instant::now(),
+            retired: AtomicBool::new(false),
+            blocked: AtomicUsize::new(0),
+            last_progress_ms: AtomicUsize::new(0),
+            liveness: AtomicU8::default(),
+            driver: AtomicWaker::new(),
+        }
+    }
+
+    pub(crate) fn liveness(&self) -> Liveness {
+        Liveness::from_number(self.liveness.load(Ordering::Acquire))
+    }
+
+    /// What is known of the peer now.
+    pub(crate) fn set_liveness(&self, liveness: Liveness) {
+        if liveness == Liveness::Gone {
+            self.retired.store(true, Ordering::Relaxed);
+        }
+        let before = self.liveness.swap(liveness as u8, Ordering::AcqRel);
+        if Liveness::from_number(before) != liveness {
+            self.driver.wake();
+        }
+    }
+
+    pub(crate) fn idle_for(&self) -> Duration {
+        let last = Duration::from_millis(self.last_used_ms.load(Ordering::Relaxed) as u64);
+        self.born.elapsed().saturating_sub(last)
+    }
+
+    fn now_ms(&self) -> usize {
+        usize::try_from(self.born.elapsed().as_millis()).unwrap_or(usize::MAX)
+    }
+
+    fn touch(&self) {
+        self.last_used_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// Whether tunnels wait for the peer's windows, and none of them could send anything for [`STALLED_AFTER`].
+    pub(crate) fn is_stalled(&self) -> bool {
+        let since = Duration::from_millis(self.last_progress_ms.load(Ordering::Relaxed) as u64);
+        self.blocked.load(Ordering::Relaxed) > 0
+            && self.born.elapsed().saturating_sub(since) >= STALLED_AFTER
+    }
+}
+
+/// A tunnel's slot on its connection, released when dropped.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    shared: Arc<Shared>,
+    is_blocked: bool,
+}
+
+impl Lease {
+    pub(crate) fn take(shared: &Arc<Shared>) -> Self {
+        shared.streams.fetch_add(1, Ordering::Relaxed);
+        shared.touch();
+        Self {
+            shared: shared.clone(),
+            is_blocked: false,
+        }
+    }
+
+    /// The tunnel has data to send that the peer's windows do not allow, or allow again.
+    pub(crate) fn set_blocked(&mut self, is_blocked: bool) {
+        if self.is_blocked == is_blocked {
+            return;
+        }
+        self.is_blocked = is_blocked;
+        let shared = &self.shared;
+        let others = if is_blocked {
+            shared.blocked.fetch_add(1, Ordering::Relaxed)
+        } else {
+            shared.blocked.fetch_sub(1, Ordering::Relaxed);
+            0
+        };
+        if others == 0 {
+            let now = shared.now_ms();
+            shared.last_progress_ms.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.is_blocked {
+            // No progress of the connection.
+            self.shared.blocked.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.shared.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,128 @@
+//! Tunnels whose readers have stopped, beside others on the same connection.
+
+use std::time::Duration;
+
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    time::timeout,
+};
+
+use super::*;
+
+/// Streams that stall, of the hundred that a connection carries.
+const STALLED: usize = 99;
+/// Bytes that pass beside them: more than the window of the connection once was.
+const PASSED: usize = 24 << 20;
+const LONG: Duration = Duration::from_secs(20);
+
+/// A connection with `STALLED` tunnels and one more; both ends of each, the client's first.
+async fn hundred() -> Vec<(Tunnel, Tunnel)> {
+    let (near, far) = tokio::io::duplex(1 << 20);
+    let (accepted, mut tunnels) = mpsc::unbounded_channel();
+    ambit_rt::spawn("server", async move {
+        let settings = Settings::default();
+        let served = server::serve(far, &settings, std::future::pending(), |incoming| {
+            let tunnel = incoming.accept(HeaderMap::new()).unwrap();
+            accepted.send(tunnel).unwrap();
+        });
+        served.await
+    });
+    let (connection, driver) = client::handshake(near, &Settings::default()).await.unwrap();
+    ambit_rt::spawn("driver", driver.run(|| {}));
+    let mut all = Vec::new();
+    for _ in 0..=STALLED {
+        let authority = Uri::from_static("10.0.0.2:80");
+        let opened = connection.tunnel(authority, HeaderMap::new()).await;
+        let (tunnel, _) = opened.unwrap();
+        all.push((tunnel, tunnels.recv().await.unwrap()));
+    }
+    all
+}
+
+/// Writes until the reader, which does not read, is full.
+fn flood(writer: Tunnel) {
+    let mut writer = writer.into_io();
+    ambit_rt::spawn("flood", async move {
+        let piece = vec![0; 64 << 10];
+        while writer.write_all(&piece).await.is_ok() {}
+    });
+}
+
+async fn passes(writer: Tunnel, reader: Tunnel) {
+    let (mut writer, mut reader) = (writer.into_io(), reader.into_io());
+    let writing = ambit_rt::spawn("writer", async move {
+        let piece = vec![0; 64 << 10];
+        for _ in 0..PASSED / piece.len() {
+            writer.write_all(&piece).await.unwrap();
+        }
+        writer.shutdown().await.unwrap();
+        // Dropped before it is read to its end, it would be reset.
+        writer
+    });
+    let mut got = 0;
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let read = timeout(LONG, reader.read(&mut buffer)).await;
+        match read
+            .expect("a stalled stream holds up its sibling")
+            .unwrap()
+        {
+            0 => break,
+            n => got += n,
+        }
+    }
+    assert_eq!(got, PASSED);
+    drop(writing.await.unwrap());
+}
+
+#[tokio::test]
+async fn stalled_uploads_do_not_hold_up_a_sibling() {
+    let mut all = hundred().await;
+    let (near, far) = all.pop().unwrap();
+    let mut unread = Vec::new();
+    for (near, far) in all {
+        flood(near);
+        unread.push(far);
+    }
+    passes(near, far).await;
+}
+
+#[tokio::test]
+async fn stalled_downloads_do_not_hold_up_a_sibling() {
+    let mut all = hundred().await;
+    let (near, far) = all.pop().unwrap();
+    let mut unread = Vec::new();
+    for (near, far) in all {
+        flood(far);
+        unread.push(near);
+    }
+    passes(far, near).await;
+}
+
+#[tokio::test]
+async fn a_reset_socket_ends_an_upload_that_nobody_reads() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut app = TcpStream::connect(listener.local_addr().unwrap())
+        .await
+        .unwrap();
+    let (mut side, _) = listener.accept().await.unwrap();
+    let mut all = hundred().await;
+    // The far end is never read.
+    let (mut near, _far) = all.pop().unwrap();
+    let relay = ambit_rt::spawn("relay", async move {
+        relay_tunnel(&mut side, &mut near, ()).await
+    });
+    let piece = vec![0; 64 << 10];
+    while timeout(Duration::from_millis(500), app.write_all(&piece))
+        .await
+        .is_ok()
+    {}
+    app.set_zero_linger().unwrap();
+    drop(app);
+    let ended = timeout(LONG, relay).await.expect("the upload goes on");
+    assert!(
+        matches!(ended, Ok(Err(RelayError::Receive(_)))),
+        "{ended:?}"
+    );
+}

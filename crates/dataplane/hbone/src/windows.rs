@@ -1,0 +1,176 @@
+//! Receive windows of one HTTP/2 connection that no sum of stalled streams can fill.
+//!
+//! A stream whose reader has stopped holds what it received, and with it a part of the window of its
+//! connection. Few streams get large windows, so that one of them fills a long path; the more streams are open,
+//! the smaller the window of each. The connection's window is larger than all that streams can hold then, whatever
+//! the order in which they open, stall and end: of the streams that hold more than `w` bytes, each was open when
+//! the last of them received its share, so there are at most as many as share `w`.
+
+use crate::Settings;
+
+/// Smallest window of a stream, in bytes, however many are open.
+const MIN_STREAM_WINDOW: u32 = 128 << 10;
+/// Largest window that HTTP/2 knows, in bytes.
+const MAX_WINDOW: u32 = (1 << 31) - 1;
+
+/// The window of each stream, as the number of open streams changes.
+#[derive(Clone, Debug)]
+pub(crate) struct Windows {
+    /// Window of each stream while there are few, in bytes.
+    stream: u32,
+    /// Bytes that the streams share until each has the smallest window.
+    shared: u32,
+    /// Streams that may be open at once.
+    max_streams: usize,
+    /// Window of each stream that the peer was sent last.
+    announced: u32,
+}
+
+impl Windows {
+    /// Windows of a connection on which the peer may have `max_streams` streams.
+    pub(crate) fn new(settings: &Settings, max_streams: usize) -> Self {
+        let shared = settings.connection_window.max(settings.stream_window);
+        Self {
+            stream: settings.stream_window,
+            shared,
+            max_streams,
+            announced: settings.stream_window,
+        }
+    }
+
+    /// Window of each stream before any is open.
+    pub(crate) fn initial(&self) -> u32 {
+        self.stream
+    }
+
+    /// Window of the connection: the most that all streams can hold, and once more what they share, for data that
+    /// was sent before the peer knew of a smaller window.
+    pub(crate) fn connection(&self) -> u32 {
+        let held: u64 = (1..=self.max_streams)
+            .map(|streams| u64::from(self.of_each(streams)))
+            .sum();
+        let window = held.saturating_add(self.shared.into());
+        u32::try_from(window).unwrap_or(MAX_WINDOW).min(MAX_WINDOW)
+    }
+
+    /// Window of each stream when so many are open.
+    fn of_each(&self, streams: usize) -> u32 {
+        let streams = u32::try_from(streams.max(1)).unwrap_or(u32::MAX);
+        let sharing = streams.checked_next_power_of_two().unwrap_or(u32::MAX);
+        let smallest = MIN_STREAM_WINDOW.min(self.stream);
+        (self.shared / sharing).clamp(smallest, self.stream)
+    }
+
+    /// The window to announce with so many open streams, if it is another than the last one. It grows again only
+    /// when half of the streams that it was made for have ended, so that the peer is not sent settings all the time.
+    pub(crate) fn next(&self, streams: usize) -> Option<u32> {
+        let now = self.of_each(streams);
+        if now < self.announced {
+            return Some(now);
+        }
+        let with_twice_as_many = self.of_each(streams.saturating_mul(2));
+        (with_twice_as_many > self.announced).then_some(with_twice_as_many)
+    }
+
+    /// The peer is sent this window.
+    pub(crate) fn announce(&mut self, window: u32) {
+        self.announced = window;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn windows(streams: usize) -> Windows {
+        Windows::new(&Settings::default(), streams)
+    }
+
+    #[test]
+    fn few_streams_have_large_windows_and_many_small_ones() {
+        let windows = windows(200);
+        for (streams, expected) in [
+            (0, 4 << 20),
+            (1, 4 << 20),
+            (4, 4 << 20),
+            (5, 2 << 20),
+            (100, 128 << 10),
+            (200, 128 << 10),
+        ] {
+            assert_eq!(windows.of_each(streams), expected, "{streams} streams");
+        }
+        assert!(windows.connection() < 96 << 20, "{}", windows.connection());
+    }
+
+    #[test]
+    fn configured_windows_are_never_exceeded() {
+        let settings = Settings {
+            stream_window: 65_535,
+            connection_window: 16_384,
+            ..Settings::default()
+        };
+        let windows = Windows::new(&settings, 100);
+        assert_eq!(windows.initial(), 65_535);
+        assert_eq!(windows.of_each(100), 65_535);
+        assert_eq!(windows.connection(), 101 * 65_535);
+        let settings = Settings {
+            stream_window: MAX_WINDOW,
+            connection_window: MAX_WINDOW,
+            ..Settings::default()
+        };
+        assert_eq!(Windows::new(&settings, 1000).connection(), MAX_WINDOW);
+    }
+
+    #[test]
+    fn windows_do_not_change_with_every_stream() {
+        let mut windows = windows(200);
+        let mut sent = 0;
+        let show = |windows: &mut Windows, streams| {
+            let window = windows.next(streams);
+            window
+                .into_iter()
+                .for_each(|window| windows.announce(window));
+            usize::from(window.is_some())
+        };
+        for streams in 0..=8 {
+            sent += show(&mut windows, streams);
+        }
+        for streams in [4, 5, 4, 5, 8, 3, 5] {
+            sent += show(&mut windows, streams);
+        }
+        assert_eq!(sent, 1);
+        sent += show(&mut windows, 2);
+        assert_eq!((sent, windows.announced), (2, 4 << 20));
+    }
+
+    /// Streams that open, take all that their window allows, stall, and end in every order.
+    #[test]
+    fn stalled_streams_never_fill_the_connection() {
+        for seed in 0..200_u64 {
+            let mut windows = windows(100);
+            let limit = u64::from(windows.connection()) - u64::from(windows.shared);
+            let mut held: Vec<u64> = Vec::new();
+            let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            for _ in 0..2000 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let at = usize::try_from(random >> 8).unwrap();
+                // One in three ends, where the seed is odd more of them.
+                if random % 3 < seed % 2 + 1 && held.len() < 100 {
+                    held.push(0);
+                } else if !held.is_empty() {
+                    held.swap_remove(at % held.len());
+                }
+                if let Some(window) = windows.next(held.len()) {
+                    windows.announce(window);
+                }
+                for one in &mut held {
+                    *one = (*one).max(windows.announced.into());
+                }
+                let sum: u64 = held.iter().sum();
+                assert!(sum <= limit, "{sum} of {limit} with {}", held.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Connections that wait for a waypoint none of whose pods serves at the moment.
+//!
+//! While they wait, nothing of the application is read: its first bytes stay in the kernel's buffers. So many may wait for
+//! one instance; all others, and those whose time is over, fail.
+
+use std::{sync::Arc, time::Duration};
+
+use rand::Rng;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep},
+};
+
+/// How long a connection waits.
+const WAIT: Duration = Duration::from_secs(5);
+/// Connections of one instance that may wait at once.
+const MAX_WAITING: usize = 1024;
+/// Delay before the waypoint is tried again, doubled each time up to [`LONGEST`].
+const SHORTEST: Duration = Duration::from_millis(50);
+/// Longest such delay: what a connection loses after the waypoint's return.
+const LONGEST: Duration = Duration::from_millis(400);
+
+/// Counts the connections of one instance that wait. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Waits(Arc<Semaphore>);
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_WAITING)))
+    }
+}
+
+impl Waits {
+    /// For one connection, which does not wait yet.
+    pub fn connection(&self) -> Wait {
+        Wait {
+            waits: self.clone(),
+            begun: None,
+            next: SHORTEST,
+        }
+    }
+}
+
+/// One connection's wait.
+#[derive(Debug)]
+pub struct Wait {
+    waits: Waits,
+    /// When it ends, and the right to wait.
+    begun: Option<(Instant, OwnedSemaphorePermit)>,
+    next: Duration,
+}
+
+impl Wait {
+    /// Waits until the waypoint is to be tried again. `false`, at once: no longer.
+    pub async fn again(&mut self) -> bool {
+        let until = match &self.begun {
+            Some((until, _permit)) => *until,
+            None => {
+                let Ok(permit) = self.waits.0.clone().try_acquire_owned() else {
+                    return false;
+                };
+                let until = Instant::now() + WAIT;
+                self.begun = Some((until, permit));
+                until
+            }
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        let spread = rand::rng().random_range(0.8..1.2);
+        sleep(self.next.mul_f64(spread).min(left)).await;
+        self.next = (self.next * 2).min(LONGEST);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_waits_five_seconds_and_asks_a_few_times() {
+        let waits = Waits::default();
+        let mut wait = waits.connection();
+        let (began, mut attempts) = (Instant::now(), 0);
+        while wait.again().await {
+            attempts += 1;
+        }
+        assert_eq!(began.elapsed().as_secs(), WAIT.as_secs());
+        assert!((12..25).contains(&attempts), "{attempts}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_than_a_number_of_connections_wait() {
+        let waits = Waits::default();
+        let mut all: Vec<_> = (0..MAX_WAITING).map(|_| waits.connection()).collect();
+        for wait in &mut all {
+            assert!(wait.again().await);
+        }
+        let mut further = waits.connection();
+        assert!(!further.again().await);
+        all.pop();
+        assert!(further.again().await);
+    }
+}

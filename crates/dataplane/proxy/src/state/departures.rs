@@ -1,0 +1,119 @@
+//! Workloads that are gone, and the connections to them.
+//!
+//! A pod that ends takes its network namespace with it, often before the last packets of its proxy are out: whoever has a
+//! connection to it hears nothing more. The control plane's removal of the record is what says so. Connections to a workload
+//! that is not ready are checked often, since it may be about to go.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use ambit_hbone::{Liveness, Pool, PoolKey, WeakPool};
+use ambit_model::{ArcStr, WorkloadStatus};
+use ambit_route::{MeshTable, WorkloadChange};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+use super::SharedState;
+
+/// The pools of this process, and when to look at them.
+#[derive(Debug, Default)]
+pub(super) struct Departures {
+    pools: Mutex<Vec<WeakPool>>,
+    /// Counts batches with workloads that are gone.
+    gone: watch::Sender<u64>,
+}
+
+/// Workloads of one batch whose connections are concerned, by uid; whether another workload has their addresses now.
+#[derive(Debug, Default)]
+pub(super) struct Departed(HashMap<ArcStr, bool>);
+
+impl Departed {
+    /// Notes whose connections a change concerns.
+    pub(super) fn note(&mut self, table: &MeshTable, change: &WorkloadChange) {
+        if let Some(before) = &change.before {
+            let is_unchanged = change.after.as_ref().is_some_and(|after| {
+                after.ips() == before.ips() && after.status() == before.status()
+            });
+            if !is_unchanged {
+                self.0.entry(before.uid().clone()).or_default();
+            }
+        }
+        let Some(after) = change.after.as_ref().filter(|after| after.is_pod()) else {
+            return;
+        };
+        let had = |ip: &IpAddr| {
+            let mut before = change.before.iter().flat_map(|before| before.ips());
+            before.any(|other| other == ip)
+        };
+        for ip in after.ips().iter().filter(|ip| !had(ip)) {
+            for other in table.endpoints_at(after.network(), *ip) {
+                if other.uid() != after.uid() && other.is_pod() {
+                    self.0.insert(other.uid().clone(), true);
+                }
+            }
+        }
+    }
+}
+
+impl Departures {
+    /// Tells the pools what has become of the workloads of a batch, which has been applied.
+    pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &Departed) {
+        if departed.0.is_empty() {
+            return;
+        }
+        let review = |key: &PoolKey| {
+            let is_replaced = departed.0.get(&key.workload)?;
+            let ip = key.destination.ip();
+            Some(match is_replaced {
+                true => Liveness::Gone,
+                false => liveness(&table.read(), &key.workload, ip),
+            })
+        };
+        let pools: Vec<_> = {
+            let mut pools = self.pools.lock();
+            pools.retain(|pool| pool.upgrade().is_some());
+            pools.iter().filter_map(WeakPool::upgrade).collect()
+        };
+        for pool in pools {
+            pool.review(review);
+        }
+        self.gone.send_modify(|count| *count += 1);
+    }
+}
+
+/// What the table knows of the workload with this uid at this address.
+fn liveness(table: &MeshTable, uid: &str, ip: IpAddr) -> Liveness {
+    let Some(workload) = table.workload(uid) else {
+        return Liveness::Gone;
+    };
+    // Addresses of names are not in the record.
+    if !workload.ips().is_empty() && !workload.ips().contains(&ip) {
+        return Liveness::Gone;
+    }
+    match workload.status() {
+        WorkloadStatus::Healthy => Liveness::Expected,
+        WorkloadStatus::Unhealthy => Liveness::Doubtful,
+    }
+}
+
+impl SharedState {
+    /// Ends connections of `pool` to workloads that are gone, for as long as there is the pool.
+    pub fn follow_pool(&self, pool: &Pool) {
+        let mut pools = self.0.departures.pools.lock();
+        pools.retain(|pool| pool.upgrade().is_some());
+        pools.push(pool.downgrade());
+    }
+
+    /// Completes when the workload with this uid is not known any more, or not at this address.
+    pub async fn departure(&self, uid: &str, ip: IpAddr) {
+        let mut changes = self.0.departures.gone.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if liveness(&self.table(), uid, ip) == Liveness::Gone {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+}

@@ -38,7 +38,7 @@ pub use client::{Client, ClientError, ExecOutput};
 pub use cni_plugin::{PLUGIN_NAME, run_plugin};
 pub use get::{Ending, Expected, denials};
 pub use launch::{LaunchError, Stage, launch, run_stage};
-pub use options::{IpFamily, Options, PrimaryCni};
+pub use options::{IpFamily, MAX_NODES, Options, PrimaryCni};
 pub use protocol::{
     ContainerStatus, DaemonStatus, LogSource, NodeStatus, Place, PodStatus, Replacement, Status,
 };

@@ -15,6 +15,7 @@ use ambit_waypoint_objects::{Files, Settings};
 use serde_json::{Value, json};
 
 use crate::{
+    Options,
     board::{Board, etc_binds},
     cluster::SYSTEM,
     cni::agent_run_dir,
@@ -62,7 +63,7 @@ pub(crate) async fn start(
 
 /// The objects of the mesh's own pods, as on a cluster: node proxies call the control plane in the name
 /// of their pods.
-pub(crate) fn objects(nodes: &[Arc<Node>]) -> BTreeMap<ObjectKey, Value> {
+pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<ObjectKey, Value> {
     let mut objects = BTreeMap::new();
     let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM);
     objects.insert(
@@ -82,7 +83,7 @@ pub(crate) fn objects(nodes: &[Arc<Node>]) -> BTreeMap<ObjectKey, Value> {
                 "apiVersion": "v1", "kind": "Pod",
                 "metadata": {
                     "name": name, "namespace": SYSTEM, "uid": proxy_uid(node),
-                    "labels": {"app": "ztunnel", "istio.io/dataplane-mode": "none"},
+                    "labels": proxy_labels(node, options),
                 },
                 "spec": {
                     "nodeName": node.name, "serviceAccountName": "ztunnel", "hostNetwork": true,
@@ -97,6 +98,17 @@ pub(crate) fn objects(nodes: &[Arc<Node>]) -> BTreeMap<ObjectKey, Value> {
         );
     }
     objects
+}
+
+/// The labels of the chart's node proxy; those that name Ambit are not for another implementation's.
+fn proxy_labels(node: &Node, options: &Options) -> Value {
+    let mut labels = json!({"app": "ztunnel", "istio.io/dataplane-mode": "none"});
+    if !options.node_proxies.contains_key(&node.name)
+        && let Some(labels) = labels.as_object_mut()
+    {
+        labels.insert("app.kubernetes.io/part-of".to_owned(), "ambit".into());
+    }
+    labels
 }
 
 fn proxy_pod(node: &Node) -> String {
@@ -139,6 +151,7 @@ pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
         files: Files {
             token: token.display().to_string(),
             root_cert: board.layout.root_cert().display().to_string(),
+            ..Files::default()
         },
         ..Settings::default()
     })

@@ -101,7 +101,7 @@ pub struct Options {
 }
 
 /// The largest number of nodes: their numbers are bytes of addresses.
-pub(crate) const MAX_NODES: u8 = 99;
+pub const MAX_NODES: u8 = 99;
 
 impl Options {
     /// Checks the options; errors are texts for the user.

@@ -133,7 +133,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     };
     // The whole first state is written before anything reads it.
     if board.options.mesh {
-        supervisor.writer.fixed = mesh::objects(&nodes);
+        supervisor.writer.fixed = mesh::objects(&nodes, &board.options);
         for (key, value) in &supervisor.writer.fixed {
             write_object(&board.layout.live(), key, value).map_err(failed("write an object"))?;
         }

@@ -1,7 +1,8 @@
 //! One namespace with its links, addresses and routes, over rtnetlink.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsFd, AsRawFd},
 };
@@ -167,14 +168,17 @@ impl Host {
         }
     }
 
-    /// Adds a bridge and brings it up.
+    /// Adds a bridge with a hardware address of its own and brings it up. Without one the kernel gives it the lowest of
+    /// its ports', so that each port that comes or goes may make stale what neighbours know of the gateway.
     ///
     /// # Errors
     /// Of the kernel; an interface of that name exists, for instance.
     pub async fn bridge(&self, name: &str) -> Result<(), HostError> {
-        let message = LinkBridge::new(name).up().build();
+        let what = || format!("add bridge {name}");
+        let address = random_hardware_address().map_err(|error| self.error(what(), error))?;
+        let message = LinkBridge::new(name).address(address).up().build();
         let done = self.netlink.link().add(message).execute().await;
-        done.map_err(|error| self.error(format!("add bridge {name}"), error))
+        done.map_err(|error| self.error(what(), error))
     }
 
     /// Adds a pair of virtual interfaces, one end here, the other in `peer`; both are down.
@@ -359,6 +363,14 @@ impl Host {
             source: source.into(),
         }
     }
+}
+
+/// Returns a random unicast hardware address, locally administered (IEEE 802, 8.2.2).
+fn random_hardware_address() -> io::Result<Vec<u8>> {
+    let mut address = [0; 6];
+    fs::File::open("/dev/urandom")?.read_exact(&mut address)?;
+    address[0] = (address[0] & !0b11) | 0b10;
+    Ok(address.into())
 }
 
 /// "No such device" (errno.h); netlink answers it negated.

@@ -2,9 +2,16 @@
 //!
 //! A supervisor that connects is sent what is held. One that then sends what it holds itself, because it is the one that
 //! takes the connections, owns what is held from then on, until another does. Files, and so keys, never come
-//! here. What is held of an owner that is gone stays until the next one sends.
+//! here. What is held of an owner that is gone stays until the next one sends. Connections wait in the held sockets' queues
+//! meanwhile, for [`QUEUED`]; then those that wait, and those that come, are reset until there is a supervisor again: what
+//! cannot be served is refused, and not left without an answer.
 
-use std::{os::fd::OwnedFd, path::Path, sync::Arc};
+use std::{
+    os::fd::OwnedFd,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use ambit_sys::seqpacket::plain;
 use rustix::event::{PollFd, PollFlags};
@@ -13,10 +20,16 @@ use crate::{
     links::{Descriptor, Link},
     process::accepted,
     record::{Accept, Handover, Record},
+    refusal::refuse_waiting,
 };
 
 /// Supervisors connected at once: one serves, some drain.
 const MAX_LINES: usize = 64;
+
+/// How long connections wait for a supervisor when there is none.
+const QUEUED: Duration = Duration::from_secs(5);
+/// How often waiting connections are refused after that.
+const REFUSE: Duration = Duration::from_millis(100);
 
 /// See the module.
 #[derive(Debug)]
@@ -24,6 +37,10 @@ pub struct Holder {
     listener: plain::Listener,
     lines: Vec<Line>,
     handover: Handover<Descriptor>,
+    /// When connections are refused next. `None`: a supervisor is there, or nothing is held.
+    refuse: Option<Instant>,
+    /// Whether they are being refused.
+    is_refusing: bool,
 }
 
 #[derive(Debug)]
@@ -32,6 +49,8 @@ struct Line {
     /// What it has sent, until it has sent everything.
     incoming: Handover<Descriptor>,
     owns: bool,
+    /// Another one owns what it did: it takes no more connections.
+    drains: bool,
     gone: bool,
 }
 
@@ -45,6 +64,8 @@ impl Holder {
             listener: listener.ok()?,
             lines: Vec::new(),
             handover: Handover::default(),
+            refuse: None,
+            is_refusing: false,
         })
     }
 
@@ -53,8 +74,13 @@ impl Holder {
         std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
     }
 
+    /// When to [`Self::look`] at the latest.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.refuse
+    }
+
     /// Takes whatever has come.
-    pub(crate) fn look(&mut self) {
+    pub(crate) fn look(&mut self, now: Instant) {
         while let Some(socket) = accepted(Some(&self.listener)) {
             self.connected(socket);
         }
@@ -62,6 +88,33 @@ impl Holder {
             self.receive(index);
         }
         self.lines.retain(|line| !line.gone);
+        self.refuse(now);
+    }
+
+    /// Refuses connections, if no supervisor has come for too long. One that is connected takes them, or is about to, unless
+    /// it drains.
+    fn refuse(&mut self, now: Instant) {
+        let is_served = self.lines.iter().any(|line| !line.drains);
+        if is_served || self.handover.is_empty() {
+            (self.refuse, self.is_refusing) = (None, false);
+            return;
+        }
+        let due = *self.refuse.get_or_insert(now + QUEUED);
+        if now < due {
+            return;
+        }
+        if !self.is_refusing {
+            self.is_refusing = true;
+            tracing::warn!(
+                held = self.handover.len(),
+                "no node proxy has come: connections of captured pods are refused until one does"
+            );
+        }
+        let refused: usize = self.handover.descriptors().map(refuse_waiting).sum();
+        if refused > 0 {
+            tracing::debug!(refused, "connections that no node proxy takes");
+        }
+        self.refuse = Some(now + REFUSE);
     }
 
     fn connected(&mut self, socket: OwnedFd) {
@@ -78,6 +131,7 @@ impl Holder {
             link,
             incoming: Handover::default(),
             owns: false,
+            drains: false,
             gone: false,
         });
     }
@@ -116,7 +170,7 @@ impl Holder {
         if owns_now {
             let others = self.lines.iter_mut().enumerate();
             for (_, other) in others.filter(|(other, _)| *other != index) {
-                other.owns = false;
+                other.drains |= std::mem::take(&mut other.owns);
             }
         }
     }
@@ -124,8 +178,6 @@ impl Holder {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     struct Supervisor(Link);
@@ -134,7 +186,7 @@ mod tests {
         /// Connects; gives the names of what it is sent.
         fn connect(holder: &mut Holder, path: &Path) -> (Self, Vec<String>) {
             let mut link = Link::new(plain::connect_to(path).unwrap());
-            holder.look();
+            holder.look(Instant::now());
             let (received, gone) = link.receive_all();
             assert!(!gone);
             let mut held = Handover::default();
@@ -150,20 +202,23 @@ mod tests {
 
         fn send(&mut self, holder: &mut Holder, key: &str) {
             let file = std::fs::File::open("/proc/self/status").unwrap();
+            self.send_socket(holder, key, file.into());
+        }
+
+        fn send_socket(&mut self, holder: &mut Holder, key: &str, fd: OwnedFd) {
             let item = Record::Item {
                 key: key.into(),
                 about: Arc::from(&b"about"[..]),
                 descriptors: 1,
             };
             self.0.say(&item, None);
-            let fd = file.as_fd().try_clone_to_owned().unwrap();
             self.0.say(&Record::Descriptor, Some(Arc::new(fd)));
-            holder.look();
+            holder.look(Instant::now());
         }
 
         fn told_all(&mut self, holder: &mut Holder) {
             self.0.say(&Record::Accept(Accept::Paused), None);
-            holder.look();
+            holder.look(Instant::now());
         }
     }
 
@@ -184,12 +239,53 @@ mod tests {
         // The old one drains, and gives up what it had.
         let key = "c".into();
         old.0.say(&Record::Release { key }, None);
-        holder.look();
+        holder.look(Instant::now());
         drop((old, new));
-        holder.look();
+        holder.look(Instant::now());
         assert!(holder.lines.is_empty());
         let (_next, received) = Supervisor::connect(&mut holder, &path);
         assert_eq!(received, ["c"]);
+    }
+
+    #[test]
+    fn connections_wait_five_seconds_for_a_supervisor_and_are_refused_then() {
+        use std::{
+            io::Read as _,
+            net::{TcpListener, TcpStream},
+        };
+
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("holder.sock");
+        let mut holder = Holder::open(&path).unwrap();
+        let (mut owner, _) = Supervisor::connect(&mut holder, &path);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        owner.send_socket(&mut holder, "a", listener.into());
+        owner.told_all(&mut holder);
+        assert_eq!(holder.deadline(), None, "a supervisor is there");
+        drop(owner);
+        let gone = Instant::now();
+        holder.look(gone);
+        assert_eq!(holder.deadline(), Some(gone + QUEUED));
+        let mut client = TcpStream::connect(address).unwrap();
+        client.set_nonblocking(true).unwrap();
+        let mut read = || client.read(&mut [0]).unwrap_err().kind();
+        holder.look(gone + QUEUED / 2);
+        assert_eq!(read(), std::io::ErrorKind::WouldBlock, "it waits");
+        holder.look(gone + QUEUED);
+        assert_eq!(read(), std::io::ErrorKind::ConnectionReset);
+        // The next supervisor gets the socket, and takes what comes from then on.
+        let (next, received) = Supervisor::connect(&mut holder, &path);
+        assert_eq!((received, holder.deadline()), (vec!["a".to_owned()], None));
+        let waits = TcpStream::connect(address).unwrap();
+        waits.set_nonblocking(true).unwrap();
+        holder.look(gone + QUEUED * 10);
+        assert_eq!(
+            (&waits).read(&mut [0]).unwrap_err().kind(),
+            std::io::ErrorKind::WouldBlock
+        );
+        drop(next);
     }
 
     #[test]
@@ -203,7 +299,7 @@ mod tests {
         owner
             .0
             .say(&Record::File(1), Some(Arc::new(OwnedFd::from(file))));
-        holder.look();
+        holder.look(Instant::now());
         assert_eq!(holder.handover.everything().count(), 0);
     }
 }

@@ -19,6 +19,7 @@ mod links;
 mod meeting;
 pub mod process;
 pub mod record;
+mod refusal;
 pub mod rollout;
 mod standby;
 mod state;

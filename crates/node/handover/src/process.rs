@@ -232,6 +232,7 @@ impl Process {
             .deadline()
             .into_iter()
             .chain(self.look_for_holder)
+            .chain(self.for_others.as_ref().and_then(Holder::deadline))
             .min()
     }
 
@@ -293,7 +294,7 @@ impl Process {
             self.event(Event::Holder);
         }
         if let Some(holder) = &mut self.for_others {
-            holder.look();
+            holder.look(now);
         }
         self.accept();
         for _ in 0..drain(&self.signals.terminate) {

@@ -281,6 +281,11 @@ impl<F> Handover<F> {
         *self = Self::default();
     }
 
+    /// The descriptors of all items.
+    pub fn descriptors(&self) -> impl Iterator<Item = &F> {
+        self.items.values().flat_map(|item| &item.descriptors)
+    }
+
     /// How many items are held.
     pub fn len(&self) -> usize {
         self.items.len()

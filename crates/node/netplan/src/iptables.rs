@@ -113,10 +113,12 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
         .iter()
         .filter(|m| m.ip.is_ipv4() == (family == Family::V4));
     let rules = members.map(|member| {
+        let port = member.port.map(|port| format!("--dport {port} "));
         format!(
-            "-d {} -p tcp -m tcp --tcp-flags SYN,ACK SYN -m owner {owner} \
+            "-d {} -p tcp -m tcp {}--tcp-flags SYN,ACK SYN -m owner {owner} \
              -m comment --comment {} -j SNAT --to-source {source}",
             host_prefix(member.ip),
+            port.unwrap_or_default(),
             quote(&member.uid)
         )
     });
@@ -137,14 +139,31 @@ pub fn host_members(state: &State) -> Vec<HostMember> {
         .collect()
 }
 
+/// Packets counted by the rules of the node's chain, from the output of `iptables-save -c`.
+pub fn exempted(text: &str) -> u64 {
+    let (_, _, ours) = place(ChainKind::NatPostrouting);
+    let rules = text.lines().filter_map(|line| {
+        let (counters, rule) = line.strip_prefix('[')?.split_once("] -A ")?;
+        let (chain, rule) = rule.split_once(' ')?;
+        let (packets, _) = counters.split_once(':')?;
+        (chain == ours && rule.contains("-j SNAT")).then(|| packets.parse::<u64>().ok())?
+    });
+    rules.fold(0, u64::saturating_add)
+}
+
 fn parse_member(rule: &str) -> Option<HostMember> {
     let rest = rule.strip_prefix("-d ")?;
     let (address, rest) = rest.split_once(' ')?;
     let ip = address.split('/').next()?.parse().ok()?;
-    let (_, rest) = rest.split_once("--comment ")?;
+    let (options, rest) = rest.split_once("--comment ")?;
+    let port = match options.split_once("--dport ") {
+        Some((_, port)) => Some(port.split(' ').next()?.parse().ok()?),
+        None => None,
+    };
     let (uid, _) = rest.split_once(" -j ")?;
     Some(HostMember {
         ip,
+        port,
         uid: uid.trim_matches('"').to_owned(),
     })
 }
@@ -281,7 +300,7 @@ fn add_match(line: &mut Line, one: &Match, family: Option<Family>) {
         Match::LocalSocket(None) => line.modules.push("owner --socket-exists".into()),
         Match::LocalSocket(Some(uid)) => line.modules.push(format!("owner --uid-owner {uid}")),
         // Here, members are rules of their own, see `desired_host`.
-        Match::ProbedPod => {}
+        Match::ExemptPod | Match::ProbePort | Match::SocketCgroup(_) => {}
     }
 }
 

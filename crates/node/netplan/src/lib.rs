@@ -21,5 +21,6 @@ pub use ruleset::{
     policy_routing,
 };
 pub use spec::{
-    Backend, HostMember, HostSpec, RedirectionSpec, SpecError, is_interface_name, marks, probes,
+    Backend, Cgroup, HostMember, HostSpec, ProbePorts, RedirectionSpec, SpecError,
+    is_interface_name, marks, probes,
 };

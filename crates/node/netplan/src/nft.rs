@@ -1,15 +1,18 @@
 //! The rules in the kernel's own terms: a table of chains of expressions, and how two tables differ.
 //!
 //! Expressions are values here; the netlink code encodes their bytes. All data passes through one
-//! register, so expressions do not name registers.
+//! register, so expressions do not name registers. [`Expr::PortBeside`] alone fills a second one.
 
 mod diff;
 mod lower;
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 pub use diff::{Change, apply, diff, steps};
-pub use lower::{HOST_TABLE, POD_TABLE, bridge_table, host_table, inbound_guard, lower, set_name};
+pub use lower::{
+    HOST_TABLE, POD_TABLE, bridge_table, chain_name, host_members, host_table, inbound_guard,
+    lower, set_name,
+};
 
 use crate::ruleset::Family;
 
@@ -44,13 +47,53 @@ pub struct Hook {
     pub accepts: bool,
 }
 
-/// A set of addresses, each with a comment.
+/// A set of addresses or of addresses with ports, each with a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// The family of its addresses.
+    /// What it holds.
+    pub key: SetKey,
+    /// Comment by member.
+    pub members: BTreeMap<SetMember, String>,
+}
+
+/// The type of a set's members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetKey {
+    /// The family of the addresses.
     pub family: Family,
-    /// Comment by address.
-    pub members: BTreeMap<IpAddr, String>,
+    /// Whether each address has a TCP port beside it.
+    pub has_port: bool,
+}
+
+/// One member of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SetMember {
+    /// The address.
+    pub ip: IpAddr,
+    /// The port, in sets that have ports.
+    pub port: Option<u16>,
+}
+
+impl SetMember {
+    /// The type of the sets that can hold it.
+    pub const fn key(self) -> SetKey {
+        SetKey {
+            family: match self.ip {
+                IpAddr::V4(_) => Family::V4,
+                IpAddr::V6(_) => Family::V6,
+            },
+            has_port: self.port.is_some(),
+        }
+    }
+}
+
+impl fmt::Display for SetMember {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => write!(f, "{} . {port}", self.ip),
+            None => write!(f, "{}", self.ip),
+        }
+    }
 }
 
 /// One expression of a rule.
@@ -69,6 +112,8 @@ pub enum Expr {
         /// How many.
         len: u32,
     },
+    /// Loads the destination port behind an address of this family, for a lookup of both.
+    PortBeside(Family),
     /// Continues only if the comparison holds.
     Cmp {
         /// Equal, or not equal.
@@ -99,6 +144,8 @@ pub enum Expr {
     SourceNat(Family),
     /// Continues only if the data is in the set.
     Lookup(String),
+    /// Loads the number of the socket's cgroup at this level.
+    SocketCgroup(u32),
     /// Loads what kind of address the destination is (`RTN_*`).
     DestinationType,
     /// Counts the packets that reach it. The counter's value is no difference.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    nft::set_name,
+    nft::{SetKey, set_name},
     ruleset::{Action, ChainKind, Family, Match, Rule, Ruleset},
     spec::marks,
 };
@@ -11,22 +11,21 @@ use crate::{
 /// Renders a ruleset as a table of the given name, one statement a line. `nft -f` accepts it.
 pub fn render(table: &str, ruleset: &Ruleset) -> String {
     let mut out = format!("table inet {table} {{\n");
-    let uses_sets = ruleset
-        .chains
-        .iter()
-        .flat_map(|c| &c.rules)
-        .any(|r| r.matches.contains(&Match::ProbedPod));
-    for family in ruleset.families.iter().filter(|_| uses_sets) {
-        let kind = match family {
-            Family::V4 => "ipv4_addr",
-            Family::V6 => "ipv6_addr",
-        };
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            out,
-            "\tset {} {{\n\t\ttype {kind}\n\t}}\n",
-            set_name(*family)
-        );
+    for (one, has_port) in [(Match::ExemptPod, false), (Match::ProbePort, true)] {
+        let mut rules = ruleset.chains.iter().flat_map(|chain| &chain.rules);
+        if !rules.any(|rule| rule.matches.contains(&one)) {
+            continue;
+        }
+        for family in ruleset.families.iter().copied() {
+            let address = match family {
+                Family::V4 => "ipv4_addr",
+                Family::V6 => "ipv6_addr",
+            };
+            let port = if has_port { " . inet_service" } else { "" };
+            let name = set_name(SetKey { family, has_port });
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "\tset {name} {{\n\t\ttype {address}{port}\n\t}}\n");
+        }
     }
     for chain in &ruleset.chains {
         let (name, hook) = describe(chain.kind);
@@ -96,16 +95,24 @@ fn render_match(one: &Match, protocol: &str, family: Option<Family>) -> String {
         Match::DestinationPort(port) => format!("{protocol} dport {port}"),
         Match::NotDestinationPort(port) => format!("{protocol} dport != {port}"),
         Match::Source(ip) => format!("{} saddr {ip}", if ip.is_ipv4() { "ip" } else { "ip6" }),
-        Match::ProbedPod => {
+        Match::ExemptPod | Match::ProbePort => {
             let family = family.unwrap_or(Family::V4);
             let ip = if family == Family::V4 { "ip" } else { "ip6" };
-            format!("{ip} daddr @{}", set_name(family))
+            let has_port = *one == Match::ProbePort;
+            let port = if has_port { " . tcp dport" } else { "" };
+            format!(
+                "{ip} daddr{port} @{}",
+                set_name(SetKey { family, has_port })
+            )
         }
         Match::Mark(mark) => format!("meta mark & {mask:#x} == {mark:#x}"),
         Match::NotMark(mark) => format!("meta mark & {mask:#x} != {mark:#x}"),
         Match::ConnectionMark(mark) => format!("ct mark & {mask:#x} == {mark:#x}"),
         Match::Reply => "ct direction reply".into(),
         Match::Established => "ct state established".into(),
+        Match::SocketCgroup(cgroup) => {
+            format!("socket cgroupv2 level {} {}", cgroup.level, cgroup.id)
+        }
         Match::LocalSocket(None) => format!("meta skuid != {}", u32::MAX),
         Match::LocalSocket(Some(uid)) => format!("meta skuid {uid}"),
     }
@@ -116,7 +123,8 @@ fn render_action(action: Action) -> String {
         Action::Exempt => "accept".into(),
         Action::Redirect(port) => format!("redirect to :{port}"),
         Action::SourceNat(ip) => {
-            format!("snat {} to {ip}", if ip.is_ipv4() { "ip" } else { "ip6" })
+            let family = if ip.is_ipv4() { "ip" } else { "ip6" };
+            format!("counter snat {family} to {ip}")
         }
         Action::SetConnectionMark(mark) => {
             format!("ct mark set ct mark & {:#x} | {mark:#x}", !marks::MASK)

@@ -101,28 +101,57 @@ pub fn plan_released() -> Ruleset {
     ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
 }
 
-/// The rules of the node's namespace, one family at a time: what the node itself sends to an enrolled
-/// pod gets the source address that the pod's rules exempt. Forwarded packets do not match; and nothing
-/// that arrives at the node has that address, since such packets begin here.
-pub fn host_ruleset(spec: &HostSpec) -> Ruleset {
-    let probe = |family, address| Rule {
+/// The rules of the node's namespace, one family at a time: what kubelet sends to the probe ports of an
+/// enrolled pod gets the source address that the pod's rules exempt. Other calls of the node's processes
+/// count as any other plaintext. Forwarded packets do not match; and nothing that arrives at the node has
+/// that address, since such packets begin here.
+///
+/// The kernel knows the cgroup of a socket before routing only, and translates the source after it: a mark
+/// on the opening connects the two.
+///
+/// `every_port`: also pods whose every port is exempt have rules.
+pub fn host_ruleset(spec: &HostSpec, every_port: bool) -> Ruleset {
+    let calls = |destination: Match, last: Option<Match>| {
+        // Where connection tracking has just begun, an open connection counts as new with its next
+        // packet, and must not get another address in its middle.
+        let mut matches = vec![Match::TcpOpening, Match::LocalSocket(spec.kubelet_uid)];
+        matches.push(destination);
+        matches.extend(last);
+        matches
+    };
+    let mark = spec.kubelet_cgroup.map(|_| Match::Mark(marks::KUBELET));
+    let probe = |family, destination, address| Rule {
         family: Some(family),
-        matches: vec![
-            // Where connection tracking has just begun, an open connection counts as new with its next
-            // packet, and must not get another address in its middle.
-            Match::TcpOpening,
-            Match::LocalSocket(spec.kubelet_uid),
-            Match::ProbedPod,
-        ],
+        matches: calls(destination, mark.clone()),
         actions: vec![Action::SourceNat(address)],
     };
-    let rules = vec![
-        probe(Family::V4, spec.probe_v4.into()),
-        probe(Family::V6, spec.probe_v6.into()),
-    ];
+    let mut rules = Vec::new();
+    let mut marking = Vec::new();
+    for destination in every_port
+        .then_some(Match::ExemptPod)
+        .into_iter()
+        .chain([Match::ProbePort])
+    {
+        for (family, cgroup) in [Family::V4, Family::V6]
+            .into_iter()
+            .filter_map(|family| Some((family, spec.kubelet_cgroup?)))
+        {
+            marking.push(Rule {
+                family: Some(family),
+                matches: calls(destination.clone(), Some(Match::SocketCgroup(cgroup))),
+                actions: vec![Action::SetMark(marks::KUBELET)],
+            });
+        }
+        rules.push(probe(Family::V4, destination.clone(), spec.probe_v4.into()));
+        rules.push(probe(Family::V6, destination, spec.probe_v6.into()));
+    }
     let probing = Chain {
         kind: ChainKind::NatPostrouting,
         rules,
+    };
+    let marking = Chain {
+        kind: ChainKind::NatOutput,
+        rules: marking,
     };
     let pretended = |address| from(address, vec![], Action::Drop);
     let pretending = Chain {
@@ -134,7 +163,7 @@ pub fn host_ruleset(spec: &HostSpec) -> Ruleset {
     };
     Ruleset {
         policy_routing: false,
-        ..ruleset(spec.ipv4, spec.ipv6, vec![pretending, probing])
+        ..ruleset(spec.ipv4, spec.ipv6, vec![pretending, marking, probing])
     }
 }
 
@@ -203,9 +232,12 @@ fn from(address: IpAddr, mut matches: Vec<Match>, action: Action) -> Rule {
 fn exempt_probes(spec: &RedirectionSpec) -> impl Iterator<Item = Rule> {
     let addresses: [IpAddr; 2] = [spec.probe_v4.into(), spec.probe_v6.into()];
     spec.probe_interfaces.iter().flat_map(move |name| {
-        addresses.map(|address| {
-            let matches = vec![Match::InInterface(name.clone()), Match::Tcp];
-            from(address, matches, Action::Exempt)
+        spec.probe_ports.iter().flat_map(move |port| {
+            addresses.map(|address| {
+                let mut matches = vec![Match::InInterface(name.clone()), Match::Tcp];
+                matches.extend(port.map(Match::DestinationPort));
+                from(address, matches, Action::Exempt)
+            })
         })
     })
 }

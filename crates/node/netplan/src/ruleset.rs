@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::spec::marks;
+use crate::spec::{Cgroup, marks};
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,8 +111,12 @@ pub enum Match {
     LocalDestination,
     /// Destination is a loopback address of the rule's family.
     LoopbackDestination,
-    /// Destination is a member of the node's probe set of the rule's family.
-    ProbedPod,
+    /// Destination address is a member of the node's set of pods exempt on every port, of the rule's
+    /// family.
+    ExemptPod,
+    /// Destination address and TCP port are a member of the node's set of probe ports, of the rule's
+    /// family.
+    ProbePort,
     /// The packet mark, under [`marks::MASK`].
     Mark(u32),
     /// Any packet mark but this, under [`marks::MASK`].
@@ -125,6 +129,8 @@ pub enum Match {
     Established,
     /// It belongs to a socket of this namespace (not forwarded), of this user if one is given.
     LocalSocket(Option<u32>),
+    /// Its socket was made in this cgroup or in one below it (not after routing).
+    SocketCgroup(Cgroup),
 }
 
 /// What is done with a packet.
@@ -134,7 +140,7 @@ pub enum Action {
     Exempt,
     /// The connection goes to this port of the namespace itself.
     Redirect(u16),
-    /// The connection gets another source address.
+    /// Counts the connection and gives it another source address.
     SourceNat(IpAddr),
     /// Sets the connection mark under [`marks::MASK`].
     SetConnectionMark(u32),

@@ -13,6 +13,8 @@ pub mod marks {
     pub const RULE_PREFERENCE: u32 = 32764;
     /// Routing table that rule names; it has one local default route.
     pub const ROUTE_TABLE: u32 = 100;
+    /// In the node's namespace, on the opening of a connection by kubelet's cgroup until it leaves.
+    pub const KUBELET: u32 = 0x17f;
     /// Conntrack zone in which connections opened by the proxy are looked up.
     pub const ZONE: u16 = 1;
 }
@@ -98,12 +100,43 @@ pub struct RedirectionSpec {
     /// ([`HostSpec`]) are in place and see every frame of the interface: they give probes their address,
     /// and keep others from having it. Elsewhere probes arrive as ordinary plaintext.
     pub probe_interfaces: Vec<String>,
+    /// Ports of the pod on which those interfaces' probes bypass the proxy.
+    pub probe_ports: ProbePorts,
     /// Source address of IPv4 probes.
     pub probe_v4: Ipv4Addr,
     /// Source address of IPv6 probes.
     pub probe_v6: Ipv6Addr,
     /// Which kernel interface to use.
     pub backend: Backend,
+}
+
+/// Ports of a pod on which kubelet's calls are probes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ProbePorts {
+    /// Every port: the setting for clusters that want it, and pods whose probes are not known.
+    #[default]
+    Every,
+    /// The ports that the pod's probes and lifecycle hooks name, in order, each once.
+    Only(Vec<u16>),
+}
+
+impl ProbePorts {
+    /// Whether a call to this port may be a probe.
+    pub fn contains(&self, port: u16) -> bool {
+        match self {
+            Self::Every => true,
+            Self::Only(ports) => ports.contains(&port),
+        }
+    }
+
+    /// The ports one by one; `None` stands for every port.
+    pub fn iter(&self) -> impl Iterator<Item = Option<u16>> {
+        let (every, only): (_, &[u16]) = match self {
+            Self::Every => (Some(None), &[]),
+            Self::Only(ports) => (None, ports),
+        };
+        every.into_iter().chain(only.iter().copied().map(Some))
+    }
 }
 
 impl Default for RedirectionSpec {
@@ -116,6 +149,7 @@ impl Default for RedirectionSpec {
             virtual_interfaces: Vec::new(),
             mark_accepted_sockets: true,
             probe_interfaces: Vec::new(),
+            probe_ports: ProbePorts::Every,
             probe_v4: probes::V4,
             probe_v6: probes::V6,
             backend: Backend::Auto,
@@ -170,8 +204,11 @@ pub struct HostSpec {
     pub ipv4: bool,
     /// Handle IPv6 pods.
     pub ipv6: bool,
-    /// Only connections of this user (kubelet's) are probes; `None`: of any local socket.
+    /// Only connections of this user (kubelet's) are probes; `None`: those of any local socket.
     pub kubelet_uid: Option<u32>,
+    /// Only connections of processes in this cgroup, or one below it, are probes; `None`: of any. nftables
+    /// only: rules of iptables do not look at it.
+    pub kubelet_cgroup: Option<Cgroup>,
     /// Source address given to IPv4 probes.
     pub probe_v4: Ipv4Addr,
     /// Source address given to IPv6 probes.
@@ -185,7 +222,8 @@ impl Default for HostSpec {
         Self {
             ipv4: true,
             ipv6: true,
-            kubelet_uid: None,
+            kubelet_uid: Some(0),
+            kubelet_cgroup: None,
             probe_v4: probes::V4,
             probe_v6: probes::V6,
             backend: Backend::Auto,
@@ -193,11 +231,22 @@ impl Default for HostSpec {
     }
 }
 
-/// An enrolled pod's address, as the node's probe set holds it.
+/// A control group of version 2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    /// How far it is below the root of the hierarchy: 1 for `system.slice`.
+    pub level: u32,
+    /// The kernel's number of it: the inode of its directory.
+    pub id: u64,
+}
+
+/// An enrolled pod's address and a port that kubelet probes, as the node's sets hold them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostMember {
     /// The pod's address.
     pub ip: IpAddr,
+    /// The port; `None`: every port.
+    pub port: Option<u16>,
     /// UID of the pod. Kept as the element's comment, so that a late removal of a pod whose address
     /// was given to another takes nothing from the other.
     pub uid: String,

@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 
 use ambit_netplan::{
-    Family, HostMember, HostSpec, RedirectionSpec,
+    Family, HostMember, HostSpec, ProbePorts, RedirectionSpec,
     iptables::{self, State, TableName},
-    nft::{self, Change, Expr, Hook, MetaKey, Set, Table, TableChain},
+    nft::{self, Change, Expr, Hook, MetaKey, Set, SetKey, SetMember, Table, TableChain},
     plan, plan_released,
 };
 use proptest::prelude::*;
@@ -25,6 +25,11 @@ fn spec() -> impl Strategy<Value = RedirectionSpec> {
             dns_capture: dns,
             ingress_bypass: ingress,
             probe_interfaces: (0..2 - n.min(2)).map(|i| format!("e{i}")).collect(),
+            probe_ports: if many {
+                ProbePorts::Every
+            } else {
+                ProbePorts::Only((0..u16::from(one)).collect())
+            },
             virtual_interfaces: (0..n).map(|i| format!("v{i}{}", u8::from(many))).collect(),
             ..RedirectionSpec::default()
         }
@@ -60,13 +65,30 @@ fn arbitrary_table() -> impl Strategy<Value = Table> {
     let chain = (hook(), proptest::collection::vec(rule(), 0..4))
         .prop_map(|(hook, rules)| TableChain { hook, rules });
     let chains = proptest::collection::btree_map("[a-c]", chain, 0..4);
-    let members = proptest::collection::btree_map(any::<std::net::IpAddr>(), "[a-z]{0,3}", 0..4);
-    let set = (any::<bool>(), members).prop_map(|(v4, members)| Set {
-        family: if v4 { Family::V4 } else { Family::V6 },
+    let member = any::<(std::net::IpAddr, Option<u16>)>();
+    let member = member.prop_map(|(ip, port)| SetMember { ip, port });
+    let members = proptest::collection::btree_map(member, "[a-z]{0,3}", 0..4);
+    let set = (any::<[bool; 2]>(), members).prop_map(|([v4, has_port], members)| Set {
+        key: SetKey {
+            family: if v4 { Family::V4 } else { Family::V6 },
+            has_port,
+        },
         members,
     });
     let sets = proptest::collection::btree_map("s[0-2]", set, 0..3);
     (chains, sets).prop_map(|(chains, sets)| Table { chains, sets })
+}
+
+fn host_members() -> impl Strategy<Value = Vec<HostMember>> {
+    let members = any::<std::collections::BTreeSet<(std::net::IpAddr, Option<u16>)>>();
+    members.prop_map(|members| {
+        let member = |(ip, port)| HostMember {
+            ip,
+            port,
+            uid: "uid".into(),
+        };
+        members.into_iter().map(member).collect()
+    })
 }
 
 /// The desired table, that table damaged, or any table.
@@ -74,7 +96,7 @@ fn table() -> impl Strategy<Value = Option<Table>> {
     let planned = prop_oneof![
         spec().prop_map(|spec| nft::lower(&plan(&spec).unwrap())),
         Just(nft::lower(&plan_released())),
-        Just(nft::host_table(&HostSpec::default())),
+        host_members().prop_map(|members| nft::host_table(&HostSpec::default(), &members)),
     ];
     prop_oneof![
         1 => Just(None),
@@ -157,13 +179,25 @@ proptest! {
 
     #[test]
     fn members_are_read_back_as_they_were_given(
-        ips in proptest::collection::btree_set(any::<std::net::Ipv4Addr>(), 0..5),
+        members in proptest::collection::btree_set(any::<(std::net::Ipv4Addr, Option<u16>)>(), 0..5),
         uid in "[a-z0-9-]{1,36}",
     ) {
-        let members: Vec<_> =
-            ips.into_iter().map(|ip| HostMember { ip: ip.into(), uid: uid.clone() }).collect();
+        let member = |(ip, port): (std::net::Ipv4Addr, _)| HostMember {
+            ip: ip.into(),
+            port,
+            uid: uid.clone(),
+        };
+        let members: Vec<_> = members.into_iter().map(member).collect();
         let state = iptables::desired_host(&HostSpec::default(), &members, Family::V4);
         prop_assert_eq!(iptables::host_members(&state), members);
+    }
+
+    #[test]
+    fn members_are_read_back_from_the_table(members in host_members()) {
+        let table = nft::host_table(&HostSpec::default(), &members);
+        let mut found = nft::host_members(&table);
+        found.sort();
+        prop_assert_eq!(found, members);
     }
 }
 

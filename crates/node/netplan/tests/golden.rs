@@ -8,13 +8,14 @@
 )]
 
 use ambit_netplan::{
-    Family, HostMember, HostSpec, RedirectionSpec, host_ruleset, iptables, nft::bridge_table,
-    nft_text, plan, plan_released,
+    Cgroup, Family, HostMember, HostSpec, ProbePorts, RedirectionSpec, host_ruleset, iptables,
+    nft::bridge_table, nft_text, plan, plan_released,
 };
 
 fn ordinary() -> RedirectionSpec {
     RedirectionSpec {
         probe_interfaces: vec!["eth0".into()],
+        probe_ports: ProbePorts::Only(vec![8080, 15020]),
         ..RedirectionSpec::default()
     }
 }
@@ -23,6 +24,7 @@ fn everything() -> RedirectionSpec {
     RedirectionSpec {
         dns_capture: true,
         virtual_interfaces: vec!["k6t-eth0".into(), "docker0".into()],
+        probe_ports: ProbePorts::Every,
         ..ordinary()
     }
 }
@@ -86,19 +88,33 @@ fn the_node() {
         kubelet_uid: Some(0),
         ..HostSpec::default()
     };
+    let text = |every_port| nft_text::render("ambit-probes", &host_ruleset(&spec, every_port));
+    insta::assert_snapshot!("node", text(false));
+    insta::assert_snapshot!("node_every_port", text(true));
+    let by_cgroup = HostSpec {
+        kubelet_cgroup: Some(Cgroup { level: 1, id: 77 }),
+        ..HostSpec::default()
+    };
     insta::assert_snapshot!(
-        "node",
-        nft_text::render("ambit-probes", &host_ruleset(&spec))
+        "node_cgroup",
+        nft_text::render("ambit-probes", &host_ruleset(&by_cgroup, false))
     );
     insta::assert_debug_snapshot!("node_bridges", bridge_table(&spec));
     let members = [
         HostMember {
             ip: "10.0.0.1".parse().unwrap(),
+            port: Some(8080),
             uid: "7d0c-uid".into(),
         },
         HostMember {
             ip: "fd00::1".parse().unwrap(),
+            port: Some(8080),
             uid: "7d0c-uid".into(),
+        },
+        HostMember {
+            ip: "fd00::2".parse().unwrap(),
+            port: None,
+            uid: "of an agent before --dport 1".into(),
         },
     ];
     let state = iptables::desired_host(&spec, &members, Family::V6);

@@ -10,8 +10,8 @@
 use std::net::IpAddr;
 
 use ambit_netplan::{
-    Action, ChainKind, Family, Match, RedirectionSpec, Rule, Ruleset, plan, plan_capturing,
-    plan_released,
+    Action, ChainKind, Family, Match, ProbePorts, RedirectionSpec, Rule, Ruleset, plan,
+    plan_capturing, plan_released,
 };
 use proptest::prelude::*;
 
@@ -82,7 +82,9 @@ fn matches(one: &Match, p: &Packet) -> bool {
         Match::Established => p.known,
         // The first packet of a connection has none.
         Match::ConnectionMark(_) => false,
-        Match::ProbedPod | Match::LocalSocket(_) => unreachable!("not in pods"),
+        Match::ExemptPod | Match::ProbePort | Match::LocalSocket(_) | Match::SocketCgroup(_) => {
+            unreachable!("not in pods")
+        }
     }
 }
 
@@ -199,18 +201,26 @@ fn packet() -> impl Strategy<Value = Packet> {
 }
 
 fn spec() -> impl Strategy<Value = RedirectionSpec> {
-    (any::<[bool; 4]>(), 0..3u8).prop_map(|([dns, ingress, k6t, probes], one)| RedirectionSpec {
-        probe_interfaces: if probes {
-            vec!["eth0".into()]
-        } else {
-            Vec::new()
-        },
-        ipv4: one != 1,
-        ipv6: one != 2,
-        dns_capture: dns,
-        ingress_bypass: ingress,
-        virtual_interfaces: if k6t { vec!["k6t".into()] } else { Vec::new() },
-        ..RedirectionSpec::default()
+    let ports = prop_oneof![
+        Just(ProbePorts::Every),
+        Just(ProbePorts::Only(vec![53, 80])),
+        Just(ProbePorts::Only(Vec::new())),
+    ];
+    (any::<[bool; 4]>(), 0..3u8, ports).prop_map(|([dns, ingress, k6t, probes], one, ports)| {
+        RedirectionSpec {
+            probe_ports: ports,
+            probe_interfaces: if probes {
+                vec!["eth0".into()]
+            } else {
+                Vec::new()
+            },
+            ipv4: one != 1,
+            ipv6: one != 2,
+            dns_capture: dns,
+            ingress_bypass: ingress,
+            virtual_interfaces: if k6t { vec!["k6t".into()] } else { Vec::new() },
+            ..RedirectionSpec::default()
+        }
     })
 }
 
@@ -218,6 +228,10 @@ fn is_probe(spec: &RedirectionSpec, p: &Packet) -> bool {
     !spec.probe_interfaces.is_empty()
         && p.input == Some("eth0")
         && (p.source == IpAddr::from(spec.probe_v4) || p.source == IpAddr::from(spec.probe_v6))
+        && match &spec.probe_ports {
+            ProbePorts::Every => true,
+            ProbePorts::Only(ports) => ports.contains(&p.dport),
+        }
 }
 
 /// The contract, stated without rules.

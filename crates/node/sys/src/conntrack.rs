@@ -14,6 +14,7 @@ use std::{
 use rustix::{io::Errno, net::netlink};
 
 use crate::{
+    addresses::addresses_in,
     netlink::{Attrs, Socket, attr},
     netns::Netns,
 };
@@ -64,8 +65,18 @@ pub fn original_destination(
     }
 }
 
-/// Ends the translation of datagrams that open sockets of `clients` have redirected to `listener`: later
-/// ones go where they are sent. A pod that has ended has no sockets, so nothing is done for it.
+/// Which sockets' datagrams are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sockets {
+    /// Those of sockets that are closed: a new socket may get the same port.
+    Closed,
+    /// Those of all sockets.
+    All,
+}
+
+/// Ends the translation of datagrams that a pod's sockets had redirected to `listener`: later ones go where they are
+/// sent. `asked` are the ports from which datagrams came; open sockets count anyway. A pod that has ended has no addresses,
+/// so nothing is done for it.
 ///
 /// Each entry is deleted by its own tuple: to list what is redirected, the kernel would go through the
 /// entries of all namespaces, which on a node with many connections takes a tenth of a second for each
@@ -76,12 +87,18 @@ pub fn original_destination(
 pub fn forget_redirected(
     netns: &Netns,
     listener: SocketAddr,
-    clients: &[IpAddr],
+    asked: &[u16],
+    sockets: Sockets,
 ) -> io::Result<()> {
-    let ours = |ip: &IpAddr| ip.is_ipv4() == listener.is_ipv4();
-    let clients: Vec<IpAddr> = clients.iter().copied().filter(ours).collect();
+    let ours = |ip: &IpAddr| ip.is_ipv4() == listener.is_ipv4() && !ip.is_loopback();
+    let clients: Vec<IpAddr> = addresses_in(netns)?.into_iter().filter(ours).collect();
     netns.run(|| {
-        let ports = open_ports()?;
+        let open = open_ports()?;
+        let mut ports: BTreeSet<u16> = asked.iter().copied().collect();
+        match sockets {
+            Sockets::Closed => ports.retain(|port| !open.contains(port)),
+            Sockets::All => ports.extend(open),
+        }
         if ports.is_empty() || clients.is_empty() {
             return Ok(());
         }

@@ -77,8 +77,17 @@ impl Iptables {
 
     /// All rules, as text.
     pub(crate) fn save(self) -> Result<String, IptablesError> {
+        self.save_with(&[])
+    }
+
+    /// All rules of the table nat with their counters, as text.
+    pub(crate) fn save_counters(self) -> Result<String, IptablesError> {
+        self.save_with(&["-c", "-t", "nat"])
+    }
+
+    fn save_with(self, arguments: &[&str]) -> Result<String, IptablesError> {
         let program = format!("{}-save", self.stem);
-        let output = command(&program, &[])
+        let output = command(&program, arguments)
             .stdin(Stdio::null())
             .output()
             .map_err(|source| IptablesError::Run {

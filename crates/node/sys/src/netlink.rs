@@ -119,6 +119,11 @@ pub(crate) fn u32_be(value: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(value.get(..4)?.try_into().ok()?))
 }
 
+/// A long number in network order.
+pub(crate) fn u64_be(value: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(value.get(..8)?.try_into().ok()?))
+}
+
 /// A number in the host's order.
 pub(crate) fn u32_ne(value: &[u8]) -> Option<u32> {
     u32_at(value, 0)

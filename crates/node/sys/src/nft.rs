@@ -6,11 +6,11 @@ mod decode;
 mod encode;
 mod foreign;
 
-use std::{collections::BTreeMap, io, net::IpAddr};
+use std::{collections::BTreeMap, io};
 
 use ambit_netplan::{
     Family,
-    nft::{Change, Set, Table, TableChain},
+    nft::{Change, Set, SetKey, SetMember, Table, TableChain},
 };
 use rustix::{io::Errno, net::netlink};
 
@@ -161,12 +161,26 @@ impl Nft {
         })?;
         for (name, set) in &mut sets {
             let which = Attrs::new().text(1, table).text(2, name);
-            let members: &mut BTreeMap<IpAddr, String> = &mut set.members;
+            let members: &mut BTreeMap<SetMember, String> = &mut set.members;
             self.dump(GET_ELEMENTS, self.family as u8, which, |found| {
                 members.extend(decode::members(found))
             })?;
         }
         Ok(sets)
+    }
+
+    /// How many packets the counters of the chain's rules have counted.
+    pub(crate) fn counted(&mut self, table: &str, chain: &str) -> Result<u64, NftError> {
+        let filter = Attrs::new().text(1, table).text(2, chain);
+        let mut packets = 0_u64;
+        let counted = self.dump(GET_RULE, self.family as u8, filter, |found| {
+            packets = packets.saturating_add(decode::counted(found, table, chain));
+        });
+        counted.map_err(|source| NftError::Read {
+            table: table.to_owned(),
+            source,
+        })?;
+        Ok(packets)
     }
 
     /// Names of all chains of all tables and families: a cheap check whether other tools left some.
@@ -221,10 +235,20 @@ impl Nft {
     }
 }
 
-/// Type number and length of a set's key.
-const fn key_type(family: Family) -> (u32, u32) {
-    match family {
+/// Bits by which `nft` shifts the first of two types in a concatenation.
+const CONCATENATION: u32 = 6;
+/// Type number and length of a port in a concatenation: padded to a register.
+const PORT: (u32, u32) = (13, 4);
+
+/// Type number and length of a set's key, as `nft` numbers types.
+const fn key_type(key: SetKey) -> (u32, u32) {
+    let (number, len) = match key.family {
         Family::V4 => (7, 4),
         Family::V6 => (8, 16),
+    };
+    if key.has_port {
+        (number << CONCATENATION | PORT.0, len + PORT.1)
+    } else {
+        (number, len)
     }
 }

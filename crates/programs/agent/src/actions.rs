@@ -1,5 +1,7 @@
 //! Carrying steps out in the kernel. Everything here blocks, for milliseconds.
 
+mod cgroup;
+
 use std::{
     collections::BTreeMap,
     io,
@@ -8,7 +10,7 @@ use std::{
 };
 
 use ambit_model::PROXY_MARK;
-use ambit_netplan::{HostMember, HostSpec, RedirectionSpec, is_interface_name};
+use ambit_netplan::{HostMember, HostSpec, ProbePorts, RedirectionSpec, is_interface_name};
 use ambit_rt::ErrorChain;
 use ambit_sys::{
     addresses::addresses_in,
@@ -43,11 +45,15 @@ pub trait Actions: Send + Sync + 'static {
     fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec)
     -> Result<Redirected, ActionError>;
     /// Closes the connections of a captured pod that its proxy does not carry: those from before its
-    /// capture. Kubelet's probes, and what stays within the pod, go on.
+    /// capture. Kubelet's probes, to these ports, and what stays within the pod, go on.
     ///
     /// # Errors
     /// When they cannot be listed.
-    fn close_unproxied(&self, netns: &Netns) -> Result<Closed, ActionError>;
+    fn close_unproxied(
+        &self,
+        netns: &Netns,
+        probe_ports: &ProbePorts,
+    ) -> Result<Closed, ActionError>;
     /// Takes redirection away, if there is any.
     ///
     /// # Errors
@@ -58,11 +64,16 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When it does not.
     fn ensure_host(&self) -> Result<(), ActionError>;
-    /// Exempts the probes of a pod.
+    /// Exempts the probes of a pod at these addresses and ports, and nowhere else.
     ///
     /// # Errors
     /// When they are not.
-    fn upsert_probes(&self, uid: &str, addresses: &[IpAddr]) -> Result<(), ActionError>;
+    fn upsert_probes(
+        &self,
+        uid: &str,
+        addresses: &[IpAddr],
+        ports: &ProbePorts,
+    ) -> Result<(), ActionError>;
     /// Ends the exemption of a pod's probes.
     ///
     /// # Errors
@@ -73,6 +84,11 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When they are not.
     fn set_probe_members(&self, members: &[HostMember]) -> Result<(), ActionError>;
+    /// Counts the connections that the node's probe rule has exempted since it was last written.
+    ///
+    /// # Errors
+    /// When the rule cannot be read.
+    fn exempted_connections(&self) -> Result<u64, ActionError>;
     /// Takes the node's probe rule away.
     ///
     /// # Errors
@@ -184,6 +200,20 @@ pub struct KernelActions {
     pub node: Netns,
     /// The probe rule; `None` leaves the node's namespace alone.
     pub host: Option<HostSpec>,
+    /// Path of kubelet's cgroup below the node's hierarchy of version 2.
+    pub kubelet_cgroup: Option<String>,
+}
+
+impl KernelActions {
+    /// The probe rule with kubelet's cgroup, where the node has it. A cgroup that is made anew has another
+    /// number.
+    fn host_spec(&self) -> Option<HostSpec> {
+        let name = self.kubelet_cgroup.as_deref();
+        Some(HostSpec {
+            kubelet_cgroup: name.and_then(|name| cgroup::find(&self.proc, name)),
+            ..self.host.clone()?
+        })
+    }
 }
 
 impl Actions for KernelActions {
@@ -299,7 +329,11 @@ impl Actions for KernelActions {
         })
     }
 
-    fn close_unproxied(&self, netns: &Netns) -> Result<Closed, ActionError> {
+    fn close_unproxied(
+        &self,
+        netns: &Netns,
+        probe_ports: &ProbePorts,
+    ) -> Result<Closed, ActionError> {
         let open = tcp_sockets::unproxied(netns, PROXY_MARK, State::Open)
             .map_err(ActionError::Connections)?;
         if open.is_empty() {
@@ -309,7 +343,8 @@ impl Actions for KernelActions {
         let of_node = addresses_in(&self.node).map_err(ActionError::Connections)?;
         let mut outcome = Closed::default();
         for Unproxied { socket, way } in open {
-            if way == Way::Inbound && of_node.contains(&socket.remote.ip()) {
+            let by_node = way == Way::Inbound && of_node.contains(&socket.remote.ip());
+            if by_node && probe_ports.contains(socket.local.port()) {
                 continue;
             }
             let text = match way {
@@ -334,9 +369,15 @@ impl Actions for KernelActions {
     }
 
     fn ensure_host(&self) -> Result<(), ActionError> {
-        let Some(spec) = &self.host else {
+        let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
+        if let (Some(cgroup), None) = (&self.kubelet_cgroup, spec.kubelet_cgroup) {
+            tracing::warn!(
+                cgroup,
+                "the node has no such cgroup of version 2; kubelet is known by its user alone"
+            );
+        }
         redirection::host::ensure(&self.node, spec)
             .map(drop)
             .map_err(|source| ActionError::Probes {
@@ -345,11 +386,16 @@ impl Actions for KernelActions {
             })
     }
 
-    fn upsert_probes(&self, uid: &str, addresses: &[IpAddr]) -> Result<(), ActionError> {
-        let Some(spec) = &self.host else {
+    fn upsert_probes(
+        &self,
+        uid: &str,
+        addresses: &[IpAddr],
+        ports: &ProbePorts,
+    ) -> Result<(), ActionError> {
+        let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
-        redirection::host::upsert(&self.node, spec, uid, addresses).map_err(|source| {
+        redirection::host::upsert(&self.node, spec, uid, addresses, ports).map_err(|source| {
             ActionError::Probes {
                 what: "put in place",
                 source,
@@ -358,7 +404,7 @@ impl Actions for KernelActions {
     }
 
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError> {
-        let Some(spec) = &self.host else {
+        let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
         redirection::host::remove_pod(&self.node, spec, uid).map_err(|source| ActionError::Probes {
@@ -368,7 +414,7 @@ impl Actions for KernelActions {
     }
 
     fn set_probe_members(&self, members: &[HostMember]) -> Result<(), ActionError> {
-        let Some(spec) = &self.host else {
+        let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
         let failed = |source| ActionError::Probes {
@@ -377,6 +423,16 @@ impl Actions for KernelActions {
         };
         redirection::host::ensure(&self.node, spec).map_err(failed)?;
         redirection::host::set_members(&self.node, spec, members).map_err(failed)
+    }
+
+    fn exempted_connections(&self) -> Result<u64, ActionError> {
+        let Some(spec) = &self.host_spec() else {
+            return Ok(0);
+        };
+        redirection::host::exempted(&self.node, spec).map_err(|source| ActionError::Probes {
+            what: "count",
+            source,
+        })
     }
 
     fn remove_host(&self) -> Result<(), ActionError> {

@@ -84,9 +84,16 @@ pub struct Args {
     /// Exempt kubelet's probes, with rules in the node's namespace. Without them pods exempt nobody.
     #[arg(long, env = "HOST_PROBE_RULE", action = ArgAction::Set, default_value_t = true)]
     pub host_probe_rule: bool,
-    /// Only connections of this user count as kubelet's; otherwise those of any local socket.
-    #[arg(long, env = "KUBELET_UID")]
-    pub kubelet_uid: Option<u32>,
+    /// Which connections of the node's processes to captured pods count as kubelet's probes, and so pass
+    /// STRICT, policies and waypoints.
+    #[arg(long, env = "PROBE_EXEMPTION", value_enum, default_value_t = ProbeExemption::Kubelet)]
+    pub probe_exemption: ProbeExemption,
+    /// The user that kubelet runs as.
+    #[arg(long, env = "KUBELET_UID", default_value_t = 0)]
+    pub kubelet_uid: u32,
+    /// Path of kubelet's cgroup (version 2), such as system.slice: only processes in it are kubelet. Empty: any.
+    #[arg(long, env = "KUBELET_CGROUP", default_value = "")]
+    pub kubelet_cgroup: String,
     /// Source address of IPv4 probes.
     #[arg(long, env = "HOST_PROBE_SNAT_IP", default_value_t = ambit_netplan::probes::V4)]
     pub probe_v4: std::net::Ipv4Addr,
@@ -120,6 +127,15 @@ pub enum Discover {
     Cgroup,
     /// By the pod's uid in their environment variable `AMBIT_POD_UID`.
     Environ,
+}
+
+/// Which connections of the node's processes count as kubelet's probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProbeExemption {
+    /// Those of kubelet's user to the ports that a pod's probes and lifecycle hooks name.
+    Kubelet,
+    /// Those of every process in the node's network namespace, to every port.
+    Node,
 }
 
 /// Settings that cannot be used.
@@ -167,6 +183,7 @@ impl Args {
                 backend: self.backend,
                 ..RedirectionSpec::default()
             },
+            exempt_probe_ports_only: self.probe_exemption == ProbeExemption::Kubelet,
         })
     }
 
@@ -190,9 +207,13 @@ impl Args {
             },
             netns_prefix,
             node,
+            kubelet_cgroup: (self.probe_exemption == ProbeExemption::Kubelet)
+                .then(|| self.kubelet_cgroup.clone())
+                .filter(|cgroup| !cgroup.is_empty()),
             host: self.host_probe_rule.then(|| HostSpec {
                 ipv6: self.ipv6,
-                kubelet_uid: self.kubelet_uid,
+                kubelet_uid: (self.probe_exemption == ProbeExemption::Kubelet)
+                    .then_some(self.kubelet_uid),
                 probe_v4: self.probe_v4,
                 probe_v6: self.probe_v6,
                 backend: self.backend,

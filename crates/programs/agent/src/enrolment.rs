@@ -14,7 +14,7 @@ use std::{
 
 use ambit_k8s_api::enablement::Enablement;
 use ambit_model::{ArcStr, PodName};
-use ambit_netplan::RedirectionSpec;
+use ambit_netplan::{ProbePorts, RedirectionSpec};
 use ambit_zds::PodUid;
 
 use crate::source::{Labels, PodView, Record, SourceEvent, Status};
@@ -34,7 +34,7 @@ use scan::Scanning;
 
 pub use annotations::AnnotationError;
 pub use requests::{CniAdd, Reply, WhichPod};
-pub use step::{ProbeStep, ProxyStep, RedirectionStep, Step, WriteStatus};
+pub use step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, WriteStatus};
 
 /// A call of the plugin that is to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -109,7 +109,7 @@ pub enum Effect<N> {
     /// Which namespaces may have mesh pods has changed.
     WriteMembership(BTreeMap<ArcStr, bool>),
     /// The complete members of the node's probe set.
-    SetProbeMembers(Vec<(PodUid, IpAddr)>),
+    SetProbeMembers(Vec<(PodUid, ProbeTargets)>),
     /// Status is to be left on no other pods than these.
     PruneStatus(BTreeSet<PodName>),
     /// Report to the pod's owner that it cannot be enrolled and why, or that now it is.
@@ -139,8 +139,10 @@ pub struct Wanted {
 pub struct Settings {
     /// Who belongs.
     pub enablement: Enablement,
-    /// Redirection before annotations.
+    /// Redirection before annotations and probe ports.
     pub redirection: RedirectionSpec,
+    /// Whether calls of the node's processes are exempt on a pod's probe ports alone.
+    pub exempt_probe_ports_only: bool,
 }
 
 /// Numbers for metrics.
@@ -348,7 +350,14 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         if !self.belongs(&pod.view) {
             return Ok(Goal::Out);
         }
-        spec_of(&self.settings.redirection, &pod.view.annotations).map(Goal::In)
+        let mut spec = spec_of(&self.settings.redirection, &pod.view.annotations)?;
+        // Unless the settings exempt every port of every pod.
+        if self.settings.exempt_probe_ports_only
+            && let Some(ports) = &pod.view.probe_ports
+        {
+            spec.probe_ports = ProbePorts::Only(ports.clone());
+        }
+        Ok(Goal::In(spec))
     }
 
     /// A namespace that is not known has no labels: only the pod's own can make it belong.
@@ -526,15 +535,20 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .collect();
         let unsettled = |pod: &Pod<N>| {
             let step = pod.busy.as_ref().map(|busy| &busy.step);
-            pod.addresses.is_empty() || matches!(step, Some(Step::Probes(_)))
+            // Until this agent has written the pod's probes, those that an earlier one wrote stay.
+            let is_earlier = pod.should_stand && pod.probes.is_none();
+            pod.addresses.is_empty() || is_earlier || matches!(step, Some(Step::Probes(_)))
         };
         if captured.iter().any(|(_, pod)| unsettled(pod)) {
             return;
         }
         let members = captured
             .into_iter()
-            .filter(|(_, pod)| pod.probes.is_some())
-            .flat_map(|(uid, pod)| pod.addresses.iter().map(|ip| (uid.clone(), *ip)))
+            .filter_map(|(uid, pod)| {
+                let ports = pod.probes.as_ref()?.ports.clone();
+                let addresses = pod.addresses.clone();
+                Some((uid.clone(), ProbeTargets { addresses, ports }))
+            })
             .collect();
         effects.push(Effect::SetProbeMembers(members));
     }

@@ -54,6 +54,8 @@ pub struct Metrics {
     pub enrolment_seconds: Histogram,
     /// Connections from before the capture of pods that should have waited for it.
     pub earlier_connections: Family<PreCaptureOutcome, Counter>,
+    /// Connections of the node's processes that were exempt as kubelet's probes.
+    pub probe_connections: Counter,
     wanted: Gauge,
     captured: Gauge,
     failing: Gauge,
@@ -72,6 +74,7 @@ impl Metrics {
                 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
             ]),
             earlier_connections: Family::default(),
+            probe_connections: Counter::default(),
             wanted: Gauge::default(),
             captured: Gauge::default(),
             failing: Gauge::default(),
@@ -99,6 +102,11 @@ impl Metrics {
             "ambit_agent_earlier_connections",
             "Plaintext connections that pods had which should have started captured and did not, by whether they could be closed",
             m.earlier_connections,
+        );
+        registry.register(
+            "ambit_agent_probe_connections",
+            "Connections of the node's own processes that passed pods' proxies, policies and waypoints as kubelet's probes",
+            m.probe_connections,
         );
         registry.register(
             "ambit_agent_pods_wanted",

@@ -6,7 +6,10 @@ use std::{
     net::IpAddr,
 };
 
-use ambit_k8s_api::{enablement::PodFacts, labels};
+use ambit_k8s_api::{
+    enablement::{PodFacts, has_sidecar},
+    labels,
+};
 use ambit_model::{ArcStr, PodName};
 use ambit_zds::PodUid;
 use serde::{Deserialize, Serialize};
@@ -14,6 +17,7 @@ use serde::{Deserialize, Serialize};
 mod facts;
 pub mod kubernetes;
 pub mod manifests;
+mod probe_ports;
 
 pub use ambit_k8s_api::enablement::Labels;
 
@@ -38,6 +42,10 @@ pub struct PodView {
     pub annotations: Labels,
     /// The addresses its status names.
     pub addresses: Vec<IpAddr>,
+    /// Ports that kubelet probes. Not known in a record of an agent that did not keep them: then every port
+    /// counts, so that no probe fails until the API server sends the pod.
+    #[serde(default)]
+    pub probe_ports: Option<Vec<u16>>,
     /// What its cgroup is called if not by its uid (static pods).
     pub cgroup_alias: Option<String>,
     /// What its annotation says of its capture. Nothing of what stands is read from it, only that the pod
@@ -55,7 +63,7 @@ impl<'a> From<&'a PodView> for PodFacts<'a> {
             namespace: &pod.name.namespace,
             host_network: pod.host_network,
             labels: &pod.labels,
-            annotations: &pod.annotations,
+            has_sidecar: has_sidecar(&pod.annotations),
         }
     }
 }

@@ -99,7 +99,8 @@ impl Cluster {
             json!({
                 "metadata": {"namespace": "shop", "name": pod.name, "uid": pod.uid,
                     "annotations": annotations},
-                "spec": {"nodeName": "n1", "serviceAccountName": "sa", "containers": []},
+                "spec": {"nodeName": "n1", "serviceAccountName": "sa", "containers":
+                    [{"name": "main", "readinessProbe": {"tcpSocket": {"port": 8080}}}]},
                 "status": status,
             }),
         );

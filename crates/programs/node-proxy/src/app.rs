@@ -110,6 +110,9 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let mut registry = Registry::default();
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let metrics = Arc::new(Metrics::register(&mut registry, version));
+    if !config.metrics_principals {
+        metrics.hide_principals();
+    }
 
     // On demand, each worker asks for what its own connections need.
     let cached = (!config.xds_on_demand).then_some(Role::NodeProxy);
@@ -365,7 +368,7 @@ fn certificate_settings(config: &Config) -> CertificateSettings {
         ca: config.ca.clone(),
         auth_token: config.auth_token.clone(),
         cluster_id: config.cluster_id.clone(),
-        impersonate: true,
+        own: None,
         ttl: config.secret_ttl,
         crl_path: config.crl_path.clone(),
     }

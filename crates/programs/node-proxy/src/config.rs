@@ -162,6 +162,8 @@ pub struct Config {
     pub registry_only: bool,
     /// `CRL_PATH`.
     pub crl_path: Option<PathBuf>,
+    /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
+    pub metrics_principals: bool,
     /// Admin server's port, on the loopback address.
     pub admin_port: u16,
     /// Metrics server's port.
@@ -253,6 +255,7 @@ impl Config {
                 .get("CRL_PATH")
                 .filter(|path| !path.is_empty())
                 .map(Into::into),
+            metrics_principals: env.flag("AMBIT_METRICS_PRINCIPALS")?.unwrap_or(true),
             admin_port: mesh.proxy_admin_port.unwrap_or(15000),
             stats_port: mesh.stats_port.unwrap_or(15020),
             readiness_port: 15021,

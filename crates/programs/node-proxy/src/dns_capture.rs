@@ -4,7 +4,6 @@
 
 use std::{
     io,
-    net::IpAddr,
     sync::{Arc, Weak},
 };
 
@@ -107,13 +106,6 @@ impl Host for Questions {
             drop(pod);
             gate.opened().await;
         }
-    }
-
-    fn clients(&self) -> Vec<IpAddr> {
-        let pod = self.0.upgrade();
-        pod.map_or_else(Vec::new, |pod| {
-            pod.local.now(None).workload.workload_ips.clone()
-        })
     }
 
     fn report(&self, report: &Report<'_>) {

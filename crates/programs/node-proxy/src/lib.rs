@@ -20,5 +20,6 @@ pub mod pod;
 mod pod_handover;
 pub mod pods;
 mod pre_capture;
+mod refusal;
 mod shard;
 mod termination;

@@ -19,7 +19,7 @@ use ambit_telemetry::{Direction, log_denied};
 use http::HeaderMap;
 use tokio::net::TcpStream;
 
-use crate::{pod::Pod, shard::Shard};
+use crate::{pod::Pod, refusal, shard::Shard};
 
 /// A connection from the pod that failed.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,17 @@ enum OutboundError {
     Inner(#[from] InnerError),
     #[error(transparent)]
     Cut(#[from] Cut),
+}
+
+impl OutboundError {
+    /// Whether it may end by itself within seconds, so that the connection waits.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Route(error) => error.is_passing(),
+            Self::Connect(error) => error.is_passing(),
+            _ => false,
+        }
+    }
 }
 
 impl Failure for OutboundError {
@@ -93,15 +104,13 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     } = &mut opening;
     let shown = tracked.handle();
     let connecting = async {
-        let route = decide(pod, &local, dst, &[]).await?;
-        describe(pod, &route, report, &shown);
-        match route {
-            Route::Hbone(hbone) if hbone.waypoint.is_some() => {
-                let (tunnel, used) = to_waypoint(&shard, &local, (peer, dst), hbone).await?;
-                describe(pod, &Route::Hbone(used), report, &shown);
-                Ok(End::Tunnel(tunnel))
+        let mut wait = pod.dialer.waits.connection();
+        loop {
+            let connected = connect(&shard, &local, (peer, dst), report, &shown).await;
+            match connected {
+                Err(error) if error.is_passing() && wait.again().await => {}
+                connected => return connected,
             }
-            route => dial(&shard, &local, peer, route, report).await,
         }
     };
     let connected = tracked.unless_cut(pin!(connecting)).await;
@@ -109,8 +118,30 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         Ok(far) => Some(opening.established(stream, far)),
         Err(error) => {
             opening.failed(&error);
+            refusal::reset(stream).await;
             None
         }
+    }
+}
+
+/// Connects to where a connection goes, or to another replica of that.
+async fn connect(
+    shard: &Shard,
+    local: &Local,
+    (peer, dst): (SocketAddr, SocketAddr),
+    report: &mut Report,
+    shown: &Handle,
+) -> Result<End, OutboundError> {
+    let pod = &shard.pod;
+    let route = decide(pod, local, dst, &[]).await?;
+    describe(pod, &route, report, shown);
+    match route {
+        Route::Hbone(hbone) if hbone.waypoint.is_some() || hbone.service.is_some() => {
+            let (tunnel, used) = to_replica(shard, local, (peer, dst), hbone).await?;
+            describe(pod, &Route::Hbone(used), report, shown);
+            Ok(End::Tunnel(tunnel))
+        }
+        route => dial(shard, local, peer, route, report).await,
     }
 }
 
@@ -125,8 +156,7 @@ fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
     Ok(dst)
 }
 
-/// Where it goes instead, addresses of names looked up. Another replica of a waypoint is chosen than those that
-/// have `failed`.
+/// Where it goes instead, addresses of names looked up. Another replica is chosen than those that have `failed`.
 async fn decide(
     pod: &Pod,
     local: &Local,
@@ -217,25 +247,28 @@ async fn dial(
     }
 }
 
-/// Connects to the waypoint that the connection has to go through, or to another replica of it. Also says to
-/// which one.
-async fn to_waypoint(
+/// Connects to a pod of the waypoint that the connection has to go through, or to an endpoint of the service, or to
+/// another one if that does not take it. Also says to which one.
+async fn to_replica(
     shard: &Shard,
     local: &Local,
     (peer, dst): (SocketAddr, SocketAddr),
     route: HboneRoute,
 ) -> Result<(Tunnel, HboneRoute), OutboundError> {
     let Shard { pod, pool } = shard;
+    let through_waypoint = route.waypoint.is_some();
     let another = |failed: Vec<ArcStr>| async move {
         match decide(pod, local, dst, &failed).await {
-            Ok(Route::Hbone(route)) => Some(route).filter(|route| route.waypoint.is_some()),
+            Ok(Route::Hbone(route)) => {
+                Some(route).filter(|route| route.waypoint.is_some() == through_waypoint)
+            }
             _ => None,
         }
     };
     let headers = headers(local, peer, &route);
     let dialer = &pod.dialer;
     Ok(dialer
-        .waypoint_tunnel(pool, route, peer.ip(), headers, another)
+        .replica_tunnel(pool, route, peer.ip(), headers, another)
         .await?)
 }
 

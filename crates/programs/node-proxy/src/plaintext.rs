@@ -21,6 +21,7 @@ use crate::{
     admission::{self, Denied, note_source},
     application::{self, AppError},
     inbound::hairpin::{self, HairpinError},
+    refusal,
     shard::Shard,
 };
 
@@ -99,6 +100,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         }
         Err(error) => {
             opening.failed(&error);
+            refusal::reset(stream).await;
             None
         }
     }

@@ -18,7 +18,9 @@ use std::{
 use ambit_certificates::Certificates;
 use ambit_handover::Gate;
 use ambit_model::{ArcStr, HBONE_PORT, INBOUND_PLAINTEXT_PORT, Identity, OUTBOUND_PORT, PodName};
-use ambit_proxy::{Connections, Dialer, InFlight, Lifecycle, Local, LocalWorkload, SharedState};
+use ambit_proxy::{
+    Connections, Dialer, InFlight, Lifecycle, Local, LocalWorkload, SharedState, dial::Waits,
+};
 use ambit_rt::DrainWatcher;
 use ambit_sys::{
     addresses::addresses_in,
@@ -142,6 +144,7 @@ impl Pod {
             node: config.local_node.clone(),
             network: config.network.clone(),
             state: state.clone(),
+            waits: Waits::default(),
         };
         Arc::new(Self {
             uid,

@@ -35,8 +35,16 @@ const CLOSE_AFTER: [Duration; 3] = [
     Duration::from_secs(10),
 ];
 
-/// Between looks at what a new pod brings along, for the same reason.
-const LOOK_AFTER: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1500)];
+/// Between looks at what a new pod brings along, for the same reason; the last when no probe from before the
+/// capture goes on any more.
+const LOOK_AFTER: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_millis(1500),
+    PROBES_END_AFTER,
+];
+
+/// How long after a pod's capture a connection from the node may be a probe that began before it.
+const PROBES_END_AFTER: Duration = Duration::from_secs(60);
 
 /// The plaintext connections of the pod now.
 pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
@@ -82,8 +90,8 @@ pub(crate) async fn close(pod: Arc<Pod>) {
 
 /// Closes a pod's inbound connections from before its capture when a policy begins to refuse them:
 /// STRICT, or any other; and after a grace when everything begins to have to come through a waypoint. Those
-/// that were refused when capture began go on: that is for the setting to decide; kubelet's, and those within
-/// the pod, always do. Ends when there are none left.
+/// that were refused when capture began go on: that is for the setting to decide; those within the pod always
+/// do, and those that may be kubelet's for a while. Ends when there are none left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
     let mut gone = pin!(pod.gone());
@@ -92,6 +100,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut earlier = Earlier::default();
     let mut looks = LOOK_AFTER.into_iter();
     let mut next = Some(Duration::ZERO);
+    let probes_end = Instant::now() + PROBES_END_AFTER;
     loop {
         let is_change = tokio::select! {
             () = &mut gone => return,
@@ -119,13 +128,15 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
         };
         // Before its capture there was no address by which probes are recognised.
         let kubelet = kubelet_addresses(&pod);
-        let inbound = found.into_iter().filter(|found| {
-            found.way == Way::Inbound && !kubelet.contains(&found.socket.remote.ip())
-        });
+        let may_be_probe = |socket: &TcpSocket| {
+            Instant::now() < probes_end && kubelet.contains(&socket.remote.ip())
+        };
+        let inbound = found.into_iter().filter(|found| found.way == Way::Inbound);
         let sockets: Vec<_> = inbound.map(|found| found.socket).collect();
         let refused = {
             let mut look = grace.look(Instant::now());
-            earlier.refused_now(sockets, &mut look, |socket| judge(&pod, &workload, socket))
+            let judge = |socket: &TcpSocket| judge(&pod, &workload, socket);
+            earlier.refused_now(sockets, &mut look, may_be_probe, judge)
         };
         for (socket, verdict) in refused {
             if destroy(&pod, &socket, EarlierCause::Policy) {
@@ -142,8 +153,8 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
                 );
             }
         }
-        // Capture stands by the last look: no more can come.
-        if next.is_none() && earlier.is_empty() {
+        // Capture stands by the last look but one: no more can come.
+        if looks.len() == 0 && earlier.is_empty() {
             return;
         }
     }
@@ -196,11 +207,13 @@ impl Earlier {
         self.0.is_empty()
     }
 
-    /// Of the connections there are, those that were allowed and are not any more.
+    /// Of the connections there are, those that were allowed and are not any more. A spared one is returned
+    /// when it is spared no longer.
     fn refused_now(
         &mut self,
         found: Vec<TcpSocket>,
         waypoint: &mut Look<'_>,
+        is_spared: impl Fn(&TcpSocket) -> bool,
         judge: impl Fn(&TcpSocket) -> Verdict,
     ) -> Vec<(TcpSocket, Verdict)> {
         let before = std::mem::take(&mut self.0);
@@ -218,7 +231,11 @@ impl Earlier {
                 _ => by_policy && !verdict.passes_by_waypoint,
             };
             if was_allowed == Some(true) && !allowed {
-                refused.push((socket, verdict));
+                if is_spared(&socket) {
+                    self.0.insert(socket.cookie(), true);
+                } else {
+                    refused.push((socket, verdict));
+                }
             } else {
                 self.0.insert(socket.cookie(), allowed);
             }
@@ -285,7 +302,9 @@ mod tests {
         let judge = |_: &TcpSocket| verdict(allowed, why.clone());
         let mut grace = Grace::new(Duration::ZERO);
         let mut look = grace.look(Instant::now());
-        earlier.refused_now(vec![socket()], &mut look, judge).len()
+        earlier
+            .refused_now(vec![socket()], &mut look, |_| false, judge)
+            .len()
     }
 
     #[test]
@@ -303,7 +322,7 @@ mod tests {
         let mut refused = |earlier: &mut Earlier, now, passes_by| {
             let mut look = grace.look(now);
             earlier
-                .refused_now(vec![socket()], &mut look, judge(passes_by))
+                .refused_now(vec![socket()], &mut look, |_| false, judge(passes_by))
                 .len()
         };
         assert_eq!(refused(&mut earlier, begin, false), 0);
@@ -331,6 +350,23 @@ mod tests {
     }
 
     #[test]
+    fn a_call_from_the_node_is_spared_only_while_it_may_be_a_probe() {
+        let mut earlier = Earlier::default();
+        let mut grace = Grace::new(Duration::ZERO);
+        let mut refused = |allowed, is_spared| {
+            let mut look = grace.look(Instant::now());
+            let judge = |_: &TcpSocket| verdict(allowed, Why::Denied);
+            earlier
+                .refused_now(vec![socket()], &mut look, |_| is_spared, judge)
+                .len()
+        };
+        assert_eq!(refused(true, true), 0);
+        assert_eq!(refused(false, true), 0);
+        assert_eq!(refused(false, true), 0);
+        assert_eq!(refused(false, false), 1);
+    }
+
+    #[test]
     fn a_policy_that_is_still_on_its_way_closes_nothing() {
         let mut earlier = Earlier::default();
         let missing = Why::MissingPolicy(ArcStr::from("shop/strict"));
@@ -345,7 +381,8 @@ mod tests {
         assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
         let mut grace = Grace::new(Duration::ZERO);
         let mut look = grace.look(Instant::now());
-        let none = earlier.refused_now(Vec::new(), &mut look, |_| verdict(true, Why::NoPolicies));
+        let judge = |_: &TcpSocket| verdict(true, Why::NoPolicies);
+        let none = earlier.refused_now(Vec::new(), &mut look, |_| false, judge);
         assert!(none.is_empty() && earlier.is_empty());
     }
 }

@@ -83,6 +83,7 @@ fn serve(pod: Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
         }
     }
     let pool = Pool::new(pod.config.http2.clone());
+    pod.state.follow_pool(&pool);
     let shard = Arc::new(Shard { pod, pool });
     ambit_rt::spawn_essential("listeners", accept(shard, Listeners::new(all)));
     Ok(())

@@ -1,3 +1,5 @@
+//! Namespaces, links, addresses and routes in the kernel.
+
 use std::net::{TcpListener, TcpStream};
 
 use super::*;
@@ -39,6 +41,39 @@ async fn two_hosts_on_a_bridge_talk_over_both_families() {
         let (_, from) = listener.accept().unwrap();
         assert_eq!(from, client.local_addr().unwrap());
     }
+}
+
+#[tokio::test]
+async fn bridge_keeps_its_hardware_address_when_ports_come_and_go() {
+    let host = Host::new("node").await.unwrap();
+    host.bridge("br0").await.unwrap();
+    let before = hardware_address(&host, "br0").await;
+    let message = LinkVeth::new("low", "peer").build();
+    host.netlink.link().add(message).execute().await.unwrap();
+    let index = host.index("low").await.unwrap();
+    let lowest = vec![0x02, 0, 0, 0, 0, 1];
+    let message = LinkUnspec::new_with_index(index).address(lowest).build();
+    host.netlink.link().set(message).execute().await.unwrap();
+    host.attach("low", "br0").await.unwrap();
+    host.up("low").await.unwrap();
+    assert_eq!(hardware_address(&host, "br0").await, before);
+    host.remove("low").await.unwrap();
+    assert_eq!(hardware_address(&host, "br0").await, before);
+}
+
+async fn hardware_address(host: &Host, link: &str) -> Vec<u8> {
+    let mut links = host
+        .netlink
+        .link()
+        .get()
+        .match_name(link.to_owned())
+        .execute();
+    let link = links.try_next().await.unwrap().unwrap();
+    let address = |attribute: &LinkAttribute| match attribute {
+        LinkAttribute::Address(address) => Some(address.clone()),
+        _ => None,
+    };
+    link.attributes.iter().find_map(address).unwrap()
 }
 
 #[tokio::test]

@@ -1,9 +1,8 @@
 //! The changes that turn one table into another, to be made in one transaction.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr};
+use std::{collections::BTreeMap, fmt};
 
-use super::{Expr, Hook, Set, Table, TableChain, lower::GUARDS};
-use crate::ruleset::Family;
+use super::{Expr, Hook, Set, SetKey, SetMember, Table, TableChain, lower::GUARDS};
 
 /// One step. Steps are valid only in the order [`diff`] gives them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,13 +20,13 @@ pub enum Change {
     /// Appends a rule to a chain.
     AddRule(String, Vec<Expr>),
     /// Makes a set, empty.
-    AddSet(String, Family),
+    AddSet(String, SetKey),
     /// Removes a set no rule looks into.
     DeleteSet(String),
-    /// Adds an address to a set.
-    AddMember(String, IpAddr, String),
-    /// Removes an address from a set.
-    DeleteMember(String, IpAddr),
+    /// Adds a member to a set.
+    AddMember(String, SetMember, String),
+    /// Removes a member from a set.
+    DeleteMember(String, SetMember),
 }
 
 impl fmt::Display for Change {
@@ -42,8 +41,10 @@ impl fmt::Display for Change {
             Self::AddRule(name, _) => write!(f, "chain {name} lacks a rule"),
             Self::AddSet(name, _) => write!(f, "set {name} is missing"),
             Self::DeleteSet(name) => write!(f, "set {name} should not be there"),
-            Self::AddMember(name, ip, _) => write!(f, "set {name} lacks {ip}"),
-            Self::DeleteMember(name, ip) => write!(f, "set {name} should not hold {ip}"),
+            Self::AddMember(name, member, _) => write!(f, "set {name} lacks {member}"),
+            Self::DeleteMember(name, member) => {
+                write!(f, "set {name} should not hold {member}")
+            }
         }
     }
 }
@@ -109,7 +110,7 @@ fn needs_rebuild(current: &Table, desired: &Table) -> bool {
         desired
             .sets
             .get(name)
-            .is_some_and(|wanted| wanted.family != set.family)
+            .is_some_and(|wanted| wanted.key != set.key)
     };
     current.chains.iter().any(chain) || current.sets.iter().any(set)
 }
@@ -162,18 +163,18 @@ fn change_sets(
     for (name, wanted) in desired {
         let present = current.get(name);
         if present.is_none() {
-            out.push(Change::AddSet(name.clone(), wanted.family));
+            out.push(Change::AddSet(name.clone(), wanted.key));
         }
         let members = present.map_or(&nothing, |set| &set.members);
         // The kernel does not change the comment of a member that exists: out and in again.
-        for (ip, comment) in members {
-            if wanted.members.get(ip) != Some(comment) {
-                out.push(Change::DeleteMember(name.clone(), *ip));
+        for (member, comment) in members {
+            if wanted.members.get(member) != Some(comment) {
+                out.push(Change::DeleteMember(name.clone(), *member));
             }
         }
-        for (ip, comment) in &wanted.members {
-            if members.get(ip) != Some(comment) {
-                out.push(Change::AddMember(name.clone(), *ip, comment.clone()));
+        for (member, comment) in &wanted.members {
+            if members.get(member) != Some(comment) {
+                out.push(Change::AddMember(name.clone(), *member, comment.clone()));
             }
         }
     }
@@ -221,9 +222,9 @@ fn apply_inside(table: &mut Table, change: &Change) {
                 chain.rules.push(rule.clone());
             }
         }
-        Change::AddSet(name, family) => {
+        Change::AddSet(name, key) => {
             let set = Set {
-                family: *family,
+                key: *key,
                 members: BTreeMap::new(),
             };
             table.sets.entry(name.clone()).or_insert(set);
@@ -231,14 +232,16 @@ fn apply_inside(table: &mut Table, change: &Change) {
         Change::DeleteSet(name) => {
             table.sets.remove(name);
         }
-        Change::AddMember(name, ip, comment) => {
+        Change::AddMember(name, member, comment) => {
             if let Some(set) = table.sets.get_mut(name) {
-                set.members.entry(*ip).or_insert_with(|| comment.clone());
+                set.members
+                    .entry(*member)
+                    .or_insert_with(|| comment.clone());
             }
         }
-        Change::DeleteMember(name, ip) => {
+        Change::DeleteMember(name, member) => {
             if let Some(set) = table.sets.get_mut(name) {
-                set.members.remove(ip);
+                set.members.remove(member);
             }
         }
     }

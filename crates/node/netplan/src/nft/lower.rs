@@ -5,11 +5,11 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-use super::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, Table, TableChain};
+use super::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, SetKey, SetMember, Table, TableChain};
 use crate::{
     plan::{admits_unknown, host_ruleset},
     ruleset::{Action, ChainKind, Family, InboundGuard, Match, Rule, Ruleset},
-    spec::{HostSpec, marks},
+    spec::{Cgroup, HostMember, HostSpec, marks},
 };
 
 /// Name of the table in pods.
@@ -34,11 +34,13 @@ const UDP: u8 = 17;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
-/// Name of the set of probed pods of one family.
-pub const fn set_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "probes-v4",
-        Family::V6 => "probes-v6",
+/// Name of the node's set of this type: of pods exempt on every port, or of probe ports.
+pub const fn set_name(key: SetKey) -> &'static str {
+    match (key.has_port, key.family) {
+        (false, Family::V4) => "probes-v4",
+        (false, Family::V6) => "probes-v6",
+        (true, Family::V4) => "probe-ports-v4",
+        (true, Family::V6) => "probe-ports-v6",
     }
 }
 
@@ -72,20 +74,44 @@ pub fn inbound_guard(table: Option<&Table>) -> InboundGuard {
     }
 }
 
-/// The node's table with its sets, still empty.
-pub fn host_table(spec: &HostSpec) -> Table {
-    let ruleset = host_ruleset(spec);
+/// The node's table. Members of a family that the node does not handle are left out; the sets of pods
+/// exempt on every port, and the rules that use them, are there only if such a pod is.
+pub fn host_table(spec: &HostSpec, members: &[HostMember]) -> Table {
+    let every_port = members.iter().any(|member| member.port.is_none());
+    let ruleset = host_ruleset(spec, every_port);
     let mut table = lower(&ruleset);
     for family in ruleset.families {
-        table.sets.insert(
-            set_name(family).into(),
-            Set {
-                family,
+        for has_port in every_port.then_some(false).into_iter().chain([true]) {
+            let key = SetKey { family, has_port };
+            let set = Set {
+                key,
                 members: BTreeMap::new(),
-            },
-        );
+            };
+            table.sets.insert(set_name(key).into(), set);
+        }
+    }
+    for HostMember { ip, port, uid } in members {
+        let member = SetMember {
+            ip: *ip,
+            port: *port,
+        };
+        if let Some(set) = table.sets.get_mut(set_name(member.key())) {
+            set.members.insert(member, uid.clone());
+        }
     }
     table
+}
+
+/// The members of all sets of the node's table.
+pub fn host_members(table: &Table) -> Vec<HostMember> {
+    let members = table.sets.values().flat_map(|set| &set.members);
+    members
+        .map(|(SetMember { ip, port }, uid)| HostMember {
+            ip: *ip,
+            port: *port,
+            uid: uid.clone(),
+        })
+        .collect()
 }
 
 /// The node's table of family bridge, also named [`HOST_TABLE`]: the rules above do not see what one
@@ -137,6 +163,11 @@ pub fn bridge_table(spec: &HostSpec) -> Table {
         chains: BTreeMap::from([(name.to_owned(), chain)]),
         sets: BTreeMap::new(),
     }
+}
+
+/// Name of a chain.
+pub fn chain_name(kind: ChainKind) -> &'static str {
+    hook(kind).0
 }
 
 fn hook(kind: ChainKind) -> (&'static str, Hook) {
@@ -275,8 +306,8 @@ fn source_address(ip: IpAddr) -> [Expr; 2] {
     }
 }
 
-fn destination_in_set(family: Family) -> [Expr; 2] {
-    let (offset, len) = match family {
+fn destination_in_set(key: SetKey) -> impl Iterator<Item = Expr> {
+    let (offset, len) = match key.family {
         Family::V4 => (16, 4),
         Family::V6 => (24, 16),
     };
@@ -285,7 +316,9 @@ fn destination_in_set(family: Family) -> [Expr; 2] {
         offset,
         len,
     };
-    [destination, Expr::Lookup(set_name(family).into())]
+    let port = key.has_port.then_some(Expr::PortBeside(key.family));
+    let lookup = Expr::Lookup(set_name(key).into());
+    [destination].into_iter().chain(port).chain([lookup])
 }
 
 fn interface_name(name: &str) -> Vec<u8> {
@@ -323,7 +356,10 @@ fn lower_match(one: &Match, family: Option<Family>, out: &mut Vec<Expr>) {
         Match::LoopbackDestination => {
             out.extend(loopback_destination(family.unwrap_or(Family::V4)));
         }
-        Match::ProbedPod => out.extend(destination_in_set(family.unwrap_or(Family::V4))),
+        Match::ExemptPod | Match::ProbePort => out.extend(destination_in_set(SetKey {
+            family: family.unwrap_or(Family::V4),
+            has_port: *one == Match::ProbePort,
+        })),
         Match::Mark(value) => out.extend(mark(meta(MetaKey::Mark), eq(value.to_ne_bytes()))),
         Match::NotMark(value) => out.extend(mark(meta(MetaKey::Mark), ne(value.to_ne_bytes()))),
         Match::ConnectionMark(value) => {
@@ -339,6 +375,9 @@ fn lower_match(one: &Match, family: Option<Family>, out: &mut Vec<Expr>) {
         Match::LocalSocket(None) => {
             out.extend([meta(MetaKey::SocketUser), ne(u32::MAX.to_ne_bytes())]);
         }
+        Match::SocketCgroup(Cgroup { level, id }) => {
+            out.extend([Expr::SocketCgroup(*level), eq(id.to_ne_bytes())]);
+        }
         Match::LocalSocket(Some(uid)) => {
             out.extend([meta(MetaKey::SocketUser), eq(uid.to_ne_bytes())]);
         }
@@ -352,10 +391,12 @@ fn lower_action(action: Action, out: &mut Vec<Expr>) {
             out.extend([Expr::Data(port.to_be_bytes().into()), Expr::Redirect]);
         }
         Action::SourceNat(IpAddr::V4(ip)) => {
-            out.extend([Expr::Data(ip.octets().into()), Expr::SourceNat(Family::V4)]);
+            let address = Expr::Data(ip.octets().into());
+            out.extend([Expr::Counter, address, Expr::SourceNat(Family::V4)]);
         }
         Action::SourceNat(IpAddr::V6(ip)) => {
-            out.extend([Expr::Data(ip.octets().into()), Expr::SourceNat(Family::V6)]);
+            let address = Expr::Data(ip.octets().into());
+            out.extend([Expr::Counter, address, Expr::SourceNat(Family::V6)]);
         }
         Action::SetConnectionMark(mark) => {
             out.extend([

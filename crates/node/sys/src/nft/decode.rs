@@ -5,13 +5,27 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use ambit_netplan::{
     Family,
-    nft::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, TableChain},
+    nft::{CtKey, Expr, Hook, MetaKey, PayloadBase, Set, SetKey, SetMember, TableChain, set_name},
 };
 
 use super::encode::{
-    ACCEPT, ADDRESS_TYPE, DROP, OF_DESTINATION, REGISTER, TCP_RESET, VERDICT_REGISTER,
+    ACCEPT, ADDRESS_TYPE, DROP, OF_DESTINATION, REGISTER, SOCKET_CGROUP, TCP_RESET,
+    VERDICT_REGISTER, register_beside,
 };
-use crate::netlink::{attr, attrs, text, u32_be};
+use super::key_type;
+use crate::netlink::{attr, attrs, text, u32_be, u64_be};
+
+/// Types of sets that we make.
+const SET_KEYS: [SetKey; 4] = [
+    set_key(Family::V4, false),
+    set_key(Family::V6, false),
+    set_key(Family::V4, true),
+    set_key(Family::V6, true),
+];
+
+const fn set_key(family: Family, has_port: bool) -> SetKey {
+    SetKey { family, has_port }
+}
 
 /// A chain of this table, by name, without its rules.
 pub(super) fn chain(found: &[u8], table: &str) -> Option<(String, TableChain)> {
@@ -57,40 +71,61 @@ pub(super) fn rule(found: &[u8], table: &str) -> Option<(String, Vec<Expr>)> {
     Some((chain, rule.collect()))
 }
 
-/// A set of addresses of this table.
+/// Packets that the counters of a rule of this chain have counted.
+pub(super) fn counted(found: &[u8], table: &str, chain: &str) -> u64 {
+    let names = (attr(found, 1), attr(found, 2));
+    if (names.0.and_then(text), names.1.and_then(text)) != (Some(table), Some(chain)) {
+        return 0;
+    }
+    let counters = attrs(attr(found, 4).unwrap_or_default())
+        .filter(|(_, one)| attr(one, 1).and_then(text) == Some("counter"));
+    counters
+        .filter_map(|(_, one)| attr(attr(one, 2)?, 2).and_then(u64_be))
+        .sum()
+}
+
+/// A set of this table.
 pub(super) fn set(found: &[u8], table: &str) -> Option<(String, Set)> {
     if attr(found, 1).and_then(text)? != table {
         return None;
     }
     let name = attr(found, 2).and_then(text)?.to_owned();
-    // A set that is neither of IPv4 nor of IPv6 addresses differs from ours in any case.
-    let family = if attr(found, 5).and_then(u32_be) == Some(4) {
-        Family::V4
-    } else {
-        Family::V6
-    };
+    let number = attr(found, 4).and_then(u32_be);
+    let mut keys = SET_KEYS.into_iter();
+    // A set of none of these types reads as one of another type than its name requires.
+    let key = keys
+        .find(|key| Some(key_type(*key).0) == number)
+        .or_else(|| SET_KEYS.into_iter().find(|key| set_name(*key) != name))?;
     Some((
         name,
         Set {
-            family,
+            key,
             members: BTreeMap::new(),
         },
     ))
 }
 
-/// Addresses and comments of one answer about a set.
-pub(super) fn members(found: &[u8]) -> Vec<(IpAddr, String)> {
+/// Members and comments of one answer about a set.
+pub(super) fn members(found: &[u8]) -> Vec<(SetMember, String)> {
     let list = attr(found, 3).unwrap_or_default();
     attrs(list).filter_map(|(_, one)| member(one)).collect()
 }
 
-fn member(one: &[u8]) -> Option<(IpAddr, String)> {
+fn member(one: &[u8]) -> Option<(SetMember, String)> {
     let key = attr(attr(one, 1)?, 1)?;
-    let ip = match key.len() {
-        4 => IpAddr::from(<[u8; 4]>::try_from(key).ok()?),
-        _ => IpAddr::from(<[u8; 16]>::try_from(key).ok()?),
+    let (ip, port) = match key.len() {
+        4 | 8 => {
+            let (ip, port) = key.split_first_chunk::<4>()?;
+            (IpAddr::from(*ip), port)
+        }
+        _ => {
+            let (ip, port) = key.split_first_chunk::<16>()?;
+            (IpAddr::from(*ip), port)
+        }
     };
-    Some((ip, attr(one, 6).and_then(comment).unwrap_or_default()))
+    let port = port.first_chunk().map(|port| u16::from_be_bytes(*port));
+    let member = SetMember { ip, port };
+    Some((member, attr(one, 6).and_then(comment).unwrap_or_default()))
 }
 
 fn comment(mut data: &[u8]) -> Option<String> {
@@ -121,6 +156,14 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
                 .map(Expr::Meta)
         }
         "payload" => {
+            let port = (number(2)?, number(3)?, number(4)?);
+            let beside = [Family::V4, Family::V6]
+                .into_iter()
+                .find(|family| number(1) == Some(register_beside(*family)));
+            if let Some(family) = beside {
+                let is_port = port == (PayloadBase::Transport.number(), 2, 2);
+                return is_port.then_some(Expr::PortBeside(family));
+            }
             register(1)?;
             let base = number(2)?;
             let base = [PayloadBase::Network, PayloadBase::Transport]
@@ -176,6 +219,10 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
             let inverted = number(5).unwrap_or(0) != 0 || attr(data, 3).is_some();
             let set = attr(data, 1).and_then(text)?;
             (!inverted).then(|| Expr::Lookup(set.to_owned()))
+        }
+        "socket" => {
+            register(2)?;
+            (number(1)? == SOCKET_CGROUP).then_some(Expr::SocketCgroup(number(3)?))
         }
         "counter" => Some(Expr::Counter),
         "reject" => (number(1)? == TCP_RESET).then_some(Expr::Reset),
@@ -243,6 +290,9 @@ mod tests {
             Expr::SourceNat(Family::V4),
             Expr::SourceNat(Family::V6),
             Expr::Lookup("probes-v6".into()),
+            Expr::PortBeside(Family::V4),
+            Expr::PortBeside(Family::V6),
+            Expr::SocketCgroup(2),
             Expr::Meta(MetaKey::SocketUser),
             Expr::Ct(CtKey::State),
             Expr::Drop,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ambit_netplan::{
     Family,
-    nft::{Change, Expr, Hook},
+    nft::{Change, Expr, Hook, PayloadBase, SetMember},
 };
 
 use super::{BATCH_BEGIN, BATCH_END, SUBSYSTEM, TableFamily, key_type};
@@ -23,10 +23,20 @@ const DELETE_ELEMENTS: u16 = SUBSYSTEM | 14;
 
 /// The one register all data goes through (`NFT_REG_1`).
 pub(super) const REGISTER: u32 = 1;
+/// The register behind an address of this family in [`REGISTER`]: `NFT_REG32_01`, or `NFT_REG_2`, which is
+/// how the kernel names that of four bytes at the same place.
+pub(super) const fn register_beside(family: Family) -> u32 {
+    match family {
+        Family::V4 => 9,
+        Family::V6 => 2,
+    }
+}
 /// The register of verdicts.
 pub(super) const VERDICT_REGISTER: u32 = 0;
 pub(super) const ACCEPT: u32 = 1;
 pub(super) const DROP: u32 = 0;
+/// `NFT_SOCKET_CGROUPV2`.
+pub(super) const SOCKET_CGROUP: u32 = 3;
 /// `NFT_REJECT_TCP_RST`.
 pub(super) const TCP_RESET: u32 = 1;
 /// `NFT_FIB_RESULT_ADDRTYPE` and `NFTA_FIB_F_DADDR`.
@@ -77,8 +87,8 @@ fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
             CREATE | APPEND,
             within().text(2, name).nest(4, &expressions(rule)),
         ),
-        Change::AddSet(name, family) => {
-            let (kind, len) = key_type(*family);
+        Change::AddSet(name, key) => {
+            let (kind, len) = key_type(*key);
             let id = u32::try_from(index).unwrap_or(u32::MAX);
             let set = within()
                 .text(2, name)
@@ -88,18 +98,18 @@ fn step(table: &str, change: &Change, index: usize) -> (u16, u16, Attrs) {
             (NEW_SET, CREATE | EXCLUSIVE, set.u32_be(10, id))
         }
         Change::DeleteSet(name) => (DELETE_SET, 0, within().text(2, name)),
-        Change::AddMember(set, ip, comment) => {
-            let member = key(*ip).bytes(6, &comment_data(comment));
+        Change::AddMember(set, member, comment) => {
+            let member = key(*member).bytes(6, &comment_data(comment));
             (
                 NEW_ELEMENTS,
                 CREATE | EXCLUSIVE,
                 elements(within().text(2, set), &member),
             )
         }
-        Change::DeleteMember(set, ip) => (
+        Change::DeleteMember(set, member) => (
             DELETE_ELEMENTS,
             0,
-            elements(within().text(2, set), &key(*ip)),
+            elements(within().text(2, set), &key(*member)),
         ),
     }
 }
@@ -117,12 +127,17 @@ fn elements(attrs: Attrs, member: &Attrs) -> Attrs {
     attrs.nest(3, &Attrs::new().nest(1, member))
 }
 
-fn key(ip: IpAddr) -> Attrs {
-    let value = match ip {
-        IpAddr::V4(ip) => data(&ip.octets()),
-        IpAddr::V6(ip) => data(&ip.octets()),
+fn key(member: SetMember) -> Attrs {
+    let mut value = match member.ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
     };
-    Attrs::new().nest(1, &value)
+    if let Some(port) = member.port {
+        value.extend(port.to_be_bytes());
+        // Each part of a concatenation fills registers of four bytes.
+        value.extend([0, 0]);
+    }
+    Attrs::new().nest(1, &data(&value))
 }
 
 /// A comment in the form that `nft` reads: type 0, length, text with its terminator.
@@ -158,6 +173,11 @@ pub(super) fn expression(expr: &Expr) -> (&str, Attrs) {
             let base = new().u32_be(1, REGISTER).u32_be(2, base.number());
             ("payload", base.u32_be(3, *offset).u32_be(4, *len))
         }
+        Expr::PortBeside(family) => {
+            let port = new().u32_be(1, register_beside(*family));
+            let port = port.u32_be(2, PayloadBase::Transport.number());
+            ("payload", port.u32_be(3, 2).u32_be(4, 2))
+        }
         Expr::Cmp { equal, data: value } => {
             let cmp = new().u32_be(1, REGISTER).u32_be(2, u32::from(!equal));
             ("cmp", cmp.nest(3, &data(value)))
@@ -178,6 +198,10 @@ pub(super) fn expression(expr: &Expr) -> (&str, Attrs) {
         Expr::DestinationType => {
             let fib = new().u32_be(1, REGISTER).u32_be(2, ADDRESS_TYPE);
             ("fib", fib.u32_be(3, OF_DESTINATION))
+        }
+        Expr::SocketCgroup(level) => {
+            let socket = new().u32_be(1, SOCKET_CGROUP).u32_be(2, REGISTER);
+            ("socket", socket.u32_be(3, *level))
         }
         Expr::Redirect => ("redir", new().u32_be(1, REGISTER)),
         Expr::SourceNat(family) => {

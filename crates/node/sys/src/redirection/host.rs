@@ -1,15 +1,16 @@
 //! The rules in the node's namespace: kubelet's probes of enrolled pods get a recognisable source, and
 //! nothing that arrives from elsewhere has it.
 //!
-//! The kernel holds the list of enrolled pods, in a set (nftables) or in rules (iptables), each address
-//! with its pod's UID.
+//! The kernel holds the addresses and probe ports of enrolled pods, in sets (nftables) or in rules
+//! (iptables), each with its pod's UID. Members without a port, as agents before had them, stay until their
+//! pod is written anew, so that an upgrade interrupts no probe.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use ambit_netplan::{
-    Backend, Family, HostMember, HostSpec,
+    Backend, ChainKind, Family, HostMember, HostSpec, ProbePorts,
     iptables::{self, State},
-    nft::{HOST_TABLE, Table, bridge_table, host_table, set_name},
+    nft::{HOST_TABLE, Table, bridge_table, chain_name, host_members, host_table},
 };
 use ambit_rt::ErrorChain;
 
@@ -24,15 +25,15 @@ use crate::{
     nft::{Nft, TableFamily},
 };
 
-/// Address to pod UID.
-type Members = BTreeMap<IpAddr, String>;
+/// Address and port (`None`: every port) to pod UID.
+type Members = BTreeMap<(IpAddr, Option<u16>), String>;
 
 /// Creates the rules and their sets; existing members stay.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
 pub fn ensure(node: &Netns, spec: &HostSpec) -> Result<Applied, RedirectionError> {
-    edit(node, spec, |_| {}).map(Drift::into_applied)
+    edit(node, spec, |_| {}).map(|(_, drift)| drift.into_applied())
 }
 
 /// Changes the rules for frames that pass between ports of one bridge. Does nothing on a kernel that
@@ -50,7 +51,7 @@ fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, Redirect
     }
 }
 
-/// Makes the set's members exactly these, in one step.
+/// Makes the members exactly these, in one step, and removes rules that another backend has left.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -61,12 +62,15 @@ pub fn set_members(
 ) -> Result<(), RedirectionError> {
     let wanted: Members = members
         .iter()
-        .map(|m| (m.ip.to_canonical(), m.uid.clone()))
+        .map(|m| ((m.ip.to_canonical(), m.port), m.uid.clone()))
         .collect();
-    edit(node, spec, |current| current.clone_from(&wanted)).map(|_| ())
+    let (used, _) = edit(node, spec, |current| current.clone_from(&wanted))?;
+    // Only now: what those rules exempted is exempt by ours.
+    inside(node, || remove_others(used))
 }
 
-/// Adds a pod's addresses, taking them over from a pod that had them before.
+/// Makes a pod's members these ports of its addresses, and takes the addresses over from a pod that had
+/// them before.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -75,9 +79,14 @@ pub fn upsert(
     spec: &HostSpec,
     uid: &str,
     ips: &[IpAddr],
+    ports: &ProbePorts,
 ) -> Result<(), RedirectionError> {
+    let ips: Vec<_> = ips.iter().map(IpAddr::to_canonical).collect();
     edit(node, spec, |current| {
-        current.extend(ips.iter().map(|ip| (ip.to_canonical(), uid.to_owned())));
+        current.retain(|(ip, _), owner| owner != uid && !ips.contains(ip));
+        for ip in &ips {
+            current.extend(ports.iter().map(|port| ((*ip, port), uid.to_owned())));
+        }
     })
     .map(|_| ())
 }
@@ -102,17 +111,40 @@ pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, Redirec
         let (_, members) = first_working(spec.backend, |backend| match backend.kind() {
             Backend::Nftables => Ok(Nft::open()?
                 .read(HOST_TABLE)?
-                .map_or_else(Members::new, |t| members_of(&t))),
+                .map_or_else(Members::new, |t| collect(host_members(&t)))),
             backend => {
                 let mut members = Members::new();
                 for (_, state) in read(backend, spec)? {
-                    let found = iptables::host_members(&state);
-                    members.extend(found.into_iter().map(|m| (m.ip, m.uid)));
+                    members.extend(collect(iptables::host_members(&state)));
                 }
                 Ok(members)
             }
         })?;
         Ok(list(&members))
+    })
+}
+
+/// How many connections the rules have exempted since they were last written.
+///
+/// # Errors
+/// When the node's namespace cannot be entered or read.
+pub fn exempted(node: &Netns, spec: &HostSpec) -> Result<u64, RedirectionError> {
+    inside(node, || {
+        let (_, connections) = first_working(spec.backend, |backend| match backend.kind() {
+            Backend::Nftables => {
+                let mut nft = Nft::open()?;
+                Ok(nft.counted(HOST_TABLE, chain_name(ChainKind::NatPostrouting))?)
+            }
+            backend => {
+                let mut connections = 0_u64;
+                for program in programs(backend, spec) {
+                    let counted = iptables::exempted(&program.1.save_counters()?);
+                    connections = connections.saturating_add(counted);
+                }
+                Ok(connections)
+            }
+        })?;
+        Ok(connections)
     })
 }
 
@@ -122,45 +154,68 @@ pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, Redirec
 /// When the node's namespace cannot be entered or changed.
 pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
     inside(node, || {
-        match change_table(HOST_TABLE, |_| None) {
-            Err(error) if !error.is_unsupported() => return Err(error),
-            _ => {}
-        }
+        remove_nftables()?;
         change_bridges(|| None)?;
         for backend in RedirectionBackend::present()? {
-            let _lock = lock()?;
-            let spec = HostSpec::default();
-            for (family, current) in read(backend.kind(), &spec)? {
-                restore(backend.kind(), family, &current, &State::default())?;
-            }
+            remove_iptables(backend.kind())?;
         }
         Ok(())
     })
 }
 
-/// Changes the members, and repairs all else that is not as desired.
+/// Removes the rules of all backends but this.
+fn remove_others(used: Backend) -> Result<(), RedirectionError> {
+    if used != Backend::Nftables {
+        remove_nftables()?;
+    }
+    for backend in RedirectionBackend::present()? {
+        if backend.kind() != used {
+            remove_iptables(backend.kind())?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_nftables() -> Result<(), RedirectionError> {
+    match change_table(HOST_TABLE, |_| None) {
+        Err(error) if !error.is_unsupported() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn remove_iptables(backend: Backend) -> Result<(), RedirectionError> {
+    let _lock = lock()?;
+    for (family, current) in read(backend, &HostSpec::default())? {
+        restore(backend, family, &current, &State::default())?;
+    }
+    Ok(())
+}
+
+/// Changes the members, repairs all else that is not as desired, and returns the backend that carries the
+/// rules.
 fn edit(
     node: &Netns,
     spec: &HostSpec,
     change: impl Fn(&mut Members),
-) -> Result<Drift, RedirectionError> {
+) -> Result<(Backend, Drift), RedirectionError> {
     inside(node, || {
         let attempt = |backend: RedirectionBackend| match backend.kind() {
             Backend::Nftables => change_table(HOST_TABLE, |current| {
-                let mut members = current.map_or_else(Members::new, members_of);
+                let members = current.map(host_members).unwrap_or_default();
+                let mut members = collect(members);
                 change(&mut members);
-                Some(table_with(spec, members))
+                Some(host_table(spec, &list(&members)))
             }),
             backend => edit_iptables(backend, spec, &change),
         };
-        let (_, mut drift) = first_working(spec.backend, attempt)?;
+        let (used, mut drift) = first_working(spec.backend, attempt)?;
         let bridges = change_bridges(|| Some(bridge_table(spec)))?;
         drift.nothing_found &= bridges.nothing_found;
         let items = bridges.items.into_iter();
         drift
             .items
             .extend(items.map(|item| format!("bridges: {item}")));
-        Ok(drift)
+        Ok((used.kind(), drift))
     })
 }
 
@@ -172,8 +227,7 @@ fn edit_iptables(
     let _lock = lock()?;
     let mut drift = Drift::of_nothing();
     for (family, current) in read(backend, spec)? {
-        let found = iptables::host_members(&current);
-        let mut members: Members = found.into_iter().map(|m| (m.ip, m.uid)).collect();
+        let mut members = collect(iptables::host_members(&current));
         change(&mut members);
         let desired = iptables::desired_host(spec, &list(&members), family);
         drift.nothing_found &= current.is_empty();
@@ -186,20 +240,22 @@ fn edit_iptables(
 }
 
 fn read(backend: Backend, spec: &HostSpec) -> Result<Vec<(Family, State)>, RedirectionError> {
-    let wanted = |family: &Family| {
+    programs(backend, spec)
+        .map(|(family, program)| Ok((family, program.read()?)))
+        .collect()
+}
+
+/// The programs for the families of the node.
+fn programs(backend: Backend, spec: &HostSpec) -> impl Iterator<Item = (Family, Iptables)> {
+    let wanted = move |family: &Family| {
         family_enabled(*family)
             && match family {
                 Family::V4 => spec.ipv4,
                 Family::V6 => spec.ipv6,
             }
     };
-    let mut out = Vec::new();
-    for family in [Family::V4, Family::V6].into_iter().filter(wanted) {
-        if let Some(program) = Iptables::new(backend, family) {
-            out.push((family, program.read()?));
-        }
-    }
-    Ok(out)
+    let families = [Family::V4, Family::V6].into_iter().filter(wanted);
+    families.filter_map(move |family| Some((family, Iptables::new(backend, family)?)))
 }
 
 fn restore(
@@ -214,32 +270,20 @@ fn restore(
     }
 }
 
-fn members_of(table: &Table) -> Members {
-    table
-        .sets
-        .values()
-        .flat_map(|set| set.members.clone())
+fn collect(members: Vec<HostMember>) -> Members {
+    members
+        .into_iter()
+        .map(|member| ((member.ip, member.port), member.uid))
         .collect()
 }
 
 fn list(members: &Members) -> Vec<HostMember> {
     members
         .iter()
-        .map(|(ip, uid)| HostMember {
+        .map(|((ip, port), uid)| HostMember {
             ip: *ip,
+            port: *port,
             uid: uid.clone(),
         })
         .collect()
-}
-
-/// The desired table; members of a family the node does not handle are left out.
-fn table_with(spec: &HostSpec, members: Members) -> Table {
-    let mut table = host_table(spec);
-    for (ip, uid) in members {
-        let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
-        if let Some(set) = table.sets.get_mut(set_name(family)) {
-            set.members.insert(ip, uid);
-        }
-    }
-    table
 }

@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_netplan::{Backend, RedirectionSpec};
-use ambit_sys::redirection::{apply, release};
+use ambit_netplan::{Backend, ProbePorts, RedirectionSpec};
+use ambit_sys::redirection::{Applied, apply, release};
 use socket2::SockRef;
 
 use super::{BACKENDS, with, world::*};
@@ -123,6 +123,39 @@ fn probes_reach_the_application_directly_where_the_node_sees_the_interface() {
             talk(&mut client, &mut captured);
             nobody(&app);
         }
+    });
+}
+
+#[test]
+fn the_probe_address_reaches_probe_ports_only() {
+    each(|backend, pod, _| {
+        let world = World::new();
+        let proxy = world.proxy();
+        let (probed, other) = (listen(&world.pod, 8080), listen(&world.pod, 9090));
+        let (probe, length) = if pod == POD4 {
+            (IpAddr::from(ambit_netplan::probes::V4), 32)
+        } else {
+            (IpAddr::from(ambit_netplan::probes::V6), 128)
+        };
+        sh(
+            &world.peer,
+            &format!("ip addr add {probe}/{length} dev lo nodad"),
+        );
+        let spec = RedirectionSpec {
+            probe_ports: ProbePorts::Only(vec![8081, 8080]),
+            ..with(backend)
+        };
+        apply(&world.pod, &spec).unwrap();
+        assert_eq!(apply(&world.pod, &spec).unwrap(), Applied::Unchanged);
+        let from = SocketAddr::new(probe, 0);
+        let mut client = connect_from(&world.peer, from, address(pod, 8080)).unwrap();
+        let (mut served, _) = accept(&probed);
+        talk(&mut client, &mut served);
+        nobody(&proxy.inbound);
+        let mut client = connect_from(&world.peer, from, address(pod, 9090)).unwrap();
+        let (mut captured, _) = accept(&proxy.inbound);
+        talk(&mut client, &mut captured);
+        nobody(&other);
     });
 }
 

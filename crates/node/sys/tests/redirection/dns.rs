@@ -81,11 +81,15 @@ fn a_question_s_destination_is_known_and_a_socket_outlives_the_capture() {
                 "{backend}"
             );
 
-            // The pod leaves the mesh: translation of the open socket ends on request.
+            // The pod leaves the mesh: translation of the open socket ends on request, not of closed ones alone.
             release(&world.pod).unwrap();
+            let forget = |sockets| {
+                conntrack::forget_redirected(&world.pod, at, &[from.port()], sockets).unwrap();
+            };
+            forget(conntrack::Sockets::Closed);
             client.send_to(b"2", address(peer, 53)).unwrap();
             server.recv_from(&mut buffer).unwrap();
-            conntrack::forget_redirected(&world.pod, at, &[from.ip()]).unwrap();
+            forget(conntrack::Sockets::All);
             client.send_to(b"3", address(peer, 53)).unwrap();
             let (_, from) = resolver.recv_from(&mut buffer).unwrap();
             assert_eq!(&buffer[..1], b"3", "{backend}");

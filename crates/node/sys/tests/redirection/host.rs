@@ -1,8 +1,12 @@
 //! The node's namespace: the rules for probes, the pods they are for, and nothing else.
 
-use std::{net::IpAddr, os::fd::AsRawFd, time::Duration};
+use std::{
+    net::IpAddr,
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    time::Duration,
+};
 
-use ambit_netplan::{Backend, HostMember, HostSpec};
+use ambit_netplan::{Backend, Cgroup, HostMember, HostSpec, ProbePorts};
 use ambit_sys::redirection::{Applied, host};
 
 use super::{BACKENDS, world::*};
@@ -17,8 +21,13 @@ fn with(backend: Backend) -> HostSpec {
 fn member(address: &str, uid: &str) -> HostMember {
     HostMember {
         ip: ip(address),
+        port: Some(8080),
         uid: uid.into(),
     }
+}
+
+fn only(ports: &[u16]) -> ProbePorts {
+    ProbePorts::Only(ports.to_vec())
 }
 
 #[test]
@@ -39,7 +48,14 @@ fn the_nodes_own_calls_to_enrolled_pods_get_the_probe_address() {
             accept(&app).1.ip()
         };
         assert_eq!(seen(POD4), ip(PEER4), "{backend}: not enrolled yet");
-        host::upsert(&world.peer, &spec, "uid-1", &[ip(POD4), ip(POD6)]).unwrap();
+        host::upsert(
+            &world.peer,
+            &spec,
+            "uid-1",
+            &[ip(POD4), ip(POD6)],
+            &only(&[8080]),
+        )
+        .unwrap();
         assert_eq!(
             seen(POD4),
             IpAddr::from(ambit_netplan::probes::V4),
@@ -76,7 +92,7 @@ fn only_the_named_users_calls_are_probes() {
                 kubelet_uid: Some(uid),
                 ..with(backend)
             };
-            host::upsert(&world.peer, &spec, "uid-1", &[ip(POD4)]).unwrap();
+            host::upsert(&world.peer, &spec, "uid-1", &[ip(POD4)], &only(&[8080])).unwrap();
             let _client = connect(&world.peer, address(POD4, 8080)).unwrap();
             assert_eq!(accept(&app).1.ip(), expected, "{backend}");
         }
@@ -95,7 +111,7 @@ fn members_belong_to_pods_and_a_late_removal_takes_nothing_from_the_next() {
             &[member("10.0.0.1", "pod-a"), member("fd00::1", "pod-a")],
         )
         .unwrap();
-        host::upsert(&node, &spec, "pod-b", &[ip("10.0.0.1")]).unwrap();
+        host::upsert(&node, &spec, "pod-b", &[ip("10.0.0.1")], &only(&[8080])).unwrap();
         host::remove_pod(&node, &spec, "pod-a").unwrap();
         assert_eq!(
             host::members(&node, &spec).unwrap(),
@@ -127,7 +143,7 @@ fn nothing_but_the_one_rule_is_added_and_removal_leaves_nothing() {
         };
         sh(&node, "ip link set lo up; iptables-nft -A INPUT -j ACCEPT");
         let spec = with(backend);
-        host::upsert(&node, &spec, "u", &[ip("10.0.0.1")]).unwrap();
+        host::upsert(&node, &spec, "u", &[ip("10.0.0.1")], &only(&[8080])).unwrap();
         let count = everything()
             .lines()
             .filter(|l| l.contains("SNAT") || l.contains("snat"))
@@ -156,17 +172,21 @@ fn comments_are_as_nft_shows_them() {
         &with(Backend::Nftables),
         "7d0c-uid",
         &[ip("10.0.0.1")],
+        &only(&[8080]),
     )
     .unwrap();
-    let shown = sh(&node, "nft list set inet ambit-probes probes-v4");
-    assert!(shown.contains("10.0.0.1 comment \"7d0c-uid\""), "{shown}");
+    let shown = sh(&node, "nft list set inet ambit-probes probe-ports-v4");
+    assert!(
+        shown.contains("10.0.0.1 . 8080 comment \"7d0c-uid\""),
+        "{shown}"
+    );
 }
 
 #[test]
 fn a_damaged_node_rule_is_repaired_and_members_stay() {
     let node = new_netns();
     let spec = with(Backend::Nftables);
-    host::upsert(&node, &spec, "u", &[ip("10.0.0.1")]).unwrap();
+    host::upsert(&node, &spec, "u", &[ip("10.0.0.1")], &only(&[8080])).unwrap();
     sh(&node, "nft flush chain inet ambit-probes nat-postrouting");
     let applied = host::ensure(&node, &spec).unwrap();
     assert!(matches!(applied, Applied::Repaired { .. }), "{applied:?}");
@@ -271,6 +291,7 @@ fn nobody_but_the_node_has_the_address_of_its_probes() {
             &with(backend),
             "uid-1",
             &[ip("10.9.0.2"), ip("fd00:9::2")],
+            &only(&[8080]),
         )
         .unwrap();
         for probe in probes {
@@ -291,6 +312,244 @@ fn nobody_but_the_node_has_the_address_of_its_probes() {
         for (to, probe) in [("10.9.0.2", probes[0]), ("fd00:9::2", probes[1])] {
             let _client = connect(&node, address(to, 8080)).unwrap();
             assert_eq!(accept(&app).1.ip(), probe, "{backend}");
+        }
+    }
+}
+
+/// The source addresses that a pod sees when the node calls two of its ports, over both families.
+fn seen_by_pod(world: &World, ports: [u16; 2]) -> Vec<(u16, IpAddr)> {
+    let mut seen = Vec::new();
+    for port in ports {
+        let app = listen(&world.pod, port);
+        for to in [POD4, POD6] {
+            let _client = connect(&world.peer, address(to, port)).unwrap();
+            seen.push((port, accept(&app).1.ip()));
+        }
+    }
+    seen
+}
+
+const PROBES: [IpAddr; 2] = [
+    IpAddr::V4(ambit_netplan::probes::V4),
+    IpAddr::V6(ambit_netplan::probes::V6),
+];
+
+#[test]
+fn only_calls_to_probe_ports_get_the_probe_address() {
+    for backend in BACKENDS {
+        let world = World::new();
+        let (spec, ips) = (with(backend), [ip(POD4), ip(POD6)]);
+        host::upsert(&world.peer, &spec, "uid-1", &ips, &only(&[8080, 8090])).unwrap();
+        let [v4, v6] = PROBES;
+        assert_eq!(
+            seen_by_pod(&world, [8080, 9090]),
+            [(8080, v4), (8080, v6), (9090, ip(PEER4)), (9090, ip(PEER6))],
+            "{backend}"
+        );
+        // A pod without probes, and one whose every port is exempt.
+        host::upsert(&world.peer, &spec, "uid-1", &ips, &only(&[])).unwrap();
+        assert_eq!(
+            seen_by_pod(&world, [8080, 9090])[0].1,
+            ip(PEER4),
+            "{backend}"
+        );
+        host::upsert(&world.peer, &spec, "uid-1", &ips, &ProbePorts::Every).unwrap();
+        assert_eq!(
+            seen_by_pod(&world, [8080, 9090]),
+            [(8080, v4), (8080, v6), (9090, v4), (9090, v6)],
+            "{backend}"
+        );
+    }
+}
+
+#[test]
+fn exempt_connections_are_counted() {
+    for backend in BACKENDS {
+        let world = World::new();
+        let spec = with(backend);
+        assert_eq!(host::exempted(&world.peer, &spec).unwrap(), 0, "{backend}");
+        host::upsert(
+            &world.peer,
+            &spec,
+            "uid-1",
+            &[ip(POD4), ip(POD6)],
+            &only(&[8080]),
+        )
+        .unwrap();
+        seen_by_pod(&world, [8080, 9090]);
+        assert_eq!(host::exempted(&world.peer, &spec).unwrap(), 2, "{backend}");
+    }
+}
+
+/// What an agent before ports were known has left: every port of a pod, for every user.
+fn leave_rules_of_an_earlier_agent(node: &ambit_sys::netns::Netns, backend: Backend) {
+    let script = match backend {
+        Backend::Nftables => format!(
+            r#"nft -f - <<'END'
+table inet ambit-probes {{
+	set probes-v4 {{
+		type ipv4_addr
+		elements = {{ {POD4} comment "uid-1" }}
+	}}
+	set probes-v6 {{
+		type ipv6_addr
+		elements = {{ {POD6} comment "uid-1" }}
+	}}
+	chain nat-postrouting {{
+		type nat hook postrouting priority srcnat; policy accept;
+		meta nfproto ipv4 meta l4proto tcp tcp flags & (syn | ack) == syn meta skuid != 4294967295 ip daddr @probes-v4 snat ip to {}
+		meta nfproto ipv6 meta l4proto tcp tcp flags & (syn | ack) == syn meta skuid != 4294967295 ip6 daddr @probes-v6 snat ip6 to {}
+	}}
+}}
+END
+"#,
+            PROBES[0], PROBES[1]
+        ),
+        other => {
+            let variant = other.name().trim_start_matches("iptables-");
+            [
+                ("iptables", POD4, 32, PROBES[0]),
+                ("ip6tables", POD6, 128, PROBES[1]),
+            ]
+            .map(|(program, pod, length, probe)| {
+                format!(
+                    "{program}-{variant} -t nat -N AMBIT_POSTRT; \
+                     {program}-{variant} -t nat -A AMBIT_POSTRT -d {pod}/{length} -p tcp -m tcp \
+                     --tcp-flags SYN,ACK SYN -m owner --socket-exists -m comment --comment uid-1 \
+                     -j SNAT --to-source {probe}; \
+                     {program}-{variant} -t nat -I POSTROUTING 1 -j AMBIT_POSTRT\n"
+                )
+            })
+            .concat()
+        }
+    };
+    sh(node, &script);
+}
+
+#[test]
+fn probes_stay_exempt_while_a_new_agent_takes_over() {
+    for backend in BACKENDS {
+        let world = World::new();
+        let spec = with(backend);
+        leave_rules_of_an_earlier_agent(&world.peer, backend);
+        let [v4, v6] = PROBES;
+        let all = [(8080, v4), (8080, v6), (9090, v4), (9090, v6)];
+        assert_eq!(seen_by_pod(&world, [8080, 9090]), all, "{backend}: before");
+        // The new agent starts, before it knows any pod.
+        let applied = host::ensure(&world.peer, &spec).unwrap();
+        assert!(matches!(applied, Applied::Repaired { .. }), "{backend}");
+        assert_eq!(seen_by_pod(&world, [8080, 9090]), all, "{backend}");
+        // It knows this pod.
+        host::upsert(
+            &world.peer,
+            &spec,
+            "uid-1",
+            &[ip(POD4), ip(POD6)],
+            &only(&[8080]),
+        )
+        .unwrap();
+        assert_eq!(
+            seen_by_pod(&world, [8080, 9090]),
+            [(8080, v4), (8080, v6), (9090, ip(PEER4)), (9090, ip(PEER6))],
+            "{backend}"
+        );
+        assert_eq!(
+            host::ensure(&world.peer, &spec).unwrap(),
+            Applied::Unchanged,
+            "{backend}"
+        );
+    }
+}
+
+#[test]
+fn rules_of_another_backend_exempt_nothing_any_more() {
+    for (before, after) in [
+        (Backend::Nftables, Backend::IptablesNft),
+        (Backend::IptablesNft, Backend::IptablesLegacy),
+        (Backend::IptablesLegacy, Backend::Nftables),
+    ] {
+        let world = World::new();
+        let ips = [ip(POD4), ip(POD6)];
+        host::upsert(
+            &world.peer,
+            &with(before),
+            "uid-1",
+            &ips,
+            &ProbePorts::Every,
+        )
+        .unwrap();
+        let members = ips.map(|ip| HostMember {
+            ip,
+            port: Some(8080),
+            uid: "uid-1".into(),
+        });
+        host::set_members(&world.peer, &with(after), &members).unwrap();
+        let [v4, v6] = PROBES;
+        assert_eq!(
+            seen_by_pod(&world, [8080, 9090]),
+            [(8080, v4), (8080, v6), (9090, ip(PEER4)), (9090, ip(PEER6))],
+            "{before} to {after}"
+        );
+    }
+}
+
+/// A hierarchy of version 2, mounted for this test alone.
+struct Cgroups(std::path::PathBuf);
+
+impl Cgroups {
+    fn mount() -> Self {
+        let root = std::env::temp_dir().join(format!("cgroups-{}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("none", &root, "cgroup2", flags, None).unwrap();
+        Self(root)
+    }
+
+    /// A new cgroup, and its path.
+    fn make(&self, name: &str) -> (Cgroup, std::path::PathBuf) {
+        let path = self.0.join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let id = std::fs::metadata(&path).unwrap().ino();
+        (Cgroup { level: 1, id }, path)
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for name in ["kubelet", "pods"] {
+            let path = self.0.join(format!("{name}-{}", std::process::id()));
+            std::fs::remove_dir(path).ok();
+        }
+        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).ok();
+        std::fs::remove_dir(&self.0).ok();
+    }
+}
+
+#[test]
+fn only_calls_of_kubelets_cgroup_are_probes() {
+    let world = World::new();
+    let cgroups = Cgroups::mount();
+    let (kubelet, of_kubelet) = cgroups.make("kubelet");
+    let (_, of_pods) = cgroups.make("pods");
+    let spec = HostSpec {
+        kubelet_cgroup: Some(kubelet),
+        ..with(Backend::Nftables)
+    };
+    let ips = [ip(POD4), ip(POD6)];
+    host::upsert(&world.peer, &spec, "uid-1", &ips, &only(&[8080])).unwrap();
+    assert_eq!(
+        host::ensure(&world.peer, &spec).unwrap(),
+        Applied::Unchanged
+    );
+    let app = listen(&world.pod, 8080);
+    for (cgroup, expected) in [(&of_kubelet, PROBES), (&of_pods, [ip(PEER4), ip(PEER6)])] {
+        for (to, expected) in [POD4, POD6].into_iter().zip(expected) {
+            let enter = format!("echo $$ > {}/cgroup.procs", cgroup.display());
+            sh(
+                &world.peer,
+                &format!("{enter}; exec bash -c 'exec 3<>/dev/tcp/{to}/8080'"),
+            );
+            assert_eq!(accept(&app).1.ip(), expected, "{}", cgroup.display());
         }
     }
 }

@@ -375,6 +375,19 @@ fn whatever_packets_arrive_openings_go_through_the_proxy() {
     }
 }
 
+#[test]
+fn the_generator_sends_a_stray_ack_in_49_variants() {
+    let sequences = sequences(&mut Dice(1), 0);
+    let is_ack = |shots: &&Vec<Shot>| matches!(shots.as_slice(), [shot] if shot.flags == ACK);
+    let variants: std::collections::BTreeSet<_> = sequences
+        .iter()
+        .filter(is_ack)
+        .map(|shots| (format!("{:?}", shots[0].wrapping), shots[0].options.clone()))
+        .collect();
+    assert_eq!(variants.len(), Wrapping::ALL.len() * options().len());
+    assert_eq!(variants.len(), 49);
+}
+
 /// The generator works: without the guards it finds a bypass of the redirects at once.
 #[test]
 fn the_generator_finds_the_way_around_where_there_are_no_guards() {

@@ -8,7 +8,10 @@ use std::{
 use ambit_netplan::RedirectionSpec;
 use ambit_zds::WorkloadInfo;
 
-use super::{ProbeStep, ProxyStep, RedirectionStep, RequestId, Status, Step, StepId, WriteStatus};
+use super::{
+    ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, RequestId, Status, Step, StepId,
+    WriteStatus,
+};
 use crate::source::PodView;
 
 /// First and longest wait after a failed step.
@@ -86,7 +89,8 @@ pub(super) struct Pod<N> {
     pub(super) rules: Rules,
     /// `rules` are to be looked at if the next scan finds the pod alive.
     pub(super) look_if_alive: bool,
-    pub(super) probes: Option<Vec<IpAddr>>,
+    /// Where its probes are exempt. Empty addresses: not known.
+    pub(super) probes: Option<ProbeTargets>,
     /// What was written; `None`: nothing, it reads as the source says.
     pub(super) status: Option<Status>,
     pub(super) busy: Option<Busy<N>>,
@@ -190,7 +194,14 @@ impl<N: Clone + PartialEq> Pod<N> {
         let Goal::In(spec) = goal else { return false };
         self.announced.as_ref() == Some(&self.info())
             && self.rules == Rules::Applied(spec.clone())
-            && (self.addresses.is_empty() || self.probes.as_ref() == Some(&self.addresses))
+            && (self.addresses.is_empty() || self.probes == Some(self.probe_targets(spec)))
+    }
+
+    fn probe_targets(&self, spec: &RedirectionSpec) -> ProbeTargets {
+        ProbeTargets {
+            addresses: self.addresses.clone(),
+            ports: spec.probe_ports.clone(),
+        }
     }
 
     /// The next step towards `goal`, if no step is in flight.
@@ -233,12 +244,8 @@ impl<N: Clone + PartialEq> Pod<N> {
             }));
         }
         if !self.is_captured(goal) {
-            let stale = |old: &Vec<IpAddr>| old.iter().any(|ip| !self.addresses.contains(ip));
-            if self.probes.as_ref().is_some_and(stale) {
-                return Next::Step(Step::Probes(ProbeStep::Remove));
-            }
-            let addresses = self.addresses.clone();
-            return Next::Step(Step::Probes(ProbeStep::Exempt { addresses }));
+            let targets = self.probe_targets(spec);
+            return Next::Step(Step::Probes(ProbeStep::Exempt(targets)));
         }
         if self.status != Some(Status::Enabled) {
             return Next::Step(self.write_status(Status::Enabled));
@@ -348,7 +355,7 @@ impl<N: Clone + PartialEq> Pod<N> {
                 self.should_stand = false;
                 self.linger_until = self.maybe_served.then(|| now + LINGER);
             }
-            Step::Probes(ProbeStep::Exempt { addresses }) => self.probes = Some(addresses),
+            Step::Probes(ProbeStep::Exempt(targets)) => self.probes = Some(targets),
             Step::Probes(ProbeStep::Remove) => self.probes = None,
             Step::Status(write) => self.status = Some(write.status),
         }
@@ -359,7 +366,11 @@ impl<N: Clone + PartialEq> Pod<N> {
         // What failed half way is not known any more.
         match step {
             Step::Redirection(_) => self.rules = Rules::Unknown,
-            Step::Probes(ProbeStep::Exempt { .. }) => self.probes = Some(Vec::new()),
+            Step::Probes(ProbeStep::Exempt(targets)) => {
+                let mut unknown = targets.clone();
+                unknown.addresses.clear();
+                self.probes = Some(unknown);
+            }
             Step::Status(write) if write.status == Status::Pending => {
                 if let Some(failure) = &mut self.failure {
                     failure.reported = true;

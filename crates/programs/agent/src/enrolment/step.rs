@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use ambit_model::PodName;
-use ambit_netplan::RedirectionSpec;
+use ambit_netplan::{ProbePorts, RedirectionSpec};
 use ambit_zds::WorkloadInfo;
 
 use super::Status;
@@ -56,16 +56,22 @@ pub enum RedirectionStep<N> {
     },
 }
 
-/// Which of a pod's addresses kubelet's probes are exempt for.
+/// Where kubelet's probes of a pod are exempt.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProbeStep {
-    /// These.
-    Exempt {
-        /// The pod's addresses.
-        addresses: Vec<IpAddr>,
-    },
-    /// None.
+    /// At these addresses and ports, and no others.
+    Exempt(ProbeTargets),
+    /// Nowhere.
     Remove,
+}
+
+/// Addresses and ports of a pod where kubelet's probes are exempt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProbeTargets {
+    /// The pod's addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Ports at each of them.
+    pub ports: ProbePorts,
 }
 
 /// Write the pod's status, or remove it.
@@ -85,7 +91,7 @@ impl<N> Step<N> {
             Self::Proxy(ProxyStep::Withdraw) => "withdraw",
             Self::Redirection(RedirectionStep::Apply { .. }) => "apply-rules",
             Self::Redirection(RedirectionStep::Release { .. }) => "release-rules",
-            Self::Probes(ProbeStep::Exempt { .. }) => "upsert-probes",
+            Self::Probes(ProbeStep::Exempt(_)) => "upsert-probes",
             Self::Probes(ProbeStep::Remove) => "remove-probes",
             Self::Status(_) => "write-status",
         }

@@ -19,6 +19,7 @@ struct World {
     rules: BTreeSet<u32>,
     served: BTreeMap<PodUid, u32>,
     probes: BTreeMap<PodUid, Vec<IpAddr>>,
+    probe_ports: BTreeMap<PodUid, ProbePorts>,
     status: BTreeMap<String, Status>,
     /// Steps of this kind fail.
     failing: Option<&'static str>,
@@ -73,6 +74,7 @@ impl World {
         let settings = Settings {
             enablement: enablement.unwrap(),
             redirection: RedirectionSpec::default(),
+            exempt_probe_ports_only: true,
         };
         Self {
             machine: Enrolment::new(settings),
@@ -81,6 +83,7 @@ impl World {
             rules: BTreeSet::new(),
             served: BTreeMap::new(),
             probes: BTreeMap::new(),
+            probe_ports: BTreeMap::new(),
             status: BTreeMap::new(),
             failing: None,
             undone: VecDeque::new(),
@@ -184,7 +187,7 @@ impl World {
             Step::Proxy(ProxyStep::Withdraw) => "withdraw",
             Step::Redirection(RedirectionStep::Apply { .. }) => "apply",
             Step::Redirection(RedirectionStep::Release { .. }) => "release",
-            Step::Probes(ProbeStep::Exempt { .. }) => "probe",
+            Step::Probes(ProbeStep::Exempt(_)) => "probe",
             Step::Probes(ProbeStep::Remove) => "unprobe",
             Step::Status(write) => match write.status {
                 Status::None => "status none",
@@ -216,8 +219,9 @@ impl World {
             Step::Redirection(RedirectionStep::Release { netns }) => {
                 self.rules.remove(netns);
             }
-            Step::Probes(ProbeStep::Exempt { addresses }) => {
+            Step::Probes(ProbeStep::Exempt(ProbeTargets { addresses, ports })) => {
                 self.probes.insert(uid.clone(), addresses.clone());
+                self.probe_ports.insert(uid.clone(), ports.clone());
             }
             Step::Probes(ProbeStep::Remove) => {
                 self.probes.remove(uid);
@@ -530,6 +534,36 @@ fn a_status_that_cannot_be_written_is_tried_again_without_hurry() {
 }
 
 #[test]
+fn an_earlier_agents_probe_members_stay_until_their_pod_is_served() {
+    let captured = PodView {
+        reported: Status::Enabled,
+        ..pod("web", "10.0.0.7")
+    };
+    let mut world = World::new();
+    world.running.insert("web".into(), 7);
+    // As while no proxy is there.
+    world.failing = Some("announce");
+    world.namespace(AMBIENT);
+    world.source(SourceEvent::Pod(captured));
+    world.source(SourceEvent::Synced);
+    world.settle();
+    world.event(Event::Reconcile);
+    world.settle();
+    let sets = |world: &World| {
+        world
+            .log
+            .iter()
+            .any(|line| line.starts_with("probe members"))
+    };
+    assert!(!sets(&world), "{:?}", world.log);
+    world.failing = None;
+    world.pass(Duration::from_secs(20));
+    world.event(Event::Reconcile);
+    world.settle();
+    assert!(sets(&world));
+}
+
+#[test]
 fn drift_is_looked_for_regularly() {
     let mut world = World::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
@@ -734,6 +768,32 @@ fn a_pod_that_cannot_be_found_is_looked_for_again_and_found() {
     world.running.insert("web".into(), 7);
     world.pass(Duration::from_secs(31));
     assert!(world.captured("web", 7));
+}
+
+#[test]
+fn only_the_ports_that_a_pods_probes_name_are_exempt() {
+    let probed = |ports: &[u16]| PodView {
+        probe_ports: Some(ports.to_vec()),
+        ..pod("web", "10.0.0.7")
+    };
+    // As an earlier agent's record has it: the ports are not known.
+    let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    world.running.insert("web".into(), 7);
+    world.pass(Duration::from_secs(31));
+    assert_eq!(world.probe_ports["web"], ProbePorts::Every);
+    world.take_log();
+    world.source(SourceEvent::Pod(probed(&[8080])));
+    world.settle();
+    assert_eq!(world.probe_ports["web"], ProbePorts::Only(vec![8080]));
+    let log = world.take_log();
+    assert_eq!(
+        log,
+        ["web apply", "web probe"],
+        "its own rules name the ports too"
+    );
+    world.source(SourceEvent::Pod(probed(&[])));
+    world.settle();
+    assert_eq!(world.probe_ports["web"], ProbePorts::Only(Vec::new()));
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl<A: Actions> Executor<A> {
         let slots = Arc::new(Semaphore::new(PARALLEL_STEPS));
         Self {
             proxies: ProxyExecutor::new(zds, enrolled),
-            probes: ProbeExecutor::start(Arc::clone(&actions)),
+            probes: ProbeExecutor::start(Arc::clone(&actions), metrics.clone()),
             redirection: RedirectionExecutor::new(Arc::clone(&actions), Arc::clone(&slots)),
             statuses: StatusExecutor::new(status.clone(), slots),
             status,

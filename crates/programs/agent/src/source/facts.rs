@@ -8,7 +8,10 @@ use ambit_model::PodName;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ObjectMeta};
 use serde::Deserialize;
 
-use super::{Labels, PodView, Status};
+use super::{
+    Labels, PodView, Status,
+    probe_ports::{ProbedContainer, probe_ports},
+};
 
 /// Annotation that the kubelet puts on the mirror of a static pod: what its cgroup is called.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
@@ -21,6 +24,8 @@ const DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
 pub(super) struct Spec {
     host_network: Option<bool>,
     service_account_name: Option<String>,
+    containers: Vec<ProbedContainer>,
+    init_containers: Option<Vec<ProbedContainer>>,
 }
 
 /// The part of a pod's status that matters.
@@ -49,6 +54,12 @@ pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
         &Spec {
             host_network: spec.and_then(|spec| spec.host_network),
             service_account_name: spec.and_then(|spec| spec.service_account_name.clone()),
+            containers: spec
+                .map(|spec| spec.containers.iter().map(ProbedContainer::of).collect())
+                .unwrap_or_default(),
+            init_containers: spec
+                .and_then(|spec| spec.init_containers.as_ref())
+                .map(|all| all.iter().map(ProbedContainer::of).collect()),
         },
         &PodStatus {
             phase: status.and_then(|status| status.phase.clone()),
@@ -86,6 +97,10 @@ pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Op
         deleting: metadata.deletion_timestamp.is_some(),
         terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
         labels: metadata.labels.clone().unwrap_or_default(),
+        probe_ports: Some(probe_ports(
+            &spec.containers,
+            spec.init_containers.as_deref(),
+        )),
         cgroup_alias: annotation(CONFIG_HASH).cloned(),
         reported: Status::of(annotation(REDIRECTION).map(String::as_str)),
         unchanged: is_unchanged(metadata),
@@ -139,6 +154,7 @@ mod tests {
             ..PodStatus::default()
         };
         let view = view(&metadata, &Spec::default(), &status).unwrap();
+        assert_eq!(view.probe_ports, Some(Vec::new()));
         assert_eq!(
             (&*view.uid, &*view.name.service_account),
             ("a-b", "default")

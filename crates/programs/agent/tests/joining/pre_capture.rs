@@ -25,8 +25,12 @@ struct Pair(TcpStream, TcpStream);
 
 impl Pair {
     fn open(client: &Namespace, server: &Namespace, ip: &str) -> Self {
+        Self::open_at(client, server, ip, 0)
+    }
+
+    fn open_at(client: &Namespace, server: &Namespace, ip: &str, port: u16) -> Self {
         let listener = server
-            .within(|| TcpListener::bind((ip, 0)))
+            .within(|| TcpListener::bind((ip, port)))
             .unwrap()
             .unwrap();
         let to = listener.local_addr().unwrap();
@@ -62,7 +66,9 @@ impl Pair {
 struct Open {
     outbound: Pair,
     inbound: Pair,
+    /// To the pod's probe port, and to another.
     from_node: Pair,
+    from_node_elsewhere: Pair,
     within: Pair,
 }
 
@@ -87,7 +93,8 @@ impl Open {
         Self {
             outbound: Pair::open(&pod.namespace, of_peer, &peer.ip),
             inbound: Pair::open(of_peer, &pod.namespace, &pod.ip),
-            from_node: Pair::open(node, &pod.namespace, &pod.ip),
+            from_node: Pair::open_at(node, &pod.namespace, &pod.ip, 8080),
+            from_node_elsewhere: Pair::open(node, &pod.namespace, &pod.ip),
             within: Pair::open(&pod.namespace, &pod.namespace, &pod.ip),
         }
     }
@@ -98,6 +105,7 @@ impl Open {
             &mut self.outbound,
             &mut self.inbound,
             &mut self.from_node,
+            &mut self.from_node_elsewhere,
             &mut self.within,
         ] {
             pair.talk().unwrap();
@@ -108,6 +116,7 @@ impl Open {
     fn until_closed(&mut self) {
         self.outbound.until_closed();
         self.inbound.until_closed();
+        self.from_node_elsewhere.until_closed();
         // A probe that was under way, and what never leaves the pod.
         self.from_node.talk().unwrap();
         self.within.talk().unwrap();
@@ -133,7 +142,8 @@ impl Cluster {
                     "labels": {"istio.io/dataplane-mode": "ambient"},
                     "managedFields": [{"manager": "m", "operation": "Update", "apiVersion": "v1",
                         "time": labelled_at, "fieldsType": "FieldsV1", "fieldsV1": fields}]},
-                "spec": {"nodeName": "n1", "serviceAccountName": "sa", "containers": []},
+                "spec": {"nodeName": "n1", "serviceAccountName": "sa", "containers":
+                    [{"name": "main", "readinessProbe": {"tcpSocket": {"port": 8080}}}]},
                 "status": {"phase": "Running", "podIP": pod.ip, "podIPs": [{"ip": pod.ip}]},
             }),
         );
@@ -166,7 +176,7 @@ fn what_a_pod_opened_after_a_boot_that_lost_the_plugin_is_closed_at_its_capture(
     cluster.start_agent();
     until_captured(&cluster, &pod);
     open.until_closed();
-    until("counted", || cluster.closed().as_deref() == Some("2"));
+    until("counted", || cluster.closed().as_deref() == Some("3"));
     until("logged", || {
         cluster.node.log().contains("closed plaintext connections")
     });
@@ -197,7 +207,7 @@ fn what_a_pod_that_opted_in_opened_while_the_agent_was_away_is_closed_at_its_cap
     open.until_closed();
     // This one may have run before it was labelled.
     of_later.assert_all_go_on();
-    until("counted", || cluster.closed().as_deref() == Some("2"));
+    until("counted", || cluster.closed().as_deref() == Some("3"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_netlab::{Link, Namespace, connect};
-use ambit_netplan::{HostSpec, RedirectionSpec};
+use ambit_netplan::{HostSpec, ProbePorts, RedirectionSpec};
 use ambit_sys::redirection;
 pub use ambit_testkit::until_blocking as until;
 
@@ -224,7 +224,7 @@ impl Node {
         };
         let text = format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: shop\n  uid: {uid}\n\
-             {labels}spec: {{nodeName: n1, serviceAccountName: sa, containers: []}}\n{status}"
+             {labels}spec: {{nodeName: n1, serviceAccountName: sa, containers: [{{name: main, readinessProbe: {{tcpSocket: {{port: 8080}}}}}}]}}\n{status}"
         );
         self.write(&format!("pod-{name}.yaml"), &text);
     }
@@ -290,6 +290,7 @@ impl Pod {
         let usual = RedirectionSpec {
             dns_capture: true,
             probe_interfaces: vec!["eth0".to_owned()],
+            probe_ports: ProbePorts::Only(vec![8080]),
             ..RedirectionSpec::default()
         };
         redirection::observe(self.namespace.netns(), &usual)

@@ -45,6 +45,15 @@ impl HairpinError {
         }
     }
 
+    /// Whether it may end by itself within seconds, so that the connection waits.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Route(error) => error.is_passing(),
+            Self::Connect(error) => error.is_passing(),
+            _ => false,
+        }
+    }
+
     /// What a client that came with a tunnel is told.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
@@ -68,14 +77,27 @@ pub(crate) async fn open(
     if asked.is_some_and(|headers| headers.contains_key(ORIGINAL_PEER)) {
         return Err(HairpinError::Circle);
     }
-    let Shard { pod, pool } = shard;
-    let dst = who.destination;
+    let headers = headers(local, who, client, asked)?;
+    let mut wait = shard.pod.dialer.waits.connection();
+    loop {
+        match connect(shard, local, who.destination, headers.clone()).await {
+            Err(error) if error.is_passing() && wait.again().await => {}
+            connected => return connected,
+        }
+    }
+}
+
+async fn connect(
+    Shard { pod, pool }: &Shard,
+    local: &Local,
+    dst: SocketAddr,
+    headers: HeaderMap,
+) -> Result<(Tunnel, HboneRoute), HairpinError> {
     let route = find(pod, local, dst, Vec::new()).await?;
     let another = |failed| async move { find(pod, local, dst, failed).await.ok() };
-    let headers = headers(local, who, client, asked)?;
     let tunnel = pod
         .dialer
-        .waypoint_tunnel(pool, route, dst.ip(), headers, another);
+        .replica_tunnel(pool, route, dst.ip(), headers, another);
     Ok(tunnel.await?)
 }
 

@@ -82,7 +82,7 @@ async fn names_of_the_mesh_are_answered_and_others_by_the_server_asked() {
     let mut mesh = Mesh::new().await;
     let server = mesh.pod("resolver", RESOLVER).await;
     resolver(&server);
-    let client = mesh.captured(0, "client", POD).await;
+    let mut client = mesh.captured(0, "client", POD).await;
     mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
     redirect(&client);
     let open = socket(&client, 0);
@@ -100,19 +100,29 @@ async fn names_of_the_mesh_are_answered_and_others_by_the_server_asked() {
         assert!(metrics.contains(&line), "{line} in {metrics}");
     }
 
-    // The pod leaves: the socket that was translated is set free.
+    // A socket that asks and closes: the next one may get its port.
+    let closed = socket(&client, 0);
+    assert_eq!(ask(&closed, "web").await, [10, 1, 0, 1]);
+    let reused = closed.local_addr().unwrap().port();
+    drop(closed);
+
+    // The pod leaves: the ports that were translated are set free, and nothing is left of its proxy.
     redirection::release(client.netns()).unwrap();
-    let pod = client.pod.clone().unwrap();
+    let pod = client.pod.take().unwrap();
+    let ports = [reused, open.local_addr().unwrap().port()];
     ambit_rt::spawn("drain", async move { pod.finish(None).await });
-    let from = SocketAddr::new(client.ip, open.local_addr().unwrap().port());
     let listener = (Ipv4Addr::LOCALHOST, DNS_PORT).into();
-    until("the translation has ended", || {
-        conntrack::original_destination(Some(client.netns()), from, listener)
-            .unwrap()
-            .is_none()
-    })
-    .await;
+    for port in ports {
+        let from = SocketAddr::new(client.ip, port);
+        until("the translation has ended", || {
+            conntrack::original_destination(Some(client.netns()), from, listener)
+                .unwrap()
+                .is_none()
+        })
+        .await;
+    }
     assert_eq!(ask(&open, "web").await, [10, 9, 0, 1]);
+    assert_eq!(ask(&socket(&client, reused), "web").await, [10, 9, 0, 1]);
 }
 
 #[tokio::test]

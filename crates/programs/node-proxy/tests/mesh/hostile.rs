@@ -123,27 +123,24 @@ async fn a_peer_of_another_trust_domain_or_root_is_refused_at_the_handshake() {
 }
 
 #[tokio::test]
-async fn oversized_headers_end_the_stream_and_not_the_others() {
+async fn oversized_headers_end_the_stream_and_floods_of_them_the_connection() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
     server.echo(8080);
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
-    let authority = Uri::from_static("10.9.0.2:8080");
+    let authority = || Uri::from_static("10.9.0.2:8080");
     let (open, _) = connection
-        .tunnel(authority.clone(), HeaderMap::new())
+        .tunnel(authority(), HeaderMap::new())
         .await
         .unwrap();
-    let mut headers = HeaderMap::new();
-    let long = HeaderValue::try_from("x".repeat(8000)).unwrap();
-    for i in 0..20 {
-        headers.insert(
-            http::HeaderName::try_from(format!("x-{i}")).unwrap(),
-            long.clone(),
-        );
-    }
-    let refused = connection.tunnel(authority, headers).await;
+    let headers = |fields: usize| -> HeaderMap {
+        let long = HeaderValue::try_from("x".repeat(8000)).unwrap();
+        let name = |i| http::HeaderName::try_from(format!("x-{i}")).unwrap();
+        (0..fields).map(|i| (name(i), long.clone())).collect()
+    };
+    let refused = connection.tunnel(authority(), headers(5)).await;
     assert!(refused.is_err(), "{refused:?}");
     let mut io = open.into_io();
     io.write_all(b"x").await.unwrap();
@@ -153,6 +150,15 @@ async fn oversized_headers_end_the_stream_and_not_the_others() {
         .unwrap()
         .unwrap();
     assert_eq!(&hello, b"10.9.0.1\n");
+    // A header block without end is not read to its end: the caller's connection goes, and nobody else's.
+    let other = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
+    let refused = connection.tunnel(authority(), headers(40)).await;
+    assert!(refused.is_err(), "{refused:?}");
+    let mut echo = Vec::new();
+    let _end_or_reset = tokio::time::timeout(LONG, io.read_to_end(&mut echo))
+        .await
+        .unwrap();
+    assert_eq!(status(&other, "10.9.0.2:8080").await, StatusCode::OK);
 }
 
 #[tokio::test]

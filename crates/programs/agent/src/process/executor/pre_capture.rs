@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ambit_netplan::ProbePorts;
 use ambit_rt::{ErrorChain, spawn, spawn_blocking};
 use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
@@ -27,8 +28,9 @@ pub(super) fn close<A: Actions>(
     metrics: &Metrics,
     uid: &PodUid,
     netns: &Netns,
+    probe_ports: &ProbePorts,
 ) -> bool {
-    let Closed { closed, failed } = match actions.close_unproxied(netns) {
+    let Closed { closed, failed } = match actions.close_unproxied(netns, probe_ports) {
         Ok(outcome) => outcome,
         Err(error) => {
             let error = ErrorChain(&error);
@@ -61,13 +63,19 @@ pub(super) fn close<A: Actions>(
 }
 
 /// Closes what comes after the first look.
-pub(super) fn go_on<A: Actions>(actions: Arc<A>, metrics: Metrics, uid: PodUid, netns: Netns) {
+pub(super) fn go_on<A: Actions>(
+    actions: Arc<A>,
+    metrics: Metrics,
+    uid: PodUid,
+    netns: Netns,
+    probe_ports: ProbePorts,
+) {
     spawn("close pre-capture connections", async move {
         for pause in AGAIN_AFTER {
             tokio::time::sleep(pause).await;
             let (actions, metrics) = (Arc::clone(&actions), metrics.clone());
-            let (uid, netns) = (uid.clone(), netns.clone());
-            let look = move || close(&*actions, &metrics, &uid, &netns);
+            let (uid, netns, ports) = (uid.clone(), netns.clone(), probe_ports.clone());
+            let look = move || close(&*actions, &metrics, &uid, &netns, &ports);
             // A look that panics has been reported under its name.
             if !spawn_blocking("close pre-capture connections", look)
                 .await

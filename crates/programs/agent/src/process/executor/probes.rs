@@ -1,7 +1,7 @@
 //! Changes of the node's probe set, carried out one after the other in the order given: a list of all members
 //! must not overtake a member added after it was made.
 
-use std::{net::IpAddr, sync::Arc};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ambit_netplan::HostMember;
 use ambit_rt::{ErrorChain, spawn, spawn_blocking};
@@ -11,7 +11,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::Report;
 use crate::{
     actions::{ActionError, Actions},
-    enrolment::ProbeStep,
+    enrolment::{ProbeStep, ProbeTargets},
+    metrics::Metrics,
 };
 
 /// See the module. Cheap to clone.
@@ -25,13 +26,19 @@ enum Job {
 }
 
 impl ProbeExecutor {
-    pub(super) fn start<A: Actions>(actions: Arc<A>) -> Self {
+    pub(super) fn start<A: Actions>(actions: Arc<A>, metrics: Metrics) -> Self {
         let (jobs, mut queue) = mpsc::unbounded_channel();
+        let exempted = Arc::new(Exempted::new(metrics));
         spawn("probe set", async move {
             while let Some(job) = queue.recv().await {
-                let actions = Arc::clone(&actions);
+                let (actions, exempted) = (Arc::clone(&actions), Arc::clone(&exempted));
                 // A job that panics has been reported under its name.
-                let work = move || carry_out(&*actions, job);
+                let work = move || {
+                    // Writing the rules may set their counters to zero.
+                    exempted.count(&*actions);
+                    carry_out(&*actions, job);
+                    exempted.count(&*actions);
+                };
                 spawn_blocking("probe set", work).await.ok();
             }
         });
@@ -43,12 +50,17 @@ impl ProbeExecutor {
     }
 
     /// Makes exactly these the members.
-    pub(in crate::process) fn set_members(&self, members: Vec<(PodUid, IpAddr)>) {
-        let member = |(uid, ip): (PodUid, IpAddr)| HostMember {
-            ip,
-            uid: uid.to_string(),
-        };
-        let members = members.into_iter().map(member).collect();
+    pub(in crate::process) fn set_members(&self, pods: Vec<(PodUid, ProbeTargets)>) {
+        let mut members = Vec::new();
+        for (uid, ProbeTargets { addresses, ports }) in pods {
+            for ip in addresses {
+                members.extend(ports.iter().map(|port| HostMember {
+                    ip,
+                    port,
+                    uid: uid.to_string(),
+                }));
+            }
+        }
         self.0.send(Job::SetMembers(members)).ok();
     }
 
@@ -66,7 +78,9 @@ fn carry_out<A: Actions>(actions: &A, job: Job) {
     match job {
         Job::Step(step, report) => {
             let result = match step {
-                ProbeStep::Exempt { addresses } => actions.upsert_probes(&report.uid, &addresses),
+                ProbeStep::Exempt(ProbeTargets { addresses, ports }) => {
+                    actions.upsert_probes(&report.uid, &addresses, &ports)
+                }
                 ProbeStep::Remove => actions.remove_probes(&report.uid),
             };
             report.done(result.map_err(|error| ErrorChain(&error).to_string()));
@@ -77,5 +91,33 @@ fn carry_out<A: Actions>(actions: &A, job: Job) {
             }
         }
         Job::RemoveRules(done) => drop(done.send(actions.remove_host())),
+    }
+}
+
+/// Adds what the kernel has counted to the metric. The kernel's counters begin anew when rules are written.
+struct Exempted {
+    metrics: Metrics,
+    /// The kernel's count when it was last read.
+    last: Mutex<Option<u64>>,
+}
+
+impl Exempted {
+    fn new(metrics: Metrics) -> Self {
+        let last = Mutex::new(None);
+        Self { metrics, last }
+    }
+
+    /// Counts what has come since the last time.
+    fn count<A: Actions>(&self, actions: &A) {
+        let Ok(now) = actions.exempted_connections().inspect_err(|error| {
+            tracing::debug!(error = %ErrorChain(error), "cannot count exempted connections");
+        }) else {
+            return;
+        };
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = last.replace(now);
+        // What an agent before this one exempted is none of this one's count.
+        let more = last.map_or(0, |last| now.checked_sub(last).unwrap_or(now));
+        self.metrics.probe_connections.inc_by(more);
     }
 }

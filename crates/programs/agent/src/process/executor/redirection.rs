@@ -65,6 +65,7 @@ async fn put_in_place<A: Actions>(
     let (metrics, uid) = (report.metrics.clone(), report.uid.clone());
     let events = report.events.clone();
     let (of, by, at) = (uid.clone(), Arc::clone(&actions), netns.clone());
+    let probe_ports = spec.probe_ports.clone();
     let work = move || {
         let Redirected { before, warnings } = by.apply_rules(&at, &spec)?;
         let uid = of.clone();
@@ -72,7 +73,7 @@ async fn put_in_place<A: Actions>(
         Ok(match before {
             Stood::All => Applied::Stands,
             Stood::Nothing if close_pre_capture => {
-                match pre_capture::close(&*by, &metrics, &of, &at) {
+                match pre_capture::close(&*by, &metrics, &of, &at, &spec.probe_ports) {
                     true => Applied::Closing,
                     false => Applied::Stands,
                 }
@@ -88,7 +89,7 @@ async fn put_in_place<A: Actions>(
             report.events.send(Event::Repaired { uid, what }).ok();
         }
         Ok(Ok(Applied::Closing)) => {
-            pre_capture::go_on(actions, report.metrics.clone(), uid, netns);
+            pre_capture::go_on(actions, report.metrics.clone(), uid, netns, probe_ports);
         }
         Ok(Ok(Applied::Stands) | Err(_)) | Err(_) => {}
     }

@@ -1,0 +1,31 @@
+//! Refusing connections that nobody will take.
+
+use std::{os::fd::AsFd, time::Duration};
+
+use rustix::net::{SocketFlags, accept_with, sockopt};
+
+/// Connections refused at one look, so that other work is not kept waiting.
+const MAX_AT_ONCE: usize = 1024;
+
+/// Resets the connections that wait in a socket's queue; returns how many. Descriptors that are no listening sockets, and
+/// sockets that would block, have none.
+pub(crate) fn refuse_waiting(socket: impl AsFd) -> usize {
+    let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
+    let is_nonblocking = rustix::fs::fcntl_getfl(&socket)
+        .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+    if !is_listening || !is_nonblocking {
+        return 0;
+    }
+    let mut refused = 0;
+    while refused < MAX_AT_ONCE
+        && let Ok(connection) = accept_with(&socket, SocketFlags::CLOEXEC)
+    {
+        // Without it the client would see an orderly end.
+        let reset = sockopt::set_socket_linger(&connection, Some(Duration::ZERO));
+        if let Err(error) = reset {
+            tracing::debug!(%error, "a connection that nobody takes is closed, not reset");
+        }
+        refused += 1;
+    }
+    refused
+}

@@ -1,0 +1,137 @@
+//! Pods that go, endpoints that do not take connections, and waypoints none of whose pods serves: nothing hangs, and what
+//! another can serve is served.
+
+use std::{net::SocketAddr, time::Duration};
+
+use ambit_model::{Destination, GatewayAddress, NamespacedHostname};
+use ambit_proxy::state::Update;
+use ambit_testkit::build;
+use tokio::{io::AsyncWriteExt, time::timeout};
+
+use crate::fixture::{LONG, Mesh, PodHost, line, rest};
+
+const SERVICE: &str = "ns/server.ns.svc.cluster.local";
+const VIP: &str = "10.9.0.102:80";
+/// Less than the half minute after which a connection is given up whose peer does not answer.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A captured pod that is an endpoint of the service.
+async fn endpoint(mesh: &mut Mesh, name: &str, ip: &str) -> PodHost {
+    let pod = mesh.captured(1, name, ip).await;
+    let record = build::workload(name, &[ip]);
+    mesh.publish_workload(build::endpoint_of(record, SERVICE, &[(80, 8080)]));
+    pod
+}
+
+fn gone(name: &str) -> Update {
+    Update::AddressGone(format!("Kubernetes//Pod/ns/{name}").into())
+}
+
+#[tokio::test]
+async fn connections_to_a_pod_that_is_gone_end_with_its_record() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = endpoint(&mut mesh, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let to = SocketAddr::new(server.ip, 8080);
+    let mut open = client.connect(to).await.unwrap();
+    line(&mut open).await.unwrap();
+    // The pod's network goes with it; what its proxy had to say is lost.
+    server.host.remove("eth0").await.unwrap();
+    open.write_all(b"into the void").await.unwrap();
+    mesh.publish(gone("server"));
+    let ended = timeout(SOON, rest(&mut open)).await;
+    assert!(ended.expect("it hangs").is_err());
+}
+
+#[tokio::test]
+async fn a_connection_that_is_being_opened_is_not_lost_with_its_endpoint() {
+    let mut mesh = Mesh::new().await;
+    mesh.publish_service(build::service("server", &["/10.9.0.102"], &[(80, 8080)]));
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let server = endpoint(&mut mesh, "server", "10.9.0.2").await;
+    server.echo(8080);
+    let mut pooled = client.connect(VIP.parse().unwrap()).await.unwrap();
+    line(&mut pooled).await.unwrap();
+    server.host.remove("eth0").await.unwrap();
+    let mut opening = client.connect(VIP.parse().unwrap()).await.unwrap();
+    let opened = line(&mut opening);
+    tokio::pin!(opened);
+    // The endpoint does not answer.
+    assert!(
+        timeout(Duration::from_millis(300), &mut opened)
+            .await
+            .is_err()
+    );
+    let other = endpoint(&mut mesh, "other", "10.9.0.3").await;
+    other.echo(8080);
+    mesh.publish(gone("server"));
+    let opened = timeout(SOON, opened).await.expect("it hangs");
+    assert_eq!(opened.unwrap(), "10.9.0.1");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_refuses_is_given_up_for_another() {
+    let mut mesh = Mesh::new().await;
+    mesh.publish_service(build::service("server", &["/10.9.0.102"], &[(80, 8080)]));
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let _stopped = endpoint(&mut mesh, "stopped", "10.9.0.2").await;
+    let server = endpoint(&mut mesh, "server", "10.9.0.3").await;
+    server.echo(8080);
+    for _ in 0..20 {
+        let mut open = client.connect(VIP.parse().unwrap()).await.unwrap();
+        assert_eq!(line(&mut open).await.unwrap(), "10.9.0.1");
+    }
+    // The pod itself has no other.
+    let refused = client.connect("10.9.0.2:8080".parse().unwrap()).await;
+    if let Ok(mut refused) = refused {
+        rest(&mut refused).await.unwrap_err();
+    }
+}
+
+#[tokio::test]
+async fn connections_wait_for_a_waypoint_that_has_no_pod_and_fail_after_five_seconds() {
+    let mut mesh = Mesh::new().await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
+    service.waypoint = Some(GatewayAddress {
+        destination: Destination::Hostname(NamespacedHostname::new(
+            "ns",
+            "waypoint.ns.svc.cluster.local",
+        )),
+        hbone_mtls_port: 15008,
+    });
+    mesh.publish_service(service);
+    mesh.publish_service(build::service(
+        "waypoint",
+        &["10.9.0.103"],
+        &[(15008, 15008)],
+    ));
+    let began = tokio::time::Instant::now();
+    let mut waits = client.connect(VIP.parse().unwrap()).await.unwrap();
+    rest(&mut waits).await.unwrap_err();
+    let waited = began.elapsed();
+    assert!((5..10).contains(&waited.as_secs()), "{waited:?}");
+
+    // A pod of it comes while another connection waits. It serves the application's port itself.
+    let mut waits = client.connect(VIP.parse().unwrap()).await.unwrap();
+    assert!(
+        timeout(Duration::from_millis(300), line(&mut waits))
+            .await
+            .is_err()
+    );
+    let mut waypoint = mesh.pod("waypoint", "10.9.0.3").await;
+    let mut record = build::workload("waypoint", &["10.9.0.3"]);
+    record.application_tunnel = Some(ambit_model::AppTunnel {
+        protocol: ambit_model::AppTunnelProtocol::Proxy,
+        port: Some(15088),
+    });
+    let listener = waypoint.listen(15088);
+    mesh.publish_workload(build::endpoint_of(
+        record,
+        "ns/waypoint.ns.svc.cluster.local",
+        &[(15008, 15008)],
+    ));
+    mesh.capture(1, &mut waypoint);
+    let (_arrived, _) = timeout(LONG, listener.accept()).await.unwrap().unwrap();
+}

@@ -6,8 +6,12 @@ mod addresses;
 mod attachment;
 mod binding;
 mod canary;
+mod cluster_addresses;
+mod discovery;
+mod exports;
 mod extensions;
 mod foreign;
+mod foreign_proxies;
 mod hosts;
 mod inbound_binding;
 mod instances;
@@ -15,14 +19,20 @@ mod key_sets;
 mod kind;
 mod kinds;
 mod marks;
+mod narrower_hosts;
 mod published;
 mod references;
+mod reserved;
 mod served;
 mod standing;
+mod survey;
 mod targets;
 mod workloads;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 use ambit_k8s_api::{InvalidObject, Kind, Object, ObjectEvent, ObjectKey};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
@@ -37,6 +47,7 @@ use addresses::Addresses;
 pub use attachment::CONTROLLER;
 pub(crate) use attachment::{Consent, Obstacle, Origin, Serves};
 pub(crate) use binding::Binding;
+use cluster_addresses::ClusterAddresses;
 use instances::Instances;
 pub use key_sets::{KeySource, KeyState};
 
@@ -87,11 +98,19 @@ pub struct Index {
     pub(crate) on_node: HashMap<ArcStr, BTreeSet<ObjectKey>>,
     /// Objects that declare a host.
     declares: HashMap<ArcStr, BTreeSet<ObjectKey>>,
+    /// ServiceEntries by the namespaces of whose Services their hosts would be short names.
+    pub(crate) short_names: References<ArcStr>,
     pub(crate) addresses: Addresses,
+    /// Of the API server and of nodes.
+    pub(crate) cluster_addresses: ClusterAddresses,
     /// Objects whose labels name a Gateway.
     pub(crate) bound: References<GatewayName>,
     /// The same of canaries.
     pub(crate) canaries: References<GatewayName>,
+    /// Namespaces that are left out.
+    discovery: discovery::Discovery,
+    /// Node proxies of other implementations, by node.
+    foreign_proxies: foreign_proxies::ForeignProxies,
     /// Pods that choose their waypoint themselves, by namespace.
     pub(crate) choosers: HashMap<ArcStr, BTreeSet<ArcStr>>,
     /// Routes by the objects that they are for.
@@ -108,6 +127,8 @@ pub struct Index {
     pub(crate) callees: References<ArcStr>,
     /// Destination rules that have subsets.
     pub(crate) subset_rules: BTreeSet<ObjectKey>,
+    /// ReferenceGrants that name pods.
+    pub(crate) pod_grants: BTreeSet<ObjectKey>,
     /// Policies of TLS with backends.
     pub(crate) backend_tls: BTreeSet<ObjectKey>,
     /// Policies by the providers that they name.
@@ -150,9 +171,13 @@ impl Index {
             namespaces: HashMap::new(),
             on_node: HashMap::new(),
             declares: HashMap::new(),
+            short_names: References::default(),
             addresses: Addresses::default(),
+            cluster_addresses: ClusterAddresses::default(),
             bound: References::default(),
             canaries: References::default(),
+            discovery: discovery::Discovery::default(),
+            foreign_proxies: BTreeMap::new(),
             choosers: HashMap::new(),
             route_parents: References::default(),
             route_backends: References::default(),
@@ -161,6 +186,7 @@ impl Index {
             destination_rules: References::default(),
             callees: References::default(),
             subset_rules: BTreeSet::new(),
+            pod_grants: BTreeSet::new(),
             backend_tls: BTreeSet::new(),
             provider_users: References::default(),
             policy_targets: References::default(),
@@ -314,14 +340,21 @@ impl Index {
         self.objects(&key.namespace)?.all::<K>().get(&key.name)
     }
 
-    /// The objects of a namespace.
+    /// The objects of a namespace that is not left out.
     pub(crate) fn objects(&self, namespace: &str) -> Option<&Objects> {
-        self.namespaces.get(namespace)
+        let objects = self.namespaces.get(namespace);
+        objects.filter(|_| !self.is_left_out(namespace))
     }
 
-    /// All objects, by namespace.
+    /// Addresses of the API server and of nodes: nothing that objects name is called there.
+    pub fn cluster_addresses(&self) -> BTreeSet<IpAddr> {
+        self.cluster_addresses.all()
+    }
+
+    /// All objects of namespaces that are not left out, by namespace.
     pub(crate) fn all_objects(&self) -> impl Iterator<Item = (&ArcStr, &Objects)> {
-        self.namespaces.iter()
+        let namespaces = self.namespaces.iter();
+        namespaces.filter(|(namespace, _)| !self.is_left_out(namespace))
     }
 
     /// Whether anything of a policy is in force.

@@ -17,11 +17,13 @@ pub mod problem;
 
 use std::sync::Arc;
 
+use ambit_k8s_api::enablement::Enablement;
 use ambit_model::{
     ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname,
     PathNormalization, PolicyKey, RateLimit, TelemetryScope, WaypointDestination,
     WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload, WorkloadUid,
 };
+use ipnet::IpNet;
 
 pub use index::{
     CONTROLLER, Extent, Followed, Index, KeySource, KeyState, KindVisitor, ServiceRecord,
@@ -46,6 +48,8 @@ pub struct MeshConfig {
     pub dry_run_policies: bool,
     /// What attaches pods and services to waypoints.
     pub waypoint_attachment: WaypointAttachment,
+    /// Callers that are routed through the waypoints of workloads.
+    pub workload_waypoints: WorkloadWaypoints,
     /// What becomes of connections whose waypoint cannot be found.
     pub waypoint_missing: WaypointMissing,
     /// Whether node proxies refuse connections to addresses that nothing in the mesh has.
@@ -56,14 +60,30 @@ pub struct MeshConfig {
     pub trusted_proxies: u32,
     /// Whether routes need a grant to lead to services of other namespaces.
     pub reference_grants: ReferenceGrants,
+    /// Which requests concern what is attached to services.
+    pub service_policy_scope: ServicePolicyScope,
     /// Whether Secrets with credentials for the modules of plugins are followed.
     pub image_pull_secrets: bool,
+    /// Addresses that waypoints call for what objects name, although they are of a kind that is not called.
+    pub allowed_addresses: Vec<IpNet>,
     /// Gateways of this revision are run by this control plane, those of others by others.
     pub revision: ArcStr,
+    /// Which pods the agents capture: node proxies get the certificates of no others.
+    pub enablement: Enablement,
 }
 
 /// The revision of Gateways that name none.
 pub const DEFAULT_REVISION: &str = "default";
+
+/// Which requests concern what is attached to a Service or ServiceEntry (policies, tokens, limits, plugins).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServicePolicyScope {
+    /// Requests to the service, and to its pods by their own addresses.
+    #[default]
+    Pods,
+    /// Requests to the service alone, as in Istio.
+    Istio,
+}
 
 /// Whether routes need a `ReferenceGrant` to lead to services of other namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +106,16 @@ pub enum WaypointAttachment {
     Labels,
 }
 
+/// Callers that are routed through the waypoints of workloads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WorkloadWaypoints {
+    /// All: whoever calls, and by whatever address.
+    #[default]
+    Enforced,
+    /// Captured callers that dial the workload's own address, as in Istio. With [`WaypointAttachment::Labels`] alone.
+    Istio,
+}
+
 /// What becomes of connections whose waypoint cannot be found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointMissing {
@@ -105,13 +135,17 @@ impl Default for MeshConfig {
             root_namespace: "istio-system".into(),
             dry_run_policies: false,
             waypoint_attachment: WaypointAttachment::default(),
+            workload_waypoints: WorkloadWaypoints::default(),
             waypoint_missing: WaypointMissing::default(),
             registry_only: false,
             path_normalization: PathNormalization::default(),
             trusted_proxies: 0,
             reference_grants: ReferenceGrants::default(),
+            service_policy_scope: ServicePolicyScope::default(),
             image_pull_secrets: false,
+            allowed_addresses: Vec::new(),
             revision: DEFAULT_REVISION.into(),
+            enablement: Enablement::usual([], "istio-system"),
         }
     }
 }

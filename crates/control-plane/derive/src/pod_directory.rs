@@ -15,22 +15,26 @@ pub struct PodFacts {
     pub node: ArcStr,
     /// Neither succeeded nor failed.
     pub live: bool,
+    /// It belongs to the mesh, so that its node's proxy serves it: it is captured, or is about to be.
+    pub enrolled: bool,
+    /// The Gateway whose label it carries.
+    pub gateway: Option<ArcStr>,
 }
 
 /// Which pods run where. Follows the pods without delay.
 #[derive(Debug, Default)]
 pub struct PodDirectory {
     pods: HashMap<(ArcStr, ArcStr), PodFacts>,
-    /// Live pods by node and identity.
-    placed: HashMap<ArcStr, BTreeMap<(ArcStr, ArcStr), BTreeSet<ArcStr>>>,
+    /// Live pods that node proxies serve, by node and identity.
+    served: HashMap<ArcStr, BTreeMap<(ArcStr, ArcStr), BTreeSet<ArcStr>>>,
 }
 
 impl PodDirectory {
     /// A pod is there, or is as it is now.
     pub(crate) fn insert(&mut self, namespace: &ArcStr, name: &ArcStr, facts: PodFacts) {
         self.remove(namespace, name);
-        if facts.live && !facts.node.is_empty() {
-            self.placed
+        if facts.live && facts.enrolled && !facts.node.is_empty() {
+            self.served
                 .entry(facts.node.clone())
                 .or_default()
                 .entry((namespace.clone(), facts.service_account.clone()))
@@ -45,7 +49,7 @@ impl PodDirectory {
         let Some(facts) = self.pods.remove(&(namespace.clone(), name.clone())) else {
             return;
         };
-        let Some(identities) = self.placed.get_mut(&facts.node) else {
+        let Some(identities) = self.served.get_mut(&facts.node) else {
             return;
         };
         let identity = (namespace.clone(), facts.service_account);
@@ -56,7 +60,7 @@ impl PodDirectory {
             }
         }
         if identities.is_empty() {
-            self.placed.remove(&facts.node);
+            self.served.remove(&facts.node);
         }
     }
 
@@ -65,9 +69,9 @@ impl PodDirectory {
         self.pods.get(&(namespace.into(), name.into()))
     }
 
-    /// Whether a live pod of this identity is on the node.
-    pub fn runs_on(&self, node: &str, namespace: &str, service_account: &str) -> bool {
-        self.placed.get(node).is_some_and(|identities| {
+    /// Whether the node's proxy serves a live pod of this identity.
+    pub fn is_served_on(&self, node: &str, namespace: &str, service_account: &str) -> bool {
+        self.served.get(node).is_some_and(|identities| {
             identities.contains_key(&(namespace.into(), service_account.into()))
         })
     }

@@ -1,11 +1,13 @@
 //! Objects in, records out; no API server, no files.
 
 mod addresses;
+mod entry_names;
 mod mesh_config;
 mod peer_auth;
 mod policies;
 mod property;
 mod services;
+mod survey;
 mod waypoints;
 mod workloads;
 

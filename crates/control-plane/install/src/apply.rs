@@ -285,7 +285,7 @@ async fn wait_for_root(
             }
             return Err(InstallError::NotReady(deadline.1, reasons));
         }
-        images.check(cluster).await?;
+        images.check(cluster, say).await?;
         tokio::time::sleep(PAUSE).await;
     }
     Ok(())
@@ -331,7 +331,7 @@ async fn wait_until_ready(
             say(&format!("waiting: {line}"));
             last = line;
         }
-        images.check(cluster).await?;
+        images.check(cluster, say).await?;
         tokio::time::sleep(PAUSE).await;
     }
 }

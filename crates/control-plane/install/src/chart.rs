@@ -22,6 +22,7 @@ pub const TEMPLATES: &[File] = files![
     "templates/_agent.tpl",
     "templates/_names.tpl",
     "templates/_platforms.tpl",
+    "templates/_pods.tpl",
     "templates/agent-configmap.yaml",
     "templates/agent-daemonset.yaml",
     "templates/agent-rbac.yaml",
@@ -32,6 +33,7 @@ pub const TEMPLATES: &[File] = files![
     "templates/networkpolicies.yaml",
     "templates/node-proxy-daemonset.yaml",
     "templates/node-proxy-rbac.yaml",
+    "templates/probe-hosts.yaml",
     "templates/quota.yaml",
     "templates/release-hook.yaml",
 ];

@@ -1,4 +1,5 @@
-//! Images of the mesh that kubelets cannot have: an installation would wait for them in vain.
+//! What kubelets report about containers of the mesh that they cannot start: each reason is named once, as soon as it is
+//! reported. Images that they cannot have end an installation, which would wait for them in vain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +17,7 @@ use crate::{
     apply::{InstallError, Plan},
     cluster::{Cluster, ClusterError},
     object::{self, ObjectRef},
-    rollout::missing_images,
+    rollout::{hindrances, is_held_back, missing_images, node_of},
 };
 
 /// Time between two looks at the pods.
@@ -36,6 +37,8 @@ pub(crate) struct Images {
     needed: BTreeSet<String>,
     missing_since: Option<Instant>,
     next_look: Instant,
+    /// Containers and reasons that were named.
+    named: BTreeSet<(String, String)>,
 }
 
 impl Images {
@@ -49,11 +52,12 @@ impl Images {
             needed: images.collect(),
             missing_since: None,
             next_look: Instant::now(),
+            named: BTreeSet::new(),
         }
     }
 
-    /// Of an attempt before, pods may wait longer and longer for an image that has come since: they are
-    /// made anew.
+    /// Deletes pods of an attempt before that a kubelet holds back: it tries them again ever more rarely, although what
+    /// they waited for may be there. Pods with a container that runs stay.
     pub(crate) async fn try_again(
         &self,
         cluster: &Cluster,
@@ -63,25 +67,39 @@ impl Images {
             .all::<Pod>(Some(&self.namespace), Some(OURS))
             .await?
         {
-            if self.missing_in(&pod).next().is_some() {
+            if is_held_back(&pod) && self.needs_one_of(&pod) {
                 let name = ObjectRef::of_kind::<Pod>(Some(&self.namespace), object::name(&pod));
                 cluster.delete(&name, DELETION).await?;
                 say(&format!(
-                    "{name} waited for an image: deleted, so that it is tried again"
+                    "{name} was held back by its kubelet: deleted, so that it is tried at once"
                 ));
             }
         }
         Ok(())
     }
 
-    /// An error if an image has been missing for some seconds.
-    pub(crate) async fn check(&mut self, cluster: &Cluster) -> Result<(), InstallError> {
+    /// Names new reasons for which containers do not start; an error if an image has been missing for some seconds.
+    pub(crate) async fn check(
+        &mut self,
+        cluster: &Cluster,
+        say: &dyn Fn(&str),
+    ) -> Result<(), InstallError> {
         let now = Instant::now();
         if now < self.next_look {
             return Ok(());
         }
         self.next_look = now + EVERY;
         let pods: Vec<Pod> = cluster.all(Some(&self.namespace), Some(OURS)).await?;
+        for pod in &pods {
+            for (container, reason, message) in hindrances(pod) {
+                if self.named.insert((container.clone(), reason.clone())) {
+                    let (name, node) = (object::name(pod), node_of(pod).unwrap_or("no node"));
+                    say(&format!(
+                        "Pod {name} on {node}: container {container}: {reason}{message}"
+                    ));
+                }
+            }
+        }
         let missing: BTreeMap<_, _> = pods.iter().flat_map(|pod| self.missing_in(pod)).collect();
         if missing.is_empty() {
             self.missing_since = None;
@@ -92,6 +110,12 @@ impl Images {
             return Ok(());
         }
         Err(InstallError::Images(missing))
+    }
+
+    fn needs_one_of(&self, pod: &Pod) -> bool {
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        let mut images = containers.filter_map(|container| container.image.as_ref());
+        images.any(|image| self.needed.contains(image))
     }
 
     fn missing_in(&self, pod: &Pod) -> impl Iterator<Item = (String, String)> {

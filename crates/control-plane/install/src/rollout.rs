@@ -270,6 +270,31 @@ pub fn pod_problems(pod: &Pod) -> Vec<String> {
     problems
 }
 
+/// Why containers wait that are about to start.
+const STARTING: [&str; 3] = ["", "ContainerCreating", "PodInitializing"];
+
+/// Why a kubelet holds containers of a pod back: container, reason, and its message after a colon.
+pub(crate) fn hindrances(pod: &Pod) -> Vec<(String, String, String)> {
+    let hindrance = |status: &ContainerStatus| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.clone().unwrap_or_default();
+        let message = waiting.message.as_deref().unwrap_or_default();
+        let colon = if message.is_empty() { "" } else { ": " };
+        (!STARTING.contains(&reason.as_str()))
+            .then(|| (status.name.clone(), reason, format!("{colon}{message}")))
+    };
+    statuses(pod).filter_map(hindrance).collect()
+}
+
+/// Whether a kubelet holds a pod back of which no container runs.
+pub(crate) fn is_held_back(pod: &Pod) -> bool {
+    let runs = |status: &ContainerStatus| {
+        let state = status.state.as_ref();
+        state.is_some_and(|state| state.running.is_some())
+    };
+    !hindrances(pod).is_empty() && !statuses(pod).any(runs)
+}
+
 /// Why a kubelet waits with a container if it cannot have its image.
 const NO_IMAGE: [&str; 5] = [
     "ErrImagePull",

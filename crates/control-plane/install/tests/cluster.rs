@@ -359,24 +359,41 @@ async fn an_installation_in_vain_tells_why_and_can_be_taken_away() {
 async fn an_image_that_cannot_be_pulled_is_named_at_once() {
     const PODS: &str = "/api/v1/pods";
     let lab = Lab::new().await;
-    let pod = |name: &str, image: &str| {
+    let pod = |name: &str, image: &str, reason: &str| {
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": "istio-system",
                 "labels": {"app": "istiod", "app.kubernetes.io/part-of": "ambit"}},
             "spec": {"nodeName": "n1", "containers": [{"name": "control", "image": image}]},
             "status": {"containerStatuses": [{"name": "control", "ready": false, "state": {
-                "waiting": {"reason": "ErrImagePull", "message": "no such host"}}}]},
+                "waiting": {"reason": reason, "message": "no such host"}}}]},
         })
     };
+    let image = "example.com/x/control:v1";
+    let mut serves = pod("serves", image, "CrashLoopBackOff");
+    serves["status"]["containerStatuses"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"name": "standby", "ready": true, "state": {"running": {}}}));
     // Left by an attempt before: with the same image, and with one that is not wanted any more.
+    for reason in ["ErrImagePull", "CreateContainerError", "CrashLoopBackOff"] {
+        lab.server
+            .put(PODS, pod(&reason.to_lowercase(), image, reason));
+    }
     lab.server
-        .put(PODS, pod("same", "example.com/x/control:v1"));
-    lab.server.put(PODS, pod("other", "elsewhere/control:v1"));
+        .put(PODS, pod("other", "elsewhere/control:v1", "ErrImagePull"));
+    lab.server.put(PODS, serves);
     let settings = ["global.hub=example.com/x", "global.tag=v1"];
+    let said = RefCell::new(Vec::new());
     let say = |line: &str| {
+        said.borrow_mut().push(line.to_owned());
         if line.contains("waiting for the control plane") {
-            lab.server.put(PODS, pod("new", "example.com/x/control:v1"));
+            lab.server
+                .put(PODS, pod("created", image, "CreateContainerError"));
+        }
+        // Named while the installation waits, not at its end.
+        if line.contains("CreateContainerError: no such host") {
+            lab.server.put(PODS, pod("new", image, "ErrImagePull"));
         }
     };
     let options = Options {
@@ -393,7 +410,19 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
     );
     let names = lab.server.list(PODS);
     let names: Vec<_> = names.iter().map(|pod| &pod["metadata"]["name"]).collect();
-    assert_eq!(names, ["new", "other"], "what waited for it is tried again");
+    let stay = ["created", "new", "other", "serves"];
+    assert_eq!(
+        names, stay,
+        "pods that are held back and serve nothing are tried again"
+    );
+    let said = said.into_inner();
+    for line in [
+        "Pod created on n1: container control: CreateContainerError: no such host",
+        "Pod serves on n1: container control: CrashLoopBackOff: no such host",
+    ] {
+        let count = said.iter().filter(|said| *said == line).count();
+        assert_eq!(count, 1, "{line}: {said:?}");
+    }
 }
 
 #[tokio::test]

@@ -130,6 +130,9 @@ fn values_of_every_form_are_rendered_alike() {
             "ztunnel.missingPolicyGrace=1m,ztunnel.keepLastGoodPolicy=true",
             "ztunnel.dnsConfig.nameservers={1.1.1.1}",
             "pilot.replicaCount=3,pilot.trustedNodeAccounts={a/b,c/d}",
+            "ztunnel.podLabels.istio\\.io/dataplane-mode=ambient,ztunnel.podLabels.b=c",
+            "pilot.podAnnotations.prometheus\\.io/port=x,cni.podLabels.k8s-app=x",
+            "ztunnel.env.RUST_LOG=debug,pilot.env.RUST_LOG=warn,cni.env.RUST_LOG=trace",
             "global.waypoint.replicas=3,global.waypoint.env.A=b,global.waypoint.resources=null",
         ],
         None,
@@ -195,6 +198,7 @@ fn what_one_refuses_the_other_refuses() {
         "cni.excludeNamespaces=a",
         "pilot.replicaCount=many",
         "global.imagePullPolicy=Sometimes",
+        "ztunnel.podLabels.app=mine",
     ] {
         let settings = [setting.to_owned()];
         assert!(

@@ -1,7 +1,8 @@
 //! Which pods belong to the mesh, by their labels and annotations and the agents' settings. Pure.
 //!
-//! The node agent acts on [`Enablement::verdict`]; the command line explains it. What the settings are
-//! called: `AMBIENT_ENABLEMENT_SELECTOR` and `EXCLUDE_NAMESPACES`, as for Istio's agent.
+//! The node agent acts on [`Enablement::verdict`]; the command line explains it, and the certificate authority signs
+//! for no other pods of a node proxy. What the settings are called: `AMBIENT_ENABLEMENT_SELECTOR` and
+//! `EXCLUDE_NAMESPACES`, as for Istio's agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -59,8 +60,8 @@ pub struct PodFacts<'a> {
     pub host_network: bool,
     /// Its labels.
     pub labels: &'a Labels,
-    /// Its annotations.
-    pub annotations: &'a Labels,
+    /// It has a sidecar, which serves it.
+    pub has_sidecar: bool,
 }
 
 impl<'a> From<&'a Pod> for PodFacts<'a> {
@@ -71,9 +72,14 @@ impl<'a> From<&'a Pod> for PodFacts<'a> {
             namespace: metadata.namespace.as_deref().unwrap_or_default(),
             host_network: spec.and_then(|spec| spec.host_network).unwrap_or_default(),
             labels: metadata.labels.as_ref().unwrap_or(&NO_LABELS),
-            annotations: metadata.annotations.as_ref().unwrap_or(&NO_LABELS),
+            has_sidecar: metadata.annotations.as_ref().is_some_and(has_sidecar),
         }
     }
+}
+
+/// Whether an injector has given a sidecar to the pod with these annotations.
+pub fn has_sidecar(annotations: &Labels) -> bool {
+    annotations.contains_key(SIDECAR_STATUS)
 }
 
 /// Whether a pod belongs to the mesh, and why.
@@ -124,6 +130,14 @@ impl Verdict {
     /// Whether the pod belongs to the mesh.
     pub fn is_included(self) -> bool {
         matches!(self, Self::OwnLabel | Self::NamespaceLabel | Self::Selected)
+    }
+
+    /// Whether no label could make the pod belong to the mesh.
+    pub fn is_never_included(self) -> bool {
+        matches!(
+            self,
+            Self::HostNetwork | Self::Sidecar | Self::ExcludedNamespace | Self::NodeProxy
+        )
     }
 }
 
@@ -211,7 +225,7 @@ impl Enablement {
         let mode = pod.labels.get(DATAPLANE_MODE).map(String::as_str);
         if pod.host_network {
             Verdict::HostNetwork
-        } else if pod.annotations.contains_key(SIDECAR_STATUS) {
+        } else if pod.has_sidecar {
             Verdict::Sidecar
         } else if self.excludes(pod.namespace) {
             Verdict::ExcludedNamespace

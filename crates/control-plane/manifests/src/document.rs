@@ -56,6 +56,8 @@ pub(crate) struct Refused {
 pub(crate) struct Parsed {
     pub(crate) documents: Vec<Document>,
     pub(crate) bad: Vec<BadDocument>,
+    /// Objects of the mesh's API groups that nothing reads: their first lines, and what they are.
+    pub(crate) unread: Vec<(u64, String)>,
 }
 
 /// How a file is written.
@@ -199,6 +201,9 @@ fn judge(
         Ok(key) => key,
         Err(ReadKeyError::OtherKind(kind)) => {
             tracing::debug!(%kind, line, "a kind the mesh does not read");
+            if is_of_the_mesh(&value) {
+                parsed.unread.push((line, kind));
+            }
             return;
         }
         Err(error) => {
@@ -245,6 +250,15 @@ fn judge(
     }
 }
 
+/// Whether an object is of an API group that the mesh reads other kinds of: somebody expects it to have an effect.
+fn is_of_the_mesh(value: &Value) -> bool {
+    let version = value.get("apiVersion").and_then(Value::as_str);
+    let group = version.and_then(|version| version.split_once('/'));
+    group.is_some_and(|(group, _)| {
+        group.ends_with(".istio.io") || matches!(group, "gateway.networking.k8s.io" | "ambit.io")
+    })
+}
+
 /// Whether the document is marked as only adding to an object; removes the mark.
 fn take_overlay_mark(value: &mut Value) -> bool {
     let annotations = value
@@ -260,6 +274,21 @@ mod tests {
 
     fn yaml(text: &str) -> Parsed {
         parse(text, Format::Yaml, false, &Known::new())
+    }
+
+    #[test]
+    fn kinds_of_the_mesh_that_nothing_reads_are_named() {
+        let parsed = yaml(
+            "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: a}\n---\n\
+             apiVersion: security.istio.io/v1\nkind: AuthorisationPolicy\nmetadata: {name: b}\n---\n\
+             apiVersion: batch/v1\nkind: Job\nmetadata: {name: c}\n",
+        );
+        assert_eq!((parsed.bad.len(), parsed.documents.len()), (0, 0));
+        let unread = [
+            (1, "networking.istio.io/v1 Sidecar".to_owned()),
+            (5, "security.istio.io/v1 AuthorisationPolicy".to_owned()),
+        ];
+        assert_eq!(parsed.unread, unread);
     }
 
     #[test]

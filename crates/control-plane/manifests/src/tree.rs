@@ -93,6 +93,13 @@ impl Tree {
                 message: bad.message,
             });
         }
+        for (line, kind) in parsed.unread {
+            new.problems.push(Problem {
+                origin: origin(line),
+                object: None,
+                message: format!("is a {kind}, which nothing reads: it has no effect"),
+            });
+        }
         if keep_all {
             // The broken document's object is unknown: nothing that the file held before is removed.
             for (key, document) in std::mem::take(&mut old.documents) {

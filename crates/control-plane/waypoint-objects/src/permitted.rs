@@ -23,13 +23,17 @@ const LABELS: [&str; 5] = [
     "sidecar.istio.io/inject",
 ];
 /// Variables that may be set: those that say nothing of identities, keys and who is believed.
-const VARIABLES: [&str; 6] = [
+const VARIABLES: [&str; 10] = [
     "RUST_LOG",
     "LOG_FORMAT",
     "CONNECTION_TERMINATION_DEADLINE",
     "ZTUNNEL_WORKER_THREADS",
     "AMBIT_WAYPOINT_LINGER",
+    "AMBIT_MAX_HEADERS",
+    "AMBIT_MAX_HEADER_BYTES",
     "AMBIT_REQUEST_HEADERS_TIMEOUT",
+    "AMBIT_STREAM_STALL_TIMEOUT",
+    "AMBIT_CANCEL_ON_HALF_CLOSE",
 ];
 /// The same, by how their names begin.
 const VARIABLES_OF: [&str; 6] = [

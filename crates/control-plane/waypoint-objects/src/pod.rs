@@ -20,8 +20,8 @@ const TOKEN_LIFETIME: u32 = 43_200;
 const GRACE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
 /// The name of the one container.
 pub(crate) const CONTAINER: &str = "istio-proxy";
-/// The volumes that it has: the token and the roots by which it gets its certificates, and room.
-pub(crate) const VOLUMES: [&str; 3] = ["istio-token", "istiod-ca-cert", "tmp"];
+/// The volumes that it has: the token and the roots by which it gets its certificates, room, and revocation lists.
+pub(crate) const VOLUMES: [&str; 4] = ["istio-token", "istiod-ca-cert", "tmp", "peer-ca-crl"];
 /// An account without rights.
 const USER: u32 = 1337;
 
@@ -68,7 +68,7 @@ pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Valu
         "affinity": settings.affinity,
         "topologySpreadConstraints": spread(selector, settings),
         "containers": [container(gateway, settings)],
-        "volumes": volumes(),
+        "volumes": volumes(settings),
     });
     drop_empty(&mut spec);
     spec
@@ -102,14 +102,24 @@ fn container(gateway: &str, settings: &Settings) -> Value {
             "runAsNonRoot": true,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [
-            {"name": "istio-token", "mountPath": "/var/run/secrets/tokens", "readOnly": true},
-            {"name": "istiod-ca-cert", "mountPath": "/var/run/secrets/istio", "readOnly": true},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
+        "volumeMounts": mounts(settings),
     });
     drop_empty(&mut container);
     container
+}
+
+fn mounts(settings: &Settings) -> Vec<Value> {
+    let mut mounts = vec![
+        json!({"name": "istio-token", "mountPath": "/var/run/secrets/tokens", "readOnly": true}),
+        json!({"name": "istiod-ca-cert", "mountPath": "/var/run/secrets/istio", "readOnly": true}),
+        json!({"name": "tmp", "mountPath": "/tmp"}),
+    ];
+    if settings.peer_ca_crl {
+        mounts.push(json!(
+            {"name": "peer-ca-crl", "mountPath": "/var/run/secrets/istio/crl", "readOnly": true}
+        ));
+    }
+    mounts
 }
 
 fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
@@ -123,31 +133,48 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         field("NODE_NAME", "spec.nodeName"),
     ];
     let grace = settings.termination_grace_period_seconds.to_string();
+    let upgrades = match settings.upgrades.is_empty() {
+        true => "none".to_owned(),
+        false => settings.upgrades.join(","),
+    };
     let format = if settings.log_as_json {
         "json"
     } else {
         "plain"
     };
+    let crl = Some(settings.files.crl.as_str()).filter(|_| settings.peer_ca_crl);
+    let principals = (!settings.metrics_principals).then_some("false");
+    let ca_address = match settings.ca_address.as_str() {
+        "" => &settings.control_address,
+        other => other,
+    };
     let fixed = [
         ("GATEWAY_NAME", gateway),
         ("XDS_ADDRESS", &settings.control_address),
-        ("CA_ADDRESS", &settings.control_address),
+        ("CA_ADDRESS", ca_address),
         ("XDS_ROOT_CA", &settings.files.root_cert),
         ("CA_ROOT_CA", &settings.files.root_cert),
+        ("CRL_PATH", crl.unwrap_or_default()),
         ("AUTH_TOKEN", &settings.files.token),
         ("TRUST_DOMAIN", &settings.trust_domain),
         ("CLUSTER_ID", &settings.cluster_id),
         ("CLUSTER_DOMAIN", &settings.cluster_domain),
         ("NETWORK", &settings.network),
         (GRACE, &grace),
+        ("AMBIT_METRICS_PRINCIPALS", principals.unwrap_or_default()),
         ("RUST_LOG", &settings.log_level),
         ("LOG_FORMAT", format),
+        ("AMBIT_UPGRADES", &upgrades),
     ];
     let further = settings
         .env
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
     // Server-side apply knows variables by name: each only once.
+    env.retain(|one| {
+        let name = one.get("name").and_then(Value::as_str);
+        name.is_none_or(|name| !settings.env.contains_key(name))
+    });
     let ours = fixed
         .into_iter()
         .filter(|(name, value)| !value.is_empty() && !settings.env.contains_key(*name));
@@ -158,16 +185,23 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
     env
 }
 
-fn volumes() -> Value {
-    let [token_name, roots, room] = VOLUMES;
+fn volumes(settings: &Settings) -> Vec<Value> {
+    let [token_name, roots, room, revoked] = VOLUMES;
     let token = json!({
         "path": "istio-token", "audience": "istio-ca", "expirationSeconds": TOKEN_LIFETIME,
     });
-    json!([
-        {"name": token_name, "projected": {"sources": [{"serviceAccountToken": token}]}},
-        {"name": roots, "configMap": {"name": "istio-ca-root-cert"}},
-        {"name": room, "emptyDir": {}},
-    ])
+    let mut volumes = vec![
+        json!({"name": token_name, "projected": {"sources": [{"serviceAccountToken": token}]}}),
+        json!({"name": roots, "configMap": {"name": "istio-ca-root-cert"}}),
+        json!({"name": room, "emptyDir": {}}),
+    ];
+    if settings.peer_ca_crl {
+        // The control plane makes it only where there is a list.
+        volumes.push(
+            json!({"name": revoked, "configMap": {"name": "istio-ca-crl", "optional": true}}),
+        );
+    }
+    volumes
 }
 
 /// Over nodes and zones, unless the settings say otherwise; in either case the pods of one rollout.

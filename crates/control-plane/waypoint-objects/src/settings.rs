@@ -35,8 +35,12 @@ pub struct Settings {
     pub seccomp_profile: Value,
     /// How long a waypoint that goes away may finish what it has begun.
     pub termination_grace_period_seconds: u32,
-    /// Where xDS and the CA are, as a URL.
+    /// Where xDS is, as a URL.
     pub control_address: String,
+    /// Where certificates come from, as a URL; empty is the control plane.
+    pub ca_address: String,
+    /// Whether peers are refused whose certificates the ConfigMap `istio-ca-crl` revokes.
+    pub peer_ca_crl: bool,
     /// Trust domain of every identity.
     pub trust_domain: String,
     /// Name of the cluster.
@@ -45,10 +49,14 @@ pub struct Settings {
     pub cluster_domain: String,
     /// Name of the network; empty if there is only one.
     pub network: String,
+    /// Whether metrics name the identities of both ends.
+    pub metrics_principals: bool,
     /// What is logged.
     pub log_level: String,
     /// Log as JSON.
     pub log_as_json: bool,
+    /// Protocols of HTTP/1.1's `Upgrade` that are passed on.
+    pub upgrades: Vec<String>,
     /// Further environment variables, after and so over ours.
     pub env: BTreeMap<String, String>,
     /// Where the container finds its files.
@@ -63,6 +71,8 @@ pub struct Files {
     pub token: String,
     /// The mesh's root certificate.
     pub root_cert: String,
+    /// The revocation lists.
+    pub crl: String,
 }
 
 impl Default for Files {
@@ -70,6 +80,7 @@ impl Default for Files {
         Self {
             token: "/var/run/secrets/tokens/istio-token".into(),
             root_cert: "/var/run/secrets/istio/root-cert.pem".into(),
+            crl: "/var/run/secrets/istio/crl/ca-crl.pem".into(),
         }
     }
 }
@@ -90,12 +101,16 @@ impl Default for Settings {
             seccomp_profile: serde_json::json!({"type": "RuntimeDefault"}),
             termination_grace_period_seconds: 60,
             control_address: "https://istiod.istio-system.svc:15012".into(),
+            ca_address: String::new(),
+            peer_ca_crl: false,
             trust_domain: "cluster.local".into(),
             cluster_id: "Kubernetes".into(),
             cluster_domain: "cluster.local".into(),
             network: String::new(),
+            metrics_principals: true,
             log_level: "info".into(),
             log_as_json: false,
+            upgrades: vec!["websocket".into()],
             env: BTreeMap::new(),
             files: Files::default(),
         }

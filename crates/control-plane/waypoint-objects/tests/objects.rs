@@ -194,3 +194,47 @@ fn what_cannot_be_made_is_said() {
         assert_eq!(objects(&annotated, &Settings::default()), Err(why));
     }
 }
+
+#[test]
+fn a_ca_of_its_own_and_revocation_lists_reach_the_container() {
+    let settings = |change: Value| serde_json::from_value::<Settings>(change).unwrap();
+    let pod = |settings: &Settings| {
+        let made = objects(&gateway(json!({}), json!({})), settings).unwrap();
+        made.deployment["spec"]["template"]["spec"].clone()
+    };
+    let env = |pod: &Value, name: &str| {
+        let env = pod["containers"][0]["env"].as_array().unwrap().iter();
+        let mut found = env.filter(|one| one["name"] == name);
+        let value = found
+            .next()
+            .map(|one| one["value"].as_str().unwrap().to_owned());
+        assert!(found.next().is_none(), "{name} is there twice");
+        value
+    };
+    let address = json!({"controlAddress": "https://control:1"});
+    let plain = pod(&settings(address));
+    assert_eq!(env(&plain, "CA_ADDRESS").unwrap(), "https://control:1");
+    assert_eq!(env(&plain, "CRL_PATH"), None);
+    assert_eq!(env(&plain, "AMBIT_METRICS_PRINCIPALS"), None);
+    let changed = json!({
+        "controlAddress": "https://control:1", "caAddress": "https://istio-csr:443", "peerCaCrl": true,
+        "metricsPrincipals": false,
+    });
+    let changed = pod(&settings(changed));
+    assert_eq!(env(&changed, "XDS_ADDRESS").unwrap(), "https://control:1");
+    assert_eq!(
+        env(&changed, "CA_ADDRESS").unwrap(),
+        "https://istio-csr:443"
+    );
+    assert_eq!(env(&changed, "AMBIT_METRICS_PRINCIPALS").unwrap(), "false");
+    let list = json!({"name": "istio-ca-crl", "optional": true});
+    let volumes = changed["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|one| one["configMap"] == list).unwrap();
+    let mounts = changed["containers"][0]["volumeMounts"].as_array().unwrap();
+    let mount = mounts
+        .iter()
+        .find(|one| one["name"] == volume["name"])
+        .unwrap();
+    let path = format!("{}/ca-crl.pem", mount["mountPath"].as_str().unwrap());
+    assert_eq!(env(&changed, "CRL_PATH"), Some(path));
+}

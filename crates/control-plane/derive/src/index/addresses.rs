@@ -12,6 +12,8 @@ use std::{
 use ambit_k8s_api::{Kind, ObjectKey};
 use ipnet::IpNet;
 
+use super::Index;
+
 /// See the module above.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
@@ -74,20 +76,40 @@ impl Addresses {
         }
     }
 
+    /// The Services and pods that have an address, also of namespaces that the mesh leaves out.
+    pub(crate) fn owners(&self, ip: &IpAddr) -> impl Iterator<Item = &ObjectKey> {
+        self.owners.get(ip).into_iter().flatten()
+    }
+
+    fn owners_within(&self, net: &IpNet) -> impl Iterator<Item = &ObjectKey> {
+        let inside = self.owners.range(net.network()..=net.broadcast());
+        inside.flat_map(|(_, owners)| owners)
+    }
+}
+
+impl Index {
+    /// A Service or pod that has an address of a prefix, which may be a single one.
+    pub(crate) fn owner_within(&self, net: &IpNet) -> Option<&ObjectKey> {
+        let mut owners = self.addresses.owners_within(net);
+        owners.find(|owner| !self.is_left_out(&owner.namespace))
+    }
+
     /// Who of another namespace owns an address, or one of a prefix. Of a prefix only pods count:
     /// Services' own addresses come before any prefix.
     pub(crate) fn owner_elsewhere(&self, net: &IpNet, namespace: &str) -> Option<&ObjectKey> {
         let is_one = net.prefix_len() == net.max_prefix_len();
-        let inside = self.owners.range(net.network()..=net.broadcast());
-        inside
-            .flat_map(|(_, owners)| owners)
-            .find(|owner| owner.namespace != namespace && (is_one || owner.kind == Kind::Pod))
+        let counts = |owner: &&ObjectKey| is_one || owner.kind == Kind::Pod;
+        let owners = self.addresses.owners_within(net).filter(counts);
+        owners
+            .filter(|owner| owner.namespace != namespace)
+            .find(|owner| !self.is_left_out(&owner.namespace))
     }
 
     /// The pod that has an address.
     pub(crate) fn pod_at(&self, ip: &IpAddr) -> Option<&ObjectKey> {
-        let mut owners = self.owners.get(ip).into_iter().flatten();
-        owners.find(|owner| owner.kind == Kind::Pod)
+        let owners = self.addresses.owners.get(ip).into_iter().flatten();
+        let mut pods = owners.filter(|owner| owner.kind == Kind::Pod);
+        pods.find(|owner| !self.is_left_out(&owner.namespace))
     }
 }
 

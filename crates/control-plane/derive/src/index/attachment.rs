@@ -12,11 +12,11 @@ use ambit_k8s_api::{
 };
 use ambit_model::{
     ArcStr, Destination, EndpointWaypoint, GatewayAddress, GatewayName, HBONE_PORT, Identity,
-    NamespacedHostname, Visibility, Workload,
+    NamespacedHostname, Workload,
 };
 
 use super::{Index, binding::Binding, foreign::Foreign, kind::MeshKind};
-use crate::{DEFAULT_REVISION, Labels, WaypointAttachment, WaypointMissing};
+use crate::{DEFAULT_REVISION, Labels, WaypointAttachment, WaypointMissing, WorkloadWaypoints};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
@@ -102,8 +102,6 @@ pub(crate) enum Obstacle {
     Unusable,
     /// The Gateway's listener does not allow the namespace.
     NotPermitted,
-    /// What only its own namespace sees cannot be served in another.
-    OtherNamespace,
     /// The waypoint does not serve such objects, and this one asked for it.
     UnsupportedType,
     /// The waypoint does not serve such objects: they go without.
@@ -118,7 +116,6 @@ impl fmt::Display for Obstacle {
             Self::NameTaken => "name-taken",
             Self::Unusable => "unusable",
             Self::NotPermitted => "not-permitted",
-            Self::OtherNamespace => "other-namespace",
             Self::UnsupportedType | Self::NotServed => "unsupported-type",
         })
     }
@@ -204,7 +201,7 @@ impl Index {
     }
 
     /// Whether a Gateway is a waypoint by its class.
-    fn is_of_waypoints(&self, gateway: &GatewayInput) -> bool {
+    pub(super) fn is_of_waypoints(&self, gateway: &GatewayInput) -> bool {
         let class = || self.class(&gateway.class);
         gateway.class == WAYPOINT_CLASS
             || class().is_some_and(|class| class.controller == CONTROLLER)
@@ -363,7 +360,7 @@ impl Index {
     /// The waypoint of a Service or ServiceEntry.
     pub(crate) fn waypoint_of_service(&self, key: &ObjectKey) -> Option<Attachment> {
         let namespace = &key.namespace;
-        let (own, has_pods, is_public) = match key.kind {
+        let (own, has_pods) = match key.kind {
             Kind::Service => {
                 let service = self.get::<Service>(key).filter(|one| !one.is_managed)?;
                 let name = GatewayName::new(namespace.clone(), key.name.clone());
@@ -371,15 +368,11 @@ impl Index {
                     // A waypoint's own.
                     return None;
                 }
-                (service.binding.clone(), service.selector.is_some(), true)
+                (service.binding.clone(), service.selector.is_some())
             }
             Kind::ServiceEntry => {
                 let entry = self.get::<ServiceEntry>(key)?;
-                let is_public = entry
-                    .hosts
-                    .iter()
-                    .all(|host| entry.visibility(host) == Visibility::Public);
-                (entry.binding.clone(), entry.selector.is_some(), is_public)
+                (entry.binding.clone(), entry.selector.is_some())
             }
             _ => return None,
         };
@@ -391,12 +384,9 @@ impl Index {
             Origin::Own => Obstacle::UnsupportedType,
             Origin::Namespace | Origin::Gateway => Obstacle::NotServed,
         };
-        let mut attachment = self.by_label(namespace, bound, |serves| {
+        let attachment = self.by_label(namespace, bound, |serves| {
             (!serves.services()).then_some(unserved)
         })?;
-        if attachment.outcome.is_ok() && !is_public && attachment.gateway.namespace != *namespace {
-            attachment.outcome = Err(Obstacle::OtherNamespace);
-        }
         let foreign = attachment.foreign.as_ref();
         if foreign.is_some_and(|foreign| self.is_at(key, &foreign.at)) {
             // Nothing comes through a waypoint before it comes to the waypoint.
@@ -450,6 +440,10 @@ impl Index {
             return;
         };
         let address = self.waypoint_address(attachment);
+        if self.config.workload_waypoints == WorkloadWaypoints::Istio {
+            workload.waypoint = address;
+            return;
+        }
         let is_foreign = attachment.foreign.is_some();
         workload.endpoint_waypoint = address.clone().map(|waypoint| EndpointWaypoint {
             waypoint,

@@ -55,20 +55,24 @@ impl Index {
                 .insert(key.clone());
         }
         for host in old.into_iter().chain(new) {
-            let declarers = self.declares.get(&host).into_iter().flatten();
-            let is_rival = |other: &&ObjectKey| *other != key && other.kind == Kind::ServiceEntry;
-            let rivals: Vec<_> = declarers.filter(is_rival).cloned().collect();
-            for rival in rivals {
-                let entry = self.get::<ServiceEntry>(&rival);
-                let selector = entry.and_then(|entry| entry.selector.clone());
-                self.mark_selected(&rival.namespace, selector.as_ref());
-                self.mark(rival);
-            }
+            self.mark_declarers(&host);
             self.mark_host(host);
         }
     }
 
-    fn claim(&self, key: &ObjectKey, host: &ArcStr) -> Option<Claim<'_>> {
+    /// Marks the ServiceEntries that declare a host, and their endpoints: another one may make its record.
+    pub(crate) fn mark_declarers(&mut self, host: &ArcStr) {
+        let entries = self.declarers(host);
+        let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
+        for key in entries.cloned().collect::<Vec<_>>() {
+            let entry = self.get::<ServiceEntry>(&key);
+            let selector = entry.and_then(|entry| entry.selector.clone());
+            self.mark_selected(&key.namespace, selector.as_ref());
+            self.mark(key);
+        }
+    }
+
+    pub(crate) fn claim(&self, key: &ObjectKey, host: &ArcStr) -> Option<Claim<'_>> {
         (functions(key.kind).claim)(self, key, host)
     }
 
@@ -95,6 +99,14 @@ impl Index {
         own.or_else(|| canonical(&winners))
     }
 
+    /// The objects that make the records of a host, and whether all namespaces see what each makes.
+    pub(super) fn records_of(&self, host: &ArcStr) -> Vec<(&ObjectKey, bool)> {
+        let winners = self.winners(host).into_values();
+        winners
+            .map(|(_, is_public, key)| (key, is_public))
+            .collect()
+    }
+
     /// The records of a host: one a namespace, a Kubernetes service before service entries, older
     /// before newer; one of them canonical, by the same order.
     pub(super) fn render_host(&self, host: &ArcStr) -> Rendered {
@@ -112,7 +124,14 @@ impl Index {
                 record.ingress_use_waypoint =
                     attachment.outcome.is_ok() && self.ingress_uses_waypoint(key);
             }
-            for gateway in self.waypoints_serving(key, host) {
+            let gateways = self.waypoints_serving(key, host);
+            let grantors = match gateways.is_empty() {
+                true => Vec::new(),
+                false => self.grantors(key),
+            };
+            let refusals = self.refusals(key, &record.service, &gateways);
+            rendered.waypoint_services.extend(refusals);
+            for gateway in gateways {
                 let service = WaypointService {
                     service: record.service.namespaced_hostname(),
                     routes: self.http_routes(key, &gateway),
@@ -121,6 +140,7 @@ impl Index {
                     resolves_hosts: self
                         .get::<ServiceEntry>(key)
                         .is_some_and(|entry| entry.resolves_named(host)),
+                    grantors: grantors.clone(),
                 };
                 rendered.waypoint_services.push((gateway, service));
             }

@@ -7,9 +7,9 @@
 //!   so such a pod would be sent requests; clients would refuse it for its identity, one after the other. It is no
 //!   endpoint here, and is attached to waypoints as any other pod.
 //! - The account alone is the waypoint's identity: to all others, what calls with it is the waypoint, and no proxy
-//!   can tell the difference. The pod is no endpoint, and is attached to waypoints as any other; but it may call the
-//!   pods behind the waypoint as the waypoint does, and ask for what the waypoint is told. It can only be named, on
-//!   the Gateway.
+//!   can tell the difference. The pod is no endpoint, is attached to waypoints as any other, and is named on the
+//!   Gateway. The certificate authority signs for the account only when a pod with both asks itself, and xDS answers
+//!   no other pod of it: its node's proxy cannot open or accept a tunnel for it.
 //!
 //! Who may make pods with both is the waypoint, for all that anybody can see: that right is a right over the
 //! namespace's traffic, as it is over its secrets.
@@ -216,8 +216,8 @@ impl Index {
         });
         let passing = listed(&passing).map(|who| {
             format!(
-                "{who} runs under the waypoint's service account {name} and is none of its pods: everybody takes it \
-                 for the waypoint, so it reaches all that is behind it; give it another account"
+                "{who} runs under the waypoint's service account {name} and is none of its pods: it gets no \
+                 certificate, since everybody would take it for the waypoint; give it another account"
             )
         });
         let notes = claiming.into_iter().chain(passing);

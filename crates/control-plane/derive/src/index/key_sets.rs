@@ -1,12 +1,13 @@
 //! Key sets that objects name by address: which are wanted, and what is known of each. Who fetches them says so; here
 //! nothing is fetched.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
-use ambit_k8s_api::{Kind, ObjectKey, RequestAuthentication};
+use ambit_k8s_api::{Kind, ObjectKey, Pod, RequestAuthentication, Service};
 use ambit_model::ArcStr;
 
 use super::Index;
+use crate::selects;
 
 /// Where a key set comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,6 +18,8 @@ pub struct KeySource {
     pub is_issuer: bool,
     /// How long fetching it may take.
     pub timeout: Duration,
+    /// The namespace for whose objects it is fetched. `None`: the root namespace, whose objects may name any address.
+    pub namespace: Option<ArcStr>,
 }
 
 /// What is known of a key set.
@@ -34,6 +37,47 @@ impl Index {
         let objects = self.namespaces.values();
         let all = objects.flat_map(|objects| objects.all::<RequestAuthentication>().values());
         all.flat_map(|one| one.sources().cloned()).collect()
+    }
+
+    /// Whether key sets are fetched at an address for RequestAuthentications of a namespace: not from a Service or pod of
+    /// another namespace, unless a ReferenceGrant there allows it.
+    ///
+    /// # Errors
+    /// With the Service or pod that has the address.
+    pub fn may_fetch_keys(&self, namespace: &str, ip: IpAddr) -> Result<(), ObjectKey> {
+        let from = (Kind::RequestAuthentication, namespace);
+        let mut owners = self.addresses.owners(&ip).peekable();
+        let Some(first) = owners.peek().copied() else {
+            return Ok(());
+        };
+        let may_call = |owner: &ObjectKey| match owner.kind {
+            Kind::Pod => self.may_call_pod_for(from, owner),
+            _ => self.may_call_for(from, owner),
+        };
+        if owners.any(may_call) {
+            return Ok(());
+        }
+        Err(first.clone())
+    }
+
+    /// Whether one of the services that select a pod may be called.
+    fn may_call_pod_for(&self, from: (Kind, &str), pod: &ObjectKey) -> bool {
+        if from.1 == pod.namespace {
+            return true;
+        }
+        let (Some(objects), Some(input)) = (self.objects(&pod.namespace), self.get::<Pod>(pod))
+        else {
+            return false;
+        };
+        let mut services = objects.all::<Service>().iter();
+        services.any(|(name, service)| {
+            let selector = service.selector.as_ref();
+            selector.is_some_and(|selector| selects(selector, &input.labels))
+                && self.may_call_for(
+                    from,
+                    &ObjectKey::new(Kind::Service, pod.namespace.clone(), name.clone()),
+                )
+        })
     }
 
     /// A key set was fetched, or could not be.

@@ -152,7 +152,7 @@ pub(crate) trait MeshKind: Followed {
     }
 
     /// Whether and how an object competes for a host that it declared with [`Index::declare`].
-    fn claim<'a>(_input: &'a Self::Input, _host: &ArcStr) -> Option<Claim<'a>> {
+    fn claim<'a>(_index: &Index, _input: &'a Self::Input, _host: &ArcStr) -> Option<Claim<'a>> {
         None
     }
 

@@ -94,7 +94,7 @@ impl Functions {
                 let input = index.get::<K>(key);
                 input.map_or_else(Rendered::default, |input| K::render(index, key, input))
             },
-            claim: |index, key, host| K::claim(index.get::<K>(key)?, host),
+            claim: |index, key, host| K::claim(index, index.get::<K>(key)?, host),
             service: |index, key, host| K::service(index, index.get::<K>(key)?, host),
         }
     }
@@ -124,6 +124,20 @@ macro_rules! table {
         #[derive(Debug, Default)]
         pub(crate) struct Objects {
             $($kind: BTreeMap<ArcStr, <$kind as MeshKind>::Input>,)*
+        }
+
+        impl Objects {
+            /// The keys of all.
+            pub(crate) fn keys(&self, namespace: &ArcStr) -> Vec<ObjectKey> {
+                let mut keys = Vec::new();
+                $(
+                    let names = self.$kind.keys();
+                    keys.extend(names.map(|name| {
+                        ObjectKey::new(Kind::$kind, namespace.clone(), name.clone())
+                    }));
+                )*
+                keys
+            }
         }
 
         $(impl Stored for $kind {

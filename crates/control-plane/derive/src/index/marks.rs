@@ -33,6 +33,7 @@ impl Index {
         self.mark_routes_naming(&host);
         self.mark_rules_of(&host);
         self.mark_callers_of(&host);
+        self.mark_narrower_hosts(&host);
         self.mark_only_host(host);
     }
 

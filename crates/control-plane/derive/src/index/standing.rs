@@ -118,10 +118,6 @@ impl Index {
                 "AttachmentDenied",
                 "allowedRoutes of the Gateway's HBONE listener do not allow this namespace",
             ),
-            Obstacle::OtherNamespace => (
-                "CrossNamespaceWaypointForbidden",
-                "what only its own namespace sees cannot have a waypoint of another",
-            ),
             Obstacle::UnsupportedType | Obstacle::NotServed => (
                 "UnsupportedTrafficType",
                 "the Gateway's label istio.io/waypoint-for does not include such objects",

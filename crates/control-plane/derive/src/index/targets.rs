@@ -8,9 +8,10 @@ use ambit_k8s_api::{
     istio::PolicyTargetReference,
 };
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
+use serde_json::Value;
 
 use crate::{
-    MeshConfig,
+    MeshConfig, ServicePolicyScope,
     condition::Verdict,
     index::{Index, names},
     problem::FieldError,
@@ -62,16 +63,19 @@ impl Targets {
         Ok(Self(targets))
     }
 
-    /// Those that can be understood.
-    pub(crate) fn understood(
-        references: Vec<(String, &PolicyTargetReference)>,
+    /// The objects that targets may mean of an object that cannot be used, where all of them are refused: of one whose
+    /// kind or group is unknown, every object that has its name. `None` if there are targets, and none means anything.
+    pub(crate) fn possible(
+        references: &[(String, &PolicyTargetReference)],
         namespace: &ArcStr,
         config: &MeshConfig,
-    ) -> Self {
-        let targets = references.into_iter();
-        let targets =
-            targets.filter_map(|(_, reference)| target(reference, namespace, config).ok());
-        Self(targets.collect())
+    ) -> Option<Self> {
+        let targets = references
+            .iter()
+            .flat_map(|(_, reference)| possible(reference, namespace, config));
+        let targets: BTreeSet<ObjectKey> = targets.collect();
+        let is_nothing = !references.is_empty() && targets.is_empty();
+        (!is_nothing).then(|| Self(targets.into_iter().collect()))
     }
 
     /// What is concerned, at each waypoint.
@@ -96,6 +100,19 @@ impl Targets {
             concerned.services.dedup();
         }
         waypoints
+    }
+
+    /// Says which requests to pods pass by an object, because the waypoints of its services take no pods.
+    fn left_out(&self, index: &Index) -> Option<String> {
+        let waypoints = self
+            .0
+            .iter()
+            .filter_map(|target| without_pods(index, target));
+        let waypoints: BTreeSet<GatewayName> = waypoints.collect();
+        let names = names(&waypoints)?;
+        Some(format!(
+            ", not for requests to the pods' own addresses: {names} serves services alone (istio.io/waypoint-for: all takes their pods, too)"
+        ))
     }
 
     /// At which waypoints an object is in force; `word` says what it is, and `how` what waypoints do with it.
@@ -128,7 +145,18 @@ impl Targets {
             }
             bound.extend(waypoints);
         }
-        let at = names(&bound).map(|names| format!("{how} by {names}"));
+        let is_of_services =
+            |target: &ObjectKey| !matches!(target.kind, Kind::Gateway | Kind::GatewayClass);
+        let passes_pods = index.config.service_policy_scope == ServicePolicyScope::Istio
+            && self.0.iter().any(is_of_services);
+        let limit = match passes_pods {
+            true => {
+                ", not for requests to pods' own addresses (global.waypoint.servicePolicyScope: istio)"
+                    .to_owned()
+            }
+            false => self.left_out(index).unwrap_or_default(),
+        };
+        let at = names(&bound).map(|names| format!("{how} by {names}{limit}"));
         let (is_true, reason) = match (&at, unbound.is_empty()) {
             (Some(_), true) => (true, "Accepted"),
             (Some(_), false) => (true, "PartiallyInvalid"),
@@ -175,6 +203,19 @@ fn waypoints_of(index: &Index, target: &ObjectKey) -> Vec<GatewayName> {
     names
 }
 
+/// The waypoint that serves a Service or ServiceEntry, if that is one for services alone: its pods are not behind it.
+fn without_pods(index: &Index, target: &ObjectKey) -> Option<GatewayName> {
+    let selects_pods = match target.kind {
+        Kind::Service => index.get::<Service>(target)?.selector.is_some(),
+        Kind::ServiceEntry => index.get::<ServiceEntry>(target)?.selector.is_some(),
+        _ => false,
+    };
+    let attachment = index.waypoint_of_service(target).filter(|_| selects_pods)?;
+    let serves = attachment.outcome.ok()?;
+    let gateway = attachment.ours()?;
+    (!serves.workloads()).then(|| gateway.clone())
+}
+
 /// Whether a Service or ServiceEntry is bound to another controller's waypoint.
 fn has_foreign_waypoint(index: &Index, target: &ObjectKey) -> bool {
     let attachment = index.waypoint_of_service(target);
@@ -208,39 +249,87 @@ fn served(index: &Index, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHost
     hosts.into_iter().flat_map(of_host).collect()
 }
 
+/// What can be read of the targets of an object that cannot be read as a whole.
+pub(crate) fn readable_references(spec: Option<&Value>) -> Vec<PolicyTargetReference> {
+    let one = spec.and_then(|spec| spec.get("targetRef"));
+    let several = spec.and_then(|spec| spec.get("targetRefs"));
+    let several = several.and_then(Value::as_array).into_iter().flatten();
+    let text = |of: &Value, name: &str| {
+        let text = of.get(name).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    let read = |of: &Value| PolicyTargetReference {
+        group: text(of, "group"),
+        kind: text(of, "kind"),
+        name: text(of, "name"),
+        namespace: Some(text(of, "namespace")),
+    };
+    one.into_iter().chain(several).map(read).collect()
+}
+
+/// The objects that a reference may mean.
+fn possible(
+    reference: &PolicyTargetReference,
+    namespace: &ArcStr,
+    config: &MeshConfig,
+) -> Vec<ObjectKey> {
+    if other_namespace(reference, namespace).is_some() || reference.name.is_empty() {
+        return Vec::new();
+    }
+    if kind_of(reference).is_some() {
+        return target(reference, namespace, config).into_iter().collect();
+    }
+    let in_root = *namespace == config.root_namespace;
+    let kinds = [Kind::Service, Kind::ServiceEntry, Kind::Gateway];
+    let classes = in_root.then_some(Kind::GatewayClass);
+    let all = kinds.into_iter().chain(classes);
+    all.map(|kind| ObjectKey::new(kind, namespace.clone(), reference.name.as_str()))
+        .collect()
+}
+
+/// The kind of object that a reference names, if objects can be attached to it.
+fn kind_of(reference: &PolicyTargetReference) -> Option<Kind> {
+    match (reference.group.as_str(), reference.kind.as_str()) {
+        ("" | "core", "Service") => Some(Kind::Service),
+        ("networking.istio.io", "ServiceEntry") => Some(Kind::ServiceEntry),
+        (gateway::GROUP, "Gateway") => Some(Kind::Gateway),
+        (gateway::GROUP, "GatewayClass") => Some(Kind::GatewayClass),
+        _ => None,
+    }
+}
+
+/// The namespace that a reference names, if it is another one than its object's.
+fn other_namespace<'a>(
+    reference: &'a PolicyTargetReference,
+    namespace: &ArcStr,
+) -> Option<&'a String> {
+    let named = reference.namespace.as_ref();
+    named.filter(|named| !named.is_empty() && **named != namespace.as_str())
+}
+
 /// The object that a reference names.
 fn target(
     reference: &PolicyTargetReference,
     namespace: &ArcStr,
     config: &MeshConfig,
 ) -> Result<ObjectKey, String> {
-    if let Some(other) = &reference.namespace
-        && !other.is_empty()
-        && *other != namespace.as_str()
-    {
+    if let Some(other) = other_namespace(reference, namespace) {
         return Err(format!(
             "a policy of {namespace} cannot be attached to an object of {other}"
         ));
     }
-    let kind = match (reference.group.as_str(), reference.kind.as_str()) {
-        ("" | "core", "Service") => Kind::Service,
-        ("networking.istio.io", "ServiceEntry") => Kind::ServiceEntry,
-        (gateway::GROUP, "Gateway") => Kind::Gateway,
-        (gateway::GROUP, "GatewayClass") if *namespace == config.root_namespace => {
-            Kind::GatewayClass
-        }
-        (gateway::GROUP, "GatewayClass") => {
-            let root = &config.root_namespace;
-            return Err(format!(
-                "only policies of {root} can be attached to a GatewayClass"
-            ));
-        }
-        (group, kind) => {
-            return Err(format!(
-                "{kind:?} of the group {group:?} is none of Service, ServiceEntry, Gateway and GatewayClass"
-            ));
-        }
-    };
+    let kind = kind_of(reference).ok_or_else(|| {
+        let PolicyTargetReference { group, kind, .. } = reference;
+        format!(
+            "{kind:?} of the group {group:?} is none of Service, ServiceEntry, Gateway and GatewayClass"
+        )
+    })?;
+    let root = &config.root_namespace;
+    if kind == Kind::GatewayClass && namespace != root {
+        return Err(format!(
+            "only policies of {root} can be attached to a GatewayClass"
+        ));
+    }
     Ok(ObjectKey::new(
         kind,
         namespace.clone(),

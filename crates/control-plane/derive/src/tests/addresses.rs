@@ -1,6 +1,7 @@
-//! Whose an address or a host name is, and who sees an entry.
+//! Whose an address is.
 
-use ambit_model::{NetworkMode, Visibility};
+use ambit_k8s_api::Kind;
+use ambit_model::{NetworkMode, Protocol};
 
 use super::*;
 
@@ -49,8 +50,8 @@ fn addresses_of_other_namespaces_are_not_published() {
 }
 
 #[test]
-fn addresses_of_nobody_or_of_the_own_namespace_are() {
-    for addresses in ["[192.0.2.1]", "[192.0.2.0/24]", "[10.96.0.0/12]"] {
+fn addresses_of_nobody_are_published() {
+    for addresses in ["[192.0.2.1]", "[192.0.2.0/24]", "[\"2001:db8::/64\"]"] {
         let mesh = TestMesh::of(&all(&[
             CART,
             SERVICE,
@@ -59,12 +60,38 @@ fn addresses_of_nobody_or_of_the_own_namespace_are() {
         assert_eq!(vips(&mesh).len(), 1, "{addresses}");
         assert!(mesh.problems().is_empty(), "{:?}", mesh.problems());
     }
-    let own = claim("addresses: [10.96.0.9]").replace("evil", "shop");
-    let mesh = TestMesh::of(&all(&[CART, SERVICE, &own]));
-    assert_eq!(mesh.service("shop/claim.example.com").vips.len(), 1);
-    // Without load balancing, a pod inside a prefix is reached as itself.
-    let passing = claim("addresses: [10.0.0.0/8]").replace("STATIC", "NONE");
-    assert_eq!(vips(&TestMesh::of(&all(&[CART, &passing]))).len(), 1);
+}
+
+#[test]
+fn an_address_of_a_service_or_pod_is_never_an_entrys() {
+    for namespace in ["evil", "shop", "istio-system"] {
+        for address in ["10.96.0.9", "10.96.0.9/32", "10.1.2.3", "\"fd00::3\""] {
+            let entry = claim(&format!("addresses: [{address}]"));
+            let entry = entry.replace("namespace: evil", &format!("namespace: {namespace}"));
+            let mesh = TestMesh::of(&all(&[CART, SERVICE, &entry]));
+            let service = mesh.service(&format!("{namespace}/claim.example.com"));
+            assert!(service.vips.is_empty() && service.cidr_vips.is_empty());
+            let problems = mesh.problems();
+            assert!(problems[0].ends_with("it is not published"), "{problems:?}");
+        }
+    }
+}
+
+#[test]
+fn a_prefix_leaves_out_services_and_pods_and_says_so() {
+    for (addresses, resolution) in [
+        ("[10.96.0.0/12]", "STATIC"),
+        ("[10.0.0.0/8]", "NONE"),
+        ("[0.0.0.0/0]", "NONE"),
+        ("[\"fd00::/8\"]", "NONE"),
+    ] {
+        let entry = claim(&format!("addresses: {addresses}")).replace("STATIC", resolution);
+        let mesh = TestMesh::of(&all(&[CART, SERVICE, &entry]));
+        assert_eq!(vips(&mesh).len(), 1, "{addresses}");
+        let problems = mesh.problems();
+        assert_eq!(problems.len(), 1, "{addresses}");
+        assert!(problems[0].ends_with("these are reached as themselves"));
+    }
 }
 
 #[test]
@@ -105,71 +132,67 @@ fn an_endpoint_with_a_pods_address_leaves_the_address_to_the_pod() {
 }
 
 #[test]
-fn an_entry_is_seen_by_whom_it_is_exported_to() {
-    for (export, expected, noted) in [
-        ("[]", Some(Visibility::Public), false),
-        ("[\"*\"]", Some(Visibility::Public), false),
-        ("[., \"*\"]", Some(Visibility::Public), false),
-        ("[.]", Some(Visibility::Namespace), false),
-        ("[evil]", Some(Visibility::Namespace), false),
-        ("[., shop]", Some(Visibility::Namespace), true),
-        ("[shop]", None, true),
-        ("[\"~\"]", None, false),
-    ] {
-        let mesh = TestMesh::of(&claim(&format!(
-            "endpoints: [{{address: 192.0.2.1}}], exportTo: {export}"
-        )));
-        let service = mesh.services.get("evil/claim.example.com");
-        assert_eq!(
-            service.map(|service| service.visibility),
-            expected,
-            "{export}"
-        );
-        // Nothing outside its namespace is to choose it.
-        let canonical = service.is_some_and(|service| service.canonical);
-        assert_eq!(canonical, expected == Some(Visibility::Public), "{export}");
-        assert_eq!(mesh.workloads.is_empty(), expected.is_none(), "{export}");
-        assert_eq!(!mesh.problems().is_empty(), noted, "{:?}", mesh.problems());
+fn endpoint_with_the_address_of_a_pod_has_no_tunnel() {
+    let tunnel = "labels: {networking.istio.io/tunnel: http}";
+    let entry = |address: &str| {
+        let endpoint = format!("endpoints: [{{address: {address}, {tunnel}}}]");
+        all(&[
+            &claim(&endpoint),
+            &format!(
+                "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {{name: w, namespace: evil, {tunnel}}}\nspec: {{address: {address}}}\n"
+            ),
+        ])
+    };
+    let protocols = |mesh: &TestMesh| {
+        let all = mesh.workloads.values();
+        let written = all.filter(|one| one.namespace == "evil");
+        written
+            .map(|one| (one.protocol, one.native_tunnel))
+            .collect::<Vec<_>>()
+    };
+    for address in ["10.1.2.3", "\"fd00::3\"", "\"::ffff:10.1.2.3\""] {
+        let mut mesh = TestMesh::of(&entry(address));
+        let native = [(Protocol::Hbone, true); 2];
+        assert_eq!(protocols(&mesh), native, "{address}: nobody's");
+        mesh.apply(CART);
+        let plain = [(Protocol::Tcp, false); 2];
+        assert_eq!(protocols(&mesh), plain, "{address}: the pod's");
+        mesh.delete(Kind::Pod, "shop", "cart-1");
+        assert_eq!(protocols(&mesh), native, "{address}: nobody's again");
     }
 }
 
 #[test]
-fn names_of_other_namespaces_services_stay_in_the_namespace() {
-    let visibility = |namespace: &str, host: &str| {
-        let text = claim("addresses: [192.0.2.1]")
-            .replace("claim.example.com", &format!("\"{host}\""))
-            .replace("namespace: evil", &format!("namespace: {namespace}"));
-        let mesh = TestMesh::of(&text);
-        let service = mesh.service(&format!("{namespace}/{host}"));
-        assert_eq!(
-            service.visibility == Visibility::Namespace,
-            !mesh.problems().is_empty()
+fn entries_do_not_lend_identities_of_other_namespaces() {
+    let foreign = "spiffe://cluster.local/ns/shop/sa/cart";
+    let (own, other_mesh) = (
+        "spiffe://cluster.local/ns/NS/sa/vm",
+        "spiffe://other.mesh/ns/shop/sa/cart",
+    );
+    for (namespace, is_published) in [("evil", false), ("shop", true), ("istio-system", true)] {
+        let own = own.replace("NS", namespace);
+        let names = format!(
+            "subjectAltNames: [\"{foreign}\", \"{own}\", \"{other_mesh}\", api.example.com]"
         );
-        service.visibility
-    };
-    for host in [
-        "db.shop.svc.cluster.local",
-        "pod-1.db.shop.svc.cluster.local",
-        "db.shop.svc",
-        "*.shop.svc.cluster.local",
-        "*.svc.cluster.local",
-        "*.cluster.local",
-        "*.local",
-        "*.svc",
-    ] {
-        assert_eq!(visibility("evil", host), Visibility::Namespace, "{host}");
+        let entry = claim(&names).replace("namespace: evil", &format!("namespace: {namespace}"));
+        let mesh = TestMesh::of(&entry);
+        let service = mesh.service(&format!("{namespace}/claim.example.com"));
+        let published = &service.subject_alt_names;
         assert_eq!(
-            visibility("istio-system", host),
-            Visibility::Public,
-            "{host}"
+            published.contains(&ArcStr::from(foreign)),
+            is_published,
+            "{namespace}"
         );
-    }
-    for host in [
-        "db.evil.svc.cluster.local",
-        "example.com",
-        "*.example.com",
-        "notsvc.com",
-    ] {
-        assert_eq!(visibility("evil", host), Visibility::Public, "{host}");
+        for kept in [own.as_str(), other_mesh, "api.example.com"] {
+            assert!(
+                published.contains(&ArcStr::from(kept)),
+                "{namespace} {kept}"
+            );
+        }
+        let problems = mesh.problems();
+        let is_noted = problems.iter().any(|problem| {
+            problem.contains("spec.subjectAltNames[0]") && problem.contains(foreign)
+        });
+        assert_eq!(is_noted, !is_published, "{namespace}: {problems:?}");
     }
 }

@@ -284,3 +284,59 @@ fn ports_that_a_provider_of_http_is_not_asked_about_are_named() {
         }
     }
 }
+
+#[test]
+fn namespaces_that_discovery_selectors_leave_out_are_not_the_meshs() {
+    let namespaces = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n\
+                      apiVersion: v1\nkind: Namespace\nmetadata: {name: evil, labels: {mesh: \"yes\"}}\n";
+    let entry = "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: claim, namespace: evil}\n\
+                 spec: {hosts: [cart.shop, claim.example.com], resolution: STATIC, addresses: [10.96.0.9],\n  \
+                 ports: [{number: 80, name: http}]}\n";
+    let mut mesh = TestMesh::of(&all(&[namespaces, CART, SERVICE, entry]));
+    let has_cart = |mesh: &TestMesh| {
+        let service = mesh
+            .services
+            .contains_key("shop/cart.shop.svc.cluster.local");
+        assert_eq!(mesh.workloads.contains_key("c1//Pod/shop/cart-1"), service);
+        service
+    };
+    let claimed = |mesh: &TestMesh| mesh.service("evil/claim.example.com").vips.len();
+    let short_name = |mesh: &TestMesh| mesh.services.contains_key("evil/cart.shop");
+    assert_eq!(
+        (has_cart(&mesh), claimed(&mesh), short_name(&mesh)),
+        (true, 0, false)
+    );
+
+    mesh.apply(&config(
+        "discoverySelectors: [{matchLabels: {mesh: \"yes\"}}]",
+    ));
+    assert_eq!(problems(&mesh), [""; 0]);
+    assert_eq!(
+        (has_cart(&mesh), claimed(&mesh), short_name(&mesh)),
+        (false, 1, true)
+    );
+    // What comes while it is left out is there when the namespace is selected, which ends what others have of it.
+    mesh.apply(
+        &CART
+            .replace("cart-1", "cart-2")
+            .replace("10.1.2.3", "10.1.2.4"),
+    );
+    mesh.apply(
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {mesh: \"yes\"}}\n",
+    );
+    assert_eq!(
+        (has_cart(&mesh), claimed(&mesh), short_name(&mesh)),
+        (true, 0, false)
+    );
+    assert!(mesh.workloads.contains_key("c1//Pod/shop/cart-2"));
+
+    mesh.apply(&config(
+        "discoverySelectors: [{matchLabels: {other: \"yes\"}}]",
+    ));
+    assert!(!has_cart(&mesh) && mesh.services.is_empty());
+    mesh.delete(Kind::ConfigMap, "istio-system", "istio");
+    assert!(has_cart(&mesh));
+    mesh.apply(&config("discoverySelectors: all"));
+    assert_eq!(problems(&mesh), ["Error data.mesh.discoverySelectors"]);
+    assert!(has_cart(&mesh));
+}

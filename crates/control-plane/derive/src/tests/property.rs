@@ -124,6 +124,7 @@ fn backend_tls(number: u8, variant: u8, app: &str, mode: &str, flag: bool) -> St
     format!("spec: {{targetRefs: [{target}], validation: {{hostname: {app}.example, {roots}}}}}\n")
 }
 
+#[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
 fn step() -> impl Strategy<Value = Step> {
     let app = prop_oneof![Just("x"), Just("y")];
     let mode = prop_oneof![Just("STRICT"), Just("PERMISSIVE"), Just("UNSET")];
@@ -152,7 +153,12 @@ fn step() -> impl Strategy<Value = Step> {
                     if flag { format!("selector: {{app: {app}}},") } else { String::new() }
                 ),
                 Kind::ServiceEntry => head("networking.istio.io/v1") + &format!(
-                    "spec: {{hosts: [h{variant}.com, svc{variant}.a.svc.cluster.local], ports: [{{number: 80, name: web}}], resolution: DNS{}}}\n",
+                    "spec: {{hosts: [h{variant}.com, svc{variant}.a.svc.cluster.local, svc{variant}.b], addresses: [10.96.0.{variant}, 10.0.{variant}.0/24], ports: [{{number: 80, name: web}}], resolution: DNS{}{}}}\n",
+                    match mode {
+                        "STRICT" => ", exportTo: [.]",
+                        "UNSET" => ", exportTo: ['*']",
+                        _ => "",
+                    },
                     if flag { format!(", workloadSelector: {{labels: {{app: {app}}}}}") } else { String::new() }
                 ),
                 Kind::WorkloadEntry => head("networking.istio.io/v1") + &format!("spec: {{address: 192.0.2.{variant}, labels: {{app: {app}}}}}\n"),
@@ -172,6 +178,10 @@ fn step() -> impl Strategy<Value = Step> {
                     head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}{subsets}, trafficPolicy: {{{tls}connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
                 }
                 Kind::BackendTLSPolicy => head("gateway.networking.k8s.io/v1") + &backend_tls(number, variant, app, mode, flag),
+                Kind::ConfigMap if is_settings(namespace, number) => {
+                    let export = if flag { "['*']" } else { "['.']" };
+                    format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: {namespace}}}\ndata: {{mesh: \"defaultServiceExportTo: {export}\"}}\n")
+                }
                 Kind::ConfigMap => head("v1") + &format!("data: {{{}: '-----BEGIN CERTIFICATE-----{variant}'}}\n", if flag { "ca.crt" } else { "other" }),
                 Kind::HTTPFault => {
                     let status = if mode == "UNSET" { 1 } else { 500 + i32::from(variant) };
@@ -227,10 +237,16 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![6 => apply, 2 => delete(kinds), 1 => Just(Step::Flush)]
 }
 
+/// Whether a ConfigMap has the settings of the mesh.
+fn is_settings(namespace: &str, number: u8) -> bool {
+    namespace == "istio-system" && number == 0
+}
+
 fn delete(kinds: impl Strategy<Value = (Kind, &'static str)>) -> impl Strategy<Value = Step> {
     (kinds, namespaces(), 0..3_u8).prop_map(|((kind, prefix), namespace, number)| {
         let name = match kind {
             Kind::Namespace => namespace.to_owned(),
+            Kind::ConfigMap if is_settings(namespace, number) => "istio".to_owned(),
             _ => format!("{prefix}{number}"),
         };
         Step::Delete(kind, namespace, name)

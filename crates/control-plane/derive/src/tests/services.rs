@@ -206,9 +206,16 @@ spec:
   - {address: backup.example.com, weight: 2}
 "#;
 
+/// All namespaces see entries that do not say less.
+const OPEN: &str = "apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
+";
+
 #[test]
 fn a_service_entry_is_a_service_with_endpoints() {
-    let mesh = TestMesh::of(ENTRY);
+    let mesh = TestMesh::of(&all(&[OPEN, ENTRY]));
     let service = mesh.service("shop/api.example.com");
     assert_eq!(service.vips[0].to_string(), "/203.0.113.1");
     assert_eq!(service.cidr_vips[0].cidr.to_string(), "203.0.114.0/24");
@@ -271,7 +278,7 @@ fn of_several_that_declare_a_host_one_wins() {
     let elsewhere = ENTRY
         .replace("namespace: shop", "namespace: other")
         .replace("2026-01-02", "2026-01-01");
-    let mut mesh = TestMesh::of(&all(&[&younger, ENTRY, &elsewhere]));
+    let mut mesh = TestMesh::of(&all(&[OPEN, &younger, ENTRY, &elsewhere]));
     assert_eq!(mesh.service("shop/api.example.com").name, "ext");
     assert!(
         !mesh.service("shop/api.example.com").canonical,

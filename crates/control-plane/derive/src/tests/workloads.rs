@@ -321,17 +321,101 @@ fn what_cannot_be_read_keeps_its_last_good_state_and_is_named() {
 #[test]
 fn the_directory_of_pods_knows_who_runs_where() {
     let mut mesh = TestMesh::of(CART);
-    assert!(mesh.pods.runs_on("n1", "shop", "cart"));
-    assert!(!mesh.pods.runs_on("n2", "shop", "cart"));
-    assert!(!mesh.pods.runs_on("n1", "shop", "other"));
+    assert!(mesh.pods.is_served_on("n1", "shop", "cart"));
+    assert!(!mesh.pods.is_served_on("n2", "shop", "cart"));
+    assert!(!mesh.pods.is_served_on("n1", "shop", "other"));
     assert_eq!(mesh.pods.pod("shop", "cart-1").unwrap().uid, "u1");
     mesh.apply(&cart(&[("nodeName: n1", "nodeName: n2")]));
-    assert!(!mesh.pods.runs_on("n1", "shop", "cart") && mesh.pods.runs_on("n2", "shop", "cart"));
+    assert!(
+        !mesh.pods.is_served_on("n1", "shop", "cart")
+            && mesh.pods.is_served_on("n2", "shop", "cart")
+    );
     mesh.apply(&cart(&[("Running", "Succeeded")]));
     assert!(
-        !mesh.pods.runs_on("n1", "shop", "cart") && !mesh.pods.pod("shop", "cart-1").unwrap().live
+        !mesh.pods.is_served_on("n1", "shop", "cart")
+            && !mesh.pods.pod("shop", "cart-1").unwrap().live
     );
     mesh.apply(CART);
     mesh.delete(Kind::Pod, "shop", "cart-1");
-    assert!(!mesh.pods.runs_on("n1", "shop", "cart") && mesh.pods.pod("shop", "cart-1").is_none());
+    assert!(
+        !mesh.pods.is_served_on("n1", "shop", "cart") && mesh.pods.pod("shop", "cart-1").is_none()
+    );
+}
+
+#[test]
+fn a_pod_is_served_once_its_labels_or_its_namespaces_enrol_it() {
+    let namespace = |labels: &str| {
+        format!(
+            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: plain, labels: {{{labels}}}}}\n"
+        )
+    };
+    let pod = |metadata: &str, spec: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: plain, {metadata}}}\n\
+             spec: {{nodeName: n1, serviceAccountName: p, {spec}}}\nstatus: {{phase: Running}}\n"
+        )
+    };
+    let ambient = "labels: {istio.io/dataplane-mode: ambient}";
+    let mut mesh = TestMesh::empty();
+    let mut served = |yaml: &str| {
+        mesh.apply(yaml);
+        mesh.pods.is_served_on("n1", "plain", "p")
+    };
+    for (step, yaml, expected) in [
+        ("no namespace is known", pod("", ""), false),
+        ("a namespace without a label", namespace(""), false),
+        ("its own label", pod(ambient, ""), true),
+        ("the label is gone", pod("", ""), false),
+        (
+            "the namespace's label",
+            namespace("istio.io/dataplane-mode: ambient"),
+            true,
+        ),
+        (
+            "the pod opts out",
+            pod("labels: {istio.io/dataplane-mode: none}", ""),
+            false,
+        ),
+        (
+            "the node's network",
+            pod(ambient, "hostNetwork: true"),
+            false,
+        ),
+        (
+            "a sidecar",
+            pod("annotations: {sidecar.istio.io/status: '{}'}", ""),
+            false,
+        ),
+        ("nothing of its own", pod("", ""), true),
+        ("the namespace's label is gone", namespace(""), false),
+        // An agent with rules of its own, or one that has yet to release the pod.
+        (
+            "captured",
+            pod("annotations: {ambient.istio.io/redirection: enabled}", ""),
+            true,
+        ),
+        (
+            "said to be captured in the node's network",
+            pod(
+                "annotations: {ambient.istio.io/redirection: enabled}",
+                "hostNetwork: true",
+            ),
+            false,
+        ),
+    ] {
+        assert_eq!(served(&yaml), expected, "{step}");
+    }
+    let excluding = Enablement::usual(["plain".to_owned()], "istio-system");
+    let mut mesh = TestMesh::with(MeshConfig {
+        enablement: excluding,
+        ..MeshConfig::default()
+    });
+    mesh.apply(&pod(
+        "labels: {istio.io/dataplane-mode: ambient}, annotations: {ambient.istio.io/redirection: enabled}",
+        "",
+    ));
+    assert!(
+        !mesh.pods.is_served_on("n1", "plain", "p"),
+        "an excluded namespace"
+    );
 }

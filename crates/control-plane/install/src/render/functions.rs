@@ -10,7 +10,7 @@ use gotmpl::{Result, Template, TemplateError, Value};
 
 /// Adds them. `templates` are what `include` finds.
 pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) -> Template {
-    template
+    conversions(template)
         .func("include", move |args| {
             let [Value::String(name), data] = args else {
                 return Err(wrong("include", "a name and a value"));
@@ -19,14 +19,6 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             let all = all.as_ref().and_then(|all| all.get());
             let all = all.ok_or_else(|| wrong("include", "templates"))?;
             all.execute_template_to_string(name, data).map(string)
-        })
-        .func("toYaml", |args| {
-            let yaml = serde_saphyr::to_string(&json(one("toYaml", args)?));
-            let yaml = yaml.map_err(|error| TemplateError::Exec(format!("toYaml: {error}")))?;
-            Ok(string(yaml.trim_end().to_owned()))
-        })
-        .func("toJson", |args| {
-            Ok(string(escaped(&json(one("toJson", args)?).to_string())))
         })
         .func("quote", |args| {
             Ok(string(
@@ -60,6 +52,17 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
         .func("list", |args| Ok(Value::List(args.into())))
         .func("dict", dict)
         .func("merge", merge)
+        .func("omit", |args| {
+            let [Value::Map(map), names @ ..] = args else {
+                return Err(wrong("omit", "a map and names"));
+            };
+            let names: Vec<String> = names.iter().map(text).collect();
+            let kept = map
+                .iter()
+                .filter(|(key, _)| !names.iter().any(|name| **name == ***key));
+            let kept = kept.map(|(key, value)| (key.clone(), value.clone()));
+            Ok(Value::Map(Arc::new(kept.collect())))
+        })
         .func("prepend", |args| {
             let [Value::List(list), first] = args else {
                 return Err(wrong("prepend", "a list and a value"));
@@ -94,6 +97,40 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             let hex: String = hash.as_ref().iter().map(|b| format!("{b:02x}")).collect();
             Ok(string(hex))
         })
+}
+
+/// Adds those between values and texts.
+fn conversions(template: Template) -> Template {
+    template
+        .func("toYaml", |args| {
+            let yaml = serde_saphyr::to_string(&json(one("toYaml", args)?));
+            let yaml = yaml.map_err(|error| TemplateError::Exec(format!("toYaml: {error}")))?;
+            Ok(string(yaml.trim_end().to_owned()))
+        })
+        .func("fromYaml", |args| parsed("fromYaml", args))
+        .func("fromYamlArray", |args| parsed("fromYamlArray", args))
+        .func("hasKey", |args| {
+            let [Value::Map(map), Value::String(name)] = args else {
+                return Err(wrong("hasKey", "a map and a name"));
+            };
+            Ok(Value::Bool(map.iter().any(|(key, _)| **key == **name)))
+        })
+        .func("fail", |args| {
+            Err(TemplateError::Exec(text(one("fail", args)?)))
+        })
+        .func("trim", |args| {
+            Ok(string(text(one("trim", args)?).trim().to_owned()))
+        })
+        .func("toJson", |args| {
+            Ok(string(escaped(&json(one("toJson", args)?).to_string())))
+        })
+}
+
+/// Parses YAML that the chart itself wrote.
+fn parsed(name: &'static str, args: &[Value]) -> Result<Value> {
+    let yaml: serde_json::Value = serde_saphyr::from_str(&text(one(name, args)?))
+        .map_err(|error| TemplateError::Exec(format!("{name}: {error}")))?;
+    gotmpl::to_value(&yaml).map_err(|error| TemplateError::Exec(format!("{name}: {error}")))
 }
 
 fn dict(args: &[Value]) -> Result<Value> {

@@ -109,6 +109,7 @@ fn values_of_every_form_end_where_they_belong() {
     let objects = render(&[
         "cni.excludeNamespaces={a,b}",
         "cni.env.HOST_PROBE_RULE=false",
+        "cni.probeExemption=node,cni.kubeletUser=1000",
         "pilot.trustedNodeAccounts={x/y}",
         "pilot.affinity.nodeAffinity.a=b",
         "ztunnel.unenrolledDrain=10m",
@@ -121,6 +122,8 @@ fn values_of_every_form_end_where_they_belong() {
     let config = &find(&objects, "ConfigMap", "ambit-agent-config")["data"];
     assert_eq!(config["EXCLUDE_NAMESPACES"], "a,b");
     assert_eq!(config["HOST_PROBE_RULE"], "false");
+    assert_eq!(config["PROBE_EXEMPTION"], "node");
+    assert_eq!(config["KUBELET_UID"], "1000");
     let control = &find(&objects, "Deployment", "ambit-control")["spec"]["template"]["spec"];
     assert_eq!(control["affinity"], json!({"nodeAffinity": {"a": "b"}}));
     assert_eq!(
@@ -146,6 +149,50 @@ fn values_of_every_form_end_where_they_belong() {
 }
 
 #[test]
+fn values_replace_labels_annotations_and_variables_of_the_templates() {
+    let objects = render(&[
+        "ztunnel.podLabels.istio\\.io/dataplane-mode=x,ztunnel.podAnnotations.prometheus\\.io/port=x",
+        "cni.podLabels.k8s-app=x,cni.podAnnotations.prometheus\\.io/port=x,cni.env.RUST_LOG=x",
+        "pilot.podLabels.istio=x,pilot.podAnnotations.prometheus\\.io/port=x",
+        "ztunnel.env.RUST_LOG=x,pilot.env.RUST_LOG=x",
+    ]);
+    for (kind, name, label) in [
+        ("DaemonSet", "ztunnel", "istio.io/dataplane-mode"),
+        ("DaemonSet", "ambit-agent", "k8s-app"),
+        ("Deployment", "ambit-control", "istio"),
+    ] {
+        let template = &find(&objects, kind, name)["spec"]["template"];
+        assert_eq!(template["metadata"]["labels"][label], "x", "{name}");
+        assert_eq!(
+            template["metadata"]["annotations"]["prometheus.io/port"], "x",
+            "{name}"
+        );
+        for container in template["spec"]["containers"].as_array().unwrap() {
+            let env = container["env"].as_array().unwrap().iter();
+            let levels: Vec<_> = env.filter(|one| one["name"] == "RUST_LOG").collect();
+            match name {
+                "ambit-agent" => assert!(levels.is_empty()),
+                _ => assert_eq!(
+                    levels,
+                    [&json!({"name": "RUST_LOG", "value": "x"})],
+                    "{name}"
+                ),
+            }
+        }
+    }
+    let config = &find(&objects, "ConfigMap", "ambit-agent-config")["data"];
+    assert_eq!(config["RUST_LOG"], "x");
+    let mut overrides = Overrides::default();
+    overrides.set("pilot.podLabels.app=x", false).unwrap();
+    let refused = super::objects(&Release::default(), &overrides.complete().unwrap());
+    let refused = format!("{:?}", refused.unwrap_err());
+    assert!(
+        refused.contains("pilot.podLabels.app: the mesh selects its pods by this label"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn selectors_are_given_to_the_agent_as_it_reads_them() {
     let mut overrides = Overrides::default();
     overrides
@@ -161,6 +208,11 @@ fn selectors_are_given_to_the_agent_as_it_reads_them() {
             .unwrap();
     let read: Value = serde_saphyr::from_str(text).unwrap();
     assert_eq!(read, json!([{"podSelector": {"matchLabels": {"a": "b"}}}]));
+    // The certificate authority reads the same.
+    let control = find(&objects, "Deployment", "ambit-control");
+    let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
+    let same = json!({"name": "AMBIENT_ENABLEMENT_SELECTOR", "value": text});
+    assert!(env.as_array().unwrap().contains(&same), "{env}");
 }
 
 #[test]
@@ -386,7 +438,7 @@ fn the_values_of_waypoints_reach_the_control_plane() {
     let objects = render(&[
         "global.hub=example/x,global.tag=dev,global.imagePullPolicy=Never,global.imagePullSecrets={one}",
         "global.waypoint.replicas=3,global.waypoint.terminationGracePeriodSeconds=600",
-        "global.network=net1",
+        "global.network=net1,global.waypoint.upgrades={websocket,spice}",
     ]);
     let control = find(&objects, "Deployment", "ambit-control");
     let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
@@ -400,5 +452,89 @@ fn the_values_of_waypoints_reach_the_control_plane() {
     assert_eq!(settings.replicas, 3);
     assert_eq!(settings.termination_grace_period_seconds, 600);
     assert_eq!(settings.network, "net1");
+    assert_eq!(settings.upgrades, ["websocket", "spice"]);
     assert_eq!(settings.resources["requests"]["cpu"], "100m");
+    assert_eq!(
+        (settings.ca_address.as_str(), settings.peer_ca_crl),
+        ("", false)
+    );
+    assert!(settings.metrics_principals);
+}
+
+#[test]
+fn waypoints_have_the_ca_and_the_revocations_of_node_proxies() {
+    let settings = |values: &[&str]| {
+        let objects = render(values);
+        let control = find(&objects, "Deployment", "ambit-control");
+        let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
+        let mut env = env.as_array().unwrap().iter();
+        let told = env.find(|one| one["name"] == "AMBIT_WAYPOINTS").unwrap();
+        let told = told["value"].as_str().unwrap();
+        serde_json::from_str::<ambit_waypoint_objects::Settings>(told).unwrap()
+    };
+    let shared = settings(&["ztunnel.caAddress=https://csr:443,ztunnel.peerCaCrl.enabled=true"]);
+    assert_eq!(shared.ca_address, "https://csr:443");
+    assert!(shared.peer_ca_crl);
+    let own =
+        settings(&["ztunnel.caAddress=https://csr:443,global.waypoint.caAddress=https://own:1"]);
+    assert_eq!(own.ca_address, "https://own:1");
+    assert!(!settings(&["global.metrics.principals=false"]).metrics_principals);
+}
+
+#[test]
+fn the_certificate_authority_knows_which_pods_the_agents_capture() {
+    let objects = render(&["cni.excludeNamespaces={a,b},pilot.maxWorkloadCertTTL=1h"]);
+    let control = find(&objects, "Deployment", "ambit-control");
+    let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
+    let value = |name: &str| {
+        let mut env = env.as_array().unwrap().iter();
+        let found = env.find(|one| one["name"] == name);
+        found.map(|one| one["value"].as_str().unwrap().to_owned())
+    };
+    let agent = &find(&objects, "ConfigMap", "ambit-agent-config")["data"];
+    assert_eq!(value("EXCLUDE_NAMESPACES").unwrap(), "a,b");
+    assert_eq!(agent["EXCLUDE_NAMESPACES"], "a,b");
+    assert_eq!(value("AMBIENT_ENABLEMENT_SELECTOR"), None);
+    assert_eq!(value("MAX_WORKLOAD_CERT_TTL").unwrap(), "1h");
+}
+
+/// The rules for an object of a definition's schema.
+fn rules_of(schema: &Value) -> Vec<&str> {
+    let rules = schema["x-kubernetes-validations"].as_array();
+    let rules = rules.into_iter().flatten();
+    rules.filter_map(|rule| rule["rule"].as_str()).collect()
+}
+
+#[test]
+fn misspelt_targets_are_refused_at_admission() {
+    let mut checked = 0;
+    for crd in crds().unwrap() {
+        let name = crd["metadata"]["name"].as_str().unwrap();
+        for version in crd["spec"]["versions"].as_array().unwrap() {
+            let schema = &version["schema"]["openAPIV3Schema"];
+            let spec = &schema["properties"]["spec"]["properties"];
+            let targets = [&spec["targetRef"], &spec["targetRefs"]["items"]];
+            for target in targets.into_iter().filter(|target| target.is_object()) {
+                let [rule] = rules_of(target)[..] else {
+                    panic!("{name} has not one rule for its targets");
+                };
+                for part in [
+                    "self.kind == 'Service' ? !has(self.group) || self.group in ['', 'core']",
+                    "self.kind == 'ServiceEntry' ? has(self.group) && self.group == 'networking.istio.io'",
+                    "self.kind in ['Gateway', 'GatewayClass'] && has(self.group) && self.group == 'gateway.networking.k8s.io'",
+                ] {
+                    assert!(rule.contains(part), "{name}: {rule}");
+                }
+                // The API server bounds what a rule may cost by the lengths of texts.
+                assert_eq!(target["properties"]["kind"]["maxLength"], 63, "{name}");
+                assert_eq!(target["properties"]["group"]["maxLength"], 253, "{name}");
+                checked += 1;
+            }
+            if let Some(refs) = spec["targetRefs"].as_object() {
+                assert_eq!(refs["maxItems"], 16, "{name}");
+            }
+        }
+    }
+    // AuthorizationPolicy, RequestAuthentication and Telemetry in two versions, RateLimit and WasmPlugin in one.
+    assert_eq!(checked, 2 * 2 * 3 + 1 + 2);
 }

@@ -102,6 +102,104 @@ fn names_in_the_request_are_ignored() {
     assert_eq!(cert.identity(), &identity());
 }
 
+/// Object identifiers of a certificate's extensions, and whether each is critical.
+fn profile(answer: &[String]) -> Vec<(String, bool)> {
+    let der = pem::certificates(0, &answer[0]).unwrap().swap_remove(0);
+    let (_, leaf) = X509Certificate::from_der(&der).unwrap();
+    assert_eq!(leaf.subject().iter().count(), 0);
+    assert!(!leaf.is_ca());
+    let san = leaf.subject_alternative_name().unwrap().unwrap().value;
+    assert_eq!(
+        san.general_names,
+        [GeneralName::URI("spiffe://td/ns/ns/sa/sa")]
+    );
+    let usage = leaf.key_usage().unwrap().unwrap().value;
+    assert!(!usage.key_cert_sign() && !usage.crl_sign());
+    let usage = leaf.extended_key_usage().unwrap().unwrap().value;
+    assert!(!usage.any && !usage.code_signing && !usage.ocsp_signing);
+    let extensions = leaf.extensions().iter();
+    extensions
+        .map(|one| (one.oid.to_id_string(), one.critical))
+        .collect()
+}
+
+#[test]
+fn nothing_that_a_request_asks_for_reaches_the_certificate() {
+    use rcgen::CustomExtension;
+    let root = root();
+    let ordinary = profile(&issue(&root).1);
+    let extension = |oid: &[u64], content: &[u8]| {
+        let mut extension = CustomExtension::from_oid_content(oid, content.to_vec());
+        extension.set_criticality(true);
+        extension
+    };
+    type Change<'a> = Box<dyn Fn(&mut CertificateParams) + 'a>;
+    let san = |names: Vec<SanType>| -> Change<'_> {
+        Box::new(move |params| params.subject_alt_names.clone_from(&names))
+    };
+    let custom = |oid: &'static [u64], content: &'static [u8]| -> Change<'_> {
+        Box::new(move |params| params.custom_extensions.push(extension(oid, content)))
+    };
+    let uri = |text: &str| SanType::URI(text.try_into().unwrap());
+    let changes: [(&str, Change<'_>); 10] = [
+        (
+            "a waypoint's identity",
+            san(vec![uri("spiffe://td/ns/ns/sa/waypoint")]),
+        ),
+        (
+            "two identities",
+            san(vec![
+                uri("spiffe://td/ns/ns/sa/sa"),
+                uri("spiffe://td/ns/ns/sa/waypoint"),
+            ]),
+        ),
+        (
+            "another trust domain",
+            san(vec![uri("spiffe://other/ns/ns/sa/sa")]),
+        ),
+        (
+            "a host",
+            san(vec![SanType::DnsName(
+                "istiod.istio-system.svc".try_into().unwrap(),
+            )]),
+        ),
+        (
+            "an address",
+            san(vec![SanType::IpAddress([10, 0, 0, 1].into())]),
+        ),
+        (
+            "a subject",
+            Box::new(|params| params.distinguished_name.push(DnType::CommonName, "admin")),
+        ),
+        (
+            "an authority",
+            custom(&[2, 5, 29, 19], &[0x30, 3, 1, 1, 0xff]),
+        ),
+        (
+            "to sign certificates",
+            custom(&[2, 5, 29, 15], &[3, 2, 1, 6]),
+        ),
+        (
+            "any use",
+            custom(&[2, 5, 29, 37], &[0x30, 6, 6, 4, 0x55, 0x1d, 0x25, 0]),
+        ),
+        (
+            "something unknown",
+            custom(&[1, 3, 6, 1, 4, 1, 57_264, 1, 1], &[5, 0]),
+        ),
+    ];
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    for (what, change) in changes {
+        let mut params = CertificateParams::default();
+        change(&mut params);
+        let request = params.serialize_request(&key).unwrap().pem().unwrap();
+        match root.issue(&request, &identity(), DAY, SystemTime::now()) {
+            Ok(answer) => assert_eq!(profile(&answer), ordinary, "{what}"),
+            Err(error) => assert!(matches!(error, IssueError::Request(_)), "{what}: {error:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_life_never_outlasts_the_authority() {
     let root = Authority::new_root("td", DAY, SystemTime::now()).unwrap();

@@ -96,6 +96,11 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
             proxy(json!({"env": [{"name": "LD_PRELOAD", "value": "/mnt/evil"}]})),
             format!("{in_proxy}.env[0].name"),
         ),
+        // What nobody judges is the administrator's to name.
+        (
+            proxy(json!({"env": [{"name": "AMBIT_UPGRADES", "value": "spice"}]})),
+            format!("{in_proxy}.env[0].name"),
+        ),
         (
             proxy(json!({"env": [{"name": "XDS_ROOT_CA", "$patch": "delete"}]})),
             format!("{in_proxy}.env[0].name"),

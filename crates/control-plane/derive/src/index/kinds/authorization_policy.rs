@@ -266,7 +266,7 @@ impl PolicyInput {
                 sent: None,
                 selector: None,
                 callers: None,
-                attached: Some(Attached::substitute(policy, config)),
+                attached: Some(Attached::substitute(policy, config)?),
             });
         }
         // A rule without clauses matches everything.

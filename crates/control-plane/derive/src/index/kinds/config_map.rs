@@ -101,6 +101,7 @@ impl MeshKind for ConfigMap {
         if change.both().all(|one| one.settings().is_none()) {
             return;
         }
+        index.discover();
         let hosts = |of: Option<&MapInput>| {
             let settings = of.and_then(MapInput::settings);
             settings.map(MeshSettings::hosts).unwrap_or_default()
@@ -108,6 +109,10 @@ impl MeshKind for ConfigMap {
         index
             .callees
             .replace(change.key, hosts(change.old), hosts(change.new));
+        let export = |of: Option<&MapInput>| of.and_then(MapInput::settings)?.default_export;
+        if export(change.old) != export(change.new) {
+            index.mark_exports();
+        }
         index.mark_gateways();
         index.mark_users_of_providers();
         index.mark(change.key.clone());

@@ -3,7 +3,10 @@
 //! Those that Kubernetes itself keeps for services with a selector are not followed: their pods are known by
 //! the selector.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ambit_k8s_api::{EndpointSlice, Kind, ObjectKey, Service, labels};
 use ambit_model::{
@@ -13,7 +16,7 @@ use ambit_model::{
 use crate::{
     MeshConfig, PodDirectory,
     index::{
-        Index,
+        Index, cluster_addresses,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
     },
     problem::FieldError,
@@ -34,6 +37,16 @@ impl MeshKind for EndpointSlice {
 
     fn changed(index: &mut Index, change: &Change<'_, SliceInput>, _: &mut PodDirectory) {
         index.mark(change.key.clone());
+        let of_api_server = |slice: Option<&SliceInput>| -> BTreeSet<IpAddr> {
+            let slice = slice
+                .filter(|slice| cluster_addresses::is_api_server(&slice.namespace, &slice.service));
+            let addresses = slice.into_iter().flat_map(|slice| &slice.addresses);
+            addresses.map(|(ip, _)| *ip).collect()
+        };
+        let (old, new) = (of_api_server(change.old), of_api_server(change.new));
+        if index.cluster_addresses.replace(&old, &new) {
+            index.mark_gateways();
+        }
         for pod in change.both().flat_map(|slice| &slice.pods) {
             index.mark(pod.key());
         }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{telemetry, unread};
 use crate::{
-    Labels, MeshConfig, PodDirectory,
+    Labels, MeshConfig, PodDirectory, ServicePolicyScope,
     condition::{ConditionType, EFFECTIVE, Part, PartsType, Standing, Verdict},
     index::{
         Consent, Index, Serves, foreign, inbound_binding,
@@ -173,6 +173,9 @@ impl MeshKind for Gateway {
             path_normalization: index.path_normalization(),
             trusted_proxies: own.unwrap_or_else(|| index.trusted_proxies()),
             client_identity_header: gateway.client_identity_header,
+            cluster_addresses: index.cluster_addresses.all(),
+            allowed_addresses: index.config.allowed_addresses.clone(),
+            services_alone: index.config.service_policy_scope == ServicePolicyScope::Istio,
         });
         let (waypoint_telemetry, of_telemetry) = match is_waypoint {
             true => telemetry::render(index, &gateway.name),
@@ -182,6 +185,7 @@ impl MeshKind for Gateway {
             let mut notes = index.strangers(&gateway.name);
             notes.extend(of_telemetry);
             notes.extend(unread::note(index, &gateway.name));
+            notes.extend(index.passed_on_nodes(&gateway.name));
             notes.extend(
                 gateway
                     .inbound_binding

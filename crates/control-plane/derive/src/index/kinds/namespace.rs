@@ -1,6 +1,6 @@
 //! Namespaces: defaults for what is in them, and the cluster's network, which the root namespace names.
 
-use ambit_k8s_api::{Namespace, labels};
+use ambit_k8s_api::{Namespace, Pod, labels};
 use ambit_model::ArcStr;
 
 use crate::{
@@ -56,13 +56,17 @@ impl MeshKind for Namespace {
         }))
     }
 
-    fn changed(index: &mut Index, change: &Change<'_, NamespaceInput>, _: &mut PodDirectory) {
+    fn changed(index: &mut Index, change: &Change<'_, NamespaceInput>, pods: &mut PodDirectory) {
         let name = &change.key.name;
         let nothing = NamespaceInput::default();
         let old = change.old.unwrap_or(&nothing);
         let new = change.new.unwrap_or(&nothing);
+        if change.old.is_none() || change.new.is_none() {
+            index.mark_short_names_of(name);
+        }
         index.bind(change.key, old.binding.as_ref(), new.binding.as_ref());
         index.bind_canary(change.key, old.canary.as_ref(), new.canary.as_ref());
+        index.discover();
         // Gateways of other namespaces may allow those with certain labels.
         let other_waypoint = old.labels != new.labels;
         let other_canary = old.canary != new.canary;
@@ -70,7 +74,13 @@ impl MeshKind for Namespace {
             index.mark_hosts_of_namespace(name);
         }
         if other_waypoint {
+            // Its labels decide which of its pods belong to the mesh.
+            let objects = index.objects(name);
+            for pod in objects.iter().flat_map(|all| all.all::<Pod>().values()) {
+                pods.insert(name, &pod.name, pod.facts(index));
+            }
             index.mark_namespace(name);
+            index.mark_passed_gateways();
             if index.has_telemetry() {
                 index.mark_telemetry();
             }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{
-    Kind, ObjectKey, ObjectMeta, PeerAuthentication, created,
+    Kind, ObjectKey, ObjectMeta, PeerAuthentication, Pod, created,
     istio::{MtlsMode, PeerAuthenticationSpec, selected_labels},
 };
 use ambit_model::{Action, ArcStr, Authorization, Match, PolicyKey, Scope, StringMatch};
@@ -318,6 +318,36 @@ fn inherited(index: &Index, objects: &Objects) -> Mode {
     own.or_else(of_mesh).unwrap_or_default()
 }
 
+impl Index {
+    /// The PeerAuthentication that makes a pod refuse plaintext on all ports, or on some.
+    pub fn strict_origin(&self, pod: &ObjectKey) -> Option<ObjectKey> {
+        let labels = &self.get::<Pod>(pod)?.labels;
+        let objects = self.objects(&pod.namespace)?;
+        policy_for(self, &pod.namespace, objects, labels)?;
+        let is_own = pod.namespace != self.config.root_namespace;
+        let selected = selected(objects, labels).filter(|_| is_own);
+        let selected = selected.filter(|one| one.mode.is_some() || !one.ports.is_empty());
+        let of_namespace = |objects| of_namespace(objects).filter(|one| one.mode.is_some());
+        let of_mesh = || of_namespace(self.objects(&self.config.root_namespace)?);
+        let origin = selected
+            .or_else(|| of_namespace(objects))
+            .or_else(of_mesh)?;
+        let (namespace, name) = (origin.namespace.clone(), origin.name.clone());
+        Some(ObjectKey::new(Kind::PeerAuthentication, namespace, name))
+    }
+}
+
+/// The oldest of those that select labels.
+fn selected<'a>(objects: &'a Objects, labels: &Labels) -> Option<&'a PeerAuthInput> {
+    let policies = objects.all::<PeerAuthentication>().values();
+    policies
+        .filter(|policy| {
+            let selector = policy.selector.as_ref();
+            selector.is_some_and(|selector| selects(selector, labels))
+        })
+        .min_by(|a, b| a.age().cmp(&b.age()))
+}
+
 /// The policy that a workload lists, if it refuses any plaintext.
 pub(crate) fn policy_for(
     index: &Index,
@@ -327,14 +357,7 @@ pub(crate) fn policy_for(
 ) -> Option<PolicyKey> {
     let root_namespace = &index.config.root_namespace;
     let inherited = inherited(index, objects);
-    let policies = objects.all::<PeerAuthentication>().values();
-    let selected = policies
-        .filter(|_| namespace != root_namespace)
-        .filter(|policy| {
-            let selector = policy.selector.as_ref();
-            selector.is_some_and(|selector| selects(selector, labels))
-        })
-        .min_by(|a, b| a.age().cmp(&b.age()));
+    let selected = selected(objects, labels).filter(|_| namespace != root_namespace);
     if let Some(policy) = selected.filter(|policy| policy.converted(inherited).is_some()) {
         return Some(policy.key());
     }

@@ -1,8 +1,14 @@
 //! Pods: each is a workload.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
-use ambit_k8s_api::{EndpointSlice, ObjectKey, Pod, Service, ServiceEntry, is_dns_name, labels};
+use ambit_k8s_api::{
+    EndpointSlice, Kind, Namespace, ObjectKey, Pod, Service, ServiceEntry, enablement, is_dns_name,
+    labels,
+};
 use ambit_model::{
     ArcStr, NamespacedHostname, NetworkMode, Protocol, Workload, WorkloadStatus, WorkloadUid,
 };
@@ -42,6 +48,8 @@ impl Followed for Pod {
             phase: status.phase,
             pod_ip: status.pod_ip,
             pod_ips: status.pod_ips,
+            host_ip: status.host_ip,
+            host_ips: status.host_ips,
             conditions: status
                 .conditions
                 .map(|all| all.into_iter().filter(|one| one.type_ == "Ready").collect()),
@@ -65,7 +73,7 @@ impl MeshKind for Pod {
     fn changed(index: &mut Index, change: &Change<'_, PodInput>, pods: &mut PodDirectory) {
         let key = change.key;
         match change.new {
-            Some(pod) => pods.insert(&key.namespace, &key.name, pod.facts()),
+            Some(pod) => pods.insert(&key.namespace, &key.name, pod.facts(index)),
             None => pods.remove(&key.namespace, &key.name),
         }
         let ips = |pod: Option<&PodInput>| -> Vec<IpAddr> {
@@ -74,6 +82,14 @@ impl MeshKind for Pod {
         };
         let named_by = index.addresses.own(key, &ips(change.old), &ips(change.new));
         index.mark_entries(named_by);
+        let hosts =
+            |pod: Option<&PodInput>| pod.map(|pod| pod.host_ips.clone()).unwrap_or_default();
+        if index
+            .cluster_addresses
+            .replace(&hosts(change.old), &hosts(change.new))
+        {
+            index.mark_gateways();
+        }
         if let Some(old) = change.old
             && let Some(on_node) = index.on_node.get_mut(&old.node)
         {
@@ -98,6 +114,7 @@ impl MeshKind for Pod {
         index.mark_subsets(&key.namespace, before.as_ref(), after.as_ref());
         index.mark_chooser(key, new.is_some());
         index.follow_instance(change);
+        index.follow_proxies(change);
         index.mark(key.clone());
     }
 
@@ -122,11 +139,14 @@ pub(crate) struct PodInput {
     pub(crate) uid: String,
     pub(crate) labels: Labels,
     pub(crate) ips: Vec<IpAddr>,
+    /// Addresses of its node.
+    pub(crate) host_ips: BTreeSet<IpAddr>,
     pub(crate) node: ArcStr,
     pub(crate) service_account: ArcStr,
     pub(crate) terminated: bool,
     pub(crate) ready: bool,
     pub(crate) host_network: bool,
+    pub(crate) has_sidecar: bool,
     pub(crate) captured: bool,
     pub(crate) native_tunnel: bool,
     pub(crate) workload_name: ArcStr,
@@ -169,6 +189,7 @@ impl PodInput {
             namespace: metadata.namespace.as_deref().unwrap_or("default").into(),
             uid: metadata.uid.clone().unwrap_or_default(),
             ips: read_ips(pod)?,
+            host_ips: host_ips(pod),
             node: spec
                 .and_then(|spec| spec.node_name.as_deref())
                 .unwrap_or_default()
@@ -177,6 +198,10 @@ impl PodInput {
             terminated: matches!(phase, "Succeeded" | "Failed"),
             ready: ready && metadata.deletion_timestamp.is_none(),
             host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
+            has_sidecar: metadata
+                .annotations
+                .as_ref()
+                .is_some_and(enablement::has_sidecar),
             captured: annotation(labels::REDIRECTION)
                 .is_some_and(|value| value == labels::REDIRECTION_ENABLED),
             native_tunnel,
@@ -191,19 +216,55 @@ impl PodInput {
         index.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
     }
 
-    fn facts(&self) -> PodFacts {
+    /// What the certificate authority has to know of it.
+    pub(crate) fn facts(&self, index: &Index) -> PodFacts {
+        let gateway = self.labels.get(labels::GATEWAY_NAME);
         PodFacts {
             uid: self.uid.clone(),
             service_account: self.service_account.clone(),
             node: self.node.clone(),
             live: !self.terminated,
+            enrolled: self.is_enrolled(index),
+            gateway: gateway.map(ArcStr::from),
         }
+    }
+
+    /// Whether the agent captures the pod, by its own rules, or has captured it: an agent that has other rules, and a
+    /// pod that is just leaving, are known by the agent's annotation.
+    fn is_enrolled(&self, index: &Index) -> bool {
+        let namespace = ObjectKey::new(Kind::Namespace, "", self.namespace.clone());
+        let namespace = index.get::<Namespace>(&namespace);
+        let none = Labels::new();
+        let facts = enablement::PodFacts {
+            namespace: &self.namespace,
+            host_network: self.host_network,
+            labels: &self.labels,
+            has_sidecar: self.has_sidecar,
+        };
+        let verdict = index.config.enablement.verdict(
+            facts,
+            namespace.map_or(&none, |namespace| &namespace.labels),
+        );
+        verdict.is_included() || (self.captured && !verdict.is_never_included())
     }
 
     /// Whether it is an endpoint at all.
     pub(crate) fn is_published(&self) -> bool {
         !self.terminated && !self.ips.is_empty()
     }
+}
+
+/// Addresses of the pod's node. What is none is left out: the kubelet writes them, and no record has them.
+fn host_ips(pod: &Pod) -> BTreeSet<IpAddr> {
+    let status = pod.status.as_ref();
+    let several = status.and_then(|status| status.host_ips.as_ref());
+    let several = several.into_iter().flatten().map(|one| one.ip.as_str());
+    let one = status.and_then(|status| status.host_ip.as_deref());
+    let texts = several.chain(one);
+    texts
+        .filter_map(|text| text.parse::<IpAddr>().ok())
+        .map(|ip| ip.to_canonical())
+        .collect()
 }
 
 fn read_ips(pod: &Pod) -> Result<Vec<IpAddr>, FieldError> {

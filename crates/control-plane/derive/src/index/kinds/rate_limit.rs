@@ -6,10 +6,10 @@
 mod read;
 
 use ambit_k8s_api::{
-    ObjectKey, ObjectMeta, RateLimit,
+    Kind, ObjectKey, ObjectMeta, RateLimit,
     ambit::{GlobalRateLimit, RateLimitSpec},
 };
-use ambit_model::{self as model, ArcStr, PolicyKey};
+use ambit_model::{self as model, ArcStr, NamespacedHostname, PolicyKey};
 use serde_json::Value;
 
 use super::config_map::host;
@@ -19,7 +19,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
-        targets::{Targets, references},
+        targets::{Targets, readable_references, references},
     },
     problem::FieldError,
 };
@@ -40,9 +40,25 @@ pub(crate) struct RateLimitInput {
 /// The rate-limit service, which may not be there.
 #[derive(Clone, Debug, PartialEq)]
 struct Callee {
+    /// The Service.
+    object: ObjectKey,
     /// `namespace/host`.
     service: String,
     port: u16,
+}
+
+impl Callee {
+    /// The service, if there is one and the rate limits of a namespace may have it called.
+    fn find(&self, index: &Index, namespace: &str) -> Result<NamespacedHostname, String> {
+        let object = &self.object;
+        if !index.may_call_for((Kind::RateLimit, namespace), object) {
+            let owner = &object.namespace;
+            return Err(format!(
+                "{object} is of another namespace; add a ReferenceGrant from RateLimit of {namespace} in {owner}"
+            ));
+        }
+        index.callee(&self.service)
+    }
 }
 
 impl MeshKind for RateLimit {
@@ -78,7 +94,7 @@ impl MeshKind for RateLimit {
         let references = references(None, &self.spec.target_refs);
         let outline = outline(self);
         Some(RateLimitInput {
-            targets: Targets::understood(references, &outline.key.namespace, config),
+            targets: Targets::possible(&references, &outline.key.namespace, config)?,
             limit: model::RateLimit {
                 not_understood: Some("the rate limit cannot be used as it is written".into()),
                 ..outline
@@ -91,7 +107,7 @@ impl MeshKind for RateLimit {
         Some(Self {
             metadata,
             spec: RateLimitSpec {
-                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                target_refs: readable_references(spec),
                 fail_open: field(spec, "failOpen").unwrap_or_default(),
                 dry_run: field(spec, "dryRun").unwrap_or_default(),
                 ..RateLimitSpec::default()
@@ -117,10 +133,10 @@ impl MeshKind for RateLimit {
         index.callees.replace(change.key, old, new);
     }
 
-    fn render(index: &Index, _: &ObjectKey, input: &RateLimitInput) -> Rendered {
+    fn render(index: &Index, key: &ObjectKey, input: &RateLimitInput) -> Rendered {
         let mut limit = input.limit.clone();
         if let (Some(global), Some(callee)) = (&mut limit.global, &input.callee) {
-            let found = index.callee(&callee.service).map_err(ArcStr::from);
+            let found = callee.find(index, &key.namespace).map_err(ArcStr::from);
             global.place = found.map(|service| (service, callee.port));
         }
         let waypoints = input.targets.concerned(index).into_iter();
@@ -138,7 +154,7 @@ impl MeshKind for RateLimit {
         }
     }
 
-    fn standing(index: &Index, _: &ObjectKey, input: &RateLimitInput) -> Option<Standing> {
+    fn standing(index: &Index, key: &ObjectKey, input: &RateLimitInput) -> Option<Standing> {
         let mut verdict = if input.targets.0.is_empty() {
             Verdict {
                 is_true: false,
@@ -150,7 +166,7 @@ impl MeshKind for RateLimit {
             input.targets.verdict(index, "rate limit", "enforced")
         };
         let missing = input.callee.as_ref();
-        let missing = missing.and_then(|callee| index.callee(&callee.service).err());
+        let missing = missing.and_then(|callee| callee.find(index, &key.namespace).err());
         if let Some(missing) = missing {
             if verdict.is_true {
                 verdict.reason = "PartiallyInvalid";
@@ -190,7 +206,7 @@ fn outline(limit: &RateLimit) -> model::RateLimit {
     }
 }
 
-/// A waypoint calls it under its own identity: only what belongs to who wrote the object, or to the mesh.
+/// The rate-limit service. Waypoints call it under the identity of the object's namespace.
 fn callee(
     global: &GlobalRateLimit,
     own: &ArcStr,
@@ -198,11 +214,8 @@ fn callee(
 ) -> Result<Callee, FieldError> {
     let from = &global.service;
     let namespace = from.namespace.as_deref().unwrap_or(own);
-    if namespace != own.as_str() && namespace != config.root_namespace.as_str() {
-        let root = &config.root_namespace;
-        let message = format!(
-            "{namespace:?} is neither the namespace of the object nor that of the mesh, {root}"
-        );
+    if !ambit_k8s_api::is_dns_name(namespace, 63) {
+        let message = format!("{namespace:?} is no name of a namespace");
         return Err(FieldError::new("spec.global.service.namespace", message));
     }
     if !ambit_k8s_api::is_dns_name(&from.name, 63) {
@@ -216,6 +229,7 @@ fn callee(
     })?;
     let (name, domain) = (&from.name, &config.cluster_domain);
     Ok(Callee {
+        object: ObjectKey::new(Kind::Service, namespace, name.as_str()),
         service: format!("{namespace}/{name}.{namespace}.svc.{domain}"),
         port,
     })

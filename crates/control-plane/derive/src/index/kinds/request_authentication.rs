@@ -14,8 +14,8 @@ use crate::{
     condition::{AUTHENTICATION_ACCEPTED, ConditionType, Standing, Verdict},
     index::{
         Index, KeySource, KeyState,
-        kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
-        targets::{Targets, references},
+        kind::{Change, Extent, Followed, MeshKind, Read, Rendered},
+        targets::{Targets, readable_references, references},
     },
     problem::FieldError,
 };
@@ -63,7 +63,9 @@ impl MeshKind for RequestAuthentication {
         let key = key_of(self);
         let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
         let targets = Targets::read(references, &key.namespace, config)?;
-        let rules = rules::read(&self.spec.jwt_rules, &mut notes)?;
+        // Objects of the root namespace are the administrator's.
+        let caller = (key.namespace != config.root_namespace).then(|| key.namespace.clone());
+        let rules = rules::read(&self.spec.jwt_rules, caller.as_ref(), &mut notes)?;
         let input = AuthenticationInput {
             targets,
             key,
@@ -73,12 +75,12 @@ impl MeshKind for RequestAuthentication {
         Ok(Read::of(Some(input), notes))
     }
 
-    /// Refuses everything at those of its targets that can be understood.
+    /// Refuses everything at what its targets may mean.
     fn substitute(&self, config: &MeshConfig) -> Option<AuthenticationInput> {
         let key = key_of(self);
         let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
         Some(AuthenticationInput {
-            targets: Targets::understood(references, &key.namespace, config),
+            targets: Targets::possible(&references, &key.namespace, config)?,
             key,
             rules: Vec::new(),
             not_understood: Some("the object cannot be used as it is written".into()),
@@ -89,8 +91,7 @@ impl MeshKind for RequestAuthentication {
         Some(Self {
             metadata,
             spec: RequestAuthenticationSpec {
-                target_ref: field(spec, "targetRef"),
-                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                target_refs: readable_references(spec),
                 ..RequestAuthenticationSpec::default()
             },
             ..Self::default()

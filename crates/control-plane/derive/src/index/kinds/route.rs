@@ -107,6 +107,13 @@ pub(crate) struct RouteInput {
     rules: Rules,
 }
 
+/// A route as it is followed for requests to one of its parents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttachedRoute<'a> {
+    route: &'a RouteInput,
+    parent: &'a ObjectKey,
+}
+
 /// What a route says.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Rules {
@@ -284,7 +291,7 @@ impl Rules {
     }
 
     /// Mirrors that requests cannot go to.
-    fn mirror_errors(&self, index: &Index, route: &RouteInput) -> Vec<Unresolved> {
+    fn mirror_errors(&self, index: &Index, route: AttachedRoute<'_>) -> Vec<Unresolved> {
         let Self::Http(rules) = self else {
             return Vec::new();
         };
@@ -326,6 +333,14 @@ impl RouteInput {
             Named::Host(host) => Some(host),
             Named::Object(_) => None,
         })
+    }
+
+    /// The route, for requests to one of its parents.
+    fn attached_to<'a>(&'a self, parent: &'a ObjectKey) -> AttachedRoute<'a> {
+        AttachedRoute {
+            route: self,
+            parent,
+        }
     }
 
     pub(crate) fn namespace(&self) -> &ArcStr {
@@ -447,7 +462,7 @@ impl Index {
                 return None;
             };
             let rule = |(index, rule): (usize, &RuleInput)| {
-                let mut rule = rule.resolved(self, route, gateway);
+                let mut rule = rule.resolved(self, route.attached_to(target), gateway);
                 if let Some(session) = &mut rule.session {
                     session::name(session, &route.name, index);
                 }
@@ -476,7 +491,7 @@ impl Index {
                 name: route.name.clone(),
                 ports: route.ports(self, target)?,
                 clients: route.clients(target, gateway),
-                ..stream.resolved(self, route)
+                ..stream.resolved(self, route.attached_to(target))
             }),
             _ => None,
         };

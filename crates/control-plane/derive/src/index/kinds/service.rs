@@ -16,6 +16,7 @@ use crate::{
     index::{
         Binding, Index,
         binding::{self, Canary},
+        cluster_addresses,
         kind::{Change, Claim, Extent, Followed, MeshKind, Read},
     },
     problem::{FieldError, Note},
@@ -44,6 +45,13 @@ impl MeshKind for Service {
             .addresses
             .own(key, &vips(change.old), &vips(change.new));
         index.mark_entries(named_by);
+        if cluster_addresses::is_api_server(&key.namespace, &key.name) {
+            let (old, new) = (vips(change.old), vips(change.new));
+            let (old, new) = (old.into_iter().collect(), new.into_iter().collect());
+            if index.cluster_addresses.replace(&old, &new) {
+                index.mark_gateways();
+            }
+        }
         let domain = index.config.cluster_domain.clone();
         let host = |service: &ServiceInput| service.hostname(&domain);
         let hosts = |service: Option<&ServiceInput>| service.map(host).into_iter().collect();
@@ -60,13 +68,16 @@ impl MeshKind for Service {
         index.bind_canary(key, old.as_ref(), new.as_ref());
         index.mark_attached_to(key);
         index.mark_gateway_of(key);
+        if change.old.is_none() || change.new.is_none() {
+            index.mark_short_names_of(&key.namespace);
+        }
         let ports = |service: Option<&ServiceInput>| service.map(|one| one.ports.clone());
         if ports(change.old) != ports(change.new) {
             index.mark_users_of_providers();
         }
     }
 
-    fn claim<'a>(service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {
+    fn claim<'a>(_: &Index, service: &'a ServiceInput, _: &ArcStr) -> Option<Claim<'a>> {
         Some(Claim {
             is_kubernetes: true,
             created: &service.created,

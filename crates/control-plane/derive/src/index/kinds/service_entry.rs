@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use ambit_k8s_api::{ObjectKey, ServiceEntry, created, is_dns_name, istio::Resolution, labels};
 use ambit_model as model;
 use ambit_model::{
-    AppProtocol, ArcStr, GatewayName, HealthPolicy, LbMode, LoadBalancing, NamespacedHostname,
-    PortMap, Visibility, Workload,
+    AppProtocol, ArcStr, GatewayName, HealthPolicy, Identity, LbMode, LoadBalancing,
+    NamespacedHostname, PortMap, Visibility, Workload,
 };
 use ipnet::IpNet;
 
@@ -22,6 +22,7 @@ use crate::{
     condition::{BOUND, ConditionType, Standing, USED},
     index::{
         Binding, Index,
+        exports::{Export, short_names},
         kind::{Change, Claim, Extent, Followed, MeshKind, Read, Rendered},
     },
     problem::{FieldError, Note},
@@ -52,7 +53,11 @@ impl MeshKind for ServiceEntry {
         let hosts = |entry: Option<&ServiceEntryInput>| -> Vec<ArcStr> {
             entry.map(|entry| entry.hosts.clone()).unwrap_or_default()
         };
-        index.declare(key, hosts(change.old), hosts(change.new));
+        let (old, new) = (hosts(change.old), hosts(change.new));
+        index
+            .short_names
+            .replace(key, short_names(&old), short_names(&new));
+        index.declare(key, old, new);
         index.mark(key.clone());
         for entry in change.both() {
             index.mark_selected(&key.namespace, entry.selector.as_ref());
@@ -85,36 +90,60 @@ impl MeshKind for ServiceEntry {
         Some(index.bound(attachment.as_ref(), &serving.collect()))
     }
 
-    fn claim<'a>(entry: &'a ServiceEntryInput, host: &ArcStr) -> Option<Claim<'a>> {
-        entry.is_exported().then(|| Claim {
+    fn claim<'a>(index: &Index, entry: &'a ServiceEntryInput, host: &ArcStr) -> Option<Claim<'a>> {
+        let visibility = index.visibility(entry, host)?;
+        Some(Claim {
             is_kubernetes: false,
             created: &entry.created,
-            is_public: entry.visibility(host) == Visibility::Public,
+            is_public: visibility == Visibility::Public,
         })
     }
 
     fn service(index: &Index, entry: &ServiceEntryInput, host: &ArcStr) -> Option<ServiceRecord> {
         let distribution = namespace::distribution(index, &entry.namespace);
-        let is_free =
-            |entry: &ServiceEntryInput, net: &IpNet| owner_elsewhere(index, entry, net).is_none();
-        Some(entry.record(host, &index.network, distribution, is_free))
+        let is_free = |net: &IpNet| taken_by(index, entry, net).is_none();
+        let mut record = entry.record(host, &index.network, distribution, is_free);
+        record.service.visibility = index.visibility(entry, host)?;
+        Some(record)
     }
 }
 
-/// Who of another namespace owns a virtual address that an entry names.
-fn owner_elsewhere<'a>(
-    index: &'a Index,
-    entry: &ServiceEntryInput,
-    net: &IpNet,
-) -> Option<&'a ObjectKey> {
-    // Without load balancing, what is known inside a prefix is reached as it is.
-    let is_prefix = net.prefix_len() != net.max_prefix_len();
-    let passes_by = is_prefix && entry.resolution == Resolution::None;
-    let owner = index.addresses.owner_elsewhere(net, &entry.namespace);
-    owner.filter(|_| !passes_by)
+fn is_prefix(net: &IpNet) -> bool {
+    net.prefix_len() != net.max_prefix_len()
 }
 
-/// Which addresses of an entry are somebody else's.
+/// The Service or pod because of which an address of an entry is not published. Of a prefix, proxies leave out what
+/// Services and pods have in it; a node's address, which is no pod's own, they cannot tell from others, so that a
+/// prefix with pods of other namespaces is published only where connections keep their destination.
+fn taken_by<'a>(index: &'a Index, entry: &ServiceEntryInput, net: &IpNet) -> Option<&'a ObjectKey> {
+    if !is_prefix(net) {
+        return index.owner_within(net);
+    }
+    let owner = index.owner_elsewhere(net, &entry.namespace);
+    owner.filter(|_| entry.resolution != Resolution::None)
+}
+
+/// What proxies leave out of an address of an entry, or why it is not published.
+fn conflict(index: &Index, entry: &ServiceEntryInput, net: &IpNet) -> Option<String> {
+    let taken = taken_by(index, entry, net);
+    if let Some(owner) = taken.filter(|_| is_prefix(net)) {
+        return Some(format!(
+            "{net} has addresses of other namespaces' pods, for instance of {owner}: it is not published"
+        ));
+    }
+    if let Some(owner) = taken {
+        return Some(format!(
+            "{} belongs to {owner}: it is not published",
+            net.addr()
+        ));
+    }
+    let owner = index.owner_within(net)?;
+    Some(format!(
+        "{net} has addresses of Services or pods, for instance of {owner}: these are reached as themselves"
+    ))
+}
+
+/// What of an entry has no effect because of other objects, or of the mesh's settings.
 fn conflicts(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Note> {
     let endpoints = entry.endpoints.iter().enumerate();
     let endpoints = endpoints.filter_map(|(number, endpoint)| {
@@ -122,18 +151,48 @@ fn conflicts(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<N
         workload_entry::conflict(index, &field, endpoint)
     });
     let taken = entry.addresses().filter_map(|(field, net)| {
-        let owner = owner_elsewhere(index, entry, net)?;
-        let message = if net.prefix_len() == net.max_prefix_len() {
-            format!("{} belongs to {owner}: it is not published", net.addr())
-        } else {
-            format!("{net} has addresses of other namespaces' pods, for instance of {owner}: it is not published")
-        };
+        let message = conflict(index, entry, net)?;
         Some(Note::new(field.clone(), message))
     });
     endpoints
         .chain(taken)
         .chain(unresolved(index, key, entry))
+        .chain(hidden(index, entry))
         .collect()
+}
+
+/// Hosts that are not published, or that fewer namespaces see than the entry asks for.
+fn hidden(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
+    let own = &entry.namespace;
+    let reserved = entry.hosts.iter().filter_map(|host| {
+        let why = index.reservation(entry, host)?;
+        let message = format!(
+            "{host} is reserved ({why}) and is not published: choose another name, or write the entry in {}",
+            index.config.root_namespace
+        );
+        Some(Note::new("spec.hosts", message))
+    });
+    let mut notes: Vec<Note> = reserved.collect();
+    let export = index.export_of(entry);
+    if entry.export.is_some_and(|asked| asked > export) {
+        let message = format!(
+            "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the ConfigMap \
+             {} does not have \"*\"",
+            index.settings_key()
+        );
+        notes.push(Note::new("spec.exportTo", message));
+    }
+    let is_narrowed = |host: &&ArcStr| {
+        export == Export::All && index.visibility(entry, host) == Some(Visibility::Namespace)
+    };
+    let narrowed = entry.hosts.iter().filter(is_narrowed).map(|host| {
+        let message = format!(
+            "{host} is seen in {own} alone: without a dot it is a name that every namespace has for a Service of its own"
+        );
+        Note::new("spec.hosts", message)
+    });
+    notes.extend(narrowed);
+    notes
 }
 
 /// Why nothing comes of the hosts that calls name.
@@ -216,8 +275,6 @@ pub(crate) struct ServiceEntryInput {
     pub(crate) name: ArcStr,
     pub(crate) namespace: ArcStr,
     pub(crate) hosts: Vec<ArcStr>,
-    /// Hosts of other namespaces' Services.
-    foreign: Vec<ArcStr>,
     /// By host, with their field; the empty host stands for all.
     addresses: Vec<(ArcStr, IpNet, String)>,
     ports: Vec<EntryPort>,
@@ -226,18 +283,11 @@ pub(crate) struct ServiceEntryInput {
     pub(crate) resolution: Resolution,
     subject_alt_names: Vec<ArcStr>,
     distribution: Option<String>,
-    export: Export,
+    /// What it asks for; `None`: nothing.
+    pub(crate) export: Option<Export>,
     pub(crate) created: String,
     /// The waypoint that its labels name.
     pub(crate) binding: Option<Binding>,
-}
-
-/// Which namespaces see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Export {
-    All,
-    Own,
-    None,
 }
 
 impl ServiceEntryInput {
@@ -271,49 +321,23 @@ impl ServiceEntryInput {
             .as_ref()
             .and_then(|all| all.get(labels::TRAFFIC_DISTRIBUTION));
         let own_labels = entry.metadata.labels.as_ref();
-        let hosts = read_hosts(&spec.hosts)?;
-        let foreign = hosts.iter().filter(|host| {
-            namespace != config.root_namespace && is_foreign(host, namespace, config)
-        });
-        let foreign: Vec<_> = foreign.cloned().collect();
-        if !foreign.is_empty() {
-            let message = format!(
-                "{}: names of other namespaces' Services are seen in this namespace only",
-                foreign.join(", ")
-            );
-            notes.push(Note::new("spec.hosts", message));
-        }
         note_wildcards(entry, &mut notes);
         let input = Self {
             name: entry.metadata.name.as_deref().unwrap_or_default().into(),
             namespace: namespace.into(),
-            hosts,
-            foreign,
+            hosts: read_hosts(&spec.hosts)?,
             export,
             addresses: read_addresses(entry)?,
             ports: read_ports(entry)?,
             endpoints,
             selector: spec.selected_labels().cloned(),
             resolution: spec.resolution,
-            subject_alt_names: spec.subject_alt_names.iter().map(ArcStr::from).collect(),
+            subject_alt_names: read_names(&spec.subject_alt_names, namespace, config, &mut notes),
             distribution: annotation.cloned(),
             created: created(&entry.metadata),
             binding: own_labels.and_then(|all| Binding::of(all, namespace)),
         };
         Ok((input, notes))
-    }
-
-    /// Whether any namespace sees it.
-    pub(crate) fn is_exported(&self) -> bool {
-        self.export != Export::None
-    }
-
-    /// Which namespaces see one of its hosts.
-    pub(crate) fn visibility(&self, host: &ArcStr) -> Visibility {
-        match self.export {
-            Export::All if !self.foreign.contains(host) => Visibility::Public,
-            _ => Visibility::Namespace,
-        }
     }
 
     /// The Gateways that its labels and those of its endpoints name.
@@ -360,18 +384,19 @@ impl ServiceEntryInput {
         by_dns && self.endpoints.is_empty() && self.selector.is_none()
     }
 
-    /// The record of one of its hosts, but for `canonical`, with those of its addresses that are free.
+    /// The record of one of its hosts with those of its addresses that are free, but for what depends on other
+    /// objects: `canonical` and `visibility`.
     pub(crate) fn record(
         &self,
         host: &ArcStr,
         network: &ArcStr,
         namespace_distribution: Option<&str>,
-        is_free: impl Fn(&Self, &IpNet) -> bool,
+        is_free: impl Fn(&IpNet) -> bool,
     ) -> ServiceRecord {
         let of_host = self
             .addresses
             .iter()
-            .filter(|(of, net, _)| (of.is_empty() || of == host) && is_free(self, net));
+            .filter(|(of, net, _)| (of.is_empty() || of == host) && is_free(net));
         let (mut vips, mut cidr_vips) = (Vec::new(), Vec::new());
         for (_, net, _) in of_host {
             if net.prefix_len() == net.max_prefix_len() {
@@ -415,7 +440,6 @@ impl ServiceEntryInput {
                         HealthPolicy::OnlyHealthy,
                     )
                 },
-                visibility: self.visibility(host),
                 ..model::Service::default()
             },
         }
@@ -469,11 +493,14 @@ fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
     }
 }
 
-/// `*`, `.` (its own namespace), `~` (none) and namespaces by name; nothing is `*`. Records can be seen
-/// by all namespaces or by their own: of a list of others, its own is what is left.
-fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> Export {
-    if export_to.is_empty() || export_to.iter().any(|one| one == "*") {
-        return Export::All;
+/// `*`, `.` (its own namespace), `~` (none) and namespaces by name. Records can be seen by all namespaces or by their
+/// own: of a list of others, its own is what is left.
+fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> Option<Export> {
+    if export_to.is_empty() {
+        return None;
+    }
+    if export_to.iter().any(|one| one == "*") {
+        return Some(Export::All);
     }
     let is_own = |one: &&String| *one == "." || *one == namespace;
     let others = export_to.iter().filter(|one| !is_own(one) && *one != "~");
@@ -485,29 +512,39 @@ fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> 
         );
         notes.push(Note::new("spec.exportTo", message));
     }
-    if export_to.iter().any(|one| is_own(&one)) {
-        Export::Own
-    } else {
-        Export::None
-    }
+    let sees_it = export_to.iter().any(|one| is_own(&one));
+    Some(if sees_it { Export::Own } else { Export::None })
 }
 
-/// Whether a host is, or a wildcard could be, the name of a Service of another namespace.
-fn is_foreign(host: &str, namespace: &str, config: &MeshConfig) -> bool {
-    let services = format!("svc.{}", config.cluster_domain);
-    let name = host.strip_prefix("*.").unwrap_or(host);
-    let covers_all = ["svc", services.as_str()].contains(&name);
-    if host != name && (covers_all || services.ends_with(&format!(".{name}"))) {
-        return true;
-    }
-    // `<service>.<namespace>.svc` is looked up, too.
-    let of_services = name
-        .strip_suffix(services.as_str())
-        .or_else(|| name.strip_suffix("svc"));
-    let Some(of) = of_services.and_then(|of| of.strip_suffix('.')) else {
-        return false;
+/// The names that endpoints may present. Only entries of the root namespace may name identities of other namespaces: a
+/// waypoint would take whoever has such an identity for an endpoint of the entry, and connect to it as itself.
+fn read_names(
+    names: &[String],
+    namespace: &str,
+    config: &MeshConfig,
+    notes: &mut Vec<Note>,
+) -> Vec<ArcStr> {
+    let is_foreign = |name: &str| {
+        let identity = name.parse::<Identity>();
+        namespace != config.root_namespace
+            && identity.is_ok_and(|identity| {
+                identity.trust_domain == config.trust_domain && identity.namespace != namespace
+            })
     };
-    of.rsplit('.').next() != Some(namespace)
+    let mut read = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        if is_foreign(name) {
+            let message = format!(
+                "{name} is an identity of another namespace and is not published: endpoints of entries of {namespace} \
+                 have identities of {namespace}; write the entry in {} to accept others",
+                config.root_namespace
+            );
+            notes.push(Note::new(format!("spec.subjectAltNames[{index}]"), message));
+        } else {
+            read.push(name.into());
+        }
+    }
+    read
 }
 
 fn read_hosts(hosts: &[String]) -> Result<Vec<ArcStr>, FieldError> {

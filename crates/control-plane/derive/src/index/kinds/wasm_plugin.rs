@@ -13,7 +13,7 @@ use ambit_k8s_api::{
         WasmPluginSpec, WorkloadMode,
     },
 };
-use ambit_model::{ArcStr, ExtensionPhase, WaypointExtension};
+use ambit_model::{ArcStr, ExtensionPhase, NamespacedHostname, WaypointExtension};
 use serde_json::Value;
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     index::{
         Index,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
-        targets::{Targets, references},
+        targets::{Targets, readable_references, references},
     },
     problem::{FieldError, Note},
 };
@@ -34,6 +34,10 @@ const MAX_URL: usize = 2048;
 /// Most variables, and their longest value.
 const MAX_VARIABLES: usize = 64;
 const MAX_VALUE: usize = 2048;
+
+/// Namespace and host of a callee that no Service has: it lets the module of a plugin be fetched from any Service and
+/// pod, because the plugin is the administrator's.
+const ANYWHERE: &str = "*";
 
 impl Followed for WasmPlugin {
     const EXTENT: Extent = Extent::Whole { labels: None };
@@ -82,7 +86,7 @@ impl MeshKind for WasmPlugin {
             phase: ExtensionPhase::Authn,
             ..outline(self)
         };
-        let targets = Targets::understood(references, &namespace(self), config);
+        let targets = Targets::possible(&references, &namespace(self), config)?;
         Some(PluginInput {
             targets,
             pull_secret: None,
@@ -94,8 +98,7 @@ impl MeshKind for WasmPlugin {
         Some(Self {
             metadata,
             spec: WasmPluginSpec {
-                target_ref: field(spec, "targetRef"),
-                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                target_refs: readable_references(spec),
                 fail_strategy: field(spec, "failStrategy").unwrap_or_default(),
                 ..WasmPluginSpec::default()
             },
@@ -117,10 +120,14 @@ impl MeshKind for WasmPlugin {
         index.pull_secrets.replace(change.key, old, new);
     }
 
-    fn render(index: &Index, _: &ObjectKey, plugin: &PluginInput) -> Rendered {
+    fn render(index: &Index, key: &ObjectKey, plugin: &PluginInput) -> Rendered {
         let Some(extension) = &plugin.extension else {
             return Rendered::default();
         };
+        let mut callees = index.granted_callees((Kind::WasmPlugin, &key.namespace));
+        if key.namespace == index.config.root_namespace {
+            callees.push(NamespacedHostname::new(ANYWHERE, ANYWHERE));
+        }
         let pull_secret = plugin.credentials(index).unwrap_or_default();
         let waypoints = plugin.targets.concerned(index).into_iter();
         let told = waypoints.map(|(gateway, concerned)| {
@@ -128,6 +135,7 @@ impl MeshKind for WasmPlugin {
                 for_gateway: concerned.for_gateway,
                 services: concerned.services,
                 pull_secret: pull_secret.clone(),
+                callees: callees.clone(),
                 ..extension.clone()
             };
             (gateway, extension)

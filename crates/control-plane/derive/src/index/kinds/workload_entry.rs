@@ -89,7 +89,7 @@ fn pod_at<'a>(index: &'a Index, endpoint: &EndpointInput) -> Option<&'a ObjectKe
         .network
         .as_ref()
         .is_none_or(|network| *network == index.network);
-    index.addresses.pod_at(&endpoint.ip().filter(|_| is_here)?)
+    index.pod_at(&endpoint.ip().filter(|_| is_here)?)
 }
 
 /// The workload of an endpoint outside Kubernetes.
@@ -108,8 +108,10 @@ pub(super) fn workload_of_endpoint(
         .map_or_else(|| name.clone(), ArcStr::from);
     let (canonical_name, canonical_revision) = canonical(&endpoint.labels, &workload_name);
     let base = index.base(namespace, name);
-    // A pod's address stays the pod's: an entry that has it, too, is found through services only.
+    // A pod's address stays the pod's: an entry that has it, too, is found through services only, and has no tunnel,
+    // which would reach the pod under the identity of a waypoint.
     let is_pods = pod_at(index, endpoint).is_some();
+    let native_tunnel = endpoint.native_tunnel && !is_pods;
     let mut workload = Workload {
         uid,
         workload_ips: match &endpoint.address {
@@ -124,12 +126,12 @@ pub(super) fn workload_of_endpoint(
             .network
             .clone()
             .unwrap_or_else(|| base.network.clone()),
-        protocol: if endpoint.native_tunnel {
+        protocol: if native_tunnel {
             Protocol::Hbone
         } else {
             Protocol::Tcp
         },
-        native_tunnel: endpoint.native_tunnel,
+        native_tunnel,
         service_account: endpoint.service_account.clone(),
         workload_name,
         canonical_name,
@@ -154,7 +156,7 @@ pub(super) fn workload_of_endpoint(
 pub(super) fn conflict(index: &Index, field: &str, endpoint: &EndpointInput) -> Option<Note> {
     let pod = pod_at(index, endpoint)?;
     let message = format!(
-        "{:?} is the address of {pod}: services have it as an endpoint, but the address itself stays the pod's",
+        "{:?} is the address of {pod}: services have it as an endpoint in plaintext, but the address itself stays the pod's",
         endpoint.text
     );
     Some(Note::new(field, message))

@@ -288,6 +288,26 @@ fn labels_decide_before_gateways_and_those_of_an_object_before_its_namespaces() 
 }
 
 #[test]
+fn workload_waypoints_enforce_nothing_where_istios_meaning_is_set() {
+    for (setting, enforces) in [
+        (WorkloadWaypoints::Enforced, true),
+        (WorkloadWaypoints::Istio, false),
+    ] {
+        let mut mesh = TestMesh::with(MeshConfig {
+            waypoint_attachment: WaypointAttachment::Labels,
+            workload_waypoints: setting,
+            ..MeshConfig::default()
+        });
+        mesh.apply(&all(&[&gateway("wp", FOR_ALL), &pod_labelled(USE_WP)]));
+        let pod = mesh.pod("cart-1");
+        let dialled = pod.waypoint.as_ref().unwrap().destination.to_string();
+        assert_eq!(dialled, WP, "who dials the pod's address goes through it");
+        let enforced = pod.endpoint_waypoint.as_ref().map(|one| one.enforce);
+        assert_eq!(enforced, enforces.then_some(true));
+    }
+}
+
+#[test]
 fn waypoints_of_other_namespaces_serve_whom_they_allow() {
     let gw = gateway;
     let bank = |from: &str| {

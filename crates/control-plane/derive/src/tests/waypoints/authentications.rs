@@ -3,7 +3,7 @@
 use ambit_k8s_api::Kind;
 use ambit_model::JwtKeys;
 
-use super::*;
+use super::{told::grant, *};
 use crate::{KeySource, KeyState, condition::Subject};
 
 const TOLD: &str = "shop/wp by shop/ra";
@@ -224,4 +224,54 @@ fn keys_are_fetched_by_address_or_from_the_issuer_and_told_when_they_are_had() {
     assert_eq!(mesh.flush(), [] as [&str; 0]);
     mesh.delete(Kind::RequestAuthentication, "shop", "ra");
     assert!(mesh.index.key_sources().is_empty());
+}
+
+#[test]
+fn keys_of_tenants_come_from_others_only_by_a_grant() {
+    let mut mesh = TestMesh::of(&all(&[CART, SERVICE]));
+    let owner = |mesh: &TestMesh, namespace: &str, ip: &str| {
+        let may = mesh.index.may_fetch_keys(namespace, ip.parse().unwrap());
+        may.err().map(|owner| owner.to_string())
+    };
+    let (vip, pod) = ("10.96.0.9", "10.1.2.3");
+    for (namespace, ip, expected) in [
+        ("tenant", vip, Some("Service shop/cart")),
+        ("tenant", pod, Some("Pod shop/cart-1")),
+        ("tenant", "fd00::3", Some("Pod shop/cart-1")),
+        ("tenant", "192.0.2.1", None),
+        ("shop", vip, None),
+        ("shop", pod, None),
+    ] {
+        assert_eq!(
+            owner(&mesh, namespace, ip).as_deref(),
+            expected,
+            "{namespace} {ip}"
+        );
+    }
+    let from = |kind: &str, namespace: &str| {
+        format!("{{group: security.istio.io, kind: {kind}, namespace: {namespace}}}")
+    };
+    for (from, to, is_granted) in [
+        (from("RequestAuthentication", "tenant"), "cart", true),
+        (from("RequestAuthentication", "tenant"), "other", false),
+        (from("RequestAuthentication", "bank"), "cart", false),
+        (from("AuthorizationPolicy", "tenant"), "cart", false),
+    ] {
+        let to = format!("{{group: '', kind: Service, name: {to}}}");
+        mesh.apply(&grant("shop", &from, &to));
+        for ip in [vip, pod] {
+            assert_eq!(
+                owner(&mesh, "tenant", ip).is_none(),
+                is_granted,
+                "{from} {to} {ip}"
+            );
+        }
+        mesh.delete(Kind::ReferenceGrant, "shop", "g");
+    }
+    let namespaces = |mesh: &TestMesh| {
+        let sources = mesh.index.key_sources().into_iter();
+        sources.map(|source| source.namespace).collect::<Vec<_>>()
+    };
+    let rule = "{issuer: 'https://i', jwksUri: 'https://i/keys'}";
+    assert_eq!(namespaces(&rules(rule)), [Some("shop".into())]);
 }

@@ -83,6 +83,20 @@ fn a_rule_begins_tls_with_what_it_says() {
         }
     );
     assert_eq!(mesh.problems(), [""; 0]);
+    // Without verification, which a condition names.
+    let mesh = with(&rule(
+        "tls: {mode: SIMPLE, insecureSkipVerify: true, subjectAltNames: [a.example]}",
+    ));
+    let unverified = DestinationTls {
+        roots: TlsRoots::Unverified,
+        ..DestinationTls::default()
+    };
+    assert_eq!(tls(&mesh), unverified);
+    let problems = mesh.problems();
+    assert!(
+        problems[0].contains("insecureSkipVerify") && problems[0].contains("not verified"),
+        "{problems:?}"
+    );
     // Of one port only.
     let mesh = with(&rule(
         "portLevelSettings: [{port: {number: 80}, tls: {mode: SIMPLE}}]",
@@ -99,7 +113,6 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "mode: SIMPLE, caCertificates: /etc/certs/shop/",
         "mode: SIMPLE, caCertificates: /etc/passwd",
         "mode: SIMPLE, caCertificates: /etc/certs/shop//ca",
-        "mode: SIMPLE, insecureSkipVerify: true",
         "mode: SIMPLE, credentialName: secret",
         "mode: SIMPLE, caCrl: /etc/certs/shop/crl",
         "mode: SIMPLE, sni: 'a b'",

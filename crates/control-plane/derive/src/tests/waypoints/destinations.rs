@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ambit_k8s_api::Kind;
 use ambit_model::{
-    Balancing, DestinationPolicy, HashSource, HashTable, LocalityPolicy, OutlierPolicy,
+    Balancing, DestinationHttpVersion, DestinationPolicy, HashSource, HashTable, LocalityPolicy,
+    OutlierPolicy,
 };
 
 use super::*;
@@ -217,6 +218,33 @@ fn what_a_rule_says_is_read_with_its_defaults() {
 }
 
 #[test]
+fn a_rule_chooses_the_version_of_http() {
+    for (http, expected) in [
+        ("{}", DestinationHttpVersion::AsDeclared),
+        (
+            "{h2UpgradePolicy: DO_NOT_UPGRADE}",
+            DestinationHttpVersion::AsDeclared,
+        ),
+        (
+            "{h2UpgradePolicy: UPGRADE}",
+            DestinationHttpVersion::AlwaysHttp2,
+        ),
+        (
+            "{useClientProtocol: true}",
+            DestinationHttpVersion::AsClient,
+        ),
+        (
+            "{useClientProtocol: true, h2UpgradePolicy: UPGRADE}",
+            DestinationHttpVersion::AsClient,
+        ),
+    ] {
+        let (read, problems) = policy(&format!("connectionPool: {{http: {http}}}"));
+        assert_eq!(read.http_version, expected, "{http}");
+        assert_eq!(problems, [""; 0], "{http}");
+    }
+}
+
+#[test]
 fn what_has_no_effect_is_named() {
     for (traffic_policy, field) in [
         ("loadBalancer: {simple: PASSTHROUGH}", "loadBalancer.simple"),
@@ -237,12 +265,8 @@ fn what_has_no_effect_is_named() {
             "tcp.tcpKeepalive",
         ),
         (
-            "connectionPool: {http: {h2UpgradePolicy: UPGRADE}}",
+            "connectionPool: {http: {h2UpgradePolicy: SOMETIMES}}",
             "h2UpgradePolicy",
-        ),
-        (
-            "connectionPool: {http: {useClientProtocol: true}}",
-            "useClientProtocol",
         ),
         (
             "outlierDetection: {consecutiveErrors: 1}",

@@ -15,10 +15,18 @@ fn entry(namespace: &str, name: &str, spec: &str) -> String {
     )
 }
 
+/// All namespaces see entries that do not say less.
+const OPEN: &str = "apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
+";
+
 /// A mesh with a route of `shop` that leads to one backend.
 fn leading_to(backend: &str) -> TestMesh {
     let spec = format!("{PARENT}, rules: [{{backendRefs: [{{{backend}, port: 80}}]}}]");
     TestMesh::of(&all(&[
+        OPEN,
         SERVICE,
         CART,
         &gateway("wp", ""),
@@ -64,6 +72,11 @@ fn a_host_is_the_one_that_the_routes_namespace_sees() {
     assert_eq!(led(&mesh), "shop/api.example");
     mesh.delete(Kind::ServiceEntry, "shop", "api");
     assert_eq!(led(&mesh), "bank/api.example");
+    // The administrator may show entries to their own namespaces alone.
+    mesh.delete(Kind::ConfigMap, "istio-system", "istio");
+    assert_eq!(led(&mesh), MISSING);
+    mesh.apply(OPEN);
+    assert_eq!(led(&mesh), "bank/api.example");
     mesh.apply(&of("bank", "").replace("number: 80", "number: 81"));
     assert_eq!(led(&mesh), MISSING);
     mesh.delete(Kind::ServiceEntry, "bank", "api");
@@ -106,6 +119,11 @@ fn an_entry_is_led_to_where_it_has_one_host_and_is_shared() {
     assert_eq!(led(&mesh), "bank/api.example");
     mesh.apply(&entry("hosts: [api.example], exportTo: ['.']"));
     assert_eq!(led(&mesh), FORBIDDEN);
+    mesh.apply(&entry("hosts: [api.example]"));
+    assert_eq!(led(&mesh), "bank/api.example");
+    mesh.delete(Kind::ConfigMap, "istio-system", "istio");
+    assert_eq!(led(&mesh), FORBIDDEN);
+    mesh.apply(OPEN);
     mesh.apply(&entry("hosts: [api.example, other.example]"));
     assert_eq!(led(&mesh), MISSING);
     mesh.apply(&entry("hosts: [api.example]"));
@@ -149,4 +167,81 @@ fn what_is_no_host_is_said() {
             mesh.problems()
         );
     }
+}
+
+/// Refusal that a waypoint has for requests to a host.
+fn refusal(mesh: &TestMesh, waypoint: &str, service: &str) -> Option<String> {
+    let record = mesh
+        .waypoint_services
+        .get(&format!("shop/{waypoint} {service}"))?;
+    let (http, stream) = (record.routes.first()?, record.tcp_routes.first()?);
+    let why = http.rules[0].unsupported.as_ref();
+    assert_eq!(why, stream.unsupported.as_ref());
+    why.map(ToString::to_string)
+}
+
+#[test]
+fn waypoint_of_a_wildcard_refuses_hosts_below_that_others_serve() {
+    let of = |namespace: &str, name: &str, host: &str, waypoint: &str| {
+        let spec = format!("hosts: ['{host}']");
+        let label = format!(
+            "labels: {{istio.io/use-waypoint: {waypoint}, istio.io/use-waypoint-namespace: shop}}"
+        );
+        entry(namespace, name, &spec).replace("metadata: {", &format!("metadata: {{{label}, "))
+    };
+    let open = |name: &str| {
+        gateway(name, "").replace(
+            "protocol: HBONE",
+            "protocol: HBONE, allowedRoutes: {namespaces: {from: All}}",
+        )
+    };
+    let base = [
+        open("wp"),
+        open("xtra"),
+        of("shop", "wild", "*.example.com", "wp"),
+        of("shop", "nested", "*.b.example.com", "xtra"),
+    ];
+    let base: Vec<_> = base.iter().map(String::as_str).collect();
+    let mut mesh = TestMesh::of(&all(&base));
+    let host = "shop/api.example.com";
+    assert!(refusal(&mesh, "wp", "shop/*.b.example.com").is_some());
+    assert_eq!(refusal(&mesh, "xtra", "shop/*.example.com"), None);
+
+    mesh.apply(&of("shop", "api", "api.example.com", "xtra"));
+    let why = refusal(&mesh, "wp", host).unwrap();
+    assert!(
+        why.starts_with("api.example.com has another waypoint"),
+        "{why}"
+    );
+    assert_eq!(refusal(&mesh, "xtra", host), None, "its own");
+    assert!(
+        mesh.waypoint_services
+            .contains_key(&format!("shop/xtra {host}"))
+    );
+
+    mesh.apply(&of("shop", "api", "api.example.com", "wp"));
+    assert_eq!(refusal(&mesh, "wp", host), None, "served there");
+    // A waypoint that is not there refuses everything, so at the wildcard's, too.
+    mesh.apply(&of("shop", "api", "api.example.com", "absent"));
+    assert!(refusal(&mesh, "wp", host).is_some());
+    mesh.apply(&entry("shop", "api", "hosts: [api.example.com]"));
+    assert_eq!(refusal(&mesh, "wp", host), None, "without a waypoint");
+
+    // The wildcard goes to another waypoint, and away.
+    mesh.apply(&of("shop", "api", "api.example.com", "xtra"));
+    assert!(refusal(&mesh, "wp", host).is_some());
+    mesh.apply(&of("shop", "wild", "*.example.com", "xtra"));
+    assert_eq!(refusal(&mesh, "wp", host), None);
+    mesh.apply(&of("shop", "wild", "*.example.com", "wp"));
+    assert!(refusal(&mesh, "wp", host).is_some());
+    mesh.delete(Kind::ServiceEntry, "shop", "wild");
+    assert_eq!(refusal(&mesh, "wp", host), None);
+
+    // Of two namespaces that do not see each other's entries, none refuses the other's.
+    mesh.apply(&of("shop", "wild", "*.example.com", "wp"));
+    mesh.delete(Kind::ServiceEntry, "shop", "api");
+    mesh.apply(&of("bank", "api", "api.example.com", "xtra"));
+    assert_eq!(refusal(&mesh, "wp", "bank/api.example.com"), None);
+    mesh.apply(OPEN);
+    assert!(refusal(&mesh, "wp", "bank/api.example.com").is_some());
 }

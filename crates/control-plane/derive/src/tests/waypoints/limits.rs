@@ -5,7 +5,10 @@ use std::time::Duration;
 use ambit_k8s_api::Kind;
 use ambit_model::{HttpPathMatch, LimitKey, LimitValue, NamespacedHostname, RateLimit};
 
-use super::{told::verdict, *};
+use super::{
+    told::{grant, verdict},
+    *,
+};
 
 const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
 const OF_SERVICE: &str = "{kind: Service, name: cart}";
@@ -174,7 +177,7 @@ fn a_limit_that_cannot_be_used_decides_nothing_and_leaves_its_last_form() {
             "spec.global.service.name",
         ),
         (
-            service("{name: limits, namespace: other, port: 1}"),
+            service("{name: limits, namespace: 'o/ther', port: 1}"),
             "spec.global.service.namespace",
         ),
     ] {
@@ -193,6 +196,41 @@ fn a_limit_that_cannot_be_used_decides_nothing_and_leaves_its_last_form() {
     }
     let open = with("failOpen: true, dryRun: true, local: [{requests: 0, per: 1s}]");
     assert!(told(&open).not_understood.is_some() && told(&open).fail_open && told(&open).dry_run);
-    let of_mesh = "global: {service: {name: limits, namespace: istio-system, port: 1}, domain: d, descriptors: [{entries: [{key: k, value: v}]}]}";
-    assert_eq!(told(&with(of_mesh)).not_understood, None);
+}
+
+#[test]
+fn a_rate_limit_service_of_another_namespace_needs_a_grant() {
+    for namespace in ["bank", "istio-system"] {
+        let spec = format!(
+            "global: {{service: {{name: limits, namespace: {namespace}, port: 8081}}, domain: d, descriptors: [{{entries: [{{key: k, value: v}}]}}]}}"
+        );
+        let mut mesh = with(&spec);
+        mesh.apply(&LIMITS.replace("shop", namespace));
+        let place = |mesh: &TestMesh| told(mesh).global.as_ref().unwrap().place.clone();
+        let refused = |mesh: &TestMesh| {
+            let why = place(mesh).unwrap_err();
+            why.contains("ReferenceGrant") && stands(mesh) == "true PartiallyInvalid"
+        };
+        assert!(refused(&mesh), "{namespace}");
+        let of = |kind: &str, group: &str, from: &str| {
+            let from = format!("{{group: {group}, kind: {kind}, namespace: {from}}}");
+            grant(namespace, &from, "{group: '', kind: Service, name: limits}")
+        };
+        for (kind, group, from) in [
+            ("WasmPlugin", "extensions.istio.io", "shop"),
+            ("HTTPRoute", "gateway.networking.k8s.io", "shop"),
+            ("RateLimit", "example.io", "shop"),
+            ("RateLimit", "ambit.io", "other"),
+        ] {
+            mesh.apply(&of(kind, group, from));
+            assert!(refused(&mesh), "{namespace} {group} {kind} {from}");
+        }
+        mesh.apply(&of("RateLimit", "ambit.io", "shop"));
+        let host = format!("limits.{namespace}.svc.cluster.local");
+        let granted = (NamespacedHostname::new(namespace, host), 8081);
+        assert_eq!(place(&mesh), Ok(granted));
+        assert_eq!(stands(&mesh), "true Accepted");
+        mesh.delete(Kind::ReferenceGrant, namespace, "g");
+        assert!(refused(&mesh), "{namespace}");
+    }
 }

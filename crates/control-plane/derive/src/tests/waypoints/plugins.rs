@@ -1,9 +1,12 @@
 //! What waypoints are told of plugins, and what stands on the objects that say it.
 
 use ambit_k8s_api::Kind;
-use ambit_model::{ExtensionPhase, WaypointExtension};
+use ambit_model::{ExtensionPhase, NamespacedHostname, WaypointExtension};
 
-use super::{told::verdict, *};
+use super::{
+    told::{grant, verdict},
+    *,
+};
 
 const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
 
@@ -229,4 +232,98 @@ fn secrets_are_nobodys_business_unless_that_is_wanted() {
     assert!(told(&mesh).pull_secret.is_empty());
     let problems = mesh.problems().join("\n");
     assert!(problems.contains("pilot.imagePullSecrets"), "{problems}");
+}
+
+#[test]
+fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
+    let mut mesh = with("url: r.example/tag");
+    let callees = |mesh: &TestMesh| {
+        let callees = told(mesh).callees.iter();
+        callees.map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(callees(&mesh).is_empty());
+    let from = |kind: &str, group: &str, namespace: &str| {
+        format!("{{group: {group}, kind: {kind}, namespace: {namespace}}}")
+    };
+    let plugin = from("WasmPlugin", "extensions.istio.io", "shop");
+    for (of, to) in [
+        (
+            from("WasmPlugin", "extensions.istio.io", "other"),
+            "Service",
+        ),
+        (
+            from("WasmPlugin", "gateway.networking.k8s.io", "shop"),
+            "Service",
+        ),
+        (from("RateLimit", "ambit.io", "shop"), "Service"),
+        (
+            from("HTTPRoute", "gateway.networking.k8s.io", "shop"),
+            "Service",
+        ),
+        (plugin.clone(), "Secret"),
+    ] {
+        mesh.apply(&grant("bank", &of, &format!("{{group: '', kind: {to}}}")));
+        assert!(callees(&mesh).is_empty(), "{of} {to}");
+    }
+    mesh.apply(&grant(
+        "bank",
+        &plugin,
+        "{group: '', kind: Service, name: api}",
+    ));
+    assert_eq!(callees(&mesh), ["bank/api.bank.svc.cluster.local"]);
+    mesh.apply(&grant("open", &plugin, "{group: '', kind: Service}"));
+    assert_eq!(
+        callees(&mesh),
+        [
+            "bank/api.bank.svc.cluster.local",
+            "open/*.open.svc.cluster.local"
+        ]
+    );
+    let name = |host: &str| NamespacedHostname::new("open", host);
+    assert!(told(&mesh).may_call(&name("any.open.svc.cluster.local")));
+    mesh.delete(Kind::ReferenceGrant, "open", "g");
+    mesh.delete(Kind::ReferenceGrant, "bank", "g");
+    assert!(callees(&mesh).is_empty());
+    // Only plugins of the root namespace have the callee that stands for every Service.
+    let of_root = objects_of_root();
+    mesh.apply(&of_root);
+    let all = mesh.waypoint_extensions.values();
+    let unbound = all.filter(|one| one.callees.iter().any(|callee| callee.namespace == "*"));
+    let namespaces: Vec<_> = unbound.map(|one| one.namespace.as_str()).collect();
+    assert_eq!(namespaces, ["istio-system"]);
+}
+
+/// A plugin of the root namespace for all waypoints.
+fn objects_of_root() -> String {
+    "apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {name: root, namespace: istio-system}
+spec: {url: r.example/tag, targetRefs: [{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}]}
+".to_owned()
+}
+
+#[test]
+fn waypoints_know_the_addresses_of_nodes_and_of_the_api_server() {
+    let pod = |name: &str, host: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: any}}\nspec: {{containers: []}}\nstatus: {{hostIP: {host}, hostIPs: [{{ip: {host}}}, {{ip: '2001:db8::7'}}]}}\n"
+        )
+    };
+    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
+    let known = |mesh: &TestMesh| {
+        let gateway = mesh.waypoint_gateways.values().next().unwrap();
+        let addresses = gateway.cluster_addresses.iter();
+        addresses.map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(known(&mesh).is_empty());
+    mesh.apply(&pod("a", "192.0.2.7"));
+    mesh.apply(&pod("b", "192.0.2.7"));
+    assert_eq!(known(&mesh), ["192.0.2.7", "2001:db8::7"]);
+    mesh.delete(Kind::Pod, "any", "a");
+    assert_eq!(known(&mesh).len(), 2);
+    mesh.delete(Kind::Pod, "any", "b");
+    assert!(known(&mesh).is_empty());
+    mesh.apply("apiVersion: v1\nkind: Service\nmetadata: {name: kubernetes, namespace: default}\nspec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ports: [{port: 443}]}\n");
+    mesh.apply("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: kubernetes, namespace: default, labels: {kubernetes.io/service-name: kubernetes}}\naddressType: IPv4\nendpoints: [{addresses: [192.0.2.1]}]\nports: [{port: 6443}]\n");
+    assert_eq!(known(&mesh), ["10.96.0.1", "192.0.2.1"]);
 }

@@ -44,14 +44,14 @@ impl Attached {
         })
     }
 
-    /// Denies everything at those of its targets that can be understood.
-    pub(super) fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Self {
+    /// Denies everything at what its targets may mean.
+    pub(super) fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
         let references = references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
-        Self {
-            targets: Targets::understood(references, &namespace_of(policy), config),
+        Some(Self {
+            targets: Targets::possible(&references, &namespace_of(policy), config)?,
             policy: http::substitute(policy, "the policy cannot be used as it is written"),
             provider: None,
-        }
+        })
     }
 
     /// What each waypoint is sent.

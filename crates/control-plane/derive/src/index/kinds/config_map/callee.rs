@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
+use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::{ArcStr, NamespacedHostname};
 
-use crate::index::{Index, kind::MeshKind};
+use crate::index::Index;
 
 /// The host in a provider's name of a service.
 pub(crate) fn host(service: &str) -> ArcStr {
@@ -14,7 +14,8 @@ pub(crate) fn host(service: &str) -> ArcStr {
 }
 
 impl Index {
-    /// The service that a provider names. A waypoint learns of it and its endpoints when it is told of the name.
+    /// The service that a provider names; without a namespace, one that the root namespace sees. A waypoint learns of
+    /// it and its endpoints when it is told of the name.
     ///
     /// # Errors
     /// With what is wrong, for people: there is none, or there are several and no namespace is given.
@@ -23,8 +24,10 @@ impl Index {
         let host = host(service);
         let declarers: Vec<&ObjectKey> = self
             .declarers(&host)
-            .filter(|key| self.makes(key, &host))
-            .filter(|key| namespace.is_none_or(|namespace| key.namespace == namespace))
+            .filter(|key| match namespace {
+                Some(namespace) => key.namespace == namespace && self.claim(key, &host).is_some(),
+                None => self.is_seen_by_root(key, &host),
+            })
             .collect();
         // Kubernetes' own come first, as for clients.
         let own = declarers.iter().find(|key| key.kind == Kind::Service);
@@ -42,18 +45,11 @@ impl Index {
         }
     }
 
-    /// Whether an object has a record of a host that it declares.
-    fn makes(&self, key: &ObjectKey, host: &ArcStr) -> bool {
-        match key.kind {
-            Kind::Service => {
-                let service = self.get::<Service>(key);
-                service.is_some_and(|one| Service::claim(one, host).is_some())
-            }
-            _ => {
-                let entry = self.get::<ServiceEntry>(key);
-                entry.is_some_and(|one| ServiceEntry::claim(one, host).is_some())
-            }
-        }
+    /// Whether the root namespace sees the record that an object has of a host: those of tenants that only they see
+    /// are not meant by the mesh's settings.
+    fn is_seen_by_root(&self, key: &ObjectKey, host: &ArcStr) -> bool {
+        let claim = self.claim(key, host);
+        claim.is_some_and(|claim| claim.is_public || key.namespace == self.config.root_namespace)
     }
 
     /// Those whose waypoints call a host: which service that is may be another now.

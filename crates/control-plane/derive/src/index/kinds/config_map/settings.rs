@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use ambit_k8s_api::selector::LabelSelector;
 use ambit_model::{ArcStr, PathNormalization};
+use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use super::{
@@ -11,7 +13,8 @@ use super::{
     telemetry::{self, MeshTelemetry},
 };
 use crate::{
-    MeshConfig, WaypointAttachment, WaypointMissing,
+    MeshConfig, WaypointAttachment, WaypointMissing, WorkloadWaypoints,
+    index::exports::Export,
     problem::{FieldError, Note},
 };
 
@@ -24,6 +27,10 @@ pub(crate) struct MeshSettings {
     pub(crate) path_normalization: Option<PathNormalization>,
     /// How many proxies before the mesh add to `x-forwarded-for` and are trusted; `None` as above.
     pub(crate) trusted_proxies: Option<u32>,
+    /// Namespaces that see ServiceEntries which do not say it, and the most that others may ask for; `None` as above.
+    pub(crate) default_export: Option<Export>,
+    /// Namespaces whose objects the mesh sees; all if there are none.
+    pub(crate) discovery_selectors: Vec<LabelSelector>,
     /// What is told of requests.
     pub(crate) telemetry: MeshTelemetry,
 }
@@ -37,7 +44,7 @@ impl MeshSettings {
 }
 
 /// Fields of Istio's that concern sidecars and ingress gateways alone, or what this mesh always does in one way.
-const ELSEWHERE: [&str; 43] = [
+const ELSEWHERE: [&str; 41] = [
     "ca",
     "caCertificates",
     "certificates",
@@ -45,10 +52,8 @@ const ELSEWHERE: [&str; 43] = [
     "connectTimeout",
     "defaultDestinationRuleExportTo",
     "defaultHttpRetryPolicy",
-    "defaultServiceExportTo",
     "defaultVirtualServiceExportTo",
     "disableEnvoyListenerLog",
-    "discoverySelectors",
     "dnsRefreshRate",
     "enableAutoMtls",
     "enableEnvoyAccessLogService",
@@ -83,6 +88,11 @@ const ELSEWHERE: [&str; 43] = [
     "xdsAuthProvider",
 ];
 
+/// The field of which namespaces the mesh sees.
+const DISCOVERY: &str = "discoverySelectors";
+/// The field of who sees ServiceEntries.
+const EXPORT: &str = "defaultServiceExportTo";
+
 /// Reads the text of a MeshConfig.
 pub(super) fn read(
     text: &str,
@@ -106,13 +116,16 @@ pub(super) fn read(
             "rootNamespace" => unlike(name, value, &config.root_namespace, notes),
             "waypointAttachment" => unlike(name, value, attachment(config), notes),
             "waypointMissing" => unlike(name, value, missing(config), notes),
+            "workloadWaypoints" => unlike(name, value, workload_waypoints(config), notes),
             "outboundTrafficPolicy" => outbound(name, value, config, notes)?,
             "referenceGrants" => {
                 let given = format!("{:?}", config.reference_grants).to_ascii_lowercase();
                 unlike(name, value, &given, notes);
             }
+            EXPORT => settings.default_export = default_export(value, notes)?,
             "pathNormalization" => settings.path_normalization = normalization(value, notes)?,
             "defaultConfig" => settings.trusted_proxies = default_config(value, notes)?,
+            DISCOVERY => settings.discovery_selectors = discovery_selectors(value)?,
             "trustDomainAliases" if is_empty(value) => {}
             "trustDomainAliases" => notes.push(error(
                 name,
@@ -156,6 +169,13 @@ fn attachment(config: &MeshConfig) -> &'static str {
     }
 }
 
+fn workload_waypoints(config: &MeshConfig) -> &'static str {
+    match config.workload_waypoints {
+        WorkloadWaypoints::Enforced => "enforced",
+        WorkloadWaypoints::Istio => "istio",
+    }
+}
+
 fn missing(config: &MeshConfig) -> &'static str {
     match config.waypoint_missing {
         WaypointMissing::Refuse => "refuse",
@@ -184,6 +204,15 @@ fn unlike(name: &str, value: &Value, ours: &str, notes: &mut Vec<Note>) {
     }
 }
 
+fn discovery_selectors(value: &Value) -> Result<Vec<LabelSelector>, FieldError> {
+    Vec::deserialize(value).map_err(|cause| {
+        error(
+            DISCOVERY,
+            format!("is not a list of label selectors: {cause}"),
+        )
+    })
+}
+
 fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }
@@ -209,6 +238,34 @@ fn normalization(
             ),
         )),
     }
+}
+
+/// `*` (all namespaces), `.` (an entry's own) and `~` (none); without any, as if it were not set.
+fn default_export(value: &Value, notes: &mut Vec<Note>) -> Result<Option<Export>, FieldError> {
+    let not_texts = || {
+        error(
+            EXPORT,
+            format!("{value} is not a list of \"*\", \".\" or \"~\""),
+        )
+    };
+    let all = value.as_array().ok_or_else(not_texts)?;
+    let mut export = None;
+    for (index, one) in all.iter().enumerate() {
+        let one = match one.as_str().ok_or_else(not_texts)? {
+            "*" => Export::All,
+            "." => Export::Own,
+            "~" => Export::None,
+            namespace => {
+                let message = format!(
+                    "has no effect: ServiceEntries cannot be shown to {namespace} alone, only to all namespaces (\"*\")"
+                );
+                notes.push(error(&format!("{EXPORT}[{index}]"), message));
+                Export::Own
+            }
+        };
+        export = export.max(Some(one));
+    }
+    Ok(export)
 }
 
 /// Of the proxies' settings only how many proxies before them are trusted.

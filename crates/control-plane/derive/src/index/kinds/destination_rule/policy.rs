@@ -12,8 +12,8 @@ use ambit_k8s_api::destination::{
     RetryBudget, TrafficPolicy,
 };
 use ambit_model::{
-    DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy, RetryBudget as Budget,
-    TcpKeepalive,
+    DestinationHttpVersion, DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy,
+    RetryBudget as Budget, TcpKeepalive,
 };
 
 /// What of a policy is not done.
@@ -202,6 +202,7 @@ impl<'a> Parts<'a> {
         }
         if let Some(from) = self.pool {
             policy.limits = limits(from, &format!("{at}.connectionPool"), notes)?;
+            policy.http_version = http_version(from, &format!("{at}.connectionPool.http"), notes);
         }
         if let Some(from) = self.budget {
             policy.limits.retry_budget = Some(budget(from, &format!("{at}.retryBudget"))?);
@@ -336,17 +337,28 @@ fn limits(
         limits.idle_timeout = duration(&field, http.idle_timeout.as_deref())?;
         limits.streams_per_connection =
             number("maxConcurrentStreams", http.max_concurrent_streams)?;
-        let upgrades = http.h2_upgrade_policy.as_deref();
-        let ignored = [
-            (
-                "h2UpgradePolicy",
-                upgrades.is_some_and(|of| !["DEFAULT", ""].contains(&of)),
-            ),
-            ("useClientProtocol", http.use_client_protocol == Some(true)),
-        ];
-        for (name, _) in ignored.into_iter().filter(|(_, is)| *is) {
-            notes.push(without(format!("{at}.{name}")));
-        }
     }
     Ok(limits)
+}
+
+/// The version of HTTP that endpoints are spoken to in. What clients speak comes before upgrades, as in Istio; nothing is
+/// upgraded that nobody says.
+fn http_version(from: &ConnectionPool, at: &str, notes: &mut Vec<Note>) -> DestinationHttpVersion {
+    let Some(http) = &from.http else {
+        return DestinationHttpVersion::AsDeclared;
+    };
+    let upgrades = match http.h2_upgrade_policy.as_deref() {
+        Some("UPGRADE") => true,
+        None | Some("" | "DEFAULT" | "DO_NOT_UPGRADE") => false,
+        Some(_) => {
+            let message = "is neither DEFAULT, DO_NOT_UPGRADE nor UPGRADE, and has no effect";
+            notes.push(Note::new(format!("{at}.h2UpgradePolicy"), message));
+            false
+        }
+    };
+    match http.use_client_protocol {
+        Some(true) => DestinationHttpVersion::AsClient,
+        _ if upgrades => DestinationHttpVersion::AlwaysHttp2,
+        _ => DestinationHttpVersion::AsDeclared,
+    }
 }

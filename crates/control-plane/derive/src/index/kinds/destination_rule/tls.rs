@@ -35,6 +35,11 @@ pub(super) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished 
         TlsMode::IstioMutual => return Ok(None),
         TlsMode::Simple | TlsMode::Mutual => {}
     }
+    if from.insecure_skip_verify == Some(true) {
+        let message = "certificates are not verified: whoever answers at an endpoint's address can read and change what is \
+             sent to it; name the endpoints' authority in caCertificates instead";
+        notes.push(Note::new(format!("{at}.insecureSkipVerify"), message));
+    }
     wished(from)
         .map(|tls| Some(Arc::new(tls)))
         .map_err(|error| {
@@ -66,10 +71,18 @@ fn wished(from: &ClientTls) -> Result<DestinationTls, FieldError> {
         let message = format!("{name:?} is not a host name");
         return Err(FieldError::new("sni", message));
     }
+    let names = names(&from.subject_alt_names, "subjectAltNames")?;
+    let (names, roots) = match from.insecure_skip_verify {
+        Some(true) => (Vec::new(), TlsRoots::Unverified),
+        _ => {
+            let file = given(from.ca_certificates.as_ref());
+            (names, file.map_or(TlsRoots::System, TlsRoots::File))
+        }
+    };
     Ok(DestinationTls {
         server_name,
-        names: names(&from.subject_alt_names, "subjectAltNames")?,
-        roots: given(from.ca_certificates.as_ref()).map_or(TlsRoots::System, TlsRoots::File),
+        names,
+        roots,
         client,
     })
 }
@@ -84,10 +97,6 @@ fn not_done(from: &ClientTls) -> Option<(&'static str, &'static str)> {
     if given(from.credential_name.as_ref()).is_some() {
         let what = "Secrets are not read: mount them into the waypoint and name the files";
         return Some(("credentialName", what));
-    }
-    if from.insecure_skip_verify == Some(true) {
-        let what = "a server that is not verified is anybody: name its authority in caCertificates";
-        return Some(("insecureSkipVerify", what));
     }
     given(from.ca_crl.as_ref()).map(|_| ("caCrl", "revocation lists are not followed"))
 }
@@ -124,7 +133,7 @@ pub(super) fn confine(policy: &mut DestinationPolicy, namespace: &str, notes: &m
     };
     let roots = match &tls.roots {
         TlsRoots::File(path) => Some(path),
-        TlsRoots::System | TlsRoots::Pem(_) => None,
+        TlsRoots::System | TlsRoots::Pem(_) | TlsRoots::Unverified => None,
     };
     let client = tls.client.iter();
     let client = client.flat_map(|files| [&files.certificate, &files.key]);

@@ -35,17 +35,27 @@ const NOT_FOR_OUTPUT: [HeaderName; 9] = [
     HeaderName::from_static("x-forwarded-client-cert"),
 ];
 
-pub(super) fn read(rules: &[Written], notes: &mut Vec<Note>) -> Result<Vec<RuleInput>, FieldError> {
+pub(super) fn read(
+    rules: &[Written],
+    caller: Option<&ArcStr>,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<RuleInput>, FieldError> {
     if rules.len() > MAX_RULES {
         let message = format!("{} rules; at most {MAX_RULES}", rules.len());
         return Err(FieldError::new("spec.jwtRules", message));
     }
     let rules = rules.iter().enumerate();
-    let read = rules.map(|(index, rule)| one(rule, &format!("spec.jwtRules[{index}]"), notes));
+    let read =
+        rules.map(|(index, rule)| one(rule, caller, &format!("spec.jwtRules[{index}]"), notes));
     read.collect()
 }
 
-fn one(from: &Written, at: &str, notes: &mut Vec<Note>) -> Result<RuleInput, FieldError> {
+fn one(
+    from: &Written,
+    caller: Option<&ArcStr>,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<RuleInput, FieldError> {
     let error =
         |field: &str, message: String| Err(FieldError::new(format!("{at}.{field}"), message));
     if from.issuer.is_empty() {
@@ -63,6 +73,7 @@ fn one(from: &Written, at: &str, notes: &mut Vec<Note>) -> Result<RuleInput, Fie
         url: url.into(),
         is_issuer,
         timeout: timeout.min(LONGEST_TIMEOUT),
+        namespace: caller.cloned(),
     };
     let (keys, source) = match (from.jwks.as_str(), from.jwks_uri.as_str()) {
         ("", "") => {

@@ -4,7 +4,7 @@ use ambit_k8s_api::{ambit, gateway};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 
 use super::{
-    RouteInput,
+    AttachedRoute,
     filters::FilterInput,
     references::{Reference, Unresolved},
 };
@@ -85,11 +85,11 @@ impl BackendInput {
         })
     }
 
-    /// The service that it is, for a waypoint.
+    /// The service that it is for requests to a parent, at a waypoint.
     pub(super) fn find(
         &self,
         index: &Index,
-        route: &RouteInput,
+        route: AttachedRoute<'_>,
         gateway: &GatewayName,
     ) -> Result<NamespacedHostname, Unresolved> {
         let service = self.to.find(index, route)?;

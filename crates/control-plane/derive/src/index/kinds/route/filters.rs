@@ -9,7 +9,7 @@ use ambit_model::{
 };
 
 use super::{
-    RouteInput, cors, durations,
+    AttachedRoute, cors, durations,
     extension::ExtensionInput,
     mirrors::MirrorInput,
     reader::{Reader, is_token},
@@ -40,7 +40,7 @@ pub(crate) enum FilterInput {
 pub(super) fn resolved(
     filters: &[FilterInput],
     index: &Index,
-    route: &RouteInput,
+    route: AttachedRoute<'_>,
 ) -> Result<Vec<HttpFilter>, Unresolved> {
     let one = |filter: &FilterInput| match filter {
         FilterInput::Known(filter) => Some(Ok(filter.clone())),

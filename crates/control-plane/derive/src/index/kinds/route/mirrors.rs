@@ -3,7 +3,7 @@
 use ambit_k8s_api::gateway::HttpRequestMirror;
 use ambit_model::{HttpMirror, Share};
 
-use super::{RouteInput, references::Reference};
+use super::{AttachedRoute, references::Reference};
 use crate::{
     index::{Index, kinds::share},
     problem::{FieldError, Note},
@@ -34,8 +34,8 @@ impl MirrorInput {
         })
     }
 
-    /// With its service as it is now, if there is one.
-    pub(super) fn resolved(&self, index: &Index, route: &RouteInput) -> Option<HttpMirror> {
+    /// With its service as it is now for requests to a parent, if there is one.
+    pub(super) fn resolved(&self, index: &Index, route: AttachedRoute<'_>) -> Option<HttpMirror> {
         Some(HttpMirror {
             service: self.to.find(index, route).ok()?,
             port: self.to.port,

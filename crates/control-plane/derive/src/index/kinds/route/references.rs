@@ -8,7 +8,7 @@
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway, is_dns_name};
 use ambit_model::{ArcStr, NamespacedHostname, Visibility};
 
-use super::{RouteInput, declared_ports, service_kind};
+use super::{AttachedRoute, declared_ports, service_kind};
 use crate::{
     index::Index,
     problem::{FieldError, Note},
@@ -84,11 +84,12 @@ impl Reference {
         self.target.as_ref().ok()
     }
 
-    /// The service that it is.
+    /// The service that it is, for requests to a parent of the route. A parent needs no grant for requests to itself;
+    /// for requests to other parents it is a backend like any other.
     pub(super) fn find(
         &self,
         index: &Index,
-        route: &RouteInput,
+        AttachedRoute { route, parent }: AttachedRoute<'_>,
     ) -> Result<NamespacedHostname, Unresolved> {
         let unresolved = |reason, text| Unresolved { reason, text };
         let named = self.target.as_ref();
@@ -107,13 +108,12 @@ impl Reference {
             }
         };
         // Before anything is said of what is there.
-        let is_parent = route.parents.iter().any(|one| one.target == *key);
         let from = (route.kind, route.name.namespace.as_str());
         let is_granted = || match key.kind {
             Kind::Service => index.may_lead_to(from, key),
             _ => index.is_seen_in(from.1, key),
         };
-        if !is_parent && !is_granted() {
+        if key != parent && !is_granted() {
             let why = match key.kind {
                 Kind::Service => "no ReferenceGrant of the namespace lets",
                 _ => "it is not exported to all namespaces, which would let",
@@ -159,9 +159,13 @@ impl Index {
     fn is_seen_in(&self, namespace: &str, entry: &ObjectKey) -> bool {
         let found = self.get::<ServiceEntry>(entry);
         found.is_some_and(|found| {
-            let is_public = |host| found.visibility(host) == Visibility::Public;
-            found.is_exported()
-                && (entry.namespace == namespace || found.hosts.iter().all(is_public))
+            let sees = |host: &ArcStr| {
+                let visibility = self.visibility(found, host);
+                visibility.is_some_and(|visibility| {
+                    visibility == Visibility::Public || entry.namespace == namespace
+                })
+            };
+            found.hosts.iter().all(sees)
         })
     }
 

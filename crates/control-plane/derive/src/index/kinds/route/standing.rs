@@ -114,17 +114,18 @@ fn accepted(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
 }
 
 fn resolved(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
+    let attached = route.attached_to(&parent.target);
     let backends = route.rules.backends();
     let serving = serving(index, &parent.target);
     let find = |backend: &BackendInput| -> Result<(), Unresolved> {
-        backend.to.find(index, route)?;
+        backend.to.find(index, attached)?;
         // Whether there are its endpoints is up to each of them.
         let mut all = serving.iter();
-        all.try_for_each(|gateway| backend.find(index, route, gateway).map(drop))
+        all.try_for_each(|gateway| backend.find(index, attached, gateway).map(drop))
     };
     let errors = backends.filter_map(|backend| find(backend).err());
     let errors: Vec<Unresolved> = errors.collect();
-    let mirrors = route.rules.mirror_errors(index, route);
+    let mirrors = route.rules.mirror_errors(index, attached);
     let filters = route.rules.filter_errors(index);
     let mut all = errors.iter().chain(&filters).chain(&mirrors);
     let Some(Unresolved { reason, .. }) = all.next() else {

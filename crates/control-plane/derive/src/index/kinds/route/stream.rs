@@ -11,7 +11,7 @@ use ambit_model::{ArcStr, StreamBackend, StreamRoute};
 use serde_json::Value;
 
 use super::{
-    RouteInput, RouteObject, Rules, UNSUPPORTED_VALUE, Unsupported,
+    AttachedRoute, RouteObject, Rules, UNSUPPORTED_VALUE, Unsupported,
     backends::{BackendInput, Share},
 };
 use crate::{
@@ -55,8 +55,8 @@ impl StreamInput {
         self.unsupported.as_ref()
     }
 
-    /// With its backends as they are now; without what only the whole route says.
-    pub(super) fn resolved(&self, index: &Index, route: &RouteInput) -> StreamRoute {
+    /// With its backends as they are now for connections to a parent; without what only the whole route says.
+    pub(super) fn resolved(&self, index: &Index, route: AttachedRoute<'_>) -> StreamRoute {
         let backend = |from: &BackendInput| StreamBackend {
             service: from.to.find(index, route).map_err(|error| error.text),
             port: from.to.port,

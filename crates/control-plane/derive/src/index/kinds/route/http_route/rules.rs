@@ -19,7 +19,7 @@ use crate::{
     index::{
         Index,
         kinds::route::{
-            RouteInput, UNSUPPORTED_VALUE, Unsupported,
+            AttachedRoute, UNSUPPORTED_VALUE, Unsupported,
             backends::{BackendInput, Share},
             extension::ExtensionInput,
             filters::{self, FilterInput, INCOMPATIBLE},
@@ -111,7 +111,7 @@ impl RuleInput {
     pub(in super::super) fn mirror_errors(
         &self,
         index: &Index,
-        route: &RouteInput,
+        route: AttachedRoute<'_>,
     ) -> Vec<Unresolved> {
         let found = self.mirrors().map(|one| one.to.find(index, route));
         found.filter_map(Result::err).collect()
@@ -121,7 +121,7 @@ impl RuleInput {
     pub(in super::super) fn resolved(
         &self,
         index: &Index,
-        route: &RouteInput,
+        route: AttachedRoute<'_>,
         gateway: &GatewayName,
     ) -> HttpRouteRule {
         let backend = |from: &BackendInput| {

@@ -1,0 +1,82 @@
+//! Namespaces that the mesh's settings leave out (`discoverySelectors`): their objects are kept and not seen, so that
+//! nothing is made of them and nothing that names them finds them.
+//!
+//! The namespaces without a name, of objects of the cluster, and the root namespace are always seen.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{Namespace, ObjectKey, labels, selector};
+use ambit_model::ArcStr;
+
+use super::{Index, Maker};
+use crate::Labels;
+
+/// Which namespaces are seen.
+#[derive(Debug, Default)]
+pub(super) struct Discovery {
+    /// All namespaces, if there are none.
+    selectors: Vec<selector::LabelSelector>,
+    /// Namespaces that one of the selectors selects.
+    selected: BTreeSet<ArcStr>,
+}
+
+impl Discovery {
+    fn selects(&self, name: &ArcStr, labels: &Labels) -> bool {
+        let mut labels = labels.clone();
+        // Kubernetes sets it; manifests need not have it.
+        labels.insert(labels::NAMESPACE_NAME.to_owned(), name.to_string());
+        let mut selectors = self.selectors.iter();
+        selectors.any(|selector| selector::matches(selector, &labels))
+    }
+}
+
+impl Index {
+    /// Whether the mesh's settings leave a namespace out.
+    pub(crate) fn is_left_out(&self, namespace: &str) -> bool {
+        let Discovery {
+            selectors,
+            selected,
+        } = &self.discovery;
+        !selectors.is_empty()
+            && !namespace.is_empty()
+            && namespace != self.config.root_namespace
+            && !selected.contains(namespace)
+    }
+
+    /// The settings, or the labels of a namespace, may leave out others than before.
+    pub(crate) fn discover(&mut self) {
+        let selectors = self.settings().map(|one| one.discovery_selectors.clone());
+        let selectors = selectors.unwrap_or_default();
+        if selectors.is_empty() && self.discovery.selectors.is_empty() {
+            return;
+        }
+        let mut discovery = Discovery {
+            selectors,
+            selected: BTreeSet::new(),
+        };
+        let namespaces = self.objects("").map(|all| all.all::<Namespace>());
+        for (name, namespace) in namespaces.into_iter().flatten() {
+            if discovery.selects(name, &namespace.labels) {
+                discovery.selected.insert(name.clone());
+            }
+        }
+        let was_any = !self.discovery.selectors.is_empty();
+        let is_same = was_any != discovery.selectors.is_empty()
+            && self.discovery.selected == discovery.selected;
+        self.discovery = discovery;
+        if !is_same {
+            self.mark_everything();
+        }
+    }
+
+    /// Every object and every host.
+    fn mark_everything(&mut self) {
+        let objects = self.namespaces.iter();
+        let keys: Vec<ObjectKey> = objects
+            .flat_map(|(namespace, objects)| objects.keys(namespace))
+            .collect();
+        self.stale.extend(keys.into_iter().map(Maker::Object));
+        self.mark_mesh();
+        self.mark_static_strict();
+    }
+}

@@ -1,0 +1,275 @@
+//! Which host names ServiceEntries may have, and which namespaces see them.
+
+use ambit_k8s_api::Kind;
+use ambit_model::Visibility;
+
+use super::*;
+
+fn entry(namespace: &str, hosts: &str, more: &str) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: e, namespace: {namespace}}}\n\
+         spec: {{hosts: [{hosts}], resolution: STATIC, ports: [{{number: 80, name: http}}], \
+         endpoints: [{{address: 192.0.2.1}}], addresses: [240.240.9.1]{more}}}\n"
+    )
+}
+
+fn namespace(name: &str) -> String {
+    format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n")
+}
+
+/// The administrator's setting.
+fn setting(export_to: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\n\
+         data: {{mesh: 'defaultServiceExportTo: {export_to}'}}\n"
+    )
+}
+
+const OPEN: &str = "[\"*\"]";
+
+fn visibility(mesh: &TestMesh, name: &str) -> Option<Visibility> {
+    mesh.services.get(name).map(|service| service.visibility)
+}
+
+/// What stands on the entry `e` of a namespace.
+fn noted(mesh: &TestMesh, namespace: &str) -> String {
+    let key = ObjectKey::new(Kind::ServiceEntry, namespace, "e");
+    let problems = mesh.index.problems_of(&key).into_iter();
+    problems
+        .map(|one| format!("{}: {}\n", one.field, one.message))
+        .collect()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    Refused,
+    Own,
+    Public,
+}
+
+/// A host, and what becomes of it in an entry of a tenant where the administrator lets entries be seen by all.
+const HOSTS: &[(&str, Expected)] = &[
+    ("web.store.svc.cluster.local", Expected::Refused),
+    ("WEB.Store.SVC.cluster.LOCAL", Expected::Refused),
+    ("absent.store.svc.cluster.local", Expected::Refused),
+    ("web.absent.svc.cluster.local", Expected::Refused),
+    ("db-0.db.store.svc.cluster.local", Expected::Refused),
+    ("web.store.svc", Expected::Refused),
+    ("absent.absent.svc", Expected::Refused),
+    ("web.store", Expected::Refused),
+    ("Web.STORE", Expected::Refused),
+    ("absent.store", Expected::Refused),
+    ("\"*.store\"", Expected::Refused),
+    ("db-0.db.store", Expected::Refused),
+    ("\"*.db.store\"", Expected::Refused),
+    ("db-0.db.tenant", Expected::Public),
+    ("\"*.store.svc\"", Expected::Refused),
+    ("\"*.svc\"", Expected::Refused),
+    ("\"*.svc.cluster.local\"", Expected::Refused),
+    ("\"*.cluster.local\"", Expected::Refused),
+    ("\"*.local\"", Expected::Refused),
+    ("cluster.local", Expected::Refused),
+    ("web", Expected::Own),
+    ("web.tenant.svc.cluster.local", Expected::Public),
+    ("web.tenant.svc", Expected::Public),
+    ("web.tenant", Expected::Public),
+    ("\"*.tenant\"", Expected::Public),
+    ("web.absent", Expected::Public),
+    ("\"*.absent\"", Expected::Public),
+    ("\"*.com\"", Expected::Public),
+    ("api.example.com", Expected::Public),
+];
+
+#[test]
+fn reserved_names_are_refused_for_each_namespace_and_setting() {
+    for setting_text in [None, Some(OPEN), Some("[\".\"]"), Some("[\"~\", \".\"]")] {
+        for (host, expected) in HOSTS {
+            for of in ["tenant", "istio-system"] {
+                let mut text = all(&[
+                    &namespace("store"),
+                    &namespace("tenant"),
+                    &entry(of, &format!("{host}, other.example"), ", exportTo: [\"*\"]"),
+                ]);
+                if let Some(setting_text) = setting_text {
+                    text = all(&[&text, &setting(setting_text)]);
+                }
+                let mesh = TestMesh::of(&text);
+                let name = host.trim_matches('"').to_ascii_lowercase();
+                let found = visibility(&mesh, &format!("{of}/{name}"));
+                let is_root = of == "istio-system";
+                let wanted = match expected {
+                    _ if is_root => Some(Visibility::Public),
+                    Expected::Refused => None,
+                    Expected::Public if setting_text == Some(OPEN) => Some(Visibility::Public),
+                    Expected::Own | Expected::Public => Some(Visibility::Namespace),
+                };
+                let what = format!("{host} of {of}, {setting_text:?}");
+                assert_eq!(found, wanted, "{what}");
+                // The entry's other hosts go on.
+                let other = visibility(&mesh, &format!("{of}/other.example"));
+                assert!(other.is_some(), "{what}");
+                let text = noted(&mesh, of);
+                let is_noted = text.contains(&format!("spec.hosts: {name} is reserved"));
+                assert_eq!(is_noted, wanted.is_none(), "{what}: {text}");
+                // Its endpoint is one of what is published alone.
+                let services: Vec<_> = mesh
+                    .workloads
+                    .values()
+                    .flat_map(|one| one.services.keys())
+                    .collect();
+                let is_there = services.iter().any(|service| *service.hostname == *name);
+                assert_eq!(is_there, wanted.is_some(), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn hosts_with_a_trailing_dot_or_of_no_name_are_refused_as_written() {
+    for host in [
+        "web.store.",
+        "web.store.svc.cluster.local.",
+        "\"*\"",
+        "\"*.\"",
+        "\"*.*.store\"",
+        "\"w*.store\"",
+    ] {
+        let key = ObjectKey::new(Kind::ServiceEntry, "tenant", "e");
+        let mesh = TestMesh::of(&all(&[&namespace("store"), &entry("tenant", host, "")]));
+        assert!(mesh.services.is_empty(), "{host}");
+        let problems = mesh.index.problems_of(&key);
+        assert_eq!(problems[0].field, "spec.hosts[0]", "{host}");
+    }
+}
+
+#[test]
+fn a_name_is_reserved_while_its_namespace_exists() {
+    let mut mesh = TestMesh::of(&all(&[
+        &setting(OPEN),
+        &entry("tenant", "web.store, \"*.store\"", ""),
+    ]));
+    let published = |mesh: &TestMesh| {
+        let names = ["tenant/web.store", "tenant/*.store"];
+        names.map(|name| visibility(mesh, name).is_some())
+    };
+    assert_eq!(published(&mesh), [true; 2]);
+    assert_eq!(mesh.workloads.len(), 1);
+    mesh.apply(&namespace("store"));
+    assert_eq!(published(&mesh), [false; 2]);
+    assert!(mesh.workloads.is_empty());
+    assert!(noted(&mesh, "tenant").contains("*.store is reserved"));
+    mesh.delete(Kind::Namespace, "", "store");
+    assert_eq!(published(&mesh), [true; 2]);
+    assert_eq!(noted(&mesh, "tenant"), "");
+    // Manifests may leave out the namespace.
+    let service = SERVICE.replace("namespace: shop", "namespace: store");
+    mesh.apply(&service);
+    assert_eq!(published(&mesh), [false; 2]);
+    mesh.delete(Kind::Service, "store", "cart");
+    assert_eq!(published(&mesh), [true; 2]);
+}
+
+#[test]
+fn pods_and_workload_entries_leave_a_name_that_becomes_reserved() {
+    let selecting = entry(
+        "shop",
+        "web.store",
+        ", workloadSelector: {labels: {app: cart}}",
+    )
+    .replace("endpoints: [{address: 192.0.2.1}], ", "");
+    let vm = "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: vm, namespace: shop, labels: {app: cart}}\nspec: {address: 192.0.2.9}\n";
+    let mut mesh = TestMesh::of(&all(&[CART, vm, &selecting]));
+    let serving = |mesh: &TestMesh| {
+        let all = mesh.workloads.values();
+        all.filter(|one| !one.services.is_empty()).count()
+    };
+    assert_eq!(serving(&mesh), 2);
+    mesh.apply(&namespace("store"));
+    assert_eq!(serving(&mesh), 0);
+    mesh.delete(Kind::Namespace, "", "store");
+    assert_eq!(serving(&mesh), 2);
+}
+
+#[test]
+fn the_administrator_says_who_sees_entries() {
+    let own = Some(Visibility::Namespace);
+    let public = Some(Visibility::Public);
+    // Of the setting: what becomes of entries that say nothing, "*", "." and "~", of a tenant and of the root namespace.
+    type Row = [Option<Visibility>; 4];
+    let cases: &[(&str, Row, Row)] = &[
+        ("null", [own, own, own, None], [public, public, own, None]),
+        ("[]", [own, own, own, None], [public, public, own, None]),
+        (
+            "[\"*\"]",
+            [public, public, own, None],
+            [public, public, own, None],
+        ),
+        ("[\".\"]", [own, own, own, None], [own, public, own, None]),
+        ("[\"~\"]", [None, own, own, None], [None, public, own, None]),
+        ("[store]", [own, own, own, None], [own, public, own, None]),
+        (
+            "[store, \"*\"]",
+            [public, public, own, None],
+            [public, public, own, None],
+        ),
+    ];
+    let mut mesh = TestMesh::empty();
+    for (setting_text, tenants, roots) in cases {
+        // The setting changes while the entries stay.
+        mesh.apply(&setting(setting_text));
+        let asked = [
+            "",
+            ", exportTo: [\"*\"]",
+            ", exportTo: [.]",
+            ", exportTo: [\"~\"]",
+        ];
+        for (of, expected) in [("tenant", tenants), ("istio-system", roots)] {
+            for (asked, expected) in asked.iter().zip(expected) {
+                mesh.apply(&entry(of, "api.example.com", asked));
+                let name = format!("{of}/api.example.com");
+                let what = format!("{of} with {asked:?}, {setting_text}");
+                assert_eq!(visibility(&mesh, &name), *expected, "{what}");
+                let canonical = mesh.services.get(&name).is_some_and(|one| one.canonical);
+                assert!(!canonical || *expected == public, "{what}");
+                let is_noted = noted(&mesh, of).contains("spec.exportTo");
+                let is_less = asked.contains('*') && *expected != public;
+                assert_eq!(is_noted, is_less, "{what}: {}", noted(&mesh, of));
+            }
+            mesh.delete(Kind::ServiceEntry, of, "e");
+        }
+    }
+    // Entries follow the setting.
+    mesh.apply(&setting(OPEN));
+    mesh.apply(&entry("tenant", "api.example.com", ""));
+    assert_eq!(visibility(&mesh, "tenant/api.example.com"), public);
+    // One that cannot be read leaves the last in force.
+    mesh.apply(&setting("all"));
+    assert_eq!(visibility(&mesh, "tenant/api.example.com"), public);
+    mesh.apply(&setting("[\".\"]"));
+    assert_eq!(visibility(&mesh, "tenant/api.example.com"), own);
+    mesh.apply(&setting(OPEN));
+    mesh.delete(Kind::ConfigMap, "istio-system", "istio");
+    assert_eq!(visibility(&mesh, "tenant/api.example.com"), own);
+}
+
+#[test]
+fn lists_of_single_namespaces_are_shown_to_the_own_one() {
+    for (export, expected) in [
+        ("[tenant]", Some(Visibility::Namespace)),
+        ("[., shop]", Some(Visibility::Namespace)),
+        ("[shop]", None),
+    ] {
+        let of = entry(
+            "tenant",
+            "api.example.com",
+            &format!(", exportTo: {export}"),
+        );
+        let mesh = TestMesh::of(&all(&[&setting(OPEN), &of]));
+        assert_eq!(
+            visibility(&mesh, "tenant/api.example.com"),
+            expected,
+            "{export}"
+        );
+        assert_eq!(mesh.workloads.is_empty(), expected.is_none(), "{export}");
+    }
+}

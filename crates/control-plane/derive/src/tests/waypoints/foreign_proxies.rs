@@ -1,0 +1,41 @@
+//! Node proxies of other implementations, which callers without a tunnel pass.
+
+use ambit_k8s_api::Kind;
+
+use super::{instances::effective, *};
+
+fn proxy(name: &str, namespace: &str, labels: &str, node: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: {namespace}, labels: {{{labels}}}}}\n\
+         spec: {{nodeName: {node}, serviceAccountName: ztunnel, hostNetwork: true, containers: []}}\n\
+         status: {{phase: Running}}\n"
+    )
+}
+
+#[test]
+fn gateway_names_nodes_where_another_proxy_lets_callers_pass() {
+    let mut mesh = TestMesh::of(&all(&[CART, SERVICE, &gateway("wp", "")]));
+    let ours = "app: ztunnel, app.kubernetes.io/part-of: ambit";
+    mesh.apply(&proxy("ours", "istio-system", ours, "n1"));
+    assert_eq!(effective(&mesh), None);
+    // It serves no pod of the waypoint, or is none.
+    mesh.apply(&proxy("far", "istio-system", "app: ztunnel", "n2"));
+    mesh.apply(&proxy("fake", "shop", "app: ztunnel", "n1"));
+    assert_eq!(effective(&mesh), None);
+    mesh.apply(&proxy("zt", "istio-system", "app: ztunnel", "n1"));
+    let message = effective(&mesh).unwrap();
+    assert!(
+        message.contains("the node proxy of n1 is another"),
+        "{message}"
+    );
+    let survey = mesh.index.survey();
+    let is_listed = |one: &Problem| one.object.kind == Kind::Gateway && one.message == message;
+    assert!(survey.iter().any(is_listed), "{survey:?}");
+    // It goes with the pods there, and with the proxy.
+    mesh.apply(&CART.replace("nodeName: n1", "nodeName: n3"));
+    assert_eq!(effective(&mesh), None);
+    mesh.apply(CART);
+    assert!(effective(&mesh).is_some());
+    mesh.delete(Kind::Pod, "istio-system", "zt");
+    assert_eq!(effective(&mesh), None);
+}

@@ -1,0 +1,130 @@
+//! Which requests to pods concern what is attached to services.
+
+use ambit_k8s_api::{Kind, ObjectKey};
+use ambit_model::PodGrant;
+
+use super::{told::grant, *};
+use crate::ServicePolicyScope;
+
+const POLICY: &str = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\nspec: {targetRefs: [TARGET], rules: [{}]}\n";
+const OF_SERVICE: &str = "{kind: Service, name: cart}";
+const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
+
+fn message(mesh: &TestMesh) -> String {
+    let key = ObjectKey::new(Kind::AuthorizationPolicy, "shop", "p");
+    let standing = mesh.index.standing(&key).unwrap();
+    let verdict = standing.verdict.as_ref();
+    verdict.map(|one| one.message.clone()).unwrap_or_default()
+}
+
+#[test]
+fn policies_of_services_say_that_they_leave_out_pods() {
+    for (scope, target, leaves_out) in [
+        (ServicePolicyScope::Pods, OF_SERVICE, false),
+        (ServicePolicyScope::Pods, OF_GATEWAY, false),
+        (ServicePolicyScope::Istio, OF_SERVICE, true),
+        (ServicePolicyScope::Istio, OF_GATEWAY, false),
+    ] {
+        let mut mesh = TestMesh::with(MeshConfig {
+            service_policy_scope: scope,
+            ..MeshConfig::default()
+        });
+        let policy = POLICY.replace("TARGET", target);
+        mesh.apply(&all(&[SERVICE, CART, &gateway("wp", ""), &policy]));
+        let told = &mesh.waypoint_gateways["gateway shop/wp"];
+        assert_eq!(told.services_alone, scope == ServicePolicyScope::Istio);
+        let message = message(&mesh);
+        let says = message.contains("global.waypoint.servicePolicyScope");
+        assert_eq!(says, leaves_out, "{scope:?} {target}: {message}");
+    }
+}
+
+#[test]
+fn a_namespace_grants_that_attachments_of_others_concern_its_pods() {
+    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
+    let grantors = |mesh: &TestMesh| {
+        let mut served = mesh.waypoint_services.values();
+        served
+            .find(|one| one.service.namespace == "shop")
+            .unwrap()
+            .grantors
+            .clone()
+    };
+    assert_eq!(grantors(&mesh), []);
+    let service = "{group: '', kind: Service, namespace: shop}";
+    for (namespace, from, to, pod) in [
+        ("bank", service, "{group: '', kind: Pod}", Some("")),
+        (
+            "bank",
+            service,
+            "{group: '', kind: Pod, name: till}",
+            Some("till"),
+        ),
+        ("bank", service, "{group: '', kind: Service}", None),
+        ("bank", service, "{group: other, kind: Pod}", None),
+        (
+            "bank",
+            "{group: other, kind: Service, namespace: shop}",
+            "{group: '', kind: Pod}",
+            None,
+        ),
+        (
+            "bank",
+            "{group: '', kind: Service, namespace: other}",
+            "{group: '', kind: Pod}",
+            None,
+        ),
+        (
+            "bank",
+            "{group: networking.istio.io, kind: ServiceEntry, namespace: shop}",
+            "{group: '', kind: Pod}",
+            None,
+        ),
+        ("shop", service, "{group: '', kind: Pod}", None),
+    ] {
+        mesh.apply(&grant(namespace, from, to));
+        let expected = pod.map(|pod| PodGrant {
+            namespace: namespace.into(),
+            pod: pod.into(),
+        });
+        let expected: Vec<_> = expected.into_iter().collect();
+        assert_eq!(grantors(&mesh), expected, "{namespace} {from} {to}");
+        mesh.delete(Kind::ReferenceGrant, namespace, "g");
+        assert_eq!(grantors(&mesh), []);
+    }
+}
+
+#[test]
+fn policies_of_services_say_that_their_waypoint_takes_no_pods() {
+    let bound = SERVICE.replace(
+        "name: cart,",
+        "name: cart, labels: {istio.io/use-waypoint: wp},",
+    );
+    let unselective = bound.replace("selector: {app: cart}", "type: ClusterIP");
+    let served = |what: &str| {
+        gateway(
+            "wp",
+            &format!(", labels: {{istio.io/waypoint-for: {what}}}"),
+        )
+    };
+    for (service, gateway, target, leaves_out) in [
+        (&bound, gateway("wp", ""), OF_SERVICE, true),
+        (&bound, served("service"), OF_SERVICE, true),
+        (&bound, served("all"), OF_SERVICE, false),
+        (&bound, served("service"), OF_GATEWAY, false),
+        (&unselective, served("service"), OF_SERVICE, false),
+    ] {
+        let policy = POLICY.replace("TARGET", target);
+        let mut mesh = TestMesh::of(&all(&[service, CART, &gateway, &policy]));
+        let says =
+            |mesh: &TestMesh| message(mesh).contains("not for requests to the pods' own addresses");
+        assert_eq!(
+            says(&mesh),
+            leaves_out,
+            "{gateway} {target}: {}",
+            message(&mesh)
+        );
+        mesh.apply(&served("all"));
+        assert!(!says(&mesh), "{}", message(&mesh));
+    }
+}

@@ -8,6 +8,7 @@ use tonic::{Status, metadata::MetadataMap};
 
 use crate::{
     auth::{Authenticator, Caller, TokenError, bearer},
+    caller_pod::Roles,
     grpc::CallerState,
     metrics::Metrics,
     waypoints::Waypoints,
@@ -27,6 +28,8 @@ pub struct Access {
     pub(crate) trusted_nodes: Accounts,
     /// Whether any service account may read the whole mesh, rather than node proxies only.
     any_reader: bool,
+    /// The namespace whose accounts may ask who is connected.
+    mesh_namespace: ArcStr,
     waypoints: Arc<Waypoints>,
     metrics: Arc<Metrics>,
     warnings: Rates<IpAddr>,
@@ -38,6 +41,7 @@ impl Access {
         authenticator: Arc<dyn Authenticator>,
         trusted_nodes: Accounts,
         any_reader: bool,
+        mesh_namespace: ArcStr,
         waypoints: Arc<Waypoints>,
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -45,6 +49,7 @@ impl Access {
             authenticator,
             trusted_nodes,
             any_reader,
+            mesh_namespace,
             waypoints,
             metrics,
             warnings: Rates::new(WARNINGS.0, WARNINGS.1),
@@ -99,28 +104,60 @@ impl Access {
     }
 
     /// Whether a caller may read the mesh: all of it, or a waypoint what concerns it. To be asked when the
-    /// objects of the mesh are known: until then no waypoint is.
+    /// objects of the mesh are known: until then no waypoint is. `denied`: why the caller may not act as its account, if
+    /// so.
     pub fn check_discovery(
         &self,
         caller: &Caller,
+        denied: Option<String>,
         extensions: &http::Extensions,
     ) -> Result<(), Status> {
         let (caller_state, source) = CallerState::of(extensions);
-        if self.may_read(caller) {
+        let no_reader = || "neither a trusted node account nor a waypoint's".to_owned();
+        let denied = denied.or_else(|| (!self.may_read(caller)).then(no_reader));
+        let Some(denied) = denied else {
             if let Some(caller_state) = caller_state {
                 caller_state.authenticated(true);
             }
             return Ok(());
+        };
+        self.refuse(caller_state, source, caller, &denied);
+        Err(Status::permission_denied(
+            "only trusted node accounts and the pods of waypoints may read the mesh (--trusted-node-accounts, --xds-any-account)",
+        ))
+    }
+
+    /// Whether a caller may ask who is connected.
+    pub fn check_debug(
+        &self,
+        caller: &Caller,
+        extensions: &http::Extensions,
+    ) -> Result<(), Status> {
+        if caller.namespace == self.mesh_namespace {
+            return Ok(());
         }
+        let (caller_state, source) = CallerState::of(extensions);
+        let denied = "not an account of the mesh's namespace, which alone may ask who is connected";
+        self.refuse(caller_state, source, caller, denied);
+        Err(Status::permission_denied(format!(
+            "only accounts of the namespace {} may ask who is connected",
+            self.mesh_namespace
+        )))
+    }
+
+    fn refuse(
+        &self,
+        caller_state: Option<&CallerState>,
+        source: IpAddr,
+        caller: &Caller,
+        denied: &str,
+    ) {
         if self.warnings.take(source, Instant::now()) {
-            tracing::warn!(%caller, "refused discovery: neither a trusted node account nor a waypoint's");
+            tracing::warn!(%caller, denied, "refused discovery");
         }
         if let Some(caller_state) = caller_state {
             caller_state.refused();
         }
-        Err(Status::permission_denied(
-            "only trusted node accounts and waypoints may read the mesh (--trusted-node-accounts, --xds-any-account)",
-        ))
     }
 
     fn may_read(&self, caller: &Caller) -> bool {
@@ -137,6 +174,25 @@ impl Access {
     pub fn is_trusted_node(&self, caller: &Caller) -> bool {
         self.trusted_nodes
             .contains(&(caller.namespace.clone(), caller.service_account.clone()))
+    }
+}
+
+impl Roles for Access {
+    fn is_trusted_node(&self, caller: &Caller) -> bool {
+        self.is_trusted_node(caller)
+    }
+
+    fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool> {
+        if !self.waypoints.are_known() {
+            return None;
+        }
+        let is_waypoint = self.waypoints.of_account(namespace, account).is_some();
+        let account = (ArcStr::from(namespace), ArcStr::from(account));
+        Some(is_waypoint && !self.trusted_nodes.contains(&account))
+    }
+
+    fn calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool {
+        self.waypoints.call_for(waypoint, namespace)
     }
 }
 

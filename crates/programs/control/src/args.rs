@@ -1,8 +1,9 @@
 //! Flags and environment.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use ambit_derive::{ReferenceGrants, WaypointAttachment, WaypointMissing};
+use ambit_derive::{ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointMissing};
+use ambit_k8s_api::enablement::{Enablement, EnablementSelector, SelectorError};
 use ambit_model::PathNormalization;
 use clap::{Parser, ValueEnum};
 
@@ -71,6 +72,15 @@ pub struct Args {
         env = "CA_TRUSTED_NODE_ACCOUNTS"
     )]
     pub trusted_node_accounts: String,
+    /// Longest life of the certificates of workloads, such as 24h. Who asks for more gets this.
+    #[arg(long, default_value = "24h", value_parser = ttl, env = "MAX_WORKLOAD_CERT_TTL")]
+    pub max_workload_cert_ttl: Duration,
+    /// Namespaces that the agents keep out of the mesh, whatever their labels: as they have it.
+    #[arg(long, env = "EXCLUDE_NAMESPACES", value_delimiter = ',')]
+    pub exclude_namespaces: Vec<String>,
+    /// Which pods the agents capture: as they have it, a YAML list of {podSelector, namespaceSelector}.
+    #[arg(long, env = "AMBIENT_ENABLEMENT_SELECTOR", default_value = "")]
+    pub enablement_selector: String,
     /// How long a connection may last, in seconds, spread by a tenth: so that clients come to spread
     /// over all replicas.
     #[arg(long, default_value_t = 1800, env = "AMBIT_MAX_CONNECTION_SECONDS")]
@@ -106,6 +116,9 @@ pub struct Args {
     /// What attaches pods and services to waypoints.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_ATTACHMENT")]
     pub waypoint_attachment: Attachment,
+    /// Which callers are led through the waypoints of workloads; `istio` with `--waypoint-attachment labels` alone.
+    #[arg(long, value_enum, default_value_t, env = "AMBIT_WORKLOAD_WAYPOINTS")]
+    pub workload_waypoints: WorkloadWaypoints,
     /// What becomes of connections whose waypoint cannot be found.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
     pub waypoint_missing: Missing,
@@ -137,9 +150,32 @@ pub struct Args {
     /// modules.
     #[arg(long, env = "AMBIT_IMAGE_PULL_SECRETS")]
     pub image_pull_secrets: bool,
+    /// Addresses and prefixes, with commas between them, that control plane and waypoints call for what objects name,
+    /// although they are loopback, link-local, a metadata service's, a node's or the API server's.
+    #[arg(long, default_value = "", env = "AMBIT_EGRESS_ALLOWED_ADDRESSES")]
+    pub egress_allowed_addresses: String,
     /// Whether routes need a ReferenceGrant to lead to services of other namespaces.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_REFERENCE_GRANTS")]
     pub reference_grants: Grants,
+    /// Which requests concern what is attached to Services: those to them and to their pods, or as in Istio those to
+    /// them alone.
+    #[arg(long, value_enum, default_value_t, env = "AMBIT_SERVICE_POLICY_SCOPE")]
+    pub service_policy_scope: PolicyScope,
+}
+
+/// See [`Args::service_policy_scope`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PolicyScope {
+    /// Requests to Services and to their pods.
+    #[default]
+    Pods,
+    /// Requests to Services alone.
+    Istio,
+}
+
+fn ttl(text: &str) -> Result<Duration, String> {
+    let ttl = ambit_rt::env::parse_duration(text).filter(|ttl| *ttl >= Duration::from_secs(60));
+    ttl.ok_or_else(|| "a duration of at least a minute is expected, such as 24h".to_owned())
 }
 
 /// See [`Args::reference_grants`].
@@ -150,6 +186,25 @@ pub enum Grants {
     Required,
     /// They do not, as in Istio.
     Ignored,
+}
+
+/// See [`Args::workload_waypoints`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum WorkloadWaypoints {
+    /// All, whoever calls and by whatever address.
+    #[default]
+    Enforced,
+    /// Captured callers that dial the workload's own address, as in Istio.
+    Istio,
+}
+
+impl From<WorkloadWaypoints> for ambit_derive::WorkloadWaypoints {
+    fn from(setting: WorkloadWaypoints) -> Self {
+        match setting {
+            WorkloadWaypoints::Enforced => Self::Enforced,
+            WorkloadWaypoints::Istio => Self::Istio,
+        }
+    }
 }
 
 /// See [`Args::waypoint_attachment`].
@@ -218,6 +273,15 @@ impl From<Missing> for WaypointMissing {
     }
 }
 
+impl From<PolicyScope> for ServicePolicyScope {
+    fn from(from: PolicyScope) -> Self {
+        match from {
+            PolicyScope::Pods => Self::Pods,
+            PolicyScope::Istio => Self::Istio,
+        }
+    }
+}
+
 impl From<Grants> for ReferenceGrants {
     fn from(from: Grants) -> Self {
         match from {
@@ -242,5 +306,17 @@ impl Args {
     /// Namespace of the control plane.
     pub fn own_namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or(&self.root_namespace)
+    }
+
+    /// Which pods belong to the mesh.
+    ///
+    /// # Errors
+    /// When the selectors cannot be understood.
+    pub fn enablement(&self) -> Result<Enablement, SelectorError> {
+        Enablement::new(
+            EnablementSelector::list(&self.enablement_selector)?,
+            self.exclude_namespaces.iter().cloned(),
+            self.own_namespace(),
+        )
     }
 }

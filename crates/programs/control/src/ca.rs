@@ -22,5 +22,5 @@ pub use config_maps::distribute;
 pub use directory::follow as follow_directory;
 pub use material::{CaError, Material, open_or_make, write_root};
 pub use secret::{CaSecret, SecretError};
-pub use service::{CertificateService, Denied, check_impersonation};
+pub use service::CertificateService;
 pub use trust::{Trust, TrustPublisher};

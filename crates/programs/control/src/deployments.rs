@@ -219,12 +219,18 @@ fn read_class(class: &DynamicObject) -> Class {
         .and_then(Value::as_str);
     let status = class.data.get("status").unwrap_or(&Value::Null);
     let conditions = ambit_k8s_api::status::conditions(status);
+    let generation = class.metadata.generation;
+    // What was observed of an older generation is written anew.
+    let current =
+        |one: &&Value| one.get("observedGeneration").and_then(Value::as_i64) == generation;
+    let conditions: Vec<_> = conditions.iter().filter(current).cloned().collect();
     let is_accepted = conditions.iter().any(|one| {
         let says = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
         says("type", "Accepted") && says("status", "True")
     });
     Class {
         controller: controller.unwrap_or_default().to_owned(),
+        generation,
         is_accepted,
         release: Release::read(&conditions),
     }
@@ -310,7 +316,9 @@ async fn deploy(client: &Client, mut book: Book) {
 async fn work(client: &Client, book: &mut Book) -> Result<(), kube::Error> {
     let class = match book.class_work() {
         Some(ClassWork::Make) => write::make_class(client).await,
-        Some(ClassWork::Say(release)) => write::accept_class(client, release).await,
+        Some(ClassWork::Say(release, generation)) => {
+            write::accept_class(client, release, generation).await
+        }
         None => Ok(()),
     };
     let mut failed = class.err();

@@ -3,11 +3,13 @@
 //! [`fetch`].
 
 mod book;
+mod callees;
 mod fetch;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use ambit_derive::{KeySource, KeyState};
+use ambit_egress::Guard;
 use ambit_rt::DrainWatcher;
 use rand::Rng as _;
 use tokio::{
@@ -16,6 +18,7 @@ use tokio::{
 };
 
 use book::Book;
+use callees::{Callees, Inquiry};
 use fetch::Fetcher;
 
 /// Answers that wait for the index.
@@ -26,16 +29,38 @@ const QUEUE: usize = 64;
 pub(crate) struct KeySets {
     wanted: watch::Sender<BTreeSet<KeySource>>,
     answers: mpsc::Receiver<(KeySource, KeyState)>,
+    inquiries: mpsc::Receiver<Inquiry>,
+    guard: Guard,
+}
+
+/// What the follower of objects has to do with key sets.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A set was fetched, or could not be.
+    Answer(KeySource, KeyState),
+    /// An address is to be called.
+    Inquiry(Inquiry),
 }
 
 impl KeySets {
-    /// Begins; ends with the drain. Sets are fetched again after `refresh`.
-    pub(crate) fn start(refresh: Duration, drain: DrainWatcher) -> Self {
+    /// Begins; ends with the drain. Sets are fetched again after `refresh`, from where the guard lets it.
+    pub(crate) fn start(refresh: Duration, guard: Guard, drain: DrainWatcher) -> Self {
         let (wanted, wants) = watch::channel(BTreeSet::new());
         let (answer, answers) = mpsc::channel(QUEUE);
-        let fetcher = Arc::new(Fetcher::with_system_roots());
+        let (callees, inquiries) = Callees::new();
+        let fetcher = Arc::new(Fetcher::with_system_roots(guard.clone(), callees));
         ambit_rt::spawn("key sets", run(refresh, fetcher, wants, answer, drain));
-        Self { wanted, answers }
+        Self {
+            wanted,
+            answers,
+            inquiries,
+            guard,
+        }
+    }
+
+    /// The addresses of the API server and of nodes, which are not called.
+    pub(crate) fn protect(&self, cluster: BTreeSet<IpAddr>) {
+        self.guard.update(Vec::new(), cluster);
     }
 
     /// What is wanted from now on.
@@ -47,12 +72,13 @@ impl KeySets {
         });
     }
 
-    /// The next set that was fetched, or could not be.
-    pub(crate) async fn answer(&mut self) -> (KeySource, KeyState) {
-        match self.answers.recv().await {
-            Some(answer) => answer,
-            // It ends with the process.
-            None => std::future::pending().await,
+    /// The next event.
+    pub(crate) async fn next(&mut self) -> Event {
+        tokio::select! {
+            Some((source, state)) = self.answers.recv() => Event::Answer(source, state),
+            Some(inquiry) = self.inquiries.recv() => Event::Inquiry(inquiry),
+            // They end with the process.
+            else => std::future::pending().await,
         }
     }
 }

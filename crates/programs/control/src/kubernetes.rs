@@ -37,7 +37,10 @@ mod custom;
 mod definitions;
 mod slim;
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use ambit_derive::{Extent, Followed, KindVisitor, visit_kinds};
 use ambit_k8s_api::{Definition, Kind, Object, ObjectEvent, ObjectKey};
@@ -61,6 +64,8 @@ enum Update {
     Object(ObjectEvent),
     /// Every object of the kind that existed at the start was reported.
     Listed(Kind),
+    /// What hinders following the kind's definition; nothing if `None`.
+    Definition(Kind, Option<String>),
 }
 
 /// Everything that is watched.
@@ -69,6 +74,8 @@ pub struct Informers {
     updates: mpsc::Receiver<Update>,
     /// Kinds that are not listed yet.
     waiting: BTreeSet<Kind>,
+    /// What hinders following definitions.
+    definitions: BTreeMap<Kind, String>,
 }
 
 impl Informers {
@@ -89,6 +96,7 @@ impl Informers {
         Self {
             updates,
             waiting: start.waiting,
+            definitions: BTreeMap::new(),
         }
     }
 
@@ -102,6 +110,13 @@ impl Informers {
         for update in batch {
             match update {
                 Update::Object(event) => change.events.push(event),
+                Update::Definition(kind, problem) => {
+                    match problem {
+                        Some(problem) => drop(self.definitions.insert(kind, problem)),
+                        None => drop(self.definitions.remove(&kind)),
+                    }
+                    change.definitions = Some(self.definitions.values().cloned().collect());
+                }
                 Update::Listed(kind) => {
                     if self.waiting.remove(&kind) && self.waiting.is_empty() {
                         tracing::info!("every object of the cluster is read");

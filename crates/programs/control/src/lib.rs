@@ -2,7 +2,7 @@
 //!
 //! [`source`] gives objects, from files or from [`kubernetes`]; what they mean is derived by the pure crate
 //! `ambit_derive`; [`mesh`] feeds it and publishes the records; [`xds`] and [`ca`] serve over one gRPC port
-//! ([`grpc`]); [`auth`] and [`access`] say who may call; [`status`] writes conditions for operators,
+//! ([`grpc`]); [`auth`], [`access`] and [`caller_pod`] say who may call; [`status`] writes conditions for operators,
 //! [`startup_taint`] lifts the taint for the scheduler; [`environment`] is what all of it is built on;
 //! [`run`] puts it together.
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@ pub mod access;
 pub mod args;
 pub mod auth;
 pub mod ca;
+pub mod caller_pod;
 pub mod change;
 mod deployments;
 pub mod environment;

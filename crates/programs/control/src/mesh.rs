@@ -10,13 +10,13 @@ use ambit_k8s_api::ObjectEvent;
 use ambit_rt::DrainWatcher;
 use parking_lot::RwLock;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
 
 use crate::{
     change::Change,
-    key_sets::KeySets,
+    key_sets::{self, KeySets},
     metrics::Metrics,
     source::Source,
     status::{self, Facts, Report, Seen},
@@ -28,6 +28,8 @@ use crate::{
 const DEBOUNCE: Duration = Duration::from_millis(10);
 /// How long publication may be put off.
 const MAX_DELAY: Duration = Duration::from_millis(100);
+/// Surveys that wait for the index.
+const SURVEYS: usize = 4;
 
 /// What other parts see of the mesh.
 #[derive(Clone, Debug)]
@@ -36,11 +38,13 @@ pub struct Mesh {
     pub store: Arc<RwLock<Store>>,
     /// The pods.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// What is wrong with objects.
+    /// What is wrong with objects by themselves; [`Mesh::survey`] has all.
     pub problems: Arc<RwLock<Problems>>,
+    surveys: mpsc::Sender<oneshot::Sender<Vec<Problem>>>,
     /// Grows with every publication; 0 until the first.
     pub published: watch::Receiver<u64>,
-    /// Grows when objects were taken into `pods`; 0 until those that exist at the start were.
+    /// Grows when objects were taken into `pods`, or waypoints came or went; 0 until the objects at the start were
+    /// taken.
     pub followed: watch::Receiver<u64>,
 }
 
@@ -49,8 +53,25 @@ pub struct Mesh {
 pub struct Problems {
     /// Documents that cannot be read, as text with file and line.
     pub manifests: Vec<String>,
+    /// Kinds whose definitions in the cluster cannot be followed, or not fully.
+    pub definitions: Vec<String>,
     /// Objects that cannot be used, or not fully.
     pub objects: Vec<Problem>,
+}
+
+impl Mesh {
+    /// Everything that is wrong, with objects by themselves and because of others.
+    pub async fn survey(&self) -> Problems {
+        let (sender, objects) = oneshot::channel();
+        let mut problems = self.problems.read().clone();
+        // Where objects are no longer followed, those that were last found remain.
+        if self.surveys.send(sender).await.is_ok()
+            && let Ok(objects) = objects.await
+        {
+            problems.objects = objects;
+        }
+        problems
+    }
 }
 
 /// Starts following; ends with the drain. What became of objects goes to `reports`, if anybody asks.
@@ -65,10 +86,12 @@ pub(crate) fn start(
 ) -> Mesh {
     let (publish, published) = watch::channel(0);
     let (follow, followed) = watch::channel(0);
+    let (surveys, asked) = mpsc::channel(SURVEYS);
     let mesh = Mesh {
         store: Arc::default(),
         pods: Arc::default(),
         problems: Arc::default(),
+        surveys,
         published,
         followed,
     };
@@ -82,7 +105,7 @@ pub(crate) fn start(
         publish,
         follow,
     };
-    ambit_rt::spawn("mesh", follower.run(source, drain));
+    ambit_rt::spawn("mesh", follower.run(source, asked, drain));
     mesh
 }
 
@@ -98,7 +121,12 @@ struct Follower {
 }
 
 impl Follower {
-    async fn run(mut self, mut source: Source, mut drain: DrainWatcher) {
+    async fn run(
+        mut self,
+        mut source: Source,
+        mut surveys: mpsc::Receiver<oneshot::Sender<Vec<Problem>>>,
+        mut drain: DrainWatcher,
+    ) {
         // When the oldest and the newest unpublished change came.
         let mut waiting: Option<(Instant, Instant)> = None;
         loop {
@@ -115,15 +143,26 @@ impl Follower {
                     }
                     None => {
                         tracing::error!("objects are no longer followed; the last state stays");
+                        drop(surveys);
                         drain.started().await;
                         return;
                     }
                 },
-                (source, state) = self.key_sets.answer() => {
-                    self.index.set_keys(&source, state);
-                    let now = Instant::now();
-                    let first = waiting.map_or(now, |(first, _)| first);
-                    waiting = Some((first, now));
+                event = self.key_sets.next() => match event {
+                    key_sets::Event::Answer(source, state) => {
+                        self.index.set_keys(&source, state);
+                        let now = Instant::now();
+                        let first = waiting.map_or(now, |(first, _)| first);
+                        waiting = Some((first, now));
+                    }
+                    key_sets::Event::Inquiry(inquiry) => {
+                        let may_call = self.index.may_fetch_keys(&inquiry.namespace, inquiry.ip);
+                        inquiry.answer(may_call);
+                    }
+                },
+                Some(asked) = surveys.recv() => {
+                    // Fails only when nobody waits any more.
+                    asked.send(self.index.survey()).ok();
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     let since = waiting.take().map(|(first, _)| first.elapsed()).unwrap_or_default();
@@ -168,6 +207,9 @@ impl Follower {
             }
             problems.manifests.clone_from(manifests);
         }
+        if let Some(definitions) = &change.definitions {
+            problems.definitions.clone_from(definitions);
+        }
         for problem in changed.iter().flat_map(|key| self.index.problems_of(key)) {
             match problem.severity {
                 Severity::Error => tracing::error!(%problem, "an object cannot be used"),
@@ -185,8 +227,10 @@ impl Follower {
             .filter(|problem| problem.severity == Severity::Error)
             .count();
         let warnings = problems.objects.len() - errors;
-        self.metrics
-            .set_problems(errors + problems.manifests.len(), warnings);
+        self.metrics.set_problems(
+            errors + problems.manifests.len() + problems.definitions.len(),
+            warnings,
+        );
     }
 
     /// What one object says may lose its effect through another one.
@@ -210,10 +254,13 @@ impl Follower {
     fn flush(&mut self, since: Duration) {
         let wanted = self.index.key_sources();
         self.index.forget_keys(&wanted);
+        self.key_sets.protect(self.index.cluster_addresses());
         self.key_sets.want(wanted);
         let delta = self.index.flush();
         self.report_conflicts();
-        self.waypoints.update(&delta);
+        if self.waypoints.update(&delta) {
+            self.follow.send_modify(|number| *number += 1);
+        }
         let mut store = self.mesh.store.write();
         let changed = store.update(&delta);
         let records = ResourceType::ALL.iter().copied();

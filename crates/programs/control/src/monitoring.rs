@@ -70,8 +70,8 @@ impl Monitoring {
                 page(move || sessions.iter().map(client).collect::<Vec<_>>()).await
             }
             "/debug/problems" => {
-                let problems = Arc::clone(&self.mesh.problems);
-                page(move || problems.read().clone()).await
+                let problems = self.mesh.survey().await;
+                page(move || problems).await
             }
             "/debug/ambientz" | "/debug/config_dump" => {
                 let records = Records::now(&self.mesh);

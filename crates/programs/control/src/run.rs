@@ -8,6 +8,7 @@ use std::{
 };
 
 use ambit_derive::MeshConfig;
+use ambit_egress::Guard;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
 use ambit_waypoint_objects::Settings;
@@ -16,9 +17,10 @@ use anyhow::Context;
 use tonic::service::Routes;
 
 use crate::{
-    access::{Access, parse_accounts},
-    args::{Args, Outbound},
+    access::{Access, Accounts, parse_accounts},
+    args::{Args, Attachment, Outbound, WorkloadWaypoints},
     ca::{self, CertificateService, TrustPublisher, write_root},
+    caller_pod::Pods,
     deployments,
     environment::{Cluster, Environment},
     grpc,
@@ -30,7 +32,7 @@ use crate::{
     serving::Serving,
     startup_taint, status,
     waypoints::Waypoints,
-    xds::{Admission, Discovery, DiscoveryServer},
+    xds::{Admission, DebugService, Discovery, DiscoveryServer, Sessions},
 };
 
 /// How long open streams may take to end.
@@ -95,29 +97,26 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     if let Some(path) = &args.root_cert_out {
         keep_root_written(path, &publisher)?;
     }
-    let trusted = parse_accounts(&args.trusted_node_accounts)
-        .map_err(anyhow::Error::msg)
-        .context("--trusted-node-accounts")?;
-    let any_reader = args.xds_any_account;
     let waypoints = Arc::<Waypoints>::default();
-    let access = Arc::new(Access::new(
+    let access = Access::new(
         authenticator,
-        trusted,
-        any_reader,
+        trusted_nodes(args)?,
+        args.xds_any_account,
+        args.own_namespace().into(),
         Arc::clone(&waypoints),
         Arc::clone(&metrics),
-    ));
+    );
+    let access = Arc::new(access);
     let serving = Serving::start(publisher.follow(), server_names(args), watcher.clone())?;
     let reports = cluster
         .as_ref()
         .map(|cluster| status::start(cluster, &watcher));
+    let config = mesh_config(args)?;
+    let key_sets = key_sets(args, &config, watcher.clone());
     let mesh = mesh::start(
         source,
-        mesh_config(args),
-        KeySets::start(
-            Duration::from_secs(args.jwks_refresh_seconds.max(1)),
-            watcher.clone(),
-        ),
+        config,
+        key_sets,
         reports,
         waypoints,
         Arc::clone(&metrics),
@@ -126,26 +125,23 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     if let Some(cluster) = &cluster {
         lead(cluster, &publisher, args, &watcher)?;
     }
-    let discovery = Discovery::new(
-        Arc::clone(&mesh.store),
-        mesh.published.clone(),
-        Arc::clone(&access),
-        Admission::new(args.streams_per_second),
-        Arc::clone(&metrics),
-        watcher.clone(),
-    );
+    let pods = Pods {
+        directory: Arc::clone(&mesh.pods),
+        followed: mesh.followed.clone(),
+    };
+    let (discovery, sessions) = discovery(args, &mesh, &access, &pods, &metrics, &watcher);
     let monitoring = Monitoring {
         mesh: mesh.clone(),
         metrics: Arc::clone(&metrics),
-        sessions: discovery.sessions(),
+        sessions,
         readiness: readiness(&mesh),
     };
     let certificates = CertificateService {
         trust: publisher.follow(),
         access,
-        pods: Arc::clone(&mesh.pods),
-        followed: mesh.followed.clone(),
+        pods,
         trust_domain: args.trust_domain.as_str().into(),
+        max_ttl: args.max_workload_cert_ttl,
         metrics: Arc::clone(&metrics),
     };
     let on_cluster = || SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080));
@@ -169,9 +165,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let certificates = IstioCertificateServiceServer::new(certificates)
         .max_decoding_message_size(MAX_CERTIFICATE_REQUEST);
     let served = grpc::Serving {
-        routes: Routes::new(DiscoveryServer::new(discovery))
-            .add_service(certificates)
-            .prepare(),
+        routes: Routes::new(discovery).add_service(certificates).prepare(),
         age: Duration::from_secs(args.max_connection_seconds.max(1)),
         metrics,
     };
@@ -181,6 +175,41 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         monitoring,
         drain,
     })
+}
+
+/// The xDS server, and the streams that it has open.
+fn discovery(
+    args: &Args,
+    mesh: &Mesh,
+    access: &Arc<Access>,
+    pods: &Pods,
+    metrics: &Arc<Metrics>,
+    drain: &DrainWatcher,
+) -> (DiscoveryServer, Sessions) {
+    let discovery = Discovery::new(
+        Arc::clone(&mesh.store),
+        mesh.published.clone(),
+        Arc::clone(access),
+        pods.clone(),
+        Admission::new(args.streams_per_second),
+        Arc::clone(metrics),
+        drain.clone(),
+    );
+    let sessions = discovery.sessions();
+    let debug = DebugService::new(
+        Arc::clone(&sessions),
+        Arc::clone(access),
+        args.name.as_deref().unwrap_or("ambit-control"),
+        &args.cluster_id,
+    );
+    (DiscoveryServer::new(discovery, debug), sessions)
+}
+
+/// Accounts of node proxies, by namespace and name.
+fn trusted_nodes(args: &Args) -> anyhow::Result<Accounts> {
+    parse_accounts(&args.trusted_node_accounts)
+        .map_err(anyhow::Error::msg)
+        .context("--trusted-node-accounts")
 }
 
 fn closed_label(why: ambit_grpc_listener::Closed) -> &'static str {
@@ -288,22 +317,38 @@ async fn serve_monitoring(
     Ok(address)
 }
 
-fn mesh_config(args: &Args) -> MeshConfig {
-    MeshConfig {
+fn key_sets(args: &Args, config: &MeshConfig, drain: DrainWatcher) -> KeySets {
+    let refresh = Duration::from_secs(args.jwks_refresh_seconds.max(1));
+    KeySets::start(refresh, Guard::new(config.allowed_addresses.clone()), drain)
+}
+
+fn mesh_config(args: &Args) -> anyhow::Result<MeshConfig> {
+    let allowed = ambit_egress::parse_nets(&args.egress_allowed_addresses);
+    // Gateways that take pods by themselves are followed by endpoint, which is what the other meaning leaves out.
+    anyhow::ensure!(
+        args.workload_waypoints == WorkloadWaypoints::Enforced
+            || args.waypoint_attachment == Attachment::Labels,
+        "--workload-waypoints istio needs --waypoint-attachment labels"
+    );
+    Ok(MeshConfig {
         cluster_id: args.cluster_id.as_str().into(),
         trust_domain: args.trust_domain.as_str().into(),
         cluster_domain: args.cluster_domain.as_str().into(),
         root_namespace: args.root_namespace.as_str().into(),
         dry_run_policies: args.dry_run_policies,
         waypoint_attachment: args.waypoint_attachment.into(),
+        workload_waypoints: args.workload_waypoints.into(),
         waypoint_missing: args.waypoint_missing.into(),
         registry_only: args.outbound_traffic_policy == Outbound::RegistryOnly,
         path_normalization: args.path_normalization.into(),
         trusted_proxies: args.trusted_proxies,
         reference_grants: args.reference_grants.into(),
+        service_policy_scope: args.service_policy_scope.into(),
         image_pull_secrets: args.image_pull_secrets,
+        allowed_addresses: allowed.context("--egress-allowed-addresses")?,
         revision: args.revision.as_str().into(),
-    }
+        enablement: args.enablement().context("--enablement-selector")?,
+    })
 }
 
 fn server_names(args: &Args) -> Vec<String> {

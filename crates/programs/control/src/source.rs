@@ -28,6 +28,7 @@ impl From<ambit_manifests::Change> for Change {
         Self {
             events: change.events,
             manifests: Some(change.problems.iter().map(ToString::to_string).collect()),
+            definitions: None,
             // Their first change holds every object.
             complete: true,
         }

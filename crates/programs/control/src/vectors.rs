@@ -6,13 +6,15 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use ambit_derive::{MeshConfig, ReferenceGrants, WaypointAttachment, WaypointMissing};
+use ambit_derive::{
+    MeshConfig, ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointMissing,
+};
 use ambit_kube_kit::apply::Wish;
 use ambit_rt::drain;
 use ambit_testkit::ApiServer;
 use ambit_wire::{security, workload};
 use prost::Message;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -171,6 +173,13 @@ fn cluster() -> ApiServer {
             server.put(&format!("{root}/{version}/{plural}"), object.clone());
         }
     }
+    // To Istio, all namespaces see all ServiceEntries.
+    let settings = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "istio", "namespace": "istio-system"},
+        "data": {"mesh": "defaultServiceExportTo: ['*']"},
+    });
+    server.put("/api/v1/configmaps", settings);
     server
 }
 
@@ -187,9 +196,14 @@ async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>,
             waypoint_attachment: WaypointAttachment::Labels,
             waypoint_missing: WaypointMissing::Allow,
             reference_grants: ReferenceGrants::Ignored,
+            service_policy_scope: ServicePolicyScope::Istio,
             ..MeshConfig::default()
         },
-        KeySets::start(std::time::Duration::from_secs(1200), watcher.clone()),
+        KeySets::start(
+            std::time::Duration::from_secs(1200),
+            ambit_egress::Guard::default(),
+            watcher.clone(),
+        ),
         Some(reports),
         Arc::default(),
         Arc::new(Metrics::default()),

@@ -3,22 +3,26 @@
 //! [`resource`] lists the types that are served; [`entry`] is a record as it is sent; [`store`] has every record
 //! once; [`scope`] says which client sees which; [`session`] is the pure state machine of one client; [`batch`]
 //! is what many clients are sent, made once; [`service`] carries sessions over gRPC; [`node`] says who may open
-//! one.
+//! one; [`debug`] answers Istio's tools by [`sessions`].
 
 mod admission;
 pub mod batch;
+pub mod debug;
 pub mod entry;
 pub mod node;
 pub mod resource;
 pub mod scope;
 pub mod service;
 pub mod session;
+pub mod sessions;
 pub mod store;
 mod wire_form;
 
 pub use admission::Admission;
 pub use batch::Push;
+pub use debug::DebugService;
 pub use resource::ResourceType;
-pub use service::{Discovery, DiscoveryServer, SessionStatus, Sessions};
+pub use service::{Discovery, DiscoveryServer};
 pub use session::{Refused, Session};
+pub use sessions::{SessionStatus, Sessions};
 pub use store::Store;

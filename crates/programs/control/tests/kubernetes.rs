@@ -69,7 +69,8 @@ impl Cluster {
             PODS,
             json!({
                 "apiVersion": "v1", "kind": "Pod",
-                "metadata": {"name": name, "namespace": namespace, "uid": format!("uid-{name}"), "labels": {"app": account}},
+                "metadata": {"name": name, "namespace": namespace, "uid": format!("uid-{name}"),
+                    "labels": {"app": account, "istio.io/dataplane-mode": "ambient"}},
                 "spec": {"nodeName": "n1", "serviceAccountName": account, "containers": [{"name": "c"}]},
                 "status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}],
                     "conditions": [{"type": "Ready", "status": "True"}]},
@@ -1255,6 +1256,16 @@ async fn the_class_says_whether_the_release_of_the_definitions_is_known() {
     shown("a known one", || (supported()? == "True").then_some(())).await;
     release("v9.0.0");
     shown("another", || (supported()? == "False").then_some(())).await;
+    let mut class = cluster.server.get(CLASSES, "", "istio-waypoint").unwrap();
+    class["metadata"]["generation"] = json!(7);
+    cluster.server.put(CLASSES, class);
+    shown("conditions of the new generation", || {
+        let class = cluster.server.get(CLASSES, "", "istio-waypoint")?;
+        let mut conditions = class["status"]["conditions"].as_array()?.iter();
+        let all = conditions.all(|one| one["observedGeneration"] == 7);
+        all.then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -5,128 +5,27 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_derive::{PodDirectory, PodFacts};
+use ambit_derive::PodDirectory;
 use ambit_issuer::IssueError;
 use ambit_model::{ArcStr, Identity};
 use ambit_wire::citadel::{
     IstioCertificateRequest, IstioCertificateResponse,
     istio_certificate_service_server::IstioCertificateService,
 };
-use parking_lot::RwLock;
 use prost_types::value::Kind;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::Trust;
-use crate::{access::Access, auth::Caller, metrics::Metrics};
+use crate::{
+    access::Access,
+    auth::Caller,
+    caller_pod::{Denied, Pods, check_impersonation, check_own, check_waypoint_calls},
+    metrics::Metrics,
+};
 
-/// Life of a certificate for which none is asked.
+/// Life of a certificate for which none is asked, if the mesh's allow it.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
-/// Longest life that may be asked for.
-const MAX_TTL: Duration = Duration::from_secs(90 * 24 * 3600);
-
-/// How long to wait for the pod that a certificate is asked for.
-const PATIENCE: Duration = Duration::from_millis(1500);
-
-/// Why a caller does not get an identity. Only logged: callers learn nothing about pods.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
-    /// Not a node proxy.
-    #[error("{0} is not a trusted node account")]
-    NotTrusted(String),
-    /// Not an identity.
-    #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
-    BadIdentity(String),
-    /// Another mesh's.
-    #[error("{0} is of another trust domain")]
-    TrustDomain(String),
-    /// A token that is bound to no pod names no node.
-    #[error("the caller's token is not bound to a pod")]
-    NotBound,
-    /// The pod is not there.
-    #[error("the caller's pod {0} does not exist")]
-    UnknownPod(String),
-    /// The pod is another of the same name.
-    #[error("the caller's token is of an earlier pod {0}")]
-    OtherUid(String),
-    /// The pod ended.
-    #[error("the caller's pod {0} has ended")]
-    PodEnded(String),
-    /// The pod runs under another account.
-    #[error("the caller's pod {0} does not run under the caller's service account")]
-    OtherAccount(String),
-    /// The pod is not on any node.
-    #[error("the caller's pod {0} is on no node")]
-    NoNode(String),
-    /// Nothing of that identity runs where the caller does.
-    #[error("no live pod of {identity} is on node {node}")]
-    NotOnNode {
-        /// What was asked for.
-        identity: Identity,
-        /// Where the caller runs.
-        node: ArcStr,
-    },
-}
-
-impl Denied {
-    /// Whether it may be that the pod is only not known here yet.
-    fn may_pass(&self) -> bool {
-        matches!(
-            self,
-            Self::UnknownPod(_) | Self::OtherUid(_) | Self::NoNode(_) | Self::NotOnNode { .. }
-        )
-    }
-}
-
-/// Whether a node proxy may act for an identity: it is the very pod its token says, alive, and a live
-/// pod of that identity is on its node.
-pub fn check_impersonation(
-    access: &Access,
-    pods: &PodDirectory,
-    caller: &Caller,
-    requested: &str,
-    trust_domain: &str,
-) -> Result<Identity, Denied> {
-    if !access.is_trusted_node(caller) {
-        return Err(Denied::NotTrusted(caller.to_string()));
-    }
-    let identity: Identity = requested
-        .parse()
-        .map_err(|_| Denied::BadIdentity(requested.chars().take(256).collect()))?;
-    if identity.trust_domain != trust_domain {
-        return Err(Denied::TrustDomain(identity.to_string()));
-    }
-    let pod = own_pod(pods, caller)?;
-    if !pods.runs_on(&pod.node, &identity.namespace, &identity.service_account) {
-        return Err(Denied::NotOnNode {
-            identity,
-            node: pod.node.clone(),
-        });
-    }
-    Ok(identity)
-}
-
-/// The pod that a caller is by its token: there, alive, on a node, and under the caller's account.
-fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, Denied> {
-    let bound = caller.pod.as_ref().ok_or(Denied::NotBound)?;
-    let name = || format!("{}/{}", caller.namespace, bound.name);
-    let pod = pods
-        .pod(&caller.namespace, &bound.name)
-        .ok_or_else(|| Denied::UnknownPod(name()))?;
-    if bound.uid.is_empty() || pod.uid != bound.uid {
-        return Err(Denied::OtherUid(name()));
-    }
-    if !pod.live {
-        return Err(Denied::PodEnded(name()));
-    }
-    if pod.service_account != caller.service_account {
-        return Err(Denied::OtherAccount(name()));
-    }
-    if pod.node.is_empty() {
-        return Err(Denied::NoNode(name()));
-    }
-    Ok(pod)
-}
 
 /// The service.
 #[derive(Debug)]
@@ -136,11 +35,11 @@ pub struct CertificateService {
     /// Who may call.
     pub access: Arc<Access>,
     /// Which pods run where.
-    pub pods: Arc<RwLock<PodDirectory>>,
-    /// Grows whenever `pods` may have changed; 0 until the pods at the start are known.
-    pub followed: watch::Receiver<u64>,
+    pub pods: Pods,
     /// The mesh's trust domain.
     pub trust_domain: ArcStr,
+    /// Longest life of a certificate, whoever asks for how much.
+    pub max_ttl: Duration,
     /// Counters.
     pub metrics: Arc<Metrics>,
 }
@@ -169,63 +68,37 @@ impl CertificateService {
             Status::unauthenticated("the caller may not act for the identity asked for")
         };
         if requested.is_empty() {
-            if self.access.waypoint(caller).is_some() {
-                // Pods believe whoever has a waypoint's identity.
-                self.patiently(|pods| own_pod(pods, caller).map(drop))
-                    .await
-                    .map_err(denied)?;
-            }
-            return Ok(Identity::new(
+            let check = |pods: &PodDirectory| check_own(&*self.access, pods, caller);
+            self.pods.wait_for(check).await.map_err(denied)?;
+            let own = Identity::new(
                 self.trust_domain.clone(),
                 caller.namespace.clone(),
                 caller.service_account.clone(),
-            ));
+            );
+            if own.is_of_waypoint_calls() {
+                return Err(denied(Denied::Reserved(own)));
+            }
+            return Ok(own);
+        }
+        if let Some(waypoint) = self.access.waypoint(caller) {
+            let check = |pods: &PodDirectory| {
+                let caller = (caller, &waypoint);
+                check_waypoint_calls(&*self.access, pods, caller, requested, &self.trust_domain)
+            };
+            return self.pods.wait_for(check).await.map_err(denied);
         }
         let check = |pods: &PodDirectory| {
-            check_impersonation(&self.access, pods, caller, requested, &self.trust_domain)
+            check_impersonation(&*self.access, pods, caller, requested, &self.trust_domain)
         };
-        self.patiently(check).await.map_err(denied)
+        self.pods.wait_for(check).await.map_err(denied)
     }
 
-    /// A node proxy hears of a new pod from its agent, perhaps before we do from the source of
-    /// objects: a refusal that another object could lift waits for one, so that the pod's first
-    /// connection need not wait for the proxy's next attempt.
-    async fn patiently<T>(
-        &self,
-        check: impl Fn(&PodDirectory) -> Result<T, Denied>,
-    ) -> Result<T, Denied> {
-        let mut followed = self.followed.clone();
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        loop {
-            let started = *followed.borrow_and_update() > 0;
-            let checked = check(&self.pods.read());
-            match checked {
-                Err(denied) if denied.may_pass() || !started => {
-                    let changed = tokio::time::timeout_at(deadline, followed.changed()).await;
-                    if !matches!(changed, Ok(Ok(()))) {
-                        return Err(denied);
-                    }
-                }
-                checked => return checked,
-            }
-        }
+    /// The life to issue for, in seconds as requested. Longer requests get the longest: proxies renew by what they got.
+    fn ttl(&self, seconds: i64) -> Duration {
+        let requested = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0);
+        let requested = requested.map_or(DEFAULT_TTL, Duration::from_secs);
+        requested.min(self.max_ttl)
     }
-}
-
-/// The life to issue for; an error if more is asked than may be had.
-fn ttl(seconds: i64) -> Result<Duration, Status> {
-    let Ok(seconds @ 1..) = u64::try_from(seconds) else {
-        return Ok(DEFAULT_TTL);
-    };
-    let ttl = Duration::from_secs(seconds);
-    if ttl > MAX_TTL {
-        let message = format!(
-            "at most {} seconds may be asked for, not {seconds}",
-            MAX_TTL.as_secs()
-        );
-        return Err(Status::invalid_argument(message));
-    }
-    Ok(ttl)
 }
 
 #[tonic::async_trait]
@@ -244,7 +117,7 @@ impl IstioCertificateService for CertificateService {
             })?;
         let request = request.into_inner();
         let identity = self.identity(&caller, &request).await?;
-        let ttl = ttl(request.validity_duration)?;
+        let ttl = self.ttl(request.validity_duration);
         let trust = Arc::clone(&self.trust.borrow());
         // Signing takes the processor for some hundred microseconds: not long enough to hand on.
         match trust
@@ -269,6 +142,3 @@ impl IstioCertificateService for CertificateService {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

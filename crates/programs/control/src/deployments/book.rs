@@ -31,6 +31,9 @@ pub(super) struct Name {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Class {
     pub(super) controller: String,
+    /// The generation of its spec.
+    pub(super) generation: Option<i64>,
+    /// Whether its conditions of this generation say so.
     pub(super) is_accepted: bool,
     /// What it says of the release of the definitions.
     pub(super) release: Option<Release>,
@@ -131,8 +134,9 @@ pub(super) fn replicas_ours(metadata: &ObjectMeta) -> bool {
 pub(super) enum ClassWork<'a> {
     /// It is missing.
     Make,
-    /// It does not say that waypoints are made, and whether the release of the definitions is known.
-    Say(&'a Release),
+    /// Its conditions of this generation do not say that waypoints are made, and whether the release of the definitions is
+    /// known.
+    Say(&'a Release, Option<i64>),
 }
 
 /// What is to be done for a Gateway.
@@ -220,7 +224,7 @@ impl Book {
             Some(class) if class.controller != CONTROLLER => None,
             Some(class) => {
                 let says_so = class.is_accepted && class.release.as_ref() == Some(&self.release);
-                (!says_so).then_some(ClassWork::Say(&self.release))
+                (!says_so).then_some(ClassWork::Say(&self.release, class.generation))
             }
         }
     }

@@ -42,7 +42,7 @@ impl Release {
     }
 
     /// The condition, as it is written.
-    pub(super) fn condition(&self, now: &str) -> Value {
+    pub(super) fn condition(&self, now: &str, generation: Option<i64>) -> Value {
         let (status, reason) = if self.is_known {
             ("True", "SupportedVersion")
         } else {
@@ -50,7 +50,7 @@ impl Release {
         };
         json!({
             "type": "SupportedVersion", "status": status, "reason": reason,
-            "message": self.message, "lastTransitionTime": now,
+            "message": self.message, "lastTransitionTime": now, "observedGeneration": generation,
         })
     }
 
@@ -71,7 +71,7 @@ mod tests {
         for release in ["v1.6.3", "v9.0.0"] {
             let annotations = [(ambit_k8s_api::BUNDLE_VERSION.to_owned(), release.to_owned())];
             let release = Release::of(Some(&annotations.into()));
-            let condition = release.condition("2026-01-01T00:00:00Z");
+            let condition = release.condition("2026-01-01T00:00:00Z", Some(1));
             assert_eq!(Release::read(&[condition]), Some(release));
         }
         assert_eq!(Release::read(&[]), None);

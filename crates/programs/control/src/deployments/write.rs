@@ -167,21 +167,25 @@ pub(super) async fn make_class(client: &Client) -> Result<(), kube::Error> {
     }
 }
 
-/// Says that the class has a controller, and whether that knows the release of the definitions.
-pub(super) async fn accept_class(client: &Client, release: &Release) -> Result<(), kube::Error> {
+/// Says that the class, as of a generation, has a controller, and whether that knows the release of the definitions.
+pub(super) async fn accept_class(
+    client: &Client,
+    release: &Release,
+    generation: Option<i64>,
+) -> Result<(), kube::Error> {
     let resource = classes();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let now = now();
     let accepted = json!({
         "type": "Accepted", "status": "True", "reason": "Accepted",
         "message": "waypoints are made for Gateways of this class",
-        "lastTransitionTime": now,
+        "lastTransitionTime": now, "observedGeneration": generation,
     });
     let body = json!({
         "apiVersion": resource.api_version,
         "kind": resource.kind,
         "metadata": {"name": CLASS},
-        "status": {"conditions": [accepted, release.condition(&now)]},
+        "status": {"conditions": [accepted, release.condition(&now, generation)]},
     });
     let params = PatchParams::apply(MANAGER).force();
     api.patch_status(CLASS, &params, &Patch::Apply(&body))

@@ -122,6 +122,7 @@ mod tests {
             url: url.into(),
             is_issuer: false,
             timeout: Duration::from_secs(5),
+            namespace: None,
         }
     }
 

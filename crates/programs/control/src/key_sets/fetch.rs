@@ -1,15 +1,12 @@
 //! Fetching a key set over HTTP. Whoever may write an object chooses the address, and whoever answers may be anybody:
 //! time and size are bounded, and nothing that answers is told in a condition but what kind of thing is wrong.
 
-use std::{
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{io, sync::Arc};
 
 use ambit_derive::KeySource;
+use ambit_egress::{ConnectError, Guard};
 use ambit_jwt::{KeySet, KeySetError, MAX_KEY_SET};
-use ambit_model::canonical_ip;
+use ambit_model::ArcStr;
 use http::{
     Request, StatusCode, Uri,
     header::{ACCEPT, HOST, LOCATION, USER_AGENT},
@@ -19,11 +16,10 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::ServerName;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
+
+use super::callees::{CalleeError, Callees};
 
 /// How often an answer may say that the set is elsewhere.
 const MAX_REDIRECTS: usize = 3;
@@ -33,7 +29,8 @@ const DISCOVERY: &str = "/.well-known/openid-configuration";
 /// Fetches key sets.
 pub(super) struct Fetcher {
     tls: TlsConnector,
-    may_reach: fn(IpAddr) -> bool,
+    guard: Guard,
+    callees: Callees,
 }
 
 /// Why a key set cannot be had.
@@ -43,12 +40,10 @@ pub(crate) enum FetchError {
     Timeout(std::time::Duration),
     #[error("{0:?} is no address of http or https")]
     Address(String),
-    #[error("{0} cannot be resolved")]
-    Resolve(String, #[source] io::Error),
-    #[error("{0} has no address that may be asked: loopback and link-local ones may not")]
-    Forbidden(String),
-    #[error("cannot connect to {0}")]
-    Connect(String, #[source] io::Error),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Callee(#[from] CalleeError),
     #[error("no TLS with {0}: {1}")]
     Tls(String, #[source] io::Error),
     #[error("the answer is not what HTTP allows")]
@@ -68,33 +63,35 @@ pub(crate) enum FetchError {
 }
 
 impl Fetcher {
-    /// One that believes the authorities of the system.
-    pub(super) fn with_system_roots() -> Self {
+    /// One that believes the authorities of the system, and calls what the guard and the objects of the mesh let it.
+    pub(super) fn with_system_roots(guard: Guard, callees: Callees) -> Self {
         let mut roots = RootCertStore::empty();
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
             tracing::warn!(%error, "a certificate authority of the system cannot be read");
         }
         roots.add_parsable_certificates(found.certs);
-        Self::new(roots, may_reach)
+        Self::new(roots, guard, callees)
     }
 
-    fn new(roots: RootCertStore, may_reach: fn(IpAddr) -> bool) -> Self {
+    fn new(roots: RootCertStore, guard: Guard, callees: Callees) -> Self {
         let config = ClientConfig::builder().with_root_certificates(roots);
         Self {
             tls: TlsConnector::from(Arc::new(config.with_no_client_auth())),
-            may_reach,
+            guard,
+            callees,
         }
     }
 
     /// The key set, in which there is a key that can be used.
     pub(super) async fn key_set(&self, source: &KeySource) -> Result<String, FetchError> {
         let fetching = async {
+            let caller = source.namespace.as_ref();
             let url = match source.is_issuer {
                 false => source.url.to_string(),
-                true => self.discover(&source.url).await?,
+                true => self.discover(&source.url, caller).await?,
             };
-            let text = self.get(&url).await?;
+            let text = self.get(&url, caller).await?;
             let keys = KeySet::read(&text)?;
             if keys.is_empty() {
                 return Err(FetchError::NoKeys);
@@ -106,9 +103,9 @@ impl Fetcher {
     }
 
     /// Where an issuer says its key set is.
-    async fn discover(&self, issuer: &str) -> Result<String, FetchError> {
+    async fn discover(&self, issuer: &str, caller: Option<&ArcStr>) -> Result<String, FetchError> {
         let url = format!("{}{DISCOVERY}", issuer.trim_end_matches('/'));
-        let text = self.get(&url).await?;
+        let text = self.get(&url, caller).await?;
         let says: serde_json::Value =
             serde_json::from_slice(&text).map_err(|_| FetchError::Discovery)?;
         let text = |name: &str| says.get(name).and_then(serde_json::Value::as_str);
@@ -123,10 +120,10 @@ impl Fetcher {
         Ok(keys.to_owned())
     }
 
-    async fn get(&self, url: &str) -> Result<Vec<u8>, FetchError> {
+    async fn get(&self, url: &str, caller: Option<&ArcStr>) -> Result<Vec<u8>, FetchError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
-            match self.get_once(&url).await? {
+            match self.get_once(&url, caller).await? {
                 Answer::Body(body) => return Ok(body),
                 Answer::Elsewhere(to) => {
                     if url.starts_with("https:") && !to.starts_with("https:") {
@@ -139,7 +136,7 @@ impl Fetcher {
         Err(FetchError::Redirect)
     }
 
-    async fn get_once(&self, url: &str) -> Result<Answer, FetchError> {
+    async fn get_once(&self, url: &str, caller: Option<&ArcStr>) -> Result<Answer, FetchError> {
         let no_address = || FetchError::Address(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| no_address())?;
         let is_tls = match uri.scheme_str() {
@@ -159,7 +156,11 @@ impl Fetcher {
             .header(USER_AGENT, "ambit-control")
             .body(Empty::<bytes::Bytes>::new())
             .map_err(|_| no_address())?;
-        let stream = self.connect(&host, port).await?;
+        let mut addresses = ambit_egress::resolve(&self.guard, &host, port).await?;
+        if let Some(namespace) = caller {
+            addresses = self.callees.allowed(namespace, &host, addresses).await?;
+        }
+        let stream = ambit_egress::connect_to(&host, &addresses).await?;
         if !is_tls {
             return exchange(stream, request).await;
         }
@@ -168,28 +169,6 @@ impl Fetcher {
         let stream = stream.map_err(|error| FetchError::Tls(host, error))?;
         exchange(stream, request).await
     }
-
-    async fn connect(&self, host: &str, port: u16) -> Result<TcpStream, FetchError> {
-        let found = tokio::net::lookup_host((host, port)).await;
-        let found = found.map_err(|error| FetchError::Resolve(host.to_owned(), error))?;
-        let addresses: Vec<SocketAddr> = found
-            .filter(|address| (self.may_reach)(canonical_ip(address.ip())))
-            .collect();
-        if addresses.is_empty() {
-            return Err(FetchError::Forbidden(host.to_owned()));
-        }
-        let connected = TcpStream::connect(&*addresses).await;
-        connected.map_err(|error| FetchError::Connect(host.to_owned(), error))
-    }
-}
-
-/// Not the control plane itself, nor what a cloud tells its machines.
-fn may_reach(ip: IpAddr) -> bool {
-    let is_local = match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    !is_local && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }
 
 enum Answer {

@@ -52,7 +52,13 @@ impl Follower {
         let mut there = BTreeSet::new();
         loop {
             self.definitions.mark_unchanged();
-            match self.definition().await {
+            let definition = self.definition().await;
+            if let Ok(definition) = &definition
+                && !self.report(*definition).await
+            {
+                return;
+            }
+            match definition {
                 Ok(Definition::Served(version)) => {
                     if !self.follow(version, &mut there).await {
                         return;
@@ -84,6 +90,25 @@ impl Follower {
                 Ok(()) = self.definitions.changed() => pause = PAUSE.0,
             }
         }
+    }
+
+    /// Reports what hinders following the definition; false when nobody listens any more.
+    async fn report(&self, definition: Definition) -> bool {
+        let (kind, wanted) = (self.kind, self.kind.version());
+        let is_unread = kind.definition() == ambit_k8s_api::Definition::Unread;
+        let problem = match definition {
+            Definition::Unreadable => Some(format!(
+                "{kind}: the definition serves none of the versions {}: its objects are not followed; serve one of these",
+                VERSIONS.join(", ")
+            )),
+            Definition::Served(version) if version != wanted && !is_unread => Some(format!(
+                "{kind}: the definition does not serve the version {wanted}: install a newer one, or fields that it does \
+                 not know have no effect"
+            )),
+            Definition::Served(_) | Definition::Absent => None,
+        };
+        let update = Update::Definition(kind, problem);
+        self.updates.send(update).await
     }
 
     /// What the cluster says about the kind. Policies hang on it: that a definition is not there is

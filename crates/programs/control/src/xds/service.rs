@@ -1,7 +1,7 @@
 //! Sessions over gRPC: one task a stream, woken by requests, by changes of the store, by the drain.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     convert::Infallible,
     future::Future,
     pin::Pin,
@@ -13,12 +13,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ambit_derive::PodDirectory;
 use ambit_model::{ArcStr, GatewayName};
 use ambit_rt::DrainWatcher;
-use ambit_wire::discovery::DeltaDiscoveryRequest;
+use ambit_wire::discovery::{DeltaDiscoveryRequest, DiscoveryResponse};
 use bytes::Bytes;
 use hyper::body::Frame;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
+use prost::Message as _;
 use rand::Rng;
 use tokio::sync::{mpsc, watch};
 use tonic::{Request, Status, Streaming, body::Body, server::NamedService};
@@ -26,12 +28,19 @@ use tonic::{Request, Status, Streaming, body::Body, server::NamedService};
 use super::{
     Admission,
     batch::Push,
+    debug::{self, DebugService},
     node::NodeInfo,
     scope::Client,
-    session::{Session, SubscriptionStatus},
+    session::Session,
+    sessions::{SessionStatus, Sessions},
     store::Store,
 };
-use crate::{access::Access, auth::Caller, grpc::ConnectionEnd, metrics::Metrics};
+use crate::{
+    access::Access,
+    caller_pod::{Pods, check_own},
+    grpc::ConnectionEnd,
+    metrics::Metrics,
+};
 
 /// Pushes ready for a client that does not read.
 const QUEUE: usize = 4;
@@ -47,30 +56,13 @@ const OLD: &str = "transport is closing: connect anew, so that replicas share th
 /// Streams at once.
 const MAX_STREAMS: usize = 4096;
 
-/// The open streams.
-pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
-
-/// How one stream stands.
-#[derive(Clone, Debug)]
-pub struct SessionStatus {
-    /// The client, once it said who it is.
-    pub node: Option<NodeInfo>,
-    /// Whose token it presented.
-    pub caller: Caller,
-    /// Where it connected from.
-    pub peer: String,
-    /// Since when.
-    pub since: SystemTime,
-    /// Its subscriptions.
-    pub subscriptions: Vec<SubscriptionStatus>,
-}
-
 /// What every stream needs.
 #[derive(Clone, Debug)]
 pub struct Discovery {
     store: Arc<RwLock<Store>>,
     changes: watch::Receiver<u64>,
     access: Arc<Access>,
+    pods: Pods,
     admission: Arc<Admission>,
     metrics: Arc<Metrics>,
     sessions: Sessions,
@@ -84,6 +76,7 @@ impl Discovery {
         store: Arc<RwLock<Store>>,
         changes: watch::Receiver<u64>,
         access: Arc<Access>,
+        pods: Pods,
         admission: Admission,
         metrics: Arc<Metrics>,
         drain: DrainWatcher,
@@ -93,6 +86,7 @@ impl Discovery {
             store,
             changes,
             access,
+            pods,
             admission: Arc::new(admission),
             metrics,
             sessions,
@@ -124,7 +118,11 @@ impl Discovery {
                 "the objects of the mesh are not read yet",
             ));
         }
-        self.access.check_discovery(&caller, request.extensions())?;
+        let check = |pods: &PodDirectory| check_own(&*self.access, pods, &caller);
+        let denied = self.pods.wait_for(check).await.err();
+        let denied = denied.map(|denied| denied.to_string());
+        let extensions = request.extensions();
+        self.access.check_discovery(&caller, denied, extensions)?;
         let peer = request
             .extensions()
             .get::<ambit_grpc_listener::PeerInfo>()
@@ -214,8 +212,13 @@ impl Discovery {
                         .map_err(|refused| Status::unavailable(refused.to_string()))?
                 }
             };
-            if waypoint.is_some() && registered.waypoint(&self.access) != waypoint {
-                return Err(Status::permission_denied("the waypoint's Gateway is gone"));
+            if waypoint.is_some() {
+                if registered.waypoint(&self.access) != waypoint {
+                    return Err(Status::permission_denied("the waypoint's Gateway is gone"));
+                }
+                if !registered.is_alive(&self.access, &self.pods) {
+                    return Err(Status::permission_denied("the waypoint's pod is gone"));
+                }
             }
             registered.update(&session);
             for push in pushes {
@@ -308,6 +311,13 @@ impl Registered {
         access.waypoint(&sessions.get(&self.id)?.caller)
     }
 
+    /// Whether the client is still a pod that may act as its account.
+    fn is_alive(&self, access: &Access, pods: &Pods) -> bool {
+        let sessions = self.sessions.lock();
+        let session = sessions.get(&self.id);
+        session.is_some_and(|one| check_own(access, &pods.directory.read(), &one.caller).is_ok())
+    }
+
     fn update(&self, session: &Session) {
         if let Some(status) = self.sessions.lock().get_mut(&self.id) {
             status.subscriptions = session.status();
@@ -327,12 +337,15 @@ impl Drop for Registered {
 
 /// The gRPC service. The generated one would copy every record for every client.
 #[derive(Clone, Debug)]
-pub struct DiscoveryServer(Discovery);
+pub struct DiscoveryServer {
+    discovery: Discovery,
+    debug: DebugService,
+}
 
 impl DiscoveryServer {
-    /// Serves `discovery`.
-    pub fn new(discovery: Discovery) -> Self {
-        Self(discovery)
+    /// Serves proxies by `discovery`, and Istio's tools by `debug`.
+    pub fn new(discovery: Discovery, debug: DebugService) -> Self {
+        Self { discovery, debug }
     }
 }
 
@@ -355,42 +368,81 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        if request.uri().path() != METHOD {
-            return Box::pin(async {
-                Ok(Status::unimplemented("only delta xDS is served").into_http())
-            });
+        match request.uri().path() {
+            METHOD => {
+                let discovery = self.discovery.clone();
+                Box::pin(async move {
+                    let decoder = tonic_prost::ProstDecoder::default();
+                    let request = Request::from_http(request)
+                        .map(|body| Streaming::new_request(decoder, body, None, Some(MAX_REQUEST)));
+                    let pushes = discovery.open(request).await;
+                    Ok(pushes.map_or_else(Status::into_http, respond))
+                })
+            }
+            debug::METHOD => {
+                let debug = self.debug.clone();
+                Box::pin(async move {
+                    let decoder = tonic_prost::ProstDecoder::default();
+                    let limit = Some(debug::MAX_REQUEST_BYTES);
+                    let request = Request::from_http(request)
+                        .map(|body| Streaming::new_request(decoder, body, None, limit));
+                    let responses = debug.open(request).await;
+                    Ok(responses.map_or_else(Status::into_http, respond))
+                })
+            }
+            path => {
+                let path: String = path.chars().take(200).collect();
+                Box::pin(async move {
+                    Ok(Status::unimplemented(format!("{path} is not served")).into_http())
+                })
+            }
         }
-        let discovery = self.0.clone();
-        Box::pin(async move {
-            let decoder = tonic_prost::ProstDecoder::default();
-            let request = Request::from_http(request)
-                .map(|body| Streaming::new_request(decoder, body, None, Some(MAX_REQUEST)));
-            let pushes = match discovery.open(request).await {
-                Ok(pushes) => pushes,
-                Err(status) => return Ok(status.into_http()),
-            };
-            let mut response = http::Response::new(Body::new(Pushes {
-                pushes,
-                message: VecDeque::new(),
-                has_ended: false,
-            }));
-            let grpc = http::HeaderValue::from_static("application/grpc");
-            let headers = response.headers_mut();
-            headers.insert(http::header::CONTENT_TYPE, grpc);
-            Ok(response)
-        })
     }
 }
 
-/// Pushes as a response's body. What clients share is passed on without being copied.
-struct Pushes {
-    pushes: mpsc::Receiver<Result<Push, Status>>,
+/// A response whose body is a stream of messages.
+fn respond<M: StreamMessage>(messages: mpsc::Receiver<Result<M, Status>>) -> http::Response<Body> {
+    let mut response = http::Response::new(Body::new(Messages {
+        messages,
+        pieces: VecDeque::new(),
+        has_ended: false,
+    }));
+    let grpc = http::HeaderValue::from_static("application/grpc");
+    let headers = response.headers_mut();
+    headers.insert(http::header::CONTENT_TYPE, grpc);
+    response
+}
+
+/// A message as it is sent, with its length before it.
+trait StreamMessage: Send + 'static {
+    fn pieces(self) -> Vec<Bytes>;
+}
+
+impl StreamMessage for Push {
+    fn pieces(self) -> Vec<Bytes> {
+        self.message().collect()
+    }
+}
+
+impl StreamMessage for DiscoveryResponse {
+    fn pieces(self) -> Vec<Bytes> {
+        let length = u32::try_from(self.encoded_len()).unwrap_or(u32::MAX);
+        let mut bytes = vec![0];
+        bytes.extend(length.to_be_bytes());
+        bytes.extend(self.encode_to_vec());
+        vec![bytes.into()]
+    }
+}
+
+/// Messages as a response's body. What clients share is passed on without being copied.
+struct Messages<M> {
+    messages: mpsc::Receiver<Result<M, Status>>,
     /// What is left of the present message.
-    message: VecDeque<Bytes>,
+    pieces: VecDeque<Bytes>,
     has_ended: bool,
 }
 
-impl hyper::body::Body for Pushes {
+impl<M: StreamMessage> hyper::body::Body for Messages<M> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -399,16 +451,16 @@ impl hyper::body::Body for Pushes {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         loop {
-            if let Some(piece) = self.message.pop_front() {
+            if let Some(piece) = self.pieces.pop_front() {
                 return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
             if self.has_ended {
                 return Poll::Ready(None);
             }
-            let status = match self.pushes.poll_recv(context) {
+            let status = match self.messages.poll_recv(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(push))) => {
-                    self.message.extend(push.message());
+                Poll::Ready(Some(Ok(message))) => {
+                    self.pieces.extend(message.pieces());
                     continue;
                 }
                 Poll::Ready(Some(Err(status))) => status,

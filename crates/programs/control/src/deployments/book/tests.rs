@@ -40,6 +40,7 @@ fn book(metadata: Value) -> Book {
 fn class(controller: &str) -> Class {
     Class {
         controller: controller.into(),
+        generation: Some(1),
         is_accepted: true,
         release: Some(Release::of(None)),
     }
@@ -173,7 +174,10 @@ fn the_class_is_made_and_says_what_is_known_unless_it_is_anothers() {
         ..class(CONTROLLER)
     };
     book.class(Some(unsaid));
-    assert_eq!(book.class_work(), Some(ClassWork::Say(&Release::of(None))));
+    assert_eq!(
+        book.class_work(),
+        Some(ClassWork::Say(&Release::of(None), Some(1)))
+    );
 }
 
 #[test]

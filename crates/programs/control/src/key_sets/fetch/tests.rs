@@ -1,6 +1,11 @@
 //! Against servers that answer as they should, and as they should not.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use ambit_k8s_api::ObjectKey;
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -46,11 +51,15 @@ fn source(url: String, is_issuer: bool) -> KeySource {
         url: url.into(),
         is_issuer,
         timeout: Duration::from_secs(10),
+        namespace: None,
     }
 }
 
 fn fetcher() -> Fetcher {
-    Fetcher::new(RootCertStore::empty(), |_| true)
+    let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
+    let guard = Guard::new(everywhere.into());
+    // Nobody is asked for the root namespace.
+    Fetcher::new(RootCertStore::empty(), guard, Callees::new().0)
 }
 
 async fn fetched(answers: Vec<String>) -> Result<String, FetchError> {
@@ -154,13 +163,60 @@ async fn the_control_plane_itself_and_what_a_cloud_tells_its_machines_are_not_as
         "0.0.0.0",
     ] {
         let source = source(format!("http://{host}:1/"), false);
-        let refused = Fetcher::with_system_roots().key_set(&source).await;
+        let refused = Fetcher::with_system_roots(Guard::default(), Callees::new().0)
+            .key_set(&source)
+            .await;
         assert!(
-            matches!(refused, Err(FetchError::Forbidden(_))),
+            matches!(
+                refused,
+                Err(FetchError::Connect(ConnectError::Forbidden { .. }))
+            ),
             "{host}: {refused:?}"
         );
     }
-    for ip in ["10.0.0.1", "93.184.216.34", "fd00::1"] {
-        assert!(may_reach(ip.parse().unwrap()), "{ip}");
-    }
+}
+
+#[tokio::test]
+async fn tenants_fetch_only_where_the_mesh_lets_them() {
+    let own = server(vec![ok(KEY), ok(KEY)]).await;
+    let leads_there = format!(
+        "HTTP/1.1 302 Found\r\nlocation: http://localhost:{}/\r\ncontent-length: 0\r\n\r\n",
+        own.port()
+    );
+    let (callees, mut inquiries) = Callees::new();
+    ambit_rt::spawn("mesh", async move {
+        while let Some(inquiry) = inquiries.recv().await {
+            assert_eq!(inquiry.namespace, "tenant");
+            // As if one loopback address were a Service's.
+            let is_foreign = inquiry.ip != IpAddr::from([127, 0, 0, 2]);
+            let owner = || ObjectKey::new(ambit_k8s_api::Kind::Service, "store", "web");
+            inquiry.answer(if is_foreign { Err(owner()) } else { Ok(()) });
+        }
+    });
+    let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
+    let fetcher = Fetcher::new(
+        RootCertStore::empty(),
+        Guard::new(everywhere.into()),
+        callees,
+    );
+    let tenants = |url: String| KeySource {
+        namespace: Some("tenant".into()),
+        ..source(url, false)
+    };
+    let refused = fetcher.key_set(&tenants(format!("http://{own}/"))).await;
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.contains("Service store/web") && text.contains("ReferenceGrant"),
+        "{text}"
+    );
+    let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let allowed = listener.local_addr().unwrap();
+    serve(listener, vec![ok(KEY), leads_there]);
+    let url = || tenants(format!("http://{allowed}/"));
+    assert_eq!(fetcher.key_set(&url()).await.unwrap(), KEY);
+    let led = fetcher.key_set(&url()).await;
+    assert!(matches!(led, Err(FetchError::Callee(_))), "{led:?}");
+    // The administrator's are not asked about.
+    let of_root = source(format!("http://{own}/"), false);
+    assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);
 }

@@ -1,0 +1,108 @@
+//! The reserved identities under which waypoints call for objects.
+
+use ambit_derive::Delta;
+use ambit_model::{GlobalLimit, PolicyKey, RateLimit};
+
+use super::*;
+
+fn gateway(name: &str) -> GatewayName {
+    GatewayName::new("shop", name)
+}
+
+fn object(namespace: &str) -> PolicyKey {
+    PolicyKey {
+        namespace: namespace.into(),
+        name: "one".into(),
+    }
+}
+
+/// Waypoint `shop/wp` with a plugin of `shop` and rate limits of `bank` and `local` attached, of which the latter has no
+/// service to call; and waypoint `shop/idle` with nothing.
+fn waypoints() -> Arc<Waypoints> {
+    let limit = |global| {
+        Some(Arc::new(RateLimit {
+            global,
+            ..RateLimit::default()
+        }))
+    };
+    let calls = GlobalLimit {
+        place: Err("none".into()),
+        domain: "d".into(),
+        timeout: Duration::from_secs(1),
+        hits: 1,
+        descriptors: Vec::new(),
+    };
+    let known = |name: &str| (gateway(name), Some(Arc::default()));
+    let waypoints = Waypoints::default();
+    waypoints.update(&Delta {
+        waypoint_gateways: vec![known("wp"), known("idle")],
+        waypoint_extensions: vec![((gateway("wp"), object("shop")), Some(Arc::default()))],
+        waypoint_rate_limits: vec![
+            ((gateway("wp"), object("bank")), limit(Some(calls))),
+            ((gateway("wp"), object("local")), limit(None)),
+        ],
+        ..Delta::default()
+    });
+    Arc::new(waypoints)
+}
+
+#[test]
+fn waypoints_get_reserved_identities_of_namespaces_they_call_for() {
+    let pods = World::new().pods;
+    let waypoints = waypoints();
+    let access = access(waypoints.clone());
+    let requested = |pod: &str, waypoint: &str, identity: &str| {
+        let caller = caller(("shop", "wp"), Some((pod, &format!("uid-{pod}"))));
+        let caller = (&caller, &gateway(waypoint));
+        check_waypoint_calls(&access, &pods, caller, identity, TRUST_DOMAIN)
+    };
+    for (namespace, is_granted) in [
+        ("shop", true),
+        ("bank", true),
+        ("local", false),
+        ("other", false),
+    ] {
+        let identity = Identity::of_waypoint_calls(TRUST_DOMAIN, namespace);
+        let decided = requested("wp-1", "wp", &identity.to_string());
+        let expected = if is_granted {
+            Ok(identity)
+        } else {
+            Err(Denied::NoCalls {
+                namespace: namespace.into(),
+                waypoint: gateway("wp"),
+            })
+        };
+        assert_eq!(decided, expected, "{namespace}");
+    }
+    let of_shop = Identity::of_waypoint_calls(TRUST_DOMAIN, "shop").to_string();
+    for (pod, waypoint, identity) in [
+        ("wp-1", "idle", of_shop.as_str()),
+        ("wp-0", "wp", &of_shop),
+        // A pod of the account without the waypoint's label.
+        ("thief-1", "wp", &of_shop),
+        ("wp-1", "wp", "spiffe://other.td/ns/shop/sa/waypoint_calls"),
+        ("wp-1", "wp", &spiffe("shop", "web")),
+        ("wp-1", "wp", &spiffe("shop", "wp")),
+    ] {
+        let decided = requested(pod, waypoint, identity);
+        assert!(decided.is_err(), "{pod} {waypoint} {identity}: {decided:?}");
+    }
+    // The plugin is removed.
+    waypoints.update(&Delta {
+        waypoint_extensions: vec![((gateway("wp"), object("shop")), None)],
+        ..Delta::default()
+    });
+    let decided = requested("wp-1", "wp", &of_shop);
+    assert!(
+        matches!(decided, Err(Denied::NoCalls { .. })),
+        "{decided:?}"
+    );
+}
+
+#[test]
+fn node_proxies_get_no_reserved_identities() {
+    let world = World::new();
+    let reserved = Identity::of_waypoint_calls(TRUST_DOMAIN, "shop");
+    let decided = world.impersonation(&node_proxy("zt-1"), &reserved.to_string());
+    assert_eq!(decided, Err(Denied::Reserved(reserved)));
+}

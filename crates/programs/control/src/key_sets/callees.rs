@@ -1,0 +1,106 @@
+//! What the control plane may call to fetch the key sets of a namespace: the follower of objects says it, who knows the
+//! addresses of Services and pods.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ambit_k8s_api::ObjectKey;
+use ambit_model::ArcStr;
+use tokio::sync::{mpsc, oneshot};
+
+/// Inquiries that wait for the follower of objects.
+const QUEUE: usize = 64;
+
+/// An address of which somebody wants to know whether key sets of a namespace may be fetched there.
+#[derive(Debug)]
+pub(crate) struct Inquiry {
+    /// The namespace of the objects that name the key set.
+    pub(crate) namespace: ArcStr,
+    /// The address.
+    pub(crate) ip: IpAddr,
+    reply: oneshot::Sender<Result<(), ObjectKey>>,
+}
+
+impl Inquiry {
+    /// Answers it: an error names the Service or pod that has the address.
+    pub(crate) fn answer(self, may_call: Result<(), ObjectKey>) {
+        // Nobody waits for it any more when the time of the fetch is over.
+        self.reply.send(may_call).ok();
+    }
+}
+
+/// Why no address of a host is called.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CalleeError {
+    #[error(
+        "{host} has an address of {owner}: add a ReferenceGrant from RequestAuthentication of {namespace} in its namespace"
+    )]
+    NotGranted {
+        host: String,
+        owner: ObjectKey,
+        namespace: ArcStr,
+    },
+    #[error("the control plane is ending")]
+    Ending,
+}
+
+/// Asks the follower of objects. Clones ask the same.
+#[derive(Clone, Debug)]
+pub(super) struct Callees(mpsc::Sender<Inquiry>);
+
+impl Callees {
+    /// With the end at which inquiries arrive.
+    pub(super) fn new() -> (Self, mpsc::Receiver<Inquiry>) {
+        let (asked, inquiries) = mpsc::channel(QUEUE);
+        (Self(asked), inquiries)
+    }
+
+    /// Those of a host's addresses that may be called for a namespace.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(super) async fn allowed(
+        &self,
+        namespace: &ArcStr,
+        host: &str,
+        addresses: Vec<SocketAddr>,
+    ) -> Result<Vec<SocketAddr>, CalleeError> {
+        let mut allowed = Vec::new();
+        let mut refused = None;
+        for address in addresses {
+            match self.may_call(namespace, address.ip()).await? {
+                Ok(()) => allowed.push(address),
+                Err(owner) => refused = Some(owner),
+            }
+        }
+        match refused {
+            Some(owner) if allowed.is_empty() => Err(CalleeError::NotGranted {
+                host: host.to_owned(),
+                owner,
+                namespace: namespace.clone(),
+            }),
+            _ => Ok(allowed),
+        }
+    }
+
+    async fn may_call(
+        &self,
+        namespace: &ArcStr,
+        ip: IpAddr,
+    ) -> Result<Result<(), ObjectKey>, CalleeError> {
+        for ip in ambit_egress::spellings(ip).into_iter().flatten() {
+            let (reply, answer) = oneshot::channel();
+            let inquiry = Inquiry {
+                namespace: namespace.clone(),
+                ip: ip.to_canonical(),
+                reply,
+            };
+            let sent = self.0.send(inquiry).await;
+            sent.map_err(|_| CalleeError::Ending)?;
+            let answer = answer.await.map_err(|_| CalleeError::Ending)?;
+            if answer.is_err() {
+                return Ok(answer);
+            }
+        }
+        Ok(Ok(()))
+    }
+}

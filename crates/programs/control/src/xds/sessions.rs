@@ -1,0 +1,26 @@
+//! The streams that are open, as debug pages and Istio's tools show them.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use parking_lot::Mutex;
+
+use super::{node::NodeInfo, session::SubscriptionStatus};
+use crate::auth::Caller;
+
+/// The open streams.
+pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
+
+/// How one stream stands.
+#[derive(Clone, Debug)]
+pub struct SessionStatus {
+    /// The client, once it said who it is.
+    pub node: Option<NodeInfo>,
+    /// Whose token it presented.
+    pub caller: Caller,
+    /// Where it connected from.
+    pub peer: String,
+    /// Since when.
+    pub since: SystemTime,
+    /// Its subscriptions.
+    pub subscriptions: Vec<SubscriptionStatus>,
+}

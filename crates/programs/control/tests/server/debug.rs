@@ -1,0 +1,100 @@
+//! What `istioctl proxy-status` and `istioctl version` ask for, by state-of-the-world xDS.
+
+use ambit_wire::discovery::{ClientConfig, ConfigStatus, DiscoveryRequest, DiscoveryResponse};
+
+use super::*;
+
+/// Sends one request as istioctl does, with a token that is bound to no pod.
+async fn ask(plane: &Plane, namespace: &str, type_url: &str) -> Result<DiscoveryResponse, Status> {
+    let mut claims = claims_of(namespace, "default", "", "");
+    claims
+        .get_mut("kubernetes.io")
+        .and_then(|claim| claim.as_object_mut())
+        .unwrap()
+        .remove("pod");
+    let token = plane.sign(&claims);
+    // The call stays open while it is answered.
+    let (requests, outgoing) = mpsc::channel(1);
+    let request = DiscoveryRequest {
+        node: Some(node("sidecar~0.0.0.0~istioctl.x~", namespace)),
+        type_url: type_url.to_owned(),
+        ..DiscoveryRequest::default()
+    };
+    requests.send(request).await.unwrap();
+    let mut call = Request::new(tokio_stream::wrappers::ReceiverStream::new(outgoing));
+    call.metadata_mut()
+        .insert("authorization", format!("Bearer {token}").parse().unwrap());
+    let mut client = tonic::client::Grpc::new(plane.channel());
+    client.ready().await.unwrap();
+    let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+    let codec = tonic_prost::ProstCodec::<DiscoveryRequest, DiscoveryResponse>::default();
+    let exchange = async {
+        let response = client.streaming(call, path.parse().unwrap(), codec).await?;
+        response.into_inner().message().await
+    };
+    let response = tokio::time::timeout(DEADLINE, exchange).await;
+    let response = response.expect("no answer")?;
+    Ok(response.expect("the stream ended without an answer"))
+}
+
+#[tokio::test]
+async fn istioctl_sees_clients_and_version() {
+    let plane = Plane::start().await;
+    let mut stream = plane.stream().await;
+    stream.subscribe(ADDRESS_TYPE_URL).await;
+    let synced = async {
+        loop {
+            let response = ask(&plane, "istio-system", "istio.io/debug/syncz")
+                .await
+                .unwrap();
+            let config = ClientConfig::decode(response.resources[0].value.as_slice()).unwrap();
+            let statuses: Vec<_> = config
+                .generic_xds_configs
+                .iter()
+                .map(|one| (one.type_url.clone(), one.config_status()))
+                .collect();
+            if statuses == [(ADDRESS_TYPE_URL.to_owned(), ConfigStatus::Synced)] {
+                return (response, config);
+            }
+        }
+    };
+    let (response, config) = tokio::time::timeout(DEADLINE, synced)
+        .await
+        .expect("the client is never synced");
+    assert_eq!(response.type_url, "istio.io/debug/syncz");
+    let url = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
+    assert_eq!(response.resources[0].type_url, url);
+    assert_eq!(config.node.unwrap().id, "zt-1.istio-system");
+    let identifier = response.control_plane.unwrap().identifier;
+    let identifier: serde_json::Value = serde_json::from_str(&identifier).unwrap();
+    assert_eq!(identifier["Info"]["version"], env!("CARGO_PKG_VERSION"));
+
+    let response = ask(&plane, "istio-system", "istio.io/connections")
+        .await
+        .unwrap();
+    let url = "type.googleapis.com/envoy.config.core.v3.Node";
+    assert_eq!(response.resources[0].type_url, url);
+    drop(stream);
+}
+
+#[tokio::test]
+async fn accounts_of_other_namespaces_do_not_see_who_is_connected() {
+    let plane = Plane::start().await;
+    let refused = ask(&plane, "shop", "istio.io/debug/syncz")
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+}
+
+#[tokio::test]
+async fn records_of_the_mesh_are_not_served_as_state_of_the_world() {
+    let plane = Plane::start().await;
+    let refused = ask(&plane, "istio-system", ADDRESS_TYPE_URL)
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
+    assert!(
+        refused.message().contains("DeltaAggregatedResources"),
+        "{refused}"
+    );
+}

@@ -1,6 +1,6 @@
 //! The process: puts the parts together, runs them, and ends them in order.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
 use ambit_model::{ArcStr, NamespacedHostname};
@@ -26,8 +26,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
+    attachment_lookup, calls,
     config::Config,
     destination, exporting, listeners,
+    memory_gauge::MemoryGauge,
     plugins::{self, Fetcher, PluginMetrics},
     published::{Gone, Published},
     server,
@@ -39,6 +41,9 @@ const LEARN: Duration = Duration::from_secs(5);
 /// How long connections wait in the sockets' queues for what [`prepare`] waits for. Then they are taken, and told
 /// what is missing.
 const QUEUED: Duration = Duration::from_secs(5);
+
+/// What remains for requests under way when connections were taken up to the last, because no other pod took them.
+const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
 /// Who started the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,21 +89,39 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let metrics = Arc::new(Metrics::register(&mut registry, version));
     let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
+    if !config.metrics_principals {
+        metrics.hide_principals();
+        http_metrics.hide_principals();
+    }
     let left = warm_start::take_over(&mut held, &supervisor, Some(Role::Waypoint));
+    let keys = left.1.clone();
     let parts = build(env, &config, (metrics, http_metrics), known, left)?;
     let waypoint = Arc::new(Waypoint::new(config.clone(), parts));
+    let identities = calls::follow_identities(
+        waypoint.published.clone(),
+        config.trust_domain.clone(),
+        waypoint.dialer.certificates.clone(),
+        keys,
+    );
+    ambit_rt::spawn_essential("identities of calls", identities);
     let workers = Workers::start(config.workers).context("no workers")?;
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
     let needed = follow_needed(waypoint.state.clone(), waypoint.published.clone());
     ambit_rt::spawn_essential("needed services", needed);
     registry.register_collector(Box::new(PluginMetrics(waypoint.published.clone())));
+    registry.register_collector(Box::new(MemoryGauge(waypoint.clone())));
     let fetcher = Fetcher::new(
         config.modules.clone(),
+        waypoint.clone(),
         config.insecure_registries.clone(),
         config.plugins.fetch,
     );
-    let loading = plugins::load(waypoint.published.clone(), Arc::new(fetcher));
+    let loading = plugins::load(
+        waypoint.published.clone(),
+        Arc::new(fetcher),
+        waypoint.shared_data.clone(),
+    );
     ambit_rt::spawn_essential("plugin modules", loading);
     let sockets = listeners::open(&config, &supervisor, held);
     let sockets = sockets.context("cannot listen for tunnels")?;
@@ -132,18 +155,34 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     tracing::info!(gateway = %config.gateway, workers = workers.count(), "serving");
 
     let cause = shutdown.wait().await;
-    // Clients go on choosing this waypoint until they have learnt that it ends.
-    tracing::info!(cause, "ending: new connections are taken a little longer");
+    tracing::info!(
+        cause,
+        "ending: connections are taken until clients have turned to other pods"
+    );
     let ending = readiness.pending("ending");
-    tokio::time::sleep(config.linger).await;
+    let left = serve_on(&waypoint).await;
     listeners::release(&supervisor);
-    waypoint
-        .lifecycle
-        .finish(Some(config.termination_deadline))
-        .await;
+    waypoint.lifecycle.finish(Some(left)).await;
     drop(ending);
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     Ok(())
+}
+
+/// Takes connections until none come any more: clients go on choosing this pod until they have learnt that it ends, or as
+/// long as no other pod of the waypoint serves. Returns what is left of the time until the process has to end.
+async fn serve_on(waypoint: &Waypoint) -> Duration {
+    let linger = waypoint.config.linger;
+    let end = Instant::now() + linger + waypoint.config.termination_deadline;
+    let last = end - LAST_REQUESTS.min(waypoint.config.termination_deadline / 2);
+    tokio::time::sleep(linger).await;
+    loop {
+        let next = waypoint.last_tunnel() + linger;
+        let now = Instant::now();
+        if now >= next.min(last) {
+            return end - now;
+        }
+        tokio::time::sleep_until(next.min(last)).await;
+    }
 }
 
 fn build(
@@ -169,9 +208,9 @@ fn build(
             ca: config.ca.clone(),
             auth_token: config.auth_token.clone(),
             cluster_id: config.cluster_id.clone(),
-            impersonate: false,
+            own: Some(config.identity()),
             ttl: config.secret_ttl,
-            crl_path: None,
+            crl_path: config.crl_path.clone(),
         },
         keys,
     )?;
@@ -291,6 +330,35 @@ async fn follow_needed(state: SharedState, published: Published) {
     }
 }
 
+/// Whether an update may change which services lead to a known workload.
+fn leads_elsewhere(state: &SharedState, update: &Update) -> bool {
+    let table = state.table();
+    let is_shared = |network: &str, ips: &[IpAddr], uid: &str| {
+        let others = |ip: &IpAddr| {
+            let mut all = table.endpoints_at(network, *ip);
+            all.any(|other| other.uid() != uid)
+        };
+        ips.iter().any(others)
+    };
+    match update {
+        Update::Workload(workload) => match table.workload(&workload.uid) {
+            Some(known) => !known.has_services_of(workload),
+            None => {
+                is_shared(&workload.network, &workload.workload_ips, &workload.uid)
+                    // What is attached to other Services of its endpoints holds for a headless one, too.
+                    || workload.services.keys().any(|name| {
+                        let service = table.service(name);
+                        service.is_some_and(|one| attachment_lookup::is_headless(one))
+                    })
+            }
+        },
+        Update::AddressGone(name) => table
+            .workload(name)
+            .is_some_and(|known| is_shared(known.network(), known.ips(), known.uid())),
+        _ => false,
+    }
+}
+
 /// Applies what the control plane publishes.
 struct Follower {
     state: SharedState,
@@ -322,7 +390,13 @@ impl Handler for Follower {
                 }
             }
         }
+        let is_changed = batch
+            .iter()
+            .any(|update| leads_elsewhere(&self.state, update));
         self.state.apply(batch);
+        if is_changed {
+            self.published.services_of_pods_changed();
+        }
     }
 
     fn addresses_known(&self) {

@@ -11,7 +11,7 @@ use ambit_codec::{Forwarded, ORIGINAL_PEER_HEADER, OriginalPeer};
 use ambit_model::{Identity, Protocol};
 use http::HeaderMap;
 
-use crate::target::Target;
+use crate::{applied_services::AppliedServices, target::Target};
 
 /// Who calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub(crate) struct Caller {
     pub(crate) identity: Option<Identity>,
     /// The address.
     pub(crate) address: SocketAddr,
+    /// Services whose attachments it says that it has applied, believed of waypoints of these services alone.
+    pub(crate) applied: AppliedServices,
 }
 
 /// A claim that is not believed.
@@ -42,6 +44,13 @@ impl Caller {
         identity.map(|identity| identity.namespace.as_str())
     }
 
+    /// Whether a waypoint calls for an object of a namespace.
+    pub(crate) fn calls_for(&self, namespace: &str) -> bool {
+        self.identity.as_ref().is_some_and(|identity| {
+            identity.is_of_waypoint_calls() && identity.namespace == namespace
+        })
+    }
+
     /// The caller of a tunnel to `target`, whose peer has proven `identity` and is at `address`.
     pub(crate) fn of(
         headers: &HeaderMap,
@@ -51,7 +60,11 @@ impl Caller {
     ) -> Result<Self, CallerError> {
         let mut said = headers.get_all(ORIGINAL_PEER_HEADER).iter();
         let Some(original) = said.next() else {
-            return Ok(Self { identity, address });
+            return Ok(Self {
+                identity,
+                address,
+                applied: AppliedServices::of(headers),
+            });
         };
         if said.next().is_some() {
             return Err(CallerError::Malformed);
@@ -68,6 +81,8 @@ impl Caller {
         Ok(Self {
             identity: original,
             address: ambit_model::canonical_socket(forwarded.client),
+            // A node proxy applies nothing.
+            applied: AppliedServices::default(),
         })
     }
 }
@@ -138,6 +153,7 @@ mod tests {
         let expected = Caller {
             identity: identity("a"),
             address: from("10.0.0.5"),
+            applied: AppliedServices::default(),
         };
         assert_eq!(caller, Ok(expected));
     }

@@ -1,9 +1,15 @@
-//! Calls that the waypoint makes itself, rather than for a client: to who decides about requests, or who gets what is
-//! recorded of them.
+//! Calls that the waypoint makes itself, rather than for a client: to authorization providers, rate-limit services,
+//! collectors of telemetry, and whatever plugins call.
 //!
-//! They go to services of the mesh, under the waypoint's own identity, by the ways that requests of clients take: by
-//! tunnel to endpoints that have one, through the service's own waypoint if it has another, else in plaintext; over TLS
-//! where a `DestinationRule` or a `BackendTLSPolicy` has it, of which nothing else is followed here.
+//! They go to services of the mesh: by tunnel to endpoints that have one, through the service's waypoint if it has one,
+//! else in plaintext; over TLS where a `DestinationRule` or a `BackendTLSPolicy` has it, of which nothing else is
+//! followed here.
+//!
+//! The waypoint's own identity is for what the mesh's settings name. A call for an object of a namespace has the identity
+//! that is reserved for that namespace ([`Identity::of_waypoint_calls`]), and enters what is behind this very waypoint
+//! through it, as any client's: policies judge it as a call of the namespace.
+
+mod identities;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -11,13 +17,14 @@ use std::{
 };
 
 use ambit_codec::Forwarded;
-use ambit_model::{ArcStr, DestinationLimits, NamespacedHostname};
+use ambit_model::{ArcStr, DestinationLimits, Identity, NamespacedHostname};
 use ambit_proxy::Local;
 use ambit_route::BackendRequest;
 use http::{Request, Response};
 use hyper::body::Incoming;
 
 use crate::{
+    applied_services::AppliedServices,
     circle::Passed,
     destination::{NoWay, Port},
     message::{self, Body, Version},
@@ -26,6 +33,8 @@ use crate::{
     waypoint::Shard,
     ways,
 };
+
+pub(crate) use identities::follow as follow_identities;
 
 /// A call that came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -45,8 +54,30 @@ pub(crate) enum CallError {
 pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
+    pub(crate) caller: CallFor<'a>,
     /// How many waypoints have been passed by what the call is about.
     pub(crate) passed: Passed,
+}
+
+/// Who wants a call, and so under which identity it is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CallFor<'a> {
+    /// The mesh's settings: the waypoint's own.
+    Mesh,
+    /// An object of a namespace: the one that is reserved for the namespace.
+    Namespace(&'a str),
+}
+
+impl CallFor<'_> {
+    /// The identity, unless it is the waypoint's own.
+    fn identity(self, trust_domain: &ArcStr) -> Option<Identity> {
+        match self {
+            Self::Mesh => None,
+            Self::Namespace(namespace) => {
+                Some(Identity::of_waypoint_calls(trust_domain.clone(), namespace))
+            }
+        }
+    }
 }
 
 /// The answer to a request, on a connection that is kept or a new one. The caller bounds its time, and reads the body
@@ -62,12 +93,16 @@ pub(crate) async fn request(
 ) -> Result<Response<Incoming>, CallError> {
     let own = own(shard).await?;
     let pool = &shard.upstreams.http;
+    let identity = callee.caller.identity(&shard.waypoint.config.trust_domain);
     let mut failed = Vec::new();
     loop {
         let way = way(shard, &own, callee, &failed).await?;
         let port = ruled(shard, callee, &way)?;
         let over = toward(shard, callee, port.as_deref());
         let key = HttpKey::new(&way, version).over(over.map(|over| over.key()));
+        let key = key.of(identity.clone());
+        let applied = way.applied_services(None);
+        let key = key.applied(applied.clone());
         if over.is_some() && version == Version::Http2 {
             message::secure(&mut request);
         }
@@ -86,7 +121,7 @@ pub(crate) async fn request(
             }
         }
         let over = over.map(|over| (over, Some(version)));
-        match open(shard, &own, &way, over).await {
+        match open(shard, &own, identity.as_ref(), (&way, &applied), over).await {
             Ok(stream) => {
                 let checkout = pool
                     .begin(&key, stream, Keep::under(&DestinationLimits::default()))
@@ -131,7 +166,12 @@ fn toward<'a>(shard: &'a Shard, callee: Callee<'a>, port: Option<&'a Port>) -> O
 async fn way(
     shard: &Shard,
     own: &Local,
-    Callee { service, port, .. }: Callee<'_>,
+    Callee {
+        service,
+        port,
+        caller,
+        ..
+    }: Callee<'_>,
     failed: &[ArcStr],
 ) -> Result<Way, CallError> {
     let waypoint = &shard.waypoint;
@@ -141,9 +181,13 @@ async fn way(
     let look = || {
         let request = BackendRequest {
             waypoint: &own.workload,
-            own: &waypoint.address,
+            own: match caller {
+                CallFor::Mesh => Some(&waypoint.address),
+                CallFor::Namespace(_) => None,
+            },
             is_target: false,
             failed,
+            dialled: None,
         };
         let table = waypoint.state.table();
         table.backend(&request, service, port, Some(&load), &mut rand::rng())
@@ -156,7 +200,8 @@ async fn way(
 async fn open(
     shard: &Shard,
     own: &Local,
-    way: &Way,
+    identity: Option<&Identity>,
+    (way, applied): (&Way, &AppliedServices),
     over: Option<(Toward<'_>, Option<Version>)>,
 ) -> Result<Stream, UpstreamError> {
     let ip = own.workload.workload_ips.first().copied();
@@ -165,14 +210,16 @@ async fn open(
         client: SocketAddr::new(ip, 0),
         host: None,
     };
-    shard
-        .upstreams
-        .connect(
+    let limits = DestinationLimits::default();
+    let upstreams = &shard.upstreams;
+    upstreams
+        .connect_as(
+            identity,
             way,
             own,
             &forwarded,
-            None,
-            (&DestinationLimits::default(), over),
+            (None, applied),
+            (&limits, over),
         )
         .await
 }

@@ -14,7 +14,6 @@ pub(crate) struct Passed(u8);
 
 impl Passed {
     /// Of what begins here.
-    #[allow(dead_code, reason = "for calls that are about no request")]
     pub(crate) const NONE: Self = Self(0);
 
     /// What headers say; `None` if these are too many.

@@ -12,13 +12,18 @@ use ambit_proxy::{
     control_plane::Upstream,
     environment::{self, SettingError, first, upstream},
 };
-use ambit_rt::{Env, EnvError, drain::termination_deadline};
+use ambit_rt::{Env, EnvError, drain::termination_deadline, limits};
 use ambit_sys::socket::Tuning;
 use ambit_telemetry::http::AccessLogFormat;
 use ambit_tls::TlsSettings;
 use ambit_wasm::Limits;
 use ipnet::IpNet;
 use serde::Serialize;
+
+/// Bytes of memory that the process may have where nothing limits it: the chart's limit.
+const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
+/// The upgrade that is passed on where nothing else is said, and the one that HTTP/2 has a form of.
+pub(crate) const WEBSOCKET: &str = "websocket";
 
 /// All of it.
 #[derive(Clone, Debug, Serialize)]
@@ -51,6 +56,8 @@ pub struct Config {
     pub auth_token: Option<String>,
     /// `SECRET_TTL`.
     pub secret_ttl: Duration,
+    /// `CRL_PATH`: certificate revocation lists.
+    pub crl_path: Option<PathBuf>,
     /// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`.
     #[serde(skip)]
     pub tuning: Tuning,
@@ -70,6 +77,15 @@ pub struct Config {
     /// `AMBIT_REQUEST_HEADERS_TIMEOUT`: how long the header section of a request of HTTP/1 may take, from its first
     /// byte on.
     pub headers_timeout: Duration,
+    /// `AMBIT_MAX_HEADERS`, `AMBIT_MAX_HEADER_BYTES`: limits of header sections.
+    pub headers: HeaderLimits,
+    /// `AMBIT_MEMORY_LIMIT`: bytes of memory that the process may have; that of its cgroup by default, or a gibibyte if
+    /// that has none. Half of it is the budget for what callers make it hold.
+    pub memory_limit: usize,
+    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are given up.
+    pub streams: Streams,
+    /// `AMBIT_UPGRADES`: protocols that HTTP/1.1 may be upgraded to, with commas between them, or `none`; in lower case.
+    pub upgrades: Vec<ArcStr>,
     /// `AMBIT_ACCESS_LOG`: `text` (Istio's default line), `json`, or `off`.
     #[serde(skip)]
     pub access_log: Option<AccessLogFormat>,
@@ -88,6 +104,8 @@ pub struct Config {
     /// `AMBIT_TLS_FILES`: where the certificates and keys are that rules name, of each namespace in a directory of its
     /// name; rules say `/etc/certs` wherever it is.
     pub tls_files: PathBuf,
+    /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
+    pub metrics_principals: bool,
     /// `IPV6_ENABLED`.
     pub ipv6: bool,
     /// Admin server's port, on the loopback address.
@@ -96,6 +114,46 @@ pub struct Config {
     pub stats_port: u16,
     /// Readiness server's port.
     pub readiness_port: u16,
+}
+
+/// Limits of the header sections of requests and responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeaderLimits {
+    /// `AMBIT_MAX_HEADERS`: most fields.
+    pub fields: usize,
+    /// `AMBIT_MAX_HEADER_BYTES`: most bytes.
+    pub bytes: usize,
+}
+
+impl Default for HeaderLimits {
+    fn default() -> Self {
+        Self {
+            fields: 100,
+            bytes: 64 << 10,
+        }
+    }
+}
+
+/// When requests are given up that nobody waits for any more.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Streams {
+    /// `AMBIT_STREAM_STALL_TIMEOUT`: how long a client or an application may read nothing of a body that has more for
+    /// it; zero is for ever. Streams that are quiet never stall.
+    pub stall_timeout: Duration,
+    /// `AMBIT_CANCEL_ON_HALF_CLOSE`: a request of HTTP/1 ends when its client closes its sending side before it has the
+    /// response.
+    pub cancel_on_half_close: bool,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self {
+            stall_timeout: Duration::from_secs(60),
+            cancel_on_half_close: true,
+        }
+    }
 }
 
 /// How long plugins may take.
@@ -158,6 +216,10 @@ impl Config {
             secret_ttl: env
                 .duration("SECRET_TTL")?
                 .unwrap_or(Duration::from_secs(24 * 3600)),
+            crl_path: env
+                .get("CRL_PATH")
+                .filter(|path| !path.is_empty())
+                .map(Into::into),
             tuning: environment::tuning(env)?,
             http2: Arc::new(environment::http2(env)?),
             setup_limits: environment::setup_limits(env)?,
@@ -172,6 +234,10 @@ impl Config {
             headers_timeout: env
                 .duration("AMBIT_REQUEST_HEADERS_TIMEOUT")?
                 .unwrap_or(Duration::from_secs(60)),
+            headers: header_limits(env)?,
+            memory_limit: memory_limit(env)?,
+            streams: streams(env)?,
+            upgrades: upgrades(env)?,
             access_log: access_log(env)?,
             modules: env.text("AMBIT_WASM_CACHE", "/tmp/ambit-wasm").into(),
             insecure_registries: insecure_registries(env),
@@ -179,6 +245,7 @@ impl Config {
             allowed_hosts: allowed_hosts(env)?,
             tls: TlsSettings::from_env(env)?,
             tls_files: env.text("AMBIT_TLS_FILES", "/etc/certs").into(),
+            metrics_principals: env.flag("AMBIT_METRICS_PRINCIPALS")?.unwrap_or(true),
             ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
             admin_port: 15000,
             stats_port: 15020,
@@ -230,6 +297,47 @@ fn plugin_times(env: &Env) -> Result<PluginTimes, EnvError> {
     })
 }
 
+fn header_limits(env: &Env) -> Result<HeaderLimits, EnvError> {
+    let defaults = HeaderLimits::default();
+    let read = |name: &str,
+                default: usize,
+                bounds: std::ops::RangeInclusive<usize>,
+                expected: &'static str| {
+        let read = env.parse(name, expected)?.unwrap_or(default);
+        match bounds.contains(&read) {
+            true => Ok(read),
+            false => Err(EnvError {
+                variable: name.to_owned(),
+                value: read.to_string(),
+                expected,
+            }),
+        }
+    };
+    let fields = "a number of header fields from 16 to 1000";
+    let bytes = "a number of bytes from 8192 to 1048576";
+    Ok(HeaderLimits {
+        fields: read("AMBIT_MAX_HEADERS", defaults.fields, 16..=1000, fields)?,
+        bytes: read(
+            "AMBIT_MAX_HEADER_BYTES",
+            defaults.bytes,
+            8 << 10..=1 << 20,
+            bytes,
+        )?,
+    })
+}
+
+fn streams(env: &Env) -> Result<Streams, EnvError> {
+    let defaults = Streams::default();
+    Ok(Streams {
+        stall_timeout: env
+            .duration("AMBIT_STREAM_STALL_TIMEOUT")?
+            .unwrap_or(defaults.stall_timeout),
+        cancel_on_half_close: env
+            .flag("AMBIT_CANCEL_ON_HALF_CLOSE")?
+            .unwrap_or(defaults.cancel_on_half_close),
+    })
+}
+
 fn insecure_registries(env: &Env) -> Vec<String> {
     let all = env.get("WASM_INSECURE_REGISTRIES").unwrap_or_default();
     let all = all.split(',').map(str::trim).filter(|one| !one.is_empty());
@@ -249,6 +357,37 @@ fn allowed_hosts(env: &Env) -> Result<Vec<IpNet>, EnvError> {
         })
     };
     all.map(net).collect()
+}
+
+fn memory_limit(env: &Env) -> Result<usize, EnvError> {
+    let set = env.parse("AMBIT_MEMORY_LIMIT", "a number of bytes")?;
+    let limit: u64 = set.or_else(limits::memory).unwrap_or(DEFAULT_MEMORY_LIMIT);
+    Ok(usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// Names of protocols behind which there would be further requests, which nobody judges, begin so.
+const UNJUDGED: [&str; 3] = ["h2", "http", "tls"];
+
+fn upgrades(env: &Env) -> Result<Vec<ArcStr>, EnvError> {
+    const NAME: &str = "AMBIT_UPGRADES";
+    let all = match env.get(NAME) {
+        None | Some("") => WEBSOCKET,
+        Some("none") => "",
+        Some(all) => all,
+    };
+    let all = all.split(',').map(str::trim).filter(|one| !one.is_empty());
+    let one = |text: &str| {
+        let name = text.to_ascii_lowercase();
+        let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/+".contains(&byte);
+        let may_be =
+            name.bytes().all(is_token) && !UNJUDGED.iter().any(|one| name.starts_with(one));
+        may_be.then(|| ArcStr::from(name)).ok_or_else(|| EnvError {
+            variable: NAME.to_owned(),
+            value: text.to_owned(),
+            expected: "names of protocols other than HTTP and TLS, with commas between them, or none",
+        })
+    };
+    all.map(one).collect()
 }
 
 fn access_log(env: &Env) -> Result<Option<AccessLogFormat>, EnvError> {
@@ -291,6 +430,47 @@ mod tests {
             config.identity().to_string(),
             "spiffe://cluster.local/ns/shop/sa/waypoint"
         );
+    }
+
+    #[test]
+    fn upgrades_are_named_and_never_to_http_or_tls() {
+        let read = |value: &str| {
+            upgrades(&Env::from_pairs(vec![(
+                "AMBIT_UPGRADES".to_owned(),
+                value.to_owned(),
+            )]))
+        };
+        for (value, expected) in [
+            ("", &["websocket"][..]),
+            ("none", &[]),
+            ("WebSocket, spice", &["websocket", "spice"]),
+        ] {
+            assert_eq!(read(value).unwrap(), expected, "{value}");
+        }
+        for value in ["h2c", "websocket,H2", "HTTP/2.0", "TLS/1.3", "a b"] {
+            let error = read(value).unwrap_err().to_string();
+            assert!(error.starts_with("AMBIT_UPGRADES"), "{error}");
+        }
+    }
+
+    #[test]
+    fn limits_of_header_sections_are_settings_within_bounds() {
+        let with = |name: &str, value: &str| {
+            header_limits(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
+        };
+        assert_eq!(with("OTHER", "").unwrap(), HeaderLimits::default());
+        assert_eq!(with("AMBIT_MAX_HEADERS", "200").unwrap().fields, 200);
+        let bytes = with("AMBIT_MAX_HEADER_BYTES", "131072").unwrap().bytes;
+        assert_eq!(bytes, 128 << 10);
+        for (name, value) in [
+            ("AMBIT_MAX_HEADERS", "0"),
+            ("AMBIT_MAX_HEADERS", "many"),
+            ("AMBIT_MAX_HEADER_BYTES", "1024"),
+            ("AMBIT_MAX_HEADER_BYTES", "2097152"),
+        ] {
+            let error = with(name, value).unwrap_err().to_string();
+            assert!(error.starts_with(name), "{error}");
+        }
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, DestinationLimits, DestinationPolicy, DestinationSubset, GatewayAddress,
-    NamespacedHostname, WaypointDestination, Workload,
+    ArcStr, DestinationLimits, DestinationPolicy, DestinationSubset, NamespacedHostname,
+    WaypointDestination,
 };
 use ambit_proxy::state::SharedState;
 use ambit_resilience::{
@@ -28,8 +28,6 @@ pub(crate) struct Around<'a> {
     /// Workloads and services.
     pub(crate) state: &'a SharedState,
     pub(crate) metrics: &'a HttpMetrics,
-    /// How records name the waypoint.
-    pub(crate) address: &'a GatewayAddress,
 }
 
 /// The subset that it is of, if it is of one, and its number.
@@ -264,16 +262,10 @@ impl Port {
     pub(crate) fn route(
         self: &Arc<Self>,
         around: Around<'_>,
-        own: &Workload,
-        is_target: bool,
+        request: BackendRequest<'_>,
         wish: Wish<'_>,
     ) -> Result<Option<(Route, Held)>, NoWay> {
-        let request = BackendRequest {
-            waypoint: own,
-            own: around.address,
-            is_target,
-            failed: &[],
-        };
+        let own = request.waypoint;
         let mut rng = rand::rng();
         let now = Instant::now();
         let table = around.state.table();

@@ -14,13 +14,14 @@ use http::{
 use http_body_util::{BodyExt as _, Limited};
 
 use crate::{
-    asks::Asks,
     budget::Budgets,
-    calls::{self, Callee},
+    calls::{self, CallFor, Callee},
     circle::Passed,
     extensions::Slots,
+    in_flight_checks::InFlightChecks,
     message::{self, Version},
     mirrors::Mirrors,
+    stalls::Stalls,
     telling::{Begun, Item},
     upstream::Upstreams,
     waypoint::{Shard, Waypoint},
@@ -45,9 +46,10 @@ pub(crate) async fn run(waypoint: Arc<Waypoint>) {
         return;
     };
     let shard = Arc::new(Shard {
-        upstreams: Upstreams::new(&waypoint.dialer),
+        upstreams: Upstreams::new(&waypoint.dialer, waypoint.config.headers),
         mirrors: Mirrors::default(),
-        asks: Asks::default(),
+        stalls: Stalls::new(waypoint.config.streams.stall_timeout),
+        checks: InFlightChecks::default(),
         extensions: Slots::default(),
         retries: Budgets::default(),
         waypoint,
@@ -167,6 +169,7 @@ async fn call(
     let callee = Callee {
         service: &collector.service,
         port: collector.port,
+        caller: CallFor::Mesh,
         passed: Passed::NONE,
     };
     let is_grpc = collector.http_path.is_none();

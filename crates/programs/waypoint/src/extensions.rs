@@ -15,12 +15,13 @@ use std::{
     },
 };
 
-use ambit_model::{ArcStr, ExtensionPhase, NamespacedHostname, WaypointExtension};
+use ambit_model::{ArcStr, ExtensionPhase, WaypointExtension};
 use ambit_wasm::{Limits, Metrics, Module, Settings};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::attachments::Attachments;
 pub(crate) use slot::{Around, Instance, OpenStream, Signal, Slots, Tell};
 
 /// One version of a plugin.
@@ -119,13 +120,14 @@ impl Plugin {
         self.state.send_replace(state);
     }
 
-    /// Whether it is called for requests to a port of a service, or of a pod.
-    fn is_for(&self, service: Option<&NamespacedHostname>, port: u16) -> bool {
+    /// Whether it is called for requests that concern these ports.
+    fn is_for(&self, attachments: &Attachments) -> bool {
         let told = &self.told;
-        if !told.ports.is_empty() && !told.ports.contains(&port) {
-            return false;
-        }
-        told.for_gateway || service.is_some_and(|service| told.services.contains(service))
+        attachments.ports().any(|(service, port)| {
+            let is_port = told.ports.is_empty() || told.ports.contains(&port);
+            let is_service = service.is_some_and(|service| told.services.contains(service));
+            is_port && (told.for_gateway || is_service)
+        })
     }
 
     /// For `/config_dump`.
@@ -162,17 +164,17 @@ impl Plugin {
 pub(crate) struct Chain(pub(crate) Vec<Arc<Plugin>>);
 
 impl Chain {
-    /// Those that are called for requests to a port of a service, or of a pod.
-    pub(crate) fn of(&self, service: Option<&NamespacedHostname>, port: u16) -> Vec<Arc<Plugin>> {
+    /// The plugins of requests to a target, each once.
+    pub(crate) fn of(&self, attachments: &Attachments) -> Vec<Arc<Plugin>> {
         let all = self.0.iter();
-        all.filter(|plugin| plugin.is_for(service, port))
+        all.filter(|plugin| plugin.is_for(attachments))
             .cloned()
             .collect()
     }
 
-    /// Whether there is one for such requests.
-    pub(crate) fn concerns(&self, service: Option<&NamespacedHostname>, port: u16) -> bool {
-        self.0.iter().any(|plugin| plugin.is_for(service, port))
+    /// The first plugin of such requests, if there is any.
+    pub(crate) fn first(&self, attachments: &Attachments) -> Option<&Arc<Plugin>> {
+        self.0.iter().find(|plugin| plugin.is_for(attachments))
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::net::IpAddr;
 
-use ambit_codec::{ORIGINAL_PEER_HEADER, TraceParent};
-use ambit_model::Identity;
+use ambit_codec::TraceParent;
+use ambit_model::{Identity, is_mesh_header};
 use ambit_observation::trace::request_id;
 use http::{
     HeaderMap, HeaderName, HeaderValue,
-    header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
+    header::{
+        self, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TE, TRAILER,
+        TRANSFER_ENCODING, UPGRADE,
+    },
 };
 use rand::Rng as _;
 
@@ -17,6 +20,11 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Who the client is, for applications that believe it: made by the waypoint, or not there.
 const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
+
+/// In responses: a rate limit refused the request.
+pub(crate) const RATE_LIMITED: HeaderName = HeaderName::from_static("x-envoy-ratelimited");
+/// The address of the original client, where proxies in front of the mesh are trusted.
+const EXTERNAL_ADDRESS: HeaderName = HeaderName::from_static("x-envoy-external-address");
 
 /// Headers of one hop (RFC 9110, section 7.6.1), besides those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 7] = [
@@ -33,17 +41,87 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 /// Headers of an upgrade that a request asks for.
 pub(super) const UPGRADE_OF_REQUESTS: [HeaderName; 2] = [CONNECTION, UPGRADE];
 
-/// Headers that only proxies of the mesh may set.
-const IDENTITY: [&str; 2] = ["x-forwarded-client-cert", ORIGINAL_PEER_HEADER];
+/// Headers of addresses and origins: they pass from clients as they came, in the one spelling that is here.
+const FORWARDING: [&str; 9] = [
+    "forwarded",
+    "traceparent",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-prefix",
+    "x-forwarded-proto",
+    "x-real-ip",
+    "x-request-id",
+];
+
+/// Headers of [`FORWARDING`] that say which address a client has: what changes requests leaves them as they came.
+const ADDRESSES: [HeaderName; 2] = [FORWARDED, X_FORWARDED_FOR];
+
+/// Whether a header claims, in whatever spelling, what only proxies of the mesh know; or whether it is, to applications that
+/// get headers as variables, a second one of those that say where a request comes from or how it is framed.
+pub(crate) fn is_claim(name: &HeaderName) -> bool {
+    is_mesh_header(name.as_str())
+        || hyphenated(name)
+            .is_some_and(|name| is_framing(&name) || FORWARDING.contains(&name.as_str()))
+}
+
+/// A name with hyphens for underscores, if it has any.
+fn hyphenated(name: &HeaderName) -> Option<HeaderName> {
+    let text = name.as_str();
+    let folded = text.contains('_').then(|| text.replace('_', "-"))?;
+    HeaderName::from_bytes(folded.as_bytes()).ok()
+}
 
 /// Whether somebody who is asked about a request may set or remove a header: not what says who somebody is, where a request
 /// goes, or how a message is framed.
 pub(crate) fn may_be_changed(name: &HeaderName) -> bool {
+    !is_framing(name) && !is_claim(name) && !ADDRESSES.contains(name)
+}
+
+fn is_framing(name: &HeaderName) -> bool {
     let framing = [HOST, CONTENT_LENGTH, EXPECT, TRAILER];
-    !HOP_BY_HOP.contains(name)
-        && !framing.contains(name)
-        && !IDENTITY.contains(&name.as_str())
-        && !name.as_str().starts_with("x-ambit-")
+    HOP_BY_HOP.contains(name) || framing.contains(name)
+}
+
+/// Fields that are no trailers (RFC 9110, section 6.5.1), since they say how to read what came before them.
+const NO_TRAILERS: [HeaderName; 11] = [
+    header::AUTHORIZATION,
+    header::CACHE_CONTROL,
+    header::CONTENT_ENCODING,
+    header::CONTENT_RANGE,
+    header::CONTENT_TYPE,
+    header::COOKIE,
+    header::MAX_FORWARDS,
+    header::PROXY_AUTHORIZATION,
+    header::RANGE,
+    header::SET_COOKIE,
+    header::WWW_AUTHENTICATE,
+];
+
+/// Whether a field may come behind a body: what only headers may say has been judged, or was made, before it.
+pub(crate) fn may_be_trailer(name: &HeaderName) -> bool {
+    let hyphenated = hyphenated(name);
+    let folded = hyphenated.as_ref().unwrap_or(name);
+    !is_framing(folded)
+        && !is_claim(folded)
+        && !NO_TRAILERS.contains(folded)
+        && !FORWARDING.contains(&folded.as_str())
+}
+
+/// Joins the lines of `cookie`, into which HTTP/2 may break it (RFC 9113, section 8.2.3): everybody who reads it reads one.
+pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+    let lines: Vec<_> = headers
+        .get_all(COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if lines.len() < 2 {
+        return;
+    }
+    // Of bytes that are values each, and a separator that is one.
+    if let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..])) {
+        headers.insert(COOKIE, joined);
+    }
 }
 
 /// `Connection` names a header that says what a message means: whoever honours it removes what others rely on.
@@ -66,10 +144,11 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) -> Result<(), EndToEnd>
     }
     let keeps = |name: &HeaderName| {
         *name == HOST
-            || *name == http::header::CONTENT_LENGTH
-            || *name == http::header::AUTHORIZATION
-            || *name == http::header::COOKIE
+            || *name == CONTENT_LENGTH
+            || *name == header::AUTHORIZATION
+            || *name == COOKIE
             || *name == TRAILER
+            || *name == FORWARDED
             || *name == X_FORWARDED_FOR
             || *name == X_FORWARDED_PROTO
     };
@@ -98,9 +177,29 @@ pub(crate) fn has_other_encoding(headers: &HeaderMap) -> bool {
 }
 
 /// Removes what says who somebody is, and comes from who may not say it.
-pub(crate) fn remove_identities(headers: &mut HeaderMap) {
-    for name in IDENTITY {
+pub(crate) fn remove_claims(headers: &mut HeaderMap) {
+    let claims = headers.keys().filter(|name| is_claim(name));
+    for name in claims.cloned().collect::<Vec<_>>() {
         headers.remove(name);
+    }
+}
+
+/// Removes what a response says in the name of a proxy. Rate limits of a waypoint behind this one are passed on.
+pub(crate) fn remove_claims_of_response(headers: &mut HeaderMap) {
+    let limited = headers.remove(RATE_LIMITED);
+    remove_claims(headers);
+    if let Some(limited) = limited {
+        headers.insert(RATE_LIMITED, limited);
+    }
+}
+
+/// Puts the headers of the client's address back as they came, whatever a plugin has made of them.
+pub(crate) fn restore_addresses(headers: &mut HeaderMap, came: &HeaderMap) {
+    for name in ADDRESSES {
+        headers.remove(&name);
+        for line in came.get_all(&name) {
+            headers.append(name.clone(), line.clone());
+        }
     }
 }
 
@@ -129,6 +228,13 @@ pub(crate) fn add_forwarding(headers: &mut HeaderMap, caller: IpAddr) {
     let made = TraceParent::from_random(rng.random(), rng.random()).to_string();
     if !is_valid && let Ok(trace) = HeaderValue::from_str(&made) {
         headers.insert(TRACEPARENT, trace);
+    }
+}
+
+/// `x-envoy-external-address`, as the proxies in front of the mesh say whose it is.
+pub(crate) fn add_external_address(headers: &mut HeaderMap, client: IpAddr) {
+    if let Ok(value) = HeaderValue::from_str(&client.to_string()) {
+        headers.insert(EXTERNAL_ADDRESS, value);
     }
 }
 
@@ -211,15 +317,88 @@ mod tests {
     }
 
     #[test]
-    fn who_somebody_is_is_not_taken_from_the_request() {
+    fn claims_are_removed_in_every_spelling() {
+        for (name, is_claim) in [
+            ("x-forwarded-client-cert", true),
+            ("x_forwarded_client_cert", true),
+            ("x-forwarded_client-cert", true),
+            ("client-cert", true),
+            ("client_cert", true),
+            ("client-cert-chain", true),
+            ("client_cert_chain", true),
+            ("client-certificate", false),
+            ("x-ambit-original-peer", true),
+            ("x_ambit_original_peer", true),
+            ("x-ambit-anything", true),
+            ("x-envoy-peer-metadata", true),
+            ("x_envoy_internal", true),
+            ("x-forwarded_for", true),
+            ("x_real_ip", true),
+            ("content_length", true),
+            ("transfer_encoding", true),
+            ("content-length", false),
+            // A session's mark leads to an endpoint and says nothing of who calls.
+            ("x-ambit-session-shop-r-1", false),
+            ("x_ambit_session_shop", true),
+            ("x-forwarded-for", false),
+            ("x-real-ip", false),
+            ("forwarded", false),
+            ("x-user", false),
+            ("x_user", false),
+        ] {
+            let mut headers = map(&[(name, "1")]);
+            remove_claims(&mut headers);
+            assert_eq!(headers.is_empty(), is_claim, "{name}");
+        }
+    }
+
+    #[test]
+    fn trailers_say_nothing_that_headers_have_said() {
+        for (name, may) in [
+            ("grpc-status", true),
+            ("x-checksum", true),
+            ("x_checksum", true),
+            ("x-forwarded-client-cert", false),
+            ("x_ambit_original_peer", false),
+            ("x-envoy-internal", false),
+            ("x-forwarded-for", false),
+            ("x_forwarded_for", false),
+            ("x-real-ip", false),
+            ("authorization", false),
+            ("cookie", false),
+            ("host", false),
+            ("content-length", false),
+            ("content_length", false),
+            ("transfer-encoding", false),
+            ("upgrade", false),
+        ] {
+            assert_eq!(
+                may_be_trailer(&HeaderName::from_static(name)),
+                may,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn crumbs_of_cookies_become_one_line() {
+        let mut headers = map(&[("cookie", "a=1"), ("x", "1"), ("cookie", "b=2; c=3")]);
+        join_cookies(&mut headers);
+        assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3"), ("x", "1")]));
+    }
+
+    #[test]
+    fn responses_say_nothing_in_the_name_of_a_proxy_but_that_they_are_limited() {
         let mut headers = map(&[
-            (
-                "x-forwarded-client-cert",
-                "URI=spiffe://cluster.local/ns/a/sa/b",
-            ),
-            ("x-ambit-original-peer", "none"),
+            ("x-envoy-peer-metadata-id", "forged"),
+            ("x-ambit-waypoints-passed", "1"),
+            ("x-envoy-ratelimited", "true"),
+            ("x-version", "1"),
         ]);
-        remove_identities(&mut headers);
-        assert!(headers.is_empty());
+        remove_claims_of_response(&mut headers);
+        assert_eq!(
+            headers,
+            map(&[("x-envoy-ratelimited", "true"), ("x-version", "1")])
+        );
     }
 }

@@ -7,6 +7,10 @@ mod authentication;
 mod authorizer;
 mod body;
 mod broken;
+mod charged;
+mod client_route;
+mod destination;
+pub(crate) mod destination_attachments;
 mod endpoint;
 mod exchange;
 mod extension;
@@ -15,11 +19,17 @@ mod fault;
 mod form;
 mod front;
 mod given;
+mod half_close;
+mod header_block;
+mod interim;
 mod kept;
 mod leave;
 mod limits;
+mod linger;
 mod mirror;
+mod not_http;
 mod outgoing;
+mod overload;
 mod pace;
 mod record;
 mod replay;
@@ -33,19 +43,33 @@ mod upgrade;
 
 pub(crate) use admission::is_still_admitted;
 pub(crate) use authorizer::authorize_connection;
-pub(crate) use send::Destination;
+pub(crate) use destination::Destination;
+pub(crate) use not_http::{NotHttp, refuse_connection};
+pub(crate) use overload::cost as header_cost;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
-use http::{HeaderValue, StatusCode, header::CONNECTION};
+use http::{
+    HeaderValue, StatusCode,
+    header::{CONNECTION, CONTENT_LENGTH},
+};
 use hyper::{Request, body::Incoming, server::conn, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::Notify,
+};
 
 use crate::{
+    config::{HeaderLimits, WEBSOCKET},
     message::{Tasks, Version},
     session::Session,
+    wire::{Wire, WithTrailers},
 };
+use half_close::HalfClose;
+use header_block::HeaderBlocks;
+use interim::Interim;
+use linger::Linger;
 use pace::{Answered, Pace, Paced};
 
 /// How long a connection may be without a request.
@@ -53,16 +77,30 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// How long a connection of HTTP/1 that carries no request is left open when the process ends: a client that has
 /// just sent one cannot tell that nobody reads it, and an answer can tell it that the connection ends.
 const IDLE_AT_THE_END: Duration = Duration::from_secs(10);
-/// Longest header section of a request.
-const MAX_HEADERS: usize = 64 << 10;
-/// Most header lines of a request.
-const MAX_HEADER_LINES: usize = 100;
-/// Most requests at once on one connection of HTTP/2.
-const MAX_STREAMS: u32 = 200;
+/// Header fields of HTTP/1 above the limit that are still answered by name.
+const NAMED_HEADERS: usize = 100;
+/// Bytes of a header section of HTTP/1 above the limit that are still answered by name.
+const NAMED_HEADER_BYTES: usize = 16 << 10;
+/// Most requests at once on one connection of HTTP/2. Before their budgets are asked, the library holds as many decoded
+/// header sections of one connection and worker: 100 of 64 kB, which take up to 256 kB each, are 25 MB.
+const MAX_STREAMS: u32 = 100;
 /// Most streams that a client has reset and that are not yet forgotten.
 const MAX_RESETS: usize = 50;
+/// Bytes of one response that HTTP/2 takes while its client does not read.
+const MAX_SEND_BUFFER: usize = 16 << 10;
+/// Receive window of a connection of HTTP/2: this part of what is left of its caller's budget for connections, within
+/// these bounds.
+const WINDOW_SHARE: usize = 64;
+const MIN_WINDOW: usize = 64 << 10;
+const MAX_WINDOW: usize = 4 << 20;
+/// Receive window of one stream: a few uploads that nobody reads leave the connection's window to others.
+const MAX_STREAM_WINDOW: usize = 64 << 10;
 
 /// Serves the requests of a tunnel until the client or the process ends it.
+#[expect(
+    clippy::too_many_lines,
+    reason = "both versions share what is prepared for each request"
+)]
 pub(crate) async fn serve<IO>(session: Session, io: IO, version: Version)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -73,11 +111,31 @@ where
     let ending = drain.clone();
     let pace = Pace::default();
     let begins = pace.clone();
-    let service = service_fn(move |request: Request<Incoming>| {
+    let cancels = session.shard.waypoint.config.streams.cancel_on_half_close;
+    let ahead = cancels.then(|| pace.clone());
+    // A response of HTTP/1 that is not read holds the whole connection.
+    let unread = Arc::new(Notify::new());
+    let stalled = unread.clone();
+    let service = service_fn(move |mut request: Request<Incoming>| {
         let (session, ending) = (requests.clone(), ending.clone());
         let serving = begins.begin();
+        let (pace, stalled) = (begins.clone(), stalled.clone());
+        // Clients of HTTP/1.0 know neither chunks nor interim responses.
+        let is_http11 = request.version() == http::Version::HTTP_11;
+        let interim = is_http11.then(|| pace.additions().clone());
+        if let Some(interim) = &interim {
+            interim.begin_interim();
+            request.extensions_mut().insert(Interim(interim.clone()));
+        }
+        // At once: requests that are not begun yet are held, too.
+        let limits = session.shard.waypoint.config.headers;
+        let admitted = overload::admit((&session.memory, limits), &mut request, version);
         async move {
-            let mut response = exchange::respond(session, request).await;
+            let (permit, refused) =
+                admitted.map_or_else(|reply| (None, Some(reply)), |permit| (Some(permit), None));
+            let watch = (&pace, &stalled);
+            let mut response = exchange::respond(session.clone(), request, refused, watch).await;
+            response = response.map(|body| charged::charged(body, &session.memory));
             let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
             if version == Version::Http1 && may_close && ending.mode().is_some() {
                 let close = HeaderValue::from_static("close");
@@ -90,30 +148,34 @@ where
                 }
                 _ => Some(serving),
             };
+            pace.additions().end_interim();
+            let has_length = !is_http11 || response.headers().contains_key(CONTENT_LENGTH);
             Ok::<_, Infallible>(response.map(|body| Answered {
-                body,
+                body: WithTrailers::new(body, pace.additions(), has_length),
                 _serving: serving,
+                _permit: permit,
             }))
         }
     });
     let ended = match version {
         Version::Http1 => {
-            let mut builder = conn::http1::Builder::new();
-            builder
-                .timer(TokioTimer::new())
-                .header_read_timeout(IDLE)
-                .max_buf_size(MAX_HEADERS)
-                .max_headers(MAX_HEADER_LINES)
-                .half_close(true);
             let limit = session.shard.waypoint.config.headers_timeout;
-            let io = TokioIo::new(Paced::new(io, pace, limit));
-            let connection = builder.serve_connection(io, service).with_upgrades();
+            let memory = session.memory.clone();
+            let io = HalfClose::new(Linger::new(io, pace.clone()), ahead);
+            let additions = pace.additions().clone();
+            let io = Paced::new(io, (pace, limit), memory);
+            let io = TokioIo::new(Wire::new(io, additions));
+            let connection = http1_builder(session.shard.waypoint.config.headers)
+                .serve_connection(io, service)
+                .with_upgrades();
             let mut connection = pin!(connection);
             tokio::select! {
                 ended = &mut connection => ended,
+                () = unread.notified() => Ok(()),
                 _mode = drain.started() => {
                     tokio::select! {
                         ended = &mut connection => ended,
+                        () = unread.notified() => Ok(()),
                         () = tokio::time::sleep(IDLE_AT_THE_END) => {
                             connection.as_mut().graceful_shutdown();
                             tokio::select! {
@@ -127,16 +189,18 @@ where
             }
         }
         Version::Http2 => {
-            let mut builder = conn::http2::Builder::new(Tasks);
-            builder
-                .timer(TokioTimer::new())
-                .enable_connect_protocol()
-                .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX))
-                .max_concurrent_streams(MAX_STREAMS)
-                .max_pending_accept_reset_streams(MAX_RESETS)
-                .max_local_error_reset_streams(MAX_RESETS)
-                .initial_stream_window_size(1 << 20)
-                .initial_connection_window_size(4 << 20);
+            let window = session.memory.window(WINDOW_SHARE, MIN_WINDOW, MAX_WINDOW);
+            let Ok(window) = window else {
+                return failure::refused(&session, version, "memory_budget_connection");
+            };
+            let limit = session.shard.waypoint.config.headers_timeout;
+            let most = session.shard.waypoint.config.headers.bytes;
+            let io = HeaderBlocks::new(io, (limit, most), session.memory.clone());
+            let mut builder = http2_builder(window.bytes(), most);
+            let upgrades = &session.shard.waypoint.config.upgrades;
+            if upgrades.iter().any(|one| one == WEBSOCKET) {
+                builder.enable_connect_protocol();
+            }
             let connection = builder.serve_connection(TokioIo::new(io), service);
             let mut connection = pin!(connection);
             tokio::select! {
@@ -154,4 +218,32 @@ where
     if let Err(error) = ended {
         failure::report(&session, version, &error);
     }
+}
+
+/// A server of HTTP/1 within the limits of a connection.
+fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
+    let mut builder = conn::http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE)
+        .max_buf_size(limits.bytes + NAMED_HEADER_BYTES)
+        .max_headers(limits.fields + NAMED_HEADERS)
+        .half_close(true);
+    builder
+}
+
+/// A server of HTTP/2 that receives as many bytes before they are read, and header sections of so many bytes.
+fn http2_builder(window: usize, headers: usize) -> conn::http2::Builder<Tasks> {
+    let bytes = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+    let mut builder = conn::http2::Builder::new(Tasks);
+    builder
+        .timer(TokioTimer::new())
+        .max_header_list_size(bytes(headers))
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(MAX_RESETS)
+        .max_local_error_reset_streams(MAX_RESETS)
+        .max_send_buf_size(MAX_SEND_BUFFER)
+        .initial_stream_window_size(bytes(window.min(MAX_STREAM_WINDOW)))
+        .initial_connection_window_size(bytes(window));
+    builder
 }

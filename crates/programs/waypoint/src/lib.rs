@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
-mod asks;
+mod applied_services;
+mod attachment_lookup;
+mod attachments;
 mod budget;
 mod caller;
 mod calls;
@@ -18,8 +20,11 @@ mod exporting;
 mod extensions;
 mod headers;
 mod http;
+mod in_flight_checks;
 mod led_by;
 mod listeners;
+mod memory;
+mod memory_gauge;
 mod message;
 mod metered;
 mod mirrors;
@@ -31,9 +36,11 @@ mod rate_limits;
 pub mod server;
 mod session;
 mod sniff;
+mod stalls;
 mod target;
 mod tcp;
 mod telling;
 mod upstream;
 pub mod waypoint;
 mod ways;
+mod wire;

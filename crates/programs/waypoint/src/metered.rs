@@ -1,27 +1,46 @@
-//! A stream of which the bytes that are read are counted.
+//! A stream of which the bytes that are read are counted, and whose reset is seen while nothing is read from it or
+//! written to it.
 
 use std::{
+    future::poll_fn,
     io,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// See the module.
+/// How long bytes that a client sent before it reset its connection may still take to be delivered.
+const LAST_BYTES: Duration = Duration::from_secs(5);
+
+/// One end of a connection that is copied, which [`reset_by_client`] watches meanwhile.
 #[derive(Debug)]
-pub(crate) struct Metered<IO, F> {
-    io: IO,
+pub(crate) struct Metered<'a, IO, F> {
+    io: &'a Mutex<IO>,
     count: F,
 }
 
-impl<IO, F: Fn(u64)> Metered<IO, F> {
-    pub(crate) fn new(io: IO, count: F) -> Self {
+impl<'a, IO, F: Fn(u64)> Metered<'a, IO, F> {
+    pub(crate) fn new(io: &'a Mutex<IO>, count: F) -> Self {
         Self { io, count }
     }
 }
 
-impl<IO: AsyncRead + Unpin, F: Fn(u64) + Unpin> AsyncRead for Metered<IO, F> {
+/// Returns why the client's end broke, some time after it did: also when its bytes wait for the other end of the
+/// connection, and so nobody reads from it.
+pub(crate) async fn reset_by_client<IO: AsyncWrite + Unpin>(io: &Mutex<IO>) -> io::Error {
+    let error = poll_fn(|cx| match Pin::new(&mut *io.lock()).poll_flush(cx) {
+        Poll::Ready(Err(error)) => Poll::Ready(error),
+        Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
+    })
+    .await;
+    tokio::time::sleep(LAST_BYTES).await;
+    error
+}
+
+impl<IO: AsyncRead + Unpin, F: Fn(u64) + Unpin> AsyncRead for Metered<'_, IO, F> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -29,27 +48,27 @@ impl<IO: AsyncRead + Unpin, F: Fn(u64) + Unpin> AsyncRead for Metered<IO, F> {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
-        ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+        ready!(Pin::new(&mut *this.io.lock()).poll_read(cx, buf))?;
         let read = buf.filled().len().saturating_sub(before);
         (this.count)(u64::try_from(read).unwrap_or(u64::MAX));
         Poll::Ready(Ok(()))
     }
 }
 
-impl<IO: AsyncWrite + Unpin, F: Unpin> AsyncWrite for Metered<IO, F> {
+impl<IO: AsyncWrite + Unpin, F: Unpin> AsyncWrite for Metered<'_, IO, F> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+        Pin::new(&mut *self.io.lock()).poll_write(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+        Pin::new(&mut *self.io.lock()).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+        Pin::new(&mut *self.io.lock()).poll_shutdown(cx)
     }
 }

@@ -1,19 +1,19 @@
-//! Addresses of hosts outside of the mesh: remembered for a while, asked for by few at a time, and never such as lead
-//! back into the waypoint; of hosts that clients name, none of the mesh either.
+//! Addresses of hosts outside of the mesh: remembered for a while, asked for by few at a time, and never such as nothing of
+//! the mesh calls ([`ambit_egress`]); of hosts that clients name, none of the mesh either.
 //!
 //! Who owns a domain says what its names resolve to. A wildcard lets clients choose a name, and so an address: without
 //! this they could make the waypoint call what is for nobody outside of the mesh.
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use ambit_egress::{Forbidden, Guard};
 use ambit_model::ArcStr;
 use ambit_proxy::ResolveError;
-use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
@@ -38,65 +38,17 @@ pub(crate) struct Names {
     asking: Semaphore,
     /// Addresses of which the control plane has said that they are not the mesh's, and until when that is believed.
     good: Mutex<HashMap<IpAddr, Instant>>,
-    /// Addresses that hosts of wildcards may have, although they are of the kinds that these may not.
-    allowed: Vec<IpNet>,
-}
-
-/// An address that is not called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Forbidden {
-    #[error("{0} is an address of this machine or of nobody")]
-    Own(IpAddr),
-    #[error("{0} is an address of the node's own network (link-local, or of its metadata service)")]
-    Link(IpAddr),
-    #[error("{0} is an address that the mesh gives to hosts")]
-    Given(IpAddr),
-}
-
-/// What leads back to the waypoint itself, or to nobody.
-fn is_own(ip: IpAddr) -> bool {
-    let ip = ip.to_canonical();
-    ip.is_loopback()
-        || ip.is_unspecified()
-        || ip.is_multicast()
-        || ip == IpAddr::V4(Ipv4Addr::BROADCAST)
-}
-
-/// Whether a host that a client names may have an address.
-fn check(ip: IpAddr) -> Result<(), Forbidden> {
-    let ip = ip.to_canonical();
-    // Of clouds' metadata services those that are not link-local.
-    const METADATA: [IpAddr; 2] = [
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
-        IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
-    ];
-    let is_link = match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    let is_given = match ip {
-        IpAddr::V4(ip) => ip.octets().starts_with(&[240, 240]),
-        IpAddr::V6(ip) => ip.segments().starts_with(&[0x2001, 2, 0]),
-    };
-    let is_this_network = matches!(ip, IpAddr::V4(ip) if ip.octets().first() == Some(&0));
-    if is_own(ip) || is_this_network {
-        Err(Forbidden::Own(ip))
-    } else if is_link || METADATA.contains(&ip) {
-        Err(Forbidden::Link(ip))
-    } else if is_given {
-        Err(Forbidden::Given(ip))
-    } else {
-        Ok(())
-    }
+    guard: Guard,
 }
 
 impl Names {
-    pub(crate) fn new(allowed: Vec<IpNet>) -> Self {
+    /// None are known; the guard says which addresses they may have.
+    pub(crate) fn new(guard: Guard) -> Self {
         Self {
             known: Mutex::default(),
             good: Mutex::default(),
             asking: Semaphore::new(MAX_ASKED),
-            allowed,
+            guard,
         }
     }
 
@@ -145,27 +97,15 @@ impl Names {
         all.insert(host, known);
     }
 
-    /// Why a host that a client names may not have an address, whatever the mesh says of it.
-    pub(crate) fn forbidden(&self, ip: IpAddr) -> Option<Forbidden> {
-        if self.is_allowed(ip) {
-            return None;
-        }
-        check(ip).err()
-    }
-
-    fn is_allowed(&self, ip: IpAddr) -> bool {
-        self.allowed.iter().any(|net| net.contains(&ip))
-    }
-
-    /// What nobody may have called here, however it is named: the waypoint itself would answer.
-    pub(crate) fn is_own(&self, ip: IpAddr) -> bool {
-        is_own(ip) && !self.is_allowed(ip)
+    /// Whether an address that an object or a client names, or that a name has, may be called.
+    pub(crate) fn check(&self, ip: IpAddr) -> Result<(), Forbidden> {
+        self.guard.check(ip)
     }
 
     /// Whether an address need not be asked about.
     pub(crate) fn is_good(&self, ip: IpAddr) -> bool {
         let until = self.good.lock().get(&ip).copied();
-        self.is_allowed(ip) || until.is_some_and(|until| Instant::now() < until)
+        self.guard.is_allowed(ip) || until.is_some_and(|until| Instant::now() < until)
     }
 
     /// An address is not the mesh's.
@@ -199,6 +139,17 @@ pub(crate) fn under(wildcard: &str, text: &str) -> Option<String> {
     (name.len() <= 253 && !first.is_empty() && name.split('.').all(is_label)).then_some(name)
 }
 
+/// The names that are more specific for a host than a wildcard above it, the most specific first: the host itself, then
+/// longer wildcards.
+pub(crate) fn more_specific(wildcard: &str, text: &str) -> Option<impl Iterator<Item = String>> {
+    let host = under(wildcard, text)?;
+    let above = host.match_indices('.').map(|(dot, _)| dot);
+    let wildcards = above.filter_map(|dot| Some(format!("*{}", host.get(dot..)?)));
+    let longer = wildcards.take_while(|one| one.len() > wildcard.len());
+    let longer: Vec<_> = longer.collect();
+    Some(std::iter::once(host).chain(longer))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,41 +179,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_nodes_or_the_meshs_is_no_host() {
-        let names = Names::new(vec!["127.0.0.2/32".parse().unwrap()]);
-        for (ip, is_good) in [
-            ("127.0.0.1", false),
-            ("127.0.0.2", true),
-            ("::1", false),
-            ("::ffff:127.0.0.1", false),
-            ("0.0.0.0", false),
-            ("0.1.2.3", false),
-            ("169.254.169.254", false),
-            ("fe80::1", false),
-            ("fd00:ec2::254", false),
-            ("100.100.100.200", false),
-            ("224.0.0.1", false),
-            ("255.255.255.255", false),
-            ("240.240.0.7", false),
-            ("2001:2::7", false),
-            ("192.0.2.1", true),
-            ("10.0.0.1", true),
-            ("2001:db8::1", true),
-        ] {
-            let forbidden = names.forbidden(ip.parse().unwrap());
-            assert_eq!(forbidden.is_none(), is_good, "{ip}: {forbidden:?}");
-        }
+    fn names_between_a_host_and_its_wildcard_are_more_specific() {
+        let of = |wildcard, host| more_specific(wildcard, host).map(Iterator::collect::<Vec<_>>);
+        let names = ["a.b.c.example.com", "*.b.c.example.com", "*.c.example.com"];
+        assert_eq!(
+            of("*.example.com", "A.b.c.example.com.:443").unwrap(),
+            names
+        );
+        assert_eq!(
+            of("*.example.com", "a.example.com").unwrap(),
+            ["a.example.com"]
+        );
+        assert_eq!(of("*.example.com", "a.example.org"), None);
+        assert_eq!(of("a.example.com", "a.example.com"), None);
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let names = Names::new(Vec::new());
+        let names = Names::new(Guard::default());
         let now = Instant::now();
         for number in 0..MAX_NAMES + 10 {
-            let known = (
-                now + LONGEST,
-                Ok(Arc::from([IpAddr::V4(Ipv4Addr::LOCALHOST)])),
-            );
+            let known = (now + LONGEST, Ok(Arc::from([IpAddr::from([127, 0, 0, 1])])));
             names.remember(arcstr::format!("{number}"), now, known);
         }
         assert!(names.known.lock().len() <= MAX_NAMES);

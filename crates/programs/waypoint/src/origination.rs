@@ -103,9 +103,10 @@ impl Origination {
             return Ok(outward.clone());
         }
         let authorities = match &self.of.roots {
-            TlsRoots::System => of_system()?,
-            TlsRoots::Pem(text) => Authorities::of_pem(text)?,
-            TlsRoots::File(path) => Authorities::of_pem(&text(path)?)?,
+            TlsRoots::System => Some(of_system()?),
+            TlsRoots::Pem(text) => Some(Authorities::of_pem(text)?),
+            TlsRoots::File(path) => Some(Authorities::of_pem(&text(path)?)?),
+            TlsRoots::Unverified => None,
         };
         let files = self.of.client.as_ref();
         let files = files
@@ -115,7 +116,10 @@ impl Origination {
             certificates,
             key: key.as_bytes(),
         });
-        let outward = Outward::new(&config.tls, authorities, &self.of.names, shown)?;
+        let outward = match authorities {
+            Some(authorities) => Outward::new(&config.tls, authorities, &self.of.names, shown)?,
+            None => Outward::unverified(&config.tls, shown)?,
+        };
         *made = Some((Instant::now(), outward.clone()));
         Ok(outward)
     }
@@ -128,12 +132,14 @@ impl Toward<'_> {
         said.unwrap_or(self.host)
     }
 
-    /// What the certificate is verified for: one of these.
-    pub(crate) fn identity(&self) -> ArcStr {
-        match &*self.origination.of.names {
-            [] => self.name().into(),
-            [name] => name.clone(),
-            names => names.join("|").into(),
+    /// What the certificate is verified for, one of these; `None` if it is not verified.
+    pub(crate) fn identity(&self) -> Option<ArcStr> {
+        let of = &self.origination.of;
+        match &*of.names {
+            _ if of.roots == TlsRoots::Unverified => None,
+            [] => Some(self.name().into()),
+            [name] => Some(name.clone()),
+            names => Some(names.join("|").into()),
         }
     }
 

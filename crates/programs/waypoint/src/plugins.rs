@@ -14,6 +14,7 @@ use ambit_wasm::{Call, CallResponse, Message};
 use tokio::sync::mpsc;
 
 use crate::{
+    circle::Passed,
     extensions::{Around, Instance, OpenStream, Plugin, Tell},
     waypoint::Shard,
 };
@@ -48,26 +49,26 @@ pub(crate) async fn follow(shard: Arc<Shard>) {
 fn around(shard: &Arc<Shard>) -> Around {
     // The shard holds the instances, and not the other way.
     let weak = Arc::downgrade(shard);
-    let calls = move |plugin: String, call: Call| {
+    let calls = move |plugin: Arc<Plugin>, call: Call, passed: Passed| {
         let shard = weak.upgrade();
         let response: std::pin::Pin<Box<dyn Future<Output = CallResponse> + Send>> =
             Box::pin(async move {
                 match shard {
-                    Some(shard) => calls::make(&shard, &plugin, call).await,
+                    Some(shard) => calls::make(&shard, &plugin.told, call, passed).await,
                     None => CallResponse::default(),
                 }
             });
         response
     };
     let weak = Arc::downgrade(shard);
-    let streams = move |plugin: String,
-                        call: Call,
+    let streams = move |plugin: Arc<Plugin>,
+                        call: (Call, Passed),
                         messages: mpsc::UnboundedReceiver<Message>,
                         tell: Tell| {
         let shard = weak.upgrade();
         let ended: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             if let Some(shard) = shard {
-                streams::keep(&shard, &plugin, call, messages, &tell).await;
+                streams::keep(&shard, &plugin.told, call, messages, &tell).await;
             }
         });
         ended

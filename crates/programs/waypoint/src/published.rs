@@ -2,13 +2,14 @@
 //! its policies, and whose tokens it takes.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use ambit_egress::Guard;
 use ambit_jwt::Authentications;
 use ambit_l7::{
     authz::Policies,
@@ -16,15 +17,17 @@ use ambit_l7::{
     stream::StreamTable,
 };
 use ambit_model::{
-    ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PolicyKey, StreamRoute,
-    WaypointGateway, WaypointService,
+    ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PodGrant, PolicyKey,
+    StreamRoute, WaypointExtension, WaypointGateway, WaypointService,
 };
+use ambit_route::WorkloadRef;
 use ambit_wasm::Limits;
 use ambit_xds::{Resource, WaypointUpdate};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use crate::{
+    attachments::Attachments,
     destination::Ruled,
     extensions::{Chain, Extensions, Plugin},
     rate_limits::{Limiters, OfRequests},
@@ -41,6 +44,8 @@ pub struct Served {
     pub name: NamespacedHostname,
     /// Whether each call names the host that is meant.
     pub resolves_hosts: bool,
+    /// Pods of other namespaces that what is attached to it is for.
+    grantors: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
     /// Of the ports that were asked for, by the namespace of the clients that they are for.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
@@ -54,12 +59,23 @@ impl Served {
         Self {
             name: service.service,
             resolves_hosts: service.resolves_hosts,
+            grantors: service.grantors,
             routes: service.routes,
             tables: Mutex::default(),
             tls_routes: service.tls_routes,
             tcp_routes: service.tcp_routes,
             stream_tables: Mutex::default(),
         }
+    }
+
+    /// Whether what is attached to it is for requests to a pod that is one of its endpoints: one of its own namespace,
+    /// or of one that lets it.
+    pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
+        let is_granted = |grant: &PodGrant| {
+            let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
+            grant.namespace == *pod.namespace() && is_pod
+        };
+        self.name.namespace == *pod.namespace() || self.grantors.iter().any(is_granted)
     }
 
     /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for
@@ -131,6 +147,8 @@ struct Inner {
     /// Whether the control plane says what is told of requests.
     tells: AtomicBool,
     exporters: Exporters,
+    /// Which addresses are called.
+    guard: Guard,
     /// Counts changes.
     changes: watch::Sender<u64>,
     /// Whether there is any plugin: requests without one take no lock for it.
@@ -180,7 +198,14 @@ impl Published {
         let removed = {
             let mut known = self.0.known.write();
             let exporters = &self.0.exporters;
-            let updates = updates.into_iter();
+            let updates = updates.into_iter().inspect(|update| {
+                if let WaypointUpdate::Gateway(gateway) = update {
+                    let cluster = gateway.cluster_addresses.clone();
+                    self.0
+                        .guard
+                        .update(gateway.allowed_addresses.clone(), cluster);
+                }
+            });
             let removed = updates.filter_map(|update| known.apply(update, exporters));
             let removed = removed.collect();
             self.0
@@ -236,16 +261,52 @@ impl Published {
         self.0.known.read().destinations.get(name).cloned()
     }
 
-    /// What is told of requests to a service, or to a pod of a namespace.
+    /// The telemetry of requests that concern these services, or of a pod of a namespace.
     pub(crate) fn telling(
         &self,
-        service: Option<&NamespacedHostname>,
+        services: &[NamespacedHostname],
         namespace: &str,
     ) -> Option<Arc<Telling>> {
         if !self.0.tells.load(Ordering::Relaxed) {
             return None;
         }
-        self.0.known.read().tellings.of(service, namespace).cloned()
+        self.0
+            .known
+            .read()
+            .tellings
+            .of(services, namespace)
+            .cloned()
+    }
+
+    /// The object for which requests are judged, authenticated, seen by a plugin or limited, so that a port whose protocol
+    /// nobody declares must be HTTP; `None` if there is no such object.
+    pub(crate) fn http_object(&self, attachments: &Attachments) -> Option<String> {
+        if let Some(key) = self.policies().http_policy(attachments.scope()) {
+            return Some(format!("AuthorizationPolicy {key}"));
+        }
+        if let Some(key) = self.authentications().http_object(attachments.services()) {
+            return Some(format!("RequestAuthentication {key}"));
+        }
+        let chain = self.extensions();
+        if let Some(plugin) = chain.as_ref().and_then(|chain| chain.first(attachments)) {
+            let WaypointExtension {
+                namespace, name, ..
+            } = &plugin.told;
+            return Some(format!("plugin {namespace}/{name}"));
+        }
+        let limits = self.limits()?.of(attachments.services());
+        let first = limits.first()?;
+        Some(format!("rate limit {}", first.told.key))
+    }
+
+    /// Whether there is an object for [`Self::http_object`].
+    pub(crate) fn need_http(&self, attachments: &Attachments) -> bool {
+        self.http_object(attachments).is_some()
+    }
+
+    /// Which addresses are called for what objects name.
+    pub(crate) fn guard(&self) -> &Guard {
+        &self.0.guard
     }
 
     /// Who tells collectors.
@@ -317,6 +378,24 @@ impl Published {
         names.sort_unstable();
         names.dedup();
         names
+    }
+
+    /// The namespaces of the objects for which calls are made.
+    pub(crate) fn calling_namespaces(&self) -> BTreeSet<ArcStr> {
+        let known = self.0.known.read();
+        let plugins = known.extensions.wanted().into_iter();
+        let plugins = plugins.map(|plugin| plugin.told.namespace.clone());
+        plugins.chain(known.limits.calling_namespaces()).collect()
+    }
+
+    /// Counts changes of any of it.
+    pub(crate) fn revision(&self) -> u64 {
+        *self.0.changes.borrow()
+    }
+
+    /// Other services than before lead to pods.
+    pub(crate) fn services_of_pods_changed(&self) {
+        self.0.changes.send_modify(|count| *count += 1);
     }
 
     /// Changes of any of it.
@@ -497,7 +576,7 @@ mod tests {
         let record = ArcStr::from("gw/w/ns/p");
         published.apply([WaypointUpdate::Policy(record.clone(), Box::new(policy))]);
         assert_eq!(published.policies().iter().count(), 1);
-        assert!(!published.policies().need_http(Scope::Pod));
+        assert!(!published.policies().need_http(Scope::Pod(&[])));
         let removed = published.apply([WaypointUpdate::PolicyGone(record)]);
         assert_eq!(removed, [Gone::Policy(PolicyKey::of_record("ns/p"))]);
         assert_eq!(published.policies().iter().count(), 0);

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use ambit_l7::route::{Matches, RouteRequest};
+use ambit_l7::{limits::LimitMatches, route::RouteRequest};
 use ambit_model::{ArcStr, GlobalLimit, LocalLimit, NamespacedHostname, RateLimit};
 use ambit_resilience::{Buckets, Rate, Verdict};
 use parking_lot::Mutex;
@@ -21,12 +21,12 @@ pub(crate) struct Limiter {
     /// In the order of `told.local`.
     local: Vec<Local>,
     /// Of each descriptor of `told.global`.
-    descriptors: Vec<Matches>,
+    descriptors: Vec<LimitMatches>,
 }
 
 #[derive(Debug)]
 struct Local {
-    matches: Matches,
+    matches: LimitMatches,
     counted: Arc<Counted>,
 }
 
@@ -66,7 +66,7 @@ impl Limiter {
                 same.and_then(|_| before.local.get(index))
             });
             Local {
-                matches: Matches::new(&of.matches),
+                matches: LimitMatches::new(&of.matches),
                 counted: match known {
                     Some(known) => known.counted.clone(),
                     None => Arc::new(Counted::new(of, now)),
@@ -76,17 +76,20 @@ impl Limiter {
         let descriptors = told.global.iter().flat_map(|global| &global.descriptors);
         Self {
             local: local.collect(),
-            descriptors: descriptors.map(|one| Matches::new(&one.matches)).collect(),
+            descriptors: descriptors
+                .map(|one| LimitMatches::new(&one.matches))
+                .collect(),
             told,
         }
     }
 
-    /// Lets a request pass each of the local limits that it matches, until one does not. `key` is what it has in common
-    /// with others.
-    pub(crate) fn take<K: Hash>(
+    /// Takes a request from each of the local limits that it matches, until one is used up. `key` is what the request has
+    /// in common with others. A limit that has counted the request by the same key in the form of `before` counts it no
+    /// second time.
+    pub(crate) fn take<K: Hash + Eq>(
         &self,
-        request: &RouteRequest<'_>,
-        key: impl Fn(&LocalLimit) -> K,
+        (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
+        key: impl Fn(&LocalLimit, &RouteRequest<'_>) -> K,
         now: Instant,
     ) -> Vec<(&LocalLimit, Verdict)> {
         let mut met = Vec::new();
@@ -94,7 +97,11 @@ impl Limiter {
             if !local.matches.include(request) {
                 continue;
             }
-            let verdict = local.counted.take(key(of), now);
+            let own = key(of, request);
+            if before.is_some_and(|one| local.matches.include(one) && key(of, one) == own) {
+                continue;
+            }
+            let verdict = local.counted.take(own, now);
             met.push((of, verdict));
             if verdict.refused.is_some() {
                 break;
@@ -130,10 +137,19 @@ pub(crate) struct OfRequests {
 }
 
 impl OfRequests {
-    /// Those of requests to a service, or to a pod.
-    pub(crate) fn of(&self, service: Option<&NamespacedHostname>) -> &Arc<[Arc<Limiter>]> {
-        let own = service.and_then(|service| self.of_services.get(service));
-        own.unwrap_or(&self.of_all)
+    /// The limits of requests that concern these services, each once; without any, of requests to a pod.
+    pub(crate) fn of(&self, services: &[NamespacedHostname]) -> Arc<[Arc<Limiter>]> {
+        let of_one = |service| self.of_services.get(service).unwrap_or(&self.of_all);
+        match services {
+            [] => self.of_all.clone(),
+            [one] => of_one(one).clone(),
+            several => {
+                let all = several.iter().flat_map(|service| of_one(service).iter());
+                let by_name = all.map(|one| (&one.told.key, one));
+                let by_name: BTreeMap<_, _> = by_name.collect();
+                by_name.into_values().cloned().collect()
+            }
+        }
     }
 }
 
@@ -170,6 +186,13 @@ impl Limiters {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.by_record.is_empty()
+    }
+
+    /// The namespaces whose objects have services asked.
+    pub(crate) fn calling_namespaces(&self) -> impl Iterator<Item = ArcStr> {
+        let all = self.by_record.values();
+        let asking = all.filter(|one| one.told.global.is_some());
+        asking.map(|one| one.told.key.namespace.clone())
     }
 
     /// The services that are asked.
@@ -223,9 +246,9 @@ mod tests {
             host: "",
             headers: &headers,
         };
-        let all = limiters.of_requests().of(Some(&name));
+        let all = limiters.of_requests().of(std::slice::from_ref(&name));
         all.iter().all(|one| {
-            let met = one.take(&request, |_| key.to_owned(), Instant::now());
+            let met = one.take((&request, None), |_, _| key.to_owned(), Instant::now());
             met.iter().all(|(_, verdict)| verdict.refused.is_none())
         })
     }
@@ -253,12 +276,18 @@ mod tests {
         limiters.put("b".into(), object("shop/b", &["cart"], limit(1)));
         let of = |name: &str| {
             let name = NamespacedHostname::new("shop", name);
-            limiters.of_requests().of(Some(&name)).len()
+            limiters.of_requests().of(std::slice::from_ref(&name)).len()
         };
         assert_eq!((of("cart"), of("till")), (2, 1));
-        assert_eq!(limiters.of_requests().of(None).len(), 1);
+        assert_eq!(limiters.of_requests().of(&[]).len(), 1);
         assert!(passes(&limiters, "cart", "x"));
         assert!(!passes(&limiters, "cart", "x"));
         assert!(!passes(&limiters, "till", "x"));
+        // A pod of several services: each limit once.
+        limiters.put("c".into(), object("shop/c", &["cart", "till"], limit(1)));
+        let both = ["till", "cart"].map(|name| NamespacedHostname::new("shop", name));
+        let of_both = limiters.of_requests().of(&both);
+        let names: Vec<_> = of_both.iter().map(|one| one.told.key.to_string()).collect();
+        assert_eq!(names, ["shop/a", "shop/b", "shop/c"]);
     }
 }

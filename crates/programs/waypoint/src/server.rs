@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use ambit_handover::Gate;
-use ambit_hbone::{Incoming, Tunnel, server, tls};
+use ambit_hbone::{Incoming, Settings, Tunnel, TunnelIo, server, tls};
 use ambit_model::{AppProtocol, Identity, canonical_socket};
 use ambit_proxy::{Accepted, Listeners, Workers, report::chain, tunnel_server};
 use ambit_rt::OpenWork;
@@ -12,22 +12,36 @@ use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
 
 use crate::{
-    asks::Asks,
+    attachment_lookup,
     budget::Budgets,
     caller::{Caller, CallerError},
     circle::Passed,
     extensions::Slots,
-    http as l7,
+    http::{self as l7, NotHttp, header_cost},
+    in_flight_checks::InFlightChecks,
+    memory::{ConnectionMemory, Permit},
     message::Version,
     mirrors::Mirrors,
     plugins,
     session::Session,
-    sniff::Sniffed,
+    sniff::{Opening, Sniffed},
+    stalls::Stalls,
     target::{Target, TargetError},
     tcp,
     upstream::Upstreams,
     waypoint::{Shard, Waypoint},
 };
+
+/// What a handshake of TLS takes at most: its messages may have 64 kB, and are kept twice.
+const HANDSHAKE_BYTES: usize = 128 << 10;
+/// Receive window of a connection that carries tunnels: this part of what is left of its peer's budget for connections,
+/// at least so much.
+const WINDOW_SHARE: usize = 32;
+const MIN_WINDOW: usize = 256 << 10;
+/// Bytes of one tunnel that wait for its client.
+const MAX_SEND_BUFFER: usize = 64 << 10;
+/// What a tunnel takes besides what it carries.
+const TUNNEL_BYTES: usize = 16 << 10;
 
 /// A tunnel that is refused.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +77,7 @@ struct Client {
     peer: SocketAddr,
     local: SocketAddr,
     identity: Option<Identity>,
+    memory: ConnectionMemory,
 }
 
 /// Serves the tunnels that come to the listeners, while the gate is open, until the drain begins.
@@ -89,9 +104,10 @@ fn serve_on_worker(
 ) -> io::Result<()> {
     let mut listeners = Listeners::new(vec![(TcpListener::from_std(listener)?, ())]);
     let shard = Arc::new(Shard {
-        upstreams: Upstreams::new(&waypoint.dialer),
+        upstreams: Upstreams::new(&waypoint.dialer, waypoint.config.headers),
         mirrors: Mirrors::default(),
-        asks: Asks::default(),
+        stalls: Stalls::new(waypoint.config.streams.stall_timeout),
+        checks: InFlightChecks::default(),
         retries: Budgets::default(),
         extensions: Slots::default(),
         waypoint,
@@ -137,28 +153,64 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         Ok(slot) => slot,
         Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
     };
+    // Nobody has proven to be anybody yet.
+    let unproven = waypoint.memory.connection(None, peer.ip());
+    let handshake = match unproven.open(HANDSHAKE_BYTES) {
+        Ok(permit) => permit,
+        Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
+    };
     let mut drain = waypoint.lifecycle.drain_watcher();
     let stream = match tunnel_server::agree(&waypoint.dialer, stream, &mut drain).await {
         Some(Ok(stream)) => stream,
         Some(Err(error)) => return log_denied(peer, local, Direction::Inbound, &chain(&*error)),
         None => return,
     };
-    drop(slot);
+    drop((slot, handshake));
+    let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
+    let memory = waypoint.memory.connection(identity.as_ref(), peer.ip());
+    let configured = &waypoint.config.http2;
+    let most = usize::try_from(configured.connection_window).unwrap_or(usize::MAX);
+    let window = match memory.window(WINDOW_SHARE, MIN_WINDOW, most) {
+        Ok(window) => window,
+        Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
+    };
+    let settings = within(configured, window.bytes());
     let client = Arc::new(Client {
         shard,
         peer,
         local,
-        identity: ambit_tls::peer_identity(tls::peer_certificates(&stream)),
+        identity,
+        memory,
     });
-    let settings = waypoint.config.http2.clone();
     let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
+        client.shard.waypoint.tunnel_comes();
+        // At once: tunnels that are not begun yet are held, too.
+        let bytes = TUNNEL_BYTES + header_cost(incoming.headers());
+        let Ok(asked) = client.memory.open(bytes) else {
+            return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
+        };
         let open = client.shard.waypoint.lifecycle.drain_watcher().open_work();
-        ambit_rt::spawn("tunnel", serve_tunnel(client.clone(), incoming, open));
+        ambit_rt::spawn(
+            "tunnel",
+            serve_tunnel(client.clone(), incoming, asked, open),
+        );
     });
     serving.await;
 }
 
-async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
+/// The limits of a connection whose receive window is so large.
+fn within(configured: &Settings, window: usize) -> Settings {
+    let window = u32::try_from(window).unwrap_or(u32::MAX);
+    Settings {
+        connection_window: configured.connection_window.min(window),
+        stream_window: configured.stream_window.min(window),
+        frame_size: configured.frame_size.min(window),
+        send_buffer: MAX_SEND_BUFFER,
+        ..configured.clone()
+    }
+}
+
+async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, open: OpenWork) {
     let found = Box::pin(find(&client, &incoming));
     let found = match found.await {
         Ok(found) => found,
@@ -173,11 +225,17 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
         }
     };
     let session = Session::new(client.shard.clone(), found, open);
+    // What the tunnel takes is its caller's, for whom the peer may be speaking.
+    let bytes = asked.bytes();
+    drop(asked);
+    let Ok(_held) = session.memory.open(bytes) else {
+        return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
+    };
     session.learn_caller();
     let kind = Kind::of(&session);
     match kind {
         Kind::Tcp => Box::pin(tcp::serve(session, incoming)).await,
-        Kind::Http | Kind::Tls | Kind::Unknown => {
+        Kind::Http | Kind::HttpOnly | Kind::Tls | Kind::Unknown => {
             let accepted = incoming.accept(HeaderMap::new());
             match accepted.map_err(StreamError::Gone) {
                 Ok(tunnel) => Box::pin(serve_opened(session, tunnel, kind)).await,
@@ -195,23 +253,30 @@ async fn find(
     let authority = incoming.target()?;
     let waypoint = &client.shard.waypoint;
     let own = waypoint.own().await.map_err(TargetError::NotKnown)?;
-    let target = Target::find(waypoint, &own, &authority).await?;
+    // A ServiceEntry may be seen by its own namespace alone, wherever its waypoint is.
+    let identity = client.identity.as_ref();
+    let namespace = identity.map_or("", |identity| identity.namespace.as_str());
+    let target = Target::find(waypoint, &own, namespace, &authority).await?;
     let headers = incoming.headers();
     let caller = Caller::of(headers, client.identity.clone(), client.peer, &target)?;
+    attachment_lookup::learn_sender(waypoint, &target, &caller).await;
+    attachment_lookup::learn_declarations(waypoint, &target).await;
     let passed = Passed::of(headers).ok_or(StreamError::Circle)?;
     Ok((caller, target, passed))
 }
 
-/// What is inside a tunnel.
+/// Content of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// HTTP, or nothing at all.
+    /// HTTP, as is declared.
     Http,
-    /// Whatever it is, it is passed through.
+    /// HTTP although nobody declares it, since routes or policies are for requests; all else is refused.
+    HttpOnly,
+    /// A connection that is passed through, whatever it carries.
     Tcp,
-    /// Its first bytes tell where it is passed through to.
+    /// A connection that is passed through to where its first bytes say.
     Tls,
-    /// Its first bytes tell.
+    /// HTTP or a connection that is passed through, as the first bytes show.
     Unknown,
 }
 
@@ -227,19 +292,27 @@ impl Kind {
                 Self::Tcp
             })
         };
-        match target.app_protocol() {
+        let waypoint = &session.shard.waypoint;
+        let attachments = session.attachments();
+        match attachment_lookup::declared_protocol(waypoint, target, &attachments) {
             AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
             // Without a name there is nobody to call.
             _ if target.resolves_hosts() => Self::Tls,
+            // The server name may have an entry of its own.
+            AppProtocol::Tls if target.is_wildcard() => Self::Tls,
+            // So may what the first bytes of anything else name.
+            AppProtocol::Tcp if target.is_wildcard() => by_routes().unwrap_or(Self::Unknown),
             AppProtocol::Tls | AppProtocol::Tcp => by_routes().unwrap_or(Self::Tcp),
-            AppProtocol::Unknown if target.has_http_routes(client) => Self::Http,
-            AppProtocol::Unknown => by_routes().unwrap_or_else(|| {
-                if target.is_judged_as_http(&session.shard.waypoint) {
-                    Self::Http
-                } else {
-                    Self::Unknown
+            AppProtocol::Unknown if target.has_http_routes(client) => Self::HttpOnly,
+            AppProtocol::Unknown => {
+                let needs_http = waypoint.published.need_http(&attachments);
+                match by_routes() {
+                    // Routes that a client's namespace has for itself declare nothing of the service.
+                    Some(kind) if !needs_http || target.stream_routes(None).is_some() => kind,
+                    _ if needs_http => Self::HttpOnly,
+                    _ => Self::Unknown,
                 }
-            }),
+            }
         }
     }
 }
@@ -247,11 +320,29 @@ impl Kind {
 async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
     let mut io = Sniffed::new(tunnel.into_io());
     match kind {
-        Kind::Unknown => return tcp::serve_unknown(session, io).await,
-        Kind::Tls => return tcp::serve_tls(session, io).await,
-        Kind::Http | Kind::Tcp => {}
+        Kind::Unknown => tcp::serve_unknown(session, io).await,
+        Kind::Tls => tcp::serve_tls(session, io).await,
+        Kind::HttpOnly => serve_http_only(session, io).await,
+        Kind::Http | Kind::Tcp => {
+            // The server of HTTP/1 answers what is not HTTP.
+            let version = io.declared_version().await;
+            l7::serve(session, io, version).await;
+        }
     }
-    // What is not HTTP is answered as a bad request.
-    let version = io.version().await.unwrap_or(Version::Http1);
-    l7::serve(session, io, version).await;
+}
+
+/// Serves HTTP on a port that nobody declares, and refuses all else by name.
+async fn serve_http_only(session: Session, mut io: Sniffed<TunnelIo>) {
+    let limit = session.shard.waypoint.config.headers_timeout;
+    let opening = tokio::time::timeout(limit, io.opening()).await;
+    let refused = match opening {
+        Ok(Opening::Http(version)) => return l7::serve(session, io, version).await,
+        // It is within the server's limits, or is answered by name.
+        Ok(Opening::LongLine) => return l7::serve(session, io, Version::Http1).await,
+        Ok(Opening::Nothing) => return,
+        Ok(Opening::Other) => NotHttp::Other,
+        Err(_) if io.has_bytes() => NotHttp::Slow,
+        Err(_) => NotHttp::Silent,
+    };
+    l7::refuse_connection(&session, io, refused).await;
 }

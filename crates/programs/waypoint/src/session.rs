@@ -11,8 +11,30 @@ use ambit_route::WorkloadRef;
 use ambit_rt::OpenWork;
 use ambit_telemetry::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
 use http::HeaderMap;
+use parking_lot::Mutex;
 
-use crate::{caller::Caller, circle::Passed, target::Target, telling::Telling, waypoint::Shard};
+use crate::{
+    attachment_lookup,
+    attachments::Attachments,
+    caller::Caller,
+    circle::Passed,
+    in_flight_checks::{CheckPermit, CheckService},
+    memory::ConnectionMemory,
+    names,
+    target::Target,
+    telling::Telling,
+    waypoint::Shard,
+};
+
+/// A host below a wildcard that is one service for the caller and another for the wildcard's namespace: what is attached
+/// to either would be passed by.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{host} is one service for the caller's namespace and another for that of the wildcard that was called: call it by its own name"
+)]
+pub(crate) struct Misdirected {
+    host: String,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -22,11 +44,14 @@ pub(crate) struct Session {
     pub(crate) target: Target,
     /// How many waypoints the tunnel has passed.
     pub(crate) passed: Passed,
+    /// What its requests may hold.
+    pub(crate) memory: ConnectionMemory,
+    /// What applies to its requests, and as of which change of what is published.
+    attachments: Mutex<(u64, Arc<Attachments>)>,
     /// The caller in metrics, once its record is known.
     source: OnceLock<Arc<Party>>,
     /// Shutdown waits for it.
-    #[expect(dead_code, reason = "what it does is to be held")]
-    open: OpenWork,
+    open: Arc<OpenWork>,
 }
 
 impl Session {
@@ -36,14 +61,115 @@ impl Session {
         (caller, target, passed): (Caller, Target, Passed),
         open: OpenWork,
     ) -> Self {
+        let waypoint = &shard.waypoint;
+        let memory = &waypoint.memory;
+        let memory = memory.connection(caller.identity.as_ref(), caller.address.ip());
+        let revision = waypoint.published.revision();
+        let attachments = Arc::new(attachment_lookup::find(waypoint, &target, &caller));
         Self {
+            memory,
+            attachments: Mutex::new((revision, attachments)),
             shard,
             caller,
             target,
             passed,
             source: OnceLock::new(),
-            open,
+            open: Arc::new(open),
         }
+    }
+
+    /// The session of a request or connection that names a host, where that has a more specific entry than the wildcard
+    /// that the tunnel asks for: the routes and attachments of that entry apply, whichever address was called.
+    pub(crate) fn of_host(&self, host: &str) -> Result<Option<Self>, Misdirected> {
+        let Some(service) = self.specific(host)? else {
+            return Ok(None);
+        };
+        let Some(target) = self.target.as_service(&self.shard.waypoint, service) else {
+            return Ok(None);
+        };
+        let Self { shard, caller, .. } = self;
+        let waypoint = &shard.waypoint;
+        let revision = waypoint.published.revision();
+        let attachments = Arc::new(attachment_lookup::find(waypoint, &target, caller));
+        Ok(Some(Self {
+            shard: shard.clone(),
+            caller: caller.clone(),
+            target,
+            passed: self.passed,
+            memory: self.memory.clone(),
+            attachments: Mutex::new((revision, attachments)),
+            source: self.source.clone(),
+            open: self.open.clone(),
+        }))
+    }
+
+    /// The most specific entry for a host below the wildcard that the tunnel asks for, if that is another one: as the
+    /// wildcard's namespace sees it, and as the caller's does.
+    pub(crate) fn specific(&self, host: &str) -> Result<Option<Arc<Service>>, Misdirected> {
+        let Some(wildcard) = self.target.named() else {
+            return Ok(None);
+        };
+        let Some(names) = names::more_specific(&wildcard.hostname, host) else {
+            return Ok(None);
+        };
+        let names: Vec<_> = names.collect();
+        let waypoint = &self.shard.waypoint;
+        let table = waypoint.state.table();
+        let is_served = |service: &Service| {
+            waypoint
+                .published
+                .service(&service.namespaced_hostname())
+                .is_some()
+        };
+        let seen_in = |namespace: &str| {
+            let find = |name| table.service_by_hostname_where(name, namespace, is_served);
+            names.iter().find_map(|name| find(name)).cloned()
+        };
+        let of_wildcard = seen_in(&wildcard.namespace);
+        let of_caller = seen_in(self.caller.namespace().unwrap_or_default());
+        match (of_wildcard, of_caller) {
+            (Some(one), Some(other)) if !Arc::ptr_eq(&one, &other) => Err(Misdirected {
+                host: host.to_owned(),
+            }),
+            (one, other) => Ok(one.or(other)),
+        }
+    }
+
+    /// What applies to requests now.
+    pub(crate) fn attachments(&self) -> Arc<Attachments> {
+        let waypoint = &self.shard.waypoint;
+        let mut known = self.attachments.lock();
+        if self.follows_pods() {
+            let revision = waypoint.published.revision();
+            if known.0 != revision {
+                let found = attachment_lookup::find(waypoint, &self.target, &self.caller);
+                *known = (revision, Arc::new(found));
+            }
+        }
+        known.1.clone()
+    }
+
+    /// The object for whose sake the target must be HTTP where nobody declares what it speaks.
+    pub(crate) fn http_object(&self) -> Option<String> {
+        let published = &self.shard.waypoint.published;
+        published.http_object(&self.attachments())
+    }
+
+    /// Whether what applies to requests depends on the services of pods.
+    fn follows_pods(&self) -> bool {
+        match &self.target {
+            Target::Pod { .. } => true,
+            Target::Service { service, .. } => attachment_lookup::is_headless(service),
+        }
+    }
+
+    /// Counts a check of one of the caller's requests as in flight; `None` when there are too many.
+    pub(crate) fn begin_check(&self, service: CheckService) -> Option<CheckPermit> {
+        let Caller {
+            identity, address, ..
+        } = &self.caller;
+        let checks = &self.shard.checks;
+        checks.begin(identity.as_ref(), address.ip(), service)
     }
 
     /// What policies judge of a connection that is not HTTP.
@@ -78,13 +204,12 @@ impl Session {
 
     /// What is configured to be told of requests to the target.
     pub(crate) fn telling(&self) -> Option<Arc<Telling>> {
+        let namespace = match &self.target {
+            Target::Service { served, .. } => &served.name.namespace,
+            Target::Pod { workload, .. } => workload.namespace(),
+        };
         let published = &self.shard.waypoint.published;
-        match &self.target {
-            Target::Service { served, .. } => {
-                published.telling(Some(&served.name), &served.name.namespace)
-            }
-            Target::Pod { workload, .. } => published.telling(None, workload.namespace()),
-        }
+        published.telling(self.attachments().services(), namespace)
     }
 
     /// A connection to the target, in metrics.
@@ -125,7 +250,9 @@ impl Session {
             return known.clone();
         }
         let waypoint = &self.shard.waypoint;
-        let Caller { identity, address } = &self.caller;
+        let Caller {
+            identity, address, ..
+        } = &self.caller;
         let table = waypoint.state.table();
         let found = table.workload_by_ip(&waypoint.config.network, address.ip());
         let is_caller = |workload: &&WorkloadRef| {

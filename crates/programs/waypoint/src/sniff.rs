@@ -1,4 +1,9 @@
-//! A stream whose first bytes have been looked at, and are read again.
+//! Detects HTTP by the first bytes of a stream, which are then read again.
+//!
+//! HTTP is the preface of HTTP/2, or a request line of HTTP/1.x in the one form that RFC 9112 allows: a method, a target and
+//! a version with one space between them. Servers that are lenient take more: no version, several spaces, tabs. That is not
+//! HTTP here, so that it goes nowhere as a request that nobody has judged: [`crate::server`] refuses it where anything
+//! judges requests.
 
 use std::{
     future::poll_fn,
@@ -12,12 +17,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::message::Version;
 
-/// What every connection of HTTP/2 begins with (RFC 9113, section 3.4).
+/// First bytes of a connection of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The longest method that is taken for one.
-const MAX_METHOD: usize = 32;
+/// End of a request line but for the minor version's digit.
+const VERSION: &[u8] = b"HTTP/1.";
+/// Longest method that is recognised.
+const MAX_METHOD_BYTES: usize = 32;
+/// Longest request line that is recognised, with the empty lines before it (RFC 9112, section 3, asks for 8000).
+const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 
-/// See the module.
+/// A stream whose first bytes are kept for its reader.
 #[derive(Debug)]
 pub(crate) struct Sniffed<IO> {
     io: IO,
@@ -26,16 +35,28 @@ pub(crate) struct Sniffed<IO> {
     ended: bool,
 }
 
-/// What bytes tell.
+/// What a stream begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opening {
+    /// A request or the preface of a version of HTTP.
+    Http(Version),
+    /// A request line that may be one of HTTP/1.x, and is too long to be recognised.
+    LongLine,
+    /// Anything else.
+    Other,
+    /// Nothing: it ended before its first byte.
+    Nothing,
+}
+
+/// What bytes show so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guess {
-    Is(Version),
-    Other,
+    Is(Opening),
     TooFew,
 }
 
 impl<IO: AsyncRead + Unpin> Sniffed<IO> {
-    /// Nothing has been looked at.
+    /// Wraps a stream of which nothing has been read.
     pub(crate) fn new(io: IO) -> Self {
         Self {
             io,
@@ -45,17 +66,32 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
-    /// The version of HTTP that the stream begins with; `None` if it begins with something else. Waits until that
-    /// can be told; may be dropped and called again.
-    pub(crate) async fn version(&mut self) -> Option<Version> {
+    /// Waits until the first bytes show what the stream begins with. May be dropped and called again.
+    pub(crate) async fn opening(&mut self) -> Opening {
         loop {
             match guess(&self.seen) {
-                Guess::Is(version) => return Some(version),
-                Guess::Other => return None,
-                Guess::TooFew if self.ended => return None,
+                Guess::Is(opening) => return opening,
+                Guess::TooFew if self.ended && self.seen.is_empty() => return Opening::Nothing,
+                Guess::TooFew if self.ended => return Opening::Other,
                 Guess::TooFew => self.more().await,
             }
         }
+    }
+
+    /// The version of a stream that is declared as HTTP: all that is not the preface of HTTP/2 is for the server of HTTP/1.
+    pub(crate) async fn declared_version(&mut self) -> Version {
+        while !self.ended && self.seen.len() < PREFACE.len() && PREFACE.starts_with(&self.seen) {
+            self.more().await;
+        }
+        match self.seen.starts_with(PREFACE) {
+            true => Version::Http2,
+            false => Version::Http1,
+        }
+    }
+
+    /// Whether any byte has been read.
+    pub(crate) fn has_bytes(&self) -> bool {
+        !self.seen.is_empty()
     }
 
     /// What the stream begins with, if it is TLS. To be called before anything else.
@@ -78,7 +114,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
-    /// Waits for anything at all.
+    /// Waits for the first byte.
     pub(crate) async fn first_bytes(&mut self) {
         while self.seen.is_empty() && !self.ended {
             self.more().await;
@@ -102,26 +138,74 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
 
 fn guess(seen: &[u8]) -> Guess {
     if seen.starts_with(PREFACE) {
-        return Guess::Is(Version::Http2);
+        return Guess::Is(Opening::Http(Version::Http2));
     }
     if PREFACE.starts_with(seen) {
         return Guess::TooFew;
     }
-    // Empty lines may stand before a request (RFC 9112, section 2.2).
-    let start = seen.iter().position(|byte| !matches!(byte, b'\r' | b'\n'));
-    let line = start
-        .and_then(|start| seen.get(start..))
-        .unwrap_or_default();
-    let method = line
-        .iter()
-        .take_while(|byte| byte.is_ascii_uppercase() || matches!(byte, b'-' | b'_'));
-    let length = method.count();
-    match line.get(length) {
-        _ if length > MAX_METHOD => Guess::Other,
-        None => Guess::TooFew,
-        Some(b' ') if length > 0 => Guess::Is(Version::Http1),
-        Some(_) => Guess::Other,
+    match request_line(seen) {
+        None => Guess::Is(Opening::Other),
+        Some(true) => Guess::Is(Opening::Http(Version::Http1)),
+        Some(false) if seen.len() > MAX_REQUEST_LINE_BYTES => Guess::Is(Opening::LongLine),
+        Some(false) => Guess::TooFew,
     }
+}
+
+/// Whether a whole request line of HTTP/1.x stands at the beginning; `None` if none can come of these bytes.
+fn request_line(seen: &[u8]) -> Option<bool> {
+    // Empty lines may stand before a request (RFC 9112, section 2.2).
+    let mut line = seen;
+    while let [b'\n', rest @ ..] | [b'\r', b'\n', rest @ ..] = line {
+        line = rest;
+    }
+    if line == b"\r" {
+        return Some(false);
+    }
+    let (method, line) = word(line, is_token);
+    if method > MAX_METHOD_BYTES || method == 0 && !line.is_empty() {
+        return None;
+    }
+    let Some(line) = after_space(line)? else {
+        return Some(false);
+    };
+    let (target, line) = word(line, |byte| byte.is_ascii_graphic());
+    if target == 0 && !line.is_empty() {
+        return None;
+    }
+    let Some(line) = after_space(line)? else {
+        return Some(false);
+    };
+    let Some(line) = line.strip_prefix(VERSION) else {
+        return VERSION.starts_with(line).then_some(false);
+    };
+    match line {
+        [] => Some(false),
+        [minor, ..] if !minor.is_ascii_digit() => None,
+        // The server takes a lone line feed, and sends the request on with whole line ends.
+        [_] | [_, b'\r'] => Some(false),
+        [_, b'\n', ..] | [_, b'\r', b'\n', ..] => Some(true),
+        _ => None,
+    }
+}
+
+/// Splits bytes that match off the beginning.
+fn word(bytes: &[u8], is_part: impl Fn(u8) -> bool) -> (usize, &[u8]) {
+    let length = bytes.iter().take_while(|byte| is_part(**byte)).count();
+    (length, bytes.get(length..).unwrap_or_default())
+}
+
+/// What follows a space: `Some(None)` if nothing is there yet, `None` if something else is.
+fn after_space(bytes: &[u8]) -> Option<Option<&[u8]>> {
+    match bytes {
+        [] => Some(None),
+        [b' ', rest @ ..] => Some(Some(rest)),
+        _ => None,
+    }
+}
+
+/// Whether a byte may be part of a method (RFC 9110, section 5.6.2).
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for Sniffed<IO> {
@@ -168,24 +252,74 @@ mod tests {
 
     use super::*;
 
+    const HTTP1: Guess = Guess::Is(Opening::Http(Version::Http1));
+    const HTTP2: Guess = Guess::Is(Opening::Http(Version::Http2));
+    const OTHER: Guess = Guess::Is(Opening::Other);
+
     #[test]
-    fn first_bytes_tell_what_is_spoken() {
+    fn only_the_preface_and_request_lines_of_rfc_9112_are_http() {
         for (bytes, expected) in [
             (&b""[..], Guess::TooFew),
             (b"P", Guess::TooFew),
             (b"PRI * HT", Guess::TooFew),
-            (PREFACE, Guess::Is(Version::Http2)),
-            (b"PRI * HTTP/1.1\r\n", Guess::Is(Version::Http1)),
-            (b"PR", Guess::TooFew),
-            (b"PROPFIND /", Guess::Is(Version::Http1)),
+            (PREFACE, HTTP2),
+            (b"PRI * HTTP/1.1\r\n", HTTP1),
+            (b"PRI * HTTP/2.0\r\n\r\nXX", OTHER),
             (b"GET", Guess::TooFew),
-            (b"GET ", Guess::Is(Version::Http1)),
-            (b"\r\nGET /", Guess::Is(Version::Http1)),
-            (b"\x16\x03\x01", Guess::Other),
-            (b"SSH-2.0-OpenSSH", Guess::Other),
-            (b" GET /", Guess::Other),
-            (b"*1\r\n$4\r\nPING", Guess::Other),
-            (&[b'A'; 40], Guess::Other),
+            (b"GET ", Guess::TooFew),
+            (b"GET / HTTP/1.", Guess::TooFew),
+            (b"GET / HTTP/1.1", Guess::TooFew),
+            (b"GET / HTTP/1.1\r", Guess::TooFew),
+            (b"GET / HTTP/1.1\r\n", HTTP1),
+            (b"GET / HTTP/1.0\r\n", HTTP1),
+            (b"PROPFIND /a?b=c HTTP/1.1\r\nHost", HTTP1),
+            (b"OPTIONS * HTTP/1.1\r\n", HTTP1),
+            (b"CONNECT web:80 HTTP/1.1\r\n", HTTP1),
+            (b"get / HTTP/1.1\r\n", HTTP1),
+            (b"M-SEARCH * HTTP/1.1\r\n", HTTP1),
+            (b"\r\nGET / HTTP/1.1\r\n", HTTP1),
+            (b"GET / HTTP/1.1\n", HTTP1),
+            // Protocols of lines.
+            (b"SET a b\r\n", OTHER),
+            (b"PING\r\n", OTHER),
+            (b"NICK foo\r\n", OTHER),
+            (b"INVITE sip:bob@example.com SIP/2.0\r\n", OTHER),
+            (b"OPTIONS rtsp://a RTSP/1.0\r\n", OTHER),
+            (b"SELECT 1;", Guess::TooFew),
+            (b"SELECT 1;\n", OTHER),
+            (b"SELECT 1 FROM", OTHER),
+            (b"EHLO example.com\r\n", OTHER),
+            (b"USER anonymous\r\n", OTHER),
+            (b"*1\r\n$4\r\nPING", OTHER),
+            (b"SSH-2.0-OpenSSH\r\n", OTHER),
+            (b"\x16\x03\x01", OTHER),
+            (b"\0\0\0\x2f", OTHER),
+            // Requests to lenient servers.
+            (b"GET /\r\n", OTHER),
+            (b"GET / \r\n", OTHER),
+            (b"GET  / HTTP/1.1\r\n", OTHER),
+            (b"GET /  HTTP/1.1\r\n", OTHER),
+            (b"GET\t/ HTTP/1.1\r\n", OTHER),
+            (b"GET /\tHTTP/1.1\r\n", OTHER),
+            (b"GET / HTTP/1.1 \r\n", OTHER),
+            (b"GET / HTTP/1.1\r\r\n", OTHER),
+            (b"GET / HTTP/1.10\r\n", OTHER),
+            (b"GET / HTTP/1.x\r\n", OTHER),
+            (b"GET / HTTP/2.0\r\n", OTHER),
+            (b"GET / HTTP/0.9\r\n", OTHER),
+            (b"GET / http/1.1\r\n", OTHER),
+            (b"GET /a b HTTP/1.1\r\n", OTHER),
+            (b"GET /\0 HTTP/1.1\r\n", OTHER),
+            (b"GET /\xc3\xa4 HTTP/1.1\r\n", OTHER),
+            (b" GET / HTTP/1.1\r\n", OTHER),
+            (b"\r\rGET / HTTP/1.1\r\n", OTHER),
+            (b"\rGET / HTTP/1.1\r\n", OTHER),
+            (b"\tGET / HTTP/1.1\r\n", OTHER),
+            (b"\0GET / HTTP/1.1\r\n", OTHER),
+            (b"\xef\xbb\xbfGET / HTTP/1.1\r\n", OTHER),
+            (b"GE T / HTTP/1.1\r\n", OTHER),
+            (b"G(ET / HTTP/1.1\r\n", OTHER),
+            (&[b'A'; 40], OTHER),
         ] {
             assert_eq!(
                 guess(bytes),
@@ -194,16 +328,59 @@ mod tests {
                 String::from_utf8_lossy(bytes)
             );
         }
+        let long = [b"GET /", &[b'a'; MAX_REQUEST_LINE_BYTES][..]].concat();
+        assert_eq!(guess(&long), Guess::Is(Opening::LongLine));
+        let lines = b"\r\n".repeat(MAX_REQUEST_LINE_BYTES);
+        assert_eq!(guess(&lines), Guess::Is(Opening::LongLine));
+    }
+
+    /// Changes of single bytes of a request: where, by which byte, and whether that replaces what was there.
+    fn changes() -> impl proptest::strategy::Strategy<Value = Vec<(usize, u8, bool)>> {
+        let byte = proptest::sample::select(&b"GgT/HP1.0 \t\r\n\0*:\x80"[..]);
+        proptest::collection::vec((0..24_usize, byte, proptest::bool::ANY), 0..4)
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_guess_stays_whatever_follows_and_is_http_where_a_strict_parser_says_so(changes in changes()) {
+            let mut bytes = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".to_vec();
+            for (at, byte, replaces) in changes {
+                if replaces {
+                    bytes[at] = byte;
+                } else {
+                    bytes.insert(at, byte);
+                }
+            }
+            let mut decided = None;
+            for end in 0..=bytes.len() {
+                let now = guess(&bytes[..end]);
+                if let Some((_, known)) = decided {
+                    proptest::prop_assert_eq!(now, known, "{:?}", bytes[..end].escape_ascii());
+                } else if now != Guess::TooFew {
+                    decided = Some((end, now));
+                }
+            }
+            if let Some((end, HTTP1)) = decided {
+                let mut headers = [httparse::EMPTY_HEADER; 4];
+                let mut request = httparse::Request::new(&mut headers);
+                let parsed = request.parse(&bytes[..end]);
+                proptest::prop_assert!(
+                    matches!(parsed, Ok(httparse::Status::Partial) | Err(httparse::Error::Version)),
+                    "{:?} {parsed:?}", bytes[..end].escape_ascii()
+                );
+            }
+        }
     }
 
     #[tokio::test]
-    async fn what_was_looked_at_is_read_again() {
+    async fn sniffed_bytes_are_read_again() {
         let (mut near, far) = duplex(1024);
         let mut sniffed = Sniffed::new(far);
         near.write_all(b"GE").await.unwrap();
         sniffed.first_bytes().await;
         near.write_all(b"T / HTTP/1.1\r\n\r\nrest").await.unwrap();
-        assert_eq!(sniffed.version().await, Some(Version::Http1));
+        let http1 = Opening::Http(Version::Http1);
+        assert_eq!(sniffed.opening().await, http1);
         near.write_all(b" and more").await.unwrap();
         near.shutdown().await.unwrap();
         let mut all = String::new();
@@ -213,9 +390,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_stream_that_ends_early_is_no_http() {
-        let (mut near, far) = duplex(1024);
-        near.write_all(b"GET").await.unwrap();
-        near.shutdown().await.unwrap();
-        assert_eq!(Sniffed::new(far).version().await, None);
+        for (bytes, expected) in [(&b"GET /"[..], Opening::Other), (b"", Opening::Nothing)] {
+            let (mut near, far) = duplex(1024);
+            near.write_all(bytes).await.unwrap();
+            near.shutdown().await.unwrap();
+            assert_eq!(Sniffed::new(far).opening().await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn declared_http_is_http1_unless_it_begins_with_the_preface() {
+        for (bytes, expected) in [
+            (PREFACE, Version::Http2),
+            (b"PRX", Version::Http1),
+            (b"SET a b", Version::Http1),
+            (b"PRI * HTTP/2.0", Version::Http1),
+        ] {
+            let (mut near, far) = duplex(1024);
+            near.write_all(bytes).await.unwrap();
+            near.shutdown().await.unwrap();
+            assert_eq!(Sniffed::new(far).declared_version().await, expected);
+        }
     }
 }

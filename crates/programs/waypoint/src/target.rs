@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_codec::Authority;
-use ambit_l7::{authz::Scope, stream::StreamTable};
+use ambit_l7::stream::StreamTable;
 use ambit_model::{
     AppProtocol, ArcStr, LbMode, NamespacedHostname, NetworkAddress, Service, Workload,
 };
@@ -19,8 +19,8 @@ use crate::{
     waypoint::{NotKnown, Waypoint},
 };
 
-/// Of a service without addresses.
-const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+/// The address of a service that has none.
+pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -64,10 +64,11 @@ impl TargetError {
 }
 
 impl Target {
-    /// Finds what an authority names.
+    /// Finds what an authority names, as a client of a namespace sees it.
     pub(crate) async fn find(
         waypoint: &Waypoint,
         own: &Workload,
+        client: &str,
         authority: &Authority,
     ) -> Result<Self, TargetError> {
         let not_served = || TargetError::NotServed(authority.to_string());
@@ -81,7 +82,7 @@ impl Target {
                         waypoint.published.service(&name).is_some()
                     };
                     table
-                        .service_by_hostname_where(host, &own.namespace, is_served)
+                        .service_by_hostname_where(host, client, is_served)
                         .cloned()
                 };
                 let service = found.ok_or_else(not_served)?;
@@ -91,7 +92,7 @@ impl Target {
         let at = NetworkAddress::new(own.network.clone(), address.ip());
         waypoint.learn(&at).await;
         let table = waypoint.state.table();
-        let service = table.service_by_vip(&at.network, at.address, &own.namespace);
+        let service = table.service_by_vip(&at.network, at.address, client);
         if let Some(service) = service.cloned() {
             let found = Self::service(waypoint, service, Some(address), address.port());
             return found.ok_or_else(not_served)?;
@@ -122,6 +123,28 @@ impl Target {
             service,
             served,
         }))
+    }
+
+    /// Another service in place of the one that is asked for, at the same port.
+    pub(crate) fn as_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
+        let served = waypoint.published.service(&service.namespaced_hostname())?;
+        let asked = self.address();
+        let first = service.vips.first().map(|vip| vip.address);
+        let ip = match service.lb_mode() {
+            LbMode::Passthrough => asked.ip(),
+            _ => first.unwrap_or(UNKNOWN),
+        };
+        Some(Self::Service {
+            service,
+            served,
+            address: SocketAddr::new(ip, asked.port()),
+        })
+    }
+
+    /// Whether it is a service whose name is a wildcard.
+    pub(crate) fn is_wildcard(&self) -> bool {
+        self.named()
+            .is_some_and(|one| one.hostname.starts_with('*'))
     }
 
     /// Whether each call names the host that is meant.
@@ -167,6 +190,12 @@ impl Target {
         })
     }
 
+    /// The address that was asked for, if it is one.
+    pub(crate) fn dialled(&self) -> Option<IpAddr> {
+        let ip = self.address().ip();
+        (!ip.is_unspecified()).then_some(ip)
+    }
+
     /// What was asked for.
     pub(crate) fn address(&self) -> SocketAddr {
         match self {
@@ -192,14 +221,6 @@ impl Target {
         match self {
             Self::Service { served, .. } => Some(&served.name),
             Self::Pod { .. } => None,
-        }
-    }
-
-    /// Which policies apply.
-    pub(crate) fn scope(&self) -> Scope<'_> {
-        match self {
-            Self::Service { served, .. } => Scope::Service(&served.name),
-            Self::Pod { .. } => Scope::Pod,
         }
     }
 
@@ -235,22 +256,6 @@ impl Target {
         }
     }
 
-    /// Whether policies judge requests to it, or plugins are to see them, or they are limited, so that it must be HTTP where nothing says what it speaks.
-    pub(crate) fn is_judged_as_http(&self, waypoint: &Waypoint) -> bool {
-        let published = &waypoint.published;
-        let is_extended = || {
-            published
-                .extensions()
-                .is_some_and(|chain| chain.concerns(self.service_name(), self.address().port()))
-        };
-        published.policies().need_http(self.scope())
-            || published.authentications().need_http(self.service_name())
-            || is_extended()
-            || published
-                .limits()
-                .is_some_and(|limits| !limits.of(self.service_name()).is_empty())
-    }
-
     /// A way to it, other than to workloads that failed; of two endpoints drawn to the one with less load.
     pub(crate) fn route(
         &self,
@@ -261,9 +266,10 @@ impl Target {
     ) -> Result<Route, RouteError> {
         let request = BackendRequest {
             waypoint: own,
-            own: &waypoint.address,
+            own: Some(&waypoint.address),
             is_target: true,
             failed,
+            dialled: self.dialled(),
         };
         let table = waypoint.state.table();
         match self {

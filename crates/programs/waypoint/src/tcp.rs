@@ -9,22 +9,24 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::{Incoming, TunnelIo};
-use ambit_l7::authz::{Connection, HttpDecision};
-use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, Reason};
+use ambit_l7::authz::{Connection, HttpDecision, Scope};
+use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, NamespacedHostname, Reason};
 use ambit_proxy::{Local, report::chain};
 use ambit_resilience::{Outcome, Wish, hash};
 use http::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
+    attachments::Attachments,
     destination::{Held, NoWay, Port},
     http as l7,
-    http::Destination,
-    metered::Metered,
+    http::{Destination, destination_attachments},
+    metered::{Metered, reset_by_client},
     origination::Toward,
-    session::Session,
-    sniff::Sniffed,
+    session::{Misdirected, Session},
+    sniff::{Opening, Sniffed},
     upstream::{Stream, UpstreamError},
     ways,
 };
@@ -35,6 +37,8 @@ use told::{End, Told, Went};
 /// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
 /// connected: it may be the one who speaks first.
 const CLIENT_FIRST: Duration = Duration::from_millis(20);
+/// How long the first bytes of a connection may be the beginning of a request line that does not go on.
+const UNDECIDED: Duration = Duration::from_secs(1);
 
 /// A connection that is not passed through.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +47,10 @@ pub(crate) enum TcpError {
     Denied(HttpDecision),
     #[error("{0}")]
     Unauthorized(String),
+    #[error(
+        "the connection is not HTTP, {0} is for requests to its port, and no Service declares the port's protocol"
+    )]
+    NotHttp(String),
     #[error("the control plane does not name the waypoint's own pod")]
     NoOwn,
     #[error(transparent)]
@@ -51,15 +59,18 @@ pub(crate) enum TcpError {
     Upstream(#[from] UpstreamError),
     #[error(transparent)]
     Rule(#[from] NoWay),
+    #[error(transparent)]
+    Misdirected(#[from] Misdirected),
 }
 
 impl TcpError {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Denied(_) | Self::Unauthorized(_) => StatusCode::FORBIDDEN,
-            Self::NoOwn | Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::Denied(_) | Self::Unauthorized(_) | Self::NotHttp(_) => StatusCode::FORBIDDEN,
+            Self::NoOwn => StatusCode::SERVICE_UNAVAILABLE,
+            // The waypoint serves, and has no endpoint: the client's proxy neither waits nor asks another replica.
+            Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
+            Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
         }
     }
 }
@@ -98,7 +109,12 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
 }
 
 /// Serves a tunnel whose content goes where its first bytes say.
-pub(crate) async fn serve_tls(session: Session, mut io: Sniffed<TunnelIo>) {
+pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
+    match of_server_name(&session, &mut io).await {
+        Ok(Some(specific)) => session = specific,
+        Ok(None) => {}
+        Err(error) => return log_failed(&session, &Told::of(&session), &error),
+    }
     let told = Told::of(&session);
     let opened: Result<_, TcpError> = async {
         let routed = Routed::by_first_message(&session, &mut io).await?;
@@ -115,14 +131,35 @@ pub(crate) async fn serve_tls(session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-/// Serves a tunnel of which nothing is declared, when the client's first bytes are not HTTP, or are not there: a
-/// server that speaks first must not be waited for in vain.
+/// The session of the more specific entry for the server name that a connection to a wildcard begins with.
+async fn of_server_name(
+    session: &Session,
+    io: &mut Sniffed<TunnelIo>,
+) -> Result<Option<Session>, TcpError> {
+    if !session.target.is_wildcard() {
+        return Ok(None);
+    }
+    match routed::server_name(io).await? {
+        Some(name) => Ok(session.of_host(&name)?),
+        None => Ok(None),
+    }
+}
+
+/// Serves a tunnel of which nothing is declared, and for whose requests there is nothing: as HTTP or as a connection, as
+/// its first bytes show. A server that speaks first must not be waited for in vain.
 pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
-    let client = tokio::time::timeout(CLIENT_FIRST, io.version()).await.ok();
-    if let Some(Some(version)) = client {
+    let client = tokio::time::timeout(CLIENT_FIRST, io.opening()).await.ok();
+    if let Some(Opening::Http(version)) = client {
         return l7::serve(session, io, version).await;
     }
-    let routed = Routed::straight();
+    if client.is_some() {
+        match of_server_name(&session, &mut io).await {
+            Ok(Some(specific)) => return serve_tls(specific, io).await,
+            Ok(None) => {}
+            Err(error) => return log_failed(&session, &Told::of(&session), &error),
+        }
+    }
+    let routed = Routed::undeclared();
     let told = Told::of(&session);
     let (stream, around) = match open(&session, &routed).await {
         Ok(opened) => opened.apart(),
@@ -132,21 +169,40 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         return relay((&session, &told, &routed), &around, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
-    // Whoever speaks first tells: a server that does is not HTTP.
-    let version = tokio::select! {
+    // A server that speaks first is not HTTP.
+    let (opening, is_client_first) = tokio::select! {
         biased;
-        version = io.version() => version,
-        () = stream.first_bytes() => None,
+        opening = decided(&mut io) => (opening, true),
+        () = stream.first_bytes() => (Opening::Other, false),
     };
-    match version {
+    if is_client_first && opening == Opening::Other {
+        match of_server_name(&session, &mut io).await {
+            Ok(Some(specific)) => {
+                drop((stream, around));
+                return serve_tls(specific, io).await;
+            }
+            Ok(None) => {}
+            Err(error) => return log_failed(&session, &told, &error),
+        }
+    }
+    match opening {
         // Requests choose endpoints of their own.
-        Some(version) => {
+        Opening::Http(version) => {
             let _closing = stream.shutdown().await;
             drop(around);
             l7::serve(session, io, version).await;
         }
-        None => relay((&session, &told, &routed), &around, io, stream).await,
+        Opening::LongLine | Opening::Other | Opening::Nothing => {
+            relay((&session, &told, &routed), &around, io, stream).await;
+        }
     }
+}
+
+/// What a connection begins with. Bytes that show nothing for a while are no HTTP: their sender may wait for a reply.
+async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
+    io.first_bytes().await;
+    let opening = tokio::time::timeout(UNDECIDED, io.opening()).await;
+    opening.unwrap_or(Opening::Other)
 }
 
 /// For what was asked for, and, where a route leads to another service, as a connection to that one. The first that
@@ -155,9 +211,11 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
-    let mut decision = policies.evaluate_connection(session.target.scope(), &connection);
+    let attachments = session.attachments();
+    let mut decision = policies.evaluate_connection(attachments.scope(), &connection);
+    let there = destination_attachments::find(session, &routed.destination, routed.by);
     if let Destination::Backend(service, port) = &routed.destination
-        && let Some(scope) = routed.by.scope(&waypoint.published, service)
+        && let Some(scope) = scope_there(session, routed, (there.as_deref(), service))
     {
         let connection = Connection {
             destination: waypoint.address_of(service, *port),
@@ -173,20 +231,42 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     decision
 }
 
+/// By which policies a connection is judged as one to the service that its route leads to.
+fn scope_there<'a>(
+    session: &Session,
+    routed: &Routed,
+    (there, service): (Option<&'a Attachments>, &'a NamespacedHostname),
+) -> Option<Scope<'a>> {
+    match there {
+        Some(attachments) => Some(attachments.scope()),
+        None => {
+            let published = &session.shard.waypoint.published;
+            routed.by.scope(published, service)
+        }
+    }
+}
+
+/// Whether a connection may be passed through where its route leads it.
+fn may_be_opaque(session: &Session, routed: &Routed) -> bool {
+    destination_attachments::may_be_opaque(session, &routed.destination, routed.by)
+}
+
 /// Whether no other provider than the one that has admitted a connection would have to be asked about it now, for what
 /// was asked for and for where a route leads it.
 fn is_asked(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
     let connection = session.connection(routed.sni.as_deref());
-    let asking = policies.asks_of_connection(session.target.scope(), &connection);
+    let attachments = session.attachments();
+    let asking = policies.asks_of_connection(attachments.scope(), &connection);
     if !l7::is_still_admitted(&asking, by) {
         return false;
     }
     let Destination::Backend(service, port) = &routed.destination else {
         return true;
     };
-    let Some(scope) = routed.by.scope(&waypoint.published, service) else {
+    let there = destination_attachments::find(session, &routed.destination, routed.by);
+    let Some(scope) = scope_there(session, routed, (there.as_deref(), service)) else {
         return true;
     };
     let connection = Connection {
@@ -212,7 +292,11 @@ fn note(session: &Session, decision: &HttpDecision) {
 /// Ends when policies, which change, do not allow the connection any more.
 async fn revoked(session: &Session, routed: &Routed, asked: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
-    while judge(session, routed).is_allowed() && is_asked(session, routed, asked) {
+    while judge(session, routed).is_allowed()
+        && is_asked(session, routed, asked)
+        && routed.http_object(session).is_none()
+        && may_be_opaque(session, routed)
+    {
         if changes.changed().await.is_err() {
             return std::future::pending().await;
         }
@@ -256,6 +340,13 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let decision = judge(session, routed);
     if !decision.is_allowed() {
         return Err(TcpError::Denied(decision));
+    }
+    if let Some(object) = routed.http_object(session) {
+        return Err(TcpError::NotHttp(object));
+    }
+    if !may_be_opaque(session, routed) {
+        let why = "tokens, limits or plugins are attached to the service that the route of its client leads to, and only HTTP can meet these";
+        return Err(TcpError::Unauthorized(why.to_owned()));
     }
     let asked = l7::authorize_connection(session, routed.sni.as_deref()).await;
     let asked = asked.map_err(TcpError::Unauthorized)?;
@@ -331,13 +422,13 @@ async fn connect(
                 }
                 _ => None,
             };
-            let is_target = *destination == Destination::Target;
             let wish = Wish {
                 hash,
                 failed,
                 preferred: None,
             };
-            port.route(waypoint.around(), &own.workload, is_target, wish)
+            let request = destination.backend_request(session, own, &[]);
+            port.route(waypoint.around(), request, wish)
         })
     };
     let tls = port.and_then(|port| port.tls());
@@ -379,8 +470,9 @@ async fn connect(
     };
     let limits = port.map(|port| *port.limits()).unwrap_or_default();
     let upstreams = &session.shard.upstreams;
-    let passed = Some(session.passed);
-    let connecting = upstreams.connect(&way, own, &forwarded, passed, (&limits, toward));
+    let applied = way.applied_services(session.target.service_name());
+    let history = (Some(session.passed), &applied);
+    let connecting = upstreams.connect(&way, own, &forwarded, history, (&limits, toward));
     let connected = connecting.await;
     if let Some(held) = &held {
         let outcome = match &connected {
@@ -433,18 +525,22 @@ async fn relay<A, B>(
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
     let silence = Silence::of(limits.tcp_idle_timeout);
     let copied = {
-        let mut client = Metered::new(client, |bytes| {
+        let (client, server) = (Mutex::new(client), Mutex::new(server));
+        let (near, far) = (&client, &server);
+        let mut client = Metered::new(near, |bytes| {
             silence.broken();
             metrics.received(bytes);
             told.received(bytes);
         });
-        let mut server = Metered::new(server, |bytes| {
+        let mut server = Metered::new(far, |bytes| {
             silence.broken();
             metrics.sent(bytes);
             told.sent(bytes);
         });
         tokio::select! {
+            biased;
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied,
+            error = reset_by_client(near) => Err(error),
             () = drain.cut() => Ok((0, 0)),
             () = outlived(&limits) => Ok((0, 0)),
             () = silence.too_long() => Ok((0, 0)),
@@ -458,7 +554,9 @@ async fn relay<A, B>(
     let reason = match &copied {
         Ok(_) => Reason::None,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            end.termination = judge(session, routed).details();
+            let object = routed.http_object(session);
+            let object = object.map(|object| TcpError::NotHttp(object).to_string());
+            end.termination = object.or_else(|| judge(session, routed).details());
             tracing::info!(caller = %session.caller.address, "a connection is closed: a policy denies it now");
             Reason::Deny
         }
@@ -480,10 +578,12 @@ fn log_failed(session: &Session, told: &Told, error: &TcpError) {
             note(session, decision);
             Reason::Deny
         }
-        TcpError::Unauthorized(_) => Reason::Deny,
-        TcpError::NoOwn | TcpError::Route(_) | TcpError::Upstream(_) | TcpError::Rule(_) => {
-            Reason::Connect
-        }
+        TcpError::Unauthorized(_) | TcpError::NotHttp(_) => Reason::Deny,
+        TcpError::NoOwn
+        | TcpError::Route(_)
+        | TcpError::Upstream(_)
+        | TcpError::Rule(_)
+        | TcpError::Misdirected(_) => Reason::Connect,
     };
     let went = Went::default();
     let series = told.series(session, &session.traffic_labels(), went);

@@ -235,14 +235,16 @@ impl Tellings {
         self.names.is_empty()
     }
 
-    /// What is told of requests to a service, or to a pod of a namespace.
+    /// The telemetry of requests that concern these services, of which the first that has any of its own counts; else
+    /// that of a namespace.
     pub(crate) fn of(
         &self,
-        service: Option<&NamespacedHostname>,
+        services: &[NamespacedHostname],
         namespace: &str,
     ) -> Option<&Arc<Telling>> {
-        service
-            .and_then(|service| self.services.get(service))
+        let mut of_services = services.iter();
+        of_services
+            .find_map(|service| self.services.get(service))
             .or_else(|| self.namespaces.get(namespace))
             .or(self.waypoint.as_ref())
     }

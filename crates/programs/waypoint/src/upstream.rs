@@ -1,14 +1,16 @@
 //! Ways out: connections to endpoints, by tunnel or in plaintext, and the HTTP connections that are kept for
 //! further requests.
 
+mod aborting;
 mod http_pool;
 mod stream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ambit_codec::Forwarded;
+use ambit_egress::Forbidden;
 use ambit_hbone::Pool;
-use ambit_model::{ArcStr, DestinationLimits};
+use ambit_model::{ArcStr, DestinationLimits, Identity, NamespacedHostname};
 use ambit_proxy::{
     Dialer, Local, ResolveError,
     dial::{ConnectError, tunnel_headers},
@@ -17,13 +19,15 @@ use ambit_route::{HboneRoute, Route, RouteError, WorkloadRef};
 use ambit_sys::socket::keep_alive;
 
 use crate::{
+    applied_services::AppliedServices,
     circle::Passed,
+    config::HeaderLimits,
     destination::in_time,
     message::Version,
-    names::Forbidden,
     origination::{OriginationError, Toward},
 };
 
+pub(crate) use aborting::{Aborting, InUse, RequestGuard};
 pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, StreamSlot};
 pub(crate) use stream::Stream;
 
@@ -48,14 +52,16 @@ pub(crate) enum UpstreamError {
     OtherNetwork,
     #[error("connecting took longer than the DestinationRule allows: {0:?}")]
     TooLong(std::time::Duration),
-    #[error("{0} is an address of the waypoint's own machine, or of nobody, which is not called")]
-    Own(IpAddr),
     #[error(transparent)]
     Forbidden(#[from] Forbidden),
     #[error(
         "{host} resolves to {ip}, an address of the mesh, which is not called by a wildcard's hosts"
     )]
     OfMesh { host: ArcStr, ip: IpAddr },
+    #[error(
+        "{host} resolves to {ip}, the address of a pod: an endpoint with a tunnel of its own is no pod of another name"
+    )]
+    TunnelToPod { host: ArcStr, ip: IpAddr },
     #[error(transparent)]
     Tls(#[from] OriginationError),
 }
@@ -70,6 +76,20 @@ pub(crate) enum Way {
 }
 
 impl Way {
+    /// Services whose attachments have been applied to a request to `called`, for the waypoint that is next; none unless
+    /// a waypoint is next.
+    pub(crate) fn applied_services(&self, called: Option<&NamespacedHostname>) -> AppliedServices {
+        let Self::Tunnel(route) = self else {
+            return AppliedServices::default();
+        };
+        if !self.leads_to_waypoint() {
+            return AppliedServices::default();
+        }
+        let chosen = route.service.as_ref();
+        let chosen = chosen.map(|service| service.namespaced_hostname());
+        AppliedServices::naming(called.cloned().into_iter().chain(chosen))
+    }
+
     /// That of a route whose address is known.
     pub(crate) fn known(route: Route) -> Result<Self, UpstreamError> {
         match route {
@@ -106,26 +126,43 @@ impl Way {
 
 impl Upstreams {
     /// None are connected.
-    pub(crate) fn new(dialer: &Dialer) -> Self {
+    pub(crate) fn new(dialer: &Dialer, limits: HeaderLimits) -> Self {
+        let tunnels = Pool::new(dialer.http2.clone());
+        dialer.state.follow_pool(&tunnels);
         Self {
-            tunnels: Pool::new(dialer.http2.clone()),
+            tunnels,
             dialer: dialer.clone(),
-            http: HttpPool::default(),
+            http: HttpPool::new(limits),
         }
     }
 
-    /// A new connection for a caller, as the rule of its destination has it, and over TLS if that is said; of one that is no HTTP, the next waypoint
-    /// is told how many it has passed.
+    /// Opens a connection for a caller, under the limits of its destination's rule, and over TLS if that is configured. The
+    /// next waypoint learns which services' attachments have been applied and, of a connection that is not HTTP, how many
+    /// waypoints it has passed.
     pub(crate) async fn connect(
         &self,
         way: &Way,
         own: &Local,
         forwarded: &Forwarded,
-        passed: Option<Passed>,
+        history: (Option<Passed>, &AppliedServices),
+        by_rule: (&DestinationLimits, Option<(Toward<'_>, Option<Version>)>),
+    ) -> Result<Stream, UpstreamError> {
+        self.connect_as(None, way, own, forwarded, history, by_rule)
+            .await
+    }
+
+    /// [`Self::connect`] under another identity than the waypoint's own.
+    pub(crate) async fn connect_as(
+        &self,
+        identity: Option<&Identity>,
+        way: &Way,
+        own: &Local,
+        forwarded: &Forwarded,
+        history: (Option<Passed>, &AppliedServices),
         (limits, tls): (&DestinationLimits, Option<(Toward<'_>, Option<Version>)>),
     ) -> Result<Stream, UpstreamError> {
         let connecting = async {
-            let stream = self.connect_at_all(way, own, forwarded, passed, limits);
+            let stream = self.connect_at_all(identity, way, own, forwarded, history, limits);
             let stream = stream.await?;
             match tls {
                 None => Ok(stream),
@@ -141,10 +178,11 @@ impl Upstreams {
 
     async fn connect_at_all(
         &self,
+        identity: Option<&Identity>,
         way: &Way,
         own: &Local,
         forwarded: &Forwarded,
-        passed: Option<Passed>,
+        (passed, applied): (Option<Passed>, &AppliedServices),
         limits: &DestinationLimits,
     ) -> Result<Stream, UpstreamError> {
         match way {
@@ -162,10 +200,25 @@ impl Upstreams {
                 if let Some(passed) = passed {
                     passed.tell(&mut headers, way.leads_to_waypoint());
                 }
+                applied.write(&mut headers);
                 let ip = own.workload.workload_ips.first().copied();
                 let source = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-                let tunnel = self.dialer.tunnel(&self.tunnels, route, source, headers);
-                Ok(Stream::Tunnel(Box::new(tunnel.await?.into_io())))
+                let tunnel = match identity {
+                    None => {
+                        let tunnel = self.dialer.tunnel(&self.tunnels, route, source, headers);
+                        // Opening takes much more room than what is made of it.
+                        Box::pin(tunnel).await?
+                    }
+                    Some(identity) => {
+                        let dialer = Dialer {
+                            identity: identity.clone(),
+                            ..self.dialer.clone()
+                        };
+                        let tunnel = dialer.tunnel(&self.tunnels, route, source, headers);
+                        Box::pin(tunnel).await?
+                    }
+                };
+                Ok(Stream::Tunnel(Box::new(tunnel.into_io())))
             }
         }
     }

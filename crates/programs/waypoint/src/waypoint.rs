@@ -2,13 +2,18 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use ambit_certificates::Certificates;
 use ambit_model::{GatewayAddress, NamespacedHostname, NetworkAddress, Workload};
 use ambit_proxy::{
     Dialer, InFlight, Lifecycle, LocalWorkload,
+    dial::Waits,
     state::{LOCAL_WORKLOAD_DEADLINE, SharedState},
 };
 use ambit_route::{Route, RouteError};
@@ -16,8 +21,17 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    asks::Asks, budget::Budgets, config::Config, destination::Around, extensions::Slots,
-    mirrors::Mirrors, names::Names, published::Published, upstream::Upstreams,
+    budget::Budgets,
+    config::Config,
+    destination::Around,
+    extensions::Slots,
+    in_flight_checks::InFlightChecks,
+    memory::{Memory, MemoryLimits},
+    mirrors::Mirrors,
+    names::Names,
+    published::Published,
+    stalls::Stalls,
+    upstream::Upstreams,
 };
 
 /// One waypoint.
@@ -31,6 +45,8 @@ pub struct Waypoint {
     pub(crate) local: LocalWorkload,
     pub(crate) dialer: Dialer,
     pub(crate) setups: InFlight,
+    /// What callers may have it hold.
+    pub(crate) memory: Memory,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) http_metrics: Arc<HttpMetrics>,
@@ -42,6 +58,8 @@ pub struct Waypoint {
     pub(crate) queues: tokio::sync::watch::Sender<()>,
     /// Addresses of hosts outside of the mesh.
     pub(crate) names: Names,
+    /// When this was made, and milliseconds from then to the latest tunnel.
+    tunnels: (Instant, AtomicU64),
 }
 
 /// What a waypoint knows, and where it tells what it does.
@@ -65,8 +83,10 @@ pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
     pub(crate) upstreams: Upstreams,
     pub(crate) mirrors: Mirrors,
-    /// What providers are being asked.
-    pub(crate) asks: Asks,
+    /// Bodies that have more to pass on than their readers take.
+    pub(crate) stalls: Stalls,
+    /// Calls to authorization providers and rate-limit services that have not been answered yet.
+    pub(crate) checks: InFlightChecks,
     /// How many requests may be sent again.
     pub(crate) retries: Budgets,
     pub(crate) extensions: Slots,
@@ -93,6 +113,7 @@ impl Waypoint {
             metrics,
             http_metrics,
         } = surroundings;
+        published.guard().except(config.allowed_hosts.clone());
         Self {
             local: LocalWorkload::new(
                 state.clone(),
@@ -109,19 +130,38 @@ impl Waypoint {
                 node: config.node.clone(),
                 network: config.network.clone(),
                 state: state.clone(),
+                waits: Waits::default(),
             },
             setups: InFlight::new(config.setup_limits),
+            memory: Memory::new(
+                MemoryLimits::of(config.memory_limit / 2),
+                http_metrics.clone(),
+            ),
             lifecycle: Lifecycle::default(),
             metrics,
             http_metrics,
             address: config.address(),
             shared_data: ambit_wasm::Shared::default(),
             queues: tokio::sync::watch::Sender::new(()),
-            names: Names::new(config.allowed_hosts.clone()),
+            names: Names::new(published.guard().clone()),
+            tunnels: (Instant::now(), AtomicU64::new(0)),
             config,
             state,
             published,
         }
+    }
+
+    /// Notes that a client opens a tunnel.
+    pub(crate) fn tunnel_comes(&self) {
+        let (made, latest) = &self.tunnels;
+        let now = u64::try_from(made.elapsed().as_millis()).unwrap_or(u64::MAX);
+        latest.store(now, Relaxed);
+    }
+
+    /// When a client has last opened a tunnel.
+    pub(crate) fn last_tunnel(&self) -> Instant {
+        let (made, latest) = &self.tunnels;
+        *made + Duration::from_millis(latest.load(Relaxed))
     }
 
     /// What is open, and how it ends.
@@ -129,12 +169,16 @@ impl Waypoint {
         &self.lifecycle
     }
 
+    /// Bytes that callers make it hold by its own account, and how many these may be.
+    pub fn memory_budget(&self) -> (usize, usize) {
+        (self.memory.held(), self.memory.limit())
+    }
+
     /// For rules of destinations.
     pub(crate) fn around(&self) -> Around<'_> {
         Around {
             state: &self.state,
             metrics: &self.http_metrics,
-            address: &self.address,
         }
     }
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
+    io::{Read, Write},
     net::TcpStream,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -141,4 +142,62 @@ async fn the_end_of_the_supervisor_is_that_of_the_worker() {
     kill_process(running.pid(), Signal::KILL).unwrap();
     let _killed = running.supervisor.wait().unwrap();
     until_blocking("the worker is gone", || is_gone(worker));
+}
+
+/// Asks a server of the process for a page, under a name; its status.
+fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) -> u16 {
+    let mut stream = running.knock(port).unwrap();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {name}\r\nAuthorization: Bearer any\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap_or_default();
+    status.parse().unwrap()
+}
+
+#[tokio::test]
+async fn dumps_and_log_levels_are_for_the_pod_itself_alone() {
+    let running = Running::start().await;
+    let pages = [
+        ("GET", "/config_dump"),
+        ("GET", "/workload_state"),
+        ("GET", "/logging"),
+        ("POST", "/logging?level=trace"),
+        ("POST", "/quitquitquit"),
+        ("GET", "/"),
+    ];
+    // What is on the pod's address has none of it.
+    for port in [15020, 15021] {
+        for (method, path) in pages {
+            let answered = status(&running, port, method, path, "localhost");
+            assert_eq!(answered, 404, "{port} {method} {path}");
+        }
+    }
+    assert_eq!(
+        status(&running, 15020, "GET", "/stats/prometheus", "any"),
+        200
+    );
+    // The admin port is on loopback, and no web page's name leads there.
+    let listening = running
+        .host
+        .run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"));
+    let listening = listening.unwrap().unwrap();
+    let admin = format!(":{:04X}", 15000);
+    let mut addresses = listening
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1));
+    let admin = addresses.find(|address| address.ends_with(&admin));
+    assert_eq!(admin, Some("0100007F:3A98"));
+    for (method, path) in pages {
+        for name in ["waypoint.shop.svc", "10.0.0.3", "attacker.example:15000"] {
+            let answered = status(&running, 15000, method, path, name);
+            assert_eq!(answered, 403, "{method} {path} of {name}");
+        }
+    }
+    assert_eq!(
+        status(&running, 15000, "GET", "/config_dump", "localhost:15000"),
+        200
+    );
 }

@@ -17,6 +17,7 @@ use streams::OpenedStream;
 pub(crate) use streams::{OpenStream, Tell};
 
 use super::{Chain, Counts, Plugin, State};
+use crate::circle::Passed;
 
 /// How long a request waits for an instance that is about to start.
 const STARTING: Duration = Duration::from_secs(5);
@@ -29,6 +30,14 @@ const STEADY: Duration = Duration::from_secs(60);
 /// Wakes what waits for a plugin to let a request go on.
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Mutex<Vec<Waker>>);
+
+/// A request that an instance has been given.
+#[derive(Debug)]
+struct Opened {
+    signal: Arc<Signal>,
+    /// How many waypoints it has passed, and so what the plugin calls for it.
+    passed: Passed,
+}
 
 impl Signal {
     /// The waker is woken once. To be called before what is waited for is looked at.
@@ -54,15 +63,16 @@ pub(crate) struct Around {
     pub(crate) shared: Shared,
     /// Changes when a queue gets a message.
     pub(crate) queues: watch::Sender<()>,
-    /// Makes the calls of the plugin of a name.
+    /// Makes the calls of a plugin.
     pub(crate) calls: Arc<MakeCall>,
-    /// Keeps the streams of the plugin of a name.
+    /// Keeps the streams of a plugin.
     pub(crate) streams: Arc<OpenStream>,
 }
 
 /// See [`Around::calls`].
-type MakeCall =
-    dyn Fn(String, Call) -> Pin<Box<dyn Future<Output = CallResponse> + Send>> + Send + Sync;
+type MakeCall = dyn Fn(Arc<Plugin>, Call, Passed) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
+    + Send
+    + Sync;
 
 impl fmt::Debug for Around {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -96,7 +106,7 @@ struct Inner {
     stage: Stage,
     /// Counts instances.
     generation: u64,
-    signals: HashMap<ContextId, Arc<Signal>>,
+    requests: HashMap<ContextId, Opened>,
     queues: Vec<u32>,
     /// Streams of gRPC that the instance has opened.
     streams: HashMap<Token, OpenedStream>,
@@ -292,15 +302,15 @@ impl Slot {
         let plugin = &self.plugin;
         Counts::add(&plugin.counts.failures);
         tracing::error!(plugin = plugin.key, reason = failure.reason(), error = %failure, "a plugin failed: requests are decided by its fail strategy until it is started anew");
-        let signals = {
+        let requests = {
             let mut inner = self.inner.lock();
             inner.stage = Stage::Failed;
             inner.queues.clear();
             inner.streams.clear();
-            std::mem::take(&mut inner.signals)
+            std::mem::take(&mut inner.requests)
         };
-        for signal in signals.into_values() {
-            signal.wake();
+        for request in requests.into_values() {
+            request.signal.wake();
         }
         self.changed.send_replace(());
         self.died.notify_one();
@@ -312,10 +322,15 @@ impl Instance {
     pub(crate) fn open(
         &self,
         facts: Arc<dyn ambit_wasm::Facts>,
+        passed: Passed,
     ) -> Result<(ContextId, Arc<Signal>), Failure> {
         let id = self.call(|vm| vm.open(facts))?;
         let signal = Arc::<Signal>::default();
-        self.slot.inner.lock().signals.insert(id, signal.clone());
+        let opened = Opened {
+            signal: signal.clone(),
+            passed,
+        };
+        self.slot.inner.lock().requests.insert(id, opened);
         Ok((id, signal))
     }
 
@@ -325,7 +340,7 @@ impl Instance {
             let mut inner = self.slot.inner.lock();
             let is_own = inner.generation == self.generation;
             if is_own {
-                inner.signals.remove(&id);
+                inner.requests.remove(&id);
             }
             is_own
         };
@@ -362,17 +377,23 @@ impl Instance {
         for effect in effects {
             match effect {
                 Effect::Changed(id) => {
-                    let signal = self.slot.inner.lock().signals.get(&id).cloned();
+                    let inner = self.slot.inner.lock();
+                    let signal = inner.requests.get(&id).map(|one| one.signal.clone());
+                    drop(inner);
                     if let Some(signal) = signal {
                         signal.wake();
                     }
                 }
                 Effect::Call(token, call) => {
                     let instance = self.clone();
+                    let passed = self.passed(call.context);
+                    let outstanding = call.outstanding();
                     ambit_rt::spawn("plugin call", async move {
+                        let _outstanding = outstanding;
                         let kind = call.kind;
                         let slot = &instance.slot;
-                        let response = (slot.around.calls)(slot.plugin.key.clone(), *call).await;
+                        let plugin = slot.plugin.clone();
+                        let response = (slot.around.calls)(plugin, *call, passed).await;
                         let _told = instance.call(|vm| vm.call_ended(token, kind, response));
                     });
                 }
@@ -389,6 +410,13 @@ impl Instance {
                 Effect::Enqueued(_) => self.slot.around.queues.send_replace(()),
             }
         }
+    }
+
+    /// How many waypoints the request of a context has passed.
+    fn passed(&self, context: ContextId) -> Passed {
+        let inner = self.slot.inner.lock();
+        let request = inner.requests.get(&context);
+        request.map_or(Passed::NONE, |request| request.passed)
     }
 
     /// Tells the instance of each message that waits, as long as it takes them.

@@ -16,12 +16,15 @@ use std::{net::SocketAddr, sync::Arc};
 use ambit_jwt::{Authenticated, Claims};
 use ambit_l7::authz::{Asking, Connection, HttpDecision, Request, Scope};
 use ambit_model::{ArcStr, NamespacedHostname};
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderName, Method};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::send::Destination;
-use crate::{led_by::LedBy, session::Session};
+use super::destination::Destination;
+use crate::{
+    attachments::Attachments, http::destination_attachments, led_by::LedBy, published::Published,
+    session::Session,
+};
 
 /// A request that policies have admitted.
 #[derive(Clone, Debug)]
@@ -57,8 +60,20 @@ struct Led {
     service: NamespacedHostname,
     port: u16,
     by: LedBy,
+    /// What is attached there, if a route of clients leads there.
+    attachments: Option<Arc<Attachments>>,
     /// What is sent, if that is not what came.
     sent: Option<Arc<Facts>>,
+}
+
+impl Led {
+    /// By which policies the request is judged; `None` if there are none.
+    fn scope(&self, published: &Published) -> Option<Scope<'_>> {
+        match &self.attachments {
+            Some(attachments) => Some(attachments.scope()),
+            None => self.by.scope(published, &self.service),
+        }
+    }
 }
 
 /// A policy changed, and the request may not go on.
@@ -119,6 +134,7 @@ impl Admission {
             service: service.clone(),
             port,
             by,
+            attachments: destination_attachments::find(session, destination, by),
             sent: sent.map(Arc::new),
         };
         let decision = self.came.judge_led(&led);
@@ -129,6 +145,21 @@ impl Admission {
             led: Some(led),
         };
         (decision, (!is_denied).then(admission))
+    }
+
+    /// Whether policies or tokens depend on a header of this name, which therefore no trailer may have.
+    pub(super) fn reads_header(&self, name: &HeaderName) -> bool {
+        let session = &self.came.session;
+        let published = &session.shard.waypoint.published;
+        let led = self.led.as_ref();
+        let led = led.and_then(|led| led.scope(published));
+        let policies = published.policies();
+        let attachments = session.attachments();
+        let mut scopes = [Some(attachments.scope()), led].into_iter().flatten();
+        scopes.any(|scope| policies.read_header(scope, name))
+            || published
+                .authentications()
+                .own_header(attachments.services(), name)
     }
 
     /// Whether it is still allowed. Cheap while nothing changes.
@@ -182,16 +213,18 @@ impl Admission {
 
 impl Inner {
     fn judge(&self) -> HttpDecision {
-        let target = &self.session.target;
-        self.judge_as(target.scope(), &self.facts, target.address())
+        let attachments = self.session.attachments();
+        let destination = self.session.target.address();
+        self.judge_as(&attachments, attachments.scope(), &self.facts, destination)
     }
 
     /// As a request to the service that a route leads it to; `None` if that has no policies here.
     fn judge_led(&self, led: &Led) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
-        let scope = led.by.scope(published, &led.service)?;
+        let scope = led.scope(published)?;
         let facts = led.sent.as_deref().unwrap_or(&self.facts);
-        Some(self.judge_as(scope, facts, self.address_of(led)))
+        let attachments = self.session.attachments();
+        Some(self.judge_as(&attachments, scope, facts, self.address_of(led)))
     }
 
     /// As clients would ask for it.
@@ -205,7 +238,13 @@ impl Inner {
     }
 
     /// With several tokens, the claims of each have to be enough.
-    fn judge_as(&self, scope: Scope<'_>, facts: &Facts, destination: SocketAddr) -> HttpDecision {
+    fn judge_as(
+        &self,
+        attachments: &Attachments,
+        scope: Scope<'_>,
+        facts: &Facts,
+        destination: SocketAddr,
+    ) -> HttpDecision {
         let published = &self.session.shard.waypoint.published;
         let policies = published.policies();
         let judge = |claims| {
@@ -216,9 +255,8 @@ impl Inner {
             return judge(None);
         }
         let all = published.authentications();
-        let service = self.session.target.service_name();
         let mut last = None;
-        for claims in all.still_believed(service, &self.proved) {
+        for claims in all.still_believed(attachments.services(), &self.proved) {
             let decision = judge(Some(claims));
             if !decision.is_allowed() {
                 return decision;
@@ -255,17 +293,20 @@ impl Inner {
             Some((by, came)) => (Some(by), came),
             None => (None, &self.facts.headers),
         };
-        let target = &self.session.target;
-        self.is_admitted_by(by, target.scope(), target.address(), &self.facts, came)
+        let attachments = self.session.attachments();
+        let destination = self.session.target.address();
+        self.is_admitted_by(by, attachments.scope(), destination, &self.facts, came)
     }
 
-    /// The same as a request to the service that a route leads it to: nobody is asked a second time.
+    /// The same as a request to the service that a route leads it to: nobody is asked a second time. Whom a provider has
+    /// admitted is not what a route of clients makes of that.
     fn is_asked_led(&self, led: &Led) -> bool {
         let published = &self.session.shard.waypoint.published;
-        let Some(scope) = led.by.scope(published, &led.service) else {
+        let Some(scope) = led.scope(published) else {
             return true;
         };
-        let by = self.asked.as_ref().map(|(by, _)| by);
+        let asked = self.asked.as_ref().filter(|_| led.by == LedBy::Service);
+        let by = asked.map(|(by, _)| by);
         let facts = led.sent.as_deref().unwrap_or(&self.facts);
         self.is_admitted_by(by, scope, self.address_of(led), facts, &facts.headers)
     }

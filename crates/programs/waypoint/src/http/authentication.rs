@@ -28,7 +28,8 @@ pub(super) fn authenticate(
         headers: request.headers_mut(),
         query: form.target.query(),
     };
-    let outcome = all.authenticate(session.target.service_name(), parts, SystemTime::now());
+    let attachments = session.attachments();
+    let outcome = all.authenticate(attachments.services(), parts, SystemTime::now());
     let query = match &outcome {
         Ok(Authenticated { query, .. }) | Err(Refused { query, .. }) => query,
     };

@@ -18,12 +18,14 @@ use tokio::time::timeout;
 use super::{
     admission::facts,
     form::Form,
-    front::{Begun, Front},
+    front::{BeginError, Begun, Front},
+    overload::overloaded,
     record::Record,
     reply::Reply,
 };
 use crate::{
     circle::Passed,
+    in_flight_checks::CheckService,
     message::{self, Body},
     session::Session,
 };
@@ -48,6 +50,11 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// Whether a part of the request's body has been read.
+    pub(super) fn has_body(&self) -> bool {
+        self.begun.has_frames()
+    }
+
     /// The request's body, of which a part may have been read.
     pub(super) fn body(&mut self, rest: Incoming) -> Front {
         std::mem::take(&mut self.begun).with(rest)
@@ -80,7 +87,7 @@ pub(super) async fn authorize(
         let method = request.method().as_str();
         let facts = facts(session, method, &form.host, &form.path, request.headers());
         let policies = waypoint.published.policies();
-        policies.asks(session.target.scope(), &facts)
+        policies.asks(session.attachments().scope(), &facts)
     };
     let provider = match asking {
         Asking::Nobody => return Ok(Authorized::On(Asked::default())),
@@ -103,9 +110,13 @@ pub(super) async fn authorize(
     };
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        let begun = Begun::of(request.body_mut(), most).await;
-        asked.begun = begun
-            .map_err(|_| Reply::refused("the request's body is not what HTTP allows", "body"))?;
+        let begun = Begun::of(request.body_mut(), most, &session.memory).await;
+        asked.begun = begun.map_err(|error| match error {
+            BeginError::Broken(_) => {
+                Reply::refused("the request's body is not what HTTP allows", "body")
+            }
+            BeginError::Exhausted(exhausted) => overloaded(exhausted),
+        })?;
         if asked.begun.len() > most && !limit.allow_partial {
             record.decided("ext_authz_error");
             let flag = ResponseFlag::UnauthorizedExternal;
@@ -113,7 +124,8 @@ pub(super) async fn authorize(
             return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
         }
     }
-    let Some(_ask) = session.shard.asks.begin() else {
+    let service = CheckService::Provider(provider.name.clone());
+    let Some(_check) = session.begin_check(service) else {
         return fail(session, &provider, asked, record, &AskError::TooMany);
     };
     let asking = ask::of_request(session, &provider, (request, form, &asked.begun), passed);
@@ -160,8 +172,7 @@ fn fail(
         "a provider has not answered"
     );
     metrics.authorized(name, error.outcome());
-    // A change that was begun is no reason to pass.
-    if provider.fail_open && !matches!(error, AskError::Unusable) {
+    if provider.fail_open && error.may_fail_open() {
         metrics.authorized(name, "failed_open");
         return Ok(Authorized::On(asked));
     }
@@ -216,7 +227,7 @@ pub(crate) async fn authorize_connection(
     let waypoint = &session.shard.waypoint;
     let asking = {
         let policies = waypoint.published.policies();
-        policies.asks_of_connection(session.target.scope(), &session.connection(sni))
+        policies.asks_of_connection(session.attachments().scope(), &session.connection(sni))
     };
     let provider = match asking {
         Asking::Nobody => return Ok(None),
@@ -228,7 +239,8 @@ pub(crate) async fn authorize_connection(
         return Err(format!("provider {name} decides about HTTP alone"));
     }
     let asked = async {
-        let _ask = session.shard.asks.begin().ok_or(AskError::TooMany)?;
+        let service = CheckService::Provider(name.clone());
+        let _check = session.begin_check(service).ok_or(AskError::TooMany)?;
         let source = ask::source(session);
         let destination = ask::destination(session);
         let check = Check {
@@ -253,7 +265,7 @@ pub(crate) async fn authorize_connection(
         }
         Err(error) => {
             metrics.authorized(name, error.outcome());
-            if provider.fail_open {
+            if provider.fail_open && error.may_fail_open() {
                 metrics.authorized(name, "failed_open");
                 return Ok(Some(name.clone()));
             }

@@ -7,14 +7,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep};
 
 use super::admission::Admission;
-use crate::message::{Body, BodyError};
+use crate::{
+    headers::may_be_trailer,
+    message::{Body, BodyError},
+};
 
 /// What went through in one direction.
 #[derive(Clone, Debug)]
@@ -138,13 +141,47 @@ impl Messages {
 #[error("the time that the route allows is over")]
 struct TooLate;
 
+/// Which message trailers end.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Trailers {
+    OfRequest,
+    OfResponse,
+}
+
+impl Trailers {
+    /// Removes what no trailer may say: applications that read trailers as headers would believe what nobody has judged.
+    fn pass(self, frame: Frame<Bytes>, admission: &Admission) -> Frame<Bytes> {
+        let may_pass = |name: &HeaderName| match self {
+            Self::OfRequest => may_be_trailer(name) && !admission.reads_header(name),
+            Self::OfResponse => may_be_trailer(name),
+        };
+        frame
+            .into_trailers()
+            .map_or_else(|frame| frame, |all| only(all, may_pass))
+    }
+}
+
+/// A frame of the trailers that may pass; without any, of no data.
+pub(super) fn only(all: HeaderMap, may_pass: impl Fn(&HeaderName) -> bool) -> Frame<Bytes> {
+    let mut left = all;
+    let refused = left.keys().filter(|name| !may_pass(name)).cloned();
+    for name in refused.collect::<Vec<_>>() {
+        left.remove(name);
+    }
+    match left.is_empty() {
+        true => Frame::data(Bytes::new()),
+        false => Frame::trailers(left),
+    }
+}
+
 pin_project_lite::pin_project! {
     /// A body that is passed on.
     pub(crate) struct Passing<B, K> {
         #[pin]
         inner: B,
         count: Count,
-        admission: Option<Admission>,
+        admission: Admission,
+        trailers: Trailers,
         deadline: Option<Pin<Box<Sleep>>>,
         // Dropped with the body.
         _keep: K,
@@ -161,7 +198,7 @@ where
     pub(super) fn body(
         inner: B,
         count: Count,
-        admission: Option<Admission>,
+        (admission, trailers): (Admission, Trailers),
         deadline: Option<Instant>,
         keep: K,
     ) -> Body {
@@ -172,6 +209,7 @@ where
             inner,
             count,
             admission,
+            trailers,
             deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
             _keep: keep,
         };
@@ -210,12 +248,11 @@ where
             None => this.count.completed(),
             Some(Err(_)) => this.count.0.lock().is_broken = true,
         }
-        if let Some(admission) = this.admission
-            && let Err(no_longer) = admission.check()
-        {
+        if let Err(no_longer) = this.admission.check() {
             return Poll::Ready(Some(Err(no_longer.into())));
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+        let pass = |frame| this.trailers.pass(frame, this.admission);
+        Poll::Ready(frame.map(|frame| frame.map(pass).map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -16,9 +16,21 @@ pub(super) struct Broken {
     pub(super) text: String,
     /// Whether the endpoint says that it has done nothing with the request.
     pub(super) is_untouched: bool,
+    /// Whether the header section of its response is over the limits.
+    pub(super) is_too_large: bool,
 }
 
 impl Broken {
+    /// The body of the response that the client gets.
+    pub(super) fn said(&self) -> &'static str {
+        match self.is_too_large {
+            true => {
+                "the header section of the application's response is over the limits (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)"
+            }
+            false => "upstream connect error or disconnect/reset before headers",
+        }
+    }
+
     /// There is no connection to it.
     pub(super) fn unreached(text: String) -> Self {
         Self::new(ResponseFlag::UpstreamConnectionFailure, text)
@@ -30,6 +42,7 @@ impl Broken {
             status: StatusCode::SERVICE_UNAVAILABLE,
             text,
             is_untouched: false,
+            is_too_large: false,
         }
     }
 
@@ -44,6 +57,7 @@ impl Broken {
         if is_violation {
             return Self {
                 status: StatusCode::BAD_GATEWAY,
+                is_too_large: error.is_parse_too_large(),
                 ..Self::new(ResponseFlag::UpstreamProtocolError, text)
             };
         }

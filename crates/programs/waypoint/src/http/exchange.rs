@@ -6,31 +6,36 @@ use std::{
 };
 
 use ambit_jwt::Authenticated;
-use ambit_model::{AppProtocol, ExtensionPhase};
+use ambit_model::{AppProtocol, DestinationHttpVersion, ExtensionPhase};
 use ambit_telemetry::http::ResponseFlag;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST},
 };
-use hyper::body::Incoming;
-use tokio::time::Instant;
+use hyper::body::{Body as _, Incoming};
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
     admission::{Admission, Facts},
     answer::Answer,
     authentication::authenticate,
     authorizer::{Asked, Authorized, authorize},
-    body::Passing,
+    body::{Passing, Trailers},
+    client_route::Original,
+    destination::Destination,
     extension::{Extended, Extension},
     fault,
-    form::Form,
-    limits::{self, Limited},
+    form::{self, Form},
+    interim::{self, Expectation},
+    limits::{self, Counted, Limited},
     mirror, outgoing,
+    overload::has_too_many_fields,
+    pace::Pace,
     record::Record,
     reply::Reply,
     retrying::Again,
-    routed::{Crossing, Routed, Taken, route},
-    send::{self, Destination, Failure, Sending, Sent},
+    routed::{Crossing, Routed, Taken, misdirected, route},
+    send::{self, Failure, Sending, Sent},
     upgrade::{self, Leftover, Upgrade},
 };
 use crate::{
@@ -41,22 +46,40 @@ use crate::{
     session::Session,
 };
 
-/// Answers a request.
+/// Answers a request; with `refused`, if that has been decided already. `unread` is notified when the client does not
+/// read the response.
 pub(super) async fn respond(
-    session: Arc<Session>,
+    mut session: Arc<Session>,
     mut request: Request<Incoming>,
+    mut refused: Option<Reply>,
+    (pace, unread): (&Pace, &Arc<Notify>),
 ) -> Response<Body> {
+    // Of a host that cannot be one the request is refused below.
+    if let Ok(host) = form::host(&request) {
+        match session.of_host(&host) {
+            Ok(Some(specific)) => session = Arc::new(specific),
+            Ok(None) => {}
+            Err(error) => refused = refused.or_else(|| Some(misdirected(error))),
+        }
+    }
     let mut leftover = Leftover::of(&mut request);
-    upgrade::as_http1(&mut request);
+    upgrade::as_http1(&mut request, &session.shard.waypoint.config.upgrades);
+    headers::join_cookies(request.headers_mut());
     let is_grpc = is_grpc(&request);
     let mut record = Record::new(&session, &request, is_grpc);
+    if request.body().is_end_stream() {
+        record.received.completed();
+    }
+    pace.reads(record.received.clone());
     let mut crossing = Crossing::default();
     let mut limited = Limited::default();
     let mut extended = Extended::of(&session, is_grpc);
     let said = (&mut crossing, &mut limited);
     let under_way = (&mut leftover, &mut record, said, &mut extended);
-    let answering = answer(&session, request, under_way);
-    let answered = Box::pin(answering).await;
+    let answered = match refused {
+        Some(reply) => Err(reply),
+        None => Box::pin(answer(&session, request, under_way)).await,
+    };
     let mut response = answered.unwrap_or_else(|reply| {
         record.replied(&reply);
         reply.into_response(is_grpc).map(Answer::Own)
@@ -68,11 +91,15 @@ pub(super) async fn respond(
     }
     record.answered(&response);
     let (parts, body) = response.into_parts();
+    let stalls = &session.shard.stalls;
     let body = match body {
         Answer::Own(body) => body,
-        Answer::Passed(incoming, admission, deadline) => {
+        Answer::Passed(incoming, admission, deadline, early) => {
             let sent = record.sent.clone();
-            Passing::body(incoming, sent, Some(admission), deadline, record)
+            let trailers = Trailers::OfResponse;
+            let keep = (record, early);
+            let body = Passing::body(incoming, sent, (admission, trailers), deadline, keep);
+            stalls.watch(body, unread)
         }
     };
     let body = match &extended {
@@ -91,6 +118,10 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
 }
 
+#[expect(
+    clippy::too_many_lines,
+    reason = "the steps of a request, one after another"
+)]
 async fn answer(
     session: &Arc<Session>,
     mut request: Request<Incoming>,
@@ -104,10 +135,11 @@ async fn answer(
     let began = Instant::now();
     let mut form = Form::of(session, &request)?;
     record.formed(&form.host, &form.target);
-    let upgrade = upgrade::requested(&request);
+    let mut upgrade = upgrade::requested(&request, &session.shard.waypoint.config.upgrades);
+    let passed = Passed::take(request.headers_mut()).ok_or_else(in_a_circle)?;
+    let is_expected = interim::is_expected(&request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
-    let passed = Passed::take(request.headers_mut()).ok_or_else(in_a_circle)?;
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
     }
@@ -117,29 +149,52 @@ async fn answer(
         Admitted::On(admission, authorized) => (admission, authorized),
         Admitted::Answered(response) => return Ok(*response),
     };
+    // A plugin may have made another request of it.
+    if *request.method() != Method::GET && upgrade.take().is_some() {
+        Upgrade::withdraw(request.headers_mut());
+    }
     let mut taken = match route(session, &request, &form, record, crossing)? {
         Routed::On(taken) => taken,
         Routed::Answered(response) => return Ok(response.map(Answer::Own)),
     };
-    // What came is counted, and not what becomes of it.
-    limits::limit(session, &request, &form, (&admission, passed), limited).await?;
+    let attachments = session.attachments();
+    let counted = Counted {
+        services: attachments.services(),
+        request: limits::as_it_came(&request, &form),
+    };
+    limits::limit(session, (counted, None), (&admission, passed), limited).await?;
     // Only now: what was judged and routed is what came.
+    let original = Original::of(&taken, &request, &form);
     taken.change(session, request.headers_mut(), &mut form)?;
     taken.name_host(session, &form)?;
+    if let Some(original) = &original {
+        original.restore_claims(session, request.headers_mut());
+    }
     let destination = &taken.destination;
     let admission = judge_led(admission, &taken, &request, &form, record)?;
+    if let Some(original) = &original {
+        let sent = (destination, &request, &form);
+        let admitting = original.admit(session, sent, (&admission, passed), limited);
+        Box::pin(admitting).await?;
+    }
     let deadline = taken.timeouts().request.map(|most| began + most);
     if let Some(injected) = taken.fault() {
         Box::pin(fault::inject(injected, &admission, deadline, record)).await?;
     }
-    let declared = destination.app_protocol(session);
-    let version = version(upgrade.as_ref(), declared, request.version());
+    let version = version(session, destination, upgrade.as_ref(), request.version());
     complete(session, &mut request, &form);
     let (parts, incoming) = request.into_parts();
     record.forwarded(&parts.headers);
     let received = record.received.clone();
+    // A client whose body has been read for a provider has its 100.
+    let asks_application = is_expected && version == Version::Http1 && !authorized.has_body();
+    let expectation = (asks_application && extended.is_none()).then(Expectation::default);
     let incoming = authorized.body(incoming);
-    let mut body = Passing::body(incoming, received, Some(admission.clone()), None, ());
+    let trailers = Trailers::OfRequest;
+    let mut body = Passing::body(incoming, received, (admission.clone(), trailers), None, ());
+    body = interim::hold(body, expectation.as_ref());
+    let unread = Arc::new(Notify::new());
+    body = session.shard.stalls.watch(body, &unread);
     if let (Some(extended), None) = (&extended, &upgrade) {
         body = extended.request_body(body);
     }
@@ -149,12 +204,16 @@ async fn answer(
         Some(_) => Vec::new(),
     };
     let asked = (&parts, &form, &admission, taken.led_by());
-    let body = mirror::mirror(session, &mirrors, passed, asked, body);
+    let (body, mirroring) = mirror::mirror(session, &mirrors, passed, asked, body);
     let mut sent_on = Request::from_parts(parts, body);
     outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
-    if let Some(upgrade) = &upgrade {
-        upgrade.send_as(version, &mut sent_on);
+    match &upgrade {
+        Some(upgrade) => upgrade.send_as(version, &mut sent_on),
+        None if version == Version::Http1 => outgoing::frame_body(&mut sent_on),
+        None => {}
     }
+    // Plugins see no interim responses.
+    interim::follow(&mut sent_on, expectation.as_ref(), extended.is_none());
     let sending = Sending {
         passed,
         patience: taken.timeouts().backend_request,
@@ -163,7 +222,9 @@ async fn answer(
     };
     let sending = send::send(session, destination, version, sending, sent_on);
     let sending = pin!(sending);
-    let sent = match first_answer(sending, deadline, extended.as_deref()).await {
+    let first = first_answer(sending, (deadline, &*unread), extended.as_deref()).await;
+    mirroring.original_over();
+    let sent = match first {
         First::Sent(sent) => sent,
         First::Plugin(response) => return Ok(response),
     };
@@ -171,13 +232,9 @@ async fn answer(
         mut response,
         chosen,
         flags,
-    } = sent.map_err(|failure| {
-        if record.received.is_broken() {
-            return Reply::refused("the request's body is not what HTTP allows", "body");
-        }
-        record.upstream_failure = Some(failure.details);
-        failure.reply
-    })?;
+    } = sent.map_err(|failure| failed(failure, record))?;
+    // Of its own connection, whatever the endpoint speaks (RFC 9110, section 2.5).
+    *response.version_mut() = http::Version::HTTP_11;
     if let Some(workload) = &chosen.workload {
         taken.continue_session(workload.uid(), response.headers_mut());
     }
@@ -192,18 +249,51 @@ async fn answer(
         record.sent.completed();
         return Ok(switched.map(Answer::Own));
     }
-    let all = response.headers_mut();
-    if headers::has_other_encoding(all) || headers::remove_hop_by_hop(all).is_err() {
-        let flag = ResponseFlag::UpstreamProtocolError;
-        return Err(Reply::new(
-            StatusCode::BAD_GATEWAY,
-            "upstream protocol error",
-            flag,
-        ));
-    }
+    check_response(session, &mut response)?;
     authorized.change_answer(session, response.headers_mut());
     taken.change_answer(response.headers_mut());
-    Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline)))
+    let early = Expectation::answered(expectation.as_ref());
+    Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline, early)))
+}
+
+/// Replies to a request that failed before an upstream responded.
+fn failed(failure: Failure, record: &mut Record) -> Reply {
+    if record.received.is_broken() {
+        return Reply::refused("the request's body is not what HTTP allows", "body");
+    }
+    record.upstream_failure = Some(failure.details);
+    failure.reply
+}
+
+fn protocol_error() -> Reply {
+    let flag = ResponseFlag::UpstreamProtocolError;
+    Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
+}
+
+/// Makes a response one that may be passed on.
+fn check_response(session: &Session, response: &mut Response<Incoming>) -> Result<(), Reply> {
+    let limits = session.shard.waypoint.config.headers;
+    if has_too_many_fields(response.headers(), limits) {
+        return Err(too_many_headers(limits.fields));
+    }
+    if !may_pass(response.headers_mut()) {
+        return Err(protocol_error());
+    }
+    headers::remove_claims_of_response(response.headers_mut());
+    Ok(())
+}
+
+fn too_many_headers(most: usize) -> Reply {
+    let text = format!(
+        "the application's response has more than {most} header fields (AMBIT_MAX_HEADERS)"
+    );
+    let flag = ResponseFlag::UpstreamProtocolError;
+    Reply::new(StatusCode::BAD_GATEWAY, text, flag)
+}
+
+/// Removes the headers of one hop from a response; false if it may not be passed on.
+fn may_pass(all: &mut HeaderMap) -> bool {
+    !headers::has_other_encoding(all) && headers::remove_hop_by_hop(all).is_ok()
 }
 
 /// Who answers first.
@@ -217,16 +307,21 @@ enum First {
 /// Sends a request, as long as its deadline and its plugins let it.
 async fn first_answer(
     mut sending: Pin<&mut impl Future<Output = Result<Sent, Failure>>>,
-    deadline: Option<Instant>,
+    (deadline, unread): (Option<Instant>, &Notify),
     extended: Option<&Extended>,
 ) -> First {
     let sending = async {
-        match deadline {
-            None => sending.as_mut().await,
-            Some(at) => match tokio::time::timeout_at(at, sending.as_mut()).await {
-                Ok(sent) => sent,
-                Err(_) => Err(Failure::too_late("request_timeout")),
-            },
+        let late = async {
+            match deadline {
+                None => std::future::pending().await,
+                Some(at) => tokio::time::sleep_until(at).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            sent = sending.as_mut() => sent,
+            () = late => Err(Failure::too_late("request_timeout")),
+            () = unread.notified() => Err(Failure::too_late("request_body_stalled")),
         }
     };
     let Some(extended) = extended else {
@@ -248,7 +343,7 @@ async fn first_answer(
 /// What becomes of a request before it is routed.
 enum Admitted {
     /// It goes on.
-    On(Admission, Asked),
+    On(Admission, Box<Asked>),
     /// A provider or a plugin answers it.
     Answered(Box<Response<Answer>>),
 }
@@ -261,6 +356,9 @@ async fn admit(
     extended: &mut Option<Box<Extended>>,
     record: &mut Record,
 ) -> Result<Admitted, Reply> {
+    if let Some(extended) = extended {
+        extended.has_passed(passed);
+    }
     let context = (passed, is_grpc(request));
     let authorizing = authorize(session, request, form, record, context);
     let asked = match Box::pin(authorizing).await? {
@@ -295,7 +393,7 @@ async fn admit(
             Extension::Answered(response) => return Ok(Admitted::Answered(response)),
         }
     }
-    Ok(Admitted::On(admission, asked))
+    Ok(Admitted::On(admission, Box::new(asked)))
 }
 
 fn judge(
@@ -316,13 +414,29 @@ fn judge(
     admission.ok_or_else(Reply::denied)
 }
 
-/// In which version a request is sent.
-fn version(upgrade: Option<&Upgrade>, declared: AppProtocol, came: http::Version) -> Version {
-    match (upgrade, declared) {
-        (Some(upgrade), _) => upgrade.version(declared),
-        (None, AppProtocol::Http11) => Version::Http1,
-        (None, AppProtocol::Http2 | AppProtocol::Grpc) => Version::Http2,
-        (None, _) => outgoing::version_of(came),
+/// The version that a request is sent in: as the port declares, unless a rule chooses otherwise.
+fn version(
+    session: &Session,
+    destination: &Destination,
+    upgrade: Option<&Upgrade>,
+    came: http::Version,
+) -> Version {
+    let declared = destination.app_protocol(session);
+    let ruled = destination.ruled(session);
+    let ruled = ruled.map(|port| port.policy().http_version);
+    let ruled = ruled.unwrap_or_default();
+    if let Some(upgrade) = upgrade {
+        return upgrade.version(declared);
+    }
+    match (ruled, declared) {
+        (DestinationHttpVersion::AlwaysHttp2, _) => Version::Http2,
+        (DestinationHttpVersion::AsDeclared, AppProtocol::Http11) => Version::Http1,
+        (DestinationHttpVersion::AsDeclared, AppProtocol::Http2 | AppProtocol::Grpc) => {
+            Version::Http2
+        }
+        (DestinationHttpVersion::AsDeclared | DestinationHttpVersion::AsClient, _) => {
+            outgoing::version_of(came)
+        }
     }
 }
 
@@ -374,8 +488,8 @@ fn strip(request: &mut Request<Incoming>) -> Result<(), Reply> {
     }
     let removed = headers::remove_hop_by_hop(all);
     removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
-    headers::remove_identities(all);
-    // The framing is made anew, and the body is read from the client as soon as it is asked for.
+    headers::remove_claims(all);
+    // The framing is made anew; what is expected of the application is asked again with it.
     all.remove(CONTENT_LENGTH);
     all.remove(EXPECT);
     Ok(())
@@ -384,13 +498,20 @@ fn strip(request: &mut Request<Incoming>) -> Result<(), Reply> {
 /// Adds the headers that are made here.
 fn complete(session: &Session, request: &mut Request<Incoming>, form: &Form) {
     let all = request.headers_mut();
+    // Plugins and routes may have added lines.
+    headers::join_cookies(all);
     all.remove(HOST);
     if let Ok(host) = HeaderValue::from_str(&form.host) {
         all.insert(HOST, host);
     }
+    let gateway = session.shard.waypoint.published.gateway();
+    if gateway.trusted_proxies > 0 {
+        let client = session.remote_ip(all);
+        headers::add_external_address(all, client);
+    }
     headers::add_forwarding(all, session.caller.address.ip());
     let waypoint = &session.shard.waypoint;
-    if waypoint.published.gateway().client_identity_header {
+    if gateway.client_identity_header {
         let client = session.caller.identity.as_ref();
         headers::add_client_identity(all, &waypoint.dialer.identity, client);
     }

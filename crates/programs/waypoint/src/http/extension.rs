@@ -43,6 +43,8 @@ pub(super) struct Extended {
     waiting: Vec<Arc<Plugin>>,
     called: Vec<Arc<Running>>,
     answered: Arc<Answered>,
+    /// How many waypoints the request has passed.
+    passed: Passed,
 }
 
 /// A request in an instance of a plugin.
@@ -90,8 +92,9 @@ impl Extended {
     /// The plugins of a request; `None` if there are none.
     pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
         let chain = session.shard.waypoint.published.extensions()?;
-        let target = &session.target;
-        let mut waiting = chain.of(target.service_name(), target.address().port());
+        let mut waiting = chain.of(&session.attachments());
+        // Plugins that call for a request would cause themselves.
+        waiting.retain(|plugin| !session.caller.calls_for(&plugin.told.namespace));
         waiting.reverse();
         (!waiting.is_empty()).then(|| {
             Box::new(Self {
@@ -100,8 +103,14 @@ impl Extended {
                 waiting,
                 called: Vec::new(),
                 answered: Arc::default(),
+                passed: session.passed,
             })
         })
+    }
+
+    /// Notes how many waypoints the request has passed, for what plugins call because of it.
+    pub(super) fn has_passed(&mut self, passed: Passed) {
+        self.passed = passed;
     }
 
     /// Gives a request to the plugins up to a phase.
@@ -133,7 +142,7 @@ impl Extended {
         let instance = plugins::instance(shard, plugin).await;
         let instance = instance.map_err(Unable::Failed)?;
         let facts = Arc::new(OfRequest::new(&self.session, request.version()));
-        let (id, signal) = instance.open(facts)?;
+        let (id, signal) = instance.open(facts, self.passed)?;
         let running = Arc::new(Running {
             plugin: plugin.clone(),
             instance,
@@ -195,6 +204,8 @@ impl Extended {
         cleaned(&mut all).map_err(|()| malformed("the headers"))?;
         all.remove(HOST);
         all.remove(CONTENT_LENGTH);
+        headers::remove_claims(&mut all);
+        headers::restore_addresses(&mut all, request.headers());
         // How many waypoints it has passed is known already.
         let _forged = Passed::take(&mut all);
         // What asks for an upgrade was there before, and stays.
@@ -211,7 +222,8 @@ impl Extended {
     pub(super) fn request_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in &self.called {
-            body = body::Through::of(Direction::Request, running, &self.answered, body);
+            let of = (Direction::Request, &self.session.memory);
+            body = body::Through::of(of, running, &self.answered, body);
         }
         body
     }
@@ -300,7 +312,8 @@ impl Extended {
     pub(super) fn response_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in self.called.iter().rev() {
-            body = body::Through::of(Direction::Response, running, &self.answered, body);
+            let of = (Direction::Response, &self.session.memory);
+            body = body::Through::of(of, running, &self.answered, body);
         }
         body
     }
@@ -401,7 +414,7 @@ fn cleaned(all: &mut HeaderMap) -> Result<(), ()> {
         return Err(());
     }
     headers::remove_hop_by_hop(all).map_err(|_| ())?;
-    headers::remove_identities(all);
+    headers::remove_claims_of_response(all);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     error::Error,
+    io,
     time::{Duration, SystemTime},
 };
 
@@ -11,7 +12,6 @@ use ambit_telemetry::http::{
     HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
 };
 
-use super::pace::TooSlow;
 use crate::{message::Version, session::Session};
 
 /// What the server answered, if it did, and under which name it is counted.
@@ -28,8 +28,32 @@ pub(super) fn report(session: &Session, version: Version, error: &hyper::Error) 
     let Some(Violation { status, reason }) = Violation::of(version, error) else {
         return;
     };
+    let text = match reason {
+        "headers_too_large" => format!("{text} (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)"),
+        _ => text,
+    };
+    end(session, version, Violation { status, reason }, &text);
+}
+
+/// Reports a connection of HTTP/1 that is refused with a response of this status, 0 without one.
+pub(super) fn refused_as(session: &Session, status: u16, reason: &'static str, text: &str) {
+    end(session, Version::Http1, Violation { status, reason }, text);
+}
+
+/// Reports a connection that no budget has room for.
+pub(super) fn refused(session: &Session, version: Version, reason: &'static str) {
+    end(session, version, Violation { status: 0, reason }, reason);
+}
+
+fn end(session: &Session, version: Version, violation: Violation, text: &str) {
+    let Violation { status, reason } = violation;
+    let caller = session.caller.address;
     let waypoint = &session.shard.waypoint;
-    let flags = ResponseFlags::from(ResponseFlag::DownstreamProtocolError);
+    let flags = ResponseFlags::from(if reason.starts_with("memory_budget") {
+        ResponseFlag::OverloadManager
+    } else {
+        ResponseFlag::DownstreamProtocolError
+    });
     let code = ResponseCode::new(status);
     let protocol = match version {
         Version::Http1 => "HTTP/1.1",
@@ -40,7 +64,7 @@ pub(super) fn report(session: &Session, version: Version, error: &hyper::Error) 
         response_code: code,
         flags,
         code_details: Some(reason),
-        termination_details: Some(&text),
+        termination_details: Some(text),
         ..HttpRequestReport::new(
             SystemTime::now(),
             Duration::ZERO,
@@ -58,14 +82,21 @@ pub(super) fn report(session: &Session, version: Version, error: &hyper::Error) 
     }
 }
 
-fn is_too_slow(error: &hyper::Error) -> bool {
-    let source = error.source().and_then(|source| source.downcast_ref());
-    let inner = source.and_then(std::io::Error::get_ref);
-    inner.is_some_and(|inner| inner.is::<TooSlow>())
+/// Why a connection ended for what it read. Of errors of ours the libraries keep the kind.
+fn of_ours(error: &hyper::Error) -> Option<&'static str> {
+    let source: &io::Error = error.source()?.downcast_ref()?;
+    match source.kind() {
+        io::ErrorKind::TimedOut => Some("headers_too_slow"),
+        io::ErrorKind::QuotaExceeded => Some("memory_budget_header_block"),
+        _ => None,
+    }
 }
 
 impl Violation {
     fn of(version: Version, error: &hyper::Error) -> Option<Self> {
+        if let Some(reason) = of_ours(error) {
+            return Some(Self { status: 0, reason });
+        }
         match version {
             Version::Http1 if error.is_parse_too_large() => Some(Self {
                 status: 431,
@@ -74,10 +105,6 @@ impl Violation {
             Version::Http1 if error.is_parse() => Some(Self {
                 status: 400,
                 reason: "malformed",
-            }),
-            Version::Http1 if is_too_slow(error) => Some(Self {
-                status: 0,
-                reason: "headers_too_slow",
             }),
             Version::Http1 => None,
             Version::Http2 => {

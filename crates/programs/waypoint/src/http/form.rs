@@ -84,7 +84,7 @@ impl Form {
 
 /// The host that a request is for. What could be read in two ways is refused: another host in the target than in
 /// the header, several headers, or credentials in it.
-fn host(request: &Request<Incoming>) -> Result<String, &'static str> {
+pub(super) fn host(request: &Request<Incoming>) -> Result<String, &'static str> {
     let mut lines = request.headers().get_all(HOST).iter();
     let header = lines.next().map(HeaderValue::to_str).transpose();
     let header = header.map_err(|_| "the host is no text")?;

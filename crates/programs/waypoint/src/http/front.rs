@@ -10,11 +10,26 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 
+use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
+
+/// What a frame counts besides its data.
+const FRAME_BYTES: usize = 64;
+
 /// Frames that have been read already.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
     frames: VecDeque<Frame<Bytes>>,
     bytes: usize,
+    permit: Option<Permit>,
+}
+
+/// Why the beginning of a body is not there.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BeginError {
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
 }
 
 /// See the module.
@@ -28,18 +43,31 @@ impl Begun {
     /// Reads until a body has ended, or there are more than so many bytes of it.
     ///
     /// # Errors
-    /// When it breaks.
-    pub(super) async fn of(body: &mut Incoming, most: usize) -> Result<Self, hyper::Error> {
+    /// When it breaks, or there is no room for it.
+    pub(super) async fn of(
+        body: &mut Incoming,
+        most: usize,
+        memory: &ConnectionMemory,
+    ) -> Result<Self, BeginError> {
+        let mut permit = memory.take(Use::AuthorizationBody, 0)?;
         let mut begun = Self::default();
         while begun.bytes <= most && !body.is_end_stream() {
             let Some(frame) = body.frame().await else {
                 break;
             };
             let frame = frame?;
+            let bytes = FRAME_BYTES + frame.data_ref().map_or(0, Bytes::len);
+            memory.grow(Use::AuthorizationBody, &mut permit, bytes)?;
             begun.bytes += frame.data_ref().map_or(0, Bytes::len);
             begun.frames.push_back(frame);
         }
+        begun.permit = Some(permit);
         Ok(begun)
+    }
+
+    /// Whether anything has been read.
+    pub(super) fn has_frames(&self) -> bool {
+        !self.frames.is_empty()
     }
 
     /// How many bytes there are.
@@ -72,6 +100,7 @@ impl HttpBody for Front {
             this.begun.bytes -= frame.data_ref().map_or(0, Bytes::len);
             return Poll::Ready(Some(Ok(frame)));
         }
+        this.begun.permit = None;
         Pin::new(&mut this.rest).poll_frame(cx)
     }
 

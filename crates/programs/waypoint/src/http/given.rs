@@ -2,7 +2,7 @@
 
 use ambit_model::ArcStr;
 
-use super::send::Destination;
+use super::destination::Destination;
 use crate::{
     session::Session,
     upstream::{UpstreamError, Way},

@@ -5,7 +5,7 @@ use ambit_route::{BackendEndpoint, Route};
 
 use super::{
     affinity::{self, Found},
-    send::Destination,
+    destination::Destination,
 };
 use crate::session::Session;
 

@@ -2,10 +2,16 @@
 
 mod global;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use ambit_l7::route::RouteRequest;
-use ambit_model::{LimitKey, RateLimit};
+use ambit_l7::{
+    limits::{counted_header, counted_method, counted_path},
+    route::RouteRequest,
+};
+use ambit_model::{LimitKey, NamespacedHostname, RateLimit};
 use ambit_telemetry::http::ResponseFlag;
 use ambit_wire::{
     ext_authz::{HeaderChange, HeaderOption},
@@ -15,13 +21,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::RETR
 use hyper::body::Incoming;
 
 use super::{admission::Admission, authorizer::changes, form::Form, reply::Reply};
-use crate::{circle::Passed, rate_limits::Limiter, session::Session};
+use crate::{circle::Passed, headers::RATE_LIMITED, rate_limits::Limiter, session::Session};
 
 /// As Envoy says it.
 const LOCAL: &str = "local_rate_limited";
 const GLOBAL: &str = "request_rate_limited";
 const NOTHING: &str = "rate_limiter_error";
-const RATE_LIMITED: HeaderName = HeaderName::from_static("x-envoy-ratelimited");
 
 /// What the answer to a request, whoever gives it, is to say of limits.
 #[derive(Debug, Default)]
@@ -86,35 +91,55 @@ fn seconds(of: Duration) -> u64 {
     of.as_secs() + u64::from(of.subsec_nanos() > 0)
 }
 
-/// Lets a request pass each of its limits, for no longer than policies admit it.
+/// A request, in one of its forms, and the services whose limits count it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counted<'a> {
+    pub(super) services: &'a [NamespacedHostname],
+    pub(super) request: RouteRequest<'a>,
+}
+
+/// Counts a request by each of its limits, for no longer than policies admit it. What has been counted as `before`
+/// already is not counted again.
 ///
 /// # Errors
-/// With the answer, if one does not let it pass.
+/// With the response, if a limit refuses it.
 pub(super) async fn limit(
     session: &Session,
-    request: &Request<Incoming>,
-    form: &Form,
+    (counted, before): (Counted<'_>, Option<Counted<'_>>),
     (admission, passed): (&Admission, Passed),
     limited: &mut Limited,
 ) -> Result<(), Reply> {
     let published = &session.shard.waypoint.published;
-    let Some(all) = published.limits() else {
+    let Some(limits) = published.limits() else {
         return Ok(());
     };
-    let all = all.of(session.target.service_name()).clone();
+    let all = limits.of(counted.services);
+    let known = before.map(|before| (limits.of(before.services), before.request));
+    let before = |one: &Arc<Limiter>| {
+        let (known, request) = known.as_ref()?;
+        let mut known = known.iter();
+        known
+            .any(|known| Arc::ptr_eq(known, one))
+            .then_some(request)
+    };
     for one in all.iter() {
-        local(session, request, form, one, limited)?;
+        local(session, (&counted.request, before(one)), one, limited)?;
     }
-    // Only now: who asks has let it pass.
+    // Rate-limit services are asked only when no local limit refuses.
     for one in all.iter() {
         let Some(global) = &one.told.global else {
             continue;
         };
-        let about = (&asked(request, form), request, form);
+        // The call would cause itself.
+        if session.caller.calls_for(&one.told.key.namespace) {
+            continue;
+        }
+        let about = (&counted.request, before(one));
         let Some(question) = global::question(session, (one, global), about) else {
             continue;
         };
-        let asking = Box::pin(global::ask(session, (global, question), passed));
+        let about = (one.told.key.namespace.as_str(), global, question);
+        let asking = Box::pin(global::ask(session, about, passed));
         let decided = tokio::select! {
             decided = asking => decided,
             () = admission.revoked() => return Err(Reply::denied()),
@@ -124,7 +149,8 @@ pub(super) async fn limit(
     Ok(())
 }
 
-fn asked<'a>(request: &'a Request<Incoming>, form: &'a Form) -> RouteRequest<'a> {
+/// Returns the request in the form that limits match.
+pub(super) fn as_it_came<'a>(request: &'a Request<Incoming>, form: &'a Form) -> RouteRequest<'a> {
     RouteRequest {
         method: request.method().as_str(),
         path: &form.path,
@@ -136,24 +162,20 @@ fn asked<'a>(request: &'a Request<Incoming>, form: &'a Form) -> RouteRequest<'a>
 
 fn local(
     session: &Session,
-    request: &Request<Incoming>,
-    form: &Form,
+    (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
     limiter: &Limiter,
     limited: &mut Limited,
 ) -> Result<(), Reply> {
     let told = &limiter.told;
     if let Some(why) = &told.not_understood {
         tracing::debug!(limit = %told.key, %why, "a rate limit decides nothing");
-        return undecided(session, told, "local", "not_understood");
+        return undecided(session, told, "local", ("not_understood", true));
     }
-    let asked = asked(request, form);
-    let key = |of: &ambit_model::LocalLimit| -> Vec<Option<Vec<u8>>> {
+    let key = |of: &ambit_model::LocalLimit, request: &RouteRequest<'_>| -> Vec<_> {
         let parts = of.by.iter();
-        parts
-            .map(|key| value(session, request, form, key))
-            .collect()
+        parts.map(|key| value(session, request, key)).collect()
     };
-    for (of, verdict) in limiter.take(&asked, key, Instant::now()) {
+    for (of, verdict) in limiter.take((request, before), key, Instant::now()) {
         if told.tells && !told.dry_run {
             limited.met(Met {
                 requests: of.requests,
@@ -189,7 +211,8 @@ fn decide(
         Err(error) => {
             let why = ambit_proxy::report::chain(&error);
             tracing::debug!(limit = %told.key, why, "a rate-limit service has not decided");
-            return undecided(session, told, "global", error.outcome());
+            let may_pass = error.may_fail_open();
+            return undecided(session, told, "global", (error.outcome(), may_pass));
         }
     };
     if told.dry_run {
@@ -254,13 +277,13 @@ fn undecided(
     session: &Session,
     told: &RateLimit,
     kind: &'static str,
-    outcome: &'static str,
+    (outcome, may_fail_open): (&'static str, bool),
 ) -> Result<(), Reply> {
     count(session, told, kind, outcome);
     if told.dry_run {
         return Ok(());
     }
-    if told.fail_open {
+    if told.fail_open && may_fail_open {
         count(session, told, kind, "failed_open");
         return Ok(());
     }
@@ -276,15 +299,10 @@ fn count(session: &Session, told: &RateLimit, kind: &'static str, outcome: &'sta
     metrics.rate_limited(&told.key, kind, outcome);
 }
 
-/// What of a request tells it from others; `None` if it has not got it.
-fn value(
-    session: &Session,
-    request: &Request<Incoming>,
-    form: &Form,
-    key: &LimitKey,
-) -> Option<Vec<u8>> {
+/// Returns the part of a request that tells it from others; `None` if the request does not have it.
+fn value(session: &Session, request: &RouteRequest<'_>, key: &LimitKey) -> Option<Vec<u8>> {
     let caller = &session.caller;
-    let headers = request.headers();
+    let headers = request.headers;
     match key {
         LimitKey::Principal => {
             let identity = caller.identity.as_ref();
@@ -292,18 +310,11 @@ fn value(
         }
         LimitKey::Namespace => caller.namespace().map(|one| one.as_bytes().to_vec()),
         LimitKey::Address => Some(session.remote_ip(headers).to_string().into_bytes()),
-        // All lines of it, so that nobody chooses which one counts.
         LimitKey::Header(name) => {
-            let mut lines = headers.get_all(name.as_str()).iter();
-            let mut joined = lines.next()?.as_bytes().to_vec();
-            for line in lines {
-                joined.push(b',');
-                joined.extend_from_slice(line.as_bytes());
-            }
-            Some(joined)
+            counted_header(headers, &HeaderName::from_bytes(name.as_bytes()).ok()?)
         }
-        LimitKey::Method => Some(request.method().as_str().as_bytes().to_vec()),
-        LimitKey::Path => Some(form.path.as_bytes().to_vec()),
+        LimitKey::Method => Some(counted_method(request.method).into_bytes()),
+        LimitKey::Path => Some(counted_path(request.path).into_owned().into_bytes()),
     }
 }
 

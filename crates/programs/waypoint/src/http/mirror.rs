@@ -6,30 +6,56 @@
 
 use std::{sync::Arc, time::Duration};
 
+use ambit_l7::route::RouteRequest;
 use ambit_model::{AppProtocol, HttpMirror};
 use ambit_telemetry::http::MirrorOutcome;
-use http::{HeaderValue, Request, header::HOST, request};
+use http::{HeaderMap, HeaderValue, Method, Request, header::HOST, request, uri::PathAndQuery};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::{
     admission::{Admission, Facts},
+    destination::Destination,
     form::Form,
-    outgoing,
+    limits::{self, Counted, Limited},
+    outgoing, overload,
     retrying::Again,
-    send::{self, Destination, Sending},
+    send::{self, Sending},
     tee::{self, Copied},
 };
 use crate::{
+    attachments::Attachments,
     circle::Passed,
+    http::destination_attachments,
     led_by::LedBy,
+    memory::Use,
     message::{Body, Version},
     session::Session,
 };
 
 /// How long a mirror may take once it has all of a request.
 const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The mirrored requests of one request. They are cancelled with it: when this is dropped before the original has a
+/// response, because its client has gone.
+#[derive(Debug)]
+pub(super) struct Mirroring(watch::Sender<bool>);
+
+impl Mirroring {
+    /// The original has its response, or failed: the mirrored requests go on by themselves.
+    pub(super) fn original_over(self) {
+        // There may be no mirrors.
+        let _none = self.0.send(true);
+    }
+}
+
+/// Ends when the original request was cancelled.
+async fn cancelled(mut is_over: watch::Receiver<bool>) {
+    if is_over.wait_for(|is_over| *is_over).await.is_ok() {
+        std::future::pending().await
+    }
+}
 
 /// Sends a request to mirrors as well; returns its body, of which they get copies.
 pub(super) fn mirror(
@@ -38,9 +64,11 @@ pub(super) fn mirror(
     passed: Passed,
     (head, form, admission, by): (&request::Parts, &Form, &Admission, LedBy),
     body: Body,
-) -> Body {
+) -> (Body, Mirroring) {
+    let (mirroring, is_over) = watch::channel(false);
+    let mirroring = Mirroring(mirroring);
     if mirrors.is_empty() {
-        return body;
+        return (body, mirroring);
     }
     let state = &session.shard.mirrors;
     let metrics = &session.shard.waypoint.http_metrics;
@@ -51,7 +79,7 @@ pub(super) fn mirror(
             None => metrics.mirrored(MirrorOutcome::Busy),
         }
     }
-    let (body, copies) = tee::tee(body, begun.len(), &state.behind);
+    let (body, copies) = tee::tee(body, begun.len(), &state.behind, &session.memory);
     for ((to, slot), (copy, copied)) in begun.into_iter().zip(copies) {
         let destination = Destination::Backend(to.service.clone(), to.port);
         let version = match destination.app_protocol(session) {
@@ -70,6 +98,28 @@ pub(super) fn mirror(
             metrics.mirrored(MirrorOutcome::Failed);
             continue;
         }
+        // It has headers of its own, for as long as it is under way.
+        let bytes = overload::cost(request.headers());
+        let Ok(held) = session.memory.take(Use::Headers, bytes) else {
+            metrics.mirrored(MirrorOutcome::Busy);
+            continue;
+        };
+        let there = destination_attachments::find(session, &destination, by);
+        // No copy is seen by plugins, or has its tokens verified for another service than was asked for.
+        if let Some(there) = &there
+            && (!destination_attachments::are_tokens_applied(session, there)
+                || destination_attachments::have_plugins(session, there))
+        {
+            metrics.mirrored(MirrorOutcome::Denied);
+            continue;
+        }
+        let counted = there.map(|there| MirroredRequest {
+            there,
+            host: form.host.clone(),
+            target: form.target.clone(),
+            headers: request.headers().clone(),
+            method: request.method().clone(),
+        });
         // As what it gets: the mirror's service may have policies of its own.
         let sent = Facts {
             method: head.method.clone(),
@@ -88,13 +138,22 @@ pub(super) fn mirror(
             again: Again::Never,
             kept: None,
         };
-        let session = session.clone();
+        let (session, is_over) = (session.clone(), is_over.clone());
         ambit_rt::spawn("mirror", async move {
-            let _slot = slot;
+            let _held = (slot, held);
             let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
+            let answering = async {
+                if let Some(counted) = &counted
+                    && counted.limit(&session, (&admission, passed)).await.is_err()
+                {
+                    return MirrorOutcome::Denied;
+                }
+                answer(&session, &destination, version, sending, request).await
+            };
             let outcome = tokio::select! {
-                outcome = answer(&session, &destination, version, sending, request) => outcome,
+                outcome = answering => outcome,
                 outcome = given_up(copied) => outcome,
+                () = cancelled(is_over) => MirrorOutcome::Failed,
                 () = admission.revoked() => MirrorOutcome::Denied,
                 () = drain.cut() => MirrorOutcome::Late,
             };
@@ -102,7 +161,37 @@ pub(super) fn mirror(
             session.shard.waypoint.http_metrics.mirrored(outcome);
         });
     }
-    body
+    (body, mirroring)
+}
+
+/// A mirrored request of a route of clients: the limits of the service that it is sent to count it as a request.
+struct MirroredRequest {
+    there: Arc<Attachments>,
+    host: String,
+    target: PathAndQuery,
+    headers: HeaderMap,
+    method: Method,
+}
+
+impl MirroredRequest {
+    async fn limit(
+        &self,
+        session: &Session,
+        by: (&Admission, Passed),
+    ) -> Result<(), super::reply::Reply> {
+        let request = RouteRequest {
+            method: self.method.as_str(),
+            path: self.target.path(),
+            query: self.target.query(),
+            host: &self.host,
+            headers: &self.headers,
+        };
+        let counted = Counted {
+            services: self.there.services(),
+            request,
+        };
+        limits::limit(session, (counted, None), by, &mut Limited::default()).await
+    }
 }
 
 /// Sends it, and throws the answer away.

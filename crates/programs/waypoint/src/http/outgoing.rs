@@ -1,6 +1,11 @@
 //! The form that requests are sent in.
 
-use http::{Request, Uri, header::HOST, uri::PathAndQuery};
+use http::{
+    HeaderValue, Request, Uri,
+    header::{HOST, TRANSFER_ENCODING},
+    uri::PathAndQuery,
+};
+use hyper::body::Body as _;
 
 use super::reply::Reply;
 use crate::message::{Body, Version};
@@ -11,6 +16,15 @@ pub(super) fn version_of(version: http::Version) -> Version {
         Version::Http2
     } else {
         Version::Http1
+    }
+}
+
+/// Frames a body of unknown length in chunks for HTTP/1, whatever the method: hyper drops such a body of GET and HEAD.
+pub(super) fn frame_body(request: &mut Request<Body>) {
+    let body = request.body();
+    if !body.is_end_stream() && body.size_hint().exact().is_none() {
+        let chunked = HeaderValue::from_static("chunked");
+        request.headers_mut().insert(TRANSFER_ENCODING, chunked);
     }
 }
 

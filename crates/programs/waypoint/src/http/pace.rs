@@ -6,16 +6,23 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
     time::Duration,
 };
 
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Sleep, sleep},
+};
+
+use super::{body::Count, overload::TooLarge};
+use crate::{
+    memory::{ConnectionMemory, Permit, Use},
+    wire::{Additions, WithTrailers},
 };
 
 /// The header section of a request did not end in time.
@@ -23,7 +30,10 @@ use tokio::{
 #[error("the header section of a request did not end in time")]
 pub(super) struct TooSlow;
 
-/// What is going on on a connection. Clones share it.
+/// Bytes of small pieces that are written as one.
+const GATHERED_BYTES: usize = 16 << 10;
+
+/// The requests on a connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pace(Arc<Requests>);
 
@@ -33,6 +43,12 @@ struct Requests {
     begun: AtomicUsize,
     /// Whose answers are not sent yet.
     served: AtomicUsize,
+    /// The body of the last one, as far as it has been read.
+    body: Mutex<Option<Count>>,
+    /// The connection is another protocol's now.
+    is_upgraded: AtomicBool,
+    /// Written besides what hyper writes.
+    additions: Additions,
 }
 
 impl Pace {
@@ -41,6 +57,33 @@ impl Pace {
         self.0.begun.fetch_add(1, Relaxed);
         self.0.served.fetch_add(1, Relaxed);
         Serving(self.0.clone())
+    }
+
+    /// What is written on the connection besides what hyper writes.
+    pub(super) fn additions(&self) -> &Additions {
+        &self.0.additions
+    }
+
+    /// The body of the request that is served is counted here as it is read.
+    pub(super) fn reads(&self, body: Count) {
+        *self.0.body.lock() = Some(body);
+    }
+
+    /// Whether a response is on its way.
+    pub(super) fn is_serving(&self) -> bool {
+        self.0.served.load(Relaxed) > 0 && !self.0.is_upgraded.load(Relaxed)
+    }
+
+    /// Whether the last request has not been read to its end.
+    pub(super) fn has_cut_request(&self) -> bool {
+        let body = self.0.body.lock();
+        body.as_ref().is_some_and(|body| !body.is_complete())
+    }
+
+    /// Whether the request that is served has been read to its end.
+    pub(super) fn has_whole_request(&self) -> bool {
+        let body = self.0.body.lock();
+        body.as_ref().is_some_and(Count::is_complete)
     }
 }
 
@@ -51,6 +94,7 @@ pub(super) struct Serving(Arc<Requests>);
 impl Serving {
     /// The connection becomes another protocol's.
     pub(super) fn for_good(self) {
+        self.0.is_upgraded.store(true, Relaxed);
         std::mem::forget(self);
     }
 }
@@ -69,15 +113,20 @@ pub(super) struct Paced<IO> {
     limit: Duration,
     /// Until when a header section may go on, and after how many requests it began.
     until: Option<(usize, Pin<Box<Sleep>>)>,
+    memory: ConnectionMemory,
+    /// What there is of that header section.
+    begun: Option<Permit>,
 }
 
 impl<IO> Paced<IO> {
-    pub(super) fn new(io: IO, pace: Pace, limit: Duration) -> Self {
+    pub(super) fn new(io: IO, (pace, limit): (Pace, Duration), memory: ConnectionMemory) -> Self {
         Self {
             io,
             pace,
             limit,
             until: None,
+            memory,
+            begun: None,
         }
     }
 }
@@ -93,6 +142,9 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
         let is_served = this.pace.0.served.load(Relaxed) > 0;
         this.until
             .take_if(|(number, _)| is_served || *number != begun);
+        if this.until.is_none() {
+            this.begun = None;
+        }
         if let Some((_, until)) = &mut this.until
             && until.as_mut().poll(cx).is_ready()
         {
@@ -100,9 +152,21 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
         }
         let before = buf.filled().len();
         let read = Pin::new(&mut this.io).poll_read(cx, buf);
-        if !is_served && buf.filled().len() > before {
+        let new = buf.filled().len() - before;
+        if !is_served && new > 0 {
             let until = || (begun, Box::pin(sleep(this.limit)));
             this.until.get_or_insert_with(until);
+            let charged = match &mut this.begun {
+                Some(permit) => this.memory.grow(Use::HeaderBlock, permit, new),
+                none => {
+                    let taken = this.memory.take(Use::HeaderBlock, new);
+                    taken.map(|permit| *none = Some(permit))
+                }
+            };
+            if charged.is_err() {
+                let error = io::Error::new(io::ErrorKind::QuotaExceeded, TooLarge);
+                return Poll::Ready(Err(error));
+            }
         }
         read
     }
@@ -125,24 +189,40 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
         Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
     }
 
+    /// Writes small pieces, the head of a response and its body for instance, as one.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        let mut pieces = bufs.iter().filter(|piece| !piece.is_empty());
+        let (first, second) = (pieces.next(), pieces.next());
+        let first: &[u8] = first.map_or(&[], |first| first);
+        if second.is_none() || first.len() >= GATHERED_BYTES {
+            return Pin::new(&mut this.io).poll_write(cx, first);
+        }
+        let mut gathered = Vec::with_capacity(GATHERED_BYTES);
+        for piece in bufs {
+            let room = GATHERED_BYTES - gathered.len();
+            gathered.extend_from_slice(piece.get(..room).unwrap_or(piece));
+        }
+        Pin::new(&mut this.io).poll_write(cx, &gathered)
     }
 
+    /// The server keeps pieces of a body as they are, so that they count for as long as they wait; it would copy them
+    /// into a buffer of its own otherwise.
     fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
+        true
     }
 }
 
 /// An answer's body, with which the request ends.
 #[derive(Debug)]
 pub(super) struct Answered<B> {
-    pub(super) body: B,
+    pub(super) body: WithTrailers<B>,
     pub(super) _serving: Option<Serving>,
+    pub(super) _permit: Option<Permit>,
 }
 
 impl<B: HttpBody + Unpin> HttpBody for Answered<B> {
@@ -162,5 +242,60 @@ impl<B: HttpBody + Unpin> HttpBody for Answered<B> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::memory::{Memory, MemoryLimits};
+
+    fn paced<IO>(io: IO, process: usize) -> (Memory, Paced<IO>) {
+        let memory = Memory::new(MemoryLimits::of(process), Arc::default());
+        let connection = memory.connection(None, [10, 0, 0, 1].into());
+        let pace = (Pace::default(), Duration::from_secs(60));
+        (memory, Paced::new(io, pace, connection))
+    }
+
+    #[tokio::test]
+    async fn small_pieces_are_written_as_one() {
+        let (mut near, far) = tokio::io::duplex(1 << 20);
+        let (_memory, mut paced) = paced(far, 8 << 20);
+        let large = vec![b'l'; 2 * GATHERED_BYTES];
+        for (pieces, expected) in [
+            ([&b"head"[..], b"", b"body"], 8),
+            ([&b""[..], b"", b"body"], 4),
+            ([&b"head"[..], &large, b"body"], GATHERED_BYTES),
+            ([&large[..], b"body", b""], large.len()),
+        ] {
+            let slices = pieces.map(IoSlice::new);
+            let written = paced.write_vectored(&slices).await.unwrap();
+            assert_eq!(written, expected);
+            let mut read = vec![0; written];
+            near.read_exact(&mut read).await.unwrap();
+            assert_eq!(read, pieces.concat()[..written]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_header_section_counts_until_its_request_begins() {
+        let (mut near, far) = tokio::io::duplex(1 << 20);
+        let (memory, mut paced) = paced(far, 8 << 10);
+        near.write_all(&[b'h'; 900]).await.unwrap();
+        paced.read_exact(&mut [0; 900]).await.unwrap();
+        assert_eq!(memory.held(), 900);
+        let serving = paced.pace.begin();
+        near.write_all(b"body").await.unwrap();
+        paced.read_exact(&mut [0; 4]).await.unwrap();
+        assert_eq!(memory.held(), 0);
+        drop(serving);
+        // The budget of the connection is a kilobyte.
+        near.write_all(&[b'h'; 2000]).await.unwrap();
+        let error = paced.read_exact(&mut [0; 2000]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
     }
 }

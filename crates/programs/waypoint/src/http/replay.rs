@@ -12,7 +12,10 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::Mutex;
 
-use crate::message::{Body, BodyError};
+use crate::{
+    memory::{ConnectionMemory, Permit, Use},
+    message::{Body, BodyError},
+};
 
 /// The largest body that is kept. Requests with larger ones are not sent again.
 pub(super) const MOST_KEPT: usize = 64 << 10;
@@ -27,6 +30,9 @@ struct Inner {
     source: Body,
     frames: Vec<Part>,
     bytes: usize,
+    /// What is kept of it, as its caller's budget has it.
+    memory: ConnectionMemory,
+    permit: Option<Permit>,
     is_whole: bool,
     is_lost: bool,
     /// Who reads: whoever began to earlier does not any more.
@@ -55,12 +61,14 @@ struct Reading {
 struct SentAgain;
 
 impl Kept {
-    pub(super) fn new(source: Body) -> Self {
+    pub(super) fn new(source: Body, memory: &ConnectionMemory) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             length: source.size_hint().exact(),
             source,
             frames: Vec::new(),
             bytes: 0,
+            memory: memory.clone(),
+            permit: None,
             is_whole: false,
             is_lost: false,
             turn: 0,
@@ -100,12 +108,25 @@ impl Inner {
             (_, Some(trailers)) => Part::Trailers(trailers.clone()),
             (None, None) => return,
         };
-        self.bytes += FRAME + frame.data_ref().map_or(0, Bytes::len);
-        self.is_lost = self.bytes > MOST_KEPT;
+        let bytes = FRAME + frame.data_ref().map_or(0, Bytes::len);
+        self.bytes += bytes;
+        self.is_lost = self.bytes > MOST_KEPT || !self.charge(bytes);
         if self.is_lost {
             self.frames = Vec::new();
+            self.permit = None;
         } else {
             self.frames.push(part);
+        }
+    }
+
+    /// Whether there is room for that much more.
+    fn charge(&mut self, bytes: usize) -> bool {
+        match &mut self.permit {
+            Some(permit) => self.memory.grow(Use::RetryBody, permit, bytes).is_ok(),
+            none => {
+                *none = self.memory.take(Use::RetryBody, bytes).ok();
+                none.is_some()
+            }
         }
     }
 
@@ -170,13 +191,21 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::memory::{Memory, MemoryLimits};
+
+    /// A connection's budget of a process that may hold so many bytes.
+    fn memory(process: usize) -> ConnectionMemory {
+        let memory = Memory::new(MemoryLimits::of(process), Arc::default());
+        memory.connection(None, [10, 0, 0, 1].into())
+    }
 
     type Sender = mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>;
 
     fn body() -> (Sender, Kept) {
         let (sender, mut receiver) = mpsc::unbounded_channel();
         let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
-        (sender, Kept::new(StreamBody::new(frames).boxed_unsync()))
+        let body = StreamBody::new(frames).boxed_unsync();
+        (sender, Kept::new(body, &memory(8 << 20)))
     }
 
     fn say(sender: &Sender, bytes: &[u8]) {
@@ -237,13 +266,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_body_that_the_budget_has_no_room_for_is_not_kept_and_passes() {
+        // A kilobyte for the requests of a connection.
+        let memory = memory(8 << 10);
+        let kept = Kept::new(crate::message::text(vec![0; 2 << 10]), &memory);
+        let mut body = kept.rewound().unwrap();
+        assert_eq!(hear(&mut body).await.len(), 2 << 10);
+        assert!(kept.rewound().is_none());
+        let kept = Kept::new(crate::message::text(vec![0; 900]), &memory);
+        let mut body = kept.rewound().unwrap();
+        assert_eq!(hear(&mut body).await.len(), 900);
+        assert!(memory.take(Use::RetryBody, 100).is_err());
+        assert!(kept.rewound().is_some());
+        drop((body, kept));
+        assert!(memory.take(Use::RetryBody, 1000).is_ok());
+    }
+
+    #[tokio::test]
     async fn no_body_is_none_each_time() {
-        let kept = Kept::new(crate::message::text(""));
+        let kept = Kept::new(crate::message::text(""), &memory(8 << 20));
         for _ in 0..2 {
             let body = kept.rewound().unwrap();
             assert!(body.is_end_stream() && body.size_hint().exact() == Some(0));
         }
-        let kept = Kept::new(crate::message::text("abc"));
+        let kept = Kept::new(crate::message::text("abc"), &memory(8 << 20));
         for _ in 0..2 {
             let mut body = kept.rewound().unwrap();
             assert!(!body.is_end_stream() && body.size_hint().exact() == Some(3));

@@ -101,7 +101,11 @@ impl Reply {
         if let Some(challenge) = challenge {
             headers.insert(header::WWW_AUTHENTICATE, challenge);
         }
-        if flags.contains(ResponseFlag::UpstreamOverflow) {
+        let overloaded = [
+            ResponseFlag::UpstreamOverflow,
+            ResponseFlag::OverloadManager,
+        ];
+        if overloaded.iter().any(|flag| flags.contains(*flag)) {
             headers.insert(OVERLOADED, HeaderValue::from_static("true"));
         }
         if is_grpc {

@@ -12,7 +12,10 @@ use http::{HeaderMap, Method, Request, StatusCode, request};
 use hyper::body::Body as _;
 
 use super::replay::Kept;
-use crate::message::{self, Body};
+use crate::{
+    memory::ConnectionMemory,
+    message::{self, Body},
+};
 
 /// How often a request is sent again if no rule says it.
 const RETRIES: u32 = 2;
@@ -51,7 +54,11 @@ pub(super) struct Retrying<'a> {
 
 impl<'a> Retrying<'a> {
     /// Keeps what is needed of a request.
-    pub(super) fn of(again: Again<'a>, request: Request<Body>) -> (Self, Request<Body>) {
+    pub(super) fn of(
+        again: Again<'a>,
+        request: Request<Body>,
+        memory: &ConnectionMemory,
+    ) -> (Self, Request<Body>) {
         let is_idempotent = matches!(
             *request.method(),
             Method::GET
@@ -76,7 +83,7 @@ impl<'a> Retrying<'a> {
             done: 0,
         };
         let body = if is_kept && has_body {
-            let kept = retrying.body.insert(Kept::new(body));
+            let kept = retrying.body.insert(Kept::new(body, memory));
             // It has just been made.
             kept.rewound().unwrap_or_else(|| message::text(""))
         } else {
@@ -142,6 +149,12 @@ impl<'a> Retrying<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::{Memory, MemoryLimits};
+
+    fn memory() -> ConnectionMemory {
+        let memory = Memory::new(MemoryLimits::of(8 << 20), std::sync::Arc::default());
+        memory.connection(None, [10, 0, 0, 1].into())
+    }
 
     fn request(method: Method, body: &'static str) -> Request<Body> {
         let mut request = Request::new(message::text(body));
@@ -151,7 +164,7 @@ mod tests {
 
     /// What is sent again, of a request of that kind.
     fn again(again: Again<'_>, method: &Method, body: &'static str) -> [bool; 5] {
-        let (retrying, _first) = Retrying::of(again, request(method.clone(), body));
+        let (retrying, _first) = Retrying::of(again, request(method.clone(), body), &memory());
         let none = HeaderMap::new();
         [
             Outcome::Answer(StatusCode::SERVICE_UNAVAILABLE, &none),
@@ -212,18 +225,19 @@ mod tests {
                 attempts,
                 backoff: Some(Duration::from_secs(backoff)),
             };
-            let (mut retrying, _) = Retrying::of(Again::ByRule(&rule), request(Method::GET, ""));
+            let (mut retrying, _) =
+                Retrying::of(Again::ByRule(&rule), request(Method::GET, ""), &memory());
             for _ in 0..attempts {
                 assert!(retrying.next().unwrap() >= Duration::from_secs(backoff));
             }
             assert_eq!(retrying.next(), None);
         }
-        let (mut retrying, _) = Retrying::of(Again::Safely, request(Method::GET, ""));
+        let (mut retrying, _) = Retrying::of(Again::Safely, request(Method::GET, ""), &memory());
         assert_eq!(
             [(); 3].map(|()| retrying.next().is_some()),
             [true, true, false]
         );
-        let (mut retrying, _) = Retrying::of(Again::Never, request(Method::GET, ""));
+        let (mut retrying, _) = Retrying::of(Again::Never, request(Method::GET, ""), &memory());
         assert_eq!(retrying.next(), None);
     }
 }

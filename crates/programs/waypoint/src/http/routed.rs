@@ -11,20 +11,22 @@ use hyper::body::Incoming;
 
 use super::{
     affinity::{self, Affinity, Found},
+    destination::Destination,
     form::Form,
     record::Record,
     reply::Reply,
-    send::Destination,
 };
 use crate::{
     led_by::LedBy,
     message::{self, Body},
-    session::Session,
+    session::{Misdirected, Session},
     target::Target,
 };
 
 /// The kind of routes whose requests are gRPC's.
 const GRPC_ROUTE: &str = "GRPCRoute";
+/// Kinds of objects in whose name requests for a service of another waypoint are refused.
+const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
 
 /// What becomes of a request.
 pub(super) enum Routed {
@@ -93,7 +95,14 @@ impl Taken {
             let text = format!("the host is none below {wildcard}");
             Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
         })?;
-        self.destination = Destination::Host(host);
+        // A plugin or a route has made it another host, which may have an entry of its own.
+        self.destination = match session.specific(&host).map_err(misdirected)? {
+            Some(specific) => {
+                let port = session.target.address().port();
+                Destination::Backend(specific.namespaced_hostname(), port)
+            }
+            None => Destination::Host(host),
+        };
         Ok(())
     }
 
@@ -189,11 +198,20 @@ fn unroutable(text: &str) -> Reply {
     Reply::new(status, text, ResponseFlag::NoCluster)
 }
 
-/// The same, as the kind of its route has it: of a GRPCRoute, `UNAVAILABLE`.
+/// A request that is for another waypoint (RFC 9110, section 15.5.20).
+pub(super) fn misdirected(error: Misdirected) -> Reply {
+    let status = StatusCode::MISDIRECTED_REQUEST;
+    Reply::new(status, error.to_string(), ResponseFlag::NoRoute)
+}
+
+/// The same, as the kind of its route has it: of a GRPCRoute, `UNAVAILABLE`; of a service that another waypoint serves, 421.
 fn leads_nowhere(rule: &Rule, text: &str) -> Reply {
     let reply = unroutable(text);
     if rule.route.kind == GRPC_ROUTE {
         return reply.with_status(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    if SERVICES.contains(&rule.route.kind.as_str()) {
+        return reply.with_status(StatusCode::MISDIRECTED_REQUEST);
     }
     reply
 }

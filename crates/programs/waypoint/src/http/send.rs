@@ -7,44 +7,31 @@ use std::{
 };
 
 use ambit_codec::Forwarded;
-use ambit_model::{AppProtocol, ArcStr, DestinationLimits, NamespacedHostname, Service};
+use ambit_model::{ArcStr, DestinationLimits, Service};
 use ambit_proxy::{Local, report::chain};
-use ambit_route::{BackendEndpoint, BackendRequest, LoadAt, Route, RouteError, WorkloadRef};
+use ambit_route::{BackendEndpoint, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http::{Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
     broken::Broken,
+    destination::{Destination, NoPlace},
     endpoint::{self, Ruling},
     leave::Leave,
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
 use crate::{
-    budget::Account,
+    applied_services::AppliedServices,
     circle::Passed,
-    destination::{Held, NoWay, Port},
+    destination::{Held, NoWay},
     message::{self, Body, Version},
     origination::Toward,
     session::Session,
     target::Target,
-    upstream::{Checkout, HttpKey, HttpPool, Keep, StreamSlot, UpstreamError, Way},
-    ways,
+    upstream::{Checkout, HttpKey, Keep, RequestGuard, StreamSlot, Way},
 };
-
-/// What a request or a connection goes to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Destination {
-    /// What the tunnel asks for.
-    Target,
-    /// A backend of a route.
-    Backend(NamespacedHostname, u16),
-    /// A backend of a route that is a subset of a service.
-    Subset(NamespacedHostname, u16, ArcStr),
-    /// A host that the client names, below the wildcard that the tunnel asks for.
-    Host(ArcStr),
-}
 
 /// Where a request went.
 #[derive(Clone, Debug)]
@@ -59,7 +46,26 @@ pub(super) struct Chosen {
     /// What is counted until the answer's end, where a rule is followed.
     held: Option<Arc<(Held, Arc<Ruling>)>>,
     /// The same at the connection, where streams of it are counted.
-    stream: Option<StreamSlot>,
+    /// On a connection of its own, what abandons the request when it is dropped.
+    connection: (Option<StreamSlot>, Option<RequestGuard>),
+}
+
+impl Chosen {
+    /// Endpoint of a request to `destination` that goes this way.
+    fn of(destination: &Destination, session: &Session, way: &Way) -> Self {
+        Self {
+            endpoint: way.endpoint(),
+            workload: way.workload().cloned(),
+            service: destination.service(session),
+            remote: match destination {
+                Destination::Host(host) => Some(host.clone()),
+                _ => None,
+            },
+            remote_identity: None,
+            held: None,
+            connection: (None, None),
+        }
+    }
 }
 
 /// How a request is sent.
@@ -98,253 +104,6 @@ pub(super) struct Failure {
     pub(super) reply: Reply,
     /// For the log.
     pub(super) details: String,
-}
-
-impl Destination {
-    /// The service, if it is one.
-    pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
-        match self {
-            Self::Target | Self::Host(_) => session.target.named().cloned(),
-            Self::Backend(name, _) | Self::Subset(name, ..) => {
-                let table = session.shard.waypoint.state.table();
-                table.service(name).cloned()
-            }
-        }
-    }
-
-    /// The port of a service that it is; `None` for a pod.
-    pub(super) fn port<'a>(
-        &'a self,
-        session: &'a Session,
-    ) -> Option<(&'a NamespacedHostname, u16)> {
-        match (self, &session.target) {
-            (Self::Backend(name, port) | Self::Subset(name, port, _), _) => Some((name, *port)),
-            (
-                Self::Target | Self::Host(_),
-                Target::Service {
-                    served, address, ..
-                },
-            ) => Some((&served.name, address.port())),
-            (Self::Target | Self::Host(_), Target::Pod { .. }) => None,
-        }
-    }
-
-    /// The question for one of its endpoints.
-    pub(super) fn backend_request<'a>(
-        &self,
-        session: &'a Session,
-        own: &'a Local,
-        failed: &'a [ArcStr],
-    ) -> BackendRequest<'a> {
-        BackendRequest {
-            waypoint: &own.workload,
-            own: &session.shard.waypoint.address,
-            is_target: self.is_target(session),
-            failed,
-        }
-    }
-
-    /// Whether it is what the tunnel asks for, or endpoints of that.
-    pub(super) fn is_asked_for(&self, session: &Session) -> bool {
-        match self {
-            Self::Target | Self::Host(_) => true,
-            Self::Subset(name, port, _) => session.target.is_port(name, *port),
-            Self::Backend(..) => false,
-        }
-    }
-
-    /// What the destination speaks, as far as that is declared.
-    pub(super) fn app_protocol(&self, session: &Session) -> AppProtocol {
-        match self {
-            Self::Target | Self::Host(_) => session.target.app_protocol(),
-            Self::Backend(name, port) | Self::Subset(name, port, _) => {
-                let table = session.shard.waypoint.state.table();
-                let service = table.service(name);
-                service.map_or(AppProtocol::Unknown, |service| service.app_protocol(*port))
-            }
-        }
-    }
-
-    /// Whose retries count together.
-    fn account(&self, session: &Session) -> Account {
-        match self {
-            Self::Target | Self::Host(_) => Account::Address(session.target.address()),
-            Self::Backend(name, port) | Self::Subset(name, port, _) => {
-                Account::Service(name.clone(), *port)
-            }
-        }
-    }
-
-    /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
-    fn is_target(&self, session: &Session) -> bool {
-        match (self, &session.target) {
-            (Self::Target | Self::Host(_), _) => true,
-            (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
-            _ => false,
-        }
-    }
-
-    /// A way to it, other than to workloads that failed.
-    pub(crate) async fn route(
-        &self,
-        session: &Session,
-        own: &Local,
-        failed: &[ArcStr],
-    ) -> Result<Route, RouteError> {
-        let http = &session.shard.upstreams.http;
-        let load = |endpoint| http.load_of(endpoint);
-        let look = || self.known_route(session, own, failed, &load);
-        session.shard.waypoint.completed(look).await
-    }
-
-    fn known_route(
-        &self,
-        session: &Session,
-        own: &Local,
-        failed: &[ArcStr],
-        load: LoadAt<'_>,
-    ) -> Result<Route, RouteError> {
-        let waypoint = &session.shard.waypoint;
-        match self {
-            Self::Target | Self::Host(_) => {
-                let target = &session.target;
-                target.route(waypoint, &own.workload, failed, Some(load))
-            }
-            Self::Backend(name, port) | Self::Subset(name, port, _) => {
-                let request = self.backend_request(session, own, failed);
-                let table = waypoint.state.table();
-                table.backend(&request, name, *port, Some(load), &mut rand::rng())
-            }
-        }
-    }
-
-    /// The port of a service that it is, if there is a rule for it.
-    pub(crate) fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
-        let (name, number) = match (self, &session.target) {
-            (Self::Subset(name, number, subset), _) => {
-                let published = &session.shard.waypoint.published;
-                return published.destination(name)?.subset(subset, *number);
-            }
-            (Self::Backend(name, number), _) => (name, *number),
-            (
-                Self::Target | Self::Host(_),
-                Target::Service {
-                    served, address, ..
-                },
-            ) => (&served.name, address.port()),
-            (Self::Target | Self::Host(_), Target::Pod { .. }) => return None,
-        };
-        let published = &session.shard.waypoint.published;
-        Some(published.destination(name)?.port(number))
-    }
-
-    /// What a rule says of a request to it, if there is one.
-    async fn ruling(
-        &self,
-        session: &Session,
-        version: Version,
-        asked: (&HeaderMap, &Uri),
-    ) -> Result<Option<Arc<Ruling>>, NoWay> {
-        match self.ruled(session) {
-            Some(port) => Ok(Some(Ruling::of(session, port, version, asked).await?)),
-            None => match self {
-                // Never to the service's other endpoints.
-                Self::Subset(..) => Err(self.unknown_subset()),
-                _ => Ok(None),
-            },
-        }
-    }
-
-    fn unknown_subset(&self) -> NoWay {
-        let (service, subset) = match self {
-            Self::Subset(service, _, subset) => (service.to_string(), subset.clone()),
-            _ => Default::default(),
-        };
-        NoWay::Subset(service, subset)
-    }
-
-    fn chosen(&self, session: &Session, way: &Way) -> Chosen {
-        Chosen {
-            endpoint: way.endpoint(),
-            workload: way.workload().cloned(),
-            service: self.service(session),
-            remote: match self {
-                Self::Host(host) => Some(host.clone()),
-                _ => None,
-            },
-            remote_identity: None,
-            held: None,
-            stream: None,
-        }
-    }
-
-    /// A way to an endpoint: as a rule has it, else to the one of two drawn that has fewer requests under way.
-    async fn way(
-        &self,
-        session: &Session,
-        own: &Local,
-        ruling: Option<&Arc<Ruling>>,
-        (failed, kept): (&[ArcStr], Option<&BackendEndpoint>),
-    ) -> Result<(Way, Option<Held>), NoPlace> {
-        let waypoint = &session.shard.waypoint;
-        if let Some(way) = self.given(session).await? {
-            return Ok((way, None));
-        }
-        if let Some(ruling) = ruling {
-            let is_target = self.is_target(session);
-            let wish = ruling.wish(failed, kept.map(|kept| kept.workload.uid()));
-            match ruling
-                .port
-                .route(waypoint.around(), &own.workload, is_target, wish)
-            {
-                Ok(Some((route, held))) => {
-                    return Ok((ways::way(route, waypoint).await?, Some(held)));
-                }
-                Ok(None) => {}
-                // What is missing is asked for below.
-                Err(NoWay::Route(error)) if error.missing().is_some() => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if let Some(kept) = kept.filter(|kept| !failed.contains(kept.workload.uid()))
-            && ruling.is_none()
-            && let Some(route) = self.route_to(session, own, kept)
-        {
-            return Ok((ways::way(route, waypoint).await?, None));
-        }
-        let route = self.route(session, own, failed).await;
-        let begins_tls = ruling.filter(|ruling| ruling.port.tls().is_some());
-        if let Some(ruling) = begins_tls.or_else(|| ruling.filter(|_| self.is_subset())) {
-            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset, or to
-            // one that is not reached as it should be.
-            let route = route.map_err(UpstreamError::from)?;
-            let around = waypoint.around();
-            let is_target = self.is_target(session);
-            let wish = ruling.wish(failed, None);
-            let chosen = ruling.port.route(around, &own.workload, is_target, wish)?;
-            return match chosen {
-                Some((route, held)) => Ok((ways::way(route, waypoint).await?, Some(held))),
-                None if self.is_subset() => Err(self.unknown_subset().into()),
-                // The service's own waypoint chooses the endpoint, and speaks to it.
-                None => Ok((ways::way(route, waypoint).await?, None)),
-            };
-        }
-        let way = ways::way(route.map_err(UpstreamError::from)?, waypoint).await?;
-        Ok((way, None))
-    }
-
-    fn is_subset(&self) -> bool {
-        matches!(self, Self::Subset(..))
-    }
-}
-
-/// Why there is no endpoint.
-#[derive(Debug, thiserror::Error)]
-enum NoPlace {
-    #[error(transparent)]
-    Rule(#[from] NoWay),
-    #[error(transparent)]
-    Upstream(#[from] UpstreamError),
 }
 
 /// TLS with endpoints, where it begins here.
@@ -388,7 +147,7 @@ pub(super) async fn send(
     let has_body = !request.body().is_end_stream();
     let host = destination.host(session);
     let toward = toward(session, ruling.as_deref(), &host);
-    let (mut retrying, mut request) = Retrying::of(again, request);
+    let (mut retrying, mut request) = Retrying::of(again, request, &session.memory);
     let active = session.shard.retries.active(destination.account(session));
     let mut leave: Option<Leave> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
@@ -396,7 +155,7 @@ pub(super) async fn send(
     loop {
         let (to, held) = way?;
         let to = &to;
-        let mut chosen = destination.chosen(session, to);
+        let mut chosen = Chosen::of(destination, session, to);
         failed.extend(
             chosen
                 .workload
@@ -409,7 +168,7 @@ pub(super) async fn send(
         let over = toward.filter(|_| held.is_some() || !to.leads_to_waypoint());
         if let Some(over) = over {
             chosen.remote = Some(host.clone());
-            chosen.remote_identity = Some(over.identity());
+            chosen.remote_identity = over.identity();
             if version == Version::Http2 {
                 message::secure(&mut request);
             }
@@ -493,8 +252,9 @@ impl Tried {
                 (retrying.is_reason(&Outcome::Late), Err(late))
             }
             Some(Ok(mut response)) => {
+                let extensions = response.extensions_mut();
+                chosen.connection = (extensions.remove(), extensions.remove());
                 if let Some(ruling) = ruling {
-                    chosen.stream = response.extensions_mut().remove();
                     ruling.answer(response.headers_mut());
                 }
                 let answer = Outcome::Answer(response.status(), response.headers());
@@ -563,6 +323,10 @@ async fn attempt(
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, Attempt> {
     let key = HttpKey::new(way, version).over(over.map(|over| over.key()));
+    let caller = &session.caller;
+    let key = key.for_caller(caller.identity.as_ref(), caller.address.ip());
+    let applied = way.applied_services(session.target.service_name());
+    let key = key.applied(applied.clone());
     let pool = &session.shard.upstreams.http;
     let sent = |error| Attempt {
         broken: Broken::of(&error),
@@ -584,7 +348,15 @@ async fn attempt(
             },
         }
     }
-    let checkout = match open(session, own, way, &key, (limits, over, version, is_connect)).await {
+    let checkout = match open(
+        session,
+        own,
+        (way, &applied),
+        &key,
+        (limits, over, version, is_connect),
+    )
+    .await
+    {
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
@@ -605,7 +377,7 @@ async fn attempt(
 async fn open(
     session: &Session,
     own: &Local,
-    way: &Way,
+    (way, applied): (&Way, &AppliedServices),
     key: &HttpKey,
     (limits, over, version, is_connect): (&DestinationLimits, Option<Toward<'_>>, Version, bool),
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
@@ -618,10 +390,10 @@ async fn open(
     };
     let upstreams = &session.shard.upstreams;
     let over = over.map(|over| (over, Some(version)));
-    let connecting = upstreams.connect(way, own, &forwarded, None, (limits, over));
+    let connecting = upstreams.connect(way, own, &forwarded, (None, applied), (limits, over));
     let stream = connecting.await?;
     if is_connect {
-        return Ok(HttpPool::begin_extended(key, stream).await?);
+        return Ok(upstreams.http.begin_extended(key, stream).await?);
     }
     let keep = Keep::under(limits);
     Ok(upstreams.http.begin(key, stream, keep).await?)
@@ -663,10 +435,10 @@ impl From<NoPlace> for Failure {
 
 impl Failure {
     fn of(broken: Broken) -> Self {
+        let said = broken.said();
         let Broken {
             status, flag, text, ..
         } = broken;
-        let said = "upstream connect error or disconnect/reset before headers";
         Self {
             reply: Reply::new(status, said, flag),
             details: text,

@@ -16,6 +16,7 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
+    memory::{ConnectionMemory, Permit, Use},
     message::{self, Body, BodyError},
     mirrors::Behind,
 };
@@ -47,6 +48,7 @@ struct Copying {
     pieces: mpsc::UnboundedSender<Piece>,
     own: Arc<AtomicUsize>,
     all: Behind,
+    memory: ConnectionMemory,
     ended: Option<oneshot::Sender<Copied>>,
 }
 
@@ -60,6 +62,7 @@ struct Held {
     bytes: usize,
     own: Arc<AtomicUsize>,
     all: Behind,
+    _permit: Permit,
 }
 
 impl Drop for Held {
@@ -86,6 +89,7 @@ pub(super) fn tee(
     inner: Body,
     count: usize,
     behind: &Behind,
+    memory: &ConnectionMemory,
 ) -> (Body, Vec<(Body, oneshot::Receiver<Copied>)>) {
     if inner.is_end_stream() {
         let empty = || {
@@ -105,6 +109,7 @@ pub(super) fn tee(
             pieces: sender,
             own: Arc::default(),
             all: behind.clone(),
+            memory: memory.clone(),
             ended: Some(ended),
         });
         bodies.push((Copy { pieces, left }.boxed_unsync(), end));
@@ -120,12 +125,17 @@ impl Copying {
             (_, Some(trailers)) => (Frame::trailers(trailers.clone()), FRAME),
             (None, None) => return true,
         };
+        let Ok(permit) = self.memory.take(Use::MirrorBody, bytes) else {
+            self.end(Copied::TooSlow);
+            return false;
+        };
         let own = self.own.fetch_add(bytes, Relaxed) + bytes;
         let all = self.all.0.fetch_add(bytes, Relaxed) + bytes;
         let held = Held {
             bytes,
             own: self.own.clone(),
             all: self.all.clone(),
+            _permit: permit,
         };
         if own > MOST_BEHIND || all > MOST_BEHIND_ALL {
             self.end(Copied::TooSlow);

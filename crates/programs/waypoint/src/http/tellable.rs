@@ -12,13 +12,13 @@ pub(super) fn tellable<'a>(session: &Session, target: &'a str) -> Cow<'a, str> {
         return Cow::Borrowed(target);
     }
     let all = session.shard.waypoint.published.authentications();
-    all.tellable_target(session.target.service_name(), target)
+    all.tellable_target(session.attachments().services(), target)
 }
 
 /// Leaves of headers that are kept for logs and traces what these may tell.
 pub(super) fn keep_tellable(session: &Session, headers: &mut HeaderMap) {
     if !headers.is_empty() {
         let all = session.shard.waypoint.published.authentications();
-        all.keep_tellable(session.target.service_name(), headers);
+        all.keep_tellable(session.attachments().services(), headers);
     }
 }

@@ -1,7 +1,10 @@
 //! Upgrades of HTTP/1.1 connections, WebSocket for instance: asked for, and switched to; and WebSocket on a stream of
 //! HTTP/2 (RFC 8441).
 //!
-//! HTTP/2 is not upgraded to: requests that nobody has judged would follow.
+//! Only protocols that a setting names (`AMBIT_UPGRADES`, `websocket` by default) are passed on, of a GET without a body
+//! that names one of them alone. Of other requests the upgrade is removed, and they go on as ordinary ones, as do the
+//! bytes behind them. HTTP/2 and TLS cannot be named: requests that nobody has judged would follow. An application that
+//! switches without having been asked to has broken the protocol (502).
 //!
 //! WebSocket over HTTP/2 is an extended CONNECT. Policies, routes and logs see it as the GET with `Upgrade: websocket`
 //! that it stands for, as Envoy has it: what is said of one version's WebSocket holds for the other's. An application
@@ -10,7 +13,7 @@
 
 use std::sync::Arc;
 
-use ambit_model::AppProtocol;
+use ambit_model::{AppProtocol, ArcStr};
 use ambit_telemetry::http::ResponseFlag;
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -18,19 +21,25 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE},
 };
-use hyper::{body::Incoming, ext::Protocol, upgrade::OnUpgrade};
+use hyper::{
+    body::{Body as _, Incoming},
+    ext::Protocol,
+    upgrade::OnUpgrade,
+};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use rand::Rng as _;
 use tokio::io::AsyncWriteExt as _;
 
 use super::{admission::Admission, reply::Reply};
 use crate::{
+    config::WEBSOCKET,
     headers,
     message::{self, Body, Version},
+    metered::{Metered, reset_by_client},
     session::Session,
 };
 
-const WEBSOCKET: &str = "websocket";
 /// What a server shows that it has understood by (RFC 6455, section 1.3).
 const ACCEPTS: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
@@ -49,9 +58,9 @@ struct Extended {
     key: HeaderValue,
 }
 
-/// What came as an extended CONNECT becomes the request that it stands for.
-pub(super) fn as_http1(request: &mut Request<Incoming>) {
-    if *request.method() != Method::CONNECT {
+/// What came as an extended CONNECT becomes the request that it stands for, if WebSocket is among what is passed on.
+pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
+    if *request.method() != Method::CONNECT || !upgrades.iter().any(|one| one == WEBSOCKET) {
         return;
     }
     let protocol = request.extensions().get::<Protocol>();
@@ -98,29 +107,44 @@ impl Drop for Leftover {
     }
 }
 
-/// The upgrade that a request asks for, if it is one that is passed on. Before headers of one hop are removed.
-pub(super) fn requested(request: &Request<Incoming>) -> Option<Upgrade> {
+/// The upgrade that a request asks for, if it is one of `upgrades`. Before headers of one hop are removed.
+pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Option<Upgrade> {
     let headers = request.headers();
     let asks = headers
         .get_all(CONNECTION)
         .iter()
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
         .any(|token| token.trim_ascii().eq_ignore_ascii_case(b"upgrade"));
-    let mut protocols = headers.get_all(UPGRADE).iter();
-    let protocol = protocols.next()?.clone();
-    let is_one = protocols.next().is_none();
-    let is_http = protocol.as_bytes().get(..2).is_some_and(|start| {
-        start.eq_ignore_ascii_case(b"h2") || start.eq_ignore_ascii_case(b"ht")
-    });
+    let protocol = only_protocol(headers)?.clone();
+    let is_known = upgrades
+        .iter()
+        .any(|one| is_same(&protocol, one.as_bytes()));
     let extended = request.extensions().get::<Extended>().cloned();
-    let may_ask = request.version() == http::Version::HTTP_11 || extended.is_some();
-    if !asks || !is_one || is_http || !may_ask {
-        return None;
-    }
-    Some(Upgrade { protocol, extended })
+    let is_http11 = request.version() == http::Version::HTTP_11;
+    let may_ask = extended.is_some() || is_http11 && request.body().is_end_stream();
+    let is_upgrade = asks && is_known && may_ask && *request.method() == Method::GET;
+    is_upgrade.then_some(Upgrade { protocol, extended })
+}
+
+/// The protocol that headers name, if that is one.
+fn only_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut protocols = headers.get_all(UPGRADE).iter();
+    let first = protocols.next()?;
+    protocols.next().is_none().then_some(first)
+}
+
+fn is_same(protocol: &HeaderValue, other: &[u8]) -> bool {
+    protocol.as_bytes().eq_ignore_ascii_case(other)
 }
 
 impl Upgrade {
+    /// Asks for it no more, of a request that has become one that cannot.
+    pub(super) fn withdraw(headers: &mut HeaderMap) {
+        for name in headers::UPGRADE_OF_REQUESTS {
+            headers.remove(name);
+        }
+    }
+
     /// Asks the application for it.
     pub(super) fn ask(&self, headers: &mut HeaderMap) {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -164,7 +188,12 @@ impl Upgrade {
     ) -> Result<bool, Reply> {
         let status = answer.status();
         let Some(extended) = &self.extended else {
-            return Ok(status == StatusCode::SWITCHING_PROTOCOLS);
+            let is_switched = status == StatusCode::SWITCHING_PROTOCOLS;
+            let to = only_protocol(answer.headers());
+            if is_switched && !to.is_some_and(|to| is_same(to, self.protocol.as_bytes())) {
+                return Err(refused());
+            }
+            return Ok(is_switched);
         };
         let is_switched = match version {
             Version::Http1 => {
@@ -209,6 +238,7 @@ pub(super) fn switch(
     let server = hyper::upgrade::on(&mut response);
     let all = response.headers_mut();
     headers::remove_hop_by_hop(all).map_err(|_| refused())?;
+    headers::remove_claims_of_response(all);
     if upgrade.extended.is_some() {
         all.remove(SEC_WEBSOCKET_ACCEPT);
         *response.status_mut() = StatusCode::OK;
@@ -221,13 +251,21 @@ pub(super) fn switch(
             Ok(both) => both,
             Err(error) => return tracing::debug!(%error, "an upgrade came to nothing"),
         };
-        let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
+        let (near, far) = (
+            Mutex::new(TokioIo::new(client)),
+            Mutex::new(TokioIo::new(server)),
+        );
+        let (mut client, mut server) = (Metered::new(&near, drop), Metered::new(&far, drop));
         let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
         tokio::select! {
+            biased;
             copied = tokio::io::copy_bidirectional(&mut client, &mut server) => {
                 if let Err(error) = copied {
                     tracing::debug!(%error, "an upgraded connection broke");
                 }
+            }
+            error = reset_by_client(&near) => {
+                tracing::debug!(%error, "an upgraded connection's client has gone");
             }
             () = drain.cut() => {}
             () = admission.revoked() => {

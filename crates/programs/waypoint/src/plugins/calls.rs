@@ -1,8 +1,9 @@
-//! Calls that plugins make, to services of the mesh under the waypoint's identity ([`crate::calls`]).
+//! Calls that plugins make, to services of the mesh under the identity that is reserved for calls of their namespace
+//! ([`crate::calls`]): services of that namespace, and what ReferenceGrants allow.
 
 use std::time::Duration;
 
-use ambit_model::NamespacedHostname;
+use ambit_model::{ArcStr, NamespacedHostname, WaypointExtension};
 use ambit_wasm::{Call, CallKind, CallResponse, Head};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{
@@ -12,7 +13,7 @@ use http::{
 use http_body_util::{BodyExt as _, Full, Limited};
 
 use crate::{
-    calls::{self, CallError, Callee},
+    calls::{self, CallError, CallFor, Callee},
     circle::Passed,
     headers,
     message::{Body, Version},
@@ -34,6 +35,13 @@ pub(super) enum Failed {
         "{0:?} is no upstream: give outbound|<port>||<host>, <host>:<port> or <namespace>/<host>:<port>"
     )]
     Upstream(String),
+    #[error(
+        "{service} is not of the plugin's namespace {namespace}; add a ReferenceGrant from WasmPlugin of {namespace} in the service's"
+    )]
+    NotGranted {
+        service: NamespacedHostname,
+        namespace: ArcStr,
+    },
     #[error("the request cannot be made")]
     Request,
     #[error(transparent)]
@@ -45,20 +53,25 @@ pub(super) enum Failed {
 }
 
 /// Makes a call; without an answer the plugin gets an empty one.
-pub(super) async fn make(shard: &Shard, plugin: &str, call: Call) -> CallResponse {
+pub(super) async fn make(
+    shard: &Shard,
+    plugin: &WaypointExtension,
+    call: Call,
+    passed: Passed,
+) -> CallResponse {
     let (upstream, kind) = (call.upstream.clone(), call.kind);
     let patience = if call.timeout.is_zero() {
         PATIENCE
     } else {
         call.timeout
     };
-    let made = tokio::time::timeout(patience, Box::pin(answer(shard, call))).await;
+    let made = tokio::time::timeout(patience, Box::pin(answer(shard, plugin, call, passed))).await;
     match made.unwrap_or(Err(Failed::TooLate)) {
         Ok(response) => response,
         Err(error) => {
             let text = ambit_proxy::report::chain(&error);
             tracing::debug!(
-                plugin,
+                plugin = plugin.key(),
                 upstream,
                 error = text,
                 "a plugin's call came to nothing"
@@ -76,9 +89,13 @@ pub(super) async fn make(shard: &Shard, plugin: &str, call: Call) -> CallRespons
     }
 }
 
-async fn answer(shard: &Shard, call: Call) -> Result<CallResponse, Failed> {
-    let own = shard.waypoint.config.own.namespace.as_str();
-    let (service, port) = upstream(&call.upstream, own)?;
+async fn answer(
+    shard: &Shard,
+    plugin: &WaypointExtension,
+    call: Call,
+    passed: Passed,
+) -> Result<CallResponse, Failed> {
+    let (service, port) = callee(plugin, &call.upstream)?;
     let kind = call.kind;
     let version = match kind {
         CallKind::Http => Version::Http1,
@@ -88,7 +105,8 @@ async fn answer(shard: &Shard, call: Call) -> Result<CallResponse, Failed> {
     let callee = Callee {
         service: &service,
         port,
-        passed: Passed::NONE,
+        caller: CallFor::Namespace(&plugin.namespace),
+        passed,
     };
     let response = calls::request(shard, callee, version, request).await?;
     let (parts, body) = response.into_parts();
@@ -139,7 +157,7 @@ pub(super) fn request(
     if headers::remove_hop_by_hop(&mut all).is_err() {
         return Err(Failed::Request);
     }
-    headers::remove_identities(&mut all);
+    headers::remove_claims(&mut all);
     all.remove(http::header::CONTENT_LENGTH);
     all.remove(HOST);
     let uri: Uri;
@@ -218,8 +236,21 @@ fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
     }
 }
 
-/// The service that a plugin names, as clusters are named in Istio or as a host and port.
-pub(super) fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> {
+/// The service that a plugin names and may call.
+pub(super) fn callee(
+    plugin: &WaypointExtension,
+    text: &str,
+) -> Result<(NamespacedHostname, u16), Failed> {
+    let (service, port) = upstream(text, &plugin.namespace)?;
+    if !plugin.may_call(&service) {
+        let namespace = plugin.namespace.clone();
+        return Err(Failed::NotGranted { service, namespace });
+    }
+    Ok((service, port))
+}
+
+/// The service that a text names, as clusters are named in Istio or as a host and port.
+fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> {
     let wrong = || Failed::Upstream(text.chars().take(200).collect());
     let parts: Vec<&str> = text.split('|').collect();
     let (host, port) = match parts[..] {
@@ -286,6 +317,33 @@ mod tests {
             "/a:80",
         ] {
             assert_eq!(of(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn plugins_call_their_own_namespace_and_what_is_granted() {
+        let plugin = WaypointExtension {
+            namespace: "tenant".into(),
+            callees: vec![NamespacedHostname::new("open", "*.open.svc.cluster.local")],
+            ..WaypointExtension::default()
+        };
+        for (upstream, may_call) in [
+            ("outbound|80||own.tenant.svc.cluster.local", true),
+            // A host alone is one of the plugin's namespace, and not of the waypoint's.
+            ("api.example:443", true),
+            ("tenant/api.example:443", true),
+            ("any.open.svc.cluster.local:80", true),
+            ("outbound|80||vault.bank.svc.cluster.local", false),
+            ("vault.bank.svc.cluster.local:80", false),
+            ("bank/vault.bank.svc.cluster.local:80", false),
+            ("bank/own.tenant.svc.cluster.local:80", false),
+            ("infra/waypoint.infra.svc.cluster.local:15008", false),
+            ("open/api.example:443", false),
+            // A name of another namespace in one's own is none that exists.
+            ("tenant/vault.bank.svc.cluster.local:80", true),
+        ] {
+            let called = callee(&plugin, upstream);
+            assert_eq!(called.is_ok(), may_call, "{upstream}: {called:?}");
         }
     }
 

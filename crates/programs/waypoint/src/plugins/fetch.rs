@@ -6,6 +6,7 @@ mod client;
 mod oci;
 #[cfg(test)]
 mod scripted;
+mod sources;
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,6 +17,9 @@ use tokio::io::AsyncReadExt as _;
 use cache::Cache;
 use client::{Client, ClientError};
 use oci::OciError;
+use sources::Caller;
+
+use crate::waypoint::Waypoint;
 
 /// Largest module, and largest layer of an image.
 const MAX_MODULE: usize = 64 << 20;
@@ -25,6 +29,7 @@ const MAX_MODULE: usize = 64 << 20;
 pub(crate) struct Fetcher {
     cache: Cache,
     client: Client,
+    waypoint: Arc<Waypoint>,
     /// Registries without TLS.
     insecure: Vec<String>,
     /// How long all of one fetch may take.
@@ -55,11 +60,18 @@ pub(crate) enum FetchError {
 }
 
 impl Fetcher {
-    /// With a directory for what is kept; `insecure` are registries without TLS, `*` all of them.
-    pub(crate) fn new(cache: PathBuf, insecure: Vec<String>, patience: Duration) -> Self {
+    /// With a directory for what is kept; `insecure` are registries without TLS, `*` all of them. Addresses are called as the
+    /// waypoint's guard and the mesh that it knows let plugins.
+    pub(crate) fn new(
+        cache: PathBuf,
+        waypoint: Arc<Waypoint>,
+        insecure: Vec<String>,
+        patience: Duration,
+    ) -> Self {
         Self {
             cache: Cache::new(cache),
-            client: Client::default(),
+            client: Client::new(waypoint.published.guard().clone()),
+            waypoint,
             insecure,
             patience,
         }
@@ -88,16 +100,23 @@ impl Fetcher {
         if may_be_kept && let Some(kept) = self.cache.take(kept_as).await {
             return Ok(kept.into());
         }
+        let client = match sources::is_administrators(told) {
+            true => self.client.clone(),
+            false => self.client.for_plugin(Caller {
+                waypoint: self.waypoint.clone(),
+                plugin: Arc::new(told.clone()),
+            }),
+        };
         let bytes = if let Some(image) = url.strip_prefix("oci://") {
             let image = oci::Image::parse(image)?;
             let is_insecure = self
                 .insecure
                 .iter()
                 .any(|one| one == "*" || *one == image.registry);
-            let pulled = oci::pull(&self.client, &image, is_insecure, &told.pull_secret).await?;
+            let pulled = oci::pull(&client, &image, is_insecure, &told.pull_secret).await?;
             compared(pulled.module, wanted, Some(&pulled.digest))?
         } else if url.starts_with("http://") || url.starts_with("https://") {
-            let response = self.client.get(url, &[], MAX_MODULE).await?;
+            let response = client.get(url, &[], MAX_MODULE).await?;
             let response = response.successful()?;
             compared(response.body, wanted, None)?
         } else {

@@ -1,9 +1,14 @@
 //! Modules, from where they are to a form that can be run: on the main thread, and what takes long beside it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use ambit_rt::AbortOnDrop;
-use ambit_wasm::{Engine, Module};
+use ambit_wasm::{Engine, Module, Shared};
+use tokio::sync::Semaphore;
 
 use super::Fetcher;
 use crate::{
@@ -15,15 +20,25 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
+/// Modules that are compiled at once: each takes a thread, and many times the module's size.
+const COMPILING: usize = 1;
+
 /// Loads what is wanted, for as long as the process runs.
-pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>) {
+pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>, shared: Shared) {
     let mut changes = published.watch();
+    let compiling = Arc::new(Semaphore::new(COMPILING));
+    let mut keys: HashSet<String> = HashSet::new();
     let mut engine = None;
     let mut loading: HashMap<u64, AbortOnDrop<()>> = HashMap::new();
     let mut clock = None;
     loop {
         changes.mark_unchanged();
         let wanted = published.wanted_extensions();
+        let present: HashSet<String> = wanted.iter().map(|plugin| plugin.key.clone()).collect();
+        for gone in keys.difference(&present) {
+            shared.forget(gone);
+        }
+        keys = present;
         loading.retain(|number, _| wanted.iter().any(|plugin| plugin.number == *number));
         for plugin in &wanted {
             let is_new = matches!(plugin.state(), State::Loading);
@@ -41,7 +56,12 @@ pub(crate) async fn load(published: Published, fetcher: Arc<Fetcher>) {
                     continue;
                 }
             };
-            let work = load_one(published.clone(), fetcher.clone(), engine, plugin.clone());
+            let work = load_one(
+                published.clone(),
+                fetcher.clone(),
+                (engine, compiling.clone()),
+                plugin.clone(),
+            );
             loading.insert(
                 plugin.number,
                 ambit_rt::spawn_abortable("plugin module", work),
@@ -74,12 +94,12 @@ async fn tick(engine: Engine) {
 async fn load_one(
     published: Published,
     fetcher: Arc<Fetcher>,
-    engine: Engine,
+    compiler: (Engine, Arc<Semaphore>),
     plugin: Arc<Plugin>,
 ) {
     let mut pause = FIRST_PAUSE;
     loop {
-        match load_once(&fetcher, &engine, &plugin).await {
+        match load_once(&fetcher, &compiler, &plugin).await {
             Ok(module) => {
                 tracing::info!(
                     plugin = plugin.key,
@@ -107,11 +127,20 @@ async fn load_one(
     }
 }
 
-async fn load_once(fetcher: &Fetcher, engine: &Engine, plugin: &Plugin) -> Result<Module, String> {
+async fn load_once(
+    fetcher: &Fetcher,
+    (engine, compiling): &(Engine, Arc<Semaphore>),
+    plugin: &Plugin,
+) -> Result<Module, String> {
     let bytes = fetcher.fetch(&plugin.told).await;
     let bytes = bytes.map_err(|error| ambit_proxy::report::chain(&error))?;
     let engine = engine.clone();
-    let compile = move || engine.compile(&bytes);
+    // Never closed.
+    let permit = compiling.clone().acquire_owned().await.ok();
+    let compile = move || {
+        let _permit = permit;
+        engine.compile(&bytes)
+    };
     let compiled = ambit_rt::spawn_blocking("plugin compilation", compile).await;
     match compiled {
         Ok(module) => module.map_err(|error| error.to_string()),

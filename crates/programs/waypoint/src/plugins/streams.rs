@@ -1,4 +1,4 @@
-//! Streams of gRPC that plugins open, to services of the mesh under the waypoint's identity.
+//! Streams of gRPC that plugins open, to the services that they may call ([`super::calls`]).
 
 use std::{
     pin::Pin,
@@ -7,6 +7,7 @@ use std::{
     time::Instant,
 };
 
+use ambit_model::WaypointExtension;
 use ambit_wasm::{Call, Message, StreamEvent};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::Request;
@@ -17,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::calls::{self, Failed, MAX_ANSWER, UNAVAILABLE, grpc_status};
 use crate::{
-    calls::Callee,
+    calls::{CallFor, Callee},
     circle::Passed,
     extensions::Tell,
     message::{Body, BodyError, Version},
@@ -31,15 +32,15 @@ const RESOURCE_EXHAUSTED: u32 = 8;
 /// Keeps a stream until one of both sides ends it.
 pub(super) async fn keep(
     shard: &Shard,
-    plugin: &str,
-    call: Call,
+    plugin: &WaypointExtension,
+    (call, passed): (Call, Passed),
     messages: mpsc::UnboundedReceiver<Message>,
     tell: &Tell,
 ) {
     let upstream = call.upstream.clone();
     let sent = Sent::of(messages);
     let _cleared = Cleared(sent.messages.clone());
-    let opened = Box::pin(open(shard, call, sent)).await;
+    let opened = Box::pin(open(shard, plugin, (call, passed), sent)).await;
     let (status, text) = match opened {
         Ok((head, body)) => match follow(head, body, tell).await {
             Some(end) => end,
@@ -48,25 +49,32 @@ pub(super) async fn keep(
         Err(error) => (UNAVAILABLE, ambit_proxy::report::chain(&error)),
     };
     if status != 0 {
-        tracing::debug!(plugin, upstream, status, text, "a plugin's stream failed");
+        tracing::debug!(
+            plugin = plugin.key(),
+            upstream,
+            status,
+            text,
+            "a plugin's stream failed"
+        );
     }
     tell(StreamEvent::Closed(status, text));
 }
 
 async fn open(
     shard: &Shard,
-    call: Call,
+    plugin: &WaypointExtension,
+    (call, passed): (Call, Passed),
     sent: Sent,
 ) -> Result<(http::HeaderMap, Incoming), Failed> {
-    let own = shard.waypoint.config.own.namespace.as_str();
-    let (service, port) = calls::upstream(&call.upstream, own)?;
+    let (service, port) = calls::callee(plugin, &call.upstream)?;
     let (parts, _) = calls::request(call, &service, port)?.into_parts();
     let body: Body = sent.boxed_unsync();
     let request = Request::from_parts(parts, body);
     let callee = Callee {
         service: &service,
         port,
-        passed: Passed::NONE,
+        caller: CallFor::Namespace(&plugin.namespace),
+        passed,
     };
     let response = crate::calls::request(shard, callee, Version::Http2, request).await?;
     let (parts, body) = response.into_parts();

@@ -18,6 +18,8 @@ pub(super) struct Routed {
     pub(super) by: LedBy,
     /// The server name that the client asks for, if that was read.
     pub(super) sni: Option<String>,
+    /// Nobody declares what the port speaks: it may be passed through only as long as nothing is for requests to it.
+    pub(super) is_undeclared: bool,
 }
 
 /// A connection that leads nowhere.
@@ -48,13 +50,19 @@ pub(crate) enum RouteError {
 }
 
 impl Routed {
-    /// As the tunnel asks.
-    pub(super) fn straight() -> Self {
+    /// A connection to a port that nobody declares, where the tunnel asks for it.
+    pub(super) fn undeclared() -> Self {
         Self {
             destination: Destination::Target,
             by: LedBy::Service,
             sni: None,
+            is_undeclared: true,
         }
+    }
+
+    /// The object that is for requests to a port which nobody declares.
+    pub(super) fn http_object(&self, session: &Session) -> Option<String> {
+        self.is_undeclared.then(|| session.http_object())?
     }
 
     /// Of a connection that was not looked at.
@@ -65,6 +73,7 @@ impl Routed {
             destination,
             by,
             sni: None,
+            is_undeclared: false,
         })
     }
 
@@ -84,7 +93,24 @@ impl Routed {
             destination,
             by,
             sni,
+            is_undeclared: false,
         })
+    }
+}
+
+/// Reads the server name that a connection begins with, if it is TLS and has one.
+///
+/// # Errors
+/// When it begins as TLS does, and is not complete in time or cannot be read: its server may still read it.
+pub(super) async fn server_name<IO: AsyncRead + Unpin>(
+    io: &mut Sniffed<IO>,
+) -> Result<Option<String>, RouteError> {
+    let message = tokio::time::timeout(HELLO, io.first_message()).await;
+    match message.map_err(|_| RouteError::Silent)? {
+        Ok(FirstMessage::ClientHello(name)) => Ok(name),
+        // With a hello that has ended nobody begins TLS.
+        Ok(FirstMessage::Other) | Err(HelloError::Truncated) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -65,11 +65,15 @@ impl End {
                 audited_by: decision.audits.first().map(ToString::to_string),
                 ..Self::default()
             },
+            TcpError::NotHttp(_) => Self {
+                termination: Some(error.to_string()),
+                ..Self::default()
+            },
             TcpError::Unauthorized(_) => Self {
                 termination: Some("ext_authz_denied".to_owned()),
                 ..flagged(ResponseFlag::UnauthorizedExternal)
             },
-            TcpError::Route(_) => flagged(ResponseFlag::NoRoute),
+            TcpError::Route(_) | TcpError::Misdirected(_) => flagged(ResponseFlag::NoRoute),
             TcpError::Rule(NoWay::Overflow(_)) => flagged(ResponseFlag::UpstreamOverflow),
             TcpError::NoOwn | TcpError::Rule(_) => flagged(ResponseFlag::NoHealthyUpstream),
             TcpError::Upstream(error) => Self {

@@ -1,13 +1,15 @@
 //! HTTP connections to endpoints, kept for further requests.
 //!
 //! One connection of HTTP/1 carries one request at a time and comes back when the answer has been read to its end;
-//! one of HTTP/2 carries many. Connections are never shared between endpoints, nor between ways to them.
+//! one of HTTP/2 carries many. Connections are never shared between endpoints, nor between ways to them; those of
+//! HTTP/2, whose requests share what the endpoint is willing to receive, nor between callers: one that sends what
+//! the endpoint does not read stalls its own requests and no others.
 
 mod counted;
 
 use std::{
     collections::HashMap,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -16,18 +18,22 @@ use std::{
 };
 
 use ambit_model::{DestinationLimits, Identity};
+use http_body_util::BodyExt as _;
 use hyper::{
     Request, Response,
-    body::Incoming,
+    body::{Body as _, Incoming},
     client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 
-use super::{Stream, Way};
+use super::{Aborting, InUse, Stream, Way};
 use crate::{
+    applied_services::AppliedServices,
+    config::HeaderLimits,
     message::{Body, Tasks, Version},
     origination::TlsKey,
+    wire::{Wire, WithTrailers},
 };
 pub(crate) use counted::StreamSlot;
 use counted::{Counted, Streams};
@@ -41,14 +47,19 @@ const MAX_IDLE: usize = 128;
 const SWEEP: Duration = Duration::from_millis(500);
 /// So many endpoints' requests are counted before those that have none are forgotten.
 const COUNTED: usize = 1024;
-/// The same of HTTP/2 where requests are counted, unless a rule says it.
-const IDLE_STREAMS: Duration = Duration::from_secs(3600);
+/// The same of HTTP/2, of which each caller has connections of its own.
+const IDLE_STREAMS: Duration = Duration::from_secs(60);
+/// Requests at once on one connection of HTTP/2.
+const MAX_STREAMS: u32 = 100;
+/// Bytes of one response of HTTP/2 that wait to be read.
+const STREAM_WINDOW: u32 = 256 << 10;
+/// The same of all responses of a connection: as much as all streams can hold, so that no number of responses that
+/// nobody reads keeps another from being received.
+const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
 /// How long the settings of HTTP/2 are waited for, where they have to be known, and how often they are looked for:
 /// hyper does not tell when they come.
 const SETTINGS: Duration = Duration::from_secs(10);
 const SETTINGS_LOOK: Duration = Duration::from_millis(2);
-/// Longest header section of an answer.
-const MAX_HEADERS: usize = 64 << 10;
 
 /// What connections are distinguished by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +71,12 @@ pub(crate) struct HttpKey {
     version: Version,
     /// What TLS begins here, if any does.
     tls: Option<TlsKey>,
+    /// Caller that has the connection for itself, of HTTP/2.
+    caller: Option<(Option<Identity>, IpAddr)>,
+    /// Identity under which calls are made, if not the waypoint's own.
+    identity: Option<Identity>,
+    /// Services whose attachments the tunnel says to have been applied.
+    applied: AppliedServices,
 }
 
 impl HttpKey {
@@ -70,14 +87,39 @@ impl HttpKey {
                 tunnel: None,
                 version,
                 tls: None,
+                caller: None,
+                identity: None,
+                applied: AppliedServices::default(),
             },
             Way::Tunnel(route) => Self {
                 peer: route.addr,
                 tunnel: Some((route.authority.clone(), route.expected.to_vec())),
                 version,
                 tls: None,
+                caller: None,
+                identity: None,
+                applied: AppliedServices::default(),
             },
         }
+    }
+
+    /// The same in a tunnel that says which services' attachments have been applied.
+    pub(crate) fn applied(self, applied: AppliedServices) -> Self {
+        Self { applied, ..self }
+    }
+
+    /// The same for one caller alone, if requests share connections.
+    pub(crate) fn for_caller(self, identity: Option<&Identity>, ip: IpAddr) -> Self {
+        let caller = match self.version {
+            Version::Http1 => None,
+            Version::Http2 => Some((identity.cloned(), ip)),
+        };
+        Self { caller, ..self }
+    }
+
+    /// The same for calls under another identity than the waypoint's own.
+    pub(crate) fn of(self, identity: Option<Identity>) -> Self {
+        Self { identity, ..self }
     }
 
     /// The same over TLS.
@@ -97,7 +139,7 @@ pub(crate) struct Keep {
     requests: u32,
     /// How long further requests are taken.
     lasts: Option<Duration>,
-    /// Requests at once, of HTTP/2; zero is any number.
+    /// Requests at once, of HTTP/2.
     streams: u32,
 }
 
@@ -109,18 +151,16 @@ impl Keep {
             idle_streams: limits.idle_timeout,
             requests: limits.requests_per_connection,
             lasts: limits.max_connection_duration,
-            streams: limits.streams_per_connection,
+            streams: match limits.streams_per_connection {
+                0 => MAX_STREAMS,
+                most => most.min(MAX_STREAMS),
+            },
         }
     }
 
     /// How long a connection whose requests are counted may be without any.
     fn idle_streams(&self) -> Duration {
         self.idle_streams.unwrap_or(IDLE_STREAMS)
-    }
-
-    /// Whether the requests on a connection of HTTP/2 are counted.
-    fn is_counted(&self) -> bool {
-        self.streams > 0 || self.idle_streams.is_some()
     }
 }
 
@@ -168,7 +208,7 @@ impl Life {
 #[derive(Debug)]
 enum HttpSender {
     /// One request at a time.
-    Http1(http1::SendRequest<Body>),
+    Http1(http1::SendRequest<Body>, InUse),
     /// Many at once.
     Http2(http2::SendRequest<Body>),
 }
@@ -186,6 +226,7 @@ pub(crate) struct Checkout {
 #[derive(Debug)]
 struct Idle {
     sender: http1::SendRequest<Body>,
+    in_use: InUse,
     since: Instant,
     life: Life,
 }
@@ -199,8 +240,8 @@ impl Idle {
 #[derive(Debug, Default)]
 struct State {
     idle: HashMap<HttpKey, Vec<Idle>>,
-    swept: Option<Instant>,
-    shared: HashMap<HttpKey, (http2::SendRequest<Body>, Life)>,
+    /// A task closes idle connections whose time is over.
+    is_swept: bool,
     counted: Counted,
     /// Requests under way, by endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
@@ -210,7 +251,7 @@ struct State {
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct HttpPool(Arc<Mutex<State>>);
+pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 
 /// A request under way at an endpoint.
 #[derive(Debug)]
@@ -233,35 +274,36 @@ pub(crate) enum BeginError {
     NotOffered,
 }
 
-fn http2_builder() -> http2::Builder<Tasks> {
+fn http2_builder(limits: HeaderLimits) -> http2::Builder<Tasks> {
     let mut builder = http2::Builder::new(Tasks);
     builder
         .timer(TokioTimer::new())
-        .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX))
-        .initial_stream_window_size(1 << 20)
-        .initial_connection_window_size(4 << 20)
+        .max_header_list_size(u32::try_from(limits.bytes).unwrap_or(u32::MAX))
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(20));
     builder
 }
 
 impl HttpPool {
+    /// A pool without connections, whose endpoints may send header sections within these limits.
+    pub(crate) fn new(limits: HeaderLimits) -> Self {
+        Self(Arc::default(), limits)
+    }
+
     /// A connection that is open already, and may carry another request.
     pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
         let keep = Keep::under(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
             Version::Http1 => {
-                let (sender, life) = state.take_idle(key, keep)?;
-                (HttpSender::Http1(sender), life, None)
-            }
-            Version::Http2 if keep.is_counted() => {
-                let (sender, life, stream) = state.counted.take(key, keep)?;
-                (HttpSender::Http2(sender), life, Some(stream))
+                let (sender, in_use, life) = state.take_idle(key, keep)?;
+                (HttpSender::Http1(sender, in_use), life, None)
             }
             Version::Http2 => {
-                let (sender, life) = state.take_shared(key, keep)?;
-                (HttpSender::Http2(sender), life, None)
+                let (sender, life, stream) = state.counted.take(key, keep)?;
+                (HttpSender::Http2(sender), life, Some(stream))
             }
         };
         Some(Checkout {
@@ -281,28 +323,33 @@ impl HttpPool {
     ) -> hyper::Result<Checkout> {
         let life = Life::new(keep);
         let mut slot = None;
-        let io = TokioIo::new(stream);
+        let in_use = InUse::default();
+        let io = Aborting::new(stream, in_use.clone());
         let sender = match key.version {
             Version::Http1 => {
                 let mut builder = http1::Builder::new();
-                builder.max_buf_size(MAX_HEADERS);
-                let (sender, connection) = builder.handshake(io).await?;
+                builder
+                    .max_buf_size(self.1.bytes)
+                    .max_headers(self.1.fields);
+                let io = Wire::new(io, in_use.additions().clone());
+                let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
                 ambit_rt::spawn("http1 upstream", async move {
                     if let Err(error) = connection.with_upgrades().await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
                     }
                 });
-                HttpSender::Http1(sender)
+                HttpSender::Http1(sender, in_use)
             }
             Version::Http2 => {
-                let (sender, connection) = http2_builder().handshake(io).await?;
+                let (sender, connection) =
+                    http2_builder(self.1).handshake(TokioIo::new(io)).await?;
                 ambit_rt::spawn("http2 upstream", async move {
                     if let Err(error) = connection.await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
                     }
                 });
                 if !life.is_over() {
-                    slot = self.share(key, sender.clone(), life);
+                    slot = Some(self.share(key, sender.clone(), life));
                 }
                 HttpSender::Http2(sender)
             }
@@ -316,20 +363,12 @@ impl HttpPool {
     }
 
     /// Keeps a connection of HTTP/2 for further requests.
-    fn share(
-        &self,
-        key: &HttpKey,
-        sender: http2::SendRequest<Body>,
-        life: Life,
-    ) -> Option<StreamSlot> {
-        let mut state = self.0.lock();
-        if !life.keep.is_counted() {
-            state.shared.insert(key.clone(), (sender, life));
-            return None;
-        }
+    fn share(&self, key: &HttpKey, sender: http2::SendRequest<Body>, life: Life) -> StreamSlot {
         let (streams, slot) = Streams::begun();
+        let mut state = self.0.lock();
         let counted = &mut state.counted;
         counted.insert(key.clone(), sender, life, streams.clone());
+        drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {
             let mut wait = life.keep.idle_streams();
@@ -342,16 +381,17 @@ impl HttpPool {
                 }
             }
         });
-        Some(slot)
+        slot
     }
 
     /// Begins HTTP/2 on a new connection that is for one extended CONNECT (RFC 8441), once the endpoint has said that it
     /// takes them.
     pub(crate) async fn begin_extended(
+        &self,
         key: &HttpKey,
         stream: Stream,
     ) -> Result<Checkout, BeginError> {
-        let mut builder = http2_builder();
+        let mut builder = http2_builder(self.1);
         // Until the endpoint's settings are here, it allows no streams.
         builder.initial_max_send_streams(0);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
@@ -399,54 +439,54 @@ impl HttpPool {
             .map_or(0, |load| load.load(Relaxed))
     }
 
-    fn put(&self, key: HttpKey, sender: http1::SendRequest<Body>, life: Life) {
+    fn put(&self, key: HttpKey, (sender, in_use): (http1::SendRequest<Body>, InUse), life: Life) {
         let now = Instant::now();
         let mut state = self.0.lock();
-        if state.swept.is_none_or(|last| now - last >= SWEEP) {
-            state.swept = Some(now);
-            state.sweep();
+        if !state.is_swept {
+            state.is_swept = true;
+            ambit_rt::spawn("http1 idle", self.clone().sweep());
         }
         let idle = state.idle.entry(key).or_default();
         if idle.len() < MAX_IDLE {
             idle.push(Idle {
                 sender,
+                in_use,
                 since: now,
                 life,
             });
         }
     }
+
+    /// Closes idle connections whose time is over, until none is left: an application that nobody calls any more has
+    /// none of the waypoint's connections.
+    async fn sweep(self) {
+        loop {
+            tokio::time::sleep(SWEEP).await;
+            let mut state = self.0.lock();
+            state.sweep();
+            if state.idle.is_empty() {
+                state.is_swept = false;
+                return;
+            }
+        }
+    }
 }
 
 impl State {
-    fn take_idle(&mut self, key: &HttpKey, keep: Keep) -> Option<(http1::SendRequest<Body>, Life)> {
+    fn take_idle(
+        &mut self,
+        key: &HttpKey,
+        keep: Keep,
+    ) -> Option<(http1::SendRequest<Body>, InUse, Life)> {
         let idle = self.idle.get_mut(key)?;
         while let Some(mut one) = idle.pop() {
             one.life = one.life.under(keep);
             if one.sender.is_ready() && !one.is_stale() {
-                return Some((one.sender, one.life));
+                return Some((one.sender, one.in_use, one.life));
             }
         }
         self.idle.remove(key);
         None
-    }
-
-    fn take_shared(
-        &mut self,
-        key: &HttpKey,
-        keep: Keep,
-    ) -> Option<(http2::SendRequest<Body>, Life)> {
-        let (sender, life) = self.shared.get_mut(key)?;
-        *life = life.under(keep);
-        if sender.is_closed() || life.is_over() {
-            self.shared.remove(key);
-            return None;
-        }
-        let taken = (sender.clone(), *life);
-        *life = life.further();
-        if life.is_over() {
-            self.shared.remove(key);
-        }
-        Some(taken)
     }
 
     fn sweep(&mut self) {
@@ -468,19 +508,32 @@ impl Checkout {
         request: Request<Body>,
     ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
         match self.sender {
-            HttpSender::Http1(mut sender) => {
-                let response = sender.try_send_request(request).await?;
+            HttpSender::Http1(mut sender, in_use) => {
+                // Until the response is here, dropping this future abandons the request; then dropping the guard.
+                let guard = in_use.begin();
+                let additions = in_use.additions();
+                let request = request.map(|body| match body.is_end_stream() {
+                    true => body,
+                    false => WithTrailers::new(body, additions, false).boxed_unsync(),
+                });
+                let mut response = sender.try_send_request(request).await?;
                 let (pool, key) = (pool.clone(), self.key);
                 let life = self.life.filter(|life| !life.is_over());
-                if let Some(life) = life
-                    && response.status() != http::StatusCode::SWITCHING_PROTOCOLS
-                {
-                    ambit_rt::spawn("http1 reuse", async move {
-                        if sender.ready().await.is_ok() {
-                            pool.put(key, sender, life);
-                        }
-                    });
+                if response.status() == http::StatusCode::SWITCHING_PROTOCOLS {
+                    // Whoever takes the connection over ends it.
+                    in_use.end();
+                    return Ok(response);
                 }
+                response.extensions_mut().insert(guard);
+                ambit_rt::spawn("http1 reuse", async move {
+                    if sender.ready().await.is_err() {
+                        return;
+                    }
+                    in_use.end();
+                    if let Some(life) = life {
+                        pool.put(key, (sender, in_use), life);
+                    }
+                });
                 Ok(response)
             }
             HttpSender::Http2(mut sender) => {

@@ -24,6 +24,21 @@ pub(crate) enum Stream {
     Tls(Box<ClientStream<Self>>),
 }
 
+impl Stream {
+    /// The connection is reset when it is dropped, rather than ended in order.
+    pub(crate) fn reset_on_drop(&mut self) {
+        match self {
+            Self::Plain(stream) => {
+                if let Err(error) = stream.set_zero_linger() {
+                    tracing::debug!(%error, "a connection ends in order that should be reset");
+                }
+            }
+            Self::Tunnel(tunnel) => tunnel.reset_on_drop(),
+            Self::Tls(stream) => stream.get_mut().0.reset_on_drop(),
+        }
+    }
+}
+
 impl AsyncRead for Stream {
     fn poll_read(
         self: Pin<&mut Self>,

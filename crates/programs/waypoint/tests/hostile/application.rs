@@ -22,6 +22,8 @@ pub(crate) enum Received {
     Whole {
         head: String,
         body: Vec<u8>,
+        /// Lines behind a body in chunks.
+        trailers: Vec<String>,
     },
     Malformed(String),
     /// The connection ended before the request did.
@@ -150,12 +152,16 @@ async fn read(stream: &mut Stream) -> Result<Option<Received>, Received> {
     if hosts != 1 || (chunked && length.is_some()) {
         return Err(bad(&head));
     }
-    let body = match length {
+    let (body, trailers) = match length {
         _ if chunked => chunks(stream).await?,
-        Some(length) => exactly(stream, length).await?,
-        None => Vec::new(),
+        Some(length) => (exactly(stream, length).await?, Vec::new()),
+        None => (Vec::new(), Vec::new()),
     };
-    Ok(Some(Received::Whole { head, body }))
+    Ok(Some(Received::Whole {
+        head,
+        body,
+        trailers,
+    }))
 }
 
 fn bad(what: &str) -> Received {
@@ -205,15 +211,20 @@ async fn exactly(stream: &mut Stream, length: usize) -> Result<Vec<u8>, Received
     read.map(|_| bytes).map_err(|_| Received::Cut)
 }
 
-async fn chunks(stream: &mut Stream) -> Result<Vec<u8>, Received> {
+async fn chunks(stream: &mut Stream) -> Result<(Vec<u8>, Vec<String>), Received> {
     let mut body = Vec::new();
     loop {
         let size = line(stream).await?.ok_or(Received::Cut)?;
         let length = usize::from_str_radix(&size, 16).map_err(|_| bad(&size))?;
         if length == 0 {
-            // Trailers, up to an empty line.
-            while !line(stream).await?.ok_or(Received::Cut)?.is_empty() {}
-            return Ok(body);
+            let mut trailers = Vec::new();
+            loop {
+                let trailer = line(stream).await?.ok_or(Received::Cut)?;
+                if trailer.is_empty() {
+                    return Ok((body, trailers));
+                }
+                trailers.push(trailer);
+            }
         }
         body.extend(exactly(stream, length).await?);
         if exactly(stream, 2).await? != b"\r\n" {

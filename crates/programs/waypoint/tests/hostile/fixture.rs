@@ -21,6 +21,7 @@ use ambit_rt::{
 };
 use ambit_telemetry::{Metrics, http::HttpMetrics};
 use ambit_testkit::{FakeCa, Pki, build};
+use ambit_tls::WorkloadCert;
 use ambit_waypoint::{
     config::Config,
     published::Published,
@@ -83,6 +84,7 @@ pub(crate) struct World {
     pub(crate) state: SharedState,
     pub(crate) published: Published,
     registry: Registry,
+    waypoint: Arc<Waypoint>,
     address: SocketAddr,
     _workers: Workers,
 }
@@ -90,24 +92,32 @@ pub(crate) struct World {
 impl World {
     /// A waypoint that knows all that it needs, and serves no service.
     pub(crate) async fn new() -> Self {
-        // One more variable, with the value that it has without being set.
-        Self::with_env(("AMBIT_REQUEST_HEADERS_TIMEOUT", "60s")).await
+        Self::with_env(&[]).await
     }
 
-    /// [`Self::new`] with another variable.
-    pub(crate) async fn with_env(more: (&'static str, &'static str)) -> Self {
+    /// [`Self::new`] with other variables.
+    pub(crate) async fn with_env(more: &[(&'static str, &'static str)]) -> Self {
+        Self::with(more, Pki::new()).await
+    }
+
+    /// [`Self::with_env`] in a mesh with these certificates.
+    pub(crate) async fn with(more: &[(&'static str, &'static str)], pki: Pki) -> Self {
         LazyLock::force(&LOG);
-        let env = Env::from_pairs([
+        let mut variables = vec![
             ("POD_NAME", "waypoint"),
             ("POD_NAMESPACE", "ns"),
             ("SERVICE_ACCOUNT", "waypoint"),
             ("GATEWAY_NAME", "waypoint"),
             // Where the applications are.
             ("AMBIT_WILDCARD_ADDRESSES", "127.0.0.0/8"),
-            more,
-        ]);
+            // Clients here end what they say with the end of their half of the connection.
+            ("AMBIT_CANCEL_ON_HALF_CLOSE", "false"),
+        ];
+        variables.retain(|(name, _)| !more.iter().any(|(other, _)| name == other));
+        variables.extend_from_slice(more);
+        let env = Env::from_pairs(variables);
         let config = Arc::new(Config::from_env(&env).unwrap());
-        let pki = Arc::new(Pki::new());
+        let pki = Arc::new(pki);
         let ca = FakeCa::new(pki.clone(), Duration::from_secs(3600));
         let certificates = Certificates::start(Arc::new(ca), CertificatesOptions::default());
         let state = SharedState::new(StateConfig {
@@ -138,6 +148,7 @@ impl World {
             state,
             published,
             registry,
+            waypoint,
             address,
             _workers: workers,
         };
@@ -191,36 +202,120 @@ impl World {
             arcstr::format!("gw/{name}"),
             Box::new(WaypointService {
                 service: hostname,
-                routes: Vec::new(),
-                tcp_routes: Vec::new(),
-                tls_routes: Vec::new(),
-                resolves_hosts: false,
+                ..WaypointService::default()
+            }),
+        ));
+    }
+
+    /// A service at two addresses with an endpoint that has two, with one port for HTTP.
+    pub(crate) fn serve_dual(&self, name: &str, vips: [&str; 2], ips: [&str; 2], port: u16) {
+        let mut service = build::service(name, &vips, &[(HTTP1, port)]);
+        service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
+        let hostname = NamespacedHostname::new("ns", service.hostname.clone());
+        self.state
+            .apply(&mut vec![Update::Service(Box::new(service))]);
+        let record = build::plain_workload(&format!("{name}-0"), &ips);
+        let targets = [(HTTP1, port)];
+        self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
+        self.publish(WaypointUpdate::Service(
+            arcstr::format!("gw/{name}"),
+            Box::new(WaypointService {
+                service: hostname,
+                ..WaypointService::default()
+            }),
+        ));
+    }
+
+    /// A Service without an address of its own that selects the endpoint of `of`, a Service of [`Self::serve`].
+    pub(crate) fn serve_headless(&self, name: &str, of: &str, application: SocketAddr) {
+        let mut service = build::service(name, &[], &[(HTTP1, HTTP1)]);
+        service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
+        let hostname = NamespacedHostname::new("ns", service.hostname.clone());
+        self.state
+            .apply(&mut vec![Update::Service(Box::new(service))]);
+        let ip = application.ip().to_string();
+        let mut record = build::plain_workload(&format!("{of}-0"), &[&ip]);
+        let of = build::service(of, &[], &[]).hostname;
+        for hostname in [&hostname.hostname, &of] {
+            let targets = [HTTP1, HTTP2, UNDECLARED, TCP].map(|port| (port, application.port()));
+            record = build::endpoint_of(record, &format!("ns/{hostname}"), &targets);
+        }
+        self.workload(record);
+        self.publish(WaypointUpdate::Service(
+            arcstr::format!("gw/{name}"),
+            Box::new(WaypointService {
+                service: hostname,
+                ..WaypointService::default()
             }),
         ));
     }
 
     /// A connection of a client to the waypoint, and the client's address.
     pub(crate) async fn client(&self) -> Client {
-        let (stream, address) = self.tls().await;
-        let (connection, driver) = client::handshake(stream, &Settings::default())
-            .await
-            .unwrap();
-        ambit_rt::spawn("driver", driver.run(|| {}));
-        Client {
-            connection,
-            address,
-        }
+        Self::open(self.tls().await).await.unwrap()
     }
 
-    /// The same, before HTTP/2 begins.
+    /// [`Self::client`] of another service account.
+    pub(crate) async fn client_as(&self, account: &str) -> Client {
+        Self::open(self.tls_of(account).await).await.unwrap()
+    }
+
+    /// A connection of a client with this certificate.
+    pub(crate) async fn client_with(&self, certificate: &WorkloadCert) -> Client {
+        self.client_or_refusal(certificate).await.unwrap()
+    }
+
+    /// A connection of a client with this certificate, unless the waypoint refuses it.
+    pub(crate) async fn client_or_refusal(&self, certificate: &WorkloadCert) -> Option<Client> {
+        Self::open(self.tls_with(certificate).await).await
+    }
+
+    /// A connection of a caller with another account than [`Self::client`], unless the waypoint refuses it.
+    pub(crate) async fn attacker(&self) -> Option<Client> {
+        Self::open(self.tls_of("attacker").await).await
+    }
+
+    async fn open((stream, address): (tls::TlsStream, SocketAddr)) -> Option<Client> {
+        let settings = Settings {
+            max_streams: 200,
+            ..Settings::default()
+        };
+        let (connection, driver) = client::handshake(stream, &settings).await.ok()?;
+        ambit_rt::spawn("driver", driver.run(|| {}));
+        Some(Client {
+            connection,
+            address,
+        })
+    }
+
+    /// A TLS connection of a client, before HTTP/2 begins.
     pub(crate) async fn tls(&self) -> (tls::TlsStream, SocketAddr) {
-        let of_client = self.pki.cert(&build::identity("ns", "client"));
+        self.tls_of("client").await
+    }
+
+    /// A TLS connection of a client with this account.
+    pub(crate) async fn tls_of(&self, account: &str) -> (tls::TlsStream, SocketAddr) {
+        self.tls_with(&self.pki.cert(&build::identity("ns", account)))
+            .await
+    }
+
+    async fn tls_with(&self, certificate: &WorkloadCert) -> (tls::TlsStream, SocketAddr) {
         let expected = [build::identity("ns", "waypoint")];
-        let config = of_client.client_config(&expected).unwrap();
+        let config = certificate.client_config(&expected).unwrap();
         let stream = TcpStream::connect(self.address).await.unwrap();
         let address = stream.local_addr().unwrap();
         let stream = tls::connect(stream, config, LONG).await.unwrap();
         (stream, address)
+    }
+
+    /// Bytes that callers make the waypoint hold by its own account, and how many these may be.
+    pub(crate) fn memory_budget(&self) -> (usize, usize) {
+        self.waypoint.memory_budget()
+    }
+
+    /// The address of the waypoint.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// What is scraped.

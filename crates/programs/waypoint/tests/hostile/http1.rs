@@ -63,6 +63,13 @@ const CASES: &[(&str, &[u8], Outcome)] = &[
     ("a chunk that is cut", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nx", Refused(400, "body")),
     ("a body that is cut", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nx", Refused(400, "body")),
     ("a request in a body of HEAD", b"HEAD / HTTP/1.1\r\nHost: web\r\nContent-Length: 35\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: w\r\n\r\n", Served(&["GET /smuggled HTTP/1.1\r\nHost: w\r\n\r\n"])),
+    ("a tab before an encoding", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding:\tchunked\r\n\r\n1\r\nx\r\n0\r\n\r\n", Served(&["x"])),
+    ("an encoding in capitals", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: CHUNKED\r\n\r\n1\r\nx\r\n0\r\n\r\n", Served(&["x"])),
+    ("a length in another spelling", b"POST / HTTP/1.1\r\nHost: web\r\nContent_Length: 5\r\nContent-Length: 1\r\n\r\nx", Served(&["x"])),
+    ("an encoding in another spelling", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer_Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", Served(&["0\r\n\r\n"])),
+    ("trailers that frame", b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n1\r\nx\r\n0\r\nContent-Length: 9\r\n\r\n", Served(&["x"])),
+    ("an unknown expectation", b"POST / HTTP/1.1\r\nHost: web\r\nExpect: 200-ok\r\nContent-Length: 1\r\n\r\nx", Served(&["x"])),
+    ("a length that the connection header names", b"POST / HTTP/1.1\r\nHost: web\r\nConnection: content-length\r\nContent-Length: 1\r\n\r\nx", Refused(400, "connection_header")),
     ("what follows a body", b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 1\r\n\r\nxyz\r\n\r\n", ThenRefused(400, "malformed")),
     // Lines: RFC 9112, sections 2.2, 3 and 5.
     ("lines that end with LF alone", b"GET / HTTP/1.1\nHost: web\n\n", Served(&[""])),
@@ -83,6 +90,9 @@ const CASES: &[(&str, &[u8], Outcome)] = &[
     ("a tab for a space", b"GET\t/ HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
     ("a space in the path", b"GET /a b HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
     ("an unknown version", b"GET / HTTP/1.9\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("a version of HTTP/2", b"GET / HTTP/2.0\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("a version of three digits", b"GET / HTTP/1.10\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
+    ("a request behind one that is none", b"GET / HTTP/1.x\r\n\r\nGET / HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
     ("a version in lower case", b"GET / http/1.1\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
     ("no version", b"GET /\r\nHost: web\r\n\r\n", Refused(400, "malformed")),
     ("no request at all", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03", Refused(400, "malformed")),
@@ -175,8 +185,14 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
     let long_line = [BEGIN, b"X: ", &vec![b'a'; 1 << 20]].concat();
     let long_name = [BEGIN, &vec![b'a'; 1 << 20]].concat();
     let target = [b"GET /", &vec![b'a'; 1 << 20][..]].concat();
+    let client = world.client().await;
+    let said = client.say(VIP, HTTP1, &many).await;
+    assert_eq!(said.statuses(), [431], "{said:?}");
+    assert!(said.text().contains("AMBIT_MAX_HEADERS"), "{said:?}");
+    assert_eq!(world.refused("headers_too_many"), 1);
+    let far_too_many = [BEGIN, &line.repeat(1000), b"\r\n"].concat();
     let floods = [
-        ("too many", many),
+        ("far too many", far_too_many),
         ("a line without end", long_line),
         ("a name without end", long_name),
         ("a target without end", target),
@@ -189,7 +205,9 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
         let said = heard(tunnel).await;
         assert_eq!(said.statuses(), [431], "{what}: {said:?}");
         assert_eq!(world.refused("headers_too_large"), before + 1, "{what}");
-        assert_eq!(world.ended(431, "DPE"), before + 1, "{what}");
+        assert_eq!(world.ended(431, "DPE"), before + 2, "{what}");
+        let is_named = |line: &String| line.contains("AMBIT_MAX_HEADERS");
+        assert!(lines_about(client.address).iter().any(is_named), "{what}");
     }
     let client = world.client().await;
     let fitting = [BEGIN, &line.repeat(90), b"Connection: close\r\n\r\n"].concat();
@@ -215,7 +233,7 @@ async fn a_request_that_comes_by_the_byte_delays_nobody_and_is_whole_in_the_end(
 
 #[tokio::test]
 async fn a_header_section_that_does_not_end_is_cut_off_and_nothing_else_that_is_slow() {
-    let world = World::with_env(("AMBIT_REQUEST_HEADERS_TIMEOUT", "1s")).await;
+    let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "1s")]).await;
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);
     let client = world.client().await;

@@ -11,21 +11,21 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// `GET /` of the host `web`, and `CONNECT` to the service, in HPACK.
-const GET: &[u8] = b"\x82\x86\x84\x41\x03web";
+pub(crate) const GET: &[u8] = b"\x82\x86\x84\x41\x03web";
 const CONNECT: &[u8] = b"\x42\x07CONNECT\x41\x0b10.0.0.1:80";
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const RST_STREAM: u8 = 3;
+pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PING: u8 = 6;
 const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
-const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
+pub(crate) const CONTINUATION: u8 = 9;
+pub(crate) const END_STREAM: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
 
 const PROTOCOL_ERROR: u32 = 1;
 const FLOW_CONTROL_ERROR: u32 = 3;
@@ -36,7 +36,7 @@ const ENHANCE_YOUR_CALM: u32 = 11;
 /// The process may grow by as much as this, whatever is sent.
 const GROWTH: u64 = 128 << 20;
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut frame = length[1..].to_vec();
     frame.extend([kind, flags]);
@@ -168,14 +168,19 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
 
 /// What the other end said of errors.
 #[derive(Debug, Default)]
-struct Heard {
-    goaway: Option<u32>,
-    resets: Vec<(u32, u32)>,
-    headers: usize,
+pub(crate) struct Heard {
+    pub(crate) goaway: Option<u32>,
+    pub(crate) resets: Vec<(u32, u32)>,
+    pub(crate) headers: usize,
+    /// The first header section began with `:status: 200`, by its number in the table of HPACK.
+    pub(crate) is_success: bool,
 }
 
 /// Reads frames up to the end of the connection.
-async fn listen(mut io: impl AsyncRead + Unpin, until: impl Fn(&Heard) -> bool) -> Heard {
+pub(crate) async fn listen(
+    mut io: impl AsyncRead + Unpin,
+    until: impl Fn(&Heard) -> bool,
+) -> Heard {
     let mut heard = Heard::default();
     loop {
         let mut head = [0; 9];
@@ -192,7 +197,10 @@ async fn listen(mut io: impl AsyncRead + Unpin, until: impl Fn(&Heard) -> bool) 
         match kind {
             GOAWAY => heard.goaway = Some(word(4)),
             RST_STREAM => heard.resets.push((u32::from_be_bytes(stream), word(0))),
-            HEADERS => heard.headers += 1,
+            HEADERS => {
+                heard.is_success |= heard.headers == 0 && payload.first() == Some(&0x88);
+                heard.headers += 1;
+            }
             _ => {}
         }
     }
@@ -226,7 +234,7 @@ where
 }
 
 /// Bytes of memory that this process has.
-fn resident() -> u64 {
+pub(crate) fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
     pages * 4096

@@ -7,11 +7,31 @@
     reason = "a test fails by panicking"
 )]
 
+mod amplifiers;
 mod application;
+mod applications;
 mod authorizers;
+mod claims;
+mod client_routes;
 mod counts;
+mod departures;
 mod endings;
 mod fixture;
+mod floods;
+mod header_blocks;
+mod headless;
 mod http1;
 mod http2;
+mod http2_requests;
+mod in_flight_checks;
+mod overload;
+mod revoked;
 mod routes;
+mod spellings;
+mod stalls;
+mod undeclared;
+mod upgrades;
+
+/// As in the waypoint's own process, so that what it holds is what it holds here.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

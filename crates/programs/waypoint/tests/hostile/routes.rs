@@ -26,14 +26,14 @@ use crate::{
 };
 
 /// Where the service `web` is, whose routes these are, and `back`, which they lead to.
-const VIP: &str = "10.0.0.1";
+pub(crate) const VIP: &str = "10.0.0.1";
 const BACK_VIP: &str = "10.0.0.2";
 
-fn service(name: &str) -> NamespacedHostname {
+pub(crate) fn service(name: &str) -> NamespacedHostname {
     NamespacedHostname::new("ns", build::service(name, &[], &[]).hostname)
 }
 
-fn to(name: &str) -> HttpBackend {
+pub(crate) fn to(name: &str) -> HttpBackend {
     HttpBackend {
         service: Ok(service(name)),
         port: HTTP1,
@@ -43,21 +43,25 @@ fn to(name: &str) -> HttpBackend {
     }
 }
 
-fn prefix(path: &str) -> HttpRouteMatch {
+pub(crate) fn prefix(path: &str) -> HttpRouteMatch {
     HttpRouteMatch {
         path: Some(HttpPathMatch::Prefix(path.into())),
         ..HttpRouteMatch::default()
     }
 }
 
-fn rewrite(hostname: Option<&str>, path: PathChange) -> HttpFilter {
+pub(crate) fn rewrite(hostname: Option<&str>, path: PathChange) -> HttpFilter {
     HttpFilter::Rewrite(HttpRewrite {
         hostname: hostname.map(Into::into),
         path: Some(path),
     })
 }
 
-fn rule(of: HttpRouteMatch, filters: Vec<HttpFilter>, backend: HttpBackend) -> HttpRouteRule {
+pub(crate) fn rule(
+    of: HttpRouteMatch,
+    filters: Vec<HttpFilter>,
+    backend: HttpBackend,
+) -> HttpRouteRule {
     HttpRouteRule {
         matches: vec![of],
         filters,
@@ -67,7 +71,7 @@ fn rule(of: HttpRouteMatch, filters: Vec<HttpFilter>, backend: HttpBackend) -> H
 }
 
 /// A route for everybody, or for clients of a namespace.
-fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRoute {
+pub(crate) fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRoute {
     HttpRoute {
         name: RouteName {
             kind: "HTTPRoute".into(),
@@ -81,7 +85,7 @@ fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRoute {
 }
 
 /// A policy of services; of the whole waypoint without any.
-fn deny(name: &str, of: &[&str], operation: HttpOperation) -> WaypointUpdate {
+pub(crate) fn deny(name: &str, of: &[&str], operation: HttpOperation) -> WaypointUpdate {
     let rule = HttpRule {
         operations: vec![operation],
         ..HttpRule::default()
@@ -117,15 +121,15 @@ fn hosts(host: &str) -> HttpOperation {
 }
 
 /// The services `web` and `back`, and what their applications get.
-struct Scene {
-    world: World,
-    client: Client,
-    web: Strict,
+pub(crate) struct Scene {
+    pub(crate) world: World,
+    pub(crate) client: Client,
+    pub(crate) web: Strict,
     back: Strict,
 }
 
 impl Scene {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let world = World::new().await;
         let (web, back) = (Strict::start().await, Strict::start().await);
         world.serve("web", VIP, &[web.address]);
@@ -140,7 +144,7 @@ impl Scene {
     }
 
     /// The routes of a service.
-    fn follow(&self, name: &str, routes: Vec<HttpRoute>) {
+    pub(crate) fn follow(&self, name: &str, routes: Vec<HttpRoute>) {
         self.publish(WaypointService {
             service: service(name),
             routes,
@@ -148,7 +152,7 @@ impl Scene {
         });
     }
 
-    fn publish(&self, told: WaypointService) {
+    pub(crate) fn publish(&self, told: WaypointService) {
         let name = told.service.hostname.split('.').next().unwrap_or_default();
         let record = arcstr::format!("gw/{name}");
         let update = WaypointUpdate::Service(record, Box::new(told));
@@ -156,7 +160,7 @@ impl Scene {
     }
 
     /// What becomes of a request of HTTP/1.1: its status and location, or who gets it, with what for target and host.
-    async fn ask(&mut self, target: &str, host: &str) -> String {
+    pub(crate) async fn ask(&mut self, target: &str, host: &str) -> String {
         let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         let said = self.client.say(VIP, HTTP1, request.as_bytes()).await;
         let text = said.text();
@@ -174,7 +178,7 @@ impl Scene {
     }
 
     /// What applications have got since the last time.
-    fn got(&mut self) -> Vec<String> {
+    pub(crate) fn got(&mut self) -> Vec<String> {
         let each = [("web", &mut self.web), ("back", &mut self.back)];
         let all = each.into_iter().flat_map(|(name, application)| {
             let received = application.received().into_iter();

@@ -6,15 +6,16 @@ use ambit_rt::AbortOnDrop;
 use ambit_wasm::{Call, Message, StreamEvent, Token};
 use tokio::sync::mpsc;
 
-use super::Instance;
+use super::{Instance, Plugin};
+use crate::circle::Passed;
 
 /// Tells the plugin what happens on a stream; false when nobody wants to know of it any more.
 pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
 
-/// Opens a stream of the plugin of a name, sends what comes, and tells of what happens until it is over.
+/// Opens a stream of a plugin, sends what comes, and tells of what happens until it is over.
 pub(crate) type OpenStream = dyn Fn(
-        String,
-        Call,
+        Arc<Plugin>,
+        (Call, Passed),
         mpsc::UnboundedReceiver<Message>,
         Tell,
     ) -> Pin<Box<dyn Future<Output = ()> + Send>>
@@ -49,8 +50,14 @@ impl Instance {
             }
             goes_on
         };
-        let key = self.slot.plugin.key.clone();
-        let work = (around.streams)(key, call, receive, Box::new(tell));
+        let plugin = self.slot.plugin.clone();
+        let passed = self.passed(call.context);
+        let outstanding = call.outstanding();
+        let streaming = (around.streams)(plugin, (call, passed), receive, Box::new(tell));
+        let work = async move {
+            let _outstanding = outstanding;
+            streaming.await;
+        };
         // Before it could end.
         let mut inner = self.slot.inner.lock();
         if inner.generation != self.generation {

@@ -22,7 +22,7 @@ use hyper::body::{Body as _, Incoming};
 
 use super::super::{form::Form, front::Begun, record::protocol};
 use crate::{
-    calls::{self, CallError, Callee},
+    calls::{self, CallError, CallFor, Callee},
     circle::Passed,
     headers,
     message::{self, Version},
@@ -39,7 +39,7 @@ pub(crate) enum AskError {
     Call(#[from] CallError),
     #[error("it took longer than it may")]
     Late,
-    #[error("too many requests wait for providers")]
+    #[error("too many checks of this caller, or at this service, are in flight")]
     TooMany,
     #[error("the answer is too large or breaks off")]
     TooLarge,
@@ -58,6 +58,13 @@ pub(crate) enum AskError {
 }
 
 impl AskError {
+    /// Whether a provider or a limit that fails open lets the request pass after this error. Not after one that the
+    /// caller can cause: with so many requests at once that none is checked, or with one that cannot take the changes that
+    /// the provider makes.
+    pub(in crate::http) fn may_fail_open(&self) -> bool {
+        !matches!(self, Self::Unusable | Self::TooMany)
+    }
+
     /// For metrics.
     pub(in crate::http) fn outcome(&self) -> &'static str {
         match self {
@@ -180,7 +187,7 @@ pub(super) async fn grpc(
     passed: Passed,
 ) -> Result<Answer, AskError> {
     let call = (CHECK_PATH, check.encode(), provider.timeout);
-    let message = unary(session, place(provider)?, call, passed).await?;
+    let message = unary(session, place(provider)?, call, (CallFor::Mesh, passed)).await?;
     Ok(Answer::decode(&message)?)
 }
 
@@ -189,7 +196,7 @@ pub(in crate::http) async fn unary(
     session: &Session,
     (service, port): (&NamespacedHostname, u16),
     (path, message, patience): (&str, Vec<u8>, Duration),
-    passed: Passed,
+    (caller, passed): (CallFor<'_>, Passed),
 ) -> Result<Bytes, AskError> {
     let length = u32::try_from(message.len()).map_err(|_| AskError::Question)?;
     let mut framed = BytesMut::with_capacity(message.len() + 5);
@@ -211,6 +218,7 @@ pub(in crate::http) async fn unary(
     let callee = Callee {
         service,
         port,
+        caller,
         passed,
     };
     let response = calls::request(&session.shard, callee, Version::Http2, request).await?;
@@ -312,6 +320,7 @@ async fn by_http(
     let callee = Callee {
         service,
         port,
+        caller: CallFor::Mesh,
         passed,
     };
     let response = calls::request(&session.shard, callee, Version::Http1, question).await?;

@@ -3,7 +3,7 @@
 use ambit_wire::ext_authz::{HeaderChange, HeaderOption};
 use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 
-use crate::headers::may_be_changed;
+use crate::headers::{join_cookies, may_be_changed};
 
 /// Most of a request's headers with those of a provider, in lines and in bytes.
 const MOST_LINES: usize = 200;
@@ -33,6 +33,8 @@ pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) 
         };
         refused += u64::from(done.is_err());
     }
+    // An appended cookie is no second line.
+    join_cookies(headers);
     refused
 }
 
@@ -116,6 +118,16 @@ mod tests {
     }
 
     #[test]
+    fn an_appended_cookie_joins_the_one_line() {
+        let mut headers = HeaderMap::new();
+        headers.insert("cookie", HeaderValue::from_static("a=1"));
+        let appended = option("cookie", "b=2", HeaderChange::Append);
+        assert_eq!(apply(&mut headers, &[appended]), 0);
+        let lines: Vec<_> = headers.get_all("cookie").iter().collect();
+        assert_eq!(lines, ["a=1; b=2"]);
+    }
+
+    #[test]
     fn a_provider_cannot_say_who_somebody_is_or_how_a_message_is_framed() {
         for name in [
             ":authority",
@@ -130,6 +142,13 @@ mod tests {
             "x-forwarded-client-cert",
             "x-ambit-original-peer",
             "x-ambit-waypoints-passed",
+            "X_Forwarded_Client_Cert",
+            "x_ambit_original_peer",
+            "x-envoy-internal",
+            "forwarded",
+            "x-forwarded-for",
+            "x_forwarded_for",
+            "content_length",
             "bad name",
         ] {
             let mut headers = HeaderMap::new();

@@ -16,6 +16,9 @@ use hyper::body::{Body as HttpBody, Frame};
 use super::{Answered, FAILED, Running};
 use crate::{
     extensions::Counts,
+    headers::may_be_trailer,
+    http::body::only,
+    memory::{ConnectionMemory, Permit, Use},
     message::{Body, BodyError},
 };
 
@@ -28,6 +31,8 @@ enum Broken {
     Closed,
     #[error("a plugin holds back more of a body than it may")]
     TooLarge,
+    #[error("no memory budget has room for what a plugin holds back of a body")]
+    NoRoom,
     #[error(transparent)]
     Failed(#[from] Failure),
 }
@@ -45,6 +50,8 @@ pub(super) struct Through {
     is_paused: bool,
     /// Bytes that it was given and has not let through.
     held: usize,
+    memory: ConnectionMemory,
+    permit: Option<Permit>,
     /// The last part was given.
     is_over: bool,
     /// The plugin failed open: the rest passes.
@@ -53,7 +60,7 @@ pub(super) struct Through {
 
 impl Through {
     pub(super) fn of(
-        of: Direction,
+        (of, memory): (Direction, &ConnectionMemory),
         running: &Arc<Running>,
         answered: &Arc<Answered>,
         inner: Body,
@@ -76,6 +83,8 @@ impl Through {
             has_trailers: false,
             is_paused: false,
             held: 0,
+            memory: memory.clone(),
+            permit: None,
             is_over: false,
             is_left_out: false,
         };
@@ -121,11 +130,12 @@ impl Through {
             Err(failure) => return self.failed(failure),
         };
         self.held = 0;
+        self.permit = None;
         if !body.is_empty() {
             self.out.push_back(Frame::data(body));
         }
         if let Some(trailers) = trailers {
-            self.out.push_back(Frame::trailers(trailers));
+            self.out.push_back(only(trailers, may_be_trailer));
         }
         Ok(())
     }
@@ -150,6 +160,12 @@ impl Through {
         let (of, id) = (self.of, self.running.id);
         match frame.into_data() {
             Ok(data) => {
+                if !self.charge(data.len()) {
+                    if self.of == Direction::Request {
+                        self.answered.set(own(503, "overload"));
+                    }
+                    return Err(Broken::NoRoom);
+                }
                 let is_end = self.inner.is_end_stream();
                 self.is_over |= is_end;
                 let given = self
@@ -184,6 +200,17 @@ impl Through {
             }
         }
         Ok(())
+    }
+
+    /// Whether there is room for that much more.
+    fn charge(&mut self, bytes: usize) -> bool {
+        match &mut self.permit {
+            Some(permit) => self.memory.grow(Use::PluginBody, permit, bytes).is_ok(),
+            none => {
+                *none = self.memory.take(Use::PluginBody, bytes).ok();
+                none.is_some()
+            }
+        }
     }
 
     fn end(&mut self) -> Result<(), Broken> {

@@ -1,19 +1,16 @@
 //! What a rate-limit service is asked, and what it answers.
 
 use ambit_l7::route::RouteRequest;
-use ambit_model::{GlobalLimit, LimitValue};
+use ambit_model::{GlobalLimit, LimitKey, LimitValue};
 use ambit_wire::rate_limit_service::{Answer, AnswerError, Question, SHOULD_RATE_LIMIT_PATH};
-use http::Request;
-use hyper::body::Incoming;
 use tokio::time::timeout;
 
 use super::value;
 use crate::{
+    calls::CallFor,
     circle::Passed,
-    http::{
-        authorizer::{AskError, unary},
-        form::Form,
-    },
+    http::authorizer::{AskError, unary},
+    in_flight_checks::CheckService,
     rate_limits::Limiter,
     session::Session,
 };
@@ -30,6 +27,14 @@ pub(super) enum LimitError {
 }
 
 impl LimitError {
+    /// Whether a limit that fails open lets the request pass after this error.
+    pub(super) fn may_fail_open(&self) -> bool {
+        match self {
+            Self::Ask(error) => error.may_fail_open(),
+            Self::Nobody(_) | Self::Answer(_) => true,
+        }
+    }
+
     /// For metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
@@ -41,25 +46,19 @@ impl LimitError {
     }
 }
 
-/// What a request is said to be; `None` if there is nothing to say of it.
+/// Returns the descriptors of a request; `None` if there are none, or if the service was asked about all of them when
+/// the request had the form of `before`. A method and a path are described as they came, and by the one spelling that
+/// they are counted by where that is another: the service's limits hold for both.
 pub(super) fn question(
     session: &Session,
     (limiter, global): (&Limiter, &GlobalLimit),
-    (asked, request, form): (&RouteRequest<'_>, &Request<Incoming>, &Form),
+    (request, before): (&RouteRequest<'_>, Option<&RouteRequest<'_>>),
 ) -> Option<Question> {
-    let entry = |(key, of): &(ambit_model::ArcStr, LimitValue)| {
-        let value = match of {
-            LimitValue::Text(text) => text.to_string(),
-            LimitValue::Of(key) => {
-                let value = value(session, request, form, key)?;
-                String::from_utf8_lossy(&value).into_owned()
-            }
-        };
-        Some((key.to_string(), value))
-    };
-    let descriptors = limiter.descriptors(global, asked);
-    let descriptors = descriptors.filter_map(|one| one.entries.iter().map(entry).collect());
-    let descriptors: Vec<Vec<_>> = descriptors.collect();
+    let mut descriptors = descriptors(session, (limiter, global), request);
+    if let Some(before) = before {
+        let known = self::descriptors(session, (limiter, global), before);
+        descriptors.retain(|one| !known.contains(one));
+    }
     (!descriptors.is_empty()).then(|| Question {
         domain: global.domain.to_string(),
         descriptors,
@@ -67,18 +66,53 @@ pub(super) fn question(
     })
 }
 
+fn descriptors(
+    session: &Session,
+    (limiter, global): (&Limiter, &GlobalLimit),
+    request: &RouteRequest<'_>,
+) -> Vec<Vec<(String, String)>> {
+    let as_it_came = |key: &LimitKey| match key {
+        LimitKey::Method => Some(request.method.as_bytes().to_vec()),
+        LimitKey::Path => Some(request.path.as_bytes().to_vec()),
+        other => value(session, request, other),
+    };
+    let as_counted = |key: &LimitKey| value(session, request, key);
+    let mut descriptors: Vec<Vec<_>> = Vec::new();
+    for one in limiter.descriptors(global, request) {
+        let entries = |of: &dyn Fn(&LimitKey) -> Option<Vec<u8>>| -> Option<Vec<_>> {
+            let entries = one.entries.iter().map(|(key, value)| {
+                let value = match value {
+                    LimitValue::Text(text) => text.to_string(),
+                    LimitValue::Of(key) => String::from_utf8_lossy(&of(key)?).into_owned(),
+                };
+                Some((key.to_string(), value))
+            });
+            entries.collect()
+        };
+        let all = [entries(&as_it_came), entries(&as_counted)];
+        for descriptor in all.into_iter().flatten() {
+            if !descriptors.contains(&descriptor) {
+                descriptors.push(descriptor);
+            }
+        }
+    }
+    descriptors
+}
+
 pub(super) async fn ask(
     session: &Session,
-    (global, question): (&GlobalLimit, Question),
+    (namespace, global, question): (&str, &GlobalLimit, Question),
     passed: Passed,
 ) -> Result<Answer, LimitError> {
     let (service, port) = match &global.place {
         Ok((service, port)) => (service, *port),
         Err(why) => return Err(LimitError::Nobody(why.clone())),
     };
-    let _ask = session.shard.asks.begin().ok_or(AskError::TooMany)?;
+    let checked = CheckService::RateLimits(namespace.into());
+    let _check = session.begin_check(checked).ok_or(AskError::TooMany)?;
     let call = (SHOULD_RATE_LIMIT_PATH, question.encode(), global.timeout);
-    let asking = unary(session, (service, port), call, passed);
+    let caller = CallFor::Namespace(namespace);
+    let asking = unary(session, (service, port), call, (caller, passed));
     let answer = timeout(global.timeout, asking).await;
     let message = answer.map_err(|_| AskError::Late)??;
     Ok(Answer::decode(&message)?)

@@ -5,6 +5,12 @@ use http_body_util::StreamBody;
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::*;
+use crate::memory::{Memory, MemoryLimits};
+
+fn memory() -> ConnectionMemory {
+    let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
+    memory.connection(None, [10, 0, 0, 1].into())
+}
 
 /// A body whose frames are sent by the test.
 fn body() -> (mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>, Body) {
@@ -20,7 +26,7 @@ fn data(bytes: Vec<u8>) -> Result<Frame<Bytes>, BodyError> {
 #[tokio::test]
 async fn copies_are_what_the_original_is() {
     let (sender, original) = body();
-    let (mut original, copies) = tee(original, 2, &Behind::default());
+    let (mut original, copies) = tee(original, 2, &Behind::default(), &memory());
     let mut trailers = HeaderMap::new();
     trailers.insert("x-end", HeaderValue::from_static("1"));
     sender.send(data(b"one".to_vec())).unwrap();
@@ -40,7 +46,7 @@ async fn copies_are_what_the_original_is() {
 async fn a_slow_mirror_is_given_up_and_holds_nobody_back() {
     let behind = Behind::default();
     let (sender, original) = body();
-    let (mut original, mut copies) = tee(original, 2, &behind);
+    let (mut original, mut copies) = tee(original, 2, &behind, &memory());
     let (mut fast, mut fast_end) = copies.pop().unwrap();
     let (mut slow, mut slow_end) = copies.pop().unwrap();
     let piece = MOST_BEHIND / 4;
@@ -71,7 +77,7 @@ async fn a_slow_mirror_is_given_up_and_holds_nobody_back() {
 async fn a_body_that_breaks_off_breaks_off_for_mirrors_too() {
     for is_dropped in [false, true] {
         let (sender, original) = body();
-        let (mut original, mut copies) = tee(original, 1, &Behind::default());
+        let (mut original, mut copies) = tee(original, 1, &Behind::default(), &memory());
         sender.send(data(b"one".to_vec())).unwrap();
         assert!(original.frame().await.unwrap().is_ok());
         if !is_dropped {
@@ -88,7 +94,7 @@ async fn a_body_that_breaks_off_breaks_off_for_mirrors_too() {
 async fn mirrors_that_go_away_leave_nothing_behind() {
     let behind = Behind::default();
     let (sender, original) = body();
-    let (mut original, copies) = tee(original, 3, &behind);
+    let (mut original, copies) = tee(original, 3, &behind, &memory());
     for _ in 0..3 {
         sender.send(data(vec![0; 1000])).unwrap();
         assert!(original.frame().await.unwrap().is_ok());

@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc};
 
+use ambit_egress::{ConnectError, Guard};
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri,
@@ -18,13 +19,19 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, rustls};
 
+use super::sources::{Caller, SourceError};
+
 /// Most redirects that are followed.
 const MAX_REDIRECTS: usize = 5;
 
-#[derive(Debug, Default)]
+/// Requests go to the addresses that the guard lets it call, also after redirects.
+#[derive(Clone, Debug)]
 pub(super) struct Client {
+    guard: Guard,
     /// Made when it is first needed.
-    tls: Mutex<Option<Arc<rustls::ClientConfig>>>,
+    tls: Arc<Mutex<Option<Arc<rustls::ClientConfig>>>>,
+    /// The plugin that is bound by what the mesh lets its namespace; none for the administrator's.
+    caller: Option<Caller>,
 }
 
 /// An answer.
@@ -43,8 +50,12 @@ pub(super) struct Answer {
 pub(crate) enum ClientError {
     #[error("{0:?} is no URL of a server")]
     Url(String),
-    #[error("cannot reach {host}")]
-    Connect {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error("no TLS with {host}")]
+    Tls {
         host: String,
         #[source]
         error: io::Error,
@@ -82,6 +93,40 @@ impl Answer {
 }
 
 impl Client {
+    pub(super) fn new(guard: Guard) -> Self {
+        Self {
+            guard,
+            tls: Arc::default(),
+            caller: None,
+        }
+    }
+
+    /// The same for a plugin of a namespace.
+    pub(super) fn for_plugin(&self, caller: Caller) -> Self {
+        Self {
+            caller: Some(caller),
+            ..self.clone()
+        }
+    }
+
+    /// Connects to an address of a host that may be called.
+    async fn connect(&self, host: &str, port: u16) -> Result<TcpStream, ClientError> {
+        let mut addresses = ambit_egress::resolve(&self.guard, host, port).await?;
+        if let Some(caller) = &self.caller {
+            let mut refused = None;
+            for address in std::mem::take(&mut addresses) {
+                match caller.may_fetch_at(address.ip()).await {
+                    Ok(()) => addresses.push(address),
+                    Err(error) => refused = Some(error),
+                }
+            }
+            if let (Some(error), true) = (refused, addresses.is_empty()) {
+                return Err(error.into());
+            }
+        }
+        Ok(ambit_egress::connect_to(host, &addresses).await?)
+    }
+
     /// What is at a URL, after redirects. Credentials go to the first server only.
     pub(super) async fn get(
         &self,
@@ -118,12 +163,12 @@ impl Client {
         let host = uri.host().unwrap_or_default().to_owned();
         let is_tls = uri.scheme_str() == Some("https");
         let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        let failed = |error| ClientError::Connect {
+        let failed = |error| ClientError::Tls {
             host: host.clone(),
             error,
         };
         let name = host.trim_matches(['[', ']']);
-        let stream = TcpStream::connect((name, port)).await.map_err(failed)?;
+        let stream = self.connect(name, port).await?;
         let stream: Box<dyn Io> = if is_tls {
             let invalid = |_| ClientError::Url(named(uri));
             let server = ServerName::try_from(name.to_owned()).map_err(invalid)?;
@@ -242,6 +287,36 @@ fn redirected(from: &Uri, location: &str) -> Result<Uri, ClientError> {
 mod tests {
     use super::{super::scripted::Scripted, *};
 
+    /// One that may call servers on this machine.
+    fn near() -> Client {
+        Client::new(Guard::new(vec!["127.0.0.1/32".parse().unwrap()]))
+    }
+
+    #[tokio::test]
+    async fn forbidden_addresses_are_not_called_by_redirects_either() {
+        let server = Scripted::new(|path: &str| match path.strip_prefix("/to/") {
+            Some(to) => format!("307 There\r\nlocation: http://{to}"),
+            None => "200 OK".to_owned(),
+        });
+        let port = server.address.port();
+        let refused = async |client: &Client, url: &str| {
+            let error = client.get(url, &[], 10).await.unwrap_err();
+            matches!(error, ClientError::Connect(ConnectError::Forbidden { .. }))
+        };
+        let own = format!("http://{}/x", server.address);
+        assert!(refused(&Client::new(Guard::default()), &own).await);
+        assert_eq!(server.heard(), []);
+        for host in [
+            "127.0.0.2",
+            "[::1]",
+            "169.254.169.254",
+            "[64:ff9b::a9fe:a9fe]",
+        ] {
+            let to = format!("http://{}/to/{host}:{port}/x", server.address);
+            assert!(refused(&near(), &to).await, "{host}");
+        }
+    }
+
     #[tokio::test]
     async fn credentials_go_to_the_first_server_until_another_had_a_say() {
         // Leads to where the path says.
@@ -252,7 +327,7 @@ mod tests {
         let (first, other) = (Scripted::new(leads), Scripted::new(leads));
         let (own, elsewhere) = (first.address, other.address);
         let secret = [(AUTHORIZATION, HeaderValue::from_static("Basic c2VjcmV0"))];
-        let client = Client::default();
+        let client = near();
         let get = async |path: &str| {
             let url = format!("http://{own}{path}");
             let answer = client.get(&url, &secret, 10).await.unwrap();
@@ -281,7 +356,7 @@ mod tests {
             _ => "403 Forbidden".to_owned(),
         });
         let at = |path: &str| format!("http://{}{path}", server.address);
-        let client = Client::default();
+        let client = near();
         let refused = client.get(&at("/image"), &[], 10).await.unwrap();
         let refused = refused.successful().unwrap_err();
         assert_eq!(

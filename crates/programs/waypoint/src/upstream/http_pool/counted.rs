@@ -1,5 +1,5 @@
-//! Connections of HTTP/2 whose requests under way are counted, because a rule says how many one may carry, or how long
-//! it may be without any.
+//! Connections of HTTP/2 and the requests under way on each: how many one may carry, and how long it may be without
+//! any.
 
 use std::{
     collections::HashMap,
@@ -97,8 +97,7 @@ impl Counted {
             one.life = one.life.under(keep);
         }
         all.retain(|one| !one.sender.is_closed() && !one.life.is_over());
-        let most = keep.streams;
-        let has_room = |one: &&mut Connection| most == 0 || one.streams.active.load(Relaxed) < most;
+        let has_room = |one: &&mut Connection| one.streams.active.load(Relaxed) < keep.streams;
         let taken = all.iter_mut().find(has_room).map(|one| {
             let taken = (one.sender.clone(), one.life, one.streams.slot());
             one.life = one.life.further();

@@ -1,0 +1,105 @@
+//! Services whose attachments a waypoint has applied to what it sends in a tunnel, which it names to the waypoint of the
+//! endpoint, so that these are not applied twice.
+//!
+//! A waypoint sends what it serves for anybody, also for tenants who give their own service the address of somebody
+//! else's pod. So the next waypoint believes the sender of a service only about this very service: it must be a pod of a
+//! waypoint of the service, and must have named it.
+
+use ambit_model::NamespacedHostname;
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Header of a tunnel between waypoints: `NAMESPACE/HOST`, with commas between several. Only waypoints see it.
+const HEADER: HeaderName = HeaderName::from_static("x-ambit-applied-services");
+/// Most services that a tunnel names: the one that was called, and the one that a route leads to.
+const MAX_SERVICES: usize = 2;
+
+/// Services whose attachments have been applied, in the order of their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct AppliedServices(Vec<NamespacedHostname>);
+
+impl AppliedServices {
+    /// Names these services.
+    pub(crate) fn naming(services: impl IntoIterator<Item = NamespacedHostname>) -> Self {
+        let mut services: Vec<_> = services.into_iter().collect();
+        services.sort_unstable();
+        services.dedup();
+        Self(services)
+    }
+
+    /// Reads the headers of a tunnel. What is malformed names nothing, so that everything is applied.
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let mut values = headers.get_all(HEADER).iter();
+        let (Some(value), None) = (values.next(), values.next()) else {
+            return Self::default();
+        };
+        let Ok(text) = value.to_str() else {
+            return Self::default();
+        };
+        let names = text.split(',').take(MAX_SERVICES);
+        let names = names.filter_map(|name| name.split_once('/'));
+        let names = names.map(|(namespace, host)| NamespacedHostname::new(namespace, host));
+        Self(names.collect())
+    }
+
+    /// Names the services in the headers of a tunnel.
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
+        if self.0.is_empty() {
+            return;
+        }
+        let names: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        if let Ok(value) = HeaderValue::from_str(&names.join(",")) {
+            headers.insert(HEADER, value);
+        }
+    }
+
+    /// Whether a service is among them, by namespace and host.
+    pub(crate) fn contains(&self, service: &NamespacedHostname) -> bool {
+        self.0.contains(service)
+    }
+}
+
+#[cfg(test)]
+impl From<NamespacedHostname> for AppliedServices {
+    fn from(service: NamespacedHostname) -> Self {
+        Self(vec![service])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(values: &[&'static str]) -> AppliedServices {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(HEADER, HeaderValue::from_static(value));
+        }
+        AppliedServices::of(&headers)
+    }
+
+    #[test]
+    fn services_read_back_as_they_were_written() {
+        let names = ["a.example", "*.b.example"].map(|host| NamespacedHostname::new("ns", host));
+        let applied = AppliedServices(names.to_vec());
+        let mut headers = HeaderMap::new();
+        applied.write(&mut headers);
+        assert_eq!(AppliedServices::of(&headers), applied);
+        assert!(names.iter().all(|name| applied.contains(name)));
+        assert!(!applied.contains(&NamespacedHostname::new("other", "a.example")));
+    }
+
+    #[test]
+    fn malformed_headers_name_nothing() {
+        for values in [&[][..], &[""], &["host"], &["a/b", "a/b"], &["\u{1f}"]] {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                if let Ok(value) = HeaderValue::from_str(value) {
+                    headers.append(HEADER, value);
+                }
+            }
+            assert_eq!(AppliedServices::of(&headers), AppliedServices::default());
+        }
+        let many = read(&["a/a,a/b,a/c"]);
+        assert!(!many.contains(&NamespacedHostname::new("a", "c")));
+    }
+}

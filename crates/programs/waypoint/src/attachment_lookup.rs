@@ -1,0 +1,374 @@
+//! Finds which attachments apply to what a tunnel asks for: the services that lead to a pod, from the mesh as the waypoint
+//! knows it, and what these declare of the port that is called.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ambit_l7::authz::ServicePort;
+use ambit_model::{
+    AppProtocol, Destination, GatewayAddress, NamespacedHostname, NetworkAddress, Service,
+};
+use ambit_route::{MeshTable, WorkloadRef};
+
+use crate::{
+    applied_services::AppliedServices,
+    attachments::Attachments,
+    caller::Caller,
+    target::{Target, UNKNOWN},
+    waypoint::Waypoint,
+};
+
+/// Finds what applies now to requests of a caller to a target.
+pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Attachments {
+    match target {
+        Target::Service {
+            served, address, ..
+        } => of_service(waypoint, &served.name, address.port(), caller),
+        Target::Pod { workload, address } => {
+            Attachments::of_pod(*address, of_workload(waypoint, workload, *address, caller))
+        }
+    }
+}
+
+/// Finds what applies now to requests for a port of a service. A headless service has what its endpoints have by their
+/// addresses: that is how everybody reaches them who does not ask the waypoint for its name.
+pub(crate) fn of_service(
+    waypoint: &Waypoint,
+    service: &NamespacedHostname,
+    port: u16,
+    caller: &Caller,
+) -> Attachments {
+    let own = ServicePort {
+        service: service.clone(),
+        address: SocketAddr::new(UNKNOWN, port),
+    };
+    let mut ports = vec![own];
+    for (workload, address) in headless_endpoints(waypoint, service, port) {
+        for mut other in of_workload(waypoint, &workload, address, caller) {
+            // The same for all endpoints of a service without an address.
+            if other.address.ip() == address.ip() {
+                other.address.set_ip(UNKNOWN);
+            }
+            if !ports.contains(&other) {
+                ports.push(other);
+            }
+        }
+    }
+    if ports.len() == 1 {
+        return Attachments::Service {
+            service: service.clone(),
+            port,
+        };
+    }
+    Attachments::of_pod(SocketAddr::new(UNKNOWN, port), ports)
+}
+
+/// Whether a service has no address, so that clients reach its pods by theirs.
+pub(crate) fn is_headless(service: &Service) -> bool {
+    service.vips.is_empty() && service.cidr_vips.is_empty()
+}
+
+/// The addresses of the endpoints of a headless service, with the pods or other workloads that have them.
+fn headless_endpoints(
+    waypoint: &Waypoint,
+    name: &NamespacedHostname,
+    port: u16,
+) -> Vec<(WorkloadRef, SocketAddr)> {
+    let table = waypoint.state.table();
+    let service = table.service(name).filter(|one| is_headless(one));
+    let Some(service) = service.filter(|_| !waypoint.published.gateway().services_alone) else {
+        return Vec::new();
+    };
+    let mut all = Vec::new();
+    for endpoint in table.endpoints(service) {
+        let target = endpoint
+            .ports
+            .get(&port)
+            .or_else(|| service.ports.get(&port));
+        let workload = table.workload(&endpoint.uid);
+        let Some((target, workload)) = target.zip(workload) else {
+            continue;
+        };
+        for ip in workload.ips() {
+            // An endpoint may be written by hand with a pod's address.
+            let pod = table.workload_by_ip(workload.network(), *ip);
+            all.push((
+                pod.unwrap_or(workload).clone(),
+                SocketAddr::new(*ip, *target),
+            ));
+        }
+    }
+    all
+}
+
+/// The ports of services that lead to a port of a pod.
+fn of_workload(
+    waypoint: &Waypoint,
+    workload: &WorkloadRef,
+    address: SocketAddr,
+    caller: &Caller,
+) -> Vec<ServicePort> {
+    if waypoint.published.gateway().services_alone {
+        return Vec::new();
+    }
+    let table = waypoint.state.table();
+    // As it is now: the tunnel may be older.
+    let workload = table.workload(workload.uid()).unwrap_or(workload);
+    let sender = sender(waypoint, &table, caller);
+    let leading = service_ports(&table, workload, address);
+    let ports = leading.into_iter().filter_map(|(name, port)| {
+        let served = waypoint.published.service(name)?;
+        if !served.concerns_pod(workload) {
+            return None;
+        }
+        let service = table.service(name);
+        let is_applied = service.zip(sender).is_some_and(|(service, sender)| {
+            is_applied(service, &waypoint.address, sender, &caller.applied)
+        });
+        let vip = service.and_then(|service| service.vips.first());
+        let ip = vip.map_or_else(|| address.ip(), |vip| vip.address);
+        (!is_applied).then(|| ServicePort {
+            service: name.clone(),
+            address: SocketAddr::new(ip, port),
+        })
+    });
+    ports.collect()
+}
+
+/// The protocol of what a tunnel asks for, as far as it is declared: by the service; of a pod, by all services that lead to
+/// the port which is called, if these agree that it is no HTTP.
+///
+/// Besides the services whose attachments apply, those that select the pod in its own namespace count, whichever waypoint
+/// they have. Nobody else can declare what a pod speaks.
+pub(crate) fn declared_protocol(
+    waypoint: &Waypoint,
+    target: &Target,
+    attachments: &Attachments,
+) -> AppProtocol {
+    let Target::Pod { workload, address } = target else {
+        return target.app_protocol();
+    };
+    let table = waypoint.state.table();
+    let workload = table.workload(workload.uid()).unwrap_or(workload);
+    let of_attachments = attachments.ports();
+    let of_attachments = of_attachments.filter_map(|(service, port)| Some((service?, port)));
+    let mut declared = selecting(workload, address.port())
+        .chain(of_attachments)
+        .map(|(service, port)| {
+            let service = table.service(service);
+            service.map_or(AppProtocol::Unknown, |one| one.app_protocol(port))
+        });
+    match declared.next() {
+        Some(first @ (AppProtocol::Tcp | AppProtocol::Tls)) if declared.all(|one| one == first) => {
+            first
+        }
+        _ => AppProtocol::Unknown,
+    }
+}
+
+/// Asks the control plane for the services whose declaration counts for a pod.
+pub(crate) async fn learn_declarations(waypoint: &Waypoint, target: &Target) {
+    let Target::Pod { workload, address } = target else {
+        return;
+    };
+    let services: Vec<_> = selecting(workload, address.port())
+        .map(|(service, _)| service.clone())
+        .collect();
+    for service in services {
+        waypoint.learn_service(&service).await;
+    }
+}
+
+/// The ports of services of a pod's own namespace that lead to a port of it.
+fn selecting(
+    workload: &WorkloadRef,
+    port: u16,
+) -> impl Iterator<Item = (&NamespacedHostname, u16)> {
+    let all = workload.service_ports(port);
+    all.filter(|(service, _)| service.namespace == *workload.namespace())
+}
+
+/// The ports of services that have a port of a workload as target, each once. Its own record has the services that select
+/// it; others have been written by hand with an address of it, which need not be the one that was dialled.
+fn service_ports<'a>(
+    table: &'a MeshTable,
+    workload: &'a WorkloadRef,
+    address: SocketAddr,
+) -> Vec<(&'a NamespacedHostname, u16)> {
+    let mut ports: Vec<_> = endpoints(table, workload, address.ip())
+        .flat_map(|endpoint| endpoint.service_ports(address.port()))
+        .collect();
+    ports.sort_unstable();
+    ports.dedup();
+    ports
+}
+
+/// A workload, and the endpoints that were written by hand with one of its addresses.
+fn endpoints<'a>(
+    table: &'a MeshTable,
+    workload: &'a WorkloadRef,
+    dialled: IpAddr,
+) -> impl Iterator<Item = &'a WorkloadRef> {
+    // A tunnel may be older than the addresses.
+    let dialled = (!workload.ips().contains(&dialled)).then_some(dialled);
+    let all = workload.ips().iter().copied().chain(dialled);
+    let others = all.flat_map(|ip| table.endpoints_at(workload.network(), ip));
+    let others = others.filter(|endpoint| !endpoint.is_pod());
+    std::iter::once(workload).chain(others)
+}
+
+/// Whether a sender has applied what is attached to a service: it is a pod of another waypoint of the service, and says
+/// that it sends for this service.
+fn is_applied(
+    service: &Service,
+    own: &GatewayAddress,
+    sender: &WorkloadRef,
+    applied: &AppliedServices,
+) -> bool {
+    applied.contains(&service.namespaced_hostname())
+        && other_waypoints(service, own).any(|other| is_pod_of(sender, other))
+}
+
+/// Asks the control plane who sends, where that may be another waypoint of a service that leads to the target.
+pub(crate) async fn learn_sender(waypoint: &Waypoint, target: &Target, caller: &Caller) {
+    let Target::Pod { workload, address } = target else {
+        return;
+    };
+    let may_be_waypoint = caller.identity.is_some() && {
+        let table = waypoint.state.table();
+        let ports = service_ports(&table, workload, *address);
+        ports.into_iter().any(|(name, _)| {
+            let service = table.service(name);
+            service.is_some_and(|one| other_waypoints(one, &waypoint.address).next().is_some())
+        })
+    };
+    if may_be_waypoint {
+        let ip = caller.address.ip();
+        let at = NetworkAddress::new(waypoint.config.network.clone(), ip);
+        waypoint.learn(&at).await;
+    }
+}
+
+/// The pod that sends, under the identity that it has proved.
+fn sender<'a>(
+    waypoint: &Waypoint,
+    table: &'a MeshTable,
+    caller: &Caller,
+) -> Option<&'a WorkloadRef> {
+    let identity = caller.identity.as_ref()?;
+    let sender = table.workload_by_ip(&waypoint.config.network, caller.address.ip())?;
+    sender.has_identity(identity).then_some(sender)
+}
+
+/// The waypoints of a service but for this one.
+fn other_waypoints<'a>(
+    service: &'a Service,
+    own: &'a GatewayAddress,
+) -> impl Iterator<Item = &'a GatewayAddress> {
+    let weighted = service.weighted_waypoints.iter();
+    let weighted = weighted.map(|waypoint| &waypoint.destination);
+    let all = service.waypoint.iter().chain(weighted);
+    all.filter(|waypoint| waypoint.destination != own.destination)
+}
+
+/// Whether a pod is one of a waypoint's: an endpoint of the waypoint's own service.
+fn is_pod_of(pod: &WorkloadRef, waypoint: &GatewayAddress) -> bool {
+    let Destination::Hostname(name) = &waypoint.destination else {
+        return false;
+    };
+    pod.services().any(|service| service == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_model::{Visibility, Workload};
+    use ambit_route::TableConfig;
+
+    use super::*;
+
+    const NETWORK: &str = "net";
+
+    fn name(namespace: &str, name: &str) -> NamespacedHostname {
+        NamespacedHostname::new(namespace, format!("{name}.{namespace}.svc.cluster.local"))
+    }
+
+    fn gateway(of: &str) -> GatewayAddress {
+        GatewayAddress {
+            destination: Destination::Hostname(name("shop", of)),
+            hbone_mtls_port: 15008,
+        }
+    }
+
+    fn workload(uid: &str, ips: &[&str], service: NamespacedHostname) -> Workload {
+        Workload {
+            uid: uid.into(),
+            name: uid.rsplit('/').next().unwrap().into(),
+            namespace: "shop".into(),
+            network: NETWORK.into(),
+            workload_ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+            services: [(service, [(80, 8080)].into_iter().collect())].into(),
+            ..Workload::default()
+        }
+    }
+
+    fn service(of: &NamespacedHostname, waypoint: &str) -> Service {
+        Service {
+            name: of.hostname.clone(),
+            namespace: of.namespace.clone(),
+            hostname: of.hostname.clone(),
+            visibility: Visibility::Public,
+            waypoint: Some(gateway(waypoint)),
+            ..Service::default()
+        }
+    }
+
+    #[test]
+    fn endpoints_written_with_any_address_of_a_pod_count() {
+        let mut table = MeshTable::new(TableConfig::default());
+        let pod = workload(
+            "c//Pod/shop/web",
+            &["10.0.0.1", "fd00::1"],
+            name("shop", "own"),
+        );
+        table.insert_workload(&pod);
+        for (uid, ip, of) in [("four", "10.0.0.1", "four"), ("six", "fd00::1", "six")] {
+            let mut written = workload(&format!("c/slice/{uid}"), &[ip], name("shop", of));
+            written.network_mode = ambit_model::NetworkMode::HostNetwork;
+            table.insert_workload(&written);
+        }
+        let pod = table.workload("c//Pod/shop/web").unwrap();
+        for dialled in ["10.0.0.1:8080", "[fd00::1]:8080"] {
+            let ports = service_ports(&table, pod, dialled.parse().unwrap());
+            let names: Vec<_> = ports
+                .iter()
+                .map(|(name, _)| name.hostname.as_str())
+                .collect();
+            let all = ["four", "own", "six"].map(|of| name("shop", of).hostname);
+            assert_eq!(names, all, "{dialled}");
+        }
+    }
+
+    #[test]
+    fn sender_is_believed_only_of_the_service_that_it_names() {
+        let mut table = MeshTable::new(TableConfig::default());
+        table.insert_workload(&workload(
+            "c//Pod/shop/xtra",
+            &["10.0.0.5"],
+            name("shop", "xtra"),
+        ));
+        let sender = table.workload("c//Pod/shop/xtra").unwrap();
+        let (far, grip) = (name("shop", "far"), name("tenant", "grip"));
+        let told = |of: &NamespacedHostname| AppliedServices::from(of.clone());
+        let own = gateway("waypoint");
+        for (waypoint, applied, expected) in [
+            ("xtra", told(&far), true),
+            ("xtra", told(&grip), false),
+            ("xtra", told(&name("tenant", "far")), false),
+            ("xtra", AppliedServices::default(), false),
+            ("other", told(&far), false),
+            ("waypoint", told(&far), false),
+        ] {
+            let is_applied = is_applied(&service(&far, waypoint), &own, sender, &applied);
+            assert_eq!(is_applied, expected, "{waypoint} {applied:?}");
+        }
+    }
+}

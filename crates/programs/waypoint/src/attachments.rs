@@ -1,0 +1,112 @@
+//! The services whose attachments (policies, tokens, limits, plugins, telemetry) apply to what a tunnel asks for.
+//!
+//! A request to a service has those of that service. A request to a pod has those of every service that leads to the
+//! port which is called: kube-proxy, a headless service's records and a caller's own choice all end in a pod's address,
+//! and what is attached to the service holds for them, too. Only services of the pod's own namespace count, and those
+//! to which it grants that: who writes the address of somebody else's pod into
+//! an endpoint of his own adds nothing to requests there.
+//!
+//! What the waypoint of a service has sent to a pod behind another waypoint has been judged for that service.
+
+use std::{net::SocketAddr, slice};
+
+use ambit_l7::authz::{Scope, ServicePort};
+use ambit_model::NamespacedHostname;
+
+/// What applies to the requests of one tunnel.
+#[derive(Debug)]
+pub(crate) enum Attachments {
+    /// What is attached to a service.
+    Service {
+        /// The service.
+        service: NamespacedHostname,
+        /// Its port that is called.
+        port: u16,
+    },
+    /// What is attached to the services that lead to a pod.
+    Pod {
+        /// The pod's port that is called.
+        port: u16,
+        /// The ports of services that lead there.
+        ports: Vec<ServicePort>,
+        /// The services of `ports`, each once.
+        services: Vec<NamespacedHostname>,
+    },
+}
+
+impl Attachments {
+    /// Attachments of a request to a pod, to which these ports of services lead.
+    pub(crate) fn of_pod(address: SocketAddr, ports: Vec<ServicePort>) -> Self {
+        let mut services: Vec<_> = ports.iter().map(|port| port.service.clone()).collect();
+        services.sort_unstable();
+        services.dedup();
+        Self::Pod {
+            port: address.port(),
+            ports,
+            services,
+        }
+    }
+
+    /// The scope of authorization policies.
+    pub(crate) fn scope(&self) -> Scope<'_> {
+        match self {
+            Self::Service { service, .. } => Scope::Service(service),
+            Self::Pod { ports, .. } => Scope::Pod(ports),
+        }
+    }
+
+    /// The services, each once, in the order of their names.
+    pub(crate) fn services(&self) -> &[NamespacedHostname] {
+        match self {
+            Self::Service { service, .. } => slice::from_ref(service),
+            Self::Pod { services, .. } => services,
+        }
+    }
+
+    /// The ports that are called, of services and of the pod itself.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (Option<&NamespacedHostname>, u16)> {
+        let (own, ports) = match self {
+            Self::Service { service, port } => ((Some(service), *port), &[][..]),
+            Self::Pod { port, ports, .. } => ((None, *port), ports.as_slice()),
+        };
+        let of_services = ports.iter();
+        let of_services = of_services.map(|port| (Some(&port.service), port.address.port()));
+        std::iter::once(own).chain(of_services)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(service: &str, port: u16) -> ServicePort {
+        ServicePort {
+            service: NamespacedHostname::new("ns", service),
+            address: ([10, 96, 0, 1], port).into(),
+        }
+    }
+
+    #[test]
+    fn each_service_of_a_pod_is_there_once_and_each_port() {
+        let address = ([10, 0, 0, 1], 8080).into();
+        let ports = vec![port("b", 80), port("a", 80), port("b", 81)];
+        let attachments = Attachments::of_pod(address, ports);
+        let services: Vec<_> = attachments
+            .services()
+            .iter()
+            .map(|one| &one.hostname)
+            .collect();
+        assert_eq!(services, ["a", "b"]);
+        let ports: Vec<_> = attachments
+            .ports()
+            .map(|(service, port)| (service.map(|one| one.hostname.as_str()), port))
+            .collect();
+        let expected = [
+            (None, 8080),
+            (Some("b"), 80),
+            (Some("a"), 80),
+            (Some("b"), 81),
+        ];
+        assert_eq!(ports, expected);
+    }
+}

@@ -1,0 +1,41 @@
+//! Certificates of the identities under which the waypoint calls for objects, fetched before they are needed.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use ambit_certificates::Certificates;
+use ambit_model::{ArcStr, Identity};
+use ambit_proxy::warm_start::WarmCertificates;
+
+use crate::published::Published;
+
+/// Fetches certificates for the namespaces whose objects have calls made, and forgets those of namespaces that have no
+/// such object any more, for as long as the process runs.
+pub(crate) async fn follow(
+    published: Published,
+    trust_domain: ArcStr,
+    certificates: Certificates,
+    cache: Option<Arc<WarmCertificates>>,
+) {
+    let mut changes = published.watch();
+    let mut followed: BTreeSet<ArcStr> = BTreeSet::new();
+    loop {
+        changes.mark_unchanged();
+        let wanted = published.calling_namespaces();
+        let identity = |namespace: &ArcStr| {
+            Identity::of_waypoint_calls(trust_domain.clone(), namespace.clone())
+        };
+        for gone in followed.difference(&wanted).map(identity) {
+            certificates.forget(&gone);
+            if let Some(cache) = &cache {
+                cache.forget(&gone);
+            }
+        }
+        for new in wanted.difference(&followed).map(identity) {
+            certificates.prefetch(&new);
+        }
+        followed = wanted;
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}

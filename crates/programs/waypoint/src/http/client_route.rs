@@ -1,0 +1,115 @@
+//! Requests that a route of clients changes or forwards, and their mirrors: what is attached to the service that they are
+//! sent to holds for what is sent.
+
+use ambit_l7::route::RouteRequest;
+use http::{HeaderMap, HeaderName, Request, uri::PathAndQuery};
+use hyper::body::Incoming;
+
+use super::{
+    admission::Admission,
+    destination::Destination,
+    form::Form,
+    limits::{self, Counted, Limited},
+    reply::Reply,
+    routed::Taken,
+};
+use crate::{circle::Passed, http::destination_attachments, led_by::LedBy, session::Session};
+
+/// A request in the form that plugins and limits have seen, before a route of clients changes it.
+#[derive(Debug)]
+pub(super) struct Original {
+    headers: HeaderMap,
+    host: String,
+    path: String,
+    target: PathAndQuery,
+}
+
+impl Original {
+    /// Keeps the form of a request that a route of clients is about to change; `None` if the route is not theirs.
+    pub(super) fn of(taken: &Taken, request: &Request<Incoming>, form: &Form) -> Option<Self> {
+        (taken.led_by() == LedBy::Clients).then(|| Self {
+            headers: request.headers().clone(),
+            host: form.host.clone(),
+            path: form.path.clone(),
+            target: form.target.clone(),
+        })
+    }
+
+    /// Restores the headers that hold tokens, and those by which applications learn what tokens claim.
+    pub(super) fn restore_claims(&self, session: &Session, headers: &mut HeaderMap) {
+        let all = session.shard.waypoint.published.authentications();
+        if all.is_empty() {
+            return;
+        }
+        let attachments = session.attachments();
+        let is_own = |name: &HeaderName| all.own_header(attachments.services(), name);
+        let names: Vec<_> = headers
+            .keys()
+            .filter(|name| is_own(name))
+            .cloned()
+            .collect();
+        for name in names {
+            headers.remove(name);
+        }
+        for (name, value) in self.headers.iter().filter(|(name, _)| is_own(name)) {
+            headers.append(name.clone(), value.clone());
+        }
+    }
+
+    /// Admits what the route has made of the request.
+    ///
+    /// # Errors
+    /// With the response, if the destination has tokens or plugins that were not applied to it, if a plugin has seen
+    /// another request, or if a limit refuses it.
+    pub(super) async fn admit(
+        &self,
+        session: &Session,
+        (destination, request, form): (&Destination, &Request<Incoming>, &Form),
+        (admission, passed): (&Admission, Passed),
+        limited: &mut Limited,
+    ) -> Result<(), Reply> {
+        let there = destination_attachments::find(session, destination, LedBy::Clients);
+        let Some(there) = there else {
+            return Ok(());
+        };
+        let is_changed = self.headers != *request.headers()
+            || self.host != form.host
+            || self.target != form.target;
+        let is_refused = !destination_attachments::are_tokens_applied(session, &there)
+            || !destination_attachments::are_plugins_applied(session, &there)
+            || is_changed && destination_attachments::have_plugins(session, &there);
+        if is_refused {
+            tracing::debug!(
+                ?destination,
+                "a route of clients passes tokens or plugins by"
+            );
+            return Err(Reply::denied());
+        }
+        let sent = RouteRequest {
+            method: request.method().as_str(),
+            path: form.target.path(),
+            query: form.target.query(),
+            host: &form.host,
+            headers: request.headers(),
+        };
+        let came = RouteRequest {
+            path: &self.path,
+            query: self.target.query(),
+            host: &self.host,
+            headers: &self.headers,
+            ..sent
+        };
+        let attachments = session.attachments();
+        let [sent, came] = [
+            Counted {
+                services: there.services(),
+                request: sent,
+            },
+            Counted {
+                services: attachments.services(),
+                request: came,
+            },
+        ];
+        limits::limit(session, (sent, Some(came)), (admission, passed), limited).await
+    }
+}

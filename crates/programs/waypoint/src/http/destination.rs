@@ -1,0 +1,262 @@
+//! Destinations of requests and connections: what a tunnel asks for, or what a route forwards to.
+
+use std::sync::Arc;
+
+use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, Service};
+use ambit_proxy::Local;
+use ambit_route::{BackendEndpoint, BackendRequest, LoadAt, Route, RouteError};
+use http::{HeaderMap, Uri};
+
+use super::endpoint::Ruling;
+use crate::{
+    budget::Account,
+    destination::{Held, NoWay, Port},
+    message::Version,
+    session::Session,
+    target::Target,
+    upstream::{UpstreamError, Way},
+    ways,
+};
+
+/// Destination of a request or a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// What the tunnel asks for.
+    Target,
+    /// A backend of a route.
+    Backend(NamespacedHostname, u16),
+    /// A backend of a route that is a subset of a service.
+    Subset(NamespacedHostname, u16, ArcStr),
+    /// A host that the client names, below the wildcard that the tunnel asks for.
+    Host(ArcStr),
+}
+
+impl Destination {
+    /// The service, if it is one.
+    pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
+        match self {
+            Self::Target | Self::Host(_) => session.target.named().cloned(),
+            Self::Backend(name, _) | Self::Subset(name, ..) => {
+                let table = session.shard.waypoint.state.table();
+                table.service(name).cloned()
+            }
+        }
+    }
+
+    /// The port of a service that it is; `None` for a pod.
+    pub(crate) fn port<'a>(
+        &'a self,
+        session: &'a Session,
+    ) -> Option<(&'a NamespacedHostname, u16)> {
+        match (self, &session.target) {
+            (Self::Backend(name, port) | Self::Subset(name, port, _), _) => Some((name, *port)),
+            (
+                Self::Target | Self::Host(_),
+                Target::Service {
+                    served, address, ..
+                },
+            ) => Some((&served.name, address.port())),
+            (Self::Target | Self::Host(_), Target::Pod { .. }) => None,
+        }
+    }
+
+    /// The question for one of its endpoints.
+    pub(crate) fn backend_request<'a>(
+        &self,
+        session: &'a Session,
+        own: &'a Local,
+        failed: &'a [ArcStr],
+    ) -> BackendRequest<'a> {
+        BackendRequest {
+            waypoint: &own.workload,
+            own: Some(&session.shard.waypoint.address),
+            is_target: self.is_target(session),
+            failed,
+            dialled: session.target.dialled(),
+        }
+    }
+
+    /// Whether it is what the tunnel asks for, or endpoints of that.
+    pub(crate) fn is_asked_for(&self, session: &Session) -> bool {
+        match self {
+            Self::Target | Self::Host(_) => true,
+            Self::Subset(name, port, _) => session.target.is_port(name, *port),
+            Self::Backend(..) => false,
+        }
+    }
+
+    /// What the destination speaks, as far as that is declared.
+    pub(crate) fn app_protocol(&self, session: &Session) -> AppProtocol {
+        match self {
+            Self::Target | Self::Host(_) => session.target.app_protocol(),
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
+                let table = session.shard.waypoint.state.table();
+                let service = table.service(name);
+                service.map_or(AppProtocol::Unknown, |service| service.app_protocol(*port))
+            }
+        }
+    }
+
+    /// Whose retries count together.
+    pub(super) fn account(&self, session: &Session) -> Account {
+        match self {
+            Self::Target | Self::Host(_) => Account::Address(session.target.address()),
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
+                Account::Service(name.clone(), *port)
+            }
+        }
+    }
+
+    /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
+    fn is_target(&self, session: &Session) -> bool {
+        match (self, &session.target) {
+            (Self::Target | Self::Host(_), _) => true,
+            (Self::Subset(name, ..), Target::Service { served, .. }) => *name == served.name,
+            _ => false,
+        }
+    }
+
+    /// A way to it, other than to workloads that failed.
+    pub(crate) async fn route(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+    ) -> Result<Route, RouteError> {
+        let http = &session.shard.upstreams.http;
+        let load = |endpoint| http.load_of(endpoint);
+        let look = || self.known_route(session, own, failed, &load);
+        session.shard.waypoint.completed(look).await
+    }
+
+    fn known_route(
+        &self,
+        session: &Session,
+        own: &Local,
+        failed: &[ArcStr],
+        load: LoadAt<'_>,
+    ) -> Result<Route, RouteError> {
+        let waypoint = &session.shard.waypoint;
+        match self {
+            Self::Target | Self::Host(_) => {
+                let target = &session.target;
+                target.route(waypoint, &own.workload, failed, Some(load))
+            }
+            Self::Backend(name, port) | Self::Subset(name, port, _) => {
+                let request = self.backend_request(session, own, failed);
+                let table = waypoint.state.table();
+                table.backend(&request, name, *port, Some(load), &mut rand::rng())
+            }
+        }
+    }
+
+    /// The port of a service that it is, if there is a rule for it.
+    pub(crate) fn ruled(&self, session: &Session) -> Option<Arc<Port>> {
+        let (name, number) = match (self, &session.target) {
+            (Self::Subset(name, number, subset), _) => {
+                let published = &session.shard.waypoint.published;
+                return published.destination(name)?.subset(subset, *number);
+            }
+            (Self::Backend(name, number), _) => (name, *number),
+            (
+                Self::Target | Self::Host(_),
+                Target::Service {
+                    served, address, ..
+                },
+            ) => (&served.name, address.port()),
+            (Self::Target | Self::Host(_), Target::Pod { .. }) => return None,
+        };
+        let published = &session.shard.waypoint.published;
+        Some(published.destination(name)?.port(number))
+    }
+
+    /// What a rule says of a request to it, if there is one.
+    pub(super) async fn ruling(
+        &self,
+        session: &Session,
+        version: Version,
+        asked: (&HeaderMap, &Uri),
+    ) -> Result<Option<Arc<Ruling>>, NoWay> {
+        match self.ruled(session) {
+            Some(port) => Ok(Some(Ruling::of(session, port, version, asked).await?)),
+            None => match self {
+                // Never to the service's other endpoints.
+                Self::Subset(..) => Err(self.unknown_subset()),
+                _ => Ok(None),
+            },
+        }
+    }
+
+    fn unknown_subset(&self) -> NoWay {
+        let (service, subset) = match self {
+            Self::Subset(service, _, subset) => (service.to_string(), subset.clone()),
+            _ => Default::default(),
+        };
+        NoWay::Subset(service, subset)
+    }
+
+    /// A way to an endpoint: as a rule has it, else to the one of two drawn that has fewer requests under way.
+    pub(super) async fn way(
+        &self,
+        session: &Session,
+        own: &Local,
+        ruling: Option<&Arc<Ruling>>,
+        (failed, kept): (&[ArcStr], Option<&BackendEndpoint>),
+    ) -> Result<(Way, Option<Held>), NoPlace> {
+        let waypoint = &session.shard.waypoint;
+        if let Some(way) = self.given(session).await? {
+            return Ok((way, None));
+        }
+        if let Some(ruling) = ruling {
+            let wish = ruling.wish(failed, kept.map(|kept| kept.workload.uid()));
+            let request = self.backend_request(session, own, &[]);
+            match ruling.port.route(waypoint.around(), request, wish) {
+                Ok(Some((route, held))) => {
+                    return Ok((ways::way(route, waypoint).await?, Some(held)));
+                }
+                Ok(None) => {}
+                // What is missing is asked for below.
+                Err(NoWay::Route(error)) if error.missing().is_some() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(kept) = kept.filter(|kept| !failed.contains(kept.workload.uid()))
+            && ruling.is_none()
+            && let Some(route) = self.route_to(session, own, kept)
+        {
+            return Ok((ways::way(route, waypoint).await?, None));
+        }
+        let route = self.route(session, own, failed).await;
+        let begins_tls = ruling.filter(|ruling| ruling.port.tls().is_some());
+        if let Some(ruling) = begins_tls.or_else(|| ruling.filter(|_| self.is_subset())) {
+            // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset, or to
+            // one that is not reached as it should be.
+            let route = route.map_err(UpstreamError::from)?;
+            let around = waypoint.around();
+            let wish = ruling.wish(failed, None);
+            let request = self.backend_request(session, own, &[]);
+            let chosen = ruling.port.route(around, request, wish)?;
+            return match chosen {
+                Some((route, held)) => Ok((ways::way(route, waypoint).await?, Some(held))),
+                None if self.is_subset() => Err(self.unknown_subset().into()),
+                // The service's own waypoint chooses the endpoint, and speaks to it.
+                None => Ok((ways::way(route, waypoint).await?, None)),
+            };
+        }
+        let way = ways::way(route.map_err(UpstreamError::from)?, waypoint).await?;
+        Ok((way, None))
+    }
+
+    fn is_subset(&self) -> bool {
+        matches!(self, Self::Subset(..))
+    }
+}
+
+/// Why there is no endpoint.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoPlace {
+    #[error(transparent)]
+    Rule(#[from] NoWay),
+    #[error(transparent)]
+    Upstream(#[from] UpstreamError),
+}

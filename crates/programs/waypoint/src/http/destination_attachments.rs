@@ -1,0 +1,81 @@
+//! What is attached to the service that a route of clients forwards to, and what of it has been applied to the request or
+//! connection as it came.
+//!
+//! A route that clients have written for themselves gets them no further than they would get by asking that service: its
+//! policies judge, its limits count, and where tokens or plugins are attached to it that have not been applied, nothing
+//! is forwarded.
+
+use std::sync::Arc;
+
+use ambit_model::AppProtocol;
+
+use super::destination::Destination;
+use crate::{attachment_lookup, attachments::Attachments, led_by::LedBy, session::Session};
+
+/// Finds what is attached where a route of clients forwards to; `None` if the route's owner is another, or if this
+/// waypoint does not serve the service.
+pub(crate) fn find(
+    session: &Session,
+    destination: &Destination,
+    owner: LedBy,
+) -> Option<Arc<Attachments>> {
+    if owner == LedBy::Service {
+        return None;
+    }
+    if destination.is_asked_for(session) {
+        return Some(session.attachments());
+    }
+    let waypoint = &session.shard.waypoint;
+    let (name, port) = destination.port(session)?;
+    waypoint.published.service(name)?;
+    let found = attachment_lookup::of_service(waypoint, name, port, &session.caller);
+    Some(Arc::new(found))
+}
+
+/// Whether all tokens that `attachments` verify have been verified for what the session asks for.
+pub(crate) fn are_tokens_applied(session: &Session, attachments: &Attachments) -> bool {
+    let all = session.shard.waypoint.published.authentications();
+    all.are_applied(attachments.services(), session.attachments().services())
+}
+
+/// Whether any plugin sees requests with these attachments.
+pub(crate) fn have_plugins(session: &Session, attachments: &Attachments) -> bool {
+    let chain = session.shard.waypoint.published.extensions();
+    chain.is_some_and(|chain| {
+        let mut plugins = chain.of(attachments).into_iter();
+        // Plugins that call for a request would cause themselves.
+        plugins.any(|plugin| !session.caller.calls_for(&plugin.told.namespace))
+    })
+}
+
+/// Whether every plugin that sees requests with these attachments also sees those for what the session asks for.
+pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) -> bool {
+    let Some(chain) = session.shard.waypoint.published.extensions() else {
+        return true;
+    };
+    let applied = chain.of(&session.attachments());
+    chain.of(attachments).iter().all(|plugin| {
+        session.caller.calls_for(&plugin.told.namespace)
+            || applied.iter().any(|known| known.number == plugin.number)
+    })
+}
+
+/// Whether a connection that is passed through may go to a port: not where tokens, limits or plugins are attached that
+/// only requests of HTTP can meet, unless the port is declared to speak something else.
+pub(crate) fn may_be_opaque(session: &Session, destination: &Destination, owner: LedBy) -> bool {
+    let Some(attachments) = find(session, destination, owner) else {
+        return true;
+    };
+    let published = &session.shard.waypoint.published;
+    let is_opaque = matches!(
+        destination.app_protocol(session),
+        AppProtocol::Tcp | AppProtocol::Tls
+    );
+    let limits = published.limits();
+    is_opaque
+        || !published
+            .authentications()
+            .need_http(attachments.services())
+            && !have_plugins(session, &attachments)
+            && limits.is_none_or(|limits| limits.of(attachments.services()).is_empty())
+}

@@ -1,0 +1,89 @@
+use super::*;
+
+/// Limit of header sections.
+const MOST: usize = 64 << 10;
+/// Most bytes that a block within the limit takes.
+const MAX_BLOCK_BYTES: usize = MOST / EMPTY_FIELD_BYTES * FIELD_BYTES;
+
+fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
+    let size = u32::try_from(length).unwrap().to_be_bytes();
+    let mut frame = size[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.resize(HEAD_BYTES + length, 0xbe);
+    frame
+}
+
+/// The blocks after bytes that come in pieces of such a size.
+fn after(bytes: &[u8], piece: usize) -> (Blocks, Frames) {
+    let mut blocks = Blocks {
+        most: MOST,
+        ..Blocks::default()
+    };
+    let mut frames = Frames::after(3);
+    for piece in [&b"pre"[..], bytes].concat().chunks(piece) {
+        frames.advance(piece, |event| blocks.received(event));
+    }
+    (blocks, frames)
+}
+
+const WHOLE: u8 = END_HEADERS | END_STREAM;
+
+#[test]
+fn a_block_is_open_from_its_first_frame_to_the_last_byte_of_its_last() {
+    let begun = frame(HEADERS, 0, 1, 100);
+    let more = frame(CONTINUATION, 0, 1, 50);
+    let last = frame(CONTINUATION, END_HEADERS, 1, 10);
+    for piece in [1, 2, 7, 9, 10, 1000] {
+        let open = |parts: &[&[u8]]| after(&parts.concat(), piece).0.open;
+        assert!(open(&[&frame(6, 0, 0, 8)]).is_none());
+        assert!(open(&[&begun[..8]]).is_none());
+        assert!(open(&[&begun[..9]]).is_some());
+        assert_eq!(open(&[&begun, &more]).unwrap().bytes, 150);
+        assert!(open(&[&begun, &more, &last[..18]]).is_some());
+        assert!(open(&[&begun, &more, &last]).is_none());
+        assert!(open(&[&frame(HEADERS, WHOLE, 1, 0)]).is_none());
+        // What others do meanwhile is no part of it.
+        assert!(open(&[&frame(HEADERS, WHOLE, 1, 20), &frame(0, 0, 1, 300)]).is_none());
+    }
+}
+
+#[test]
+fn an_open_block_is_charged_for_what_it_decodes_to() {
+    let bytes = |parts: &[&[u8]]| after(&parts.concat(), 13).0.bytes();
+    assert_eq!(bytes(&[&frame(HEADERS, 0, 1, 100)]), 100 * FIELD_BYTES);
+    let much = frame(CONTINUATION, 0, 1, 16_000);
+    assert_eq!(bytes(&[&frame(HEADERS, 0, 1, 1), &much]), MAX_BLOCK_BYTES);
+    assert_eq!(bytes(&[&frame(HEADERS, WHOLE, 1, 100)]), 0);
+}
+
+#[test]
+fn trailers_are_charged_until_their_request_is_over() {
+    let open = frame(HEADERS, END_HEADERS, 1, 10);
+    let trailers = frame(HEADERS, WHOLE, 1, 1000);
+    let both = [&open[..], &frame(HEADERS, END_HEADERS, 3, 10), &trailers].concat();
+    let (mut blocks, mut frames) = after(&both, 5);
+    assert_eq!(blocks.bytes(), 1000 * FIELD_BYTES);
+    let mut sent = Frames::after(0);
+    let mut answer =
+        |bytes: &[u8], blocks: &mut Blocks| sent.advance(bytes, |event| blocks.sent(event));
+    // An answer that goes on, that of another request, and settings.
+    answer(&frame(HEADERS, END_HEADERS, 1, 10), &mut blocks);
+    answer(&frame(0, END_STREAM, 3, 10), &mut blocks);
+    answer(&frame(4, 1, 1, 0), &mut blocks);
+    assert_eq!(blocks.bytes(), 1000 * FIELD_BYTES);
+    for (kind, flags, length) in [(HEADERS, WHOLE, 10), (0, END_STREAM, 0), (RST_STREAM, 0, 4)] {
+        frames.advance(&trailers, |event| blocks.received(event));
+        assert!(blocks.bytes() > 0);
+        answer(&frame(kind, flags, 1, length), &mut blocks);
+        assert_eq!(blocks.bytes(), 0, "{kind}");
+    }
+    frames.advance(&trailers, |event| blocks.received(event));
+    frames.advance(&frame(RST_STREAM, 0, 1, 4), |event| blocks.received(event));
+    assert_eq!(blocks.bytes(), 0);
+    // Those of gRPC and of checksums are small.
+    frames.advance(&frame(HEADERS, WHOLE, 1, FREE_TRAILERS), |event| {
+        blocks.received(event)
+    });
+    assert_eq!(blocks.bytes(), 0);
+}

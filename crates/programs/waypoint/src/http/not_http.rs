@@ -1,0 +1,79 @@
+//! Refusal of connections that are not HTTP, on ports whose protocol nobody declares and for whose requests there are routes,
+//! policies, tokens, plugins or limits: passed through, they would get round these.
+
+use std::time::Duration;
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use super::failure;
+use crate::session::Session;
+
+/// How long a client that is refused may go on sending, so that it can read why.
+const LINGER: Duration = Duration::from_secs(2);
+/// Bytes of it that are read meanwhile.
+const MAX_LINGER_BYTES: u64 = 64 << 10;
+
+/// Why a connection is not served as HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotHttp {
+    /// It begins with something else.
+    Other,
+    /// It has begun, and its first line does not end in time.
+    Slow,
+    /// Its client sends nothing.
+    Silent,
+}
+
+impl NotHttp {
+    /// Label of the counter.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Other | Self::Silent => "not_http",
+            Self::Slow => "headers_too_slow",
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::Other => "the connection does not begin with a request of HTTP/1.x or HTTP/2",
+            Self::Slow => "the first line of the connection did not end in time",
+            Self::Silent => "the client sent nothing in time (does the server speak first?)",
+        }
+    }
+}
+
+/// Answers a connection that is not HTTP, counts and logs it.
+pub(crate) async fn refuse_connection<IO>(session: &Session, mut io: IO, why: NotHttp)
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let object = session.http_object();
+    let object = object.unwrap_or_else(|| "an HTTPRoute or GRPCRoute".to_owned());
+    let port = session.target.address().port();
+    let text = format!(
+        "{}; {object} is for requests to port {port}, whose protocol no Service declares: if it is not HTTP, set \
+         appProtocol: tcp",
+        why.what()
+    );
+    let status = if why == NotHttp::Other { 400 } else { 0 };
+    failure::refused_as(session, status, why.reason(), &text);
+    if status == 0 {
+        return;
+    }
+    let response = format!(
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{text}",
+        text.len()
+    );
+    let answering = async {
+        io.write_all(response.as_bytes()).await?;
+        io.shutdown().await?;
+        let mut rest = io.take(MAX_LINGER_BYTES);
+        tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
+    };
+    if let Ok(Err(error)) = timeout(LINGER, answering).await {
+        tracing::debug!(%error, "a client that is refused has gone");
+    }
+}

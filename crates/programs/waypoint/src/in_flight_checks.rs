@@ -1,0 +1,155 @@
+//! Limits on checks in flight: calls to authorization providers and rate-limit services that have not been answered yet.
+//!
+//! A caller, and whoever owns a slow service, has a share of the limit: neither can use up what others need.
+
+use std::{collections::HashMap, hash::Hash, net::IpAddr, sync::Arc};
+
+use ambit_model::{ArcStr, Identity};
+use parking_lot::Mutex;
+
+/// Checks in flight on one worker.
+const MAX_CHECKS: usize = 2048;
+/// Checks in flight at one authorization provider, or at the rate-limit services of one namespace.
+const MAX_CHECKS_PER_SERVICE: usize = MAX_CHECKS / 8;
+/// Checks in flight for one caller: less than a service's share, so that no caller uses that up alone.
+const MAX_CHECKS_PER_CALLER: usize = MAX_CHECKS / 16;
+
+/// Account that a check is counted in besides its caller's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum CheckService {
+    /// An authorization provider of the mesh's administrator, by name.
+    Provider(ArcStr),
+    /// All rate-limit services that the RateLimits of one namespace name.
+    RateLimits(ArcStr),
+}
+
+/// Identity and address of a caller.
+type Caller = (Option<Identity>, IpAddr);
+
+/// Checks in flight on one worker, counted by caller and by service.
+#[derive(Debug, Default)]
+pub(crate) struct InFlightChecks(Arc<Mutex<Counts>>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    all: usize,
+    by_caller: HashMap<Caller, usize>,
+    by_service: HashMap<CheckService, usize>,
+}
+
+/// One check in flight, counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct CheckPermit {
+    counts: Arc<Mutex<Counts>>,
+    caller: Caller,
+    service: CheckService,
+}
+
+impl Drop for CheckPermit {
+    fn drop(&mut self) {
+        let mut counts = self.counts.lock();
+        counts.all = counts.all.saturating_sub(1);
+        decrement(&mut counts.by_caller, &self.caller);
+        decrement(&mut counts.by_service, &self.service);
+    }
+}
+
+impl InFlightChecks {
+    /// Counts one more check; `None` if the worker, the caller or the service has its share in flight already.
+    pub(crate) fn begin(
+        &self,
+        identity: Option<&Identity>,
+        address: IpAddr,
+        service: CheckService,
+    ) -> Option<CheckPermit> {
+        let caller = (identity.cloned(), address);
+        let mut counts = self.0.lock();
+        let has_room = counts.all < MAX_CHECKS
+            && count(&counts.by_caller, &caller) < MAX_CHECKS_PER_CALLER
+            && count(&counts.by_service, &service) < MAX_CHECKS_PER_SERVICE;
+        if !has_room {
+            return None;
+        }
+        counts.all += 1;
+        *counts.by_caller.entry(caller.clone()).or_default() += 1;
+        *counts.by_service.entry(service.clone()).or_default() += 1;
+        Some(CheckPermit {
+            counts: self.0.clone(),
+            caller,
+            service,
+        })
+    }
+}
+
+fn count<K: Eq + Hash>(counts: &HashMap<K, usize>, key: &K) -> usize {
+    counts.get(key).copied().unwrap_or_default()
+}
+
+fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(checks: &InFlightChecks, caller: u8, service: &CheckService) -> Option<CheckPermit> {
+        checks.begin(None, [10, 0, 0, caller].into(), service.clone())
+    }
+
+    fn fill(checks: &InFlightChecks, caller: u8, service: &CheckService) -> Vec<CheckPermit> {
+        std::iter::from_fn(|| begin(checks, caller, service)).collect()
+    }
+
+    #[test]
+    fn one_caller_leaves_checks_to_others_at_the_same_service() {
+        let checks = InFlightChecks::default();
+        let provider = CheckService::Provider("authz".into());
+        let held = fill(&checks, 1, &provider);
+        assert_eq!(held.len(), MAX_CHECKS_PER_CALLER);
+        assert!(begin(&checks, 2, &provider).is_some());
+        drop(held);
+        assert!(begin(&checks, 1, &provider).is_some());
+    }
+
+    #[test]
+    fn a_service_that_hangs_leaves_checks_to_other_services() {
+        let checks = InFlightChecks::default();
+        let hangs = CheckService::RateLimits("tenant".into());
+        let held: Vec<_> = (0..100)
+            .flat_map(|caller| fill(&checks, caller, &hangs))
+            .collect();
+        assert_eq!(held.len(), MAX_CHECKS_PER_SERVICE);
+        assert!(begin(&checks, 200, &hangs).is_none());
+        for other in [
+            CheckService::Provider("tenant".into()),
+            CheckService::RateLimits("other".into()),
+        ] {
+            assert!(begin(&checks, 200, &other).is_some());
+        }
+        drop(held);
+        let counts = checks.0.lock();
+        assert_eq!(counts.all, 0);
+        assert!(counts.by_caller.is_empty() && counts.by_service.is_empty());
+    }
+
+    #[test]
+    fn a_worker_has_a_limit() {
+        let checks = InFlightChecks::default();
+        let services = (0..20).map(|number| CheckService::RateLimits(arcstr::format!("{number}")));
+        let held: Vec<_> = services
+            .flat_map(|service| {
+                let callers = 0..10;
+                callers
+                    .flat_map(|caller| fill(&checks, caller, &service))
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        assert!(held.len() <= MAX_CHECKS);
+    }
+}

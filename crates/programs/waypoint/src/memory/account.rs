@@ -1,0 +1,253 @@
+//! Accounts of bytes: what is taken from one is taken from those above it, too, and given back when the permit is dropped.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+/// Whose budget an account is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scope {
+    /// One connection, or the connections of one caller.
+    Connection,
+    /// One caller.
+    Caller,
+    /// The process.
+    Process,
+}
+
+impl Scope {
+    /// The name in metrics and access logs.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::Caller => "caller",
+            Self::Process => "process",
+        }
+    }
+}
+
+/// A budget has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the memory budget of the {} is used up", .0.name())]
+pub(crate) struct Exhausted(pub(crate) Scope);
+
+/// A budget. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Account(Arc<Node>);
+
+#[derive(Debug)]
+struct Node {
+    scope: Scope,
+    limit: usize,
+    /// Part of the limit that only accounts with little in them may use.
+    reserve: usize,
+    held: AtomicUsize,
+    above: Option<Account>,
+}
+
+impl Account {
+    /// A budget that is part of no other. A quarter of it is for accounts below it that hold less than a 64th of it:
+    /// a few callers that use up their budgets leave room for all others.
+    pub(crate) fn root(scope: Scope, limit: usize) -> Self {
+        Self::new(scope, limit, limit / 4, None)
+    }
+
+    /// A budget that is part of this one.
+    pub(crate) fn part(&self, scope: Scope, limit: usize) -> Self {
+        Self::new(scope, limit, 0, Some(self.clone()))
+    }
+
+    fn new(scope: Scope, limit: usize, reserve: usize, above: Option<Self>) -> Self {
+        Self(Arc::new(Node {
+            scope,
+            limit,
+            reserve,
+            held: AtomicUsize::new(0),
+            above,
+        }))
+    }
+
+    /// Takes bytes for as long as the permit lasts.
+    ///
+    /// # Errors
+    /// When this budget, or one that it is part of, has no room.
+    pub(crate) fn take(&self, bytes: usize) -> Result<Permit, Exhausted> {
+        self.add(bytes, 0)?;
+        Ok(Permit {
+            account: self.clone(),
+            bytes,
+        })
+    }
+
+    /// Bytes held now.
+    pub(crate) fn held(&self) -> usize {
+        self.0.held.load(Relaxed)
+    }
+
+    /// Bytes that may be held.
+    pub(crate) fn limit(&self) -> usize {
+        self.0.limit
+    }
+
+    /// Bytes that there is room for, as far as this budget goes.
+    pub(crate) fn left(&self) -> usize {
+        self.limit().saturating_sub(self.held())
+    }
+
+    /// Clones of it, accounts that are part of it, and permits that are in use.
+    pub(crate) fn holders(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
+    /// Adds bytes here and above; `below` are those held by the account from which they come.
+    fn add(&self, bytes: usize, below: usize) -> Result<(), Exhausted> {
+        let Node {
+            scope,
+            limit,
+            reserve,
+            held,
+            above,
+        } = &*self.0;
+        let may_use_all = below <= limit / 64;
+        let limit = if may_use_all { *limit } else { limit - reserve };
+        // Taken first, so that two do not both take the last.
+        let sum = held.fetch_add(bytes, Relaxed).saturating_add(bytes);
+        let added = if sum > limit {
+            Err(Exhausted(*scope))
+        } else {
+            above.as_ref().map_or(Ok(()), |above| above.add(bytes, sum))
+        };
+        if added.is_err() {
+            held.fetch_sub(bytes, Relaxed);
+        }
+        added
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.0.held.fetch_sub(bytes, Relaxed);
+        if let Some(above) = &self.0.above {
+            above.subtract(bytes);
+        }
+    }
+}
+
+/// Bytes that are held. They are given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    account: Account,
+    bytes: usize,
+}
+
+impl Permit {
+    /// Takes more bytes.
+    ///
+    /// # Errors
+    /// When there is no room; what is held already stays.
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        self.account.add(bytes, 0)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Bytes held by it.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.account.subtract(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process of 6400 bytes, two callers of 1600, and a connection of 800 of each.
+    fn accounts() -> (Account, [Account; 2], [Account; 2]) {
+        let process = Account::root(Scope::Process, 6400);
+        let callers = [(); 2].map(|()| process.part(Scope::Caller, 1600));
+        let connections = [&callers[0], &callers[1]].map(|one| one.part(Scope::Connection, 800));
+        (process, callers, connections)
+    }
+
+    #[test]
+    fn bytes_count_at_every_level_until_the_permit_is_dropped() {
+        let (process, callers, [connection, other]) = accounts();
+        let mut permit = connection.take(300).unwrap();
+        permit.grow(200).unwrap();
+        let beside = other.take(100).unwrap();
+        let held = || [&process, &callers[0], &callers[1], &connection].map(Account::held);
+        assert_eq!(held(), [600, 500, 100, 500]);
+        assert_eq!(permit.bytes(), 500);
+        drop(permit);
+        assert_eq!(held(), [100, 0, 100, 0]);
+        drop(beside);
+        assert_eq!(held(), [0; 4]);
+    }
+
+    #[test]
+    fn the_narrowest_budget_that_is_used_up_refuses() {
+        let (process, [caller, _], [connection, _]) = accounts();
+        let one = connection.take(800).unwrap();
+        assert_eq!(
+            connection.take(1).unwrap_err(),
+            Exhausted(Scope::Connection)
+        );
+        let other = caller.part(Scope::Connection, 1600);
+        let two = other.take(800).unwrap();
+        assert_eq!(other.take(1).unwrap_err(), Exhausted(Scope::Caller));
+        assert_eq!(
+            [&process, &caller, &other].map(Account::held),
+            [1600, 1600, 800]
+        );
+        drop(one);
+        let mut three = other.take(1).unwrap();
+        assert!(three.grow(800).is_err());
+        // What was held stays, and nothing of what was refused.
+        assert_eq!([&process, &caller].map(Account::held), [801, 801]);
+        drop((two, three));
+        assert_eq!([&process, &caller].map(Account::held), [0, 0]);
+    }
+
+    #[test]
+    fn the_last_quarter_is_for_callers_that_hold_little() {
+        let process = Account::root(Scope::Process, 6400);
+        let greedy: Vec<_> = (0..8).map(|_| process.part(Scope::Caller, 1600)).collect();
+        let mut held = Vec::new();
+        for caller in &greedy {
+            while let Ok(permit) = caller.take(200) {
+                held.push(permit);
+            }
+        }
+        assert_eq!(process.held(), 4800);
+        assert_eq!(greedy[7].take(200).unwrap_err(), Exhausted(Scope::Process));
+        let modest = process.part(Scope::Caller, 1600);
+        let small = modest.take(100).unwrap();
+        assert!(modest.take(100).is_err());
+        drop((small, held));
+        assert_eq!(process.held(), 0);
+    }
+
+    #[test]
+    fn threads_that_race_never_pass_the_limit() {
+        let process = Account::root(Scope::Process, 6400);
+        let caller = process.part(Scope::Caller, 1000);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for bytes in (1..400).cycle().take(20_000) {
+                        if let Ok(permit) = caller.take(bytes) {
+                            assert!(permit.bytes() <= 1000);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!((process.held(), caller.held()), (0, 0));
+        assert!(caller.take(1000).is_ok());
+    }
+}

@@ -1,0 +1,274 @@
+//! The budgets of callers, found by who they are, and what was refused to them.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use ambit_model::Identity;
+use ambit_telemetry::http::HttpMetrics;
+use parking_lot::Mutex;
+
+use super::{
+    MemoryLimits,
+    account::{Account, Exhausted, Permit, Scope},
+};
+
+/// So many callers are remembered before those that hold nothing are forgotten.
+const REMEMBERED: usize = 1024;
+
+/// What bytes are held for: the reason in metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Use {
+    /// Windows and buffers of a connection, or of a tunnel in it.
+    Connection,
+    /// The header section of a request, and what its handling takes.
+    Headers,
+    /// A header section that has begun and has not ended, or trailers that nobody has read.
+    HeaderBlock,
+    /// A body that is kept to be sent again.
+    RetryBody,
+    /// A body that an authorization provider is asked about.
+    AuthorizationBody,
+    /// A body that waits for a plugin.
+    PluginBody,
+    /// A body that waits for a mirror.
+    MirrorBody,
+    /// A response that waits for its client.
+    ResponseBody,
+}
+
+impl Use {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::Headers => "headers",
+            Self::HeaderBlock => "header_block",
+            Self::RetryBody => "retry_body",
+            Self::AuthorizationBody => "ext_authz_body",
+            Self::PluginBody => "plugin_body",
+            Self::MirrorBody => "mirror_body",
+            Self::ResponseBody => "response_body",
+        }
+    }
+}
+
+/// Who is calling, as far as budgets go.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    identity: Option<Identity>,
+    address: IpAddr,
+}
+
+/// One caller's budgets.
+#[derive(Clone, Debug)]
+struct CallerAccounts {
+    all: Account,
+    connections: Account,
+}
+
+impl CallerAccounts {
+    /// Whether anything but the table of callers has it.
+    fn is_used(&self) -> bool {
+        // The account of its connections is part of the other.
+        self.connections.holders() > 1 || self.all.holders() > 2
+    }
+}
+
+#[derive(Debug, Default)]
+struct Callers {
+    known: HashMap<Key, CallerAccounts>,
+    /// Look through them at so many.
+    sweep_at: usize,
+}
+
+/// The budgets of the process and of its callers.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    limits: MemoryLimits,
+    process: Account,
+    callers: Mutex<Callers>,
+    metrics: Arc<HttpMetrics>,
+}
+
+impl Memory {
+    pub(crate) fn new(limits: MemoryLimits, metrics: Arc<HttpMetrics>) -> Self {
+        Self {
+            process: Account::root(Scope::Process, limits.process),
+            limits,
+            callers: Mutex::default(),
+            metrics,
+        }
+    }
+
+    /// Bytes held for all callers.
+    pub(crate) fn held(&self) -> usize {
+        self.process.held()
+    }
+
+    /// Bytes that may be held for all callers.
+    pub(crate) fn limit(&self) -> usize {
+        self.process.limit()
+    }
+
+    /// The budgets of a new connection of a caller.
+    pub(crate) fn connection(
+        &self,
+        identity: Option<&Identity>,
+        address: IpAddr,
+    ) -> ConnectionMemory {
+        let CallerAccounts { all, connections } = self.caller(identity, address);
+        ConnectionMemory {
+            requests: all.part(Scope::Connection, self.limits.requests),
+            connections,
+            metrics: self.metrics.clone(),
+        }
+    }
+
+    fn caller(&self, identity: Option<&Identity>, address: IpAddr) -> CallerAccounts {
+        let key = Key {
+            identity: identity.cloned(),
+            address,
+        };
+        let mut callers = self.callers.lock();
+        if callers.known.len() >= callers.sweep_at.max(REMEMBERED) {
+            callers.known.retain(|_, one| one.is_used());
+            callers.sweep_at = callers.known.len() * 2;
+        }
+        let new = || {
+            let all = self.process.part(Scope::Caller, self.limits.caller);
+            CallerAccounts {
+                connections: all.part(Scope::Connection, self.limits.connections),
+                all,
+            }
+        };
+        callers.known.entry(key).or_insert_with(new).clone()
+    }
+}
+
+/// The budgets of one connection. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectionMemory {
+    /// What its requests take.
+    requests: Account,
+    /// What all connections of the caller take.
+    connections: Account,
+    metrics: Arc<HttpMetrics>,
+}
+
+impl ConnectionMemory {
+    /// Takes bytes for requests of the connection.
+    ///
+    /// # Errors
+    /// When there is no room, which is counted.
+    pub(crate) fn take(&self, of: Use, bytes: usize) -> Result<Permit, Exhausted> {
+        self.counted(of, self.requests.take(bytes))
+    }
+
+    /// Lets a permit of [`Self::take`] grow.
+    ///
+    /// # Errors
+    /// When there is no room, which is counted.
+    pub(crate) fn grow(&self, of: Use, permit: &mut Permit, bytes: usize) -> Result<(), Exhausted> {
+        self.counted(of, permit.grow(bytes))
+    }
+
+    /// Takes what the connection itself holds: a share of what is left of its caller's budget between `least` and `most`,
+    /// so that a caller with few connections has large windows, and one with many has small ones.
+    ///
+    /// # Errors
+    /// When there is not even room for the least, which is counted.
+    pub(crate) fn window(
+        &self,
+        share: usize,
+        least: usize,
+        most: usize,
+    ) -> Result<Permit, Exhausted> {
+        let bytes = (self.connections.left() / share.max(1)).clamp(least, most.max(least));
+        self.counted(Use::Connection, self.connections.take(bytes))
+    }
+
+    /// Takes what a tunnel of the connection holds, whatever it carries.
+    ///
+    /// # Errors
+    /// When there is no room, which is counted.
+    pub(crate) fn open(&self, bytes: usize) -> Result<Permit, Exhausted> {
+        self.counted(Use::Connection, self.connections.take(bytes))
+    }
+
+    fn counted<T>(&self, of: Use, taken: Result<T, Exhausted>) -> Result<T, Exhausted> {
+        taken.inspect_err(|Exhausted(scope)| self.metrics.memory_refused(of.name(), scope.name()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn memory() -> Memory {
+        Memory::new(MemoryLimits::of(512 * MIB), Arc::default())
+    }
+
+    fn ip(number: u32) -> IpAddr {
+        IpAddr::from(number.to_be_bytes())
+    }
+
+    #[test]
+    fn a_caller_is_an_identity_at_an_address() {
+        let memory = memory();
+        let web = Identity::new("cluster.local", "shop", "web");
+        let other = Identity::new("cluster.local", "shop", "other");
+        let first = memory.connection(Some(&web), ip(1));
+        let again = memory.connection(Some(&web), ip(1));
+        let held: Vec<_> = [&first, &again]
+            .map(|one| one.take(Use::Headers, 64 * MIB).unwrap())
+            .into();
+        let third = memory.connection(Some(&web), ip(1));
+        let refused = third.take(Use::Headers, 1).unwrap_err();
+        assert_eq!(refused, Exhausted(Scope::Caller));
+        for (identity, address) in [(Some(&web), ip(2)), (Some(&other), ip(1)), (None, ip(1))] {
+            let beside = memory.connection(identity, address);
+            assert!(beside.take(Use::Headers, 64 * MIB).is_ok());
+        }
+        drop(held);
+        assert!(third.take(Use::Headers, 64 * MIB).is_ok());
+        assert_eq!(memory.held(), 0);
+    }
+
+    #[test]
+    fn windows_shrink_as_a_caller_opens_connections() {
+        let memory = memory();
+        let mut windows = Vec::new();
+        while let Ok(window) = memory.connection(None, ip(1)).window(64, 64 << 10, 4 * MIB) {
+            windows.push(window);
+        }
+        let sizes: Vec<_> = windows.iter().map(Permit::bytes).collect();
+        assert_eq!(sizes[0], MIB);
+        assert_eq!(sizes.last(), Some(&(64 << 10)));
+        assert!(sizes.is_sorted_by(|one, next| one >= next));
+        assert!(
+            (200..400).contains(&sizes.len()),
+            "{} connections",
+            sizes.len()
+        );
+        // They leave the other half of the budget to requests.
+        let requests = memory.connection(None, ip(1));
+        assert!(requests.take(Use::Headers, 60 * MIB).is_ok());
+    }
+
+    #[test]
+    fn callers_that_hold_nothing_are_forgotten() {
+        let memory = memory();
+        let stays = memory.connection(None, ip(0));
+        let held = stays.take(Use::Headers, 1).unwrap();
+        drop(stays);
+        for number in 1..5000 {
+            drop(memory.connection(None, ip(number)));
+        }
+        assert!(memory.callers.lock().known.len() <= 2 * REMEMBERED);
+        let again = memory.connection(None, ip(0));
+        let taken = again.take(Use::Headers, 64 * MIB);
+        let other = memory.connection(None, ip(0));
+        assert!(other.take(Use::Headers, 64 * MIB).is_err());
+        drop((held, taken));
+    }
+}

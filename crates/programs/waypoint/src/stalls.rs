@@ -1,0 +1,267 @@
+//! Bodies whose reader takes nothing for a long time although there is more: a client that does not read its
+//! response, an application that does not read its request. What holds such a body is given back: the source of the
+//! body is dropped, which cancels the request at its other side.
+//!
+//! A stream that is quiet because there is nothing to send never stalls: gRPC streams, long polls and upgraded
+//! connections may be idle for as long as they like.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+use crate::message::{Body, BodyError};
+
+/// The bodies of one worker that have more to pass on.
+#[derive(Debug)]
+pub(crate) struct Stalls {
+    /// `AMBIT_STREAM_STALL_TIMEOUT`; none: bodies may stall for ever.
+    limit: Option<Duration>,
+    flows: Arc<Mutex<Flows>>,
+}
+
+#[derive(Debug, Default)]
+struct Flows {
+    all: HashMap<u64, Arc<Flow>>,
+    next: u64,
+    is_swept: bool,
+}
+
+#[derive(Debug)]
+struct Flow {
+    state: Mutex<State>,
+    stalled: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// None: it has stalled for too long.
+    body: Option<Body>,
+    /// When its reader got a frame and has not asked for the next one since.
+    unread_since: Option<Instant>,
+}
+
+/// Nothing of the body was read for too long.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("nothing of the body was read for {0:?} (AMBIT_STREAM_STALL_TIMEOUT)")]
+struct Stalled(Duration);
+
+/// A body that is watched from its first frame to its end.
+struct Watched {
+    flow: Arc<Flow>,
+    flows: Arc<Mutex<Flows>>,
+    limit: Duration,
+    id: Option<u64>,
+}
+
+impl Stalls {
+    /// Bodies may stall for so long; zero is for ever.
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self {
+            limit: (!limit.is_zero()).then_some(limit),
+            flows: Arc::default(),
+        }
+    }
+
+    /// The same body, which ends with an error when its reader has taken nothing for too long. `stalled` is notified
+    /// then, as a reader that reads nothing does not see the error.
+    pub(crate) fn watch(&self, body: Body, stalled: &Arc<Notify>) -> Body {
+        let Some(limit) = self.limit.filter(|_| !body.is_end_stream()) else {
+            return body;
+        };
+        let flow = Arc::new(Flow {
+            state: Mutex::new(State {
+                body: Some(body),
+                unread_since: None,
+            }),
+            stalled: stalled.clone(),
+        });
+        let watched = Watched {
+            flow,
+            flows: self.flows.clone(),
+            limit,
+            id: None,
+        };
+        watched.boxed_unsync()
+    }
+}
+
+impl Watched {
+    /// Has the sweep look at the body from now on.
+    fn register(&mut self) {
+        let mut flows = self.flows.lock();
+        let id = flows.next;
+        flows.next += 1;
+        flows.all.insert(id, self.flow.clone());
+        self.id = Some(id);
+        if !flows.is_swept {
+            flows.is_swept = true;
+            let (flows, limit) = (self.flows.clone(), self.limit);
+            ambit_rt::spawn("stalled bodies", sweep(flows, limit));
+        }
+    }
+}
+
+/// Looks for bodies that have stalled, until there are none.
+async fn sweep(flows: Arc<Mutex<Flows>>, limit: Duration) {
+    let interval = (limit / 8).clamp(Duration::from_millis(100), Duration::from_secs(5));
+    loop {
+        tokio::time::sleep(interval).await;
+        let mut stalled = Vec::new();
+        {
+            let mut flows = flows.lock();
+            for flow in flows.all.values() {
+                stalled.extend(flow.take_if_stalled(limit));
+            }
+            if flows.all.is_empty() {
+                flows.is_swept = false;
+                return;
+            }
+        }
+        // What ends with them may look for others.
+        drop(stalled);
+    }
+}
+
+impl Flow {
+    fn take_if_stalled(&self, limit: Duration) -> Option<Body> {
+        let mut state = self.state.lock();
+        let since = state.unread_since?;
+        if since.elapsed() < limit {
+            return None;
+        }
+        state.unread_since = None;
+        self.stalled.notify_one();
+        state.body.take()
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            let flow = self.flows.lock().all.remove(&id);
+            drop(flow);
+        }
+    }
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let mut state = this.flow.state.lock();
+        let Some(body) = &mut state.body else {
+            return Poll::Ready(Some(Err(Stalled(this.limit).into())));
+        };
+        let frame = Pin::new(&mut *body).poll_frame(cx);
+        let has_more = matches!(frame, Poll::Ready(Some(Ok(_)))) && !body.is_end_stream();
+        state.unread_since = has_more.then(Instant::now);
+        drop(state);
+        if has_more && this.id.is_none() {
+            this.register();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let state = self.flow.state.lock();
+        state.body.as_ref().is_some_and(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let state = self.flow.state.lock();
+        let hint = state.body.as_ref().map(HttpBody::size_hint);
+        hint.unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::StreamBody;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    type Frames = mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>;
+
+    fn body() -> (Frames, Body) {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+        (sender, StreamBody::new(frames).boxed_unsync())
+    }
+
+    fn send(frames: &Frames) -> bool {
+        frames
+            .send(Ok(Frame::data(Bytes::from_static(b"a"))))
+            .is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unread_bodies_end_after_the_limit_and_quiet_ones_do_not() {
+        let stalls = Stalls::new(LIMIT);
+        let stalled = Arc::new(Notify::new());
+        let (source, inner) = body();
+        let mut unread = stalls.watch(inner, &stalled);
+        assert!(send(&source) && send(&source));
+        unread.frame().await.unwrap().unwrap();
+        let (quiet_source, inner) = body();
+        let mut quiet = stalls.watch(inner, &Arc::default());
+        assert!(send(&quiet_source));
+        quiet.frame().await.unwrap().unwrap();
+        let waiting = ambit_rt::spawn(
+            "quiet",
+            async move { (quiet.frame().await.is_some(), quiet) },
+        );
+        let began = Instant::now();
+        stalled.notified().await;
+        assert!((LIMIT..LIMIT * 2).contains(&began.elapsed()));
+        assert!(!send(&source), "the source is held");
+        unread.frame().await.unwrap().unwrap_err();
+        tokio::time::sleep(LIMIT * 100).await;
+        assert!(send(&quiet_source));
+        assert!(waiting.await.unwrap().0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_are_read_slowly_do_not_stall() {
+        let stalls = Stalls::new(LIMIT);
+        let stalled = Arc::new(Notify::new());
+        let (source, inner) = body();
+        let mut slow = stalls.watch(inner, &stalled);
+        for _ in 0..20 {
+            assert!(send(&source));
+            slow.frame().await.unwrap().unwrap();
+            tokio::time::sleep(LIMIT - Duration::from_secs(1)).await;
+        }
+        drop(slow);
+        assert!(stalls.flows.lock().all.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn zero_is_no_limit() {
+        let stalls = Stalls::new(Duration::ZERO);
+        let (source, inner) = body();
+        let mut unread = stalls.watch(inner, &Arc::default());
+        assert!(send(&source));
+        unread.frame().await.unwrap().unwrap();
+        tokio::time::sleep(LIMIT * 1000).await;
+        assert!(send(&source));
+        unread.frame().await.unwrap().unwrap();
+    }
+}

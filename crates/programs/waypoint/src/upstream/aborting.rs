@@ -1,0 +1,203 @@
+//! Connections to endpoints that are reset when they are dropped while a request is under way: the endpoint then
+//! learns at once that nobody waits for the response, whatever it has not read yet of the request.
+//!
+//! hyper flushes what it has buffered before it closes a connection, and would wait for ever for an endpoint that reads
+//! nothing. Writes to the endpoint of an abandoned request therefore fail instead of waiting.
+//!
+//! An endpoint may answer a request before it has read all of it, and close the connection (413, for instance). hyper would
+//! give the connection up when writing fails, before it has read the response that came before. Until the connection has
+//! been read to its end, a request whose endpoint takes no more of it therefore waits.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Stream;
+use crate::wire::Additions;
+
+/// Whether a request of HTTP/1 is under way on a connection, and what is written of it besides what hyper writes. Clones
+/// share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InUse(Arc<Mutex<State>>, Additions);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Requests of the connection so far.
+    requests: u64,
+    is_in_use: bool,
+    /// Whether nobody waits for the response to the last request any more.
+    is_abandoned: bool,
+    /// Task of the connection, while the endpoint takes no more bytes.
+    writer: Option<Waker>,
+}
+
+/// A request under way on a connection. If all clones are dropped before the connection is free for another request,
+/// the request is abandoned.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestGuard {
+    #[expect(dead_code, reason = "dropping it abandons the request")]
+    abandoning: Arc<Abandoning>,
+}
+
+#[derive(Debug)]
+struct Abandoning {
+    in_use: InUse,
+    /// Number of the request on its connection.
+    request: u64,
+}
+
+impl InUse {
+    /// What is written on the connection besides what hyper writes.
+    pub(crate) fn additions(&self) -> &Additions {
+        &self.1
+    }
+
+    /// Begins the next request on the connection.
+    pub(crate) fn begin(&self) -> RequestGuard {
+        let mut state = self.0.lock();
+        state.requests += 1;
+        state.is_in_use = true;
+        state.is_abandoned = false;
+        RequestGuard {
+            abandoning: Arc::new(Abandoning {
+                in_use: self.clone(),
+                request: state.requests,
+            }),
+        }
+    }
+
+    /// Ends the request: the connection is free for another, or for another protocol.
+    pub(crate) fn end(&self) {
+        self.0.lock().is_in_use = false;
+    }
+
+    /// Whether a request of HTTP/1 is under way.
+    fn is_in_use(&self) -> bool {
+        self.0.lock().is_in_use
+    }
+
+    /// Fails instead of waiting for the endpoint, if the request is abandoned.
+    fn unless_abandoned<T>(
+        &self,
+        cx: &Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_pending() {
+            let mut state = self.0.lock();
+            if state.is_abandoned {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+            state.writer = Some(cx.waker().clone());
+        }
+        written
+    }
+}
+
+impl Drop for Abandoning {
+    fn drop(&mut self) {
+        let mut state = self.in_use.0.lock();
+        if !state.is_in_use || state.requests != self.request {
+            return;
+        }
+        state.is_abandoned = true;
+        let writer = state.writer.take();
+        drop(state);
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+}
+
+/// A connection and its use.
+#[derive(Debug)]
+pub(crate) struct Aborting {
+    stream: Stream,
+    in_use: InUse,
+    /// The endpoint takes no more of the request.
+    is_write_broken: bool,
+}
+
+impl Aborting {
+    pub(crate) fn new(stream: Stream, in_use: InUse) -> Self {
+        Self {
+            stream,
+            in_use,
+            is_write_broken: false,
+        }
+    }
+
+    /// Lets a request wait whose endpoint takes no more of it: the connection ends when it has been read to its end, or
+    /// when the request is abandoned.
+    fn hold_failure<T>(
+        &mut self,
+        cx: &Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let written = match written {
+            Poll::Ready(Err(error)) if self.in_use.is_in_use() => {
+                tracing::debug!(%error, "an endpoint takes no more of a request");
+                self.is_write_broken = true;
+                Poll::Pending
+            }
+            other => other,
+        };
+        self.in_use.unless_abandoned(cx, written)
+    }
+}
+
+impl Drop for Aborting {
+    fn drop(&mut self) {
+        if self.in_use.0.lock().is_in_use {
+            self.stream.reset_on_drop();
+        }
+    }
+}
+
+impl AsyncRead for Aborting {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Aborting {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.is_write_broken {
+            return this.in_use.unless_abandoned(cx, Poll::Pending);
+        }
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.hold_failure(cx, written)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.is_write_broken {
+            return this.in_use.unless_abandoned(cx, Poll::Pending);
+        }
+        let written = Pin::new(&mut this.stream).poll_flush(cx);
+        this.hold_failure(cx, written)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.is_write_broken {
+            return Poll::Ready(Ok(()));
+        }
+        let written = Pin::new(&mut this.stream).poll_shutdown(cx);
+        this.in_use.unless_abandoned(cx, written)
+    }
+}

@@ -1,0 +1,313 @@
+//! Bytes of HTTP/1 that hyper does not write: trailers, and interim responses.
+//!
+//! hyper sends trailers only to clients whose request says `TE: trailers`, and only those that a `Trailer` header announces.
+//! Applications send them regardless (gRPC-Web, checksums), and a proxy may pass on what it has (RFC 9110, section 6.5.1).
+//! [`WithTrailers`] takes trailers out of a body that is sent in chunks, and [`Wire`] writes them in place of the end of the
+//! last chunk. hyper flushes its connection when it has written all that it has, so that the last bytes before that are
+//! the end of the body.
+//!
+//! Interim responses (102, 103) are written between two flushes as well, before the response that they belong to.
+
+use std::{
+    collections::VecDeque,
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker, ready},
+};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::HeaderMap;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// End of a body in chunks without trailers.
+const END: &[u8] = b"0\r\n\r\n";
+/// Bytes of interim responses to one request.
+const MAX_INTERIM_BYTES: usize = 16 << 10;
+/// Bytes that are copied at once while trailers wait.
+const COPIED_BYTES: usize = 16 << 10;
+
+/// What is to be written on a connection besides what hyper writes. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Additions(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Whether the state has anything to write.
+    is_waiting: AtomicBool,
+    /// Whether hyper has written something since its last flush.
+    is_unflushed: AtomicBool,
+    /// A request waits for its response, and may get interim ones.
+    takes_interim: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    trailers: Option<Bytes>,
+    interim: VecDeque<Bytes>,
+    interim_bytes: usize,
+    /// Task of the connection.
+    task: Option<Waker>,
+}
+
+impl Additions {
+    /// A request waits for its response.
+    pub(crate) fn begin_interim(&self) {
+        self.0.state.lock().interim_bytes = 0;
+        self.0.takes_interim.store(true, Relaxed);
+    }
+
+    /// The response is about to be written.
+    pub(crate) fn end_interim(&self) {
+        let mut state = self.0.state.lock();
+        self.0.takes_interim.store(false, Relaxed);
+        // They would come after bytes of the response.
+        if self.0.is_unflushed.load(Relaxed) {
+            state.interim.clear();
+        }
+    }
+
+    /// Writes an interim response, if a request waits for its response and has not got too many.
+    pub(crate) fn add_interim(&self, status: http::StatusCode, headers: &HeaderMap) {
+        let mut bytes = BytesMut::new();
+        let reason = status.canonical_reason().unwrap_or_default();
+        bytes.extend_from_slice(format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).as_bytes());
+        encode(headers, &mut bytes);
+        bytes.extend_from_slice(b"\r\n");
+        let mut state = self.0.state.lock();
+        let total = state.interim_bytes.saturating_add(bytes.len());
+        if !self.0.takes_interim.load(Relaxed) || total > MAX_INTERIM_BYTES {
+            return;
+        }
+        state.interim_bytes = total;
+        state.interim.push_back(bytes.freeze());
+        self.0.is_waiting.store(true, Relaxed);
+        let task = state.task.take();
+        drop(state);
+        if let Some(task) = task {
+            task.wake();
+        }
+    }
+
+    /// Ends the present body, in chunks, with trailers.
+    fn end_with(&self, trailers: &HeaderMap) {
+        let mut bytes = BytesMut::new();
+        encode(trailers, &mut bytes);
+        self.0.state.lock().trailers = Some(bytes.freeze());
+        self.0.is_waiting.store(true, Relaxed);
+    }
+}
+
+fn encode(headers: &HeaderMap, bytes: &mut BytesMut) {
+    for (name, value) in headers {
+        bytes.extend_from_slice(name.as_str().as_bytes());
+        bytes.extend_from_slice(b": ");
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.extend_from_slice(b"\r\n");
+    }
+}
+
+/// A body that is sent in chunks of HTTP/1, with its trailers.
+#[derive(Debug)]
+pub(crate) struct WithTrailers<B> {
+    body: B,
+    /// None: its length is known, and it has no trailers.
+    additions: Option<Additions>,
+    has_ended: bool,
+}
+
+impl<B: HttpBody> WithTrailers<B> {
+    /// Passes trailers on if the body's length is not known and `has_length` is false: only chunks have trailers.
+    pub(crate) fn new(body: B, additions: &Additions, has_length: bool) -> Self {
+        let is_chunked = !has_length && body.size_hint().exact().is_none();
+        Self {
+            body,
+            additions: is_chunked.then(|| additions.clone()),
+            has_ended: false,
+        }
+    }
+}
+
+impl<B: HttpBody + Unpin> HttpBody for WithTrailers<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.get_mut();
+        if this.has_ended {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let trailers = match &frame {
+            Some(Ok(frame)) => frame.trailers_ref(),
+            Some(Err(_)) | None => None,
+        };
+        let (Some(trailers), Some(additions)) = (trailers, &this.additions) else {
+            return Poll::Ready(frame);
+        };
+        additions.end_with(trailers);
+        this.has_ended = true;
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.has_ended || self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A connection on which [`Additions`] are written.
+#[derive(Debug)]
+pub(crate) struct Wire<IO> {
+    io: IO,
+    additions: Additions,
+    /// Bytes to be written before any others.
+    out: BytesMut,
+    /// Last bytes of a body whose trailers wait, no more than the length of [`END`].
+    held: BytesMut,
+}
+
+impl<IO> Wire<IO> {
+    pub(crate) fn new(io: IO, additions: Additions) -> Self {
+        Self {
+            io,
+            additions,
+            out: BytesMut::new(),
+            held: BytesMut::new(),
+        }
+    }
+
+    /// Puts interim responses in front of what hyper writes next.
+    fn take_interim(&mut self) {
+        let mut state = self.additions.0.state.lock();
+        for response in state.interim.drain(..) {
+            self.out.extend_from_slice(&response);
+        }
+    }
+
+    /// All that hyper has is written: what is held is the end of a body.
+    fn end_body(&mut self) {
+        let Some(trailers) = self.additions.0.state.lock().trailers.take() else {
+            return;
+        };
+        if &self.held[..] == END {
+            self.out.extend_from_slice(b"0\r\n");
+            self.out.extend_from_slice(&trailers);
+            self.out.extend_from_slice(b"\r\n");
+        } else {
+            self.out.extend_from_slice(&self.held);
+        }
+        self.held.clear();
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> Wire<IO> {
+    fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.out.is_empty() {
+            let n = ready!(Pin::new(&mut self.io).poll_write(cx, &self.out))?;
+            if n == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.out.advance(n);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether bytes can go by as they are; false once they have to be looked at.
+    fn poll_pass(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        let shared = &self.additions.0;
+        let was_flushed = !shared.is_unflushed.swap(true, Relaxed);
+        if shared.is_waiting.load(Relaxed) && was_flushed {
+            self.take_interim();
+        }
+        ready!(self.poll_out(cx))?;
+        let shared = &self.additions.0;
+        let has_trailers =
+            || shared.is_waiting.load(Relaxed) && shared.state.lock().trailers.is_some();
+        Poll::Ready(Ok(self.held.is_empty() && !has_trailers()))
+    }
+
+    /// Takes bytes of a body whose trailers wait.
+    fn hold(&mut self, bytes: &[u8]) -> usize {
+        let taken = bytes.get(..COPIED_BYTES).unwrap_or(bytes);
+        self.held.extend_from_slice(taken);
+        let rest = self.held.len().saturating_sub(END.len());
+        let rest = self.held.split_to(rest);
+        self.out.extend_from_slice(&rest);
+        taken.len()
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Wire<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Wire<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if ready!(this.poll_pass(cx))? {
+            return Pin::new(&mut this.io).poll_write(cx, buf);
+        }
+        Poll::Ready(Ok(this.hold(buf)))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if ready!(this.poll_pass(cx))? {
+            return Pin::new(&mut this.io).poll_write_vectored(cx, bufs);
+        }
+        let first = bufs.iter().find(|buf| !buf.is_empty());
+        Poll::Ready(Ok(first.map_or(0, |buf| this.hold(buf))))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.additions.0.is_waiting.swap(false, Relaxed) {
+            this.end_body();
+            this.take_interim();
+        }
+        ready!(this.poll_out(cx))?;
+        let shared = &this.additions.0;
+        shared.is_unflushed.store(false, Relaxed);
+        if shared.takes_interim.load(Relaxed) {
+            shared.state.lock().task = Some(cx.waker().clone());
+        }
+        Pin::new(&mut this.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.poll_out(cx))?;
+        Pin::new(&mut this.io).poll_shutdown(cx)
+    }
+}

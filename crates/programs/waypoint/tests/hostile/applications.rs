@@ -1,0 +1,355 @@
+//! Applications that do what HTTP allows and proxies often lose: an old version, early and interim responses, trailers.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use ambit_model::{
+    DestinationHttpVersion, DestinationPolicy, NamespacedHostname, WaypointDestination,
+};
+use ambit_testkit::build;
+use ambit_xds::WaypointUpdate;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::{
+    application::{head, scripted},
+    fixture::{HTTP1, HTTP2, LONG, World, heard, record},
+};
+
+const VIP: &str = "10.0.0.1";
+
+/// Reads until some text has come.
+async fn expect(stream: &mut (impl tokio::io::AsyncRead + Unpin), text: &str) -> String {
+    let mut seen = Vec::new();
+    while !seen.ends_with(text.as_bytes()) {
+        let byte = timeout(LONG, stream.read_u8()).await;
+        match byte {
+            Ok(Ok(byte)) => seen.push(byte),
+            ended => panic!("{:?}, then {ended:?}", String::from_utf8_lossy(&seen)),
+        }
+    }
+    String::from_utf8(seen).unwrap()
+}
+
+#[tokio::test]
+async fn clients_get_the_waypoints_version_and_keep_their_connection() {
+    let world = World::new().await;
+    let (application, _) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        let response = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nold";
+        let _gone = stream.write_all(response).await;
+    })
+    .await;
+    world.serve("web", VIP, &[application]);
+    let client = world.client().await;
+    let mut tunnel = client.tunnel(VIP, HTTP1).await;
+    for _ in 0..3 {
+        let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+        tunnel.write_all(request).await.unwrap();
+        let response = expect(&mut tunnel, "\r\n0\r\n\r\n").await;
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+        assert!(response.contains("\r\n3\r\nold\r\n"), "{response}");
+        assert!(!response.contains("close"), "{response}");
+    }
+    let request = b"GET / HTTP/1.0\r\nHost: web\r\n\r\n";
+    let said = world.client().await.say(VIP, HTTP1, request).await;
+    assert!(said.text().starts_with("HTTP/1.0 200 OK\r\n"), "{said:?}");
+    assert!(said.text().ends_with("\r\n\r\nold"), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_response_to_an_upload_that_is_not_read_reaches_its_client() {
+    let world = World::new().await;
+    let (application, _) = scripted(|_, mut stream: TcpStream| async move {
+        head(&mut stream).await;
+        // Its kernel has bytes that it never reads: the connection is reset right behind the response.
+        let response = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge";
+        let _gone = stream.write_all(response).await;
+    })
+    .await;
+    world.serve("web", VIP, &[application]);
+    let client = world.client().await;
+    let mut lost = Vec::new();
+    for number in 0..200 {
+        let tunnel = client.tunnel(VIP, HTTP1).await;
+        let (mut reading, mut writing) = tokio::io::split(tunnel);
+        let upload = ambit_rt::spawn("upload", async move {
+            let head = b"PUT / HTTP/1.1\r\nHost: web\r\nContent-Length: 1073741824\r\n\r\n";
+            let mut sent = writing.write_all(head).await;
+            let part = vec![b'a'; 64 << 10];
+            for _ in 0..64 {
+                if sent.is_err() {
+                    break;
+                }
+                sent = writing.write_all(&part).await;
+            }
+            writing
+        });
+        let mut bytes = vec![0; 4096];
+        let mut response = Vec::new();
+        while !response.ends_with(b"large") {
+            match timeout(LONG, reading.read(&mut bytes)).await.unwrap() {
+                Ok(read @ 1..) => response.extend_from_slice(&bytes[..read]),
+                Ok(0) | Err(_) => break,
+            }
+        }
+        let response = String::from_utf8_lossy(&response).into_owned();
+        if !response.starts_with("HTTP/1.1 413 ") || !response.ends_with("large") {
+            lost.push((number, response));
+        }
+        drop(upload);
+    }
+    assert!(lost.is_empty(), "{} of 200: {:?}", lost.len(), lost[0]);
+}
+
+#[tokio::test]
+async fn interim_responses_pass_on_before_the_final_one() {
+    let world = World::new().await;
+    let (application, _) = scripted(|_, mut stream| async move {
+        loop {
+            head(&mut stream).await;
+            let hints = "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\
+                Connection: x-hop\r\nX-Hop: 1\r\nx-envoy-peer-metadata: no\r\n\r\n";
+            if stream.write_all(hints.as_bytes()).await.is_err() {
+                return;
+            }
+            // The client says when it has them.
+            head(&mut stream).await;
+            let response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            if stream.write_all(response).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[application]);
+    let client = world.client().await;
+    let mut tunnel = client.tunnel(VIP, HTTP1).await;
+    for _ in 0..3 {
+        let request = b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 4\r\n\r\n";
+        tunnel.write_all(request).await.unwrap();
+        let interim = expect(&mut tunnel, "103 Early Hints\r\nlink: </a>\r\n\r\n").await;
+        assert!(
+            interim.starts_with("HTTP/1.1 102 Processing\r\n\r\n"),
+            "{interim}"
+        );
+        tunnel.write_all(b"\r\n\r\n").await.unwrap();
+        let response = expect(&mut tunnel, "\r\n\r\nok").await;
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    }
+    // Clients of HTTP/1.0 do not know them.
+    let request = b"POST / HTTP/1.0\r\nHost: web\r\nContent-Length: 4\r\n\r\n\r\n\r\n";
+    let said = client.say(VIP, HTTP1, request).await;
+    assert!(said.text().starts_with("HTTP/1.0 200 OK\r\n"), "{said:?}");
+}
+
+#[tokio::test]
+async fn expectations_are_the_applications_to_meet() {
+    let world = World::new().await;
+    let uploaded = Arc::new(AtomicUsize::new(0));
+    let counted = uploaded.clone();
+    let (application, _) = scripted(move |_, mut stream| {
+        let counted = counted.clone();
+        async move {
+            let asked = expect(&mut stream, "\r\n\r\n").await;
+            assert!(
+                asked.to_lowercase().contains("expect: 100-continue"),
+                "{asked}"
+            );
+            let (response, reads) = match asked.split(' ').nth(1).unwrap() {
+                "/wanted" => (&b"HTTP/1.1 100 Continue\r\n\r\n"[..], true),
+                "/too-large" => (
+                    &b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n"[..],
+                    false,
+                ),
+                "/failed" => (
+                    &b"HTTP/1.1 417 Expectation Failed\r\nContent-Length: 0\r\n\r\n"[..],
+                    false,
+                ),
+                _ => (&b""[..], true),
+            };
+            stream.write_all(response).await.unwrap();
+            if reads {
+                expect(&mut stream, "body").await;
+                let response = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+                stream.write_all(response).await.unwrap();
+            }
+            // It ends with the connection.
+            while let Ok(1..) = stream.read(&mut [0; 64]).await {
+                counted.fetch_add(1, Relaxed);
+            }
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[application]);
+    for (path, expected) in [
+        ("/wanted", 200),
+        // An application that does not know of it gets the body after a while.
+        ("/unknown", 200),
+        ("/too-large", 413),
+        ("/failed", 417),
+    ] {
+        let mut tunnel = world.client().await.tunnel(VIP, HTTP1).await;
+        let request = format!(
+            "PUT {path} HTTP/1.1\r\nHost: web\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+        );
+        tunnel.write_all(request.as_bytes()).await.unwrap();
+        let response = expect(&mut tunnel, "\r\n\r\n").await;
+        if expected == 200 {
+            assert_eq!(response, "HTTP/1.1 100 Continue\r\n\r\n", "{path}");
+            tunnel.write_all(b"body").await.unwrap();
+            let response = expect(&mut tunnel, "\r\n\r\n").await;
+            assert!(response.starts_with("HTTP/1.1 200 "), "{path}: {response}");
+        } else {
+            let status = format!("HTTP/1.1 {expected} ");
+            assert!(response.starts_with(&status), "{path}: {response}");
+            // Whoever sends the body now has had the response; the application does not get it.
+            let _closed = tunnel.write_all(b"body").await;
+            let _closed = tunnel.shutdown().await;
+            heard(tunnel).await;
+        }
+    }
+    assert_eq!(uploaded.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn trailers_pass_whatever_te_and_trailer_say() {
+    let world = World::new().await;
+    let (application, _) = scripted(|_, mut stream| async move {
+        loop {
+            let asked = expect(&mut stream, "\r\n0\r\nx-sum: 2\r\n\r\n").await;
+            if asked.is_empty() {
+                return;
+            }
+            let response = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
+                5\r\n0\r\n\r\n\r\n2\r\nok\r\n0\r\nGrpc-Status: 0\r\nX-Sum: 1\r\nX-Sum: 2\r\nContent-Length: 9\r\n\r\n";
+            if stream.write_all(response.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[application]);
+    let mut tunnel = world.client().await.tunnel(VIP, HTTP1).await;
+    for more in ["", "TE: trailers\r\n", "Trailer: x-sum\r\n"] {
+        let request = format!(
+            "POST / HTTP/1.1\r\nHost: web\r\n{more}Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\nX-Sum: 2\r\n\r\n"
+        );
+        tunnel.write_all(request.as_bytes()).await.unwrap();
+        let end = "0\r\ngrpc-status: 0\r\nx-sum: 1\r\nx-sum: 2\r\n\r\n";
+        let response = expect(&mut tunnel, end).await;
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+        assert!(
+            response.contains("\r\n5\r\n0\r\n\r\n\r\n2\r\nok\r\n0\r\n"),
+            "{response}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn limits_of_header_sections_are_settings_and_named_in_refusals() {
+    let settings = [
+        ("AMBIT_MAX_HEADERS", "150"),
+        ("AMBIT_MAX_HEADER_BYTES", "98304"),
+    ];
+    let world = World::with_env(&settings).await;
+    let (application, _) = scripted(|_, mut stream| async move {
+        loop {
+            let asked = expect(&mut stream, "\r\n\r\n").await;
+            // As many fields as the path says.
+            let path = asked.split(' ').nth(1).unwrap_or_default();
+            let fields: usize = path.trim_start_matches('/').parse().unwrap_or_default();
+            let fields = "X: a\r\n".repeat(fields);
+            let response = format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{fields}\r\n");
+            if stream.write_all(response.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[application]);
+    let request = |path: &str, fields: &str| {
+        format!("GET {path} HTTP/1.1\r\nHost: web\r\nConnection: close\r\n{fields}\r\n")
+    };
+    let long = |bytes: usize| format!("Y: {}\r\n", "a".repeat(bytes));
+    for (path, fields, status, name) in [
+        ("/0", "X: a\r\n".repeat(140), 200, ""),
+        ("/0", "X: a\r\n".repeat(160), 431, "AMBIT_MAX_HEADERS"),
+        ("/0", long(90 << 10), 200, ""),
+        ("/0", long(100 << 10), 431, "AMBIT_MAX_HEADER_BYTES"),
+        ("/140", String::new(), 200, ""),
+        ("/160", String::new(), 502, "AMBIT_MAX_HEADERS"),
+    ] {
+        let client = world.client().await;
+        let said = client
+            .say(VIP, HTTP1, request(path, &fields).as_bytes())
+            .await;
+        let what = format!("{path}, {} bytes: {:.400}", fields.len(), said.text());
+        assert_eq!(said.statuses(), [status], "{what}");
+        assert!(said.text().contains(name), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn endpoints_are_called_by_the_family_that_the_client_asked_for() {
+    let world = World::with_env(&[("AMBIT_WILDCARD_ADDRESSES", "127.0.0.0/8,::1")]).await;
+    let listener = tokio::net::TcpListener::bind("[::1]:0").await.unwrap();
+    let application = listener.local_addr().unwrap();
+    ambit_rt::spawn("application", async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            head(&mut stream).await;
+            let response = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            let _gone = stream.write_all(response).await;
+        }
+    });
+    world.serve_dual(
+        "web",
+        [VIP, "fd00::1"],
+        ["127.0.7.250", "::1"],
+        application.port(),
+    );
+    let client = world.client().await;
+    assert_eq!(client.get("[fd00::1]", HTTP1).await, 200);
+    assert_eq!(client.get(VIP, HTTP1).await, 503);
+}
+
+#[tokio::test]
+async fn rules_choose_the_version_that_applications_are_spoken_to_in() {
+    let world = World::new().await;
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (application, _) = scripted(move |_, mut stream| {
+        let tell = tell.clone();
+        async move {
+            let mut first = [0; 3];
+            let _cut = stream.read_exact(&mut first).await;
+            let _over = tell.send(first);
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[application]);
+    let service = NamespacedHostname::new("ns", build::service("web", &[], &[]).hostname);
+    for (http_version, port, expected) in [
+        (DestinationHttpVersion::AsDeclared, HTTP1, b"GET"),
+        (DestinationHttpVersion::AsDeclared, HTTP2, b"PRI"),
+        (DestinationHttpVersion::AsClient, HTTP2, b"GET"),
+        (DestinationHttpVersion::AlwaysHttp2, HTTP1, b"PRI"),
+    ] {
+        let rule = WaypointDestination {
+            policy: DestinationPolicy {
+                http_version,
+                ..DestinationPolicy::default()
+            },
+            ..WaypointDestination::unruled(service.clone())
+        };
+        world.publish(WaypointUpdate::Destination(record("web"), Box::new(rule)));
+        world.client().await.get(VIP, port).await;
+        let first = timeout(LONG, told.recv()).await.unwrap().unwrap();
+        assert_eq!(&first, expected, "{http_version:?} at {port}");
+        while told.try_recv().is_ok() {}
+    }
+}

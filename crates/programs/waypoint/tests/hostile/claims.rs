@@ -1,0 +1,261 @@
+//! Headers that say who calls, forged by clients and applications: in every spelling, and wherever they may be put.
+
+use ambit_model::{
+    HttpAction, HttpAttribute, HttpCondition, HttpPolicy, HttpRule, HttpValue, PolicyKey,
+    StringMatch, WaypointGateway,
+};
+use ambit_xds::WaypointUpdate;
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use tokio::io::AsyncWriteExt;
+
+use crate::{
+    application::{Received, Strict, head, scripted},
+    fixture::{Client, HTTP1, World, record},
+};
+
+const VIP: &str = "10.0.0.1";
+
+/// What only proxies of the mesh may say.
+const NAMES: &[&str] = &[
+    "client-cert",
+    "client-cert-chain",
+    "x-forwarded-client-cert",
+    "x-ambit-original-peer",
+    "x-ambit-waypoints-passed",
+    "x-ambit-anything",
+    "x-envoy-internal",
+    "x-envoy-external-address",
+    "x-envoy-peer-metadata-id",
+];
+
+/// What clients may say, but not in the spelling that is a second variable of the same name.
+const FORWARDING: &[&str] = &[
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-real-ip",
+    "x-request-id",
+];
+
+async fn world() -> (World, Strict) {
+    let (world, strict) = (World::new().await, Strict::start().await);
+    world.serve("web", VIP, &[strict.address]);
+    (world, strict)
+}
+
+/// All that the application got of the one request that came.
+fn got(application: &mut Strict) -> String {
+    match &application.received()[..] {
+        [Received::Whole { head, trailers, .. }] => format!("{head}{}", trailers.join("\n")),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn spellings(name: &str) -> [String; 3] {
+    [
+        name.to_owned(),
+        name.replace('-', "_"),
+        name.replacen('-', "_", 1),
+    ]
+}
+
+async fn http2(client: &Client) -> SendRequest<Bytes> {
+    let tunnel = client.tunnel(VIP, HTTP1).await;
+    let (requests, connection) = h2::client::handshake(tunnel).await.unwrap();
+    ambit_rt::spawn("client", async move {
+        // It ends with the test.
+        let _ended = connection.await;
+    });
+    requests.ready().await.unwrap()
+}
+
+/// Sends a request of HTTP/2 with these headers and trailers.
+async fn send(requests: &SendRequest<Bytes>, headers: &[(&str, &str)], trailers: &[(&str, &str)]) {
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = "http://web/".parse().unwrap();
+    let lines = |lines: &[(&str, &str)]| {
+        let mut map = HeaderMap::new();
+        for (name, value) in lines {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            map.append(name, HeaderValue::from_str(value).unwrap());
+        }
+        map
+    };
+    *request.headers_mut() = lines(headers);
+    for (name, _) in trailers {
+        let name = HeaderValue::from_str(name).unwrap();
+        request.headers_mut().append("trailer", name);
+    }
+    let mut requests = requests.clone().ready().await.unwrap();
+    let (answer, mut body) = requests.send_request(request, false).unwrap();
+    body.send_data("x".into(), false).unwrap();
+    body.send_trailers(lines(trailers)).unwrap();
+    assert_eq!(answer.await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn no_spelling_of_a_claim_reaches_the_application_wherever_it_is() {
+    let (world, mut application) = world().await;
+    let client = world.client().await;
+    let requests = http2(&client).await;
+    let mut reached = Vec::new();
+    for spelling in NAMES.iter().flat_map(|name| spellings(name)) {
+        let post = "POST / HTTP/1.1\r\nHost: web\r\nConnection: close";
+        let chunks = "Transfer-Encoding: chunked\r\n";
+        let rest = format!(
+            "Trailer: {spelling}, x-kept\r\n\r\n1\r\nx\r\n0\r\n{spelling}: forged\r\nx-kept: 1\r\n\r\n"
+        );
+        let cases = [
+            ("header", format!("{post}\r\n{spelling}: forged\r\n\r\n")),
+            (
+                "listed",
+                format!("{post}, {spelling}\r\n{spelling}: forged\r\n\r\n"),
+            ),
+            ("trailer", format!("{post}\r\n{chunks}{rest}")),
+        ];
+        for (place, bytes) in cases {
+            let said = client.say(VIP, HTTP1, bytes.as_bytes()).await;
+            assert_eq!(said.statuses(), [200], "{spelling} as {place}: {said:?}");
+            let got = got(&mut application);
+            if got.contains("forged") {
+                reached.push(format!("{spelling} as {place}"));
+            }
+            // Other trailers pass.
+            assert_eq!(got.contains("x-kept: 1"), place == "trailer", "{got}");
+        }
+        let forged = [(spelling.as_str(), "forged")];
+        send(&requests, &forged, &[]).await;
+        if got(&mut application).contains("forged") {
+            reached.push(format!("{spelling} as header of HTTP/2"));
+        }
+        send(&requests, &[], &forged).await;
+        if got(&mut application).contains("forged") {
+            reached.push(format!("{spelling} as trailer of HTTP/2"));
+        }
+    }
+    for name in ["content_length", "transfer_encoding", "keep_alive"] {
+        send(&requests, &[(name, "7")], &[]).await;
+        let got = got(&mut application);
+        if got.contains(name) {
+            reached.push(name.to_owned());
+        }
+    }
+    for name in FORWARDING {
+        let requests = http2(&client).await;
+        send(
+            &requests,
+            &[(&name.replace('-', "_"), "forged")],
+            &[(name, "forged")],
+        )
+        .await;
+        if got(&mut application).contains("forged") {
+            reached.push((*name).to_owned());
+        }
+    }
+    assert!(reached.is_empty(), "{}", reached.join("\n"));
+}
+
+#[tokio::test]
+async fn the_waypoints_own_claim_is_the_only_one() {
+    let (world, mut application) = world().await;
+    world.publish(WaypointUpdate::Gateway(Box::new(WaypointGateway {
+        client_identity_header: true,
+        ..WaypointGateway::default()
+    })));
+    let client = world.client().await;
+    let forged = "GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nX-Forwarded-Client-Cert: forged\r\n\
+        X_Forwarded_Client_Cert: forged\r\nX-Real-IP: 192.0.2.1\r\nForwarded: for=192.0.2.1\r\n\r\n";
+    let said = client.say(VIP, HTTP1, forged.as_bytes()).await;
+    assert_eq!(said.statuses(), [200]);
+    let got = got(&mut application);
+    let is_claim = |line: &&str| {
+        line.replace('_', "-")
+            .starts_with("x-forwarded-client-cert")
+    };
+    let claims: Vec<_> = got.lines().filter(is_claim).collect();
+    let [claim] = claims[..] else {
+        panic!("{claims:?}")
+    };
+    assert!(claim.ends_with("/ns/ns/sa/client"), "{claim}");
+    // What a client says of addresses passes, as Istio lets it; nobody takes it for more than that.
+    for passed in ["x-real-ip: 192.0.2.1", "forwarded: for=192.0.2.1"] {
+        assert!(got.contains(passed), "{got}");
+    }
+}
+
+#[tokio::test]
+async fn trailers_cannot_say_what_policies_have_judged() {
+    let (world, mut application) = world().await;
+    let client = world.client().await;
+    let request =
+        b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
+        Trailer: x-role, x_role\r\n\r\n1\r\nx\r\n0\r\nx-role: root\r\nx_role: root\r\n\r\n";
+    client.say(VIP, HTTP1, request).await;
+    assert_eq!(got(&mut application).matches("role: root").count(), 2);
+    let condition = HttpCondition {
+        attribute: HttpAttribute::Header("x-role".into()),
+        values: vec![HttpValue::Text(StringMatch::Exact("root".into()))],
+        not_values: Vec::new(),
+    };
+    let policy = HttpPolicy {
+        key: PolicyKey::of_record("ns/role"),
+        for_gateway: true,
+        action: HttpAction::Deny,
+        rules: vec![HttpRule {
+            conditions: vec![condition],
+            ..HttpRule::default()
+        }],
+        ..HttpPolicy::default()
+    };
+    world.publish(WaypointUpdate::Policy(record("role"), Box::new(policy)));
+    let said = client.say(VIP, HTTP1, request).await;
+    assert_eq!(said.statuses(), [200]);
+    assert!(!got(&mut application).contains("root"));
+}
+
+#[tokio::test]
+async fn crumbs_of_cookies_reach_the_application_as_one_line() {
+    let (world, mut application) = world().await;
+    let requests = http2(&world.client().await).await;
+    let crumbs = [
+        ("cookie", "a=1"),
+        ("x-other", "1"),
+        ("cookie", "b=2"),
+        ("cookie", "c=3"),
+    ];
+    send(&requests, &crumbs, &[]).await;
+    let got = got(&mut application);
+    let cookies: Vec<_> = got
+        .lines()
+        .filter(|line| line.starts_with("cookie"))
+        .collect();
+    assert_eq!(cookies, ["cookie: a=1; b=2; c=3"]);
+}
+
+#[tokio::test]
+async fn applications_say_nothing_in_the_name_of_a_proxy() {
+    let world = World::new().await;
+    let lines: String = NAMES
+        .iter()
+        .flat_map(|name| spellings(name))
+        .map(|name| format!("{name}: forged\r\n"))
+        .collect();
+    let answer = format!("HTTP/1.1 200 OK\r\n{lines}x-version: 1\r\ncontent-length: 0\r\n\r\n");
+    let (address, _) = scripted(move |_, mut stream| {
+        let answer = answer.clone();
+        async move {
+            head(&mut stream).await;
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[address]);
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+    let said = world.client().await.say(VIP, HTTP1, request).await.text();
+    assert!(
+        said.contains("x-version: 1") && !said.contains("forged"),
+        "{said}"
+    );
+}

@@ -1,0 +1,269 @@
+//! Routes that clients write for themselves: none of them gets past the tokens, claims, limits and plugins of the
+//! Service that a request is sent to.
+
+use std::time::Duration;
+
+use ambit_model::{
+    Authentication, HeaderChanges, HttpFilter, HttpMirror, HttpPathMatch, HttpRouteMatch,
+    HttpRouteRule, JwtKeys, JwtRule, LocalLimit, PathChange, PolicyKey, RateLimit, StreamBackend,
+    StreamRoute, WaypointExtension, WaypointService,
+};
+use ambit_testkit::until;
+use ambit_xds::WaypointUpdate;
+
+use crate::{
+    fixture::{HTTP1, TCP, record},
+    routes::{Scene, VIP, prefix, rewrite, route, rule, service, to},
+};
+
+const KEYS: &str =
+    r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+
+fn tokens(of: &str) -> WaypointUpdate {
+    let rule = JwtRule {
+        issuer: "i".into(),
+        keys: JwtKeys::Known(KEYS.into()),
+        cookies: vec!["token".into()],
+        headers: vec![("x-token".into(), "".into())],
+        claim_headers: vec![("x-user".into(), "sub".into())],
+        ..JwtRule::default()
+    };
+    let authentication = Authentication {
+        key: PolicyKey::of_record(&format!("ns/{of}")),
+        services: vec![service(of)],
+        rules: vec![rule],
+        ..Authentication::default()
+    };
+    WaypointUpdate::Authentication(record(of), Box::new(authentication))
+}
+
+/// So many requests for one path.
+fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
+    let limit = LocalLimit {
+        matches: vec![HttpRouteMatch {
+            path: Some(HttpPathMatch::Exact(path.into())),
+            ..HttpRouteMatch::default()
+        }],
+        by: Vec::new(),
+        requests,
+        per: Duration::from_secs(3600),
+        burst: requests,
+        buckets: 10,
+    };
+    let object = RateLimit {
+        key: PolicyKey::of_record(&format!("ns/{of}")),
+        services: vec![service(of)],
+        local: vec![limit],
+        ..RateLimit::default()
+    };
+    WaypointUpdate::RateLimit(record(of), Box::new(object))
+}
+
+/// A plugin without which requests go on, since it is not supported: whether it is attached is what counts here.
+fn plugin(of: &str) -> WaypointUpdate {
+    let extension = WaypointExtension {
+        namespace: "ns".into(),
+        name: of.into(),
+        services: vec![service(of)],
+        fail_open: true,
+        unsupported: Some("a test".into()),
+        ..WaypointExtension::default()
+    };
+    WaypointUpdate::Extension(record(of), Box::new(extension))
+}
+
+fn full(path: &str) -> HttpFilter {
+    rewrite(None, PathChange::Full(path.into()))
+}
+
+fn set(name: &str, value: &str) -> HttpFilter {
+    HttpFilter::RequestHeaders(HeaderChanges {
+        set: vec![(name.into(), value.into())],
+        ..HeaderChanges::default()
+    })
+}
+
+fn mirror(name: &str) -> HttpFilter {
+    HttpFilter::Mirror(HttpMirror {
+        service: service(name),
+        port: HTTP1,
+        numerator: 1,
+        denominator: 1,
+    })
+}
+
+fn of_clients(scene: &Scene, rules: Vec<HttpRouteRule>) {
+    scene.follow("web", vec![route(Some("ns"), rules)]);
+}
+
+#[tokio::test]
+async fn clients_routes_forge_no_claims() {
+    let scene = Scene::new().await;
+    scene.world.publish(tokens("web"));
+    let names = [
+        "x-user", "x_user", "x-token", "x_token", "cookie", "x-other",
+    ];
+    let forged = HttpFilter::RequestHeaders(HeaderChanges {
+        set: names.map(|name| (name.into(), "forged".into())).to_vec(),
+        ..HeaderChanges::default()
+    });
+    of_clients(&scene, vec![rule(prefix("/"), vec![forged], to("web"))]);
+    let mut web = scene.web;
+    let request = "GET / HTTP/1.1\r\nHost: web\r\nCookie: a=b\r\nConnection: close\r\n\r\n";
+    let said = scene.client.say(VIP, HTTP1, request.as_bytes()).await;
+    assert_eq!(said.statuses(), [200]);
+    let got = format!("{:?}", web.received());
+    assert_eq!(got.matches("forged").count(), 1, "{got}");
+    assert!(
+        got.contains("x-other: forged") && got.contains("cookie: a=b"),
+        "{got}"
+    );
+}
+
+#[tokio::test]
+async fn clients_routes_meet_limits_of_what_is_sent() {
+    let mut scene = Scene::new().await;
+    scene.world.publish(limit("web", "/limited", 2));
+    let rules = vec![
+        rule(prefix("/x"), vec![full("/limited")], to("web")),
+        rule(prefix("/limited"), vec![set("x-a", "b")], to("web")),
+        rule(prefix("/back"), vec![full("/limited")], to("back")),
+    ];
+    of_clients(&scene, rules);
+    // Once each, whether it is what came, what is sent, or both.
+    for (path, expected) in [
+        ("/x", "web /limited web"),
+        ("/limited", "web /limited web"),
+        ("/x", "429"),
+        ("/limited", "429"),
+        ("/back", "back /limited web"),
+    ] {
+        assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+    }
+    scene.world.publish(limit("back", "/limited", 1));
+    assert_eq!(scene.ask("/back", "web").await, "back /limited web");
+    assert_eq!(scene.ask("/back", "web").await, "429");
+}
+
+#[tokio::test]
+async fn mirrors_of_clients_routes_are_limited_and_pass_no_tokens_or_plugins() {
+    const FAMILY: &str = "ambit_requests_mirrored_total";
+    let mut scene = Scene::new().await;
+    scene.world.publish(limit("web", "/limited", 2));
+    let rules = |name: &str| vec![rule(prefix("/"), vec![mirror(name)], to("web"))];
+    of_clients(&scene, rules("web"));
+    let denied = |scene: &Scene| scene.world.count(FAMILY, &["outcome=\"denied\""]);
+    let answered = |scene: &Scene| scene.world.count(FAMILY, &["outcome=\"answered\""]);
+    let get = "GET /limited HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+    let said = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
+    assert_eq!(said.statuses(), [200]);
+    until("the copy is sent", || answered(&scene) == 1).await;
+    // The copy has taken the second.
+    let said = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
+    assert_eq!(said.statuses(), [429]);
+    assert_eq!(scene.got().len(), 2);
+    for (attached, nth) in [(tokens("back"), 1), (plugin("web"), 2)] {
+        scene.world.publish(attached);
+        of_clients(&scene, rules(if nth == 1 { "back" } else { "web" }));
+        assert_eq!(scene.ask("/other", "web").await, "web /other web");
+        until("the copy is refused", || denied(&scene) == nth).await;
+        assert_eq!(scene.got(), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn clients_routes_pass_no_tokens_and_no_plugins() {
+    let mut scene = Scene::new().await;
+    let rules = vec![
+        rule(prefix("/back"), Vec::new(), to("back")),
+        rule(prefix("/plain"), Vec::new(), to("web")),
+        rule(prefix("/changed"), vec![full("/other")], to("web")),
+        rule(prefix("/same"), vec![set("x-a", "b")], to("web")),
+    ];
+    let back = ("/back", "back /back web");
+    let own = [
+        ("/plain", "web /plain web"),
+        ("/changed", "web /other web"),
+        ("/same", "web /same web"),
+    ];
+    of_clients(&scene, rules.clone());
+    for (path, expected) in own.into_iter().chain([back]) {
+        assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+    }
+    for (attached, gone) in [
+        (
+            tokens("back"),
+            WaypointUpdate::AuthenticationGone(record("back")),
+        ),
+        (
+            plugin("back"),
+            WaypointUpdate::ExtensionGone(record("back")),
+        ),
+    ] {
+        scene.world.publish(attached);
+        assert_eq!(scene.ask("/back", "web").await, "403");
+        for (path, expected) in own {
+            assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+        }
+        scene.world.publish(gone);
+    }
+    scene.world.publish(plugin("web"));
+    for (path, expected) in [
+        ("/plain", "web /plain web"),
+        ("/changed", "403"),
+        ("/same", "403"),
+        back,
+    ] {
+        assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+    }
+    // Who is responsible for the Service changes and forwards what has been admitted as it came.
+    scene.world.publish(plugin("back"));
+    scene.follow("web", vec![route(None, rules)]);
+    for (path, expected) in own.into_iter().chain([back]) {
+        assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn clients_routes_of_connections_pass_no_tokens_and_no_plugins() {
+    let scene = Scene::new().await;
+    let routes = |clients: Option<&str>| StreamRoute {
+        name: route(clients, Vec::new()).name,
+        backends: vec![StreamBackend {
+            service: Ok(service("back")),
+            port: HTTP1,
+            weight: 1,
+        }],
+        clients: clients.map(Into::into),
+        ..StreamRoute::default()
+    };
+    let cases = [
+        (
+            limit("back", "/x", 1),
+            WaypointUpdate::RateLimitGone(record("back")),
+        ),
+        (
+            tokens("back"),
+            WaypointUpdate::AuthenticationGone(record("back")),
+        ),
+        (
+            plugin("back"),
+            WaypointUpdate::ExtensionGone(record("back")),
+        ),
+    ];
+    for (clients, is_let) in [(None, true), (Some("ns"), false)] {
+        scene.publish(WaypointService {
+            service: service("web"),
+            tcp_routes: vec![routes(clients)],
+            ..WaypointService::default()
+        });
+        let opened = scene.client.try_tunnel(VIP, TCP).await;
+        assert!(opened.is_ok(), "{clients:?}");
+        for (attached, gone) in &cases {
+            scene.world.publish(attached.clone());
+            let opened = scene.client.try_tunnel(VIP, TCP).await;
+            assert_eq!(opened.is_ok(), is_let, "{clients:?} {attached:?}");
+            scene.world.publish(gone.clone());
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Clients that go away while they wait: what they asked for ends within seconds, whatever they sent before.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::AtomicUsize, atomic::Ordering::Relaxed},
+};
+
+use ambit_hbone::TunnelIo;
+use ambit_testkit::until;
+use tokio::{io::AsyncWriteExt, sync::Notify};
+
+use crate::{
+    application::{head, scripted},
+    fixture::{HTTP1, World, heard},
+};
+
+const VIP: &str = "10.0.0.1";
+const GET: &[u8] = b"GET /hang HTTP/1.1\r\nHost: web\r\n\r\n";
+/// Requests of each kind.
+const REQUESTS: usize = 10;
+
+/// How a client goes.
+#[derive(Clone, Copy, Debug)]
+enum Leaving {
+    /// The end of its half of the connection.
+    Fin,
+    /// A reset of the tunnel.
+    Reset,
+}
+
+/// An application that reads the head of a request and nothing more, and never responds. How many connections it has
+/// received, and how many of them are open.
+async fn hanging() -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    let counted = open.clone();
+    let (address, all) = scripted(move |_, mut stream| {
+        let counted = counted.clone();
+        async move {
+            counted.fetch_add(1, Relaxed);
+            head(&mut stream).await;
+            let _reset = stream.ready(tokio::io::Interest::ERROR).await;
+            counted.fetch_sub(1, Relaxed);
+        }
+    })
+    .await;
+    (address, all, open)
+}
+
+async fn leave(mut tunnel: TunnelIo, leaving: Leaving) -> Option<TunnelIo> {
+    match leaving {
+        Leaving::Fin => {
+            tunnel.shutdown().await.unwrap();
+            Some(tunnel)
+        }
+        Leaving::Reset => None,
+    }
+}
+
+fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Leaving])> {
+    use Leaving::{Fin, Reset};
+    let both: &[Leaving] = &[Fin, Reset];
+    let post = |length: usize, sent: usize| {
+        let head = format!("POST /hang HTTP/1.1\r\nHost: web\r\nContent-Length: {length}\r\n\r\n");
+        [head.as_bytes(), &vec![b'a'; sent]].concat()
+    };
+    let chunked = b"POST /hang HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab";
+    vec![
+        ("a request", GET.to_vec(), both),
+        ("one more byte", [GET, b"G"].concat(), both),
+        ("another request", GET.repeat(2), both),
+        ("many other requests", GET.repeat(10_000), both),
+        ("a whole body", post(3, 3), both),
+        (
+            "a whole body and more",
+            [post(3, 3), vec![b'a'; 200 << 10]].concat(),
+            both,
+        ),
+        ("half a body", post(6, 3), both),
+        ("a chunk that is cut", chunked.to_vec(), both),
+        // The end is behind bytes that nobody reads: only a reset is seen.
+        (
+            "a body that nobody reads",
+            post(100 << 20, 1 << 20),
+            &[Reset],
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn what_a_client_asked_for_ends_when_it_leaves() {
+    let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", "true")]).await;
+    let (address, all, open) = hanging().await;
+    world.serve("web", VIP, &[address]);
+    let client = world.client().await;
+    let mut expected = 0;
+    for (what, request, leavings) in requests() {
+        for leaving in leavings {
+            let mut held = Vec::new();
+            for _ in 0..REQUESTS {
+                let mut tunnel = client.tunnel(VIP, HTTP1).await;
+                tunnel.write_all(&request).await.unwrap();
+                held.push(tunnel);
+            }
+            expected += REQUESTS;
+            until(&format!("{what}: they arrive"), || {
+                all.load(Relaxed) >= expected
+            })
+            .await;
+            let mut left = Vec::new();
+            for tunnel in held {
+                left.extend(leave(tunnel, *leaving).await);
+            }
+            until(&format!("{what}: over after {leaving:?}"), || {
+                open.load(Relaxed) == 0
+            })
+            .await;
+            drop(left);
+            // Nothing was sent again.
+            assert_eq!(all.load(Relaxed), expected, "{what}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn streams_that_are_reset_end_their_requests() {
+    let world = World::new().await;
+    let (address, all, open) = hanging().await;
+    world.serve("web", VIP, &[address]);
+    let client = world.client().await;
+    for (round, by_connection) in [(1, false), (2, true)] {
+        // To an application of HTTP/1: its connections are counted.
+        let tunnel = client.tunnel(VIP, HTTP1).await;
+        let (mut send, connection) = h2::client::handshake(tunnel).await.unwrap();
+        let connection = ambit_rt::spawn_abortable("connection", async move {
+            let _ended = connection.await;
+        });
+        let mut held = Vec::new();
+        for with_body in [false, true] {
+            for _ in 0..REQUESTS {
+                send = send.ready().await.unwrap();
+                let request = http::Request::post("http://web/hang").body(()).unwrap();
+                let (response, mut body) = send.send_request(request, !with_body).unwrap();
+                if with_body {
+                    body.send_data(bytes::Bytes::from(vec![b'a'; 60_000 / REQUESTS]), false)
+                        .unwrap();
+                }
+                held.push((response, body));
+            }
+        }
+        let expected = REQUESTS * 2 * round;
+        until("they arrive", || all.load(Relaxed) == expected).await;
+        if by_connection {
+            drop(connection);
+        } else {
+            for (_, body) in &mut held {
+                body.send_reset(h2::Reason::CANCEL);
+            }
+        }
+        until("they are over", || open.load(Relaxed) == 0).await;
+        drop((held, send));
+    }
+}
+
+#[tokio::test]
+async fn half_closed_clients_get_responses_where_that_is_set() {
+    for (setting, expected) in [("false", vec![200]), ("true", vec![])] {
+        let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", setting)]).await;
+        let respond = Arc::new(Notify::new());
+        let waiting = respond.clone();
+        let (address, all) = scripted(move |before, mut stream| {
+            let waiting = waiting.clone();
+            async move {
+                head(&mut stream).await;
+                if before == 0 {
+                    waiting.notified().await;
+                }
+                let ok = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+                let _cut = stream.write_all(ok).await;
+            }
+        })
+        .await;
+        world.serve("web", VIP, &[address]);
+        let client = world.client().await;
+        let mut tunnel = client.tunnel(VIP, HTTP1).await;
+        tunnel.write_all(GET).await.unwrap();
+        until("the request arrives", || all.load(Relaxed) == 1).await;
+        tunnel.shutdown().await.unwrap();
+        // A request behind the end, on the same connection to the waypoint: once it is answered, the end has arrived.
+        let mut other = client.tunnel(VIP, HTTP1).await;
+        let get = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+        other.write_all(get).await.unwrap();
+        assert_eq!(heard(other).await.statuses(), [200], "{setting}");
+        if !expected.is_empty() {
+            respond.notify_one();
+        }
+        let said = heard(tunnel).await;
+        assert_eq!(said.statuses(), expected, "{setting}: {said:?}");
+    }
+}

@@ -1,0 +1,634 @@
+//! Floods: what one client makes a waypoint hold, and what others notice of it.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use ambit_rt::AbortOnDrop;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    time::timeout,
+};
+
+use crate::{
+    application::{Strict, head, scripted},
+    fixture::{Client, HTTP1, LONG, TCP, World},
+    http2::{
+        DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
+        frame, resident,
+    },
+};
+
+/// An application that others call, one that never answers, and one whose answers never end.
+const VIP: &str = "10.0.0.1";
+const HANGS: &str = "10.0.0.2";
+const ENDLESS: &str = "10.0.0.3";
+
+/// `GET /` and `POST /` of the host `web` in HPACK, without an entry in its table.
+const GET: &[u8] = b"\x82\x86\x84\x01\x03web";
+const POST: &[u8] = b"\x83\x86\x84\x01\x03web";
+/// The youngest entry of the table.
+const YOUNGEST: u8 = 0x80 | 62;
+/// Windows as large as they may be.
+const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
+
+/// What one tunnel of a flood carries: `first`, then `repeated` with numbers from zero on.
+struct Flood {
+    what: &'static str,
+    /// Many times more for a soak.
+    tunnels: usize,
+    /// Connections that carry these tunnels.
+    connections: usize,
+    to: (&'static str, u16),
+    first: fn() -> Vec<u8>,
+    repeated: fn(u32) -> Vec<u8>,
+    times: u32,
+    /// Whether the client reads what comes back.
+    reads: bool,
+}
+
+fn begin() -> Vec<u8> {
+    [
+        PREFACE,
+        &frame(SETTINGS, 0, 0, &HUGE_WINDOWS),
+        &frame(WINDOW_UPDATE, 0, 0, &0x7fff_0000_u32.to_be_bytes()),
+    ]
+    .concat()
+}
+
+fn stream(number: u32) -> u32 {
+    number * 2 + 1
+}
+
+/// A field that enters HPACK's table.
+fn indexed(name: &[u8], value: usize) -> Vec<u8> {
+    let mut field = vec![0x40, u8::try_from(name.len()).unwrap()];
+    field.extend(name);
+    if value < 127 {
+        field.push(u8::try_from(value).unwrap());
+    } else {
+        let mut rest = value - 127;
+        field.push(127);
+        while rest > 127 {
+            field.push(u8::try_from(rest % 128).unwrap() | 0x80);
+            rest /= 128;
+        }
+        field.push(u8::try_from(rest).unwrap());
+    }
+    field.extend(vec![b'v'; value]);
+    field
+}
+
+/// A request whose fields are `many` times the youngest entry of the table, which the first request of a connection makes.
+fn amplified(
+    number: u32,
+    request: &[u8],
+    (name, value): (&[u8], usize),
+    many: usize,
+    flags: u8,
+) -> Vec<u8> {
+    let mut block = request.to_vec();
+    if number == 0 {
+        block.extend(indexed(name, value));
+    }
+    block.extend(vec![YOUNGEST; many]);
+    frame(HEADERS, flags, stream(number), &block)
+}
+
+const WHOLE: u8 = END_HEADERS | END_STREAM;
+
+#[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
+fn floods() -> Vec<Flood> {
+    let inside = |what, tunnels, to, repeated, times| Flood {
+        what,
+        tunnels,
+        connections: 1,
+        to,
+        first: begin,
+        repeated,
+        times,
+        reads: true,
+    };
+    let slow = (HANGS, HTTP1);
+    let over_http1 = |what, tunnels, to, first, repeated, times| Flood {
+        what,
+        tunnels,
+        connections: 1,
+        to,
+        first,
+        repeated,
+        times,
+        reads: false,
+    };
+    vec![
+        inside(
+            "HPACK, large fields",
+            20,
+            slow,
+            |n| amplified(n, GET, (b"a", 3900), 15, WHOLE),
+            100,
+        ),
+        inside(
+            "HPACK, small fields",
+            5,
+            slow,
+            |n| amplified(n, GET, (b"a", 0), 1900, WHOLE),
+            100,
+        ),
+        inside(
+            "HPACK, cookies",
+            5,
+            slow,
+            |n| amplified(n, GET, (b"cookie", 3), 1500, WHOLE),
+            100,
+        ),
+        inside(
+            "HPACK in trailers",
+            5,
+            slow,
+            |n| {
+                let open = frame(HEADERS, END_HEADERS, stream(n), POST);
+                let mut block = if n == 0 { indexed(b"a", 0) } else { Vec::new() };
+                block.extend(vec![YOUNGEST; 1900]);
+                [open, frame(HEADERS, WHOLE, stream(n), &block)].concat()
+            },
+            100,
+        ),
+        Flood {
+            reads: false,
+            ..inside(
+                "unread downloads, HTTP/2",
+                10,
+                (ENDLESS, HTTP1),
+                |n| frame(HEADERS, WHOLE, stream(n), GET),
+                100,
+            )
+        },
+        over_http1(
+            "unread downloads, HTTP/1",
+            100,
+            (ENDLESS, HTTP1),
+            || b"GET / HTTP/1.1\r\nHost: web\r\n\r\n".to_vec(),
+            |_| Vec::new(),
+            0,
+        ),
+        inside(
+            "unread uploads, HTTP/2",
+            40,
+            slow,
+            |_| {
+                let open = frame(HEADERS, END_HEADERS, 1, POST);
+                // Within the smallest window.
+                [open, frame(DATA, 0, 1, &[b'd'; 16_000]).repeat(4)].concat()
+            },
+            1,
+        ),
+        over_http1(
+            "unread uploads, HTTP/1",
+            100,
+            slow,
+            || b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 999999999\r\n\r\n".to_vec(),
+            |_| vec![b'd'; 16_000],
+            100,
+        ),
+        over_http1(
+            "slow headers, HTTP/1",
+            100,
+            slow,
+            || [&b"GET / HTTP/1.1\r\nHost: web\r\nX: "[..], &[b'x'; 60_000]].concat(),
+            |_| Vec::new(),
+            0,
+        ),
+        inside(
+            "unfinished header blocks, HTTP/2",
+            100,
+            slow,
+            |n| amplified(n, GET, (b"a", 0), 1900, END_STREAM),
+            1,
+        ),
+        inside(
+            "rapid reset",
+            5,
+            slow,
+            |n| {
+                let open = frame(HEADERS, WHOLE, stream(n), GET);
+                [open, frame(RST_STREAM, 0, stream(n), &8u32.to_be_bytes())].concat()
+            },
+            2000,
+        ),
+        Flood {
+            reads: false,
+            ..inside(
+                "pings, unread",
+                5,
+                slow,
+                |_| frame(PING, 0, 0, &[0; 8]).repeat(1000),
+                50,
+            )
+        },
+        Flood {
+            reads: false,
+            ..inside(
+                "settings, unread",
+                5,
+                slow,
+                |_| frame(SETTINGS, 0, 0, b"").repeat(1000),
+                50,
+            )
+        },
+        inside(
+            "priority and unknown frames",
+            5,
+            slow,
+            |_| {
+                [frame(2, 0, 1, &[0; 5]), frame(0x42, 0, 0, &[0; 16])]
+                    .concat()
+                    .repeat(500)
+            },
+            50,
+        ),
+        inside(
+            "tiny DATA frames",
+            10,
+            slow,
+            |n| match n {
+                0 => frame(HEADERS, END_HEADERS, 1, POST),
+                _ => frame(DATA, 0, 1, b"d").repeat(1000),
+            },
+            50,
+        ),
+        Flood {
+            first: || [PREFACE, &frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat(),
+            ..inside(
+                "zero windows",
+                10,
+                (ENDLESS, HTTP1),
+                |n| frame(HEADERS, WHOLE, stream(n), GET),
+                100,
+            )
+        },
+        over_http1(
+            "pipelining",
+            20,
+            slow,
+            Vec::new,
+            |_| b"GET / HTTP/1.1\r\nHost: web\r\n\r\n".repeat(500),
+            20,
+        ),
+        over_http1(
+            "chunk extensions",
+            50,
+            slow,
+            || b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec(),
+            |_| [&b"1;"[..], &[b'x'; 4000], b"\r\nd\r\n"].concat(),
+            100,
+        ),
+        over_http1(
+            "requests that wait, HTTP/1",
+            400,
+            slow,
+            || b"GET / HTTP/1.1\r\nHost: web\r\n\r\n".to_vec(),
+            |_| Vec::new(),
+            0,
+        ),
+        inside(
+            "requests that wait, HTTP/2",
+            4,
+            slow,
+            |n| frame(HEADERS, WHOLE, stream(n), GET),
+            100,
+        ),
+        over_http1(
+            "upgrades that wait",
+            200,
+            slow,
+            || {
+                b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".to_vec()
+            },
+            |_| Vec::new(),
+            0,
+        ),
+        Flood {
+            connections: 20,
+            ..over_http1("idle tunnels", 2000, slow, Vec::new, |_| Vec::new(), 0)
+        },
+        Flood {
+            connections: 100,
+            ..over_http1("idle connections", 100, slow, Vec::new, |_| Vec::new(), 0)
+        },
+        over_http1(
+            "unread bytes, TCP",
+            50,
+            (HANGS, TCP),
+            Vec::new,
+            |_| vec![b'd'; 16_000],
+            400,
+        ),
+    ]
+}
+
+/// Handshakes of TLS that do not end, each after most of the longest ClientHello that there may be.
+const HALF_OPEN: Half = Half { connections: 500 };
+
+struct Half {
+    connections: usize,
+}
+
+impl Half {
+    const WHAT: &'static str = "TLS handshakes that do not end";
+
+    fn hello() -> Vec<u8> {
+        let record = |payload: &[u8]| {
+            let length = u16::try_from(payload.len()).unwrap().to_be_bytes();
+            [&[0x16, 3, 1, length[0], length[1]], payload].concat()
+        };
+        let rest = record(&[0; 16_000]).repeat(3);
+        [record(&[1, 0, 0xff, 0xff]), rest].concat()
+    }
+
+    /// From another address than everybody else, since handshakes are limited by address.
+    fn begin(&self, world: &World, scale: usize, sent: &Sent) -> Vec<AbortOnDrop<()>> {
+        let of = 0..self.connections * scale;
+        let address = world.address();
+        of.map(|_| {
+            let sent = sent.clone();
+            ambit_rt::spawn_abortable("half open", async move {
+                let socket = TcpSocket::new_v4().unwrap();
+                socket.bind(SocketAddr::from(([127, 0, 8, 1], 0))).unwrap();
+                let Ok(mut stream) = socket.connect(address).await else {
+                    return;
+                };
+                let hello = Self::hello();
+                if stream.write_all(&hello).await.is_ok() {
+                    sent.fetch_add(u64::try_from(hello.len()).unwrap(), Relaxed);
+                }
+                std::future::pending::<()>().await;
+            })
+        })
+        .collect()
+    }
+}
+
+/// Bytes that clients have sent.
+type Sent = Arc<AtomicU64>;
+
+/// One tunnel of a flood, as long as it lasts.
+async fn flow(client: Arc<Client>, flood: &'static Flood, sent: Sent) {
+    let (vip, port) = flood.to;
+    let Ok(tunnel) = client.try_tunnel(vip, port).await else {
+        return;
+    };
+    let (mut read, mut write) = tokio::io::split(tunnel);
+    let writing = async {
+        let first = std::iter::once_with(flood.first);
+        let all = first.chain((0..flood.times).map(flood.repeated));
+        for bytes in all {
+            if write.write_all(&bytes).await.is_err() {
+                return;
+            }
+            sent.fetch_add(u64::try_from(bytes.len()).unwrap(), Relaxed);
+        }
+        std::future::pending::<()>().await;
+    };
+    let reading = async {
+        if flood.reads {
+            let _ended = tokio::io::copy(&mut read, &mut tokio::io::sink()).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::join!(writing, reading);
+}
+
+/// A flood that goes on until it is dropped.
+async fn begin_flood(
+    world: &World,
+    flood: &'static Flood,
+    scale: usize,
+    sent: &Sent,
+) -> Vec<AbortOnDrop<()>> {
+    let mut clients = Vec::new();
+    for _ in 0..flood.connections * scale {
+        match timeout(LONG, world.attacker()).await {
+            Ok(Some(client)) => clients.push(Arc::new(client)),
+            _ => break,
+        }
+    }
+    if clients.is_empty() {
+        return Vec::new();
+    }
+    let of = clients.iter().cycle().take(flood.tunnels * scale);
+    of.map(|client| ambit_rt::spawn_abortable("flood", flow(client.clone(), flood, sent.clone())))
+        .collect()
+}
+
+/// One request of HTTP/1: whether its answer is good.
+async fn request(client: &Client) -> Option<bool> {
+    let mut tunnel = client.try_tunnel(VIP, HTTP1).await.ok()?;
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+    tunnel.write_all(request).await.ok()?;
+    let mut answer = Vec::new();
+    tunnel.read_to_end(&mut answer).await.ok()?;
+    Some(answer.starts_with(b"HTTP/1.1 200"))
+}
+
+/// A request of others that takes so long has failed.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Requests of others, of which the slowest but one counts.
+const REQUESTS: usize = 100;
+
+/// How long another client's requests take, four at a time, and how many failed.
+async fn others(client: &Client) -> (Duration, usize) {
+    let some = || async {
+        let mut all = Vec::new();
+        for _ in 0..REQUESTS / 4 {
+            let began = Instant::now();
+            let answered = timeout(PATIENCE, request(client)).await;
+            all.push((began.elapsed(), answered == Ok(Some(true))));
+        }
+        all
+    };
+    let (a, b, c, d) = tokio::join!(some(), some(), some(), some());
+    let mut all = [a, b, c, d].concat();
+    all.sort();
+    let failed = all.iter().filter(|(_, is_good)| !is_good).count();
+    (all[REQUESTS - 2].0, failed)
+}
+
+/// Waits until a flood has sent what it can, and nothing more is held for it.
+async fn settled(sent: &Sent) {
+    let now = || (sent.load(Relaxed), resident() >> 20);
+    let mut last = now();
+    let mut every = tokio::time::interval(Duration::from_millis(500));
+    every.tick().await;
+    for _ in 0..30 {
+        every.tick().await;
+        if now() == last {
+            return;
+        }
+        last = now();
+    }
+}
+
+/// A waypoint that may have so much memory, and its applications.
+async fn scene(memory: &'static str) -> (World, Vec<AbortOnDrop<()>>) {
+    ambit_rt::limits::raise_open_files();
+    let world = World::with_env(&[("AMBIT_MEMORY_LIMIT", memory)]).await;
+    let strict = Strict::start().await;
+    world.serve("web", VIP, &[strict.address]);
+    let (hangs, _) = scripted(|_, mut stream| async move {
+        let _read = stream.read(&mut [0; 1024]).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let (endless, _) = scripted(|_, mut stream: TcpStream| async move {
+        head(&mut stream).await;
+        let mut piece = &b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"[..];
+        while stream.write_all(piece).await.is_ok() {
+            piece = &[b'd'; 16 << 10];
+        }
+    })
+    .await;
+    world.serve("hangs", HANGS, &[hangs]);
+    world.serve("endless", ENDLESS, &[endless]);
+    let keep = ambit_rt::spawn_abortable("application", async move {
+        let _strict = strict;
+        std::future::pending::<()>().await;
+    });
+    (world, vec![keep])
+}
+
+/// Bytes in MiB with one digit.
+fn mib(bytes: u64) -> String {
+    format!("{}.{}", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20)
+}
+
+/// What came of floods.
+struct Measured {
+    sent: u64,
+    /// By which the process grew.
+    grown: u64,
+    /// As the budget has it.
+    charged: usize,
+    before: Duration,
+    during: Duration,
+    failed: usize,
+}
+
+async fn measure(
+    world: &World,
+    (floods, half): (&[&'static Flood], Option<&Half>),
+    scale: usize,
+) -> Measured {
+    let other = world.client().await;
+    let (before, _) = others(&other).await;
+    let resident_before = resident();
+    let (charged_before, _) = world.memory_budget();
+    let sent = Sent::default();
+    let mut held = Vec::new();
+    for flood in floods {
+        held.extend(begin_flood(world, flood, scale, &sent).await);
+    }
+    if let Some(half) = half {
+        held.extend(half.begin(world, scale, &sent));
+    }
+    let (mut during, mut failed) = others(&other).await;
+    settled(&sent).await;
+    let grown = resident().saturating_sub(resident_before);
+    let (charged, _) = world.memory_budget();
+    let (later, more) = others(&other).await;
+    during = during.max(later);
+    failed += more;
+    Measured {
+        sent: sent.load(Relaxed),
+        grown,
+        charged: charged.saturating_sub(charged_before),
+        before,
+        during,
+        failed,
+    }
+}
+
+/// A line of the table of `cargo xtask bench floods`.
+#[expect(clippy::print_stdout, reason = "a table for who has asked for it")]
+fn print(what: &str, measured: &Measured) {
+    let Measured {
+        sent,
+        grown,
+        charged,
+        before,
+        during,
+        failed,
+    } = measured;
+    let charged = u64::try_from(*charged).unwrap();
+    println!(
+        "{what:34} sent {:>7} MiB, held {:>7} MiB, charged {:>6} MiB, others' p99 {before:.1?} -> {during:.1?}, {failed} failed",
+        mib(*sent),
+        mib(*grown),
+        mib(charged),
+    );
+}
+
+/// Set by `cargo xtask bench floods`: how many times as much a flood is.
+const SCALE: &str = "AMBIT_FLOODS";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn floods_at_once_stay_within_budgets_and_others_go_on() {
+    let all: &'static [Flood] = Box::leak(floods().into_boxed_slice());
+    let scale = std::env::var(SCALE)
+        .ok()
+        .map(|scale| scale.parse().unwrap());
+    if let Some(scale) = scale {
+        for flood in all {
+            let (world, _applications) = scene("1073741824").await;
+            print(flood.what, &measure(&world, (&[flood], None), scale).await);
+        }
+        let (world, _applications) = scene("1073741824").await;
+        print(
+            Half::WHAT,
+            &measure(&world, (&[], Some(&HALF_OPEN)), scale).await,
+        );
+    }
+    let (world, _applications) = scene(if scale.is_some() {
+        "1073741824"
+    } else {
+        "268435456"
+    })
+    .await;
+    let measured = measure(
+        &world,
+        (&all.iter().collect::<Vec<_>>(), Some(&HALF_OPEN)),
+        scale.unwrap_or(1),
+    )
+    .await;
+    print("all at once", &measured);
+    let (_, process) = world.memory_budget();
+    // A caller's budget, and half of one: the connections of a source that has proven nothing.
+    let most = process / 4 + process / 8;
+    assert!(measured.charged <= most, "{} bytes", measured.charged);
+    // Half of what the process may have, although its clients and applications are in it here.
+    let half = u64::try_from(process).unwrap();
+    assert!(measured.grown < half, "{} bytes", measured.grown);
+    assert_eq!(measured.failed, 0);
+    // With as much memory as a soak has, not each budget is used up.
+    let scopes: &[&str] = if scale.is_none() {
+        &["connection", "caller"]
+    } else {
+        &["caller"]
+    };
+    for scope in scopes {
+        let label = format!("scope=\"{scope}\"");
+        assert!(
+            world.count("ambit_memory_budget_refused_total", &[&label]) > 0,
+            "{scope}"
+        );
+    }
+    let process = world.count("ambit_memory_budget_refused_total", &["scope=\"process\""]);
+    assert_eq!(process, 0, "one caller used the process's budget up");
+}

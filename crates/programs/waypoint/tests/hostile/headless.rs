@@ -1,0 +1,47 @@
+//! Services without addresses, called by their names: what is attached to other Services of the same pods holds.
+
+use ambit_model::{HttpOperation, PathPattern, StringMatch};
+
+use crate::{
+    application::{Received, Strict},
+    fixture::{HTTP1, World},
+    routes::{VIP, deny},
+};
+
+#[tokio::test]
+async fn a_headless_service_does_not_bypass_other_services_of_its_pods() {
+    let (world, mut application) = (World::new().await, Strict::start().await);
+    world.serve("web", VIP, &[application.address]);
+    world.serve_headless("twin", "web", application.address);
+    let paths = |path: &str| HttpOperation {
+        paths: vec![PathPattern::Text(StringMatch::from_pattern(path))],
+        ..HttpOperation::default()
+    };
+    world.publish(deny("web", &["web"], paths("/web")));
+    world.publish(deny("twin", &["twin"], paths("/twin")));
+    let client = world.client().await;
+    let mut statuses = Vec::new();
+    for to in ["twin.ns.svc.cluster.local", VIP] {
+        for path in ["/open", "/web", "/twin"] {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+            let said = client.say(to, HTTP1, request.as_bytes()).await;
+            statuses.push((to == VIP, path, said.statuses()));
+        }
+    }
+    let expected = [
+        (false, "/open", 200),
+        (false, "/web", 403),
+        (false, "/twin", 403),
+        (true, "/open", 200),
+        (true, "/web", 403),
+        // A Service with an address is judged by what is attached to it alone.
+        (true, "/twin", 200),
+    ];
+    assert_eq!(
+        statuses,
+        expected.map(|(is_vip, path, status)| (is_vip, path, vec![status]))
+    );
+    let received = application.received();
+    let is_whole = |one: &&Received| matches!(one, Received::Whole { .. });
+    assert_eq!(received.iter().filter(is_whole).count(), 3);
+}

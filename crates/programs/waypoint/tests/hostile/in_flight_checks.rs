@@ -1,0 +1,137 @@
+//! A caller that has many checks in flight at a rate-limit service of its own, which never answers.
+
+use std::{sync::Arc, time::Duration};
+
+use ambit_model::{
+    GlobalLimit, HttpAction, HttpPolicy, HttpProvider, HttpRule, LimitDescriptor, LimitValue,
+    NamespacedHostname, PolicyKey, Provider, ProviderProtocol, RateLimit,
+};
+use ambit_testkit::{build, until};
+use ambit_xds::WaypointUpdate;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::{
+    application::{Strict, head, scripted},
+    fixture::{HTTP1, HTTP2, World, record},
+    http2::{END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame},
+};
+
+const WEB: &str = "10.0.0.1";
+const LIMITED: &str = "10.0.0.2";
+const PROVIDER: &str = "10.0.0.8";
+const LIMITS: &str = "10.0.0.9";
+/// More tunnels of 100 requests each than checks may be in flight.
+const TUNNELS: usize = 11;
+
+fn name(service: &str) -> NamespacedHostname {
+    NamespacedHostname::new("ns", build::service(service, &[], &[]).hostname)
+}
+
+/// A CUSTOM policy for `web`.
+fn custom(fail_open: bool) -> WaypointUpdate {
+    let provider = Provider {
+        name: "authz".into(),
+        place: Ok((name("authz"), HTTP1)),
+        timeout: Duration::from_secs(10),
+        status_on_error: 599,
+        fail_open,
+        body: None,
+        protocol: ProviderProtocol::Http(HttpProvider::default()),
+    };
+    let policy = HttpPolicy {
+        key: PolicyKey::of_record("ns/ask"),
+        services: vec![name("web")],
+        action: HttpAction::Custom,
+        rules: vec![HttpRule::default()],
+        provider: Some(Arc::new(provider)),
+        ..HttpPolicy::default()
+    };
+    WaypointUpdate::Policy(record("ask"), Box::new(policy))
+}
+
+/// A RateLimit for `limited` that fails open.
+fn limit() -> WaypointUpdate {
+    let global = GlobalLimit {
+        place: Ok((name("limits"), HTTP2)),
+        domain: "tenant".into(),
+        timeout: Duration::from_secs(3600),
+        hits: 1,
+        descriptors: vec![LimitDescriptor {
+            matches: Vec::new(),
+            entries: vec![("key".into(), LimitValue::Text("value".into()))],
+        }],
+    };
+    let object = RateLimit {
+        key: PolicyKey::of_record("tenant/limit"),
+        services: vec![name("limited")],
+        global: Some(global),
+        fail_open: true,
+        ..RateLimit::default()
+    };
+    WaypointUpdate::RateLimit(record("limit"), Box::new(object))
+}
+
+#[tokio::test]
+async fn one_caller_neither_stops_the_checks_of_others_nor_skips_its_own() {
+    let world = World::new().await;
+    let (web, mut limited) = (Strict::start().await, Strict::start().await);
+    let (provider, _) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let _gone = stream.write_all(answer).await;
+    })
+    .await;
+    let (hangs, _) = scripted(|_, mut stream| async move {
+        while let Ok(1..) = stream.read(&mut [0; 1024]).await {}
+    })
+    .await;
+    world.serve("web", WEB, &[web.address]);
+    world.serve("limited", LIMITED, &[limited.address]);
+    world.serve("authz", PROVIDER, &[provider]);
+    world.serve("limits", LIMITS, &[hangs]);
+    world.publish(custom(false));
+    world.publish(limit());
+
+    let attacker = world.attacker().await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..TUNNELS {
+        let mut tunnel = attacker.tunnel(LIMITED, HTTP1).await;
+        let mut bytes = [PREFACE, &frame(SETTINGS, 0, 0, b"")].concat();
+        for number in 0..100 {
+            let get = b"\x82\x86\x84\x01\x03web";
+            let flags = END_HEADERS | END_STREAM;
+            bytes.extend(frame(HEADERS, flags, number * 2 + 1, get));
+        }
+        tunnel.write_all(&bytes).await.unwrap();
+        held.push(tunnel);
+    }
+    let refused = || {
+        let labels = ["kind=\"global\"", "outcome=\"too_many\""];
+        world.count("ambit_rate_limit_decisions_total", &labels)
+    };
+    until("the caller has more checks in flight than it may", || {
+        refused() > 0
+    })
+    .await;
+
+    let client = world.client().await;
+    assert_eq!(
+        client.get(WEB, HTTP1).await,
+        200,
+        "a check of another caller"
+    );
+    // Its own requests are not checked, and so do not pass, whatever fails open.
+    world.publish(custom(true));
+    assert_eq!(
+        attacker.get(WEB, HTTP1).await,
+        599,
+        "a provider that fails open"
+    );
+    assert_eq!(limited.received(), [], "a limit that fails open");
+    assert_eq!(
+        client.get(WEB, HTTP1).await,
+        200,
+        "a check of another caller"
+    );
+    drop(held);
+}

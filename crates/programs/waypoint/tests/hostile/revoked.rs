@@ -1,0 +1,74 @@
+//! A client whose certificate is revoked.
+
+use ambit_testkit::{Pki, build};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+
+use crate::fixture::{LONG, TCP, World, heard, listener};
+
+const SERVICE: &str = "10.96.0.1";
+
+#[tokio::test]
+async fn a_revoked_client_loses_its_tunnels_and_opens_no_others() {
+    let (pki, lists) = Pki::with_crls();
+    let world = World::with(&[("CRL_PATH", "")], pki).await;
+    let (application, address) = listener().await;
+    world.serve("db", SERVICE, &[address]);
+    let certificate = |name: &str| world.pki.cert(&build::identity("ns", name));
+    let (revoked, other) = (certificate("client"), certificate("client"));
+    let bystander = certificate("bystander");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ca-crl.pem");
+    let revoke = |certificate| {
+        std::fs::write(&path, world.pki.revoke(&[certificate])).unwrap();
+        lists.load(&path).unwrap();
+    };
+
+    let client = world.client_with(&revoked).await;
+    let mut tunnel = client.tunnel(SERVICE, TCP).await;
+    tunnel.write_all(b"one").await.unwrap();
+    let (mut stream, _) = timeout(LONG, application.accept()).await.unwrap().unwrap();
+    let mut bytes = [0; 3];
+    timeout(LONG, stream.read_exact(&mut bytes))
+        .await
+        .unwrap()
+        .unwrap();
+    // Of the same identity, and in use at the same time.
+    let of_other = world.client_with(&other).await;
+    let mut stays = of_other.tunnel(SERVICE, TCP).await;
+    stays.write_all(b"one").await.unwrap();
+    let (mut kept, _) = timeout(LONG, application.accept()).await.unwrap().unwrap();
+
+    // A list of somebody else changes nothing.
+    revoke(&bystander);
+    tunnel.write_all(b"two").await.unwrap();
+    timeout(LONG, stream.read_exact(&mut bytes))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(&bytes, b"two");
+
+    revoke(&revoked);
+    let rest = heard(tunnel).await;
+    assert!(!rest.ended && rest.bytes.is_empty(), "{rest:?}");
+    // The application learns of it, too.
+    let read = timeout(LONG, stream.read(&mut bytes)).await.unwrap();
+    assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
+    assert!(client.try_tunnel(SERVICE, TCP).await.is_err());
+    let again = world.client_or_refusal(&revoked).await;
+    let refused = match again {
+        Some(client) => client.try_tunnel(SERVICE, TCP).await.is_err(),
+        None => true,
+    };
+    assert!(refused, "a revoked client opened a tunnel");
+
+    stays.write_all(b"two").await.unwrap();
+    let mut both = [0; 6];
+    timeout(LONG, kept.read_exact(&mut both))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(&both, b"onetwo");
+}

@@ -1,0 +1,343 @@
+//! Ports whose protocol nobody declares: HTTP is recognised by its request line alone, and nothing else reaches an application
+//! past what is for its requests.
+
+use std::{sync::Arc, time::Duration};
+
+use ambit_model::{
+    AppProtocol, Authentication, Destination, GatewayAddress, HBONE_PORT, HttpAction,
+    HttpOperation, HttpPolicy, HttpRule, LocalLimit, NamespacedHostname, PolicyKey, Provider,
+    ProviderProtocol, RateLimit, WaypointExtension,
+};
+use ambit_proxy::state::Update;
+use ambit_testkit::{build, until};
+use ambit_xds::WaypointUpdate;
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use crate::{
+    application::scripted,
+    fixture::{LONG, UNDECLARED, World, heard, lines_about, record},
+};
+
+const VIP: &str = "10.0.0.1";
+
+/// Openings that some server somewhere takes, and that are no request of RFC 9112.
+const LENIENT: &[&[u8]] = &[
+    b"SET a b\r\n",
+    b"NICK foo\r\n",
+    b"INVITE sip:bob@example.com SIP/2.0\r\n\r\n",
+    b"SELECT 1;\n",
+    b"PING\r\n",
+    b"GET /secret\r\n",
+    b"GET /secret\r\n\r\n",
+    b"GET  /secret HTTP/1.1\r\nHost: web\r\n\r\n",
+    b"GET /secret  HTTP/1.1\r\nHost: web\r\n\r\n",
+    b"GET\t/secret HTTP/1.1\r\nHost: web\r\n\r\n",
+    b"GET /secret\tHTTP/1.1\r\nHost: web\r\n\r\n",
+    b"GET /secret HTTP/1.1 \r\nHost: web\r\n\r\n",
+    b"GET /secret http/1.1\r\nHost: web\r\n\r\n",
+    b"GET /secret HTTP/2.0\r\nHost: web\r\n\r\n",
+    b"GET /secret HTTP/0.9\r\n\r\n",
+    b"GET /secret HTTP/1.10\r\nHost: web\r\n\r\n",
+    b"GET /a b HTTP/1.1\r\nHost: web\r\n\r\n",
+    b" GET /secret HTTP/1.1\r\nHost: web\r\n\r\n",
+    b"\0GET /secret HTTP/1.1\r\nHost: web\r\n\r\n",
+    b"\rGET /secret HTTP/1.1\r\nHost: web\r\n\r\n",
+    b"GET /secret HTTP/1.1\rHost: web\r\r",
+    b"GET /\xc3\xa4 HTTP/1.1\r\nHost: web\r\n\r\n",
+    b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",
+];
+
+/// Spellings of a request that is one, and must be judged as such.
+const REQUESTS: &[&[u8]] = &[
+    b"GET /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
+    b"GET /secret HTTP/1.0\r\nHost: web\r\n\r\n",
+    b"GET /secret HTTP/1.1\nHost: web\nConnection: close\n\n",
+    b"\r\n\r\nGET /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
+    b"get /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
+];
+
+/// An application that keeps all it receives, and answers the first bytes of each connection.
+struct Recording {
+    address: std::net::SocketAddr,
+    received: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Recording {
+    async fn start() -> Self {
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let kept = received.clone();
+        let (address, _) = scripted(move |_, mut stream| {
+            let kept = kept.clone();
+            async move {
+                let mut bytes = [0; 4096];
+                let mut is_answered = false;
+                while let Ok(read @ 1..) = stream.read(&mut bytes).await {
+                    kept.lock().extend_from_slice(&bytes[..read]);
+                    if !is_answered && stream.write_all(b"+OK\r\n").await.is_err() {
+                        return;
+                    }
+                    is_answered = true;
+                }
+            }
+        })
+        .await;
+        Self { address, received }
+    }
+
+    fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut *self.received.lock())
+    }
+}
+
+fn secret_paths() -> HttpPolicy {
+    let path = ambit_model::StringMatch::from_pattern("/secret*");
+    let operation = HttpOperation {
+        paths: vec![ambit_model::PathPattern::Text(path)],
+        ..HttpOperation::default()
+    };
+    HttpPolicy {
+        key: PolicyKey::of_record("ns/paths"),
+        for_gateway: true,
+        action: HttpAction::Deny,
+        rules: vec![HttpRule {
+            operations: vec![operation],
+            ..HttpRule::default()
+        }],
+        ..HttpPolicy::default()
+    }
+}
+
+/// One object of each kind that is for requests, and how a refusal names it.
+fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
+    let web = NamespacedHostname::new("ns", build::service("web", &[], &[]).hostname);
+    let key = |name: &str| PolicyKey::of_record(&format!("ns/{name}"));
+    let at = |name: &str| record(name);
+    let nowhere = Provider {
+        name: "nowhere".into(),
+        place: Err("there is none".into()),
+        timeout: LONG,
+        status_on_error: 403,
+        fail_open: false,
+        body: None,
+        protocol: ProviderProtocol::Grpc,
+    };
+    let custom = HttpPolicy {
+        key: key("custom"),
+        for_gateway: true,
+        action: HttpAction::Custom,
+        rules: vec![HttpRule::default()],
+        provider: Some(Arc::new(nowhere)),
+        ..HttpPolicy::default()
+    };
+    let tokens = Authentication {
+        key: key("tokens"),
+        for_gateway: true,
+        ..Authentication::default()
+    };
+    let limit = RateLimit {
+        key: key("limit"),
+        services: vec![web.clone()],
+        local: vec![LocalLimit {
+            matches: Vec::new(),
+            by: Vec::new(),
+            requests: 1000,
+            per: Duration::from_secs(1),
+            burst: 1000,
+            buckets: 1,
+        }],
+        ..RateLimit::default()
+    };
+    let plugin = WaypointExtension {
+        namespace: "ns".into(),
+        name: "plugin".into(),
+        services: vec![web],
+        url: "file:///nowhere".into(),
+        ..WaypointExtension::default()
+    };
+    vec![
+        (
+            WaypointUpdate::Policy(at("paths"), Box::new(secret_paths())),
+            WaypointUpdate::PolicyGone(at("paths")),
+            "AuthorizationPolicy ns/paths",
+        ),
+        (
+            WaypointUpdate::Policy(at("custom"), Box::new(custom)),
+            WaypointUpdate::PolicyGone(at("custom")),
+            "AuthorizationPolicy ns/custom",
+        ),
+        (
+            WaypointUpdate::Authentication(at("tokens"), Box::new(tokens)),
+            WaypointUpdate::AuthenticationGone(at("tokens")),
+            "RequestAuthentication ns/tokens",
+        ),
+        (
+            WaypointUpdate::RateLimit(at("limit"), Box::new(limit)),
+            WaypointUpdate::RateLimitGone(at("limit")),
+            "rate limit ns/limit",
+        ),
+        (
+            WaypointUpdate::Extension(at("plugin"), Box::new(plugin)),
+            WaypointUpdate::ExtensionGone(at("plugin")),
+            "plugin ns/plugin",
+        ),
+    ]
+}
+
+/// Whether a line about a client has all of some texts. Access logs write spaces within a field in hexadecimal.
+fn is_logged(client: std::net::SocketAddr, texts: &[&str]) -> bool {
+    let lines = lines_about(client);
+    let has_all = |line: &String| {
+        let line = line.replace("\\x20", " ");
+        texts.iter().all(|text| line.contains(text))
+    };
+    lines.iter().any(has_all)
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_http_pass_only_where_nothing_is_for_requests() {
+    let world = World::new().await;
+    let application = Recording::start().await;
+    world.serve("web", VIP, &[application.address]);
+    for bytes in LENIENT {
+        let said = world.client().await.say(VIP, UNDECLARED, bytes).await;
+        let name = bytes.escape_ascii().to_string();
+        assert_eq!(said.bytes, b"+OK\r\n", "{name}");
+        assert_eq!(application.take(), *bytes, "{name}");
+    }
+    for (object, gone, name) in objects() {
+        world.publish(object);
+        for bytes in LENIENT {
+            let before = world.refused("not_http");
+            let client = world.client().await;
+            let said = client.say(VIP, UNDECLARED, bytes).await;
+            let what = format!("{name}, {}: {:?}", bytes.escape_ascii(), said.text());
+            assert_eq!(application.take(), b"", "{what}");
+            assert_eq!(said.statuses(), [400], "{what}");
+            assert!(said.text().contains(name), "{what}");
+            assert_eq!(world.refused("not_http"), before + 1, "{what}");
+            let is_logged = is_logged(client.address, &["not_http", name]);
+            assert!(is_logged, "{what}: {:?}", lines_about(client.address));
+        }
+        world.publish(gone);
+    }
+}
+
+#[tokio::test]
+async fn every_spelling_of_a_request_is_judged_on_undeclared_ports() {
+    let world = World::new().await;
+    let application = Recording::start().await;
+    world.serve("web", VIP, &[application.address]);
+    let policy = Box::new(secret_paths());
+    world.publish(WaypointUpdate::Policy(record("paths"), policy));
+    for bytes in REQUESTS {
+        let said = world.client().await.say(VIP, UNDECLARED, bytes).await;
+        let what = format!("{}: {:?}", bytes.escape_ascii(), said.text());
+        assert!(said.text().contains(" 403 "), "{what}");
+        assert_eq!(application.take(), b"", "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_passed_ends_once_something_is_for_requests() {
+    let world = World::new().await;
+    let application = Recording::start().await;
+    world.serve("web", VIP, &[application.address]);
+    for (object, gone, name) in objects() {
+        let client = world.client().await;
+        let mut tunnel = client.tunnel(VIP, UNDECLARED).await;
+        tunnel.write_all(b"SET a b\r\n").await.unwrap();
+        let mut reply = [0; 5];
+        let read = timeout(LONG, tunnel.read_exact(&mut reply)).await;
+        read.unwrap().unwrap();
+        world.publish(object);
+        let rest = heard(tunnel).await;
+        assert!(rest.bytes.is_empty(), "{name}: {rest:?}");
+        until("it is logged", || is_logged(client.address, &[name])).await;
+        world.publish(gone);
+    }
+}
+
+#[tokio::test]
+async fn clients_that_send_no_whole_line_are_refused_by_name_where_requests_are_judged() {
+    let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "500ms")]).await;
+    let application = Recording::start().await;
+    world.serve("web", VIP, &[application.address]);
+    // Where nothing is, whoever waits for a reply gets it.
+    let mut tunnel = world.client().await.tunnel(VIP, UNDECLARED).await;
+    tunnel.write_all(b"SELECT 1;").await.unwrap();
+    let mut reply = [0; 5];
+    let read = timeout(LONG, tunnel.read_exact(&mut reply)).await;
+    read.unwrap().unwrap();
+    assert_eq!(application.take(), b"SELECT 1;");
+    let policy = Box::new(secret_paths());
+    world.publish(WaypointUpdate::Policy(record("paths"), policy));
+    for (bytes, reason) in [(&b""[..], "not_http"), (b"GET /secret", "headers_too_slow")] {
+        let before = world.refused(reason);
+        let client = world.client().await;
+        let mut tunnel = client.tunnel(VIP, UNDECLARED).await;
+        tunnel.write_all(bytes).await.unwrap();
+        let said = heard(tunnel).await;
+        assert!(said.bytes.is_empty(), "{said:?}");
+        until("it is counted", || world.refused(reason) == before + 1).await;
+        let is_logged = is_logged(client.address, &["AuthorizationPolicy ns/paths"]);
+        assert!(is_logged, "{:?}", lines_about(client.address));
+    }
+    assert_eq!(application.take(), b"");
+}
+
+/// A pod behind the waypoint that a service of the mesh selects, which the waypoint does not serve.
+fn pod_of(
+    world: &World,
+    name: &str,
+    application: std::net::SocketAddr,
+    speaks: Option<AppProtocol>,
+) {
+    let port = application.port();
+    let mut service = build::service(name, &[], &[(port, port)]);
+    service.app_protocols = speaks.map(|speaks| (port, speaks)).into_iter().collect();
+    let hostname = NamespacedHostname::new("ns", service.hostname.clone());
+    let pod = build::plain_workload(&format!("{name}-pod"), &[&application.ip().to_string()]);
+    let mut pod = build::endpoint_of(pod, &hostname.to_string(), &[(port, port)]);
+    pod.waypoint = Some(GatewayAddress {
+        destination: Destination::Hostname(NamespacedHostname::new(
+            "ns",
+            "waypoint.ns.svc.cluster.local",
+        )),
+        hbone_mtls_port: HBONE_PORT,
+    });
+    world.state.apply(&mut vec![
+        Update::Service(Box::new(service)),
+        Update::Workload(Box::new(pod)),
+    ]);
+}
+
+#[tokio::test]
+async fn declarations_of_services_count_for_connections_to_addresses_of_pods() {
+    let world = World::new().await;
+    let (tokens, ..) = objects().swap_remove(2);
+    world.publish(tokens);
+    for (name, speaks, passes) in [
+        ("tcp", Some(AppProtocol::Tcp), true),
+        ("tls", Some(AppProtocol::Tls), true),
+        ("http", Some(AppProtocol::Http11), false),
+        ("undeclared", None, false),
+    ] {
+        let application = Recording::start().await;
+        pod_of(&world, name, application.address, speaks);
+        let (ip, port) = (
+            application.address.ip().to_string(),
+            application.address.port(),
+        );
+        for bytes in [&b"HELLO\r\n"[..], b"GET  / HTTP/1.1\r\n\r\n"] {
+            let client = world.client().await;
+            let said = client.say(&ip, port, bytes).await;
+            let expected = if passes { bytes } else { b"" };
+            assert_eq!(application.take(), expected, "{name}: {:?}", said.text());
+            assert_eq!(said.text().starts_with("+OK"), passes, "{name}");
+        }
+    }
+}

@@ -1,5 +1,5 @@
 {{/* The agent's environment: the names are those of Istio's agent where there is one. */}}
-{{- define "ambit.agentConfig" -}}
+{{- define "ambit.agentDefaults" -}}
 AMBIENT_DNS_CAPTURE: {{ .Values.cni.ambient.dnsCapture | quote }}
 AMBIENT_ENABLEMENT_SELECTOR: {{ with .Values.cni.ambient.enablementSelectors }}{{ toJson . | quote }}{{ else }}""{{ end }}
 AMBIENT_IPV6: {{ .Values.cni.ambient.ipv6 | quote }}
@@ -20,17 +20,21 @@ ISTIO_OWNED_CNI_CONFIG: {{ .Values.cni.istioOwnedCNIConfig | quote }}
 {{- with .Values.cni.istioOwnedCNIConfigFileName }}
 ISTIO_OWNED_CNI_CONFIG_FILENAME: {{ . | quote }}
 {{- end }}
+KUBELET_CGROUP: {{ .Values.cni.kubeletCgroup | quote }}
+KUBELET_UID: {{ .Values.cni.kubeletUser | int | quote }}
 LOG_FORMAT: {{ if .Values.global.logAsJson }}json{{ else }}plain{{ end }}
 MOUNTED_CNI_BIN_DIR: /host/opt/cni/bin
 MOUNTED_CNI_NET_DIR: /host/etc/cni/net.d
 PLUGIN_LOG_LEVEL: {{ .Values.cni.logging.level | default "info" | quote }}
+PROBE_EXEMPTION: {{ .Values.cni.probeExemption | quote }}
 RECONCILE_SECONDS: {{ .Values.cni.reconcileSeconds | quote }}
 REDIRECTION_BACKEND: {{ .Values.cni.redirectionBackend | quote }}
 RUST_LOG: {{ .Values.global.logging.level | quote }}
 SYSTEM_NAMESPACE: {{ .Release.Namespace }}
 XTABLES_LOCKFILE: /tmp/xtables.lock
 ZTUNNEL_UDS_ADDRESS: /var/run/ztunnel/ztunnel.sock
-{{- range $name, $value := .Values.cni.env }}
-{{ $name }}: {{ $value | quote }}
 {{- end }}
+
+{{- define "ambit.agentConfig" -}}
+{{- include "ambit.pairs" (list (include "ambit.agentDefaults" .) .Values.cni.env) | trim -}}
 {{- end }}

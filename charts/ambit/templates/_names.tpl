@@ -21,8 +21,9 @@ https://istiod.{{ .Release.Namespace }}.svc:15012
 {{- $global := .Values.global -}}
 {{- $images := dict "imagePullPolicy" $global.imagePullPolicy "imagePullSecrets" $global.imagePullSecrets -}}
 {{- $rest := dict "image" (include "ambit.image" (list . "waypoint")) "network" $global.network -}}
-{{- $log := dict "logLevel" $global.logging.level "logAsJson" $global.logAsJson -}}
-{{ merge $rest $images $log $global.waypoint | toJson }}
+{{- $ca := dict "caAddress" ($global.waypoint.caAddress | default .Values.ztunnel.caAddress) "peerCaCrl" .Values.ztunnel.peerCaCrl.enabled -}}
+{{- $log := dict "logLevel" $global.logging.level "logAsJson" $global.logAsJson "metricsPrincipals" $global.metrics.principals -}}
+{{ merge $rest $ca $images $log (omit $global.waypoint "servicePolicyScope" "caAddress") | toJson }}
 {{- end }}
 
 {{/* Kubernetes' minor version as a number; some platforms write "31+". */}}
@@ -35,4 +36,39 @@ https://istiod.{{ .Release.Namespace }}.svc:15012
 helm.sh/hook: pre-delete
 helm.sh/hook-weight: "-1"
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
+{{/* Labels or annotations, each name once: those of the second item, a map of the user's, go before those of the first, YAML. */}}
+{{- define "ambit.pairs" -}}
+{{- $user := index . 1 | default (dict) -}}
+{{- range $name, $value := index . 0 | fromYaml -}}
+{{- if not (hasKey $user $name) }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $user }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The labels of pods that are selected by the label app; the third item is the path of the user's. */}}
+{{- define "ambit.podLabels" -}}
+{{- if hasKey (index . 1 | default (dict)) "app" -}}
+{{- fail (printf "%s.app: the mesh selects its pods by this label, so it cannot be another: choose another key" (index . 2)) -}}
+{{- end -}}
+{{- include "ambit.pairs" . -}}
+{{- end }}
+
+{{/* Environment variables, each name once: those of the second item, a map of the user's, go before those of the first, YAML. */}}
+{{- define "ambit.env" -}}
+{{- $user := index . 1 | default (dict) -}}
+{{- range index . 0 | fromYamlArray -}}
+{{- if not (hasKey $user .name) }}
+- {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $user }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
 {{- end }}

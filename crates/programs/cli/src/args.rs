@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ambit_lab::{IpFamily, PrimaryCni, Stage};
+use ambit_lab::{IpFamily, MAX_NODES, PrimaryCni, Stage};
 use clap::{Parser, Subcommand};
 
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
     output::Format,
     pod::PodArgs,
+    problems::ProblemsArgs,
     rehearsal::RehearsalArgs,
     rollout::RolloutArgs,
     status::StatusArgs,
@@ -50,6 +51,8 @@ pub(crate) enum Command {
     Unenroll(EnrolArgs),
     /// Show the health of every node and of the control plane
     Status(StatusArgs),
+    /// List what is wrong with objects: policies, routes, waypoints, labels and kinds without effect
+    Problems(ProblemsArgs),
     /// Show whether a pod is in the mesh, and why
     Pod(PodArgs),
     /// List the workloads known to a node proxy or the control plane
@@ -104,7 +107,7 @@ pub(crate) enum LabCommand {
     Up(UpArgs),
     /// Stop a lab and remove everything of it
     Down,
-    /// Show nodes, pods and the processes of the mesh
+    /// Show nodes, pods, the processes of the mesh, and what is wrong with manifests
     Status {
         /// Output format
         #[arg(short, long, value_enum, default_value_t)]
@@ -165,7 +168,7 @@ pub(crate) struct UpArgs {
     /// Directory of Kubernetes manifests; followed while the lab is up
     pub(crate) manifests: PathBuf,
     /// How many nodes
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_NODES)))]
     pub(crate) nodes: u8,
     /// ipv4, ipv6 or dual
     #[arg(long, default_value = "ipv4")]

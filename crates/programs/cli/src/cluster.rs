@@ -5,7 +5,7 @@ use std::{future::Future, path::PathBuf};
 use ambit_install::cluster::Cluster;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 
-use crate::{CliError, ErrorKind};
+use crate::{CliError, ErrorKind, labs};
 
 /// Sent as the user agent.
 const USER_AGENT: &str = concat!("ambit/", env!("CARGO_PKG_VERSION"));
@@ -43,9 +43,13 @@ impl Target {
     /// Connects.
     pub(crate) async fn cluster(&self) -> Result<Cluster, CliError> {
         let unusable = |error: Box<dyn std::error::Error + Send + Sync>| {
-            CliError::new(ErrorKind::Unreachable, "no cluster can be reached")
+            let error = CliError::new(ErrorKind::Unreachable, "no cluster can be reached")
                 .because(error)
-                .hint("--kubeconfig FILE or $KUBECONFIG names one")
+                .hint("--kubeconfig FILE or $KUBECONFIG names one");
+            match labs::hint() {
+                Some(hint) => error.hint(hint),
+                None => error,
+            }
         };
         let options = KubeConfigOptions {
             context: self.context.clone(),
@@ -69,6 +73,27 @@ impl Target {
         Ok(Cluster::new(
             client.map_err(|error| unusable(error.into()))?,
         ))
+    }
+}
+
+impl Target {
+    /// The lab that a command asks instead, if it names one and no cluster.
+    pub(crate) fn lab(&self, named: Option<&str>) -> Option<String> {
+        let names_cluster = self.kubeconfig.is_some() || self.context.is_some();
+        named.filter(|_| !names_cluster).map(ToOwned::to_owned)
+    }
+
+    /// The cluster in words: the context of the kubeconfig that names it.
+    pub(crate) fn describe(&self) -> String {
+        let file = match &self.kubeconfig {
+            Some(path) => Kubeconfig::read_from(path).ok(),
+            None => Kubeconfig::read().ok(),
+        };
+        let current = file.and_then(|file| file.current_context);
+        match self.context.clone().or(current) {
+            Some(context) => format!("cluster {context}"),
+            None => "the cluster of this pod".to_owned(),
+        }
     }
 }
 

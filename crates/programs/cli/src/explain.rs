@@ -1,7 +1,13 @@
 //! `ambit policy explain`: which policy decides a connection, and why, from live state. What goes through a
 //! waypoint is followed there: node proxies judge it by PeerAuthentication alone.
 
-use std::net::{IpAddr, SocketAddr};
+mod name;
+mod origin;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::ExitCode,
+};
 
 use ambit_authz::{Connection, Explanation, Outcome, Why};
 use ambit_mesh_json::Json;
@@ -23,7 +29,7 @@ pub(crate) struct ExplainArgs {
     /// The client: a pod (`namespace/name`, or the beginning of a name), an address, or a SPIFFE id
     #[arg(long)]
     pub(crate) from: String,
-    /// The server: a pod, an address, or a service (`namespace/name` or its host name)
+    /// The server: a pod, an address, or a service (`namespace/name`, or a name by which the client calls it)
     #[arg(long)]
     pub(crate) to: String,
     /// The port: the application's for a pod or address, the service's for a service
@@ -79,12 +85,37 @@ pub(crate) struct PolicyReport {
     pub(crate) matching_rule: Option<usize>,
 }
 
-pub(crate) fn run(args: &ExplainArgs) -> Result<(), CliError> {
-    let dump = args.source.dump()?;
-    let reports = explain(&dump, &args.from, &args.to, args.port, args.plaintext)?;
+/// Explains; the exit code is 1 if a connection would be refused.
+pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
+    let dump = dump(args)?;
+    let mut reports = explain(&dump, &args.from, &args.to, args.port, args.plaintext)?;
+    origin::name_peer_authentications(&args.source, &mut reports);
     output::print(args.output, &reports, || {
         reports.iter().map(words).collect::<Vec<_>>().join("\n\n")
-    })
+    })?;
+    let is_allowed = reports.iter().all(|report| report.allowed);
+    Ok(ExitCode::from(u8::from(!is_allowed)))
+}
+
+/// The state of the node proxy that is asked: that of the server's node, unless flags name another.
+fn dump(args: &ExplainArgs) -> Result<Dump, CliError> {
+    let dump = args.source.dump()?;
+    if !args.source.is_open() {
+        return Ok(dump);
+    }
+    let workloads = dump.authz_workloads();
+    let client = Client::find(&workloads, &args.from)?;
+    let to = name::resolve(&dump, client.namespace.as_deref(), &args.to, args.port);
+    let servers = servers(&dump, &workloads, &to, args.port)?;
+    let node = servers.first().and_then(|(server, ..)| {
+        let mut entries = dump.workloads.known();
+        let entry = entries.find(|entry| entry.uid == server.uid.as_str())?;
+        Some(entry.node.clone()).filter(|node| !node.is_empty())
+    });
+    match node {
+        Some(node) => args.source.at(&node).dump(),
+        None => Ok(dump),
+    }
 }
 
 /// Explains the connection to each pod that `to` means.
@@ -98,6 +129,7 @@ pub(crate) fn explain(
     let workloads = dump.authz_workloads();
     let policies = dump.policy_set()?;
     let client = Client::find(&workloads, from)?;
+    let to = &*name::resolve(dump, client.namespace.as_deref(), to, port);
     let mut reports = Vec::new();
     for (server, ip, port) in servers(dump, &workloads, to, port)? {
         let source_ip = client.address(ip);
@@ -143,6 +175,8 @@ fn refused(report: Report, waypoint: &str) -> Report {
 
 struct Client {
     name: String,
+    /// Where names without a dot are looked for.
+    namespace: Option<String>,
     identity: Option<Identity>,
     ips: Vec<IpAddr>,
 }
@@ -160,6 +194,7 @@ impl Client {
                 .collect();
             return Ok(Self {
                 name: from.to_owned(),
+                namespace: Some(identity.namespace.to_string()),
                 identity: Some(identity),
                 ips,
             });
@@ -169,6 +204,7 @@ impl Client {
             let captured = workload.protocol == Protocol::Hbone;
             return Ok(Self {
                 name: full_name(workload),
+                namespace: Some(workload.namespace.to_string()),
                 identity: captured.then(|| workload.identity()),
                 ips: workload.workload_ips.clone(),
             });
@@ -176,6 +212,7 @@ impl Client {
         if let Ok(ip) = from.parse() {
             return Ok(Self {
                 name: from.to_owned(),
+                namespace: None,
                 identity: None,
                 ips: vec![ip],
             });

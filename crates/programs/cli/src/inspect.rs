@@ -1,5 +1,7 @@
 //! `ambit workloads`, `services`, `policies`, `certificates`, `connections` and `log-level`.
 
+use std::collections::BTreeSet;
+
 use hyper::Method;
 use serde::Serialize;
 
@@ -134,7 +136,7 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
             .collect();
         let ports = service.ports.iter();
         let ports: Vec<_> = ports
-            .map(|(port, target)| format!("{port}>{target}"))
+            .map(|(port, target)| format!("{port}>{}", target_ports(service, *port, *target)))
             .collect();
         vec![
             service.namespace.clone(),
@@ -146,6 +148,21 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
         ]
     };
     table(&header, services.iter().map(row))
+}
+
+/// The port of a service's endpoints: its own, or those that a named one stands for there.
+fn target_ports(service: &ServiceEntry, port: u16, target: u16) -> String {
+    if target > 0 {
+        return target.to_string();
+    }
+    let endpoints = service.endpoints.iter().flat_map(Entries::known);
+    let named = endpoints.filter_map(|endpoint| endpoint.port.get(&port));
+    let named: BTreeSet<_> = named.filter(|port| **port > 0).collect();
+    let named: Vec<_> = named.into_iter().map(ToString::to_string).collect();
+    match named.is_empty() {
+        true => "named".to_owned(),
+        false => named.join("|"),
+    }
 }
 
 pub(crate) fn policies(args: &Inspect) -> Result<(), CliError> {
@@ -168,9 +185,15 @@ fn policy_rows(policies: &[&PolicyEntry]) -> String {
 }
 
 pub(crate) fn certificates(args: &Inspect) -> Result<(), CliError> {
-    let dump = args.source.dump()?;
-    let entries: Vec<_> = dump.certificates.iter().collect();
+    let dumps = dumps(&args.source)?;
+    let entries = dumps.iter().flat_map(|dump| dump.certificates.iter());
+    let entries: Vec<_> = entries.collect();
     output::print(args.output, &entries, || certificate_rows(&known(&entries)))
+}
+
+/// The state of each node proxy that is meant.
+fn dumps(source: &Source) -> Result<Vec<Dump>, CliError> {
+    source.all()?.iter().map(Source::dump).collect()
 }
 
 fn certificate_rows(entries: &[&CertificateEntry]) -> String {
@@ -208,8 +231,12 @@ fn certificate_rows(entries: &[&CertificateEntry]) -> String {
 }
 
 pub(crate) fn connections(args: &Inspect) -> Result<(), CliError> {
-    let dump = args.source.dump()?;
-    let open = open_connections(&dump, args.namespace.as_deref());
+    let dumps = dumps(&args.source)?;
+    let namespace = args.namespace.as_deref();
+    let open = dumps
+        .iter()
+        .flat_map(|dump| open_connections(dump, namespace));
+    let open: Vec<_> = open.collect();
     output::print(args.output, &open, || connection_rows(&open))
 }
 
@@ -280,8 +307,11 @@ pub(crate) fn log_level(args: &LogLevel) -> Result<(), CliError> {
         None if args.reset => "/logging?reset".to_owned(),
         None => "/logging".to_owned(),
     };
-    let answer = args.source.succeed(Method::POST, &path)?;
-    say(String::from_utf8_lossy(&answer).trim_end())
+    for source in args.source.all()? {
+        let answer = source.succeed(Method::POST, &path)?;
+        say(String::from_utf8_lossy(&answer).trim_end())?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

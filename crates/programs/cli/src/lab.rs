@@ -1,15 +1,20 @@
 //! `ambit lab`: up, down, status, exec, logs.
 
-use std::{io, os::fd::AsFd, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    collections::BTreeSet, io, os::fd::AsFd, path::PathBuf, process::ExitCode, time::Duration,
+};
 
 use ambit_lab::{LogSource, Options, Status, base_directory};
+use serde::Serialize;
 
 use crate::{
     CliError, ErrorKind,
     args::{LabCommand, UpArgs},
     labs::{client_error, find},
     output::{self, Format, say, table},
+    problems::{self, Problem},
     readiness::{all_ready, launch, wait_for_proxies},
+    source::Source,
 };
 
 pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError> {
@@ -20,7 +25,7 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
         LabCommand::Down => find(name)?.down().map_err(client_error)?,
         LabCommand::Status { output } => {
             let status = find(name)?.status().map_err(client_error)?;
-            show(&status, output)?;
+            show_with_problems(name, &status, output)?;
         }
         LabCommand::Exec {
             pod,
@@ -134,6 +139,37 @@ fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
 
 fn show(status: &Status, format: Format) -> Result<(), CliError> {
     output::print(format, status, || words(status))
+}
+
+/// The status with what the control plane finds wrong.
+fn show_with_problems(name: &str, status: &Status, format: Format) -> Result<(), CliError> {
+    let problems = match status.mesh {
+        // A control plane that does not answer is shown among the processes.
+        true => problems::ask(&Source::control(name)).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let all = StatusWithProblems {
+        status,
+        mesh_problems: &problems,
+    };
+    output::print(format, &all, || {
+        let mut text = words(status);
+        let lines: BTreeSet<_> = problems.iter().map(Problem::line).collect();
+        let known = |line: &&String| !status.problems.contains(*line);
+        for line in lines.iter().filter(known) {
+            text.push_str(&format!("\nproblem: {line}"));
+        }
+        text
+    })
+}
+
+/// A lab's status, beside what the control plane finds wrong.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StatusWithProblems<'a> {
+    #[serde(flatten)]
+    status: &'a Status,
+    mesh_problems: &'a [Problem],
 }
 
 fn words(status: &Status) -> String {

@@ -1,11 +1,8 @@
-//! The labs that run: which one is meant, and how its errors are told.
+//! The labs that run: which one a command asks, and its errors in words.
 
 use ambit_lab::{Client, ClientError, StateDir, base_directory};
 
-use crate::{CliError, ErrorKind, cluster::Target};
-
-/// The lab that is meant if none is named.
-const DEFAULT_LAB: &str = "default";
+use crate::{CliError, ErrorKind};
 
 /// The lab of that name.
 pub(crate) fn find(name: &str) -> Result<Client, CliError> {
@@ -25,12 +22,12 @@ pub(crate) fn client_error(error: ClientError) -> CliError {
     }
 }
 
-/// The lab that is meant, if one is: the one that is named, or the default one if it is up and no cluster is named.
-pub(crate) fn chosen(named: Option<&str>, target: &Target) -> Option<String> {
-    if target.kubeconfig.is_some() || target.context.is_some() {
-        return None;
-    }
-    let labs = || StateDir::list(&base_directory());
-    let default = || labs().into_iter().find(|name| name == DEFAULT_LAB);
-    named.map(ToOwned::to_owned).or_else(default)
+/// How to ask a lab instead of a cluster; `None` where no lab runs.
+pub(crate) fn hint() -> Option<String> {
+    let labs = StateDir::list(&base_directory());
+    let first = labs.first()?;
+    Some(format!(
+        "labs that run: {}; --lab {first} asks one, where a command has that flag",
+        labs.join(", ")
+    ))
 }

@@ -24,6 +24,7 @@ mod labs;
 mod membership;
 mod output;
 mod pod;
+mod problems;
 mod reach;
 mod readiness;
 mod rehearsal;
@@ -58,7 +59,7 @@ pub fn main() -> ExitCode {
         Command::Certificates(args) => inspect::certificates(&args).map(done),
         Command::Connections(args) => inspect::connections(&args).map(done),
         Command::LogLevel(args) => inspect::log_level(&args).map(done),
-        Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args).map(done),
+        Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args),
         Command::Policy(PolicyCommand::Test(args)) => rehearsal::run(&args),
         Command::Waypoint(command) => waypoint::run(&command).map(done),
         Command::Install(args) => install::install(&args).map(done),
@@ -68,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Unenroll(args) => enrol::run(&args, false).map(done),
         Command::Rollout(args) => rollout::run(&args).map(done),
         Command::Status(args) => status::run(&args).map(done),
+        Command::Problems(args) => problems::run(&args).map(done),
         Command::Pod(args) => pod::run(&args).map(done),
         Command::Check(args) => check::run(&args),
         Command::BugReport(args) => bug_report::run(&args).map(done),

@@ -19,6 +19,8 @@ pub(crate) enum Part {
     Proxy(String),
     /// The node proxy that serves a pod: namespace, name.
     ProxyOf(String, String),
+    /// Any node proxy.
+    AnyProxy,
     /// A replica of the control plane.
     Control,
 }
@@ -29,18 +31,6 @@ pub(crate) const PROXY: (&str, u16) = ("app=ztunnel", 15000);
 pub(crate) const AGENT: (&str, u16) = ("app=ambit-agent", 15014);
 /// See [`PROXY`].
 pub(crate) const CONTROL: (&str, u16) = ("app=istiod", 15014);
-
-/// Puts a question to a part and returns the answer, whatever its status.
-pub(crate) async fn ask(
-    cluster: &Cluster,
-    mesh_namespace: &str,
-    part: &Part,
-    method: Method,
-    path: &str,
-) -> Result<http::Answer, CliError> {
-    let (pod, port) = find(cluster, mesh_namespace, part).await?;
-    ask_pod(cluster, mesh_namespace, &pod, port, method, path).await
-}
 
 /// Puts a question to a pod of the mesh.
 pub(crate) async fn ask_pod(
@@ -77,13 +67,15 @@ pub(crate) async fn pods(
     pods.map_err(|error| failed(error.into()))
 }
 
-async fn find(
+/// The pod that is a part of the mesh, and the port where it answers.
+pub(crate) async fn find(
     cluster: &Cluster,
     mesh_namespace: &str,
     part: &Part,
 ) -> Result<(String, u16), CliError> {
     let ((labels, port), node) = match part {
         Part::Proxy(node) => (PROXY, Some(node.clone())),
+        Part::AnyProxy => (PROXY, None),
         Part::Control => (CONTROL, None),
         Part::ProxyOf(namespace, name) => {
             let pod = pod(cluster, namespace, name).await?;

@@ -14,6 +14,8 @@ mod world;
 
 use std::{path::PathBuf, process::ExitCode};
 
+use ambit_derive::{Index, PodDirectory};
+
 use crate::{
     CliError, ErrorKind,
     cluster::Target,
@@ -53,7 +55,7 @@ pub(crate) struct RehearsalArgs {
     /// The trust domain; a cluster's is asked for there
     #[arg(long)]
     pub(crate) trust_domain: Option<String>,
-    /// This lab; otherwise the lab called default if it is up, else the cluster
+    /// This lab; otherwise the kubeconfig's cluster
     #[arg(long, env = "AMBIT_LAB")]
     pub(crate) lab: Option<String>,
     #[command(flatten)]
@@ -61,6 +63,17 @@ pub(crate) struct RehearsalArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: Format,
+}
+
+/// The mesh of the objects of a lab or cluster, without what proxies have seen.
+pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliError> {
+    let world = World::objects_of(lab, target)?;
+    let mut index = Index::new(world.config);
+    let mut pods = PodDirectory::default();
+    for event in &world.objects {
+        index.handle(event, &mut pods);
+    }
+    Ok(index)
 }
 
 /// Succeeds if nobody would be refused who is not refused already.

@@ -1,12 +1,15 @@
 //! Whose state a command shows: a node proxy's or a control plane's, at an address, in a cluster,
-//! inside a running lab, or saved in a file.
+//! inside a running lab, or saved in a file. Without flags it is a node proxy of the kubeconfig's cluster; which one
+//! answers is printed beside the output.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::{SocketAddr, TcpStream, ToSocketAddrs},
     path::PathBuf,
 };
 
+use ambit_install::rollout::node_of;
 use ambit_lab::Place;
 use hyper::Method;
 
@@ -14,7 +17,9 @@ use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
     dump::Dump,
-    http, labs,
+    http,
+    install::progress,
+    labs,
     reach::{self, Part},
 };
 
@@ -27,26 +32,28 @@ const DEBUG: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Source {
     /// Admin address of a node proxy, or debug address of a control plane
-    #[arg(long, default_value = "http://127.0.0.1:15000", env = "AMBIT_ADDRESS")]
-    pub(crate) address: String,
-    /// The node proxy of this node, of a running lab or of a cluster
+    #[arg(long, env = "AMBIT_ADDRESS")]
+    pub(crate) address: Option<String>,
+    /// The node proxy of this node; found by itself if left out
     #[arg(long, conflicts_with_all = ["pod", "control", "file"])]
     pub(crate) node: Option<String>,
-    /// The node proxy that serves this pod (namespace/name), of a running lab or of a cluster
+    /// The node proxy that serves this pod (namespace/name)
     #[arg(long, conflicts_with_all = ["control", "file"])]
     pub(crate) pod: Option<String>,
-    /// The control plane, of a running lab or of a cluster
+    /// The control plane
     #[arg(long, conflicts_with = "file")]
     pub(crate) control: bool,
     /// A dump saved before; `-` is standard input
     #[arg(long)]
     pub(crate) file: Option<PathBuf>,
-    /// --node, --pod and --control mean this lab; otherwise the lab called default if it is up, else
-    /// the cluster
+    /// Of this lab; otherwise of the kubeconfig's cluster
     #[arg(long, env = "AMBIT_LAB")]
     pub(crate) lab: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,
+    /// Whether nobody needs to know who is asked
+    #[arg(skip)]
+    is_quiet: bool,
 }
 
 /// A place that answers HTTP.
@@ -64,14 +71,56 @@ impl Source {
     /// The node proxy of a node of a running lab.
     pub(crate) fn node(lab: &str, node: &str) -> Self {
         Self {
-            address: String::new(),
+            address: None,
             node: Some(node.to_owned()),
             pod: None,
             control: false,
             file: None,
             lab: Some(lab.to_owned()),
             target: Target::default(),
+            is_quiet: true,
         }
+    }
+
+    /// The control plane of a running lab.
+    pub(crate) fn control(lab: &str) -> Self {
+        Self {
+            node: None,
+            control: true,
+            ..Self::node(lab, "")
+        }
+    }
+
+    /// Whether flags leave open whom to ask.
+    pub(crate) fn is_open(&self) -> bool {
+        let place = (&self.address, &self.node, &self.pod, &self.file);
+        matches!(place, (None, None, None, None)) && !self.control
+    }
+
+    /// The same, of the node proxy of a node.
+    pub(crate) fn at(&self, node: &str) -> Self {
+        Self {
+            node: Some(node.to_owned()),
+            ..self.clone()
+        }
+    }
+
+    /// What flags name; where they leave it open, the node proxies of all nodes.
+    pub(crate) fn all(&self) -> Result<Vec<Self>, CliError> {
+        if !self.is_open() {
+            return Ok(vec![self.clone()]);
+        }
+        let nodes: BTreeSet<String> = match self.lab() {
+            Some(lab) => nodes_of(&lab)?.into_iter().collect(),
+            None => wait(async {
+                let cluster = self.target.cluster().await?;
+                let namespace = &self.target.mesh_namespace;
+                let pods = reach::pods(&cluster, namespace, reach::PROXY.0).await?;
+                let nodes = pods.iter().filter_map(|pod| node_of(pod));
+                Ok(nodes.map(ToOwned::to_owned).collect())
+            })?,
+        };
+        Ok(nodes.iter().map(|node| self.at(node)).collect())
     }
 
     /// Its state.
@@ -115,6 +164,10 @@ impl Source {
                 place,
                 address,
             } => {
+                self.tell(&match &place {
+                    Place::Node(node) => format!("lab {lab}, node {node}"),
+                    _ => format!("lab {lab}, control plane"),
+                });
                 let stream = labs::find(&lab)?.dial(place, address);
                 (
                     stream.map_err(labs::client_error)?,
@@ -125,7 +178,13 @@ impl Source {
             Endpoint::Cluster(part) => {
                 return wait(async {
                     let cluster = self.target.cluster().await?;
-                    reach::ask(&cluster, &self.target.mesh_namespace, &part, method, path).await
+                    let namespace = &self.target.mesh_namespace;
+                    let (pod, port) = reach::find(&cluster, namespace, &part).await?;
+                    self.tell(&format!(
+                        "{}, pod {namespace}/{pod}",
+                        self.target.describe()
+                    ));
+                    reach::ask_pod(&cluster, namespace, &pod, port, method, path).await
                 });
             }
         };
@@ -141,17 +200,28 @@ impl Source {
         })
     }
 
+    /// Says who is asked, beside the output.
+    fn tell(&self, whom: &str) {
+        if !self.is_quiet {
+            progress(&format!("asking {whom}"));
+        }
+    }
+
     fn endpoint(&self) -> Result<Endpoint, CliError> {
-        if self.node.is_none() && self.pod.is_none() && !self.control {
-            return Ok(Endpoint::Url(self.address.clone()));
+        let is_placed = self.node.is_some() || self.pod.is_some() || self.control;
+        if let Some(address) = self.address.as_ref().filter(|_| !is_placed) {
+            return Ok(Endpoint::Url(address.clone()));
         }
         let Some(lab) = self.lab() else {
             return Ok(Endpoint::Cluster(self.part()));
         };
         let place = match (&self.node, &self.pod) {
             (Some(node), _) => Place::Node(node.clone()),
-            (None, Some(pod)) => Place::Node(node_of(&lab, pod)?),
-            (None, None) => Place::Control,
+            (None, Some(pod)) => Place::Node(node_of_pod(&lab, pod)?),
+            (None, None) if self.control => Place::Control,
+            (None, None) => Place::Node(nodes_of(&lab)?.into_iter().next().ok_or_else(|| {
+                CliError::new(ErrorKind::NotFound, format!("the lab {lab} has no node"))
+            })?),
         };
         let address = match place {
             Place::Control => DEBUG.into(),
@@ -164,9 +234,16 @@ impl Source {
         })
     }
 
+    /// The lab or the cluster whose objects the state was made from; `None` where that cannot be known.
+    pub(crate) fn objects_from(&self) -> Option<(Option<String>, &Target)> {
+        let is_placed = self.node.is_some() || self.pod.is_some() || self.control;
+        let is_known = self.file.is_none() && (self.address.is_none() || is_placed);
+        is_known.then(|| (self.lab(), &self.target))
+    }
+
     /// The lab that is meant, if one is.
     fn lab(&self) -> Option<String> {
-        labs::chosen(self.lab.as_deref(), &self.target)
+        self.target.lab(self.lab.as_deref())
     }
 
     fn part(&self) -> Part {
@@ -176,12 +253,23 @@ impl Source {
                 let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
                 Part::ProxyOf(namespace.to_owned(), name.to_owned())
             }
-            (None, None) => Part::Control,
+            (None, None) if self.control => Part::Control,
+            (None, None) => Part::AnyProxy,
         }
     }
 }
 
-fn node_of(lab: &str, pod: &str) -> Result<String, CliError> {
+/// The nodes of a lab that runs the mesh.
+fn nodes_of(lab: &str) -> Result<Vec<String>, CliError> {
+    let status = labs::find(lab)?.status().map_err(labs::client_error)?;
+    if !status.mesh {
+        let what = format!("the lab {lab} runs pods without the mesh");
+        return Err(CliError::new(ErrorKind::NotFound, what));
+    }
+    Ok(status.nodes.into_iter().map(|node| node.name).collect())
+}
+
+fn node_of_pod(lab: &str, pod: &str) -> Result<String, CliError> {
     let status = labs::find(lab)?.status().map_err(labs::client_error)?;
     let name = pod.rsplit('/').next().unwrap_or(pod);
     let found = status
@@ -234,7 +322,6 @@ fn connect(host: &str) -> Result<TcpStream, CliError> {
     let unreachable = |error: std::io::Error| {
         CliError::new(ErrorKind::Unreachable, format!("cannot connect to {host}"))
             .because(error)
-            .hint("--node NODE, --pod NAMESPACE/POD or --control look into a running lab or a cluster")
             .hint("--address URL names another address")
     };
     let address = host.to_socket_addrs().map_err(unreachable)?.next();

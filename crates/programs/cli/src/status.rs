@@ -18,6 +18,7 @@ use crate::{
     http::Answer,
     install::failed,
     output::{self, Format},
+    problems::{self, Page},
     reach::{self, AGENT, CONTROL, PROXY, best, phase},
 };
 
@@ -81,7 +82,8 @@ async fn gather(
     nodes.sort();
     let agents = reach::pods(cluster, namespace, AGENT.0).await?;
     let proxies = reach::pods(cluster, namespace, PROXY.0).await?;
-    let controls = reach::pods(cluster, namespace, CONTROL.0).await?;
+    let control_pods = reach::pods(cluster, namespace, CONTROL.0).await?;
+    let controls = control_pods.clone();
     let on_nodes = |pods: &[Pod]| -> Vec<Pod> {
         nodes
             .iter()
@@ -95,7 +97,15 @@ async fn gather(
         ask_all(cluster, proxies, PROXY.1, "/config_dump"),
         ask_all(cluster, controls, CONTROL.1, "/debug/syncz"),
     );
+    let objects = match best(&control_pods, None) {
+        Some(pod) => {
+            let page = ask::<Page>(cluster, pod.clone(), CONTROL.1, problems::PAGE).await;
+            page.answer.map(Page::into_problems).unwrap_or_default()
+        }
+        None => Vec::new(),
+    };
     Ok(Gathered {
+        objects,
         nodes,
         agents,
         proxies,

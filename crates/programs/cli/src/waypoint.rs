@@ -13,7 +13,6 @@ use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
     install::duration,
-    labs,
     output::{self, Format, say, table},
 };
 use gateway::Seen;
@@ -36,10 +35,10 @@ pub(crate) enum WaypointCommand {
 /// Where waypoints are.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Where {
-    /// Namespace
-    #[arg(short, long, default_value = "default")]
-    namespace: String,
-    /// Of this lab; otherwise of the lab called default if it is up, else of the cluster
+    /// Namespace; `default` if left out, or all where waypoints are listed
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Of this lab; otherwise of the kubeconfig's cluster
     #[arg(long, env = "AMBIT_LAB")]
     lab: Option<String>,
     #[command(flatten)]
@@ -108,8 +107,8 @@ pub(crate) struct ApplyArgs {
 pub(crate) struct ListArgs {
     #[command(flatten)]
     place: Where,
-    /// Of all namespaces
-    #[arg(short = 'A', long)]
+    /// Of all namespaces, as without -n
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
@@ -157,7 +156,7 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
         },
         WaypointCommand::List(args) => {
             let found = args.found()?;
-            output::print(args.output, &found, || list(&found, args.all_namespaces))
+            output::print(args.output, &found, || list(&found, args.everywhere()))
         }
         WaypointCommand::Status(args) => {
             let mut found = args.list.found()?;
@@ -167,7 +166,7 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
                     return Err(absent(name, &args.list.place));
                 }
             }
-            let all = args.list.all_namespaces;
+            let all = args.list.everywhere();
             output::print(args.list.output, &found, || conditions(&found, all))
         }
         WaypointCommand::Delete(args) => delete(args),
@@ -175,9 +174,13 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
 }
 
 impl Where {
+    fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or("default")
+    }
+
     /// The lab that is meant, if one is.
     fn lab(&self) -> Option<String> {
-        labs::chosen(self.lab.as_deref(), &self.target)
+        self.target.lab(self.lab.as_deref())
     }
 
     /// The waypoints of its namespace, or of all, whose ever they are.
@@ -186,7 +189,7 @@ impl Where {
             Some(lab) => in_lab::gateways(&lab)?,
             None => wait(in_cluster::gateways(&self.target))?,
         };
-        let here = |gateway: &Seen| everywhere || gateway.namespace() == self.namespace;
+        let here = |gateway: &Seen| everywhere || gateway.namespace() == self.namespace();
         let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
         let is_one = |one: &Seen| one.is_waypoint() || one.is_foreign_waypoint();
         found.retain(|gateway| is_one(gateway) && here(gateway));
@@ -197,7 +200,11 @@ impl Where {
 
 impl ListArgs {
     fn found(&self) -> Result<Vec<Seen>, CliError> {
-        self.place.found(self.all_namespaces)
+        self.place.found(self.everywhere())
+    }
+
+    fn everywhere(&self) -> bool {
+        self.all_namespaces || self.place.namespace.is_none()
     }
 }
 
@@ -205,7 +212,7 @@ impl Made {
     fn manifest(&self) -> Value {
         let serves = self.serves.map(For::as_str);
         gateway::manifest(
-            &self.place.namespace,
+            self.place.namespace(),
             &self.name,
             serves,
             self.revision.as_deref(),
@@ -287,19 +294,22 @@ fn delete(args: &DeleteArgs) -> Result<(), CliError> {
     let lab = args.place.lab();
     for name in &names {
         match &lab {
-            Some(lab) => in_lab::delete(lab, &args.place.namespace, name)?,
+            Some(lab) => in_lab::delete(lab, args.place.namespace(), name)?,
             None => wait(in_cluster::delete(&args.place, name))?,
         }
-        say(&format!("waypoint {}/{name} deleted", args.place.namespace))?;
+        say(&format!(
+            "waypoint {}/{name} deleted",
+            args.place.namespace()
+        ))?;
     }
     Ok(())
 }
 
 fn absent(name: &str, place: &Where) -> CliError {
-    let what = format!(
-        "there is no waypoint {name} in the namespace {}",
-        place.namespace
-    );
+    let what = match &place.namespace {
+        Some(namespace) => format!("there is no waypoint {name} in the namespace {namespace}"),
+        None => format!("there is no waypoint {name}"),
+    };
     CliError::new(ErrorKind::NotFound, what).hint("`ambit waypoint list -A` lists all")
 }
 

@@ -35,11 +35,12 @@ struct Request {
     server: Option<&'static str>,
 }
 
-const REQUESTS: [Request; 4] = [
+const REQUESTS: [Request; 5] = [
     request(FRONTEND, "/items/", Some("catalog")),
     request(FRONTEND, "/items/new/", Some("catalog-next")),
     request(FRONTEND, "/prices/", None),
     request(BATCH, "/items/", None),
+    request(BATCH, "/prices/", None),
 ];
 
 const fn request(

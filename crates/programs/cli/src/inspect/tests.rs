@@ -72,6 +72,28 @@ fn every_question_has_a_row() {
 }
 
 #[test]
+fn named_target_ports_are_those_of_the_endpoints() {
+    for (endpoints, expected) in [
+        (
+            json!({"a": {"port": {"80": 8080}}, "b": {"port": {"80": 8080}}}),
+            "80>8080",
+        ),
+        (
+            json!({"a": {"port": {"80": 8080}}, "b": {"port": {"80": 9090}}}),
+            "80>8080|9090",
+        ),
+        (json!({}), "80>named"),
+    ] {
+        let dump = json!({"workloads": [], "services": [
+            {"name": "a", "namespace": "b", "ports": {"80": 0}, "endpoints": endpoints}]});
+        let dump = Dump::parse(dump.to_string().as_bytes()).unwrap();
+        let rows = service_rows(&known(&chosen(&dump.services, None)));
+        let ports = rows.lines().nth(1).unwrap().split_whitespace().nth(2);
+        assert_eq!(ports, Some(expected), "{rows}");
+    }
+}
+
+#[test]
 fn json_is_what_the_proxy_said() {
     let dump = dump();
     let json = |namespace| serde_json::to_value(chosen(&dump.services, namespace)).unwrap();

@@ -120,7 +120,9 @@ fn in_scope<'a>(
     let applies = move |policy: &&HttpPolicy| {
         let of_service = match scope {
             Scope::Service(service) | Scope::Backend(service) => policy.services.contains(service),
-            Scope::Pod => false,
+            Scope::Pod(ports) => ports
+                .iter()
+                .any(|port| policy.services.contains(&port.service)),
         };
         !policy.dry_run && (policy.for_gateway || of_service)
     };

@@ -4,17 +4,17 @@ mod by_metrics;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use ambit_authz::{Connection, Explanation, Outcome, PolicySet, Why};
 use ambit_derive::{Delta, Index, MeshConfig, PodDirectory, Severity};
 use ambit_k8s_api::{Object, ObjectEvent, ObjectKey, labels};
-use ambit_l7::authz::{self as l7, Scope};
+use ambit_l7::authz::{self as l7, Scope, ServicePort};
 use ambit_model::{
     Action, Authorization, GatewayName, HttpPolicy, Identity, NamespacedHostname, PolicyKey,
-    Protocol, Service, Workload, WorkloadUid,
+    Protocol, Service, WaypointGateway, Workload, WorkloadUid,
 };
 
 use super::{
@@ -185,6 +185,7 @@ struct Records {
     services: BTreeMap<NamespacedHostname, Arc<Service>>,
     policies: BTreeMap<PolicyKey, Arc<Authorization>>,
     served: BTreeSet<(GatewayName, NamespacedHostname)>,
+    gateways: BTreeMap<GatewayName, Arc<WaypointGateway>>,
     at_waypoints: BTreeMap<(GatewayName, PolicyKey), Arc<HttpPolicy>>,
 }
 
@@ -193,6 +194,7 @@ impl Records {
         lay(&mut self.workloads, delta.workloads);
         lay(&mut self.policies, delta.policies);
         lay(&mut self.at_waypoints, delta.waypoint_policies);
+        lay(&mut self.gateways, delta.waypoint_gateways);
         for (name, record) in delta.services {
             match record {
                 Some(record) => self.services.insert(name, Arc::new(record.service.clone())),
@@ -222,6 +224,7 @@ struct Mesh {
     by_address: HashMap<IpAddr, Arc<Workload>>,
     services: Vec<Arc<Service>>,
     served: BTreeSet<(GatewayName, NamespacedHostname)>,
+    gateways: BTreeMap<GatewayName, Arc<WaypointGateway>>,
     policies: PolicySet,
     at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
     /// The readings that admit the most and the least of what metrics tell.
@@ -257,6 +260,7 @@ impl Mesh {
             by_address: records.workloads.values().flat_map(addresses).collect(),
             services: records.services.values().cloned().collect(),
             served: records.served.clone(),
+            gateways: records.gateways.clone(),
             policies,
             by_metrics,
             at_waypoints: at_waypoints(Told::ByLogs),
@@ -366,7 +370,6 @@ impl Mesh {
         if gateways.is_empty() {
             return Verdict::Undecided(format!("no waypoint is before {} now", seen.to));
         }
-        let scope = host.as_ref().map_or(Scope::Pod, Scope::Service);
         let connection = l7::Connection {
             source: identity.as_ref(),
             source_ip: seen.from.ip(),
@@ -378,12 +381,50 @@ impl Mesh {
         // Of several (a canary) the one that refuses counts.
         for gateway in &gateways {
             let policies = self.at_waypoints.get(gateway).unwrap_or(&none);
+            let pod = self.pod(seen.to.ip());
+            let ports = pod.map(|pod| self.service_ports(gateway, pod, seen.to));
+            let ports = ports.unwrap_or_default();
+            let scope = host.as_ref().map_or(Scope::Pod(&ports), Scope::Service);
             let verdict = policies.judge(scope, &connection, at.request.as_ref());
             if verdict != Verdict::Allowed {
                 return verdict;
             }
         }
         Verdict::Allowed
+    }
+
+    /// The ports of services whose attachments apply at a waypoint to what is sent to a pod; all of them where the
+    /// pod's port is not known (0).
+    fn service_ports(
+        &self,
+        gateway: &GatewayName,
+        pod: &Workload,
+        to: SocketAddr,
+    ) -> Vec<ServicePort> {
+        let settings = self.gateways.get(gateway);
+        if settings.is_some_and(|settings| settings.services_alone) {
+            return Vec::new();
+        }
+        let is_served = |name: &NamespacedHostname| {
+            name.namespace == pod.namespace
+                && self.served.contains(&(gateway.clone(), name.clone()))
+        };
+        let services = pod.services.iter().filter(|(name, _)| is_served(name));
+        let ports = services.flat_map(|(name, ports)| {
+            let leading = ports.iter();
+            let leading = leading.filter(|(_, target)| to.port() == 0 || **target == to.port());
+            leading.map(move |(port, _)| (name, *port))
+        });
+        let port = |(name, port): (&NamespacedHostname, u16)| {
+            let mut services = self.services.iter();
+            let service = services.find(|one| one.namespaced_hostname() == *name);
+            let vip = service.and_then(|service| service.vips.first());
+            ServicePort {
+                service: name.clone(),
+                address: SocketAddr::new(vip.map_or_else(|| to.ip(), |vip| vip.address), port),
+            }
+        };
+        ports.map(port).collect()
     }
 
     fn waypoint_of_pod(&self, ip: IpAddr) -> Option<GatewayName> {

@@ -16,7 +16,12 @@ use super::{
     observed::{self, Observed},
     proxies::Told,
 };
-use crate::{CliError, ErrorKind, cluster::wait, install::failed, labs, reach};
+use crate::{
+    CliError, ErrorKind,
+    cluster::{Target, wait},
+    install::failed,
+    labs, reach,
+};
 
 /// The kinds by which is decided what policies apply to whom.
 const KINDS: [Kind; 10] = [
@@ -59,13 +64,9 @@ impl World {
                 objects: directories(&args.objects)?,
                 ..Self::default()
             }
-        } else if let Some(lab) = labs::chosen(args.lab.as_deref(), &args.target) {
-            Self::of_lab(&lab, asks)?
         } else {
-            wait(async {
-                let cluster = args.target.cluster().await?;
-                Self::of_cluster(&cluster, &args.target.mesh_namespace, asks).await
-            })?
+            let lab = args.target.lab(args.lab.as_deref());
+            Self::of(lab.as_deref(), &args.target, asks)?
         };
         world.config.root_namespace = args.target.mesh_namespace.as_str().into();
         for file in &args.log {
@@ -80,6 +81,23 @@ impl World {
         }
         world.take(told);
         Ok(world)
+    }
+
+    /// The objects of a lab, or of a cluster.
+    pub(super) fn objects_of(lab: Option<&str>, target: &Target) -> Result<Self, CliError> {
+        let mut world = Self::of(lab, target, false)?;
+        world.config.root_namespace = target.mesh_namespace.as_str().into();
+        Ok(world)
+    }
+
+    fn of(lab: Option<&str>, target: &Target, asks: bool) -> Result<Self, CliError> {
+        match lab {
+            Some(lab) => Self::of_lab(lab, asks),
+            None => wait(async {
+                let cluster = target.cluster().await?;
+                Self::of_cluster(&cluster, &target.mesh_namespace, asks).await
+            }),
+        }
     }
 
     fn take(&mut self, told: Told) {

@@ -11,6 +11,7 @@ use crate::{
     answers::{AgentStatus, XdsClient},
     dump::{CertificateEntry, Entries, ProxyDump},
     output::table,
+    problems::Problem,
 };
 
 /// A pod of the mesh and what it answered.
@@ -33,6 +34,8 @@ pub(crate) struct Gathered {
     pub(crate) proxies: Vec<Answered<ProxyDump>>,
     /// `/debug/syncz` of the control plane.
     pub(crate) controls: Vec<Answered<Vec<XdsClient>>>,
+    /// What the control plane finds wrong with objects.
+    pub(crate) objects: Vec<Problem>,
 }
 
 /// How the mesh is.
@@ -110,6 +113,12 @@ pub(crate) fn report(gathered: &Gathered) -> Report {
         .iter()
         .map(|node| node_report(node, gathered, &clients, &mut problems))
         .collect();
+    if !gathered.objects.is_empty() {
+        let count = gathered.objects.len();
+        problems.push(format!(
+            "problems with objects of the mesh: {count}; `ambit problems` lists them"
+        ));
+    }
     Report {
         control_plane,
         nodes,

@@ -51,7 +51,7 @@ fn reference(namespace: &str, name: &str) -> ObjectRef {
 
 /// Applies a waypoint.
 pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
-    let (namespace, name) = (&args.made.place.namespace, &args.made.name);
+    let (namespace, name) = (args.made.place.namespace(), &args.made.name);
     let cluster = args.made.place.target.cluster().await?;
     let of = enrol::namespace(&cluster, namespace).await?;
     if args.enroll_namespace {
@@ -154,7 +154,7 @@ async fn programmed(
 pub(super) async fn delete(place: &Where, name: &str) -> Result<(), CliError> {
     let cluster = place.target.cluster().await?;
     let done = cluster
-        .delete(&reference(&place.namespace, name), DELETION)
+        .delete(&reference(place.namespace(), name), DELETION)
         .await;
     done.map(drop).map_err(refused)
 }

@@ -27,7 +27,7 @@ fn file(client: &Client, namespace: &str, name: &str) -> Result<PathBuf, CliErro
 
 /// Writes the manifest of a waypoint.
 pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
-    let (namespace, name) = (&args.made.place.namespace, &args.made.name);
+    let (namespace, name) = (args.made.place.namespace(), &args.made.name);
     if args.enroll_namespace {
         let what = "in a lab, namespaces are enrolled in their manifests";
         let hint = format!("label the Namespace {namespace} with istio.io/use-waypoint: {name}");

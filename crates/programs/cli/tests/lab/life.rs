@@ -89,9 +89,13 @@ fn a_name_is_taken_once_and_names_do_not_meet() {
 #[test]
 fn what_cannot_come_up_says_why_and_leaves_nothing() {
     let lab = Lab::new();
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 5] = [
         (&["up", "/does/not/exist"], "/does/not/exist"),
-        (&["up", "MANIFESTS", "--nodes", "0"], "--nodes 0"),
+        (&["up", "MANIFESTS", "--nodes", "0"], "0 is not in 1..=99"),
+        (
+            &["up", "MANIFESTS", "--nodes", "500"],
+            "500 is not in 1..=99",
+        ),
         (
             &["up", "MANIFESTS", "--node-proxy", "node-7=/bin/sh"],
             "node-7",

@@ -63,7 +63,8 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     );
     lab.write("service.yaml", &service("echo", ""));
     lab.ok(&["up", "MANIFESTS", "--nodes", "1"]);
-    let show = |args: &[&str]| lab.command_ok(&[args, &["--node", "node-1"]].concat());
+    let in_lab = &["--lab", "default"];
+    let show = |args: &[&str]| lab.command_ok(&[args, in_lab].concat());
 
     let workloads = show(&["workloads", "-n", "test"]);
     assert!(
@@ -82,7 +83,7 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     assert!(!show(&["log-level", "--reset"]).contains("access=debug"));
 
     // The control plane's own view has the same form.
-    let known = lab.command_ok(&["workloads", "--control", "-n", "test"]);
+    let known = lab.command_ok(&["workloads", "--lab", "default", "--control", "-n", "test"]);
     assert!(
         known.contains("client") && known.contains("HBONE"),
         "{known}"
@@ -92,12 +93,53 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
         let question = [
             "policy", "explain", "--from", "client", "--to", "svc/echo", "--port", port,
         ];
-        lab.command(&[&question[..], &["--node", "node-1"]].concat())
+        lab.command(&[&question[..], in_lab].concat())
     };
     let answer = explain("80");
     assert!(String::from_utf8_lossy(&answer.stdout).contains("ALLOWED: no policy applies"));
+    let asked = String::from_utf8_lossy(&answer.stderr);
+    assert!(asked.contains("asking lab default, node node-1"), "{asked}");
     assert_eq!(explain("81").status.code(), Some(3));
     let gone = lab.command(&["workloads", "--address", "http://127.0.0.1:1"]);
     assert_eq!(gone.status.code(), Some(4));
     assert!(String::from_utf8_lossy(&gone.stderr).contains("hint:"));
+
+    // Without flags a cluster is meant, and here is none.
+    let no_cluster = lab.command(&["workloads"]);
+    assert_eq!(no_cluster.status.code(), Some(4));
+    let text = String::from_utf8_lossy(&no_cluster.stderr);
+    assert!(text.contains("labs that run: default"), "{text}");
+
+    let strict = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\
+                  metadata: {name: mine, namespace: test}\nspec: {mtls: {mode: STRICT}}\n";
+    lab.write("strict.yaml", strict);
+    let question = [
+        "policy",
+        "explain",
+        "--from",
+        "10.9.9.9",
+        "--to",
+        "echo.test",
+        "--port",
+        "80",
+    ];
+    lab.wait_for("the refusal", |_| {
+        let answer = lab.command(&[&question[..], in_lab].concat());
+        let text = String::from_utf8_lossy(&answer.stdout);
+        answer.status.code() == Some(1) && text.contains("DENIED by PeerAuthentication test/mine")
+    });
+
+    // What has no effect is listed, by the lab and by the control plane alike.
+    lab.write(
+        "wrong.yaml",
+        "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: s, namespace: test}\n---\n\
+         apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: g, namespace: test}\n\
+         spec: {gatewayClassName: nobodys, listeners: [{name: a, port: 80, protocol: HTTP}]}\n",
+    );
+    let all = ["nobodys", "Sidecar, which nothing reads"];
+    lab.wait_for("the problems", |status| {
+        all.iter().all(|one| status.contains(one))
+    });
+    let problems = show(&["problems"]);
+    assert!(all.iter().all(|one| problems.contains(one)), "{problems}");
 }

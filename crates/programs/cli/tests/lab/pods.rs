@@ -234,7 +234,7 @@ fn a_failing_plugin_is_called_again_with_the_same_pod_in_another_namespace() {
 
 #[test]
 fn the_plugins_of_others_wire_pods_too() {
-    for plugin in ["bridge", "ptp", "macvlan"] {
+    for plugin in ["lab", "bridge", "ptp", "macvlan"] {
         let lab = Lab::new();
         // Both on one node, where a bridge would let replies pass the node by.
         lab.write(
@@ -244,6 +244,33 @@ fn the_plugins_of_others_wire_pods_too() {
         lab.up(&["--primary-cni", plugin, "--nodes", "1"]);
         let (code, answer) = lab.exec("client", &["ambit", "lab-tool", "get", "http://web"]);
         assert_eq!(code, 0, "{plugin}: {answer}");
+        if matches!(plugin, "lab" | "bridge") {
+            bridge_keeps_its_address(&lab);
+        }
+    }
+}
+
+/// Pods reach their node by the hardware address of its bridge: each change of it stalls them.
+fn bridge_keeps_its_address(lab: &Lab) {
+    let on_node = pod("on-node", SLEEP).replace("spec:\n", "spec:\n  hostNetwork: true\n");
+    lab.write("node.yaml", &on_node);
+    lab.wait_for("the pod on the node", |status| {
+        status.matches("1/1").count() == 3
+    });
+    let run = |script: &str| {
+        let (code, output) = lab.exec("on-node", &["sh", "-c", script]);
+        assert_eq!(code, 0, "{script}: {output}");
+        output
+    };
+    let address = "ip -o link show dev cni0 | sed 's/.*ether //; s/ .*//'";
+    let before = run(address);
+    // Lower than any random address: by default the kernel takes the lowest one of all ports.
+    for script in [
+        "ip link add low address 02:00:00:00:00:01 type veth peer name other && ip link set low master cni0 up",
+        "ip link del low",
+    ] {
+        run(script);
+        assert_eq!(run(address), before, "{script}");
     }
 }
 

@@ -81,6 +81,7 @@ impl Lab {
         command.args(args.iter().map(|arg| arg.replace("MANIFESTS", manifests)));
         command
             .env("AMBIT_LAB_DIR", self.base.path())
+            .env("KUBECONFIG", self.base.path().join("no-kubeconfig"))
             .output()
             .unwrap()
     }

@@ -111,12 +111,14 @@ fn waypoints_are_made_listed_and_deleted_from_the_command_line() {
     );
     let bin_dir = programs.path().to_str().unwrap();
     lab.ok(&["up", "MANIFESTS", "--nodes", "1", "--bin-dir", bin_dir]);
-    let waypoint = |args: &[&str]| lab.command_ok(&[&["waypoint"], args].concat());
+    let in_lab = &["--lab", "default"];
+    let waypoint = |args: &[&str]| lab.command_ok(&[&["waypoint"], args, in_lab].concat());
     let made = waypoint(&[
         "apply", "--name", "two", "-n", "test", "--for", "all", "--wait",
     ]);
     assert!(made.contains("waypoint test/two is ready"), "{made}");
-    let list = waypoint(&["list", "-A"]);
+    let list = waypoint(&["list"]);
+    assert_eq!(list, waypoint(&["list", "-A"]));
     let line = |text: &str, word: &str| -> Vec<String> {
         let found = text.lines().find(|line| line.contains(word)).unwrap();
         found.split_whitespace().map(ToOwned::to_owned).collect()
@@ -133,7 +135,7 @@ fn waypoints_are_made_listed_and_deleted_from_the_command_line() {
     assert!(status.contains("is not a number of pods"), "{status}");
     // What is in a manifest of the user's own is neither changed nor deleted.
     for args in [&["apply", "--name", "way"][..], &["delete", "way"]] {
-        let args = [&["waypoint"], args, &["-n", "test"]].concat();
+        let args = [&["waypoint"], args, &["-n", "test"], in_lab].concat();
         assert!(!lab.command(&args).status.success(), "{args:?}");
     }
     waypoint(&["delete", "two", "-n", "test"]);

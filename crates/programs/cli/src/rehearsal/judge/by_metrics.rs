@@ -191,7 +191,6 @@ impl Mesh {
         if gateways.is_empty() {
             return Verdict::Undecided("no waypoint is before it now".to_owned());
         }
-        let scope = host.as_ref().map_or(Scope::Pod, Scope::Service);
         let connection = l7::Connection {
             source: counted.identity.as_ref(),
             source_ip: NO_ADDRESS,
@@ -207,7 +206,27 @@ impl Mesh {
         let none = AtWaypoint::new(Told::ByMetrics);
         for gateway in &gateways {
             let policies = self.counted_at_waypoints.get(gateway).unwrap_or(&none);
-            let verdict = policies.judge(scope, &connection, request);
+            let Some(host) = &host else {
+                // Which of their ports was called is not told, nor so which services lead there.
+                let pods = self.pods_of(counted.called.as_ref());
+                let ports = pods.into_iter();
+                let ports: Vec<_> = ports
+                    .flat_map(|pod| self.service_ports(gateway, pod, (NO_ADDRESS, 0).into()))
+                    .collect();
+                let [none, all] = [&[][..], &ports]
+                    .map(|ports| policies.judge(Scope::Pod(ports), &connection, request));
+                if none != all {
+                    return Verdict::Undecided(
+                        "it hangs on what metrics do not tell: which services lead to the port"
+                            .to_owned(),
+                    );
+                }
+                if all != Verdict::Allowed {
+                    return all;
+                }
+                continue;
+            };
+            let verdict = policies.judge(Scope::Service(host), &connection, request);
             if verdict != Verdict::Allowed {
                 return verdict;
             }

@@ -59,7 +59,18 @@ fn healthy() -> Gathered {
                     "a": {"state": "SYNCED"}, "b": {"state": "SYNCED"}}},
             ]),
         )],
+        objects: Vec::new(),
     }
+}
+
+#[test]
+fn problems_with_objects_are_counted() {
+    let gathered = Gathered {
+        objects: vec![Problem::default()],
+        ..healthy()
+    };
+    let expected = "problems with objects of the mesh: 1; `ambit problems` lists them";
+    assert_eq!(report(&gathered).problems, [expected]);
 }
 
 #[test]

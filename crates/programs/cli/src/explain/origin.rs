@@ -1,0 +1,71 @@
+//! The PeerAuthentications that users wrote, in place of the policies that node proxies are sent for them.
+
+use ambit_k8s_api::{Kind, ObjectKey};
+
+use super::Report;
+use crate::{rehearsal, source::Source};
+
+/// The policy that stands for all PeerAuthentications that refuse plaintext on every port.
+const STATIC_STRICT: &str = "istio_converted_static_strict";
+/// Beginning of the names of policies for one PeerAuthentication with ports of its own.
+const CONVERTED: &str = "converted_peer_authentication_";
+
+/// Names PeerAuthentications where reports name policies that were made for them. Where their objects cannot be asked
+/// for, the static policy keeps its name.
+pub(super) fn name_peer_authentications(source: &Source, reports: &mut [Report]) {
+    let is_named = reports
+        .iter()
+        .any(|report| names(report).any(|name| name.ends_with(STATIC_STRICT)));
+    let index = source
+        .objects_from()
+        .filter(|_| is_named)
+        .and_then(|(lab, target)| rehearsal::index(lab.as_deref(), target).ok());
+    for report in reports {
+        let server = report.to.split_once('/');
+        let pod = server.map(|(namespace, name)| ObjectKey::new(Kind::Pod, namespace, name));
+        let strict = pod.and_then(|pod| index.as_ref()?.strict_origin(&pod));
+        let strict = strict.map(|key| key.to_string());
+        for name in report
+            .decided_by
+            .iter_mut()
+            .chain(report.policies.iter_mut().map(|policy| &mut policy.policy))
+        {
+            if let Some(written) = written(name, strict.as_deref()) {
+                *name = written;
+            }
+        }
+    }
+}
+
+fn names(report: &Report) -> impl Iterator<Item = &String> {
+    let policies = report.policies.iter().map(|policy| &policy.policy);
+    report.decided_by.iter().chain(policies)
+}
+
+/// What the user wrote, if a policy was made for a PeerAuthentication; `strict`: the one that the static policy stands for.
+fn written(policy: &str, strict: Option<&str>) -> Option<String> {
+    let (namespace, name) = policy.split_once('/')?;
+    if name == STATIC_STRICT {
+        return strict.map(ToOwned::to_owned);
+    }
+    let name = name.strip_prefix(CONVERTED)?;
+    Some(ObjectKey::new(Kind::PeerAuthentication, namespace, name).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_of_peer_authentications_have_the_names_that_users_gave() {
+        let strict = Some("PeerAuthentication shop/default");
+        let of_mesh = "istio-system/istio_converted_static_strict";
+        assert_eq!(written(of_mesh, strict).as_deref(), strict);
+        assert_eq!(written(of_mesh, None), None);
+        assert_eq!(
+            written("shop/converted_peer_authentication_web", None).as_deref(),
+            Some("PeerAuthentication shop/web")
+        );
+        assert_eq!(written("shop/mine", strict), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! `ambit problems`: what the control plane finds wrong with objects, each with what to do.
+
+use clap::Args;
+use hyper::Method;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    CliError, ErrorKind,
+    output::{self, Format, table},
+    source::Source,
+};
+
+/// Page of the control plane's debug port.
+pub(crate) const PAGE: &str = "/debug/problems";
+
+/// See the module.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ProblemsArgs {
+    #[command(flatten)]
+    source: Source,
+    /// Only of objects in this namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// The control plane's answer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Page {
+    /// Documents that cannot be read, with file and line.
+    manifests: Vec<String>,
+    /// Kinds whose definitions cannot be followed, or not fully.
+    definitions: Vec<String>,
+    objects: Vec<Problem>,
+}
+
+/// Something wrong with one object, one document or one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Problem {
+    /// `error`: it is not used as it is; `warning`: not all of it has an effect.
+    severity: String,
+    /// `Kind namespace/name`; empty for documents and kinds.
+    object: String,
+    /// Path of the field.
+    field: String,
+    message: String,
+    /// File and line, where known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    origin: Option<String>,
+}
+
+/// Lists them.
+pub(crate) fn run(args: &ProblemsArgs) -> Result<(), CliError> {
+    let mut source = args.source.clone();
+    source.control |= source.is_open();
+    let mut problems = ask(&source)?;
+    if let Some(namespace) = &args.namespace {
+        problems.retain(|problem| problem.namespace() == Some(namespace));
+    }
+    output::print(args.output, &problems, || rows(&problems))
+}
+
+/// All problems that a control plane knows.
+pub(crate) fn ask(source: &Source) -> Result<Vec<Problem>, CliError> {
+    let page = source.succeed(Method::GET, PAGE)?;
+    let page = serde_json::from_slice::<Page>(&page);
+    page.map(Page::into_problems).map_err(|error| {
+        let what = format!("the control plane's answer to {PAGE} cannot be read");
+        CliError::new(ErrorKind::Unreachable, what).because(error)
+    })
+}
+
+impl Page {
+    /// All problems of the page.
+    pub(crate) fn into_problems(self) -> Vec<Problem> {
+        let whole = self.manifests.into_iter().chain(self.definitions);
+        let whole = whole.map(|message| Problem {
+            severity: "error".to_owned(),
+            message,
+            ..Problem::default()
+        });
+        whole.chain(self.objects).collect()
+    }
+}
+
+impl Problem {
+    /// The namespace of the object.
+    fn namespace(&self) -> Option<&str> {
+        let (_, name) = self.object.split_once(' ')?;
+        Some(name.split_once('/')?.0)
+    }
+
+    /// The problem on one line.
+    pub(crate) fn line(&self) -> String {
+        let parts = [
+            self.origin.as_deref().unwrap_or_default(),
+            &self.object,
+            &self.field,
+            &self.message,
+        ];
+        let parts: Vec<_> = parts
+            .into_iter()
+            .filter(|part| !part.is_empty() && *part != ".")
+            .collect();
+        parts.join(": ")
+    }
+}
+
+fn rows(problems: &[Problem]) -> String {
+    if problems.is_empty() {
+        return "no problems".to_owned();
+    }
+    let row = |problem: &Problem| {
+        vec![
+            problem.severity.to_uppercase(),
+            match problem.object.as_str() {
+                "" => "-".to_owned(),
+                object => object.to_owned(),
+            },
+            problem.field.clone(),
+            problem.message.clone(),
+        ]
+    };
+    let header = ["SEVERITY", "OBJECT", "FIELD", "MESSAGE"];
+    table(&header, problems.iter().map(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWER: &str = r#"{
+      "manifests": ["/m/a.yaml:3: is a networking.istio.io/v1 Sidecar, which nothing reads: it has no effect"],
+      "objects": [
+        {"severity": "warning", "object": "Gateway shop/wp", "field": "spec.gatewayClassName", "message": "there is no GatewayClass x"},
+        {"severity": "error", "object": "Namespace other", "field": ".", "message": "m", "origin": "/m/b.yaml:1"}
+      ]
+    }"#;
+
+    #[test]
+    fn problems_are_listed_with_their_objects() {
+        let page: Page = serde_json::from_str(ANSWER).unwrap();
+        let problems = page.into_problems();
+        insta::assert_snapshot!(rows(&problems), @r"
+        SEVERITY  OBJECT           FIELD                  MESSAGE
+        ERROR     -                                       /m/a.yaml:3: is a networking.istio.io/v1 Sidecar, which nothing reads: it has no effect
+        WARNING   Gateway shop/wp  spec.gatewayClassName  there is no GatewayClass x
+        ERROR     Namespace other  .                      m
+        ");
+        assert_eq!(problems[2].line(), "/m/b.yaml:1: Namespace other: m");
+        let namespaces: Vec<_> = problems.iter().map(Problem::namespace).collect();
+        assert_eq!(namespaces, [None, Some("shop"), None]);
+        assert_eq!(rows(&[]), "no problems");
+    }
+}

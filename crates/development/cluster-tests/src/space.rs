@@ -179,14 +179,16 @@ impl<'a> Space<'a> {
 
     /// The pods with these labels that are not ending.
     pub(crate) fn labelled(&self, labels: &str) -> Vec<Pod> {
-        let list = ListParams::default().labels(labels);
-        let mut pods = self
-            .mesh
-            .wait_for(self.pod_api().list(&list))
-            .unwrap()
-            .items;
+        let mut pods = self.labelled_or_ending(labels);
         pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
         pods
+    }
+
+    /// The pods with these labels, those that are ending among them.
+    pub(crate) fn labelled_or_ending(&self, labels: &str) -> Vec<Pod> {
+        let list = ListParams::default().labels(labels);
+        let pods = self.mesh.wait_for(self.pod_api().list(&list));
+        pods.unwrap().items
     }
 
     /// Waits until exactly so many pods exist and are ready.

@@ -84,6 +84,16 @@ impl<'a> Waypoint<'a> {
         self.ready(count);
     }
 
+    /// Waits until it has no pod, not even one that is ending: such a pod serves as long as requests come and no other
+    /// pod serves.
+    #[track_caller]
+    pub fn until_gone(&self) {
+        let label = format!("{GATEWAY_NAME}={NAME}");
+        until("the waypoint has no pods", || {
+            self.space.labelled_or_ending(&label).is_empty()
+        });
+    }
+
     /// Does something that replaces its pods; waits until they are replaced.
     #[track_caller]
     pub fn replaced(&self, by: impl FnOnce(&Self)) {

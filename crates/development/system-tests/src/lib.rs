@@ -35,7 +35,9 @@ pub use ambit_testkit::binary;
 pub use app::{Heads, answer_ok, read_head};
 pub use openings::Openings;
 pub use peer::{Outcome, Peer};
-pub use waypoints::{GATEWAY, idle_pod, is_whole, until_through, with_waypoint, with_waypoint_and};
+pub use waypoints::{
+    GATEWAY, idle_pod, is_whole, until_through, with_gateway, with_waypoint, with_waypoint_and,
+};
 
 /// How long anything may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);

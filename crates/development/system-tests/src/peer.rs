@@ -12,7 +12,7 @@ use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource, cha
 use ambit_hbone::{Settings, TunnelError, client, tls};
 use ambit_lab::Place;
 use ambit_model::Identity;
-use ambit_testkit::Pki;
+use ambit_testkit::{Pki, revoke_by};
 use ambit_tls::{TlsSettings, WorkloadCert};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use tokio::{
@@ -114,6 +114,12 @@ impl<'a> Peer<'a> {
         }
     }
 
+    /// A revocation list of its certificate, by the lab's authority.
+    pub fn revocation(&self) -> String {
+        let read = |file: &str| in_lab(self.mesh, "shop/client", &format!("ca/{file}"));
+        revoke_by(read, &self.cert)
+    }
+
     /// Opens a tunnel at a server of an identity, sends, and reads until the other side ends.
     pub fn ask(
         &self,
@@ -199,7 +205,7 @@ async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
     let token = Some(TokenSource::Literal(token.to_owned()));
     let headers = CallHeaders::new(token, Some("Kubernetes"), []).expect("headers");
     let options = CsrClientOptions {
-        impersonate: false,
+        own: Some(identity.clone()),
         ..CsrClientOptions::default()
     };
     let channel = channel(&config).expect("a channel");

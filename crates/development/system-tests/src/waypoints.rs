@@ -39,7 +39,12 @@ pub fn with_waypoint(more: &str) -> (Mesh, String) {
 
 /// [`with_waypoint`] with other options.
 pub fn with_waypoint_and(more: &str, options: Options) -> (Mesh, String) {
-    let mesh = Mesh::up_with(&format!("{PAIR}\n---{GATEWAY}{more}"), options);
+    with_gateway(GATEWAY, more, options)
+}
+
+/// [`with_waypoint_and`] with another Gateway `shop/waypoint` than [`GATEWAY`].
+pub fn with_gateway(gateway: &str, more: &str, options: Options) -> (Mesh, String) {
+    let mesh = Mesh::up_with(&format!("{PAIR}\n---{gateway}{more}"), options);
     let address = mesh.ip("shop/waypoint").to_string();
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     for client in ["shop/client", "legacy/client"] {

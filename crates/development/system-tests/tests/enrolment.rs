@@ -323,7 +323,10 @@ metadata: {name: visitor, namespace: shop}
 spec:
   nodeName: node-1
   containers:
-  - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
+  - name: main
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, visitor]
+    readinessProbe: {tcpSocket: {port: 8080}}
 ",
     );
     mesh.until_captured("shop/visitor", true);

@@ -46,9 +46,24 @@ spec:
   rules: [{to: [{operation: {paths: [/open*]}}]}]
 ";
 
+/// Service of the pod that serves key sets in the namespace `legacy`, and its leave for RequestAuthentications of `shop`.
+const GRANT: &str = "---
+apiVersion: v1
+kind: Service
+metadata: {name: keys, namespace: legacy}
+spec: {selector: {app: server}, ports: [{port: 8099}]}
+---
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: keys, namespace: legacy}
+spec:
+  from: [{group: security.istio.io, kind: RequestAuthentication, namespace: shop}]
+  to: [{group: '', kind: Service}]
+";
+
 fn objects(keys: &str) -> String {
     format!(
-        "
+        "{GRANT}---
 apiVersion: security.istio.io/v1
 kind: RequestAuthentication
 metadata: {{name: tokens, namespace: shop}}

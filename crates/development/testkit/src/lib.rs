@@ -25,6 +25,6 @@ pub use api_server::{ApiRequest, ApiServer};
 pub use csr_server::{CsrAnswer, CsrServer, SeenRequest};
 pub use fake_ca::FakeCa;
 pub use helm::helm;
-pub use pki::Pki;
+pub use pki::{Pki, revoke_by};
 pub use until::{pass, until, until_blocking, until_some, until_within};
 pub use workspace::{binary, target};

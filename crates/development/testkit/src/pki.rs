@@ -148,6 +148,23 @@ impl Pki {
     }
 }
 
+/// A revocation list (PEM) of a certificate, by an authority in a directory of Istio's four files, which are given by
+/// `read`.
+pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
+    let [own, key, chain, root] = [
+        "ca-cert.pem",
+        "ca-key.pem",
+        "cert-chain.pem",
+        "root-cert.pem",
+    ]
+    .map(read);
+    let authority = Authority::from_pem(&own, &key, &chain, &root).expect("an authority");
+    let leaf = cert.chain().first().cloned();
+    authority
+        .revoke(leaf.as_slice(), SystemTime::now())
+        .expect("a revocation list")
+}
+
 fn pem(text: &str) -> Vec<CertificateDer<'static>> {
     use rustls_pki_types::pem::PemObject;
     CertificateDer::pem_slice_iter(text.as_bytes())

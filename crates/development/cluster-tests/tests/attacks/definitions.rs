@@ -41,6 +41,11 @@ const REFUSED: &[(&str, &str)] = &[
         "{rules: [{when: [{key: source.nonsense, values: [a]}]}]}",
     ),
     (AUTHORIZATION, "{rules: [{when: [{key: source.ip}]}]}"),
+    (AUTHORIZATION, "{targetRefs: [{kind: service, name: x}]}"),
+    (
+        AUTHORIZATION,
+        "{targetRefs: [{kind: Gateway, group: '', name: x}]}",
+    ),
     (PEER, "{mtls: {mode: STRICTLY}}"),
     (PEER, "{portLevelMtls: {'9000': {mode: STRICT}}}"),
     (
@@ -74,8 +79,24 @@ const TAKEN: &[(&str, &str)] = &[
     ),
 ];
 
-/// The output of `kubectl apply`, and whether the API server would accept it.
+/// A container's probe or lifecycle hook that calls `host`.
+fn container(calling: &str, host: &str) -> String {
+    let place = calling.replace("HOST", host);
+    format!("{{name: a, image: a, {place}}}")
+}
+
+/// The output of `kubectl apply`, and whether the API server would accept a policy.
 fn apply(mesh: &Mesh, kind: &str, spec: &str) -> (bool, String) {
+    apply_object(
+        mesh,
+        &format!(
+            "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata: {{name: tried, namespace: default}}\nspec: {spec}\n"
+        ),
+    )
+}
+
+/// The output of `kubectl apply`, and whether the API server would accept an object.
+fn apply_object(mesh: &Mesh, object: &str) -> (bool, String) {
     let mut kubectl = mesh
         .cluster()
         .kubectl()
@@ -85,9 +106,6 @@ fn apply(mesh: &Mesh, kind: &str, spec: &str) -> (bool, String) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let object = format!(
-        "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata: {{name: tried, namespace: default}}\nspec: {spec}\n"
-    );
     let mut stdin = kubectl.stdin.take().unwrap();
     stdin.write_all(object.as_bytes()).unwrap();
     drop(stdin);
@@ -111,4 +129,47 @@ fn what_cannot_be_read_is_refused_when_it_is_applied() {
             "{kind} {spec}: {said}"
         );
     }
+}
+
+#[test]
+fn probes_that_call_other_hosts_are_refused_when_pods_are_created() {
+    let mesh = Mesh::shared();
+    let places = [
+        "livenessProbe: {httpGet: {host: 'HOST', port: 80}}",
+        "livenessProbe: {tcpSocket: {host: 'HOST', port: 80}}",
+        "readinessProbe: {httpGet: {host: 'HOST', port: 80}}",
+        "readinessProbe: {tcpSocket: {host: 'HOST', port: 80}}",
+        "startupProbe: {httpGet: {host: 'HOST', port: 80}}",
+        "startupProbe: {tcpSocket: {host: 'HOST', port: 80}}",
+        "lifecycle: {postStart: {httpGet: {host: 'HOST', port: 80}}}",
+        "lifecycle: {postStart: {tcpSocket: {host: 'HOST', port: 80}}}",
+        "lifecycle: {preStop: {httpGet: {host: 'HOST', port: 80}}}",
+        "lifecycle: {preStop: {tcpSocket: {host: 'HOST', port: 80}}}",
+    ];
+    let pod = |spec: &str| {
+        let object = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: tried, namespace: default}}\nspec: {spec}\n"
+        );
+        apply_object(&mesh, &object)
+    };
+    for place in places {
+        let (taken, said) = pod(&format!("{{containers: [{}]}}", container(place, "")));
+        assert!(taken, "{place}: {said}");
+        let (taken, said) = pod(&format!(
+            "{{containers: [{}]}}",
+            container(place, "10.244.1.7")
+        ));
+        assert!(!taken && said.contains("cni.probeHosts"), "{place}: {said}");
+    }
+    let sidecar = container(places[2], "server.shop.svc")
+        .replace("name: a,", "name: b, restartPolicy: Always,");
+    let (taken, said) = pod(&format!(
+        "{{initContainers: [{sidecar}], containers: [{{name: a, image: a}}]}}"
+    ));
+    assert!(!taken && said.contains("cni.probeHosts"), "{said}");
+    let (taken, said) = pod(&format!(
+        "{{containers: [{}]}}",
+        container(places[0], "127.0.0.1")
+    ));
+    assert!(taken, "{said}");
 }

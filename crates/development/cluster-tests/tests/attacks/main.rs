@@ -12,3 +12,4 @@ mod agent_token;
 mod definitions;
 mod earlier;
 mod killed;
+mod node_ports;

@@ -10,10 +10,17 @@
 
 mod control_plane;
 mod earlier;
+mod floods;
 mod hung_agent;
 mod killed;
 mod leaving_crowd;
+mod names;
+mod node_processes;
 mod objects;
 mod passing_by;
+mod revoked;
+mod service_attachments;
+mod stalled_clients;
 mod truncation;
+mod waypoint_calls;
 mod waypoint_tunnels;

@@ -28,6 +28,14 @@ metadata: {name: unreadable, namespace: shop}
 spec: {selector: {matchLabels: {app: server}}, action: DENY, rulez: [{}]}
 ";
 
+/// Lets all namespaces see entries.
+const OPEN: &str = "
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
+";
+
 /// Claims a pod, a Service, every existing address, and one that belongs to nothing.
 fn diversion(pod: &str, service: &str, own: &str) -> String {
     format!(
@@ -99,6 +107,7 @@ fn an_entry_diverts_nothing_of_other_namespaces() {
         .split_whitespace()
         .filter(|word| word.parse::<IpAddr>().is_ok());
     let vip = addresses.next().expect("the Service's address").to_owned();
+    mesh.apply("settings", OPEN);
     mesh.apply("diversion", &diversion(&pod, &vip, &own));
     // The entry is in force where it is allowed.
     until("the entry is known", || {

@@ -26,7 +26,7 @@ struct Street {
 }
 
 impl Street {
-    fn new(primary_cni: PrimaryCni) -> Self {
+    fn new(primary_cni: PrimaryCni, backend: &str) -> Self {
         let manifests = PAIR.replace("node-2", "node-1")
             + "---
 apiVersion: v1
@@ -38,7 +38,9 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
             primary_cni,
             nodes: 1,
             ip_family: IpFamily::Dual,
-            env: [("RECONCILE_SECONDS".to_owned(), "2".to_owned())].into(),
+            env: [("RECONCILE_SECONDS", "2"), ("REDIRECTION_BACKEND", backend)]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
             ..options()
         };
         let mesh = Mesh::up_with(&manifests, options);
@@ -141,16 +143,21 @@ fn mac(mesh: &Mesh, pod: &str) -> String {
     rest.split(' ').next().unwrap().to_owned()
 }
 
-fn each_cni(test: impl Fn(&Street)) {
-    for primary_cni in [PrimaryCni::Bridge, PrimaryCni::Macvlan] {
-        eprintln!("{primary_cni:?}");
-        test(&Street::new(primary_cni));
+/// On each kind of network, and by each kind of rules.
+fn each_street(test: impl Fn(&Street)) {
+    for (primary_cni, backend) in [
+        (PrimaryCni::Bridge, "nftables"),
+        (PrimaryCni::Bridge, "iptables-nft"),
+        (PrimaryCni::Macvlan, "nftables"),
+    ] {
+        eprintln!("{primary_cni:?} {backend}");
+        test(&Street::new(primary_cni, backend));
     }
 }
 
 #[test]
 fn a_neighbours_frames_reach_nothing_but_the_proxy() {
-    each_cni(|street| {
+    each_street(|street| {
         for (victim, nobody) in street.addresses() {
             let v4 = victim.is_ipv4();
             // The victim accepts plaintext, so a refusal is due to the address.
@@ -187,7 +194,7 @@ fn a_neighbours_frames_reach_nothing_but_the_proxy() {
 
 #[test]
 fn the_address_of_probes_opens_no_way() {
-    each_cni(pretend_to_be_kubelet);
+    each_street(pretend_to_be_kubelet);
 }
 
 fn pretend_to_be_kubelet(street: &Street) {

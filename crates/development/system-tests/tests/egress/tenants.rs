@@ -39,7 +39,20 @@ fn a_tenant_does_not_call_by_the_entry_of_another() {
     let told = |pod: &str, address: u8, host: &str, text: &str| {
         until_answer(&mesh, pod, address, host, text);
     };
-    // Entries are seen by all, unless something keeps them apart.
+    // An entry is its own namespace's, also at a waypoint of another namespace.
+    told("shop/client", 3, "shop.outside.example", "outside");
+    told("bank/client", 4, "bank.outside.example", "outside");
+    assert!(!ask(&mesh, "bank/client", 3, "shop.outside.example").contains("outside"));
+    // Once entries are seen by all, policies keep tenants apart.
+    mesh.apply(
+        "settings",
+        "
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
+",
+    );
     for pod in ["shop/client", "bank/client"] {
         told(pod, 3, "shop.outside.example", "outside");
         told(pod, 4, "bank.outside.example", "outside");

@@ -1,15 +1,41 @@
 //! Hosts below a wildcard: the waypoint resolves what the client names, only below the wildcard, and never to what is
 //! the mesh's or the node's own.
 
-use std::{io::Write as _, sync::Arc};
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{Arc, mpsc},
+};
 
-use ambit_system_tests::{Mesh, Place, answer_ok, read_head, until};
+use ambit_system_tests::{Mesh, PATIENCE, Place, answer_ok, is_closed, read_head, until};
+use rustls::ClientConfig;
 
 use crate::outside::{
     Authority, Outside, PREFIX, entry, listen, log, mesh, until_answer, waypoint,
 };
 
+const API_POLICY: &str = "
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: api, namespace: shop}
+spec:
+  targetRefs: [{group: networking.istio.io, kind: ServiceEntry, name: api}]
+  action: DENY
+  rules: [{}]
+";
+
+/// Lets all namespaces see entries.
+const OPEN: &str = "
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
+";
+
 const PORT: u16 = 8080;
+/// Of a server that takes connections and tells what it reads.
+const RAW_PORT: u16 = 8445;
 const TLS_PORT: u16 = 8443;
 
 /// Serves HTTP that says which host was asked for.
@@ -26,6 +52,7 @@ fn serve(mesh: &Mesh, place: Place) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
 fn the_host_that_is_named_is_called_and_no_other() {
     let authority = Authority::new();
     let files = tempfile::tempdir().unwrap();
@@ -35,13 +62,26 @@ fn the_host_that_is_named_is_called_and_no_other() {
     let mesh = mesh(files.path(), &entry("shop", "wild", 2, &spec));
     let node = Place::Node("node-2".to_owned());
     serve(&mesh, node.clone());
-    let signed = authority.sign(&["secure.outside.example"]);
+    let signed = authority.sign(&[
+        "secure.outside.example",
+        "api.outside.example",
+        "api.raw.example",
+        "other.raw.example",
+    ]);
     let server = Outside {
         port: TLS_PORT,
         signed: &signed,
         clients: None,
     };
-    server.serve(&mesh, node);
+    server.serve(&mesh, node.clone());
+    let (seen, of_raw) = mpsc::channel();
+    listen(&mesh, node, RAW_PORT, move |mut stream| {
+        seen.send(Vec::new()).map_err(std::io::Error::other)?;
+        let mut bytes = vec![0; 4096];
+        let read = stream.read(&mut bytes)?;
+        bytes.truncate(read);
+        seen.send(bytes).map_err(std::io::Error::other)
+    });
     let node = mesh.node_ip("node-2").to_string();
     let pod = mesh.ip("legacy/server").to_string();
     let vip = mesh.service("server.shop.svc", 80).ip().to_string();
@@ -49,6 +89,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         &mesh,
         &[
             ("api.outside.example", &node),
+            ("other.outside.example", &node),
             ("secure.outside.example", &node),
             ("api.elsewhere.example", &node),
             ("pod.outside.example", &pod),
@@ -96,20 +137,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let config = Arc::new(config);
-    let secured = |name: &'static str| -> std::io::Result<String> {
-        let to = format!("{PREFIX}.2:443").parse().unwrap();
-        let stream = mesh
-            .client()
-            .dial(Place::Pod("shop/client".to_owned()), to)
-            .map_err(std::io::Error::other)?;
-        stream.set_read_timeout(Some(ambit_system_tests::PATIENCE))?;
-        let name = name.try_into().unwrap();
-        let tls = rustls::ClientConnection::new(config.clone(), name).unwrap();
-        let mut stream = rustls::StreamOwned::new(tls, stream);
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")?;
-        let head = read_head(&mut stream)?;
-        Ok(head.unwrap_or_default())
-    };
+    let secured = |name: &'static str| secured_at(&mesh, &config, "2:443", name);
     until("TLS passes through to the host in the client hello", || {
         secured("secure.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
@@ -123,4 +151,140 @@ fn the_host_that_is_named_is_called_and_no_other() {
     until("the log names the host beside the wildcard", || {
         log(&mesh).contains("is no host below *.outside.example")
     });
+
+    // A host with an entry of its own is judged as that one's, whichever address is called.
+    let spec = spec.replace("*.outside.example", "api.outside.example");
+    let spec = spec.replace("DYNAMIC_DNS", "DNS");
+    let own = entry("shop", "api", 3, &spec);
+    mesh.apply("api", &format!("{own}{API_POLICY}"));
+    until_answer(&mesh, "shop/client", 3, "api.outside.example", "403");
+    for host in [
+        "api.outside.example",
+        "API.outside.example.:80",
+        "api.outside.example:8080",
+    ] {
+        told(host, "403");
+    }
+    told("other.outside.example", "outside other.outside.example");
+    until(
+        "TLS for that host is refused at the wildcard's address",
+        || {
+            !secured("api.outside.example").is_ok_and(|head| head.contains("200 OK"))
+                && log(&mesh).contains("rbac_access_denied_matched_policy[ns[shop]-policy[api]")
+        },
+    );
+    until("TLS for others passes", || {
+        secured("secure.outside.example").is_ok_and(|head| head.contains("200 OK"))
+    });
+    mesh.remove("api");
+    told("api.outside.example", "outside api.outside.example");
+
+    // One that another waypoint serves is refused.
+    let elsewhere = own.replace("use-waypoint: out,", "use-waypoint: absent,");
+    assert_ne!(elsewhere, own);
+    mesh.apply("api", &elsewhere);
+    told("api.outside.example", " 421 ");
+    until("TLS for it is refused, too", || {
+        !secured("api.outside.example").is_ok_and(|head| head.contains("200 OK"))
+    });
+    told("other.outside.example", "outside other.outside.example");
+    mesh.remove("api");
+    told("api.outside.example", "outside api.outside.example");
+    of_callers(&mesh, &spec);
+    of_other_protocols(&mesh, &config, (&node, &of_raw));
+}
+
+fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
+    let to: SocketAddr = format!("{PREFIX}.{to}").parse().unwrap();
+    let place = Place::Pod("shop/client".to_owned());
+    let stream = mesh.client().dial(place, to);
+    let stream = stream.map_err(std::io::Error::other)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// What a server answers over TLS; `to` is an address below [`PREFIX`] and a port.
+fn secured_at(
+    mesh: &Mesh,
+    config: &Arc<ClientConfig>,
+    to: &str,
+    name: &'static str,
+) -> std::io::Result<String> {
+    let stream = dial(mesh, to)?;
+    let tls = rustls::ClientConnection::new(config.clone(), name.try_into().unwrap()).unwrap();
+    let mut stream = rustls::StreamOwned::new(tls, stream);
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")?;
+    let head = read_head(&mut stream)?;
+    Ok(head.unwrap_or_default())
+}
+
+/// An entry that the caller's namespace alone sees judges its calls at the wildcard of another namespace.
+fn of_callers(mesh: &Mesh, spec: &str) {
+    mesh.apply("open", OPEN);
+    until_answer(mesh, "bank/client", 2, "api.outside.example", "outside api");
+    let own = entry("bank", "api", 4, &format!("{spec}\n  exportTo: ['.']"));
+    let policy = API_POLICY.replace("namespace: shop", "namespace: bank");
+    mesh.apply("api", &format!("{own}{policy}"));
+    until_answer(mesh, "bank/client", 4, "api.outside.example", " 403 ");
+    for (host, expected) in [
+        ("api.outside.example", " 403 "),
+        ("API.outside.example.:80", " 403 "),
+        ("other.outside.example", "outside other.outside.example"),
+    ] {
+        until_answer(mesh, "bank/client", 2, host, expected);
+    }
+    until_answer(mesh, "shop/client", 2, "api.outside.example", "outside api");
+    mesh.remove("api");
+    mesh.remove("open");
+}
+
+/// The server name of TLS counts at wildcards whose ports declare something else, or nothing.
+fn of_other_protocols(
+    mesh: &Mesh,
+    config: &Arc<ClientConfig>,
+    (node, of_raw): (&str, &mpsc::Receiver<Vec<u8>>),
+) {
+    let spec = format!(
+        "hosts: ['*.raw.example']\n  resolution: STATIC\n  endpoints: [{{address: {node}}}]\n  ports:\n  \
+         - {{number: 443, name: tcp, protocol: TCP, targetPort: {TLS_PORT}}}\n  \
+         - {{number: 444, name: any, targetPort: {TLS_PORT}}}\n  \
+         - {{number: 445, name: tcp-raw, protocol: TCP, targetPort: {RAW_PORT}}}"
+    );
+    mesh.apply("raw", &entry("shop", "raw", 5, &spec));
+    let passes = |to: &str, name| {
+        secured_at(mesh, config, to, name).is_ok_and(|head| head.contains("200 OK"))
+    };
+    let ports = ["5:443", "5:444"];
+    for to in ports {
+        until(&format!("TLS passes at {to}"), || {
+            passes(to, "api.raw.example")
+        });
+    }
+    let own = entry("shop", "api", 3, &spec.replace("*.raw", "api.raw"));
+    mesh.apply("api", &format!("{own}{API_POLICY}"));
+    for to in ports {
+        until(&format!("TLS for the host is refused at {to}"), || {
+            !passes(to, "api.raw.example")
+        });
+        assert!(passes(to, "other.raw.example"), "{to}");
+    }
+    // Nor does a client pass that begins when the server has been connected already.
+    let name = |name: &'static str| name.try_into().unwrap();
+    for (host, is_read) in [("other.raw.example", true), ("api.raw.example", false)] {
+        while of_raw.try_recv().is_ok() {}
+        let mut stream = dial(mesh, "5:445").unwrap();
+        of_raw.recv_timeout(PATIENCE).unwrap();
+        let mut tls = rustls::ClientConnection::new(config.clone(), name(host)).unwrap();
+        tls.write_tls(&mut stream).unwrap();
+        match stream.read(&mut [0]) {
+            Ok(read) => assert_eq!(read, 0, "{host}"),
+            Err(error) => assert!(is_closed(&error), "{host}: {error}"),
+        }
+        let read = of_raw
+            .recv_timeout(PATIENCE)
+            .is_ok_and(|bytes| !bytes.is_empty());
+        assert_eq!(read, is_read, "{host}");
+    }
+    mesh.remove("api");
+    mesh.remove("raw");
 }

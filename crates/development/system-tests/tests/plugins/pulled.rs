@@ -32,13 +32,34 @@ fn module() -> (tempfile::TempDir, Options) {
     (directory, options)
 }
 
+/// Services of the pods that modules are pulled from in the namespace `legacy`, and its leave for plugins of `shop`.
+const GRANT: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: registries, namespace: legacy}
+spec: {selector: {app: registry}, ports: [{port: 5000}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: hostile, namespace: legacy}
+spec: {selector: {app: client}, ports: [{port: 5000}]}
+---
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: modules, namespace: legacy}
+spec:
+  from: [{group: extensions.istio.io, kind: WasmPlugin, namespace: shop}]
+  to: [{group: '', kind: Service}]
+";
+
 fn registry(scheme: &str, module: &std::path::Path) -> String {
     format!(
         "
 ---
 apiVersion: v1
 kind: Pod
-metadata: {{name: {scheme}, namespace: legacy}}
+metadata: {{name: {scheme}, namespace: legacy, labels: {{app: registry}}}}
 spec:
   nodeName: node-1
   containers:
@@ -81,7 +102,7 @@ stringData:
 fn a_module_is_pulled_with_the_credentials_of_its_secret_and_no_others() {
     let (directory, options) = module();
     let registries = ["basic", "token"].map(|scheme| registry(scheme, directory.path()));
-    let scene = Scene::with(&registries.concat(), options);
+    let scene = Scene::with(&(registries.concat() + GRANT), options);
     let [basic, token] = ["basic", "token"]
         .map(|scheme| format!("{}:5000", scene.mesh.ip(&format!("legacy/{scheme}"))));
     let pull = |registry: &str, tag: &str, team: &str| {
@@ -197,7 +218,7 @@ fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Re
 #[test]
 fn servers_that_lie_hang_flood_or_lead_elsewhere_get_nothing_and_harm_nobody() {
     let (_directory, options) = module();
-    let scene = Scene::with("", options);
+    let scene = Scene::with(GRANT, options);
     // Wants credentials, too, for a registry that it is not.
     let stolen = Heard::default();
     let heard = stolen.clone();

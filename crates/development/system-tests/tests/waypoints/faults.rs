@@ -174,6 +174,11 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
             mesh.kill("proxy", Some(node));
             scene.until_all_work(&format!("after the node proxy of {node} was killed"));
         }
+        // The one that is to serve alone has its mesh again.
+        until("the second waypoint serves", || {
+            let answer = scene.ask("shop/client", Scene::service(), "both");
+            answer.is_some_and(|answer| answer.contains(&format!("called by {}\n", second.1)))
+        });
         {
             let _away = mesh.hang("control", None);
             load.progress.go_on(4);

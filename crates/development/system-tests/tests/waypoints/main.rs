@@ -11,6 +11,7 @@
 mod authorizers;
 mod circles;
 mod collectors;
+mod departures;
 mod faults;
 mod foreign;
 mod kinds;

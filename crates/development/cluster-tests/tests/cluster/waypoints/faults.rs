@@ -17,7 +17,16 @@ fn a_waypoint_without_pods_refuses_and_nothing_passes_it_by() {
     for url in &covered.urls {
         covered.until_through(&outside, url);
     }
+    let addresses = covered.waypoint.addresses();
     covered.waypoint.scale(0);
+    // While its pods end, they may serve, but nothing passes them by.
+    for url in &covered.urls {
+        if let Ok(answer) = space.get("client", &format!("{url}/while-ending")) {
+            let caller = super::caller(&answer);
+            assert!(caller.is_some_and(|caller| addresses.contains(&caller)));
+        }
+    }
+    covered.waypoint.until_gone();
     for _ in 0..2 {
         for url in &covered.urls {
             for from in [&space, &outside] {

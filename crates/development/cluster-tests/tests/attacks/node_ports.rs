@@ -1,0 +1,191 @@
+//! Policies hold for callers that come by a node port, and for callers and servers in the host network, on
+//! the pod's node and on another.
+
+use ambit_cluster_tests::{Ending, Mesh, Space, Waypoint, until};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::Value;
+
+const NODES: [&str; 2] = ["n1", "n2"];
+/// Where the server runs.
+const NEAR: &str = "n2";
+
+/// A server on the second node: HTTP on a port that kubelet probes, and on one (8081) that it does not, with
+/// a node port of each policy for the latter.
+const SERVER: &str = "apiVersion: v1
+kind: Pod
+metadata: {name: server, labels: {app: server}}
+spec:
+  nodeName: n2
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: web
+    image: kube.local/ambit/tools:dev
+    imagePullPolicy: Never
+    args: [lab-tool, serve, --port=8080]
+    readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1, failureThreshold: 1}
+  - name: admin
+    image: kube.local/ambit/tools:dev
+    imagePullPolicy: Never
+    args: [lab-tool, serve, --port=8081]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: cluster}
+spec: {type: NodePort, selector: {app: server}, ports: [{name: http, port: 80, targetPort: 8081}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: local}
+spec:
+  type: NodePort
+  externalTrafficPolicy: Local
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8081}]
+";
+
+/// A pod of the host network for commands, as root.
+fn host_network(name: &str, node: &str, args: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: {name}}}}}
+spec:
+  nodeName: {node}
+  hostNetwork: true
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: tool
+    image: kube.local/ambit/tools:dev
+    imagePullPolicy: Never
+    args: [lab-tool, {args}]
+"
+    )
+}
+
+/// Callers outside the mesh on each node: a pod (`pod-n1`), and one of the host network (`host-n1`).
+fn callers(outside: &Space<'_>) -> Vec<String> {
+    let mut callers = Vec::new();
+    for node in NODES {
+        let (pod, host) = (format!("pod-{node}"), format!("host-{node}"));
+        outside.deploy(&pod, 1, Some(node), &["sleep"]);
+        outside.apply(&host_network(&host, node, "sleep"));
+        callers.extend([pod, host]);
+    }
+    for caller in &callers {
+        outside.ready(caller, 1);
+    }
+    callers
+}
+
+fn text(pod: &Pod, pointer: &str) -> String {
+    let value = serde_json::to_value(pod).unwrap();
+    let text = value.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_else(|| panic!("no {pointer} of {value}"))
+        .to_owned()
+}
+
+/// The server by its address, and by every node port that leads to it.
+fn urls(mesh: &Mesh, space: &Space<'_>, outside: &Space<'_>) -> Vec<String> {
+    let server = space.ready("server", 1).remove(0);
+    let mut urls = vec![format!("http://{}:8081/", text(&server, "/status/podIP"))];
+    for (service, nodes) in [("cluster", &NODES[..]), ("local", &[NEAR][..])] {
+        let port = mesh.kubectl(&[
+            "get",
+            "service",
+            service,
+            "--namespace",
+            space.name(),
+            "--output=jsonpath={.spec.ports[0].nodePort}",
+        ]);
+        for node in nodes {
+            let host = outside.ready(&format!("host-{node}"), 1).remove(0);
+            urls.push(format!(
+                "http://{}:{}/",
+                text(&host, "/status/hostIP"),
+                port.trim()
+            ));
+        }
+    }
+    urls
+}
+
+#[test]
+fn policies_hold_for_node_ports_and_for_the_host_network() {
+    let mesh = Mesh::shared();
+    let outside = mesh.space("node-ports-outside");
+    let callers = callers(&outside);
+    let strict = mesh.space("node-ports-strict");
+    let covered = mesh.space("node-ports-covered");
+    for space in [&strict, &covered] {
+        space.label(Some("ambient"));
+        space.apply(SERVER);
+        space.client("client", Some("n1"));
+        for app in ["server", "client"] {
+            space.ready(app, 1);
+            space.until_captured(app, true);
+        }
+    }
+    covered.apply(&host_network("hosted", NEAR, "serve, --port=18081"));
+    covered.apply(
+        "apiVersion: v1
+kind: Service
+metadata: {name: hosted}
+spec: {selector: {app: hosted}, ports: [{name: http, port: 80, targetPort: 18081}]}
+",
+    );
+    covered.ready("hosted", 1);
+    Waypoint::apply(&covered);
+    let answers = |space: &Space<'_>, app: &str, url: &str| space.try_get(app, url).0;
+    // Everything is reached before there is a policy: what is refused later is refused by it.
+    for space in [&strict, &covered] {
+        for url in urls(&mesh, space, &outside) {
+            for caller in &callers {
+                until(&format!("{caller} reaches {url}"), || {
+                    answers(&outside, caller, &url) == Ending::Answered
+                });
+            }
+        }
+    }
+    covered.until_get("client", "http://hosted/", true);
+
+    strict.apply(
+        "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict}
+spec: {mtls: {mode: STRICT}}
+",
+    );
+    covered.apply(
+        "apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: nobody}
+spec:
+  targetRefs: [{kind: Service, name: cluster}, {kind: Service, name: hosted}]
+  action: DENY
+  rules: [{}]
+",
+    );
+    for space in [&strict, &covered] {
+        for url in urls(&mesh, space, &outside) {
+            for caller in &callers {
+                let mut last = Ending::Answered;
+                until(&format!("{caller} -> {url} is refused"), || {
+                    last = answers(&outside, caller, &url);
+                    last != Ending::Answered
+                });
+                eprintln!("{} {caller} -> {url}: {last:?}", space.name());
+            }
+        }
+    }
+    // By the mesh's own client the one is reached still, and the other is not, whatever its network.
+    let by_address = urls(&mesh, &strict, &outside).swap_remove(0);
+    strict.until_get("client", &by_address, true);
+    until(
+        "the waypoint refuses calls to the host network's server",
+        || answers(&covered, "client", "http://hosted/") == Ending::HttpError,
+    );
+    // Kubelet goes on.
+    for space in [&strict, &covered] {
+        space.ready("server", 1);
+    }
+}

@@ -1,0 +1,101 @@
+//! What one pod sends costs a waypoint a bounded number of bytes, and others go on: a megabyte of HPACK's indexes, which
+//! would be headers of hundreds of megabytes, is refused beyond the pod's budget.
+
+use std::{fs, io::Read as _, net::SocketAddr};
+
+use ambit_lab::LogSource;
+use ambit_system_tests::{Conversation, Mesh, options, until, with_waypoint_and};
+
+/// Connections of the attacker, each with as many requests as one may have at a time.
+const CONNECTIONS: usize = 20;
+const REQUESTS: u32 = 100;
+/// The waypoint's process may have so much memory.
+const LIMIT: u64 = 256 << 20;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// Requests whose headers are many times one entry of HPACK's table, which the first one makes.
+fn amplified(field: &[u8], times: usize) -> Vec<u8> {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(4, 0, 0, b""));
+    for number in 0..REQUESTS {
+        let mut block = b"\x82\x86\x84\x01\x06server".to_vec();
+        if number == 0 {
+            block.extend(field);
+        }
+        block.extend(vec![0x80 | 62; times]);
+        bytes.extend(frame(1, 5, number * 2 + 1, &block));
+    }
+    bytes
+}
+
+/// Resident bytes of the waypoint's largest process.
+fn resident() -> u64 {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let of_waypoint = processes.filter_map(|process| {
+        let path = process.path();
+        let name = fs::read_to_string(path.join("comm")).ok()?;
+        let environment = fs::read(path.join("environ")).ok()?;
+        let is_ours = environment
+            .split(|byte| *byte == 0)
+            .any(|variable| variable == format!("AMBIT_MEMORY_LIMIT={LIMIT}").as_bytes());
+        if !name.starts_with("ambit-waypoint") || !is_ours {
+            return None;
+        }
+        let statm = fs::read_to_string(path.join("statm")).ok()?;
+        statm.split(' ').nth(1)?.parse::<u64>().ok()
+    });
+    of_waypoint.max().expect("a waypoint") * 4096
+}
+
+fn is_served(mesh: &Mesh) -> bool {
+    mesh.get("shop/client", "http://server.shop/").succeeded()
+}
+
+#[test]
+fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
+    let mut options = options();
+    let limit = LIMIT.to_string();
+    options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), limit);
+    let (mesh, _) = with_waypoint_and("", options);
+    // It takes a request's beginning, and never answers.
+    mesh.serve("shop/server", 8081, |mut stream| {
+        let _read = stream.read(&mut [0; 1024])?;
+        loop {
+            std::thread::park();
+        }
+    });
+    let server = SocketAddr::new(mesh.ip("shop/server"), 8081);
+    let before = resident();
+    let fields: [(&[u8], usize); 3] = [
+        (&[&b"\x40\x01a\x7f\xbd\x1d"[..], &[b'v'; 3900]].concat(), 15),
+        (b"\x40\x01a\x00", 1900),
+        (b"\x40\x06cookie\x03a=b", 1500),
+    ];
+    let mut held: Vec<Conversation> = Vec::new();
+    for number in 0..CONNECTIONS {
+        let (field, times) = fields[number % fields.len()];
+        let mut connection = mesh.dial("legacy/client", server).unwrap();
+        let bytes = amplified(field, times);
+        // A settings frame at least comes back.
+        let _heard = connection.raw(&bytes, |heard| !heard.is_empty());
+        held.push(connection);
+        assert!(is_served(&mesh), "after {number} connections");
+    }
+    until("requests are refused as overload", || {
+        let log = LogSource::Pod {
+            pod: "shop/waypoint".into(),
+            container: None,
+        };
+        mesh.client().log_text(log).unwrap().contains(" 503 OM ")
+    });
+    let grown = resident().saturating_sub(before);
+    assert!(grown < LIMIT / 2, "{grown} bytes");
+}

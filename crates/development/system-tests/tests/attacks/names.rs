@@ -1,0 +1,171 @@
+//! A ServiceEntry of one namespace answers for no name of another one's Services, and for none at all in other
+//! namespaces unless the mesh's administrator lets it.
+
+use ambit_system_tests::{Mesh, PAIR, binary, until};
+
+/// The address of the attacker's entry.
+const OURS: &str = "240.240.66.1";
+
+/// Lets all namespaces see entries, as in Istio.
+const OPEN: &str = "
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
+";
+
+const STORE: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: store}
+";
+
+/// Every form of a name of `shop/server`, names that would cover it, and names of a namespace that is yet to come.
+fn claims(endpoint: &str) -> String {
+    let claim = |name: &str, export: &str| {
+        format!(
+            "
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}, namespace: legacy}}
+spec:
+  hosts:
+  - {name}.marker.example
+  - server.shop
+  - SERVER.shop.svc
+  - server.shop.svc.cluster.local
+  - late.shop
+  - '*.shop'
+  - '*.svc'
+  - '*.shop.svc.cluster.local'
+  - '*.svc.cluster.local'
+  - '*.cluster.local'
+  - '*.local'
+  - server
+  - web.store
+  - '*.store'
+  addresses: [{OURS}]
+  resolution: STATIC
+  ports: [{{number: 80, name: http, targetPort: 8080}}]
+  endpoints: [{{address: {endpoint}}}]
+{export}"
+        )
+    };
+    claim("silent", "") + &claim("loud", "  exportTo: ['*']\n")
+}
+
+fn resolve(mesh: &Mesh, name: &str) -> String {
+    let tool = binary("ambit");
+    let tool = tool.to_str().expect("a path in UTF-8");
+    let command = [tool, "lab-tool", "resolve", name];
+    let output = mesh.client().output("shop/client", &command).unwrap();
+    output.stdout + &output.stderr
+}
+
+fn is_ours(mesh: &Mesh, name: &str) -> bool {
+    resolve(mesh, name).contains(OURS)
+}
+
+/// Asserts that the names of `shop/server` are its own, along a pod's search list too, and that nobody has those of
+/// Services that are not there.
+#[track_caller]
+fn names_are_their_owners(mesh: &Mesh, vip: &str) {
+    for name in [
+        "server",
+        "server.shop",
+        "server.shop.svc",
+        "server.shop.svc.cluster.local",
+        "server.shop.svc.cluster.local.",
+        "SERVER.Shop",
+        "server.shop.shop.svc.cluster.local",
+        "server.shop.svc.cluster.local.shop.svc.cluster.local",
+    ] {
+        let answer = resolve(mesh, name);
+        assert!(
+            answer.contains(vip) && !answer.contains(OURS),
+            "{name}: {answer}"
+        );
+    }
+    for name in [
+        "late.shop",
+        "late.shop.svc",
+        "late.shop.svc.cluster.local",
+        "late.shop.shop.svc.cluster.local",
+    ] {
+        assert!(!is_ours(mesh, name), "{name}");
+    }
+    let answer = mesh.get("shop/client", "http://server.shop/");
+    assert!(answer.ok().contains("plain-marker"), "{answer:?}");
+}
+
+#[test]
+fn names_stay_with_their_namespaces_whatever_changes() {
+    let mesh = Mesh::up(PAIR);
+    mesh.until_get("shop/client", "http://server.shop/", true);
+    let answer = resolve(&mesh, "server.shop");
+    let mut words = answer.split_whitespace();
+    let vip = words.find(|word| word.parse::<std::net::IpAddr>().is_ok());
+    let vip = vip.expect("the Service's address").to_owned();
+
+    // By default an entry is its own namespace's, whatever it asks for.
+    mesh.apply("claims", &claims(&mesh.ip("legacy/server").to_string()));
+    mesh.apply("marker", &marker());
+    until("the mesh has the objects", || {
+        resolve(&mesh, "own.marker.example").contains("240.240.66.9")
+    });
+    for name in [
+        "silent.marker.example",
+        "loud.marker.example",
+        "web.store",
+        "any.store",
+        "server",
+    ] {
+        assert!(!is_ours(&mesh, name), "{name}");
+    }
+    names_are_their_owners(&mesh, &vip);
+
+    // What the administrator opens are names of nobody.
+    mesh.apply("settings", OPEN);
+    for name in [
+        "silent.marker.example",
+        "loud.marker.example",
+        "web.store",
+        "any.store",
+    ] {
+        until(&format!("{name} is seen by all"), || is_ours(&mesh, name));
+    }
+    names_are_their_owners(&mesh, &vip);
+
+    // A namespace has its names from the moment that it exists.
+    mesh.apply("store", STORE);
+    for name in ["web.store", "any.store", "web.store.shop.svc.cluster.local"] {
+        until(&format!("{name} is reserved"), || !is_ours(&mesh, name));
+    }
+    assert!(is_ours(&mesh, "loud.marker.example"));
+    names_are_their_owners(&mesh, &vip);
+    mesh.remove("store");
+    until("the name is free again", || is_ours(&mesh, "web.store"));
+
+    mesh.remove("settings");
+    until("entries are their namespaces' again", || {
+        !is_ours(&mesh, "loud.marker.example")
+    });
+    names_are_their_owners(&mesh, &vip);
+}
+
+/// An entry of the client's own namespace, which comes after the others.
+fn marker() -> String {
+    "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: own, namespace: shop}
+spec:
+  hosts: [own.marker.example]
+  addresses: [240.240.66.9]
+  resolution: STATIC
+  ports: [{number: 80, name: http}]
+  endpoints: [{address: 192.0.2.1}]
+"
+    .to_owned()
+}

@@ -1,0 +1,385 @@
+//! Of the processes in a node's network namespace only kubelet, at the ports that a pod's probes name, passes
+//! a captured pod's proxy, policies and waypoint. All others are treated as any plaintext.
+
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream},
+};
+
+use ambit_system_tests::{IpFamily, Mesh, Options, Place, find, options, until};
+
+const NODE: &str = "node-1";
+/// A pod of the host network.
+const ON_THE_NODE: &str = "legacy/on-the-node";
+const PROBE_PORT: u16 = 8080;
+const OTHER_PORT: u16 = 8081;
+const MARKER: &str = "plain-marker";
+
+/// What protects a namespace's server, and the path that its policy refuses to callers without identity.
+const POLICIES: [(&str, &str); 3] = [
+    (
+        "strict",
+        "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict, namespace: strict}
+spec: {mtls: {mode: STRICT}}
+",
+    ),
+    (
+        "denied",
+        "apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: mesh-only, namespace: denied}
+spec:
+  action: DENY
+  rules: [{from: [{source: {notPrincipals: [cluster.local/ns/shop/sa/client]}}]}]
+",
+    ),
+    (
+        "guarded",
+        "apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: waypoint, namespace: guarded}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: mesh-only, namespace: guarded}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  action: DENY
+  rules: [{from: [{source: {notPrincipals: [cluster.local/ns/shop/sa/client]}}]}]
+",
+    ),
+];
+
+/// A server whose one port is probed by every kind of probe, and whose other port by none.
+fn server(namespace: &str) -> String {
+    format!(
+        "---
+apiVersion: v1
+kind: Namespace
+metadata: {{name: {namespace}, labels: {{istio.io/dataplane-mode: ambient}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: server, namespace: {namespace}, labels: {{app: server}}}}
+spec:
+  nodeName: {NODE}
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '{PROBE_PORT}', --name, server, --text, {MARKER}]
+    ports: [{{name: http, containerPort: {PROBE_PORT}}}]
+    startupProbe: {{tcpSocket: {{port: {PROBE_PORT}}}, periodSeconds: 1}}
+    readinessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1, failureThreshold: 1}}
+    livenessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1, failureThreshold: 1}}
+  - name: admin
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '{OTHER_PORT}', --name, admin, --text, {MARKER}]
+    readinessProbe: {{exec: {{command: ['true']}}, periodSeconds: 1}}
+"
+    )
+}
+
+/// Who calls from the node's network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caller {
+    /// A process of the node itself, as kubelet is: root.
+    Node,
+    /// A container of the host network, as root.
+    HostNetworkRoot,
+    /// A container of the host network, as another user.
+    HostNetworkUser,
+    /// The same, as root of a user namespace of its own.
+    HostNetworkUserNamespace,
+}
+
+impl Caller {
+    const ALL: [Self; 4] = [
+        Self::Node,
+        Self::HostNetworkRoot,
+        Self::HostNetworkUser,
+        Self::HostNetworkUserNamespace,
+    ];
+
+    fn is_root(self) -> bool {
+        matches!(self, Self::Node | Self::HostNetworkRoot)
+    }
+}
+
+struct Node {
+    mesh: Mesh,
+    protected: Vec<&'static str>,
+}
+
+impl Node {
+    /// A node whose pods are protected by every kind of policy, all of them in force.
+    fn new(backend: &str, exemption: &str) -> Self {
+        let mut manifests = format!(
+            "apiVersion: v1
+kind: Namespace
+metadata: {{name: legacy}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: client, namespace: shop}}
+spec:
+  nodeName: {NODE}
+  serviceAccountName: client
+  containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: client, namespace: legacy}}
+spec:
+  nodeName: {NODE}
+  containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: on-the-node, namespace: legacy}}
+spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}}]}}
+"
+        );
+        manifests += &server("shop");
+        for (namespace, policy) in POLICIES {
+            manifests += &format!("{}---\n{policy}", server(namespace));
+        }
+        let env = [
+            ("RECONCILE_SECONDS", "1"),
+            ("REDIRECTION_BACKEND", backend),
+            ("PROBE_EXEMPTION", exemption),
+        ];
+        let options = Options {
+            nodes: 1,
+            ip_family: IpFamily::Dual,
+            env: env
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+            ..options()
+        };
+        let node = Self {
+            mesh: Mesh::up_with(&manifests, options),
+            protected: POLICIES.map(|(namespace, _)| namespace).to_vec(),
+        };
+        for namespace in &node.protected {
+            let url = format!(
+                "http://{}:{OTHER_PORT}/",
+                node.mesh.ip(&format!("{namespace}/server"))
+            );
+            until(
+                "the policy lets the mesh's client in and nobody else",
+                || {
+                    node.mesh.get("shop/client", &url).body.contains(MARKER)
+                        && !node.mesh.get("legacy/client", &url).body.contains(MARKER)
+                },
+            );
+        }
+        node
+    }
+
+    fn addresses(&self, namespace: &str) -> Vec<IpAddr> {
+        let addresses = self.mesh.pod(&format!("{namespace}/server")).ips;
+        assert_eq!(addresses.len(), 2);
+        addresses
+    }
+
+    /// Whether the application's answer reaches the caller.
+    fn is_served(&self, caller: Caller, to: SocketAddr) -> bool {
+        if caller == Caller::Node {
+            let place = Place::Node(NODE.to_owned());
+            let stream = self.mesh.client().dial(place, to);
+            return stream.is_ok_and(|stream| answer(stream).contains(MARKER));
+        }
+        // The lab's own tool is in nobody's reach but root's.
+        let call = format!(
+            "exec 3<>/dev/tcp/{}/{} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && timeout 5 cat <&3",
+            to.ip(),
+            to.port()
+        );
+        let mut command = vec!["timeout", "8"];
+        if !caller.is_root() {
+            let user = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"];
+            command.extend(user);
+        }
+        if caller == Caller::HostNetworkUserNamespace {
+            command.extend(["unshare", "--user", "--map-root-user"]);
+        }
+        command.extend(["bash", "-c", &call]);
+        let output = self.mesh.client().output(ON_THE_NODE, &command).unwrap();
+        output.stdout.contains(MARKER)
+    }
+
+    /// Connections counted as kubelet's.
+    fn exempted(&self) -> u64 {
+        let address = SocketAddr::from(([127, 0, 0, 1], 15014));
+        let place = Place::Node(NODE.to_owned());
+        let Ok(mut stream) = self.mesh.client().dial(place, address) else {
+            return 0;
+        };
+        let request = b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n";
+        stream.write_all(request).ok();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok();
+        let name = "ambit_agent_probe_connections_total ";
+        let value = text.lines().find_map(|line| line.strip_prefix(name));
+        value.and_then(|value| value.parse().ok()).unwrap_or(0)
+    }
+
+    /// Probes go on, and have never failed.
+    fn assert_probed(&self) {
+        let before = self.exempted();
+        until("further probes pass and are counted", || {
+            self.exempted() > before + 6
+        });
+        let status = self.mesh.client().status().unwrap();
+        for namespace in &self.protected {
+            let pod = find(&status, &format!("{namespace}/server")).unwrap();
+            assert!(pod.ready && pod.captured, "{pod:?}");
+            let restarts = pod.containers.iter().map(|one| one.restarts).sum::<u32>();
+            assert_eq!(restarts, 0, "{pod:?}");
+        }
+    }
+
+    /// All callers reach a captured server that nothing protects.
+    fn assert_all_served_without_policy(&self) {
+        for caller in Caller::ALL {
+            let to = SocketAddr::new(self.addresses("shop")[0], OTHER_PORT);
+            assert!(self.is_served(caller, to), "{caller:?}");
+        }
+    }
+
+    /// A node port makes forwarded packets look like the node's own: also at a probe port they are no probes.
+    fn assert_node_ports_exempt_nobody(&self) {
+        // Nothing protects the server of `shop`.
+        for (namespace, is_open) in [("shop", true), ("strict", false)] {
+            for to in self.addresses(namespace) {
+                let family = if to.is_ipv4() { "ip" } else { "ip6" };
+                let target = SocketAddr::new(to, PROBE_PORT);
+                let rules = format!(
+                    "nft -f - <<'END'
+table {family} node-ports {{
+	chain prerouting {{
+		type nat hook prerouting priority dstnat; policy accept;
+		tcp dport 30080 dnat to {target}
+	}}
+	chain postrouting {{
+		type nat hook postrouting priority srcnat; policy accept;
+		ct status dnat masquerade
+	}}
+}}
+END"
+                );
+                self.mesh.run(ON_THE_NODE, &["sh", "-ec", &rules]);
+                let by_port = SocketAddr::new(self.node_address(to), 30080);
+                let url = format!("http://{by_port}/");
+                let answer = self.mesh.get("legacy/client", &url);
+                assert_eq!(answer.body.contains(MARKER), is_open, "{url}: {answer:?}");
+                let remove = format!("nft delete table {family} node-ports");
+                self.mesh.run(ON_THE_NODE, &["sh", "-ec", &remove]);
+            }
+        }
+    }
+
+    /// The node's address of a pod's family.
+    fn node_address(&self, of: IpAddr) -> IpAddr {
+        let status = self.mesh.client().status().unwrap();
+        let node = status.nodes.iter().find(|node| node.name == NODE).unwrap();
+        let mut ips = node.ips.iter().filter(|ip| ip.is_ipv4() == of.is_ipv4());
+        *ips.next().unwrap()
+    }
+
+    /// A pod's owner chooses where kubelet's probes go, also to another pod: only its probe ports answer.
+    fn assert_probes_of_others_reach_probe_ports_alone(&self) {
+        let victim = self.addresses("strict")[0];
+        for (name, port) in [("near", PROBE_PORT), ("far", OTHER_PORT)] {
+            self.mesh.apply(
+                name,
+                &format!(
+                    "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: legacy}}
+spec:
+  nodeName: {NODE}
+  containers:
+  - name: main
+    image: none
+    command: [$AMBIT, lab-tool, sleep]
+    readinessProbe: {{httpGet: {{host: '{victim}', path: /, port: {port}}}, periodSeconds: 1}}
+"
+                ),
+            );
+        }
+        let is_ready = |name: &str| {
+            let status = self.mesh.client().status().unwrap();
+            find(&status, &format!("legacy/{name}")).is_some_and(|pod| pod.ready)
+        };
+        until("probed as by the victim's kubelet", || is_ready("near"));
+        // The other port has been probed as often.
+        self.assert_probed();
+        assert!(!is_ready("far"));
+    }
+
+    /// Who is served where, as a table: namespace, address, caller, port.
+    fn assert_served(&self, expected: impl Fn(Caller, u16) -> bool + Sync) {
+        let wrong = std::sync::Mutex::new(Vec::new());
+        let look = |namespace: &str, ip: IpAddr| {
+            for caller in Caller::ALL {
+                for port in [PROBE_PORT, OTHER_PORT] {
+                    let served = self.is_served(caller, SocketAddr::new(ip, port));
+                    if served != expected(caller, port) {
+                        let case = format!("{namespace}: {caller:?} to {ip} {port}: {served}");
+                        wrong.lock().unwrap().push(case);
+                    }
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for namespace in &self.protected {
+                for ip in self.addresses(namespace) {
+                    let look = &look;
+                    scope.spawn(move || look(namespace, ip));
+                }
+            }
+        });
+        let wrong = wrong.into_inner().unwrap();
+        assert!(wrong.is_empty(), "{wrong:#?}\n{}", self.mesh.logs());
+    }
+}
+
+fn answer(mut stream: TcpStream) -> String {
+    let patience = std::time::Duration::from_secs(5);
+    stream.set_read_timeout(Some(patience)).unwrap();
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok();
+    let mut bytes = Vec::new();
+    // A reset ends it too.
+    stream.read_to_end(&mut bytes).ok();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn only_kubelet_at_probe_ports_passes_what_protects_a_pod() {
+    for backend in ["nftables", "iptables-nft"] {
+        eprintln!("{backend}");
+        let node = Node::new(backend, "kubelet");
+        let is_kubelet = |caller: Caller, port| caller.is_root() && port == PROBE_PORT;
+        node.assert_served(is_kubelet);
+        node.assert_all_served_without_policy();
+        node.assert_probed();
+        node.assert_node_ports_exempt_nobody();
+        // Another agent takes over what the first has left.
+        node.mesh.kill("agent-worker", Some(NODE));
+        node.assert_probed();
+        node.assert_served(is_kubelet);
+        node.assert_probes_of_others_reach_probe_ports_alone();
+    }
+}
+
+#[test]
+fn a_setting_exempts_every_process_of_the_node_on_every_port() {
+    let node = Node::new("nftables", "node");
+    node.assert_served(|_, _| true);
+}

@@ -1,0 +1,60 @@
+//! A client whose certificate the mesh's authority has revoked reaches nothing behind a waypoint, and nobody else is
+//! concerned.
+
+use std::{fs, net::SocketAddr};
+
+use ambit_system_tests::{Outcome, Peer, options, until, with_waypoint_and};
+
+/// A pod that speaks HBONE by itself, under a certificate of its own account.
+const SIDECAR: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: sidecar, namespace: legacy}
+spec:
+  nodeName: node-1
+  serviceAccountName: sidecar
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
+";
+const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
+const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
+
+#[test]
+fn a_revoked_client_reaches_nothing_through_a_waypoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let list = directory.path().join("ca-crl.pem");
+    let publish = |text: &str| {
+        let beside = list.with_extension("new");
+        fs::write(&beside, text).unwrap();
+        fs::rename(&beside, &list).unwrap();
+    };
+    let mut options = options();
+    let path = list.display().to_string();
+    options.env.insert("CRL_PATH".to_owned(), path);
+    let (mesh, _) = with_waypoint_and(SIDECAR, options);
+    let waypoint = (WAYPOINT, SocketAddr::new(mesh.ip("shop/waypoint"), 15008));
+    let target = SocketAddr::new(mesh.ip("shop/server"), 8080).to_string();
+    // Two certificates of one identity.
+    let [revoked, other] = [(); 2].map(|()| Peer::of_pod(&mesh, "legacy/sidecar"));
+    let ask = |peer: &Peer<'_>| peer.ask(waypoint, &target, &[], GET);
+    let passes = |outcome: &Outcome| matches!(outcome, Outcome::Said(said) if said.starts_with("HTTP/1.1 200"));
+    for peer in [&revoked, &other] {
+        let outcome = ask(peer);
+        assert!(passes(&outcome), "before: {outcome:?}");
+    }
+    publish(&revoked.revocation());
+    until("the waypoint refuses the revoked certificate", || {
+        matches!(ask(&revoked), Outcome::Cut(_))
+    });
+    let outcome = ask(&other);
+    assert!(passes(&outcome), "not revoked: {outcome:?}");
+    // A file that is no list changes nothing.
+    publish("nonsense");
+    let outcome = ask(&revoked);
+    assert!(
+        matches!(outcome, Outcome::Cut(_)),
+        "after nonsense: {outcome:?}"
+    );
+    assert!(mesh.get("shop/client", "http://server.shop/").succeeded());
+}

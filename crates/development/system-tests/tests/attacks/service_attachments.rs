@@ -1,0 +1,623 @@
+//! What is attached to a Service holds for everybody who reaches its pods, on every way: policies of each action,
+//! tokens, claims that callers forge, rate limits and plugins; and nothing of it is added by who does not own the pods.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use ambit_system_tests::{
+    Conversation, Mesh, Options, Place, answer_ok, idle_pod, is_closed, is_whole, options,
+    read_head, until, with_gateway,
+};
+
+/// The pod's ports: of what all kinds are attached to, and of what a CUSTOM policy is.
+const APP: u16 = 8081;
+const ASKED: u16 = 8082;
+
+const OBJECTS: &str = "
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: tenant, labels: {istio.io/dataplane-mode: ambient}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: app, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8081}, {name: asked, port: 81, targetPort: 8082}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: headless, namespace: shop}
+spec:
+  clusterIP: None
+  selector: {app: server}
+  ports: [{name: http, port: 8081}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: alias, namespace: shop, labels: {istio.io/use-waypoint: waypoint}}
+spec:
+  hosts: [alias.example.com]
+  addresses: [240.240.7.7]
+  resolution: STATIC
+  workloadSelector: {labels: {app: server}}
+  ports: [{number: 80, name: http-alias, protocol: HTTP, targetPort: 8081}]
+";
+
+const ATTACHED: &str = "
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny, namespace: shop}
+spec:
+  targetRefs: TARGETS
+  action: DENY
+  rules: [{to: [{operation: {paths: [/open/denied]}}]}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: allow, namespace: shop}
+spec:
+  targetRefs: TARGETS
+  rules: [{to: [{operation: {paths: ['/open*']}}]}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: ask, namespace: shop}
+spec:
+  targetRefs: TARGETS
+  action: CUSTOM
+  provider: {name: authorizer}
+  rules: [{to: [{operation: {ports: ['81']}}]}]
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: tokens, namespace: shop}
+spec:
+  targetRefs: TARGETS
+  jwtRules: [{issuer: i, jwks: '{\"keys\":[{\"kty\":\"OKP\",\"crv\":\"Ed25519\",\"x\":\"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo\"}]}', outputClaimToHeaders: [{header: x-user, claim: sub}]}]
+---
+apiVersion: ambit.io/v1alpha1
+kind: RateLimit
+metadata: {name: limit, namespace: shop}
+spec:
+  targetRefs: TARGETS
+  local: [{requests: 1, per: 1h, burst: 1, by: [{header: x-cell}], matches: [{path: {type: Exact, value: /open/limited}}]}]
+";
+
+/// A provider that nobody answers for.
+const AUTHORIZER: &str = "
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: istio, namespace: istio-system}
+data:
+  mesh: |
+    extensionProviders:
+    - {name: authorizer, envoyExtAuthzGrpc: {service: server.shop.svc.cluster.local, port: 9000, timeout: 1s}}
+";
+
+fn plugin(module: &str, name: &str, targets: &str) -> String {
+    format!(
+        "
+---
+apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  targetRefs: {targets}
+  url: file://{module}
+  pluginConfig: {{}}
+"
+    )
+}
+
+const HEADERS: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
+
+/// Host with the address of the victim: any name that its owner lets have it would do.
+const LURE: &str = "headless.shop.svc.cluster.local";
+
+/// Services of the tenant's with the victim's address as endpoint, and what it wants to be done with the requests there.
+fn tenant(victim: IpAddr) -> String {
+    format!(
+        "
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: grip, namespace: tenant, labels: {{istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: shop}}}}
+spec: {{clusterIP: 10.96.0.78, ports: [{{name: http, port: 80, targetPort: 8081}}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: twin, namespace: tenant, labels: {{istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: shop}}}}
+spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8081}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: grip, namespace: tenant, labels: {{kubernetes.io/service-name: grip}}}}
+addressType: IPv4
+endpoints:
+- {{addresses: [{victim}]}}
+- {{addresses: [{victim}], targetRef: {{kind: Pod, name: server, namespace: shop}}}}
+ports: [{{name: http, port: 8081}}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: grip, namespace: tenant, labels: {{istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: shop}}}}
+spec:
+  hosts: [grip.example.com]
+  addresses: [240.240.7.8]
+  resolution: STATIC
+  endpoints: [{{address: {victim}}}]
+  ports: [{{number: 80, name: http, protocol: HTTP, targetPort: 8081}}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: tunnel, namespace: tenant, labels: {{istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: shop}}}}
+spec:
+  hosts: [tunnel.example.com]
+  addresses: [240.240.7.9]
+  resolution: STATIC
+  endpoints: [{{address: {victim}, labels: {{networking.istio.io/tunnel: http}}}}]
+  subjectAltNames: ['spiffe://cluster.local/ns/shop/sa/server']
+  ports: [{{number: 80, name: http, protocol: HTTP, targetPort: 8081}}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: tunnel-by-name, namespace: tenant, labels: {{istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: shop}}}}
+spec:
+  hosts: [named.example.com]
+  addresses: [240.240.7.10]
+  resolution: DNS
+  endpoints: [{{address: {LURE}, labels: {{networking.istio.io/tunnel: http}}}}]
+  subjectAltNames: ['spiffe://cluster.local/ns/shop/sa/server']
+  ports: [{{number: 80, name: http, protocol: HTTP, targetPort: 8081}}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {{name: grip, namespace: tenant}}
+spec:
+  targetRefs: [{{kind: Service, name: grip}}, {{kind: Service, name: twin}}, {{group: networking.istio.io, kind: ServiceEntry, name: grip}}]
+  action: DENY
+  rules: [{{}}]
+"
+    )
+}
+
+/// Lets the tenant's Services and ServiceEntries have their attachments applied to a pod.
+const GRANT: &str = "
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: pods, namespace: shop}
+spec:
+  from: [{group: '', kind: Service, namespace: tenant}]
+  to: [{group: '', kind: Pod, name: server}]
+";
+
+/// A Service with a waypoint of its own, whose pod is behind the other one.
+const FAR: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: xtra, namespace: shop, labels: {istio.io/waypoint-for: service}}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {namespaces: {from: All}}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: far, namespace: shop, labels: {istio.io/use-waypoint: xtra}}
+spec: {clusterIP: 10.96.0.79, selector: {app: server}, ports: [{name: http, port: 80, targetPort: 8081}]}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: far, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: far}]
+  rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]
+";
+
+/// A Service of the tenant's at the other waypoint, whose endpoint is the victim behind its own.
+fn hook(victim: IpAddr) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: hook, namespace: tenant, labels: {{istio.io/use-waypoint: xtra, istio.io/use-waypoint-namespace: shop}}}}
+spec: {{clusterIP: 10.96.0.81, selector: {{app: hook}}, ports: [{{name: http, port: 80, targetPort: 8081}}]}}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {{name: hook, namespace: tenant, labels: {{app: hook, istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: shop}}}}
+spec: {{address: {victim}}}
+"
+    )
+}
+
+/// The waypoint, which takes Services of other namespaces, too.
+const SHARED: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: waypoint, namespace: shop, labels: {istio.io/waypoint-for: all}}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {namespaces: {from: All}}}]
+";
+
+struct Scene {
+    mesh: Mesh,
+    modules: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self::with(options())
+    }
+
+    fn with(options: Options) -> Self {
+        let callers = [
+            ("legacy/near", "node-2"),
+            ("shop/near", "node-2"),
+            ("tenant/near", "node-2"),
+        ];
+        let callers = callers.map(|(pod, node)| idle_pod(pod, node, ""));
+        let more = format!("{OBJECTS}{AUTHORIZER}{}", callers.concat());
+        let (mesh, _) = with_gateway(SHARED, &more, options);
+        for port in [APP, ASKED] {
+            mesh.serve("shop/server", port, |mut stream| {
+                while let Some(head) = read_head(&mut stream)? {
+                    if head.starts_with("GET /open/endless ") {
+                        endless(&mut stream)?;
+                    }
+                    answer_ok(&mut stream, &head.to_ascii_lowercase())?;
+                }
+                Ok(())
+            });
+        }
+        let modules = tempfile::tempdir().unwrap();
+        std::fs::write(
+            modules.path().join("headers.wasm"),
+            wat::parse_str(HEADERS).unwrap(),
+        )
+        .unwrap();
+        Self { mesh, modules }
+    }
+
+    fn module(&self) -> String {
+        self.modules
+            .path()
+            .join("headers.wasm")
+            .display()
+            .to_string()
+    }
+
+    fn pod(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.mesh.ip("shop/server"), port)
+    }
+
+    fn ask(&self, from: &Place, to: SocketAddr, path: &str, headers: &str) -> String {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: app.shop\r\n{headers}\r\n");
+        let Ok(mut connection) = self.mesh.dial_from(from.clone(), to) else {
+            return "no connection".to_owned();
+        };
+        let answer = connection.raw(request.as_bytes(), is_whole);
+        answer.unwrap_or_else(|error| format!("broken: {error}"))
+    }
+
+    /// A request whose answer does not end, once it has begun.
+    fn begin(&self, from: &Place, to: SocketAddr) -> Conversation {
+        let request = b"GET /open/endless HTTP/1.1\r\nHost: app.shop\r\n\r\n";
+        let mut connection = self.mesh.dial_from(from.clone(), to).unwrap();
+        let begun = connection.raw(request, |answer| answer.contains("\r\n1\r\nx"));
+        assert!(begun.unwrap().contains(" 200 "));
+        connection
+    }
+}
+
+/// A piece of a body now and then, until the client has gone.
+fn endless(stream: &mut TcpStream) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_millis(50)))?;
+    stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+    loop {
+        stream.write_all(b"1\r\nx\r\n")?;
+        if let Ok(0) = stream.read(&mut [0]) {
+            return Ok(());
+        }
+    }
+}
+
+/// Reads until the other end ends it, before the body has ended.
+fn until_ended(mut connection: Conversation, why: &str) {
+    match connection.raw(b"", |_| false) {
+        Ok(rest) => assert!(!rest.ends_with("0\r\n\r\n"), "{why}: {rest}"),
+        Err(error) => assert!(is_closed(&error), "{why}: {error}"),
+    }
+}
+
+fn place(pod: &str) -> Place {
+    Place::Pod(pod.to_owned())
+}
+
+/// What each attachable kind makes of one caller's requests on one way.
+fn cell(scene: &Scene, name: &str, from: &Place, app: SocketAddr, asked: Option<SocketAddr>) {
+    let cell = format!("x-cell: {name}\r\n");
+    let ask = |path: &str, headers: &str| scene.ask(from, app, path, headers);
+    let is = |what: &str, answer: &str, status: &str| {
+        assert!(answer.contains(status), "{name}: {what}: {answer}");
+    };
+    let open = ask("/open", "x-user: forged\r\nx_user: forged\r\n");
+    is("what is allowed passes", &open, " 200 ");
+    assert!(!open.contains("forged"), "{name}: a forged claim: {open}");
+    is("the plugin sees it once", &open, "x-plugin: ");
+    assert_eq!(open.matches("x-plugin: ").count(), 2, "{name}: {open}");
+    is("DENY", &ask("/open/denied", ""), " 403 ");
+    is("DENY, spelt otherwise", &ask("/open//denied", ""), " 403 ");
+    is("ALLOW", &ask("/closed", ""), " 403 ");
+    let garbage = ask("/open", "authorization: Bearer gar.ba.ge\r\n");
+    is("a token", &garbage, " 401 ");
+    is("within the limit", &ask("/open/limited", &cell), " 200 ");
+    is("RateLimit", &ask("/open/limited", &cell), " 429 ");
+    if let Some(asked) = asked {
+        let answer = scene.ask(from, asked, "/open", "");
+        is("CUSTOM", &answer, " 403 ");
+    }
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "each way and each kind, in one mesh")]
+fn attachments_of_services_hold_on_every_way() {
+    let scene = Scene::new();
+    let mesh = &scene.mesh;
+    let app = mesh.service("app.shop.svc", 80);
+    let alias: SocketAddr = "240.240.7.7:80".parse().unwrap();
+    let client = place("shop/client");
+    let to_all = "[{kind: Service, name: app}, {group: networking.istio.io, kind: ServiceEntry, name: alias}]";
+    let both = ATTACHED.replace("TARGETS", to_all);
+    mesh.apply(
+        "attached",
+        &(both + &plugin(&scene.module(), "headers", to_all)),
+    );
+    until("everything is in force for requests to the Service", || {
+        let ask = |path, headers| scene.ask(&client, app, path, headers);
+        ask("/open", "").contains("x-plugin: ")
+            && ask("/closed", "").contains(" 403 ")
+            && ask("/open", "authorization: Bearer x\r\n").contains(" 401 ")
+            && ask("/open/limited", "x-cell: first\r\n").contains(" 429 ")
+            && scene.ask(&client, alias, "/closed", "").contains(" 403 ")
+    });
+    let pods = ["shop/client", "shop/near", "legacy/client", "legacy/near"];
+    for pod in pods {
+        let asked = SocketAddr::new(app.ip(), 81);
+        cell(
+            &scene,
+            &format!("{pod} by VIP"),
+            &place(pod),
+            app,
+            Some(asked),
+        );
+    }
+    let pods = pods.map(place).into_iter();
+    for from in pods.chain([Place::Node("node-1".to_owned())]) {
+        let name = format!("{from:?} by the pod's address");
+        cell(&scene, &name, &from, scene.pod(APP), Some(scene.pod(ASKED)));
+    }
+    cell(&scene, "by alias", &client, alias, None);
+    // Without a VIP, clients have the pods' addresses by name.
+    let answer = mesh.get(
+        "shop/client",
+        "http://headless.shop.svc.cluster.local:8081/closed",
+    );
+    assert!(!answer.succeeded(), "{answer:?}");
+
+    // What others write adds nothing, whatever they attach to it.
+    mesh.apply("tenant", &tenant(mesh.ip("shop/server")));
+    until(
+        "the tenant's policy is in force for its own Service",
+        || {
+            scene
+                .ask(&client, "10.96.0.78:80".parse().unwrap(), "/open", "")
+                .contains(" 403 ")
+        },
+    );
+    for from in [place("shop/client"), place("legacy/near")] {
+        for to in [scene.pod(APP), app] {
+            let answer = scene.ask(&from, to, "/open", "");
+            assert!(answer.contains(" 200 "), "{from:?} to {to}: {answer}");
+        }
+    }
+    // Unless the namespace of the pods lets it.
+    let until_each = |what: &str, to: SocketAddr, status: &str| {
+        for from in [place("shop/client"), place("legacy/near")] {
+            until(&format!("{from:?}: {what}"), || {
+                scene.ask(&from, to, "/open", "").contains(status)
+            });
+        }
+    };
+    mesh.apply("grant", GRANT);
+    until_each("the tenant's policy is granted", scene.pod(APP), " 403 ");
+    // Outside the mesh, kube-proxy makes a pod's address of the Service's.
+    until("requests to the Service are not concerned", || {
+        scene.ask(&client, app, "/open", "").contains(" 200 ")
+    });
+    mesh.remove("grant");
+    until_each("it is granted no more", scene.pod(APP), " 200 ");
+    // Nor does a Service of the tenant's that leads to the pod lead past what is attached to the pod's own.
+    let policy = tenant(mesh.ip("shop/server"));
+    let unjudged = policy.split("---\napiVersion: security").next().unwrap();
+    mesh.apply("tenant", unjudged);
+    let grips: [SocketAddr; 4] = [
+        "10.96.0.78:80",
+        "240.240.7.8:80",
+        "240.240.7.9:80",
+        "240.240.7.10:80",
+    ]
+    .map(|grip| grip.parse().unwrap());
+    until("the tenant's policy is gone", || {
+        !scene.ask(&client, grips[0], "/open", "").contains(" 403 ")
+    });
+    for from in [place("shop/client"), place("legacy/near")] {
+        for to in grips {
+            for path in ["/open/denied", "/closed"] {
+                let answer = scene.ask(&from, to, path, "");
+                assert!(!answer.contains(" 200 "), "{from:?} to {to}: {answer}");
+            }
+        }
+    }
+    // Its own pods see its entries.
+    for to in grips {
+        for path in ["/open/denied", "/closed"] {
+            until(&format!("{path} at {to} is refused in the mesh"), || {
+                let answer = scene.ask(&place("tenant/near"), to, path, "");
+                answer.contains(" 403 ") || answer.contains(" 503 ")
+            });
+        }
+    }
+    mesh.remove("tenant");
+    another_waypoint(&scene);
+}
+
+/// What the waypoint of a Service has judged goes on to a pod behind another one; who passes by it does not.
+fn another_waypoint(scene: &Scene) {
+    let mesh = &scene.mesh;
+    mesh.apply("far", FAR);
+    let far: SocketAddr = "10.96.0.79:80".parse().unwrap();
+    let ask = |pod: &str, to| scene.ask(&place(pod), to, "/open", "");
+    until("its own waypoint lets the client pass", || {
+        ask("shop/client", far).contains(" 200 ")
+    });
+    for (pod, to) in [
+        ("shop/near", far),
+        ("legacy/near", far),
+        ("shop/near", scene.pod(APP)),
+        ("legacy/near", scene.pod(APP)),
+    ] {
+        until(&format!("{pod} to {to} is denied"), || {
+            ask(pod, to).contains(" 403 ")
+        });
+    }
+    let answer = ask("shop/client", far);
+    assert!(answer.contains(" 200 "), "{answer}");
+    // Nor does who comes through the same waypoint as a request of another Service.
+    mesh.apply("hook", &hook(mesh.ip("shop/server")));
+    let hook = "10.96.0.81:80".parse().unwrap();
+    for pod in ["shop/near", "tenant/near"] {
+        until(&format!("{pod} by the tenant's Service is denied"), || {
+            ask(pod, hook).contains(" 403 ")
+        });
+    }
+}
+
+/// A policy of a Service that selects the pod, or does not.
+fn late(selector: &str, policy: bool) -> String {
+    let service = format!(
+        "
+apiVersion: v1
+kind: Service
+metadata: {{name: late, namespace: shop}}
+spec: {{clusterIP: 10.96.0.80, selector: {{app: {selector}}}, ports: [{{name: http, port: 80, targetPort: 8081}}]}}
+"
+    );
+    let of_it = "
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: late, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: late}]
+  action: DENY
+  rules: [{}]
+";
+    if policy { service + of_it } else { service }
+}
+
+/// A Service with a pod's address as endpoint, and a policy.
+fn written(victim: IpAddr) -> String {
+    let service = late("nobody", true)
+        .replace("selector: {app: nobody}, ", "")
+        .replace(
+            "name: late, namespace: shop}\nspec: {",
+            "name: late, namespace: shop, labels: {istio.io/use-waypoint: waypoint}}\nspec: {",
+        );
+    format!(
+        "{service}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: late, namespace: shop, labels: {{kubernetes.io/service-name: late}}}}
+addressType: IPv4
+endpoints: [{{addresses: [{victim}]}}]
+ports: [{{name: http, port: 8081}}]
+"
+    )
+}
+
+#[test]
+fn the_administrator_can_leave_out_requests_to_pods() {
+    let scope = ("AMBIT_SERVICE_POLICY_SCOPE".to_owned(), "istio".to_owned());
+    let options = Options {
+        env: [scope].into(),
+        ..options()
+    };
+    let scene = Scene::with(options);
+    let mesh = &scene.mesh;
+    mesh.apply("late", &late("server", true));
+    let client = place("shop/client");
+    let late = "10.96.0.80:80".parse().unwrap();
+    let is_service_denied = || scene.ask(&client, late, "/open", "").contains(" 403 ");
+    until("requests to the Service are denied", is_service_denied);
+    for pod in ["shop/client", "legacy/client"] {
+        let answer = scene.ask(&place(pod), scene.pod(APP), "/open", "");
+        assert!(answer.contains(" 200 "), "{pod}: {answer}");
+    }
+}
+
+#[test]
+fn requests_to_pods_follow_changes_of_services_and_policies() {
+    let scene = Scene::new();
+    let mesh = &scene.mesh;
+    let to = scene.pod(APP);
+    let callers = ["shop/client", "legacy/client"].map(place);
+    let until_each = |what: &str, status: &str| {
+        for from in &callers {
+            until(&format!("{from:?}: {what}"), || {
+                scene.ask(from, to, "/open", "").contains(status)
+            });
+        }
+    };
+    let begin = || callers.each_ref().map(|from| scene.begin(from, to));
+    until_each("nothing is attached", " 200 ");
+    let begun = begin();
+    mesh.apply("late", &late("server", true));
+    until_each("the Service and its policy are there", " 403 ");
+    for one in begun {
+        until_ended(one, "a policy and its Service came");
+    }
+
+    mesh.apply("late", &late("nobody", true));
+    until_each("the Service selects others", " 200 ");
+    let begun = begin();
+    mesh.apply("late", &late("server", true));
+    until_each("it selects the pod again", " 403 ");
+    for one in begun {
+        until_ended(one, "the Service selects the pod");
+    }
+
+    mesh.apply("late", &late("server", false));
+    until_each("the policy is gone", " 200 ");
+    let begun = begin();
+    mesh.apply("late", &late("server", true));
+    for one in begun {
+        until_ended(one, "the policy is there again");
+    }
+    mesh.remove("late");
+    until_each("the Service is gone", " 200 ");
+
+    // The pod's own namespace may write its address by hand.
+    mesh.apply("written", &written(to.ip()));
+    until_each("an endpoint with its address is there", " 403 ");
+    mesh.remove("written");
+    until_each("the endpoint is gone", " 200 ");
+}

@@ -1,0 +1,205 @@
+//! Clients that do not read, applications that do not read, and clients that leave without a word hold up nobody
+//! else, through waypoints and through node proxies alone, and nothing of theirs outlives them.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use ambit_lab::Place;
+use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, until, with_waypoint};
+
+/// A captured namespace without a waypoint, and a client beside that of `shop`.
+const MORE: &str = "
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: flat, labels: {istio.io/dataplane-mode: ambient}}
+";
+const CLIENTS: [&str; 3] = ["shop/client", "flat/client", "legacy/client"];
+const PORT: u16 = 8081;
+/// Connections of one attacker: as many as once filled the window of a shared connection.
+const CONNECTIONS: usize = 12;
+/// Requests of somebody else while an attack lasts.
+const REQUESTS: usize = 30;
+/// How long one of them may take on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// An application of HTTP/1.1 in a pod, and its open connections.
+struct Application {
+    address: SocketAddr,
+    open: Arc<AtomicUsize>,
+}
+
+impl Application {
+    /// `/big` has a response without end; of a request to `/upload` it reads nothing, though it begins to respond;
+    /// `/hang` has no response.
+    fn start(mesh: &Mesh, pod: &str) -> Self {
+        let open = Arc::new(AtomicUsize::new(0));
+        let counted = open.clone();
+        let address = mesh.serve(pod, PORT, move |mut stream| {
+            counted.fetch_add(1, SeqCst);
+            let served = serve(&mut stream);
+            counted.fetch_sub(1, SeqCst);
+            served
+        });
+        Self { address, open }
+    }
+}
+
+fn serve(stream: &mut TcpStream) -> io::Result<()> {
+    while let Some(head) = read_head(stream)? {
+        let path = head.split(' ').nth(1).unwrap_or_default();
+        match path {
+            "/big" => {
+                stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
+                let piece = vec![b'a'; 64 << 10];
+                loop {
+                    stream.write_all(&piece)?;
+                }
+            }
+            "/upload" => {
+                stream.write_all(b"HTTP/1.1 200 OK\r\n\r\na")?;
+                return until_reset(stream);
+            }
+            "/hang" => {
+                stream.read_exact(&mut [0])?;
+            }
+            _ => answer_ok(stream, "small")?,
+        }
+        // Nobody does it for the application where there is no waypoint.
+        if head.to_ascii_lowercase().contains("\r\nconnection: close") {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a connection is reset, and reads nothing of it.
+fn until_reset(stream: &TcpStream) -> io::Result<()> {
+    let stream = stream.try_clone()?;
+    stream.set_nonblocking(true)?;
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_io().build()?.block_on(async {
+        let stream = tokio::net::TcpStream::from_std(stream)?;
+        stream.ready(tokio::io::Interest::ERROR).await?;
+        Ok(())
+    })
+}
+
+/// Connections of one attack from a pod.
+fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStream> {
+    let dial = || mesh.client().dial(Place::Pod(pod.to_owned()), to).unwrap();
+    let mut all: Vec<_> = (0..CONNECTIONS).map(|_| dial()).collect();
+    for stream in &mut all {
+        stream.write_all(request.as_bytes()).unwrap();
+    }
+    all
+}
+
+/// Sends bytes that nobody reads, until no more are taken.
+fn fill(all: &[TcpStream]) {
+    let piece = vec![b'a'; 64 << 10];
+    for mut stream in all {
+        stream
+            .set_write_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
+        while stream.write_all(&piece).is_ok() {}
+    }
+}
+
+/// Requests of somebody else: how long the slowest takes.
+fn others(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
+    let mut slowest = Duration::ZERO;
+    for number in 0..REQUESTS {
+        let began = Instant::now();
+        let request = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
+        let answer = mesh
+            .dial(pod, to)
+            .and_then(|mut dialled| dialled.raw(request.as_bytes(), |_| false));
+        let took = began.elapsed();
+        let answer =
+            answer.unwrap_or_else(|error| panic!("{what}: {pod}, request {number}: {error}"));
+        assert!(answer.ends_with("small"), "{what}: {pod}: {answer}");
+        assert!(took < DEADLINE, "{what}: {pod}: {took:?}");
+        slowest = slowest.max(took);
+    }
+    slowest
+}
+
+#[test]
+fn stalled_clients_hold_up_nobody_and_leave_nothing() {
+    let pods = [("flat/client", "node-1"), ("flat/server", "node-2")];
+    let pods = pods.map(|(pod, node)| idle_pod(pod, node, "app: idle"));
+    let (mesh, _) = with_waypoint(&format!("{MORE}{}", pods.concat()));
+    mesh.until_captured("flat/client", true);
+    mesh.until_captured("flat/server", true);
+    for server in ["shop/server", "flat/server"] {
+        let application = Application::start(&mesh, server);
+        let Application { address, ref open } = application;
+        for pod in CLIENTS {
+            until(&format!("{pod} reaches {server}"), || {
+                mesh.dial(pod, address).is_ok_and(|mut dialled| {
+                    let get = b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
+                    dialled
+                        .raw(get, |_| false)
+                        .is_ok_and(|all| all.ends_with("small"))
+                })
+            });
+        }
+        let quiet = CLIENTS.map(|pod| others(&mesh, pod, address, "no attack"));
+        eprintln!("{server}: slowest of {REQUESTS} requests without an attack: {quiet:?}");
+        for (what, request) in [
+            (
+                "unread responses",
+                "GET /big HTTP/1.1\r\nHost: server\r\n\r\n",
+            ),
+            (
+                "unread uploads",
+                "POST /upload HTTP/1.1\r\nHost: server\r\nContent-Length: 1000000000\r\n\r\n",
+            ),
+        ] {
+            let what = format!("{what} at {server}");
+            let attackers = CLIENTS.iter();
+            let held: Vec<_> = attackers
+                .flat_map(|attacker| attack(&mesh, attacker, address, request))
+                .collect();
+            until(&format!("{what} arrive"), || {
+                open.load(SeqCst) >= held.len()
+            });
+            if request.starts_with("POST") {
+                fill(&held);
+            }
+            let slowest = CLIENTS.map(|pod| others(&mesh, pod, address, &what));
+            drop(held);
+            let left = Instant::now();
+            until(&format!("{what} are over"), || open.load(SeqCst) == 0);
+            eprintln!(
+                "{what}: slowest {slowest:?}, over after {:?}",
+                left.elapsed()
+            );
+        }
+        if server == "shop/server" {
+            requests_end_with_their_clients(&mesh, &application);
+        }
+    }
+}
+
+/// Requests that get no response end with their clients, as a waypoint knows requests.
+fn requests_end_with_their_clients(mesh: &Mesh, application: &Application) {
+    let Application { address, open } = application;
+    for attacker in ["shop/client", "legacy/client"] {
+        let request = "GET /hang HTTP/1.1\r\nHost: server\r\n\r\n";
+        let held = attack(mesh, attacker, *address, request);
+        until("the requests arrive", || open.load(SeqCst) >= CONNECTIONS);
+        drop(held);
+        let left = Instant::now();
+        until("the requests are over", || open.load(SeqCst) == 0);
+        eprintln!("{attacker}: requests over after {:?}", left.elapsed());
+    }
+}

@@ -1,0 +1,200 @@
+//! Servers that go under load, and the only pod of a waypoint that is killed or ended: no request hangs, none is answered
+//! with 503, and what breaks was under way at that moment.
+
+use std::{
+    io::ErrorKind,
+    net::SocketAddr,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, until};
+
+use crate::progress::Progress;
+
+/// Servers behind a waypoint, and servers behind node proxies alone.
+const NAMESPACES: [(&str, &str); 2] = [("shop", "10.96.0.70"), ("plain", "10.96.0.71")];
+
+fn servers(replicas: u32) -> String {
+    let mut all =
+        "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: plain, labels: {istio.io/dataplane-mode: ambient}}\n"
+            .to_owned();
+    for (namespace, address) in NAMESPACES {
+        all += &format!(
+            "---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: many, namespace: {namespace}}}
+spec:
+  replicas: {replicas}
+  selector: {{matchLabels: {{app: many}}}}
+  template:
+    metadata: {{labels: {{app: many}}}}
+    spec:
+      containers:
+      - name: web
+        image: none
+        command: [$AMBIT, lab-tool, serve, --port, '8080', --name, many]
+        ports: [{{name: http, containerPort: 8080}}]
+        readinessProbe: {{tcpSocket: {{port: 8080}}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: many, namespace: {namespace}}}
+spec:
+  clusterIP: {address}
+  selector: {{app: many}}
+  ports: [{{name: http, port: 80, targetPort: http}}]
+"
+        );
+    }
+    all
+}
+
+fn manifests(replicas: u32) -> String {
+    let reference =
+        "spec:\n  infrastructure: {parametersRef: {group: '', kind: ConfigMap, name: own}}\n";
+    let gateway = GATEWAY.replace("spec:\n", reference);
+    // What it serves on when it is to end is over soon.
+    let short = "{deployment: 'spec: {template: {spec: {terminationGracePeriodSeconds: 5}}}'}";
+    format!(
+        "{PAIR}\n---{gateway}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {short}\n{}",
+        servers(replicas)
+    )
+}
+
+/// Whether a server's answer is there with its last line.
+fn is_whole(answer: &str) -> bool {
+    answer.contains("called by ") && answer.ends_with('\n')
+}
+
+/// Requests to one address one after the other, each on a connection of its own, until stopped.
+struct Load<'a> {
+    mesh: &'a Mesh,
+    to: SocketAddr,
+    progress: Progress,
+    /// Requests whose connection was closed or reset before they were answered.
+    broken: AtomicUsize,
+    /// What must not happen at all.
+    failures: Mutex<Vec<String>>,
+}
+
+impl<'a> Load<'a> {
+    fn new(mesh: &'a Mesh, address: &str) -> Self {
+        Self {
+            mesh,
+            to: SocketAddr::new(address.parse().unwrap(), 80),
+            progress: Progress::default(),
+            broken: AtomicUsize::new(0),
+            failures: Mutex::default(),
+        }
+    }
+
+    fn run(&self) {
+        let request = b"GET / HTTP/1.1\r\nHost: many\r\nConnection: close\r\n\r\n";
+        while !self.progress.is_over() {
+            let connection = self.mesh.dial("shop/client", self.to);
+            let answer = connection.and_then(|mut connection| connection.raw(request, is_whole));
+            match answer {
+                Ok(answer) if answer.starts_with("HTTP/1.1 200") && is_whole(&answer) => {
+                    self.progress.answered();
+                }
+                Ok(answer) if answer.is_empty() => drop(self.broken.fetch_add(1, Relaxed)),
+                Ok(answer) => self.failed(&answer),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+                {
+                    self.failed("no answer in ten seconds");
+                }
+                Err(_broken) => drop(self.broken.fetch_add(1, Relaxed)),
+            }
+        }
+    }
+
+    fn failed(&self, why: &str) {
+        self.failures.lock().unwrap().push(why.to_owned());
+    }
+}
+
+/// Makes a change under load, and asserts that it broke no more requests of each load than were under way.
+fn under_load(loads: &[Load<'_>], what: &str, under_way: usize, change: impl FnOnce()) {
+    let broken = || loads.iter().map(|load| load.broken.load(Relaxed));
+    let before: Vec<_> = broken().collect();
+    let go_on = || loads.iter().for_each(|load| load.progress.go_on(20));
+    go_on();
+    change();
+    go_on();
+    for ((load, before), now) in loads.iter().zip(before).zip(broken()) {
+        let (to, broken) = (load.to, now - before);
+        let failures = load.failures.lock().unwrap().clone();
+        assert!(failures.is_empty(), "{what}, {to}: {failures:#?}");
+        assert!(
+            broken <= under_way,
+            "{what}, {to}: {broken} requests were broken"
+        );
+    }
+}
+
+fn count(mesh: &Mesh, prefix: &str) -> usize {
+    let pods = mesh.client().status().unwrap().pods;
+    let all = pods.iter().filter(|pod| pod.name.starts_with(prefix));
+    all.count()
+}
+
+/// Sends a signal to the first process of the waypoint's pod, and waits until there is another.
+fn end_waypoint(mesh: &Mesh, signal: &str) {
+    let waypoint = || {
+        let pods = mesh.client().status().unwrap().pods.into_iter();
+        let mut pods = pods.filter(|pod| pod.name.starts_with("waypoint-"));
+        pods.next().unwrap()
+    };
+    let restarts = || -> u32 {
+        let containers = waypoint().containers;
+        containers.iter().map(|container| container.restarts).sum()
+    };
+    let (name, before) = (format!("shop/{}", waypoint().name), restarts());
+    let kill = format!(
+        "for process in /proc/[0-9]*; do \
+         grep -qz \"^AMBIT_POD_UID=$AMBIT_POD_UID$\" $process/environ 2>/dev/null || continue; \
+         case $(readlink $process/exe) in *ambit-waypoint) ;; *) continue;; esac; \
+         parent=$(grep ^PPid: $process/status | tr -dc 0-9); \
+         case $(readlink /proc/$parent/exe) in *ambit-waypoint) ;; *) kill -{signal} ${{process#/proc/}};; esac; \
+         done; true"
+    );
+    mesh.run(&name, &["sh", "-c", &kill]);
+    until("the waypoint's container is started again", || {
+        restarts() > before
+    });
+}
+
+#[test]
+fn servers_and_waypoints_that_go_hang_no_request() {
+    let mesh = Mesh::up(&manifests(3));
+    for (_, address) in NAMESPACES {
+        until("requests are answered", || {
+            mesh.get("shop/client", &format!("http://{address}/"))
+                .succeeded()
+        });
+    }
+    let loads = NAMESPACES.map(|(_, address)| Load::new(&mesh, address));
+    let loads = &loads;
+    std::thread::scope(|scope| {
+        let _stop = loads.each_ref().map(|load| load.progress.stop_at_end());
+        for load in loads {
+            for _ in 0..2 {
+                scope.spawn(move || load.run());
+            }
+        }
+        // Each of the two servers that go may have one request of each client.
+        under_load(loads, "scale down", 4, || {
+            mesh.apply("manifests", &manifests(1));
+            until("one server of each is left", || count(&mesh, "many-") == 2);
+        });
+        for signal in ["KILL", "TERM"] {
+            let what = format!("the only pod of the waypoint gets SIG{signal}");
+            under_load(loads, &what, 2, || end_waypoint(&mesh, signal));
+        }
+    });
+}

@@ -109,6 +109,11 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
         Some(uid) => format!("--uid-owner {uid}"),
         None => "--socket-exists".into(),
     };
+    // The rule keeps the member, and exempts nobody, where it cannot tell who is in kubelet's cgroup.
+    let target = match spec.kubelet_cgroup {
+        Some(_) => "RETURN".to_owned(),
+        None => format!("SNAT --to-source {source}"),
+    };
     let members = members
         .iter()
         .filter(|m| m.ip.is_ipv4() == (family == Family::V4));
@@ -116,7 +121,7 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
         let port = member.port.map(|port| format!("--dport {port} "));
         format!(
             "-d {} -p tcp -m tcp {}--tcp-flags SYN,ACK SYN -m owner {owner} \
-             -m comment --comment {} -j SNAT --to-source {source}",
+             -m comment --comment {} -j {target}",
             host_prefix(member.ip),
             port.unwrap_or_default(),
             quote(&member.uid)

@@ -206,8 +206,8 @@ pub struct HostSpec {
     pub ipv6: bool,
     /// Only connections of this user (kubelet's) are probes; `None`: those of any local socket.
     pub kubelet_uid: Option<u32>,
-    /// Only connections of processes in this cgroup, or one below it, are probes; `None`: of any. nftables
-    /// only: rules of iptables do not look at it.
+    /// Only connections of processes in this cgroup, or one below it, are probes; `None`: of any. Rules of
+    /// iptables do not look at it, and exempt no connection where it is set.
     pub kubelet_cgroup: Option<Cgroup>,
     /// Source address given to IPv4 probes.
     pub probe_v4: Ipv4Addr,
@@ -238,6 +238,11 @@ pub struct Cgroup {
     pub level: u32,
     /// The kernel's number of it: the inode of its directory.
     pub id: u64,
+}
+
+impl Cgroup {
+    /// No process is in it: the kernel gives no cgroup the number 0.
+    pub const NONE: Self = Self { level: 1, id: 0 };
 }
 
 /// An enrolled pod's address and a port that kubelet probes, as the node's sets hold them.

@@ -123,4 +123,9 @@ fn the_node() {
         iptables::restore_script(&iptables::State::default(), &state)
     );
     assert_eq!(iptables::host_members(&state), members[1..]);
+    // Without a view of cgroups members stay known, and nobody is exempt.
+    let state = iptables::desired_host(&by_cgroup, &members, Family::V6);
+    let script = iptables::restore_script(&iptables::State::default(), &state);
+    assert!(!script.contains("SNAT"), "{script}");
+    assert_eq!(iptables::host_members(&state), members[1..]);
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_model::PROXY_MARK;
-use ambit_netplan::{HostMember, HostSpec, ProbePorts, RedirectionSpec, is_interface_name};
+use ambit_netplan::{Cgroup, HostMember, HostSpec, ProbePorts, RedirectionSpec, is_interface_name};
 use ambit_rt::ErrorChain;
 use ambit_sys::{
     addresses::addresses_in,
@@ -205,14 +205,31 @@ pub struct KernelActions {
 }
 
 impl KernelActions {
-    /// The probe rule with kubelet's cgroup, where the node has it. A cgroup that is made anew has another
-    /// number.
+    /// The probe rule with kubelet's cgroup. A cgroup that is made anew has another number; one that the node does not
+    /// have exempts no process.
     fn host_spec(&self) -> Option<HostSpec> {
         let name = self.kubelet_cgroup.as_deref();
+        let find = |name| cgroup::find(&self.proc, name).unwrap_or(Cgroup::NONE);
         Some(HostSpec {
-            kubelet_cgroup: name.and_then(|name| cgroup::find(&self.proc, name)),
+            kubelet_cgroup: name.map(find),
             ..self.host.clone()?
         })
+    }
+
+    /// Creates and repairs the probe rule.
+    fn ensure_probe_rule(&self, spec: &HostSpec) -> Result<(), ActionError> {
+        if spec.kubelet_cgroup == Some(Cgroup::NONE) {
+            tracing::error!(
+                cgroup = self.kubelet_cgroup,
+                "the node has no such cgroup of version 2 (cni.kubeletCgroup, KUBELET_CGROUP): no probe is exempt until it has"
+            );
+        }
+        redirection::host::ensure(&self.node, spec)
+            .map(drop)
+            .map_err(|source| ActionError::Probes {
+                what: "put in place",
+                source,
+            })
     }
 }
 
@@ -372,18 +389,7 @@ impl Actions for KernelActions {
         let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
-        if let (Some(cgroup), None) = (&self.kubelet_cgroup, spec.kubelet_cgroup) {
-            tracing::warn!(
-                cgroup,
-                "the node has no such cgroup of version 2; kubelet is known by its user alone"
-            );
-        }
-        redirection::host::ensure(&self.node, spec)
-            .map(drop)
-            .map_err(|source| ActionError::Probes {
-                what: "put in place",
-                source,
-            })
+        self.ensure_probe_rule(spec)
     }
 
     fn upsert_probes(
@@ -417,12 +423,13 @@ impl Actions for KernelActions {
         let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
-        let failed = |source| ActionError::Probes {
-            what: "put in place",
-            source,
-        };
-        redirection::host::ensure(&self.node, spec).map_err(failed)?;
-        redirection::host::set_members(&self.node, spec, members).map_err(failed)
+        self.ensure_probe_rule(spec)?;
+        redirection::host::set_members(&self.node, spec, members).map_err(|source| {
+            ActionError::Probes {
+                what: "put in place",
+                source,
+            }
+        })
     }
 
     fn exempted_connections(&self) -> Result<u64, ActionError> {
@@ -443,5 +450,31 @@ impl Actions for KernelActions {
             what: "take away",
             source,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_cgroup_of_kubelet_exempts_no_process() {
+        let proc = tempfile::tempdir().unwrap();
+        let root = proc.path().join("1/root/sys/fs/cgroup");
+        let actions = |kubelet_cgroup: Option<&str>| KernelActions {
+            proc: proc.path().to_owned(),
+            attribution: Attribution::Cgroup,
+            netns_prefix: PathBuf::new(),
+            node: Netns::current().unwrap(),
+            host: Some(HostSpec::default()),
+            kubelet_cgroup: kubelet_cgroup.map(str::to_owned),
+        };
+        let cgroup = |name| actions(name).host_spec().unwrap().kubelet_cgroup;
+        assert_eq!(cgroup(None), None);
+        assert_eq!(cgroup(Some("system.slice")), Some(Cgroup::NONE));
+        std::fs::create_dir_all(root.join("system.slice")).unwrap();
+        std::fs::write(root.join("cgroup.controllers"), "").unwrap();
+        assert_ne!(cgroup(Some("system.slice")), Some(Cgroup::NONE));
+        assert_eq!(cgroup(Some("kubelet.slice")), Some(Cgroup::NONE));
     }
 }

@@ -224,6 +224,11 @@ fn edit_iptables(
     spec: &HostSpec,
     change: impl Fn(&mut Members),
 ) -> Result<Drift, RedirectionError> {
+    if spec.kubelet_cgroup.is_some() {
+        tracing::error!(
+            "rules of iptables cannot tell which processes are in kubelet's cgroup: no probe is exempt"
+        );
+    }
     let _lock = lock()?;
     let mut drift = Drift::of_nothing();
     for (family, current) in read(backend, spec)? {

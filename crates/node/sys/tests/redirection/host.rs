@@ -553,3 +553,30 @@ fn only_calls_of_kubelets_cgroup_are_probes() {
         }
     }
 }
+
+#[test]
+fn a_cgroup_that_cannot_be_looked_at_exempts_nobody() {
+    let world = World::new();
+    for backend in [Backend::Nftables, Backend::IptablesNft] {
+        let spec = HostSpec {
+            kubelet_cgroup: Some(Cgroup::NONE),
+            ..with(backend)
+        };
+        let ips = [ip(POD4), ip(POD6)];
+        host::upsert(&world.peer, &spec, "uid-1", &ips, &only(&[8080])).unwrap();
+        assert_eq!(
+            host::ensure(&world.peer, &spec).unwrap(),
+            Applied::Unchanged,
+            "{backend}"
+        );
+        let app = listen(&world.pod, 8080);
+        for (to, expected) in [(POD4, ip(PEER4)), (POD6, ip(PEER6))] {
+            sh(
+                &world.peer,
+                &format!("exec bash -c 'exec 3<>/dev/tcp/{to}/8080'"),
+            );
+            assert_eq!(accept(&app).1.ip(), expected, "{backend}");
+        }
+        host::remove(&world.peer).unwrap();
+    }
+}

@@ -261,6 +261,9 @@ where
             "this server answers only to names of its own machine\n",
         );
     }
+    if options.loopback_only && !is_of_same_origin(&request) {
+        return text(403, "this server answers no pages of other origins\n");
+    }
     let (head, body) = request.into_parts();
     let body = Limited::new(body, options.max_body).collect();
     match tokio::time::timeout(options.read_timeout, body).await {
@@ -288,6 +291,21 @@ fn names_this_machine<B>(request: &::http::Request<B>) -> bool {
         || host
             .parse::<IpAddr>()
             .is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// Whether no browser says that a page of another origin is behind the request: a page may send a POST to whatever its
+/// user's machine forwards to this server.
+fn is_of_same_origin<B>(request: &::http::Request<B>) -> bool {
+    let headers = request.headers();
+    let is_cross_site = headers
+        .get("sec-fetch-site")
+        .is_some_and(|site| site != "same-origin" && site != "none");
+    let is_foreign = headers.get(::http::header::ORIGIN).is_some_and(|origin| {
+        let authority = origin.as_bytes().strip_prefix(b"http://");
+        let host = headers.get(::http::header::HOST);
+        authority.is_none() || authority != host.map(|host| host.as_bytes())
+    });
+    !is_cross_site && !is_foreign
 }
 
 /// A server's address could not be used.

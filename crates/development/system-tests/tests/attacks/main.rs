@@ -8,6 +8,7 @@
     reason = "tests"
 )]
 
+mod admin_port;
 mod control_plane;
 mod earlier;
 mod floods;

@@ -127,6 +127,34 @@ async fn a_loopback_server_refuses_foreign_names() {
 }
 
 #[tokio::test]
+async fn a_loopback_server_refuses_pages_of_other_origins() {
+    within(async {
+        let (address, _drain) = start(ServerOptions::loopback()).await;
+        for (headers, status) in [
+            ("", "404"),
+            ("origin: http://localhost:15000", "404"),
+            ("sec-fetch-site: same-origin", "404"),
+            ("sec-fetch-site: none", "404"),
+            ("origin: http://evil.example", "403"),
+            ("origin: https://localhost:15000", "403"),
+            ("origin: http://localhost:3000", "403"),
+            ("origin: null", "403"),
+            ("sec-fetch-site: cross-site", "403"),
+            ("sec-fetch-site: same-site", "403"),
+        ] {
+            let end = if headers.is_empty() { "" } else { "\r\n" };
+            let request = format!(
+                "POST / HTTP/1.1\r\nhost: localhost:15000\r\n{headers}{end}connection: close\r\n\r\n"
+            );
+            let answer = exchange(address, &request).await;
+            let expected = format!("HTTP/1.1 {status}");
+            assert!(answer.starts_with(&expected), "{headers}: {answer}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_drained_server_ends_idle_connections_and_takes_no_more() {
     within(async {
         let (address, drain) = start(ServerOptions::default()).await;

@@ -1,5 +1,32 @@
 //! What is attached to a Service holds for everybody who reaches its pods, on every way: policies of each action,
 //! tokens, claims that callers forge, rate limits and plugins; and nothing of it is added by who does not own the pods.
+//!
+//! Each cell ([`matrix::cell`]) is tried with AuthorizationPolicies ALLOW, DENY and CUSTOM, a RequestAuthentication, a
+//! RateLimit and a WasmPlugin, by HTTP/1.1 and by HTTP/2. The pod is on `node-2`.
+//!
+//! | caller | VIP | pod address | alias (ServiceEntry) | headless name | NodePort | own route | another waypoint |
+//! |---|---|---|---|---|---|---|---|
+//! | captured pod, another node (`shop/client`) | yes | yes | yes | a | yes, of both nodes | b | yes, f |
+//! | captured pod, same node (`shop/near`) | yes | yes | yes | a | c | b | d |
+//! | captured pod of another namespace (`tenant/near`) | yes | yes | e | a | c | yes, f | e |
+//! | uncaptured pod, another node (`legacy/client`) | yes | yes | g | a | yes, of both nodes | g | g |
+//! | uncaptured pod, same node (`legacy/near`) | yes | yes | g | a | c | g | d |
+//! | either node itself | yes | yes | g | a | h | g | g |
+//! | another network | i | i | i | i | i | i | i |
+//!
+//! - a: a name without VIP is the pod's address by DNS. ALLOW and DENY are tried by name from `shop/client`; the rest is
+//!   the column of the pod's address.
+//! - b: a route of its own namespace is the owner's.
+//! - c: kube-proxy passes on under the node's address, whoever calls: nothing of the caller is left. The lab has no
+//!   NodePort of its own; rules of a host network pod stand in.
+//! - d: by that way policies of the other Service refuse it (`another_waypoint`).
+//! - e: other namespaces do not see it; entries and Services of their own for the same pod are tried below.
+//! - f: without CUSTOM, which is at another port than the route; likewise of another waypoint.
+//! - g: only the mesh knows the ServiceEntry, the route and the waypoint: outside of it the VIP of a Service is the pod's
+//!   address, and the alias leads nowhere.
+//! - h: kube-proxy's rules for what is forwarded are not those of the node itself, whose calls are those by VIP.
+//! - i: the lab has one network and no east-west gateway. Callers with HBONE and other identities are in
+//!   `waypoint_tunnels`.
 
 use std::{
     io::{Read as _, Write as _},
@@ -11,6 +38,10 @@ use ambit_system_tests::{
     Conversation, Mesh, Options, Place, answer_ok, idle_pod, is_closed, is_whole, options,
     read_head, until, with_gateway,
 };
+
+mod matrix;
+
+use matrix::{ON_NODES, cell, cells, client_route, is_http2, serve_http2};
 
 /// The pod's ports: of what all kinds are attached to, and of what a CUSTOM policy is.
 const APP: u16 = 8081;
@@ -45,7 +76,7 @@ spec:
   addresses: [240.240.7.7]
   resolution: STATIC
   workloadSelector: {labels: {app: server}}
-  ports: [{number: 80, name: http-alias, protocol: HTTP, targetPort: 8081}]
+  ports: [{number: 80, name: http-alias, protocol: HTTP, targetPort: 8081}, {number: 81, name: http-asked, protocol: HTTP, targetPort: 8082}]
 ";
 
 const ATTACHED: &str = "
@@ -264,10 +295,13 @@ impl Scene {
             ("tenant/near", "node-2"),
         ];
         let callers = callers.map(|(pod, node)| idle_pod(pod, node, ""));
-        let more = format!("{OBJECTS}{AUTHORIZER}{}", callers.concat());
+        let more = format!("{OBJECTS}{AUTHORIZER}{ON_NODES}{}", callers.concat());
         let (mesh, _) = with_gateway(SHARED, &more, options);
         for port in [APP, ASKED] {
             mesh.serve("shop/server", port, |mut stream| {
+                if is_http2(&stream)? {
+                    return serve_http2(stream);
+                }
                 while let Some(head) = read_head(&mut stream)? {
                     if head.starts_with("GET /open/endless ") {
                         endless(&mut stream)?;
@@ -341,31 +375,6 @@ fn place(pod: &str) -> Place {
     Place::Pod(pod.to_owned())
 }
 
-/// What each attachable kind makes of one caller's requests on one way.
-fn cell(scene: &Scene, name: &str, from: &Place, app: SocketAddr, asked: Option<SocketAddr>) {
-    let cell = format!("x-cell: {name}\r\n");
-    let ask = |path: &str, headers: &str| scene.ask(from, app, path, headers);
-    let is = |what: &str, answer: &str, status: &str| {
-        assert!(answer.contains(status), "{name}: {what}: {answer}");
-    };
-    let open = ask("/open", "x-user: forged\r\nx_user: forged\r\n");
-    is("what is allowed passes", &open, " 200 ");
-    assert!(!open.contains("forged"), "{name}: a forged claim: {open}");
-    is("the plugin sees it once", &open, "x-plugin: ");
-    assert_eq!(open.matches("x-plugin: ").count(), 2, "{name}: {open}");
-    is("DENY", &ask("/open/denied", ""), " 403 ");
-    is("DENY, spelt otherwise", &ask("/open//denied", ""), " 403 ");
-    is("ALLOW", &ask("/closed", ""), " 403 ");
-    let garbage = ask("/open", "authorization: Bearer gar.ba.ge\r\n");
-    is("a token", &garbage, " 401 ");
-    is("within the limit", &ask("/open/limited", &cell), " 200 ");
-    is("RateLimit", &ask("/open/limited", &cell), " 429 ");
-    if let Some(asked) = asked {
-        let answer = scene.ask(from, asked, "/open", "");
-        is("CUSTOM", &answer, " 403 ");
-    }
-}
-
 #[test]
 #[expect(clippy::too_many_lines, reason = "each way and each kind, in one mesh")]
 fn attachments_of_services_hold_on_every_way() {
@@ -388,29 +397,8 @@ fn attachments_of_services_hold_on_every_way() {
             && ask("/open/limited", "x-cell: first\r\n").contains(" 429 ")
             && scene.ask(&client, alias, "/closed", "").contains(" 403 ")
     });
-    let pods = ["shop/client", "shop/near", "legacy/client", "legacy/near"];
-    for pod in pods {
-        let asked = SocketAddr::new(app.ip(), 81);
-        cell(
-            &scene,
-            &format!("{pod} by VIP"),
-            &place(pod),
-            app,
-            Some(asked),
-        );
-    }
-    let pods = pods.map(place).into_iter();
-    for from in pods.chain([Place::Node("node-1".to_owned())]) {
-        let name = format!("{from:?} by the pod's address");
-        cell(&scene, &name, &from, scene.pod(APP), Some(scene.pod(ASKED)));
-    }
-    cell(&scene, "by alias", &client, alias, None);
-    // Without a VIP, clients have the pods' addresses by name.
-    let answer = mesh.get(
-        "shop/client",
-        "http://headless.shop.svc.cluster.local:8081/closed",
-    );
-    assert!(!answer.succeeded(), "{answer:?}");
+    cells(&scene, app, alias);
+    client_route(&scene, app);
 
     // What others write adds nothing, whatever they attach to it.
     mesh.apply("tenant", &tenant(mesh.ip("shop/server")));
@@ -488,6 +476,7 @@ fn another_waypoint(scene: &Scene) {
     until("its own waypoint lets the client pass", || {
         ask("shop/client", far).contains(" 200 ")
     });
+    cell(scene, "another waypoint", &place("shop/client"), far, None);
     for (pod, to) in [
         ("shop/near", far),
         ("legacy/near", far),

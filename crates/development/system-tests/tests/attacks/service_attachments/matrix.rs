@@ -1,0 +1,298 @@
+//! One cell of the matrix: what each attachable kind makes of one caller's requests on one path, by one protocol.
+
+use std::{
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use ambit_system_tests::{Place, until};
+use http::{Request, Response};
+use tokio::runtime::Runtime;
+
+use super::{APP, ASKED, Scene, place};
+
+/// Pods of the nodes' own networks, which stand in for kube-proxy where it opens node ports.
+pub(super) const ON_NODES: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-node-1, namespace: legacy}
+spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-node-2, namespace: legacy}
+spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]}
+";
+
+/// A route of the clients in `tenant`, with a path of which requests are changed.
+const CLIENT_ROUTE: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: own, namespace: tenant}
+spec:
+  parentRefs: [{group: '', kind: Service, name: app, namespace: shop, port: 80}]
+  rules:
+  - matches: [{path: {value: /open/changed}}]
+    filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replaceFullPath: /open/denied}}}]
+    backendRefs: [{name: app, namespace: shop, port: 80}]
+  - filters: [{type: ResponseHeaderModifier, responseHeaderModifier: {set: [{name: x-route, value: tenant}]}}]
+    backendRefs: [{name: app, namespace: shop, port: 80}]
+---
+apiVersion: gateway.networking.k8s.io/v1beta1
+kind: ReferenceGrant
+metadata: {name: routes, namespace: shop}
+spec:
+  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: tenant}]
+  to: [{group: '', kind: Service, name: app}]
+";
+
+#[derive(Clone, Copy, Debug)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+impl Protocol {
+    const ALL: [Self; 2] = [Self::Http1, Self::Http2];
+}
+
+type Headers<'a> = &'a [(&'static str, &'a str)];
+
+/// The response to a request of `app.shop`, as a text.
+fn ask(
+    scene: &Scene,
+    protocol: Protocol,
+    (from, to): (&Place, SocketAddr),
+    path: &str,
+    headers: Headers<'_>,
+) -> String {
+    match protocol {
+        Protocol::Http1 => {
+            let lines = headers
+                .iter()
+                .map(|(name, value)| format!("{name}: {value}\r\n"));
+            scene.ask(from, to, path, &lines.collect::<String>())
+        }
+        Protocol::Http2 => {
+            let asking = async {
+                let within = Duration::from_secs(10);
+                let asking = ask_http2(scene, (from, to), path, headers);
+                tokio::time::timeout(within, asking).await
+            };
+            match runtime().block_on(asking) {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(error)) => format!("broken: {error}"),
+                Err(_) => "no answer".to_owned(),
+            }
+        }
+    }
+}
+
+async fn ask_http2(
+    scene: &Scene,
+    (from, to): (&Place, SocketAddr),
+    path: &str,
+    headers: Headers<'_>,
+) -> Result<String, Box<dyn std::error::Error>> {
+    let stream = scene.mesh.client().dial(from.clone(), to)?;
+    stream.set_nonblocking(true)?;
+    let stream = tokio::net::TcpStream::from_std(stream)?;
+    let (client, connection) = h2::client::handshake(stream).await?;
+    tokio::spawn(connection);
+    let mut client = client.ready().await?;
+    let mut request = Request::get(format!("http://app.shop{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let (answer, _) = client.send_request(request.body(())?, true)?;
+    let (head, mut body) = answer.await?.into_parts();
+    let mut text = format!("HTTP/2 {} \r\n", head.status.as_u16());
+    for (name, value) in &head.headers {
+        text += &format!("{name}: {}\r\n", value.to_str()?);
+    }
+    while let Some(data) = body.data().await {
+        let data = data?;
+        body.flow_control().release_capacity(data.len())?;
+        text += &String::from_utf8_lossy(&data);
+    }
+    Ok(text)
+}
+
+/// Whether a client of the application speaks HTTP/2: all requests here are a GET.
+pub(super) fn is_http2(stream: &TcpStream) -> std::io::Result<bool> {
+    let mut first = [0];
+    stream.peek(&mut first)?;
+    Ok(first == *b"P")
+}
+
+/// Answers requests of HTTP/2 with what they say.
+pub(super) fn serve_http2(stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nonblocking(true)?;
+    let serving = async {
+        let stream = tokio::net::TcpStream::from_std(stream)?;
+        let mut connection = h2::server::handshake(stream).await?;
+        while let Some(accepted) = connection.accept().await {
+            let (request, mut respond) = accepted?;
+            let mut text = String::new();
+            for (name, value) in request.headers() {
+                text += &format!("{name}: {}\r\n", value.to_str()?);
+            }
+            let mut sender = respond.send_response(Response::new(()), false)?;
+            sender.send_data(text.into(), true)?;
+        }
+        Ok::<_, Box<dyn std::error::Error>>(())
+    };
+    runtime()
+        .block_on(serving)
+        .map_err(|error| std::io::Error::other(error.to_string()))
+}
+
+fn runtime() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}
+
+/// What each attachable kind makes of one caller's requests on one path, by both protocols. `asked` is where the CUSTOM
+/// policy is attached, if the path has it.
+pub(super) fn cell(
+    scene: &Scene,
+    name: &str,
+    from: &Place,
+    app: SocketAddr,
+    asked: Option<SocketAddr>,
+) {
+    for protocol in Protocol::ALL {
+        let name = format!("{from:?} by {name}, {protocol:?}");
+        let ask =
+            |path: &str, headers: Headers<'_>| ask(scene, protocol, (from, app), path, headers);
+        let is = |what: &str, answer: &str, status: &str| {
+            assert!(answer.contains(status), "{name}: {what}: {answer}");
+        };
+        let open = ask("/open", &[("x-user", "forged"), ("x_user", "forged")]);
+        is("what is allowed passes", &open, " 200 ");
+        assert!(!open.contains("forged"), "{name}: a forged claim: {open}");
+        is("the plugin sees it once", &open, "x-plugin: ");
+        assert_eq!(open.matches("x-plugin: ").count(), 2, "{name}: {open}");
+        is("DENY", &ask("/open/denied", &[]), " 403 ");
+        is("DENY, spelt otherwise", &ask("/open//denied", &[]), " 403 ");
+        is("ALLOW", &ask("/closed", &[]), " 403 ");
+        let garbage = ask("/open", &[("authorization", "Bearer gar.ba.ge")]);
+        is("a token", &garbage, " 401 ");
+        let of_cell = [("x-cell", name.as_str())];
+        is("within the limit", &ask("/open/limited", &of_cell), " 200 ");
+        is("RateLimit", &ask("/open/limited", &of_cell), " 429 ");
+        if let Some(asked) = asked {
+            let answer = self::ask(scene, protocol, (from, asked), "/open", &[]);
+            is("CUSTOM", &answer, " 403 ");
+        }
+    }
+}
+
+fn nodes() -> [Place; 2] {
+    ["node-1", "node-2"].map(|node| Place::Node(node.to_owned()))
+}
+
+/// All cells in which nobody but the Service's owner has written anything.
+pub(super) fn cells(scene: &Scene, app: SocketAddr, alias: SocketAddr) {
+    let captured = ["shop/client", "shop/near", "tenant/near"].map(place);
+    let uncaptured = ["legacy/client", "legacy/near"].map(place);
+    let everybody = || {
+        captured
+            .iter()
+            .cloned()
+            .chain(uncaptured.clone())
+            .chain(nodes())
+    };
+    for from in everybody() {
+        let asked = SocketAddr::new(app.ip(), 81);
+        cell(scene, "VIP", &from, app, Some(asked));
+        cell(
+            scene,
+            "pod address",
+            &from,
+            scene.pod(APP),
+            Some(scene.pod(ASKED)),
+        );
+    }
+    for from in captured
+        .iter()
+        .filter(|from| **from != place("tenant/near"))
+    {
+        let asked = SocketAddr::new(alias.ip(), 81);
+        cell(scene, "alias", from, alias, Some(asked));
+    }
+    headless(scene, &captured[0]);
+    node_ports(scene, &[captured[0].clone(), uncaptured[0].clone()]);
+}
+
+/// Without a VIP, clients have the pods' addresses by name.
+fn headless(scene: &Scene, from: &Place) {
+    let Place::Pod(pod) = from else {
+        return;
+    };
+    let url = |path: &str| format!("http://headless.shop.svc.cluster.local:{APP}{path}");
+    let answer = scene.mesh.get(pod, &url("/open"));
+    assert!(answer.succeeded(), "{answer:?}");
+    for path in ["/open/denied", "/closed"] {
+        let answer = scene.mesh.get(pod, &url(path));
+        assert!(!answer.succeeded(), "{path}: {answer:?}");
+    }
+}
+
+/// What comes by a port of either node, as kube-proxy passes it on: under the node's address.
+fn node_ports(scene: &Scene, callers: &[Place]) {
+    let ip = scene.mesh.ip("shop/server");
+    for node in ["node-1", "node-2"] {
+        let pod = format!("legacy/on-{node}");
+        let rules = format!(
+            "nft -f - <<'END'
+table ip node-ports {{
+	chain prerouting {{
+		type nat hook prerouting priority dstnat; policy accept;
+		tcp dport 30081 dnat to {ip}:{APP}
+		tcp dport 30082 dnat to {ip}:{ASKED}
+	}}
+	chain postrouting {{
+		type nat hook postrouting priority srcnat; policy accept;
+		ct status dnat ip daddr {ip} masquerade
+	}}
+}}
+END"
+        );
+        scene.mesh.run(&pod, &["sh", "-ec", &rules]);
+        let at = |port| SocketAddr::new(scene.mesh.node_ip(node), port);
+        for from in callers {
+            cell(
+                scene,
+                &format!("NodePort of {node}"),
+                from,
+                at(30081),
+                Some(at(30082)),
+            );
+        }
+        scene
+            .mesh
+            .run(&pod, &["nft", "delete", "table", "ip", "node-ports"]);
+    }
+}
+
+/// A client's own route takes nothing away.
+pub(super) fn client_route(scene: &Scene, app: SocketAddr) {
+    scene.mesh.apply("client-route", CLIENT_ROUTE);
+    let tenant = place("tenant/near");
+    until("the client's route is followed", || {
+        scene
+            .ask(&tenant, app, "/open", "")
+            .contains("x-route: tenant")
+    });
+    cell(scene, "its own route", &tenant, app, None);
+    let changed = scene.ask(&tenant, app, "/open/changed", "");
+    assert!(changed.contains(" 403 "), "{changed}");
+    scene.mesh.remove("client-route");
+    until("the client's route is gone", || {
+        !scene
+            .ask(&tenant, app, "/open", "")
+            .contains("x-route: tenant")
+    });
+}

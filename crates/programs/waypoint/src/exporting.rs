@@ -40,7 +40,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 const MAX_ANSWER: usize = 64 << 10;
 
 /// Empties queues as they come to be.
-pub(crate) async fn run(waypoint: Arc<Waypoint>) {
+pub async fn run(waypoint: Arc<Waypoint>) {
     let waiting = waypoint.published.exporters().begun();
     let Some(mut waiting) = waiting else {
         return;

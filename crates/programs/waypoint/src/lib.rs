@@ -16,7 +16,7 @@ mod circle;
 pub mod command;
 pub mod config;
 mod destination;
-mod exporting;
+pub mod exporting;
 mod extensions;
 mod headers;
 mod http;

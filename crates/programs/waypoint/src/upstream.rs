@@ -100,6 +100,14 @@ impl Way {
         }
     }
 
+    /// The address that is connected to: the endpoint's, or that of a waypoint before it.
+    pub(crate) fn next_hop(&self) -> SocketAddr {
+        match self {
+            Self::Plain(address, _) => *address,
+            Self::Tunnel(route) => route.addr,
+        }
+    }
+
     /// The endpoint itself: what is to be avoided when it fails, and what is reported.
     pub(crate) fn endpoint(&self) -> SocketAddr {
         match self {

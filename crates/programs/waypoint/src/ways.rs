@@ -37,11 +37,9 @@ pub(crate) async fn way(route: Route, waypoint: &Waypoint) -> Result<Way, Upstre
     };
     let is_of_cluster = is_of_cluster(&route);
     let way = Way::known(route)?;
-    if let Way::Plain(address, _) = &way {
-        match waypoint.names.check(address.ip()) {
-            Err(Forbidden::Cluster(_)) if is_of_cluster => {}
-            checked => checked?,
-        }
+    match waypoint.names.check(way.next_hop().ip()) {
+        Err(Forbidden::Cluster(_)) if is_of_cluster => {}
+        checked => checked?,
     }
     Ok(way)
 }
@@ -67,10 +65,12 @@ pub(crate) async fn ask(waypoint: &Waypoint, ip: IpAddr) -> Result<NetworkAddres
 /// Whether an endpoint is known from the API server itself, and not only named by an object: a pod, which may be in its
 /// node's network, or the API server as an endpoint of its own Service.
 fn is_of_cluster(route: &Route) -> bool {
-    let Route::Plain(plain) = route else {
-        return false;
+    let workload = match route {
+        Route::Plain(plain) => &plain.workload,
+        Route::Hbone(hbone) => &hbone.workload,
+        _ => return false,
     };
-    let mut uid = plain.workload.uid().split('/').skip(1);
+    let mut uid = workload.uid().split('/').skip(1);
     match (uid.next(), uid.next(), uid.next()) {
         (Some(""), Some("Pod"), Some(_)) => true,
         (Some("discovery.k8s.io"), Some("EndpointSlice"), Some("default")) => {

@@ -24,6 +24,7 @@ use ambit_testkit::{FakeCa, Pki, build};
 use ambit_tls::WorkloadCert;
 use ambit_waypoint::{
     config::Config,
+    exporting,
     published::Published,
     server,
     waypoint::{Surroundings, Waypoint},
@@ -143,6 +144,7 @@ impl World {
         let address = listener.local_addr().unwrap();
         let workers = Workers::start(1).unwrap();
         server::serve(&waypoint, &workers, vec![listener], &Gate::default());
+        ambit_rt::spawn("telemetry", exporting::run(waypoint.clone()));
         let world = Self {
             pki,
             state,
@@ -168,7 +170,8 @@ impl World {
         world
     }
 
-    fn workload(&self, workload: ambit_model::Workload) {
+    /// What the control plane says of a pod or an endpoint.
+    pub(crate) fn workload(&self, workload: ambit_model::Workload) {
         let update = Update::Workload(Box::new(workload));
         self.state.apply(&mut vec![update]);
     }

@@ -18,6 +18,7 @@ mod departures;
 mod endings;
 mod fixture;
 mod floods;
+mod forbidden_addresses;
 mod header_blocks;
 mod headless;
 mod http1;

@@ -1,0 +1,307 @@
+//! Whatever makes a waypoint call, no object points it at an address that nothing of the mesh calls
+//! ([`ambit_egress`]): endpoints of ServiceEntries, with a tunnel or without, mirrors, collectors, providers of CUSTOM
+//! policies and rate-limit services.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use ambit_model::{
+    GlobalLimit, HttpAction, HttpFilter, HttpMirror, HttpPolicy, HttpProvider, HttpRoute,
+    HttpRouteMatch, HttpRouteRule, HttpRule, LimitDescriptor, LimitValue, NamespacedHostname,
+    OtlpCollector, PolicyKey, Provider, ProviderProtocol, RateLimit, TelemetryLog,
+    TelemetryTracing, WaypointGateway, WaypointService, WaypointTelemetry,
+};
+use ambit_testkit::{build, until};
+use ambit_xds::WaypointUpdate;
+use tokio::net::TcpListener;
+
+use crate::{
+    application::Strict,
+    fixture::{HTTP1, HTTP2, World, lines_about, record},
+};
+
+const WEB: &str = "10.0.0.1";
+const TARGET: &str = "10.0.0.2";
+/// Where tunnels end.
+const HBONE: u16 = 15008;
+
+/// What makes the waypoint call the target.
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    Endpoint,
+    TunnelEndpoint,
+    Mirror,
+    SpanCollector,
+    LogCollector,
+    GrpcProvider,
+    HttpProvider,
+    RateLimitService,
+}
+
+const CAUSES: [Cause; 8] = [
+    Cause::Endpoint,
+    Cause::TunnelEndpoint,
+    Cause::Mirror,
+    Cause::SpanCollector,
+    Cause::LogCollector,
+    Cause::GrpcProvider,
+    Cause::HttpProvider,
+    Cause::RateLimitService,
+];
+
+fn name(service: &str) -> NamespacedHostname {
+    NamespacedHostname::new("ns", build::service(service, &[], &[]).hostname)
+}
+
+fn mirrored() -> WaypointUpdate {
+    let mirror = HttpMirror {
+        service: name("target"),
+        port: HTTP1,
+        numerator: 1,
+        denominator: 1,
+    };
+    let rule = HttpRouteRule {
+        matches: vec![HttpRouteMatch::default()],
+        filters: vec![HttpFilter::Mirror(mirror)],
+        backends: vec![ambit_model::HttpBackend {
+            service: Ok(name("web")),
+            port: HTTP1,
+            subset: None,
+            weight: 1,
+            filters: Vec::new(),
+        }],
+        ..HttpRouteRule::default()
+    };
+    let route = HttpRoute {
+        rules: vec![rule],
+        ..HttpRoute::default()
+    };
+    WaypointUpdate::Service(
+        "gw/web".into(),
+        Box::new(WaypointService {
+            service: name("web"),
+            routes: vec![route],
+            ..WaypointService::default()
+        }),
+    )
+}
+
+fn told(is_log: bool) -> WaypointUpdate {
+    let collector = OtlpCollector {
+        service: name("target"),
+        port: HTTP2,
+        http_path: None,
+        timeout: None,
+        headers: Vec::new(),
+    };
+    let log = TelemetryLog {
+        collector: Some(collector.clone()),
+        name: "log".into(),
+        format: ambit_model::TelemetryFormat::Default,
+        filter: None,
+    };
+    let tracing = TelemetryTracing {
+        collector,
+        sampling: 10_000,
+        by_request_id: false,
+        istio_tags: false,
+        propagates: true,
+        tags: Vec::new(),
+        max_tag: 256,
+    };
+    let telemetry = WaypointTelemetry {
+        tracing: (!is_log).then_some(tracing),
+        logs: is_log.then(|| vec![log]),
+        ..WaypointTelemetry::default()
+    };
+    WaypointUpdate::Telemetry(record("telemetry"), Box::new(telemetry))
+}
+
+fn custom(protocol: ProviderProtocol) -> WaypointUpdate {
+    let port = match protocol {
+        ProviderProtocol::Grpc => HTTP2,
+        ProviderProtocol::Http(_) => HTTP1,
+    };
+    let provider = Provider {
+        name: "authz".into(),
+        place: Ok((name("target"), port)),
+        timeout: Duration::from_secs(10),
+        status_on_error: 403,
+        fail_open: false,
+        body: None,
+        protocol,
+    };
+    let policy = HttpPolicy {
+        key: PolicyKey::of_record("ns/ask"),
+        services: vec![name("web")],
+        action: HttpAction::Custom,
+        rules: vec![HttpRule::default()],
+        provider: Some(Arc::new(provider)),
+        ..HttpPolicy::default()
+    };
+    WaypointUpdate::Policy(record("ask"), Box::new(policy))
+}
+
+fn limited() -> WaypointUpdate {
+    let global = GlobalLimit {
+        place: Ok((name("target"), HTTP2)),
+        domain: "tenant".into(),
+        timeout: Duration::from_secs(10),
+        hits: 1,
+        descriptors: vec![LimitDescriptor {
+            matches: Vec::new(),
+            entries: vec![("key".into(), LimitValue::Text("value".into()))],
+        }],
+    };
+    let object = RateLimit {
+        key: PolicyKey::of_record("ns/limit"),
+        services: vec![name("web")],
+        global: Some(global),
+        ..RateLimit::default()
+    };
+    WaypointUpdate::RateLimit(record("limit"), Box::new(object))
+}
+
+/// A machine's own service, which counts who connects and says nothing.
+async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind(address).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    ambit_rt::spawn("own service", async move {
+        while listener.accept().await.is_ok() {
+            counted.fetch_add(1, Relaxed);
+        }
+    });
+    (address, count)
+}
+
+/// An endpoint as a ServiceEntry has it, in `target`'s Service.
+fn entry(world: &World, target: SocketAddr, has_tunnel: bool) {
+    world.serve("target", TARGET, &[]);
+    let ip = target.ip().to_string();
+    let mut endpoint = if has_tunnel {
+        build::workload("target", &[&ip])
+    } else {
+        build::plain_workload("target", &[&ip])
+    };
+    endpoint.uid = "Kubernetes/networking.istio.io/ServiceEntry/ns/target/0".into();
+    let targets = [HTTP1, HTTP2].map(|port| (port, target.port()));
+    let service = name("target").to_string();
+    world.workload(build::endpoint_of(endpoint, &service, &targets));
+}
+
+/// Makes the waypoint call the target, and waits until it has failed to.
+async fn provoke(world: &World, cause: Cause) {
+    let client = world.client().await;
+    let failed = |family: &'static str, label: &'static str| {
+        move || world.count(family, &["outcome=\"failed\"", label]) > 0
+    };
+    match cause {
+        Cause::Endpoint | Cause::TunnelEndpoint => {
+            assert_eq!(client.get(TARGET, HTTP1).await, 503, "{cause:?}");
+            return;
+        }
+        Cause::Mirror => world.publish(mirrored()),
+        Cause::SpanCollector | Cause::LogCollector => {
+            world.publish(told(matches!(cause, Cause::LogCollector)));
+        }
+        Cause::GrpcProvider => world.publish(custom(ProviderProtocol::Grpc)),
+        Cause::HttpProvider => {
+            world.publish(custom(ProviderProtocol::Http(HttpProvider::default())));
+        }
+        Cause::RateLimitService => world.publish(limited()),
+    }
+    let status = client.get(WEB, HTTP1).await;
+    match cause {
+        Cause::Mirror => {
+            assert_eq!(status, 200);
+            until(
+                "the mirror has failed",
+                failed("ambit_requests_mirrored_total", ""),
+            )
+            .await;
+        }
+        Cause::SpanCollector | Cause::LogCollector => {
+            assert_eq!(status, 200);
+            until(
+                "the export has failed",
+                failed("ambit_telemetry_exported_total", ""),
+            )
+            .await;
+        }
+        _ => assert!(status >= 400, "{cause:?}: {status}"),
+    }
+}
+
+/// Whether the target has been connected to.
+async fn is_called(cause: Cause, target: IpAddr, exceptions: &'static str) -> bool {
+    let world = World::with_env(&[("AMBIT_WILDCARD_ADDRESSES", exceptions)]).await;
+    let web = Strict::start().await;
+    world.serve("web", WEB, &[web.address]);
+    let has_tunnel = matches!(cause, Cause::TunnelEndpoint);
+    let port = if has_tunnel { HBONE } else { 0 };
+    let (address, count) = own_service(SocketAddr::new(target, port)).await;
+    entry(&world, address, has_tunnel);
+    if exceptions.contains("127.0.0.0/8") {
+        // It says nothing, and so does what waits for it.
+        let provoking = provoke(&world, cause);
+        let called = until("the target is called", || count.load(Relaxed) > 0);
+        tokio::select! {
+            () = provoking => {}
+            () = called => {}
+        }
+    } else {
+        provoke(&world, cause).await;
+    }
+    count.load(Relaxed) > 0
+}
+
+#[tokio::test]
+async fn no_object_points_a_waypoint_at_its_own_machine() {
+    for (cause, last) in CAUSES.into_iter().zip(1..) {
+        let target = IpAddr::from([127, 0, 8, last]);
+        // As the administrator may have it, so that it is the address that is refused.
+        assert!(is_called(cause, target, "127.0.0.0/8").await, "{cause:?}");
+        let target = IpAddr::from([127, 0, 9, last]);
+        assert!(!is_called(cause, target, "127.0.7.0/24").await, "{cause:?}");
+    }
+}
+
+#[tokio::test]
+async fn endpoints_at_forbidden_addresses_are_refused_by_name() {
+    let world = World::new().await;
+    let api_server = IpAddr::from([10, 255, 255, 254]);
+    world.publish(WaypointUpdate::Gateway(Box::new(WaypointGateway {
+        cluster_addresses: [api_server].into(),
+        ..WaypointGateway::default()
+    })));
+    let client = world.client().await;
+    let forbidden = [
+        api_server,
+        IpAddr::V6(Ipv4Addr::new(10, 255, 255, 254).to_ipv6_mapped()),
+        IpAddr::from([169, 254, 169, 254]),
+        IpAddr::from([100, 100, 100, 200]),
+        "fd00:ec2::254".parse().unwrap(),
+        "fe80::1".parse().unwrap(),
+    ];
+    for ip in forbidden {
+        for (has_tunnel, port) in [(false, 6443), (true, 6444)] {
+            let address = SocketAddr::new(ip, port);
+            entry(&world, address, has_tunnel);
+            assert_eq!(client.get(TARGET, HTTP1).await, 503, "{address}");
+            let lines = lines_about(client.address);
+            let why = format!("{} is an address of ", ip.to_canonical());
+            assert!(
+                lines.iter().any(|line| line.contains(&why)),
+                "{address}: {lines:?}"
+            );
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! A waypoint's pod.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::Settings;
 use ambit_k8s_api::labels::{
@@ -65,7 +65,7 @@ pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Valu
         "imagePullSecrets": secrets,
         "nodeSelector": settings.node_selector,
         "tolerations": settings.tolerations,
-        "affinity": settings.affinity,
+        "affinity": affinity(selector, settings),
         "topologySpreadConstraints": spread(selector, settings),
         "containers": [container(gateway, settings)],
         "volumes": volumes(settings),
@@ -204,17 +204,39 @@ fn volumes(settings: &Settings) -> Vec<Value> {
     volumes
 }
 
-/// Over nodes and zones, unless the settings say otherwise; in either case the pods of one rollout.
+/// Over nodes, unless the settings say otherwise; in either case the pods of one rollout.
+///
+/// Only by what every node has: kube-scheduler leaves nodes without one of the keys out of all constraints, so that a
+/// constraint by zone would put the pods anywhere where nodes have no zones.
 fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
-    let usual = ["kubernetes.io/hostname", "topology.kubernetes.io/zone"].map(
-        |key| json!({"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway"}),
+    let usual = json!(
+        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     );
     let mut constraints = match settings.topology_spread_constraints.as_slice() {
-        [] => usual.to_vec(),
+        [] => vec![usual],
         given => given.to_vec(),
     };
     select(&mut constraints, selector);
     constraints
+}
+
+/// Away from the zones of the waypoint's other pods, unless the settings say how pods are spread. Nodes without zones are
+/// all the same to it.
+///
+/// It has no `matchLabelKeys`, which API servers before Kubernetes 1.29 refuse.
+fn affinity(selector: &Value, settings: &Settings) -> Map<String, Value> {
+    let mut affinity = settings.affinity.clone();
+    if settings.topology_spread_constraints.is_empty() {
+        affinity.entry("podAntiAffinity").or_insert_with(|| {
+            json!({"preferredDuringSchedulingIgnoredDuringExecution": [{
+                "weight": 100,
+                "podAffinityTerm": {
+                    "topologyKey": "topology.kubernetes.io/zone", "labelSelector": selector,
+                },
+            }]})
+        });
+    }
+    affinity
 }
 
 /// Whom constraints are about, where they do not say it.

@@ -27,7 +27,7 @@ pub struct Settings {
     pub node_selector: BTreeMap<String, String>,
     /// Taints that they tolerate.
     pub tolerations: Vec<Value>,
-    /// Their affinity.
+    /// Their affinity; what it does not say of other pods is that they avoid each other's zones, if spreading is usual.
     pub affinity: Map<String, Value>,
     /// How a waypoint's pods are spread, without selectors; empty spreads them over nodes and zones.
     pub topology_spread_constraints: Vec<Value>,

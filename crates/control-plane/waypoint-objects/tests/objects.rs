@@ -64,6 +64,32 @@ fn every_setting_has_its_place() {
     insta::assert_yaml_snapshot!("every_setting", made.deployment["spec"]);
 }
 
+/// The `topologySpreadConstraints` of kube-scheduler count no node that lacks one of their keys.
+#[test]
+fn nodes_spread_pods_by_what_every_node_has_and_zones_by_affinity() {
+    let pod = |settings: Value| {
+        let settings: Settings = serde_json::from_value(settings).unwrap();
+        let made = objects(&gateway(json!({}), json!({})), &settings).unwrap();
+        made.deployment["spec"]["template"]["spec"].clone()
+    };
+    let zones = "/affinity/podAntiAffinity/preferredDuringSchedulingIgnoredDuringExecution/0/podAffinityTerm";
+    let usual = pod(json!({}));
+    let constraints = usual["topologySpreadConstraints"].as_array().unwrap();
+    let keys: Vec<_> = constraints.iter().map(|one| &one["topologyKey"]).collect();
+    assert_eq!(keys, ["kubernetes.io/hostname"]);
+    let term = usual.pointer(zones).unwrap();
+    assert_eq!(term["topologyKey"], "topology.kubernetes.io/zone");
+    assert_eq!(term["labelSelector"], constraints[0]["labelSelector"]);
+    // What is said of nodes leaves it, what is said of pods or of spreading replaces it.
+    let nodes = pod(json!({"affinity": {"nodeAffinity": {"a": 1}}}));
+    assert_eq!(nodes["affinity"]["nodeAffinity"], json!({"a": 1}));
+    assert_eq!(nodes.pointer(zones), Some(term));
+    let pods = pod(json!({"affinity": {"podAntiAffinity": {"a": 1}}}));
+    assert_eq!(pods["affinity"], json!({"podAntiAffinity": {"a": 1}}));
+    let spread = pod(json!({"topologySpreadConstraints": [{"topologyKey": "rack"}]}));
+    assert_eq!(spread.get("affinity"), None);
+}
+
 /// What Kubernetes would refuse as an unknown field or a wrong type.
 #[test]
 fn objects_are_what_kubernetes_reads() {

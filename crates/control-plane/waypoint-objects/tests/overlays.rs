@@ -108,7 +108,7 @@ spec:
     // The program goes by what the pod is given.
     assert_eq!(value("TERMINATION_GRACE_PERIOD_SECONDS"), "5");
     let constraints = pod["topologySpreadConstraints"].as_array().unwrap();
-    assert_eq!(constraints.len(), 3);
+    assert_eq!(constraints.len(), 2);
     for one in constraints {
         let selected = &one["labelSelector"]["matchLabels"];
         assert_eq!(

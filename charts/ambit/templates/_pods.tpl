@@ -82,6 +82,8 @@ prometheus.io/path: /metrics
   value: {{ .Values.meshConfig.workloadWaypoints | quote }}
 - name: AMBIT_WAYPOINT_MISSING
   value: {{ .Values.meshConfig.waypointMissing | quote }}
+- name: AMBIT_WAYPOINT_BINDING
+  value: {{ .Values.meshConfig.waypointBinding | quote }}
 - name: AMBIT_OUTBOUND_TRAFFIC_POLICY
   value: {{ .Values.meshConfig.outboundTrafficPolicy.mode | quote }}
 - name: AMBIT_PATH_NORMALIZATION

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::problem::{Problem, Severity};
+use crate::{
+    index::introduction,
+    problem::{Problem, Severity},
+};
 
 /// Longest message, in characters: a status is no log.
 const LONGEST: usize = 1000;
@@ -42,6 +45,8 @@ pub struct Standing {
     pub verdict: Option<Verdict>,
     /// Of its parts.
     pub parts: Vec<Part>,
+    /// Of a Gateway: whether its waypoint has been ready.
+    pub introduction: Option<Verdict>,
 }
 
 /// One part and its conditions.
@@ -156,6 +161,15 @@ pub(crate) const EFFECTIVE: ConditionType = ConditionType {
         subject.standing?.verdict.as_ref()?;
         used(subject)
     },
+    reports_problems: false,
+    needs_standing: true,
+};
+
+/// Whether a waypoint has been ready since its Gateway exists.
+pub(crate) const INTRODUCED: ConditionType = ConditionType {
+    name: introduction::INTRODUCED,
+    manager: "ambit-introduction",
+    verdict: |subject| subject.standing?.introduction.clone(),
     reports_problems: false,
     needs_standing: true,
 };

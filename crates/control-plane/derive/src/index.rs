@@ -15,6 +15,7 @@ mod foreign_proxies;
 mod hosts;
 mod inbound_binding;
 mod instances;
+pub(crate) mod introduction;
 mod key_sets;
 mod kind;
 mod kinds;
@@ -144,6 +145,8 @@ pub struct Index {
     /// The waypoints of the pods that policies of node proxies apply to.
     pub(crate) behind: Served<PolicyScope>,
     instances: Instances,
+    /// Waypoints that bind, and those that wait.
+    introductions: introduction::Introductions,
     /// What stands on objects because of others.
     standings: BTreeMap<ObjectKey, Standing>,
     /// Objects of which that changed since they were last asked for.
@@ -195,6 +198,7 @@ impl Index {
             served: Served::default(),
             behind: Served::default(),
             instances: Instances::default(),
+            introductions: introduction::Introductions::default(),
             standings: BTreeMap::new(),
             standings_changed: BTreeSet::new(),
             substitutes: BTreeSet::new(),
@@ -418,6 +422,7 @@ impl Index {
     /// Renders what is stale; returns the records that changed.
     pub fn flush(&mut self) -> Delta {
         let mut delta = Delta::default();
+        self.decide_introductions();
         // Endpoints first: which waypoints are before services and policies depends on them.
         let mut makers: Vec<_> = self
             .stale

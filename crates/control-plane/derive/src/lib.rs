@@ -7,7 +7,7 @@
 //!
 //! What is peculiar to one kind of object is in its file in `index/kinds`; `index/kind.rs` is what such a file
 //! says. Of what stands in objects' status only what is input is read: the state of pods and nodes, and addresses of
-//! ServiceEntries. Conditions that this control plane writes are never read here.
+//! ServiceEntries. Of conditions that this control plane writes only that of waypoints that have been ready is read here.
 #![forbid(unsafe_code)]
 
 pub mod condition;
@@ -52,6 +52,8 @@ pub struct MeshConfig {
     pub workload_waypoints: WorkloadWaypoints,
     /// What becomes of connections whose waypoint cannot be found.
     pub waypoint_missing: WaypointMissing,
+    /// When a waypoint begins to bind what names it.
+    pub waypoint_binding: WaypointBinding,
     /// Whether node proxies refuse connections to addresses that nothing in the mesh has.
     pub registry_only: bool,
     /// How waypoints normalize paths.
@@ -126,6 +128,16 @@ pub enum WaypointMissing {
     Allow,
 }
 
+/// When a waypoint begins to bind what names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaypointBinding {
+    /// At once, as in Istio: until it is ready, connections are refused.
+    #[default]
+    Strict,
+    /// When it has been ready once, or policies are attached to it or to what it is to serve.
+    Ready,
+}
+
 impl Default for MeshConfig {
     fn default() -> Self {
         Self {
@@ -137,6 +149,7 @@ impl Default for MeshConfig {
             waypoint_attachment: WaypointAttachment::default(),
             workload_waypoints: WorkloadWaypoints::default(),
             waypoint_missing: WaypointMissing::default(),
+            waypoint_binding: WaypointBinding::default(),
             registry_only: false,
             path_normalization: PathNormalization::default(),
             trusted_proxies: 0,

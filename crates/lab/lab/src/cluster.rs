@@ -347,7 +347,11 @@ impl Cluster {
                 && !record.terminating
                 && record.observed.is_ready()
         });
-        let mut gateway = overlay::gateway(key, &self.waypoints.host(key), ips, ready);
+        let before = self.added.get(key);
+        let had = before.and_then(|value| value.pointer("/status/addresses/0"));
+        let has_been_ready = ready || had.is_some();
+        let host = self.waypoints.host(key);
+        let mut gateway = overlay::gateway(key, &host, ips, ready, has_been_ready);
         if let Some(problem) = problem {
             overlay::set_condition(&mut gateway, overlay::not_accepted(problem));
         }

@@ -2,7 +2,9 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use ambit_derive::{ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointMissing};
+use ambit_derive::{
+    ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointBinding, WaypointMissing,
+};
 use ambit_k8s_api::enablement::{Enablement, EnablementSelector, SelectorError};
 use ambit_model::PathNormalization;
 use clap::{Parser, ValueEnum};
@@ -122,6 +124,9 @@ pub struct Args {
     /// What becomes of connections whose waypoint cannot be found.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
     pub waypoint_missing: Missing,
+    /// When a waypoint begins to bind what names it.
+    #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_BINDING")]
+    pub waypoint_binding: Binding,
     /// What node proxies were installed to do with connections to addresses that nothing in the mesh has.
     #[arg(
         long,
@@ -227,6 +232,16 @@ pub enum Missing {
     Allow,
 }
 
+/// See [`Args::waypoint_binding`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Binding {
+    /// When it has been ready once, or policies are attached to it or to what it is to serve.
+    #[default]
+    Ready,
+    /// At once, as in Istio: until it is ready, connections are refused.
+    Strict,
+}
+
 /// See [`Args::outbound_traffic_policy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Outbound {
@@ -260,6 +275,15 @@ impl From<Attachment> for WaypointAttachment {
         match from {
             Attachment::Seed => Self::Seed,
             Attachment::Labels => Self::Labels,
+        }
+    }
+}
+
+impl From<Binding> for WaypointBinding {
+    fn from(binding: Binding) -> Self {
+        match binding {
+            Binding::Ready => Self::Ready,
+            Binding::Strict => Self::Strict,
         }
     }
 }

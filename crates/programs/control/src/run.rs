@@ -339,6 +339,7 @@ fn mesh_config(args: &Args) -> anyhow::Result<MeshConfig> {
         waypoint_attachment: args.waypoint_attachment.into(),
         workload_waypoints: args.workload_waypoints.into(),
         waypoint_missing: args.waypoint_missing.into(),
+        waypoint_binding: args.waypoint_binding.into(),
         registry_only: args.outbound_traffic_policy == Outbound::RegistryOnly,
         path_normalization: args.path_normalization.into(),
         trusted_proxies: args.trusted_proxies,

@@ -1160,6 +1160,76 @@ async fn a_gateway_gets_a_waypoint_that_is_made_again_and_programmed_when_it_is_
     assert_eq!(gateway["status"]["addresses"][0]["value"], "10.96.0.9");
 }
 
+/// That a waypoint has been ready stands on its Gateway, where the next control plane reads it.
+#[tokio::test]
+async fn waypoint_that_was_ready_binds_after_a_restart() {
+    let cluster = Cluster::with_gateways();
+    cluster.gateway("way");
+    cluster.server.put(
+        NAMESPACES,
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop",
+            "labels": {"istio.io/use-waypoint": "way"}}}),
+    );
+    let waypoint_pod = |ready: &str| {
+        cluster.pod("shop", "way-1", "way", "10.0.0.9");
+        let mut pod = cluster.server.get(PODS, "shop", "way-1").unwrap();
+        pod["metadata"]["labels"]["gateway.networking.k8s.io/gateway-name"] = json!("way");
+        pod["status"]["conditions"][0]["status"] = json!(ready);
+        cluster.server.put(PODS, pod);
+    };
+    let service = |name: &str| {
+        let metadata = json!({"name": name, "namespace": "shop", "generation": 1});
+        cluster.server.put(
+            SERVICES,
+            json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata,
+                "spec": {"clusterIP": "None", "selector": {"app": name}, "ports": [{"port": 80}]}}),
+        );
+    };
+    let condition = |collection: &str, name: &str, of: &str| {
+        let object = cluster.server.get(collection, "shop", name)?;
+        let conditions = object["status"]["conditions"].as_array()?.clone();
+        let one = conditions.iter().find(|one| one["type"] == of)?;
+        Some(one["reason"].as_str()?.to_owned())
+    };
+    let bound = |name: &'static str, reason: &'static str| {
+        shown(reason, move || {
+            let found = condition(SERVICES, name, "istio.io/WaypointBound")?;
+            (found == reason).then_some(())
+        })
+    };
+    let introduced = |reason: &'static str| {
+        shown(reason, move || {
+            let found = condition(GATEWAYS, "way", "ambit.io/Introduced")?;
+            (found == reason).then_some(())
+        })
+    };
+    service("one");
+    waypoint_pod("False");
+    let replica = cluster.replica("a").await;
+    introduced("Waiting").await;
+    bound("one", "Waiting").await;
+    waypoint_pod("True");
+    introduced("Introduced").await;
+    bound("one", "WaypointAccepted").await;
+    replica.running.stop().await;
+
+    cluster.server.delete(PODS, "shop", "way-1");
+    let replica = cluster.replica("b").await;
+    service("two");
+    for name in ["one", "two"] {
+        bound(name, "NoReadyWaypoint").await;
+    }
+    replica.running.stop().await;
+
+    // The same name, and another Gateway.
+    cluster.server.delete(GATEWAYS, "shop", "way");
+    cluster.gateway("way");
+    let replica = cluster.replica("c").await;
+    introduced("Waiting").await;
+    bound("two", "Waiting").await;
+    replica.running.stop().await;
+}
+
 #[tokio::test]
 async fn overlays_are_followed_undone_and_refused_where_they_cannot_be() {
     let cluster = Cluster::with_gateways();

@@ -3,7 +3,7 @@
 //! In this order: labels of its own, those of its namespace; then, unless the mesh goes by labels alone, the
 //! Gateways themselves: the waypoint of a pod's service account, the waypoint of its namespace. The first that
 //! says anything decides, even if it leads nowhere: what cannot be resolved is refused by clients, rather than
-//! sent another way.
+//! sent another way. Waypoints that do not bind yet ([`introduction`](super::introduction)) are passed over.
 
 use std::{fmt, fmt::Write};
 
@@ -15,7 +15,7 @@ use ambit_model::{
     NamespacedHostname, Workload,
 };
 
-use super::{Index, binding::Binding, foreign::Foreign, kind::MeshKind};
+use super::{Index, binding::Binding, foreign::Foreign, introduction::Takers, kind::MeshKind};
 use crate::{DEFAULT_REVISION, Labels, WaypointAttachment, WaypointMissing, WorkloadWaypoints};
 
 /// A Gateway as understood.
@@ -106,6 +106,8 @@ pub(crate) enum Obstacle {
     UnsupportedType,
     /// The waypoint does not serve such objects: they go without.
     NotServed,
+    /// The waypoint has never been ready: until it is, they go without.
+    Waiting,
 }
 
 impl fmt::Display for Obstacle {
@@ -117,6 +119,7 @@ impl fmt::Display for Obstacle {
             Self::Unusable => "unusable",
             Self::NotPermitted => "not-permitted",
             Self::UnsupportedType | Self::NotServed => "unsupported-type",
+            Self::Waiting => "waiting",
         })
     }
 }
@@ -132,6 +135,8 @@ pub(crate) struct Attachment {
     pub(crate) outcome: Result<Serves, Obstacle>,
     /// Of a waypoint of another controller: what is known of it.
     pub(crate) foreign: Option<Foreign>,
+    /// The waypoint that takes its place once it has been ready.
+    pub(crate) awaited: Option<GatewayName>,
 }
 
 impl Attachment {
@@ -139,6 +144,11 @@ impl Attachment {
     pub(crate) fn ours(&self) -> Option<&GatewayName> {
         let is_ours = self.outcome.is_ok() && self.foreign.is_none();
         is_ours.then_some(&self.gateway)
+    }
+
+    /// The waypoints that are told of it: an awaited one knows what it serves before anything is sent to it.
+    pub(crate) fn told(&self) -> impl Iterator<Item = &GatewayName> {
+        self.ours().into_iter().chain(&self.awaited)
     }
 }
 
@@ -226,6 +236,11 @@ impl Index {
         gateway.serves.or_else(of_class)
     }
 
+    /// What a waypoint serves of the objects whose labels name it.
+    pub(super) fn serves(&self, gateway: &GatewayInput) -> Serves {
+        self.declared(gateway).unwrap_or(Serves::Services)
+    }
+
     /// Whether a waypoint may serve the services of a namespace.
     pub(super) fn serves_services(
         &self,
@@ -234,7 +249,7 @@ impl Index {
     ) -> Result<(), Obstacle> {
         let gateway = self.gateway(name).ok_or(Obstacle::Missing)?;
         let gateway = self.usable(gateway)?;
-        let serves = self.declared(gateway).unwrap_or(Serves::Services);
+        let serves = self.serves(gateway);
         if !serves.services() {
             Err(Obstacle::NotServed)
         } else if !self.allows(gateway, namespace) {
@@ -270,7 +285,11 @@ impl Index {
     }
 
     /// Those that take pods and services of their namespace by themselves, with what they serve then.
-    fn takers(&self, namespace: &str) -> impl Iterator<Item = (&GatewayInput, Serves)> {
+    pub(super) fn takers(
+        &self,
+        namespace: &str,
+        which: Takers,
+    ) -> impl Iterator<Item = (&GatewayInput, Serves)> {
         let by_rule = self.config.waypoint_attachment == WaypointAttachment::Seed;
         let all = if by_rule {
             self.waypoints_of(namespace)
@@ -278,33 +297,28 @@ impl Index {
             Vec::new()
         };
         all.into_iter()
+            .filter(move |one| which == Takers::All || !self.introductions.is_on_hold(&one.name))
             .map(|one| (one, self.declared(one).unwrap_or(Serves::All)))
     }
 
     // === the order ===
 
-    /// What labels ask for: those of an object, else those of its namespace.
-    fn labelled(&self, namespace: &ArcStr, own: Option<Binding>) -> Option<(Origin, Binding)> {
-        let of_namespace = || {
-            let namespaces = self.objects("")?.all::<Namespace>();
-            namespaces.get(namespace)?.binding.clone()
-        };
-        let own = own.map(|binding| (Origin::Own, binding));
-        own.or_else(|| Some((Origin::Namespace, of_namespace()?)))
-    }
-
-    /// The waypoint of a workload. `account`: of a pod, which Gateways may take by themselves.
+    /// The waypoint of a workload that an object has or is. `account`: of a pod, which Gateways may take by themselves.
     pub(crate) fn waypoint_of_workload(
         &self,
-        namespace: &ArcStr,
+        object: &ObjectKey,
         own: &Labels,
         account: Option<&ArcStr>,
     ) -> Option<Attachment> {
-        let Some(bound) = self.labelled(namespace, Binding::of(own, namespace)) else {
-            return self.taken(namespace, account?);
+        let namespace = &object.namespace;
+        let own = Binding::of(own, namespace).map(|binding| (object.clone(), binding));
+        let by_label = |origin, binding: &Binding| {
+            self.by_label(namespace, (origin, binding), |serves| {
+                (!serves.workloads()).then_some(Obstacle::NotServed)
+            })
         };
-        self.by_label(namespace, bound, |serves| {
-            (!serves.workloads()).then_some(Obstacle::NotServed)
+        self.attachment_now(&self.labels(namespace, own), by_label, |which| {
+            self.taken(namespace, account?, which)
         })
     }
 
@@ -312,7 +326,7 @@ impl Index {
     fn by_label(
         &self,
         namespace: &ArcStr,
-        (origin, binding): (Origin, Binding),
+        (origin, binding): (Origin, &Binding),
         unserved: impl FnOnce(Serves) -> Option<Obstacle>,
     ) -> Option<Attachment> {
         let name = binding.gateway()?;
@@ -321,7 +335,7 @@ impl Index {
         let outcome = gateway.and_then(|gateway| self.usable(gateway));
         let foreign = outcome.ok().and_then(|gateway| self.foreign(gateway));
         let outcome = outcome.and_then(|gateway| {
-            let serves = self.declared(gateway).unwrap_or(Serves::Services);
+            let serves = self.serves(gateway);
             match unserved(serves) {
                 Some(obstacle) => Err(obstacle),
                 None if !self.allows(gateway, namespace) => Err(Obstacle::NotPermitted),
@@ -333,13 +347,14 @@ impl Index {
             gateway: name.clone(),
             outcome,
             foreign,
+            awaited: None,
         })
     }
 
     /// The waypoint that takes a pod by itself: its account's, else its namespace's.
-    fn taken(&self, namespace: &ArcStr, account: &ArcStr) -> Option<Attachment> {
+    fn taken(&self, namespace: &ArcStr, account: &ArcStr, which: Takers) -> Option<Attachment> {
         let takers = || {
-            let all = self.takers(namespace);
+            let all = self.takers(namespace, which);
             all.filter(|(_, serves)| serves.workloads())
         };
         let of_account = takers().find(|(one, _)| one.account.as_ref() == Some(account));
@@ -354,6 +369,7 @@ impl Index {
             gateway: gateway.name.clone(),
             outcome: self.usable(gateway).map(|_| serves),
             foreign: self.foreign(gateway),
+            awaited: None,
         }
     }
 
@@ -376,16 +392,19 @@ impl Index {
             }
             _ => return None,
         };
-        let Some(bound) = self.labelled(namespace, own) else {
-            return self.taken_service(namespace).filter(|_| has_pods);
+        let by_label = |origin, binding: &Binding| {
+            // A label of the namespace is there for all kinds of objects.
+            let unserved = match origin {
+                Origin::Own => Obstacle::UnsupportedType,
+                Origin::Namespace | Origin::Gateway => Obstacle::NotServed,
+            };
+            self.by_label(namespace, (origin, binding), |serves| {
+                (!serves.services()).then_some(unserved)
+            })
         };
-        // A label of the namespace is there for all kinds of objects.
-        let unserved = match bound.0 {
-            Origin::Own => Obstacle::UnsupportedType,
-            Origin::Namespace | Origin::Gateway => Obstacle::NotServed,
-        };
-        let attachment = self.by_label(namespace, bound, |serves| {
-            (!serves.services()).then_some(unserved)
+        let own = own.map(|binding| (key.clone(), binding));
+        let attachment = self.attachment_now(&self.labels(namespace, own), by_label, |which| {
+            self.taken_service(namespace, which).filter(|_| has_pods)
         })?;
         let foreign = attachment.foreign.as_ref();
         if foreign.is_some_and(|foreign| self.is_at(key, &foreign.at)) {
@@ -397,12 +416,12 @@ impl Index {
 
     /// The waypoint that takes the services of a namespace by itself. One that takes pods, too, is that of a
     /// service only if all pods there have it; else it depends on the endpoint.
-    fn taken_service(&self, namespace: &ArcStr) -> Option<Attachment> {
-        let mut of_services = self.takers(namespace);
+    fn taken_service(&self, namespace: &ArcStr, which: Takers) -> Option<Attachment> {
+        let mut of_services = self.takers(namespace, which);
         let (gateway, serves) =
             of_services.find(|(one, serves)| one.account.is_none() && serves.services())?;
         if serves.workloads() {
-            let mut others = self.takers(namespace);
+            let mut others = self.takers(namespace, which);
             let is_mixed = others.any(|(one, serves)| one.account.is_some() && serves.workloads());
             if is_mixed || self.choosers.contains_key(namespace) {
                 return None;
@@ -419,7 +438,7 @@ impl Index {
         let hostname = match attachment.outcome {
             Ok(_) if let Some(foreign) = &attachment.foreign => return Some(foreign.address()),
             Ok(_) => arcstr::format!("{name}.{namespace}.svc.{}", self.config.cluster_domain),
-            Err(Obstacle::NotServed) => return None,
+            Err(Obstacle::NotServed | Obstacle::Waiting) => return None,
             Err(_) if self.config.waypoint_missing == WaypointMissing::Allow => return None,
             Err(obstacle) => {
                 let mut text = String::new();

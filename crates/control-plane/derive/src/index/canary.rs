@@ -72,6 +72,7 @@ impl Index {
                 .and_then(|gateway| self.foreign(gateway)),
             gateway,
             outcome: Ok(Serves::Services),
+            awaited: None,
         };
         let shares = [(primary, 100 - weight), (&canary, weight)];
         let weighted = shares.map(|(attachment, weight)| {

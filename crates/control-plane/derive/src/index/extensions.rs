@@ -34,6 +34,6 @@ pub(super) fn standing(index: &Index, key: &ObjectKey) -> Standing {
     };
     Standing {
         verdict: Some(verdict),
-        parts: Vec::new(),
+        ..Standing::default()
     }
 }

@@ -81,7 +81,7 @@ impl Index {
             let pod = self.get::<Pod>(key).filter(|pod| !pod.host_network)?;
             let pod = pod.is_published().then_some(pod)?;
             let account = Some(&pod.service_account);
-            let attachment = self.waypoint_of_workload(&pod.namespace, &pod.labels, account);
+            let attachment = self.waypoint_of_workload(key, &pod.labels, account);
             let is_it = attachment?.ours() == Some(gateway) && !self.is_instance(pod);
             is_it.then_some(())
         };

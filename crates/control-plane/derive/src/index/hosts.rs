@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName, NamespacedHostname, WaypointService};
 
-use super::Index;
+use super::{Index, attachment::Attachment};
 use crate::index::{
     kind::{Claim, MeshKind, Rendered},
     kinds::functions,
@@ -125,11 +125,14 @@ impl Index {
                     attachment.outcome.is_ok() && self.ingress_uses_waypoint(key);
             }
             let gateways = self.waypoints_serving(key, host);
+            let awaited = self.waypoint_of_service(key).and_then(|to| to.awaited);
             let grantors = match gateways.is_empty() {
                 true => Vec::new(),
                 false => self.grantors(key),
             };
-            let refusals = self.refusals(key, &record.service, &gateways);
+            let mut binding = gateways.clone();
+            binding.retain(|one| awaited.as_ref() != Some(one));
+            let refusals = self.refusals(key, &record.service, &binding);
             rendered.waypoint_services.extend(refusals);
             for gateway in gateways {
                 let service = WaypointService {
@@ -151,7 +154,7 @@ impl Index {
         rendered
     }
 
-    /// The waypoints that serve a host of an object whose record of it counts.
+    /// The waypoints that serve a host of an object whose record of it counts, and the one that it awaits.
     pub(crate) fn waypoints_serving(
         &self,
         key: &ObjectKey,
@@ -162,10 +165,10 @@ impl Index {
             .as_ref()
             .and_then(|primary| self.canary(key, primary)?.ok());
         let canary = canary.map(|(gateway, _)| gateway);
-        let own = attachment.and_then(|to| to.ours().cloned());
         let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
         let of_endpoints = self.served.waypoints(&name).cloned();
-        own.into_iter().chain(canary).chain(of_endpoints).collect()
+        let own = attachment.iter().flat_map(Attachment::told).cloned();
+        own.chain(canary).chain(of_endpoints).collect()
     }
 
     /// The objects that declare a host.

@@ -119,6 +119,7 @@ impl Index {
         for key in bound {
             self.mark_bound(key);
         }
+        self.mark_keepers(name);
         // Its own Service is nobody's, whatever attaches others, and only its own pods are endpoints of it.
         let service = ObjectKey::new(Kind::Service, namespace.clone(), of.clone());
         self.mark_hosts_of_object(&service);
@@ -176,7 +177,7 @@ impl Index {
     }
 
     /// What an object with a waypoint of its own makes, and what it is for others.
-    fn mark_bound(&mut self, key: ObjectKey) {
+    pub(super) fn mark_bound(&mut self, key: ObjectKey) {
         match key.kind {
             Kind::Namespace => {
                 self.mark_namespace(&key.name);
@@ -212,6 +213,7 @@ impl Index {
     pub(crate) fn bind(&mut self, key: &ObjectKey, old: Option<&Binding>, new: Option<&Binding>) {
         let gateway = |binding: Option<&Binding>| binding.and_then(Binding::gateway).cloned();
         if old != new {
+            self.relabel(key, old, new);
             self.bound.replace(key, gateway(old), gateway(new));
             for name in gateway(old).into_iter().chain(gateway(new)) {
                 self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));

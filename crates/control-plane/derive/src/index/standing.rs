@@ -65,7 +65,7 @@ impl Index {
         };
         Standing {
             verdict,
-            parts: Vec::new(),
+            ..Standing::default()
         }
     }
 
@@ -80,18 +80,22 @@ impl Index {
                 message: format!("each endpoint is reached through its own waypoint: {all}"),
                 is_trouble: false,
             },
-            |names| not_ready(&names),
+            |names| not_ready(&names, ""),
         ))
     }
 
     fn attached(&self, attachment: &Attachment) -> Verdict {
         let GatewayName { namespace, name } = &attachment.gateway;
+        if let Some(awaited) = &attachment.awaited {
+            return waiting(awaited, attachment);
+        }
         let Err(obstacle) = attachment.outcome else {
             if let Some(foreign) = &attachment.foreign {
                 return self.attached_to_foreign(&attachment.gateway, foreign);
             }
             if !self.is_ready(&attachment.gateway) {
-                return not_ready(&attachment.gateway.to_string());
+                let gateway = &attachment.gateway;
+                return not_ready(&gateway.to_string(), self.strictness(gateway));
             }
             return Verdict {
                 is_true: true,
@@ -122,9 +126,10 @@ impl Index {
                 "UnsupportedTrafficType",
                 "the Gateway's label istio.io/waypoint-for does not include such objects",
             ),
+            Obstacle::Waiting => ("Waiting", "the waypoint has not been ready yet"),
         };
         let consequence = match obstacle {
-            Obstacle::NotServed => "traffic goes without it",
+            Obstacle::NotServed | Obstacle::Waiting => "traffic goes without it",
             _ if self.config.waypoint_missing == WaypointMissing::Allow => {
                 "traffic goes without one"
             }
@@ -150,7 +155,7 @@ impl Index {
         let accounts = self.instances.accounts(gateway);
         let accounts: Vec<String> = accounts.iter().map(ToString::to_string).collect();
         if !self.is_foreign_ready(gateway) {
-            return not_ready(&gateway.to_string());
+            return not_ready(&gateway.to_string(), "");
         }
         let GatewayName { namespace, name } = gateway;
         let label = labels::GATEWAY_NAME;
@@ -180,14 +185,30 @@ impl Index {
     }
 }
 
+/// Of a waypoint that has never been ready. Clients go where they went before.
+fn waiting(awaited: &GatewayName, attachment: &Attachment) -> Verdict {
+    let meanwhile = match attachment.outcome {
+        Ok(_) => format!("through the waypoint {}", attachment.gateway),
+        Err(_) => "to pods directly".to_owned(),
+    };
+    Verdict {
+        is_true: false,
+        reason: "Waiting",
+        message: format!(
+            "the waypoint {awaited} has not been ready yet; traffic goes {meanwhile} until it is"
+        ),
+        is_trouble: true,
+    }
+}
+
 /// Of waypoints that are there and have no pod to connect to. Clients find no endpoint, and refuse.
-fn not_ready(names: &str) -> Verdict {
+fn not_ready(names: &str, why: &str) -> Verdict {
     Verdict {
         is_true: false,
         reason: "NoReadyWaypoint",
         message: format!(
             "no pod of the waypoint {names} is ready (scaled to zero, starting or failing); connections through it \
-             are refused until one is"
+             are refused until one is{why}"
         ),
         is_trouble: true,
     }

@@ -42,7 +42,7 @@ impl Index {
     }
 
     fn troubled_conditions(&self, all: &mut Vec<Problem>) {
-        for (key, Standing { verdict, parts }) in &self.standings {
+        for (key, Standing { verdict, parts, .. }) in &self.standings {
             let types = functions(key.kind).conditions;
             let name = types.iter().find(|one| one.needs_standing);
             if let Some(verdict) = verdict.as_ref().filter(|verdict| verdict.is_trouble) {

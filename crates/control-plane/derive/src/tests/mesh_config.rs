@@ -51,7 +51,7 @@ fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
     let mut mesh = TestMesh::of(&config(of_istio));
     assert_eq!(problems(&mesh), [""; 0]);
     mesh.apply(&config(
-        "outboundTrafficPolicy: {mode: REGISTRY_ONLY}\nmade: up\ntrustDomainAliases: [old.local]\nwaypointMissing: allow\nextensionProviders:\n- name: a\n  zipkin: {service: z.x, port: 1}\n- name: b\n  future: {}",
+        "outboundTrafficPolicy: {mode: REGISTRY_ONLY}\nmade: up\ntrustDomainAliases: [old.local]\nwaypointBinding: ready\nwaypointMissing: allow\nextensionProviders:\n- name: a\n  zipkin: {service: z.x, port: 1}\n- name: b\n  future: {}",
     ));
     let mut found = problems(&mesh);
     found.sort();
@@ -63,6 +63,7 @@ fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
             "Warning data.mesh.made",
             "Warning data.mesh.outboundTrafficPolicy.mode",
             "Warning data.mesh.trustDomainAliases",
+            "Warning data.mesh.waypointBinding",
             "Warning data.mesh.waypointMissing",
         ]
     );

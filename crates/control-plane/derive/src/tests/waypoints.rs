@@ -9,6 +9,7 @@ mod foreign_proxies;
 mod grants;
 mod hosts;
 mod instances;
+mod introductions;
 mod kinds;
 mod limits;
 mod misspelt_targets;

@@ -262,7 +262,7 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// A merge patch; with `apply` the object is created if it is missing.
+    /// A merge patch; with `apply` the object is created if it is missing, and conditions are merged by type.
     pub(super) fn patch(
         &mut self,
         target: &Target,
@@ -283,7 +283,11 @@ impl Store {
             None if apply => json!({}),
             None => return Err((404, "NotFound")),
         };
+        let conditions = apply.then(|| merged_conditions(&object, &patch)).flatten();
         json_patch::merge(&mut object, &patch);
+        if let Some(conditions) = conditions {
+            object["status"]["conditions"] = conditions;
+        }
         Ok(self.put(&target.collection, object))
     }
 
@@ -306,6 +310,22 @@ impl Store {
         self.compacted = 0;
         self.history.clear();
     }
+}
+
+/// The conditions of an object with those of a patch, if both have some.
+fn merged_conditions(object: &Value, patch: &Value) -> Option<Value> {
+    let conditions = |of: &Value| of.pointer("/status/conditions")?.as_array().cloned();
+    let (mut merged, new) = (conditions(object)?, conditions(patch)?);
+    for condition in new {
+        match merged
+            .iter_mut()
+            .find(|one| one["type"] == condition["type"])
+        {
+            Some(one) => *one = condition,
+            None => merged.push(condition),
+        }
+    }
+    Some(merged.into())
 }
 
 #[cfg(test)]

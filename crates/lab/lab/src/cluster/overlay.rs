@@ -95,8 +95,15 @@ pub(super) fn service(key: &ObjectKey, whole: Option<Value>, ips: &[IpAddr]) -> 
     value
 }
 
-/// What the deployment controller says of a Gateway whose service is called `host`.
-pub(super) fn gateway(key: &ObjectKey, host: &str, ips: &[IpAddr], ready: bool) -> Value {
+/// What the deployment controller says of a Gateway whose service is called `host`; `has_been_ready`: that it says where
+/// the waypoint is, which it does from its first readiness on.
+pub(super) fn gateway(
+    key: &ObjectKey,
+    host: &str,
+    ips: &[IpAddr],
+    ready: bool,
+    has_been_ready: bool,
+) -> Value {
     let (status, reason, message) = match ready {
         true => ("True", "Programmed", "the waypoint is ready"),
         false => (
@@ -110,6 +117,9 @@ pub(super) fn gateway(key: &ObjectKey, host: &str, ips: &[IpAddr], ready: bool) 
         .map(|ip| json!({"type": "IPAddress", "value": ip.to_string()}))
         .collect();
     addresses.push(json!({"type": "Hostname", "value": host}));
+    if !has_been_ready {
+        addresses.clear();
+    }
     json!({
         "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "metadata": meta(key),

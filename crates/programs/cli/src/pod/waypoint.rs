@@ -146,13 +146,18 @@ fn unready(gateway: Option<&Gateway>) -> String {
         let text = condition.get(field).and_then(Value::as_str);
         text.unwrap_or_default().to_owned()
     };
-    let mut conditions = conditions.into_iter().flatten();
-    let programmed = conditions.find(|one| text(one, "type") == "Programmed");
-    match programmed {
-        Some(one) if text(&one, "status") == "False" => format!(
+    let conditions = conditions.unwrap_or_default();
+    let of_type = |name: &str| conditions.iter().find(|one| text(one, "type") == name);
+    let introduced = of_type("ambit.io/Introduced");
+    if introduced.is_some_and(|one| text(one, "reason") == "Waiting") {
+        return "; it has never been ready: until it is, connections go where they went before"
+            .to_owned();
+    }
+    match of_type("Programmed") {
+        Some(one) if text(one, "status") == "False" => format!(
             "; it is NOT ready ({}: {}), connections are refused",
-            text(&one, "reason"),
-            text(&one, "message")
+            text(one, "reason"),
+            text(one, "message")
         ),
         _ => String::new(),
     }
@@ -227,6 +232,9 @@ mod tests {
             assert!(!why("True").contains("ready"));
             let unready = "; it is NOT ready (AddressNotUsable: the waypoint is not ready), connections are refused";
             assert!(why("False").ends_with(unready), "{}", why("False"));
+            all.status = json!({"conditions": [{"type": "ambit.io/Introduced", "status": "False", "reason": "Waiting"}]});
+            let waiting = binding(&pod, &namespace, std::slice::from_ref(&all)).why;
+            assert!(waiting.ends_with("until it is, connections go where they went before"));
         }
     }
 

@@ -122,7 +122,8 @@ fn programmed(progress: &Progress) -> Condition {
         } => "AddressNotUsable",
         _ => return condition("Programmed", true, "Programmed", "the waypoint is ready"),
     };
-    let message = "the waypoint is not ready: what is bound to it is refused";
+    let message =
+        "the waypoint is not ready: what is bound to it is refused (see ambit.io/Introduced)";
     condition("Programmed", false, reason, message)
 }
 

@@ -121,7 +121,7 @@ impl MeshKind for AuthorizationPolicy {
         let verdict = attached.map(|one| one.verdict(index));
         Some(Standing {
             verdict,
-            parts: Vec::new(),
+            ..Standing::default()
         })
     }
 

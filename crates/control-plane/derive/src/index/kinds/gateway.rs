@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use super::{telemetry, unread};
 use crate::{
     Labels, MeshConfig, PodDirectory, ServicePolicyScope,
-    condition::{ConditionType, EFFECTIVE, Part, PartsType, Standing, Verdict},
+    condition::{ConditionType, EFFECTIVE, INTRODUCED, Part, PartsType, Standing, Verdict},
     index::{
-        Consent, Index, Serves, foreign, inbound_binding,
+        Consent, Index, Serves, foreign, inbound_binding, introduction,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
     },
     problem::{FieldError, Note},
@@ -33,6 +33,7 @@ impl Followed for Gateway {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GatewayInput {
     pub(crate) name: GatewayName,
+    uid: String,
     pub(crate) class: ArcStr,
     /// The revision that it names.
     pub(crate) revision: Option<ArcStr>,
@@ -44,6 +45,10 @@ pub(crate) struct GatewayInput {
     pub(crate) consent: Consent,
     /// Where it is, by what its controller says. Of ours the name is enough.
     pub(crate) address: Option<foreign::Address>,
+    /// Whether its status says that its waypoint has been ready.
+    pub(crate) has_been_ready: bool,
+    /// Whether it asks for addresses of its own.
+    pub(crate) names_addresses: bool,
     /// How tunnels are handed over to its pods.
     pub(crate) inbound_binding: Option<AppTunnel>,
     client_identity_header: bool,
@@ -63,7 +68,7 @@ fn revision(metadata: &ObjectMeta) -> Option<ArcStr> {
 impl MeshKind for Gateway {
     type Input = GatewayInput;
 
-    const CONDITIONS: &'static [ConditionType] = &[EFFECTIVE];
+    const CONDITIONS: &'static [ConditionType] = &[EFFECTIVE, INTRODUCED];
 
     const PARTS: Option<PartsType> = Some(PartsType {
         list: "listeners",
@@ -79,6 +84,7 @@ impl MeshKind for Gateway {
         let inbound_binding = inbound_binding::read(metadata, &mut notes);
         let input = GatewayInput {
             name: name_of(metadata),
+            uid: metadata.uid.clone().unwrap_or_default(),
             class: self.spec.gateway_class_name.as_str().into(),
             revision: revision(metadata),
             created: created(metadata),
@@ -87,6 +93,8 @@ impl MeshKind for Gateway {
             consent: consent(&self.spec.listeners, inbound_binding, &mut notes),
             inbound_binding,
             address: foreign::address(&self.status),
+            has_been_ready: introduction::has_been_ready(&self.status),
+            names_addresses: !self.spec.addresses.is_empty(),
             client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
                 .is_some_and(|value| value == "true"),
             listeners: listeners(&self.spec.listeners, &mut notes),
@@ -104,6 +112,7 @@ impl MeshKind for Gateway {
         let account = account.filter(|name| !name.is_empty());
         Some(GatewayInput {
             name: name_of(metadata),
+            uid: metadata.uid.clone().unwrap_or_default(),
             class: self.spec.gateway_class_name.as_str().into(),
             revision: revision(metadata),
             created: created(metadata),
@@ -111,6 +120,8 @@ impl MeshKind for Gateway {
             account: account.map(ArcStr::from),
             consent: Consent::Nobody,
             address: None,
+            has_been_ready: introduction::has_been_ready(&self.status),
+            names_addresses: false,
             inbound_binding: None,
             client_identity_header: false,
             listeners: Vec::new(),
@@ -148,11 +159,14 @@ impl MeshKind for Gateway {
                 is_trouble: false,
             }),
             parts: gateway.listeners.iter().map(judge).collect(),
+            introduction: index.introduction_verdict(&gateway.name),
         })
     }
 
     fn changed(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
         let name = GatewayName::new(change.key.namespace.clone(), change.key.name.clone());
+        let uid = change.new.map(|gateway| gateway.uid.as_str());
+        index.introductions.follow(&name, uid);
         let address = |gateway: Option<&GatewayInput>| gateway.and_then(|one| one.address.clone());
         let (old, new) = (address(change.old), address(change.new));
         index.gateway_addresses.replace(change.key, old, new);

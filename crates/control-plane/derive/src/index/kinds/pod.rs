@@ -123,7 +123,7 @@ impl MeshKind for Pod {
         let objects = objects.filter(|_| pod.is_published());
         Rendered {
             workloads: objects
-                .map(|objects| workload(index, objects, pod))
+                .map(|objects| workload(index, objects, key, pod))
                 .into_iter()
                 .collect(),
             ..Rendered::default()
@@ -371,12 +371,12 @@ fn workload_name(pod: &Pod, labels: &Labels) -> ArcStr {
         .into()
 }
 
-fn workload(index: &Index, objects: &Objects, pod: &PodInput) -> Workload {
+fn workload(index: &Index, objects: &Objects, key: &ObjectKey, pod: &PodInput) -> Workload {
     let mut workload = without_waypoint(index, objects, pod);
     // Pods in their node's network are never captured: no waypoint takes them by itself.
     let account = Some(&pod.service_account).filter(|_| !pod.host_network);
     if !index.is_instance(pod) {
-        let attachment = index.waypoint_of_workload(&pod.namespace, &pod.labels, account);
+        let attachment = index.waypoint_of_workload(key, &pod.labels, account);
         index.attach(&mut workload, attachment.as_ref());
     }
     workload

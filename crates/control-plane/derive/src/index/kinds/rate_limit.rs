@@ -183,7 +183,7 @@ impl MeshKind for RateLimit {
         }
         Some(Standing {
             verdict: Some(verdict),
-            parts: Vec::new(),
+            ..Standing::default()
         })
     }
 

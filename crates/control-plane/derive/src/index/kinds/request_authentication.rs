@@ -133,7 +133,7 @@ impl MeshKind for RequestAuthentication {
     fn standing(index: &Index, _: &ObjectKey, input: &AuthenticationInput) -> Option<Standing> {
         Some(Standing {
             verdict: Some(input.verdict(index)),
-            parts: Vec::new(),
+            ..Standing::default()
         })
     }
 

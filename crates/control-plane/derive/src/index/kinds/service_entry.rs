@@ -71,6 +71,8 @@ impl MeshKind for ServiceEntry {
         index
             .bound
             .replace(key, bindings(change.old), bindings(change.new));
+        let own = |entry: Option<&ServiceEntryInput>| entry.and_then(|one| one.binding.clone());
+        index.relabel(key, own(change.old).as_ref(), own(change.new).as_ref());
         index.mark_attached_to(key);
         index.mark_users_of_providers();
     }
@@ -249,14 +251,7 @@ fn workloads(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<W
                 .iter()
                 .map(|host| (name(host), entry.targets(&endpoint.ports)))
                 .collect();
-            workload_of_endpoint(
-                index,
-                objects,
-                (&key.namespace, &key.name),
-                uid(&endpoint.text),
-                endpoint,
-                services,
-            )
+            workload_of_endpoint(index, objects, key, uid(&endpoint.text), endpoint, services)
         })
         .collect()
 }

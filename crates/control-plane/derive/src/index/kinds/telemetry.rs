@@ -86,7 +86,7 @@ impl MeshKind for Telemetry {
     fn standing(index: &Index, key: &ObjectKey, input: &TelemetryInput) -> Option<Standing> {
         Some(Standing {
             verdict: Some(verdict(index, key, input)),
-            parts: Vec::new(),
+            ..Standing::default()
         })
     }
 }

@@ -165,7 +165,7 @@ impl MeshKind for WasmPlugin {
         };
         Some(Standing {
             verdict: Some(verdict),
-            parts: Vec::new(),
+            ..Standing::default()
         })
     }
 

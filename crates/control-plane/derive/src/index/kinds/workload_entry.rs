@@ -63,9 +63,9 @@ impl MeshKind for WorkloadEntry {
         index.mark(key.clone());
     }
 
-    fn standing(index: &Index, _: &ObjectKey, entry: &WorkloadEntryInput) -> Option<Standing> {
+    fn standing(index: &Index, key: &ObjectKey, entry: &WorkloadEntryInput) -> Option<Standing> {
         let labels = &entry.endpoint.labels;
-        let attachment = index.waypoint_of_workload(&entry.namespace, labels, None);
+        let attachment = index.waypoint_of_workload(key, labels, None);
         // What only its namespace asks for, of waypoints that are for services, is no fault.
         let attachment = attachment
             .filter(|one| one.origin == Origin::Own || one.outcome != Err(Obstacle::NotServed));
@@ -96,11 +96,12 @@ fn pod_at<'a>(index: &'a Index, endpoint: &EndpointInput) -> Option<&'a ObjectKe
 pub(super) fn workload_of_endpoint(
     index: &Index,
     objects: &Objects,
-    (namespace, name): (&ArcStr, &ArcStr),
+    key: &ObjectKey,
     uid: WorkloadUid,
     endpoint: &EndpointInput,
     services: Services,
 ) -> Workload {
+    let (namespace, name) = (&key.namespace, &key.name);
     let workload_name = endpoint
         .labels
         .get(labels::WORKLOAD_NAME)
@@ -147,7 +148,7 @@ pub(super) fn workload_of_endpoint(
         services,
         ..base
     };
-    let attachment = index.waypoint_of_workload(namespace, &endpoint.labels, None);
+    let attachment = index.waypoint_of_workload(key, &endpoint.labels, None);
     index.attach(&mut workload, attachment.as_ref());
     workload
 }
@@ -200,9 +201,8 @@ fn workload(index: &Index, key: &ObjectKey, input: &WorkloadEntryInput) -> Optio
         }
     }
     let uid = index.uid_of_entry(&key.namespace, &key.name);
-    let of = (&input.namespace, &input.name);
     Some(workload_of_endpoint(
-        index, objects, of, uid, endpoint, services,
+        index, objects, key, uid, endpoint, services,
     ))
 }
 

@@ -52,7 +52,7 @@ fn bound(is_true: bool, reason: &'static str) -> Standing {
     };
     Standing {
         verdict: Some(verdict),
-        parts: Vec::new(),
+        ..Standing::default()
     }
 }
 
@@ -264,8 +264,8 @@ fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
         conditions: vec![("Accepted", verdict(is_true))],
     };
     let standing = |is_true| Standing {
-        verdict: None,
         parts: vec![part(is_true)],
+        ..Standing::default()
     };
     let other = json!({"parentRef": {"name": "edge"}, "controllerName": "example.com/ingress", "conditions": []});
     let mut seen = service(Some(standing(true)));

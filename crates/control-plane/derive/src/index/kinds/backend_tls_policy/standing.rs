@@ -43,8 +43,8 @@ pub(super) fn of(index: &Index, policy: &BackendTlsInput) -> Standing {
         part(index, policy, reference, bad("TargetNotFound", message))
     });
     Standing {
-        verdict: None,
         parts: of_waypoints.chain(of_others).take(MAX_ANCESTORS).collect(),
+        ..Standing::default()
     }
 }
 

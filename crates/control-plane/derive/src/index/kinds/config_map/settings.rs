@@ -13,7 +13,7 @@ use super::{
     telemetry::{self, MeshTelemetry},
 };
 use crate::{
-    MeshConfig, WaypointAttachment, WaypointMissing, WorkloadWaypoints,
+    MeshConfig, WaypointAttachment, WaypointBinding, WaypointMissing, WorkloadWaypoints,
     index::exports::Export,
     problem::{FieldError, Note},
 };
@@ -116,6 +116,7 @@ pub(super) fn read(
             "rootNamespace" => unlike(name, value, &config.root_namespace, notes),
             "waypointAttachment" => unlike(name, value, attachment(config), notes),
             "waypointMissing" => unlike(name, value, missing(config), notes),
+            "waypointBinding" => unlike(name, value, binding(config), notes),
             "workloadWaypoints" => unlike(name, value, workload_waypoints(config), notes),
             "outboundTrafficPolicy" => outbound(name, value, config, notes)?,
             "referenceGrants" => {
@@ -180,6 +181,13 @@ fn missing(config: &MeshConfig) -> &'static str {
     match config.waypoint_missing {
         WaypointMissing::Refuse => "refuse",
         WaypointMissing::Allow => "allow",
+    }
+}
+
+fn binding(config: &MeshConfig) -> &'static str {
+    match config.waypoint_binding {
+        WaypointBinding::Strict => "strict",
+        WaypointBinding::Ready => "ready",
     }
 }
 

@@ -59,6 +59,6 @@ pub(super) fn of(index: &Index, rule: &RuleInput) -> Standing {
             message,
             is_trouble: !is_true,
         }),
-        parts: Vec::new(),
+        ..Standing::default()
     }
 }

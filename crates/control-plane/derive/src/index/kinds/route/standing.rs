@@ -49,8 +49,8 @@ pub(super) fn of(index: &Index, route: &RouteInput) -> Standing {
         ],
     };
     Standing {
-        verdict: None,
         parts: route.parents.iter().map(part).collect(),
+        ..Standing::default()
     }
 }
 

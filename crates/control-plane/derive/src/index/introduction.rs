@@ -1,0 +1,490 @@
+//! The introduction of waypoints: nothing is bound to a waypoint before it has been ready for the first time.
+//!
+//! Until then connections go where they went before: through the waypoint that the object had, or to the pods directly.
+//! From then on the waypoint binds for as long as its Gateway exists, by the Gateway's UID: while it has no pod that is
+//! ready, connections are refused. That it has been ready is remembered here and stands in a condition on the Gateway,
+//! which later processes read. Nothing that is written there unbinds a waypoint while this process runs.
+//!
+//! A waypoint binds before it is ready where something is to be enforced at it, and where the mesh's administrator says
+//! so ([`WaypointBinding::Strict`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::{Gateway, Kind, Namespace, ObjectKey, status::conditions};
+use ambit_model::{ArcStr, GatewayName};
+use serde_json::Value;
+
+use super::{
+    Index,
+    attachment::{Attachment, Obstacle, Origin},
+    binding::Binding,
+    kind::MeshKind,
+};
+use crate::{WaypointBinding, condition::Verdict};
+
+/// A Gateway as understood.
+type GatewayInput = <Gateway as MeshKind>::Input;
+
+/// The condition by which later processes know that a waypoint has been ready.
+pub(crate) const INTRODUCED: &str = "ambit.io/Introduced";
+
+/// Whether a waypoint that has never been ready binds nevertheless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Introduction {
+    /// That is decided at the next flush.
+    Undecided,
+    /// It does not.
+    Waiting,
+    /// Policies are attached to what it is to serve: it binds all that has no other waypoint meanwhile.
+    Guarded,
+    /// It binds.
+    Strict(Strictness),
+}
+
+/// Why a waypoint binds that has never been ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strictness {
+    /// The mesh's settings say so.
+    Setting,
+    /// Policies are attached to the Gateway or its class.
+    Policies,
+    /// The Gateway is not ours, or is written with addresses of its own: its readiness is not ours to know.
+    Elsewhere,
+}
+
+/// What the decision on a waypoint depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Evidence {
+    /// A pod of it is ready, or the Gateway's status says that one was.
+    has_been_ready: bool,
+    is_elsewhere: bool,
+    is_setting_strict: bool,
+    has_policies: bool,
+    serves_policies: bool,
+}
+
+impl Evidence {
+    /// The decision; `None`: the waypoint is introduced.
+    fn decide(self) -> Option<Introduction> {
+        let is_strict = Introduction::Strict;
+        match self {
+            Self {
+                has_been_ready: true,
+                ..
+            } => None,
+            Self {
+                is_elsewhere: true, ..
+            } => Some(is_strict(Strictness::Elsewhere)),
+            Self {
+                is_setting_strict: true,
+                ..
+            } => Some(is_strict(Strictness::Setting)),
+            Self {
+                has_policies: true, ..
+            } => Some(is_strict(Strictness::Policies)),
+            Self {
+                serves_policies: true,
+                ..
+            } => Some(Introduction::Guarded),
+            _ => Some(Introduction::Waiting),
+        }
+    }
+}
+
+/// What is known of the introduction of each Gateway.
+#[derive(Debug, Default)]
+pub(super) struct Introductions {
+    /// UIDs of Gateways whose waypoints have been ready.
+    introduced: BTreeMap<GatewayName, String>,
+    /// All others, by UID.
+    pending: BTreeMap<GatewayName, (String, Introduction)>,
+    /// By the object with the label: the waypoint that the label named, and bound, before it named one that is not
+    /// introduced.
+    kept: BTreeMap<ObjectKey, GatewayName>,
+}
+
+impl Introductions {
+    /// A Gateway is of this UID, or is gone.
+    pub(super) fn follow(&mut self, name: &GatewayName, uid: Option<&str>) {
+        let Some(uid) = uid else {
+            self.introduced.remove(name);
+            self.pending.remove(name);
+            return;
+        };
+        let introduced = self.introduced.get(name).map(String::as_str);
+        let pending = self.pending.get(name).map(|(uid, _)| uid.as_str());
+        if introduced != Some(uid) && pending != Some(uid) {
+            self.introduced.remove(name);
+            let undecided = (uid.to_owned(), Introduction::Undecided);
+            self.pending.insert(name.clone(), undecided);
+        }
+    }
+
+    /// The decision on a Gateway that is not introduced.
+    pub(super) fn pending(&self, name: &GatewayName) -> Option<Introduction> {
+        self.pending.get(name).map(|(_, decision)| *decision)
+    }
+
+    /// Whether another waypoint, or none, takes the place of a Gateway's.
+    pub(super) fn is_on_hold(&self, name: &GatewayName) -> bool {
+        matches!(
+            self.pending(name),
+            Some(Introduction::Waiting | Introduction::Guarded)
+        )
+    }
+
+    /// The label of an object names another waypoint than before.
+    pub(super) fn relabel(
+        &mut self,
+        key: &ObjectKey,
+        old: Option<&GatewayName>,
+        new: Option<&GatewayName>,
+    ) {
+        if new.is_none() {
+            self.kept.remove(key);
+        } else if let Some(old) = old
+            && !self.is_on_hold(old)
+            && self.pending(old) != Some(Introduction::Undecided)
+        {
+            self.kept.insert(key.clone(), old.clone());
+        }
+    }
+
+    /// Objects that keep a waypoint until the one that their label names is introduced.
+    pub(super) fn keepers(&self, gateway: &GatewayName) -> Vec<ObjectKey> {
+        let keepers = self.kept.iter().filter(|(_, kept)| *kept == gateway);
+        keepers.map(|(key, _)| key.clone()).collect()
+    }
+
+    fn introduce(&mut self, name: &GatewayName) {
+        if let Some((uid, _)) = self.pending.remove(name) {
+            self.introduced.insert(name.clone(), uid);
+        }
+    }
+}
+
+/// What policies that enforce something are attached to.
+#[derive(Debug, Default)]
+struct Guarded {
+    gateways: BTreeSet<GatewayName>,
+    classes: BTreeSet<ArcStr>,
+    /// Waypoints of Services and ServiceEntries.
+    serving: BTreeSet<GatewayName>,
+    /// Namespaces of those.
+    namespaces: BTreeSet<ArcStr>,
+}
+
+/// Whether objects of a kind refuse anything at the waypoints that they are attached to.
+fn enforces(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::AuthorizationPolicy
+            | Kind::RequestAuthentication
+            | Kind::RateLimit
+            | Kind::WasmPlugin
+    )
+}
+
+/// Whether the status of a Gateway says that its waypoint has been ready: by our condition or, as control planes without
+/// that wrote it, by addresses.
+pub(crate) fn has_been_ready(status: &Value) -> bool {
+    let says =
+        |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);
+    let mut conditions = conditions(status).into_iter();
+    let addresses = status.get("addresses").and_then(Value::as_array);
+    conditions.any(|one| says(&one, "type", INTRODUCED) && says(&one, "status", "True"))
+        || addresses.is_some_and(|addresses| !addresses.is_empty())
+}
+
+/// A label that names a waypoint, or none.
+#[derive(Debug)]
+pub(super) struct Label {
+    /// The object that has it.
+    pub(super) holder: ObjectKey,
+    pub(super) origin: Origin,
+    pub(super) binding: Binding,
+}
+
+/// The Gateways that take pods and services by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takers {
+    /// All of them.
+    All,
+    /// Those that bind now.
+    Binding,
+}
+
+impl Index {
+    /// Decides which waypoints bind, and marks what depends on those where that changed.
+    pub(super) fn decide_introductions(&mut self) {
+        let pending = &self.introductions.pending;
+        if pending.is_empty() {
+            return;
+        }
+        let mut guarded = None;
+        let mut changed = Vec::new();
+        for (name, (_, before)) in pending {
+            let now = self.evidence(name, &mut guarded).decide();
+            if now != Some(*before) {
+                changed.push((name.clone(), now));
+            }
+        }
+        for (name, now) in changed {
+            match now {
+                Some(now) => {
+                    if let Some((_, decision)) = self.introductions.pending.get_mut(&name) {
+                        *decision = now;
+                    }
+                }
+                None => self.introductions.introduce(&name),
+            }
+            let class = self.gateway(&name).map(|one| one.class.clone());
+            self.mark_gateway(&name, &class.unwrap_or_default());
+            if now.is_none() {
+                for key in self.bound.of(&name) {
+                    self.introductions.kept.remove(key);
+                }
+            }
+        }
+    }
+
+    fn evidence(&self, name: &GatewayName, guarded: &mut Option<Guarded>) -> Evidence {
+        let ours = self.gateway(name).filter(|one| self.is_waypoint(one));
+        let Some(gateway) = ours else {
+            return Evidence {
+                is_elsewhere: true,
+                ..Evidence::default()
+            };
+        };
+        let evidence = Evidence {
+            has_been_ready: gateway.has_been_ready || self.is_ready(name),
+            is_elsewhere: gateway.names_addresses,
+            is_setting_strict: self.config.waypoint_binding == WaypointBinding::Strict,
+            ..Evidence::default()
+        };
+        if evidence.decide() != Some(Introduction::Waiting) {
+            return evidence;
+        }
+        let guarded = guarded.get_or_insert_with(|| self.guarded());
+        Evidence {
+            has_policies: guarded.gateways.contains(name)
+                || guarded.classes.contains(&gateway.class),
+            serves_policies: guarded.serving.contains(name) || {
+                let mut namespaces = guarded.namespaces.iter();
+                namespaces.any(|namespace| self.takes_pods_of(gateway, namespace))
+            },
+            ..evidence
+        }
+    }
+
+    fn guarded(&self) -> Guarded {
+        let mut guarded = Guarded::default();
+        for target in self.policy_targets.names() {
+            let mut policies = self.policy_targets.of(target);
+            if !policies.any(|policy| enforces(policy.kind)) {
+                continue;
+            }
+            match target.kind {
+                Kind::Gateway => {
+                    let name = GatewayName::new(target.namespace.clone(), target.name.clone());
+                    guarded.gateways.insert(name);
+                }
+                Kind::GatewayClass => {
+                    guarded.classes.insert(target.name.clone());
+                }
+                _ => {
+                    guarded.namespaces.insert(target.namespace.clone());
+                    if let Some(attachment) = self.waypoint_of_service(target) {
+                        guarded.serving.extend(attachment.awaited);
+                        guarded.serving.insert(attachment.gateway);
+                    }
+                }
+            }
+        }
+        guarded
+    }
+
+    /// Whether a waypoint is to stand before any pods of a namespace. What is attached to a Service concerns requests to
+    /// its pods, too.
+    fn takes_pods_of(&self, gateway: &GatewayInput, namespace: &ArcStr) -> bool {
+        let mut takers = self.takers(namespace, Takers::All);
+        if takers.any(|(one, serves)| one.name == gateway.name && serves.workloads()) {
+            return true;
+        }
+        let mut bound = self.bound.of(&gateway.name);
+        let binds = |key: &ObjectKey| match key.kind {
+            Kind::Namespace => key.name == *namespace,
+            // Its endpoints may have the label.
+            Kind::Pod | Kind::WorkloadEntry | Kind::ServiceEntry => key.namespace == *namespace,
+            _ => false,
+        };
+        self.serves(gateway).workloads() && bound.any(binds)
+    }
+
+    // === what is bound meanwhile ===
+
+    /// Whether an attachment is to a waypoint that does not bind yet.
+    fn is_on_hold(&self, attachment: &Attachment) -> bool {
+        attachment.outcome.is_ok()
+            && attachment.foreign.is_none()
+            && self.introductions.is_on_hold(&attachment.gateway)
+    }
+
+    /// The attachment of an object by its labels, the most specific first, and by the Gateways that take it by
+    /// themselves, without those waypoints that do not bind yet.
+    pub(super) fn attachment_now(
+        &self,
+        labels: &[Label],
+        by_label: impl Fn(Origin, &Binding) -> Option<Attachment>,
+        taken: impl Fn(Takers) -> Option<Attachment>,
+    ) -> Option<Attachment> {
+        let mut awaited = None;
+        for Label {
+            holder,
+            origin,
+            binding,
+        } in labels
+        {
+            let found = by_label(*origin, binding);
+            let Some(found) = found else {
+                return Some(self.hold(awaited?));
+            };
+            if !self.is_on_hold(&found) {
+                return Some(self.meanwhile(awaited, found));
+            }
+            let awaited = awaited.get_or_insert(found);
+            if let Some(kept) = self.introductions.kept.get(holder) {
+                let kept = by_label(*origin, &Binding::To(kept.clone()))?;
+                if self.is_on_hold(&kept) {
+                    return Some(awaited.clone());
+                }
+                return Some(self.meanwhile(Some(awaited.clone()), kept));
+            }
+        }
+        let by_itself = || taken(Takers::All).filter(|one| self.is_on_hold(one));
+        match (awaited.or_else(by_itself), taken(Takers::Binding)) {
+            (awaited, Some(bound)) => Some(self.meanwhile(awaited, bound)),
+            (awaited, None) => Some(self.hold(awaited?)),
+        }
+    }
+
+    /// The attachment of an object that has another waypoint until the one that it awaits is introduced. If that one is
+    /// of no use, it does not take the place of anything.
+    fn meanwhile(&self, awaited: Option<Attachment>, bound: Attachment) -> Attachment {
+        match awaited {
+            None => bound,
+            Some(awaited) if bound.outcome.is_ok() => Attachment {
+                awaited: Some(awaited.gateway),
+                ..bound
+            },
+            Some(awaited) if self.waypoint_address(&bound).is_none() => self.hold(awaited),
+            // What was refused before is no reason to let anything pass now.
+            Some(awaited) => awaited,
+        }
+    }
+
+    /// The attachment of an object that has no other waypoint until this one is introduced.
+    fn hold(&self, awaited: Attachment) -> Attachment {
+        if self.introductions.pending(&awaited.gateway) != Some(Introduction::Waiting) {
+            return awaited;
+        }
+        Attachment {
+            outcome: Err(Obstacle::Waiting),
+            awaited: Some(awaited.gateway.clone()),
+            ..awaited
+        }
+    }
+
+    // === what is said of it ===
+
+    /// The condition of a waypoint of ours that says whether it has been ready.
+    pub(crate) fn introduction_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
+        let (is_true, reason, message) = match self.introductions.pending(gateway) {
+            None => (
+                true,
+                "Introduced",
+                "the waypoint has been ready: what is bound to it goes through it or is refused",
+            ),
+            Some(Introduction::Undecided) => return None,
+            Some(Introduction::Waiting) => (
+                false,
+                "Waiting",
+                "the waypoint has not been ready yet: until it is, what names it goes without it",
+            ),
+            Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => (
+                false,
+                "Strict",
+                "the waypoint has not been ready yet: what names it is refused until it is, since policies are attached \
+                 to it or to what it is to serve",
+            ),
+            Some(Introduction::Strict(_)) => (
+                false,
+                "Strict",
+                "the waypoint has not been ready yet: what names it is refused until it is",
+            ),
+        };
+        Some(Verdict {
+            is_true,
+            reason,
+            message: message.to_owned(),
+            is_trouble: false,
+        })
+    }
+
+    /// Why a waypoint binds although it has never been ready, as the end of a sentence.
+    pub(super) fn strictness(&self, gateway: &GatewayName) -> &'static str {
+        match self.introductions.pending(gateway) {
+            Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => {
+                "; it has not been ready yet, and binds because policies are attached to it or to what it serves"
+            }
+            Some(Introduction::Strict(Strictness::Setting)) => {
+                "; it has not been ready yet, and binds because of meshConfig.waypointBinding"
+            }
+            _ => "",
+        }
+    }
+
+    /// Marks what keeps a waypoint until the one that its label names is introduced.
+    pub(super) fn mark_keepers(&mut self, gateway: &GatewayName) {
+        for key in self.introductions.keepers(gateway) {
+            self.mark_bound(key);
+        }
+    }
+
+    /// The label of a ServiceEntry itself names another waypoint than before.
+    pub(crate) fn relabel(
+        &mut self,
+        key: &ObjectKey,
+        old: Option<&Binding>,
+        new: Option<&Binding>,
+    ) {
+        let (old, new) = (
+            old.and_then(Binding::gateway),
+            new.and_then(Binding::gateway),
+        );
+        if old != new {
+            self.introductions.relabel(key, old, new);
+        }
+    }
+
+    /// The labels that attach an object of a namespace: its own, then its namespace's.
+    pub(super) fn labels(
+        &self,
+        namespace: &ArcStr,
+        own: Option<(ObjectKey, Binding)>,
+    ) -> Vec<Label> {
+        let own = own.map(|(holder, binding)| Label {
+            holder,
+            origin: Origin::Own,
+            binding,
+        });
+        let namespaces = self.objects("").map(|all| all.all::<Namespace>());
+        let of_namespace = namespaces.and_then(|all| all.get(namespace)?.binding.clone());
+        let of_namespace = of_namespace.map(|binding| Label {
+            holder: ObjectKey::new(Kind::Namespace, "", namespace.clone()),
+            origin: Origin::Namespace,
+            binding,
+        });
+        own.into_iter().chain(of_namespace).collect()
+    }
+}

@@ -1,0 +1,388 @@
+//! When a waypoint begins to bind.
+
+use ambit_k8s_api::Kind;
+
+use super::{
+    attachment::{namespace, pod_labelled, service_labelled, service_waypoint, waypoint},
+    *,
+};
+
+const CART_HOST: &str = "shop/cart.shop.svc.cluster.local";
+const FOR_ALL: &str = ", labels: {istio.io/waypoint-for: all}";
+const USE_A: &str = "istio.io/use-waypoint: a";
+const USE_B: &str = "istio.io/use-waypoint: b";
+
+/// A mesh of these objects that goes by labels alone and binds waypoints when they have been ready.
+fn mesh(objects: &[&str]) -> TestMesh {
+    with(WaypointAttachment::Labels, WaypointBinding::Ready, objects)
+}
+
+fn with(
+    waypoint_attachment: WaypointAttachment,
+    waypoint_binding: WaypointBinding,
+    objects: &[&str],
+) -> TestMesh {
+    let mut mesh = TestMesh::with(MeshConfig {
+        waypoint_attachment,
+        waypoint_binding,
+        ..MeshConfig::default()
+    });
+    mesh.apply(&all(objects));
+    mesh
+}
+
+/// A Gateway for Services and pods, of a UID.
+fn for_all(name: &str, uid: &str) -> String {
+    gateway(name, &format!("{FOR_ALL}, uid: {uid}"))
+}
+
+fn introduced(gateway: &str, is_true: &str) -> String {
+    format!(
+        "{gateway}status: {{conditions: [{{type: ambit.io/Introduced, status: \"{is_true}\"}}]}}\n"
+    )
+}
+
+/// The pod of a waypoint of `shop`.
+fn pod_of(gateway: &str, is_ready: bool) -> String {
+    let ready = format!(
+        "type: Ready, status: \"{}\"",
+        if is_ready { "True" } else { "False" }
+    );
+    cart(&[
+        ("name: cart-1", &format!("name: {gateway}-pod")),
+        (
+            "{app: cart}",
+            &format!("{{gateway.networking.k8s.io/gateway-name: {gateway}}}"),
+        ),
+        (
+            "serviceAccountName: cart",
+            &format!("serviceAccountName: {gateway}"),
+        ),
+        (
+            "10.1.2.3",
+            if gateway == "a" {
+                "10.1.9.1"
+            } else {
+                "10.1.9.2"
+            },
+        ),
+        (
+            "fd00::3",
+            if gateway == "a" {
+                "fd00::91"
+            } else {
+                "fd00::92"
+            },
+        ),
+        ("type: Ready, status: \"True\"", &ready),
+    ])
+}
+
+fn policy(kind: &str, target: &str) -> String {
+    let (version, spec) = match kind {
+        "AuthorizationPolicy" => ("security.istio.io/v1", "action: DENY, rules: [{}]"),
+        "RequestAuthentication" => (
+            "security.istio.io/v1",
+            "jwtRules: [{issuer: a, jwks: '{\"keys\":[]}'}]",
+        ),
+        "RateLimit" => ("ambit.io/v1alpha1", "local: [{requests: 10, per: 1s}]"),
+        _ => (
+            "extensions.istio.io/v1alpha1",
+            "url: 'oci://example.com/plugin'",
+        ),
+    };
+    format!(
+        "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: p, namespace: shop}}\n\
+         spec: {{targetRefs: [{target}], {spec}}}\n"
+    )
+}
+
+const ON_SERVICE: &str = "{group: '', kind: Service, name: cart}";
+const ON_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: a}";
+
+/// The waypoints of `shop` that the pod and its Service have, by name.
+fn bound(mesh: &TestMesh) -> (String, String) {
+    let short = |name: Option<String>| {
+        let name = name.unwrap_or_default();
+        let own = name.strip_suffix(".shop.svc.cluster.local");
+        let own = own.and_then(|own| own.strip_prefix("shop/"));
+        own.map_or_else(|| name.clone(), str::to_owned)
+    };
+    (
+        short(waypoint(mesh.pod("cart-1"))),
+        short(service_waypoint(mesh)),
+    )
+}
+
+#[track_caller]
+fn assert_bound(mesh: &TestMesh, expected: &str) {
+    assert_eq!(bound(mesh), (expected.to_owned(), expected.to_owned()));
+}
+
+fn verdict(mesh: &TestMesh) -> crate::condition::Verdict {
+    let key = ObjectKey::new(Kind::Service, "shop", "cart");
+    mesh.index.standing(&key).unwrap().verdict.clone().unwrap()
+}
+
+fn introduction(mesh: &TestMesh, gateway: &str) -> (bool, &'static str) {
+    let key = ObjectKey::new(Kind::Gateway, "shop", gateway);
+    let standing = mesh.index.standing(&key).unwrap();
+    let verdict = standing.introduction.clone().unwrap();
+    (verdict.is_true, verdict.reason)
+}
+
+#[test]
+fn waypoint_binds_from_its_first_readiness_on() {
+    let (pod, service) = (pod_labelled(USE_A), service_labelled(USE_A));
+    for objects in [
+        [namespace(USE_A), CART.into(), SERVICE.into()],
+        [namespace(""), pod, service],
+    ] {
+        let objects: Vec<_> = objects.iter().map(String::as_str).collect();
+        let mut mesh = mesh(&[&all(&objects), &for_all("a", "u1"), &pod_of("a", false)]);
+        assert_bound(&mesh, "");
+        assert_eq!(introduction(&mesh, "a"), (false, "Waiting"));
+        let said = verdict(&mesh);
+        assert_eq!((said.is_true, said.reason), (false, "Waiting"));
+        assert_eq!(
+            said.message,
+            "the waypoint shop/a has not been ready yet; traffic goes to pods directly until it is"
+        );
+        // It knows what it serves before anything is sent to it.
+        let told = format!("shop/a {CART_HOST}");
+        assert!(
+            mesh.waypoint_services.contains_key(&told),
+            "{:?}",
+            mesh.waypoint_services
+        );
+        mesh.apply(&pod_of("a", true));
+        assert_bound(&mesh, "a");
+        assert_eq!(introduction(&mesh, "a"), (true, "Introduced"));
+        assert_eq!(verdict(&mesh).reason, "WaypointAccepted");
+        mesh.apply(&pod_of("a", false));
+        assert_bound(&mesh, "a");
+        assert_eq!(verdict(&mesh).reason, "NoReadyWaypoint");
+        mesh.delete(Kind::Pod, "shop", "a-pod");
+        assert_bound(&mesh, "a");
+        // Somebody who may write the status says otherwise.
+        mesh.apply(&introduced(&for_all("a", "u1"), "False"));
+        assert_bound(&mesh, "a");
+        assert_eq!(introduction(&mesh, "a"), (true, "Introduced"));
+    }
+}
+
+#[test]
+fn restarted_control_plane_knows_who_has_been_ready() {
+    let addresses = "status: {addresses: [{type: IPAddress, value: 10.96.0.7}]}\n";
+    for (gateway, expected) in [
+        (for_all("a", "u1"), ""),
+        (introduced(&for_all("a", "u1"), "False"), ""),
+        (introduced(&for_all("a", "u1"), "True"), "a"),
+        // As control planes wrote it that knew no such condition.
+        (for_all("a", "u1") + addresses, "a"),
+    ] {
+        let mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &gateway]);
+        assert_bound(&mesh, expected);
+    }
+}
+
+#[test]
+fn recreated_gateway_is_introduced_anew() {
+    let mut mesh = mesh(&[
+        &namespace(USE_A),
+        CART,
+        SERVICE,
+        &for_all("a", "u1"),
+        &pod_of("a", true),
+    ]);
+    assert_bound(&mesh, "a");
+    mesh.delete(Kind::Pod, "shop", "a-pod");
+    mesh.apply(&for_all("a", "u2"));
+    assert_bound(&mesh, "");
+    mesh.apply(&pod_of("a", true));
+    assert_bound(&mesh, "a");
+    mesh.delete(Kind::Gateway, "shop", "a");
+    let (pod, service) = bound(&mesh);
+    assert!(
+        pod.contains("missing") && service.contains("missing"),
+        "{pod} {service}"
+    );
+}
+
+#[test]
+fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
+    let waypoints = [for_all("a", "u1"), pod_of("a", true), for_all("b", "u2")];
+    let waypoints = all(&waypoints.each_ref().map(String::as_str));
+    let both = |label: &str| all(&[&pod_labelled(label), &service_labelled(label)]);
+    for (before, after) in [
+        (all(&[&namespace(USE_A), CART, SERVICE]), namespace(USE_B)),
+        (all(&[&namespace(""), &both(USE_A)]), both(USE_B)),
+        // The label of the namespace stands behind that of the object.
+        (all(&[&namespace(USE_A), CART, SERVICE]), both(USE_B)),
+    ] {
+        // A policy of the Service is enforced where it was.
+        for more in ["", &policy("AuthorizationPolicy", ON_SERVICE)] {
+            let mut mesh = mesh(&[&before, &waypoints]);
+            assert_bound(&mesh, "a");
+            mesh.apply(more);
+            mesh.apply(&after);
+            assert_bound(&mesh, "a");
+            let said = verdict(&mesh);
+            assert_eq!(said.reason, "Waiting");
+            assert!(
+                said.message
+                    .contains("traffic goes through the waypoint shop/a until")
+            );
+            if !more.is_empty() {
+                let enforced = |gateway: &str| {
+                    let mut names = mesh.waypoint_policies.keys();
+                    names.any(|name| name.starts_with(&format!("shop/{gateway} ")))
+                };
+                assert!(
+                    enforced("a") && enforced("b"),
+                    "{:?}",
+                    mesh.waypoint_policies
+                );
+            }
+            mesh.apply(&pod_of("b", true));
+            assert_bound(&mesh, "b");
+            mesh.delete(Kind::Pod, "shop", "b-pod");
+            assert_bound(&mesh, "b");
+        }
+    }
+}
+
+#[test]
+fn rebound_object_is_refused_when_the_waypoint_that_it_kept_goes() {
+    let mut mesh = mesh(&[
+        &namespace(USE_A),
+        CART,
+        SERVICE,
+        &for_all("a", "u1"),
+        &pod_of("a", true),
+        &for_all("b", "u2"),
+    ]);
+    mesh.apply(&namespace(USE_B));
+    assert_bound(&mesh, "a");
+    mesh.delete(Kind::Gateway, "shop", "a");
+    assert_bound(&mesh, "b");
+}
+
+#[test]
+fn waypoint_with_policies_binds_before_it_is_ready() {
+    let kinds = [
+        "AuthorizationPolicy",
+        "RequestAuthentication",
+        "RateLimit",
+        "WasmPlugin",
+    ];
+    let targets = [ON_SERVICE, ON_GATEWAY];
+    for policy in kinds
+        .iter()
+        .flat_map(|kind| targets.map(|target| policy(kind, target)))
+    {
+        let objects = [&namespace(USE_A), CART, SERVICE, &for_all("a", "u1")];
+        // Before it comes.
+        let from_start = mesh(&[&policy, &all(&objects)]);
+        assert_bound(&from_start, "a");
+        assert!(
+            verdict(&from_start)
+                .message
+                .ends_with("because policies are attached to it or to what it serves")
+        );
+        // While it waits.
+        let mut mesh = mesh(&objects);
+        assert_bound(&mesh, "");
+        mesh.apply(&policy);
+        assert_bound(&mesh, "a");
+        assert_eq!(introduction(&mesh, "a"), (false, "Strict"), "{policy}");
+        // After.
+        mesh.apply(&pod_of("a", true));
+        let kind = policy
+            .split("kind: ")
+            .nth(1)
+            .and_then(|rest| rest.lines().next());
+        let kind = Kind::ALL.iter().find(|one| Some(one.as_str()) == kind);
+        mesh.delete(*kind.unwrap(), "shop", "p");
+        mesh.delete(Kind::Pod, "shop", "a-pod");
+        assert_bound(&mesh, "a");
+    }
+}
+
+#[test]
+fn policies_that_concern_others_or_refuse_nothing_bind_nothing() {
+    for policy in [
+        policy("AuthorizationPolicy", "{group: '', kind: Service, name: other}")
+            .replace("namespace: shop", "namespace: bank"),
+        policy("AuthorizationPolicy", &ON_GATEWAY.replace("name: a", "name: c")),
+        "apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: t, namespace: shop}\n\
+         spec: {targetRefs: [{group: '', kind: Service, name: cart}], accessLogging: [{disabled: true}]}\n"
+            .to_owned(),
+    ] {
+        let mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &for_all("a", "u1"), &policy]);
+        assert_bound(&mesh, "");
+    }
+}
+
+#[test]
+fn strict_setting_binds_at_once() {
+    let objects = [&namespace(USE_A), CART, SERVICE, &for_all("a", "u1")];
+    let mesh = with(
+        WaypointAttachment::Labels,
+        WaypointBinding::Strict,
+        &objects,
+    );
+    assert_bound(&mesh, "a");
+    assert_eq!(introduction(&mesh, "a"), (false, "Strict"));
+    assert!(
+        verdict(&mesh)
+            .message
+            .ends_with("because of meshConfig.waypointBinding")
+    );
+}
+
+#[test]
+fn waypoints_of_others_and_such_as_do_not_exist_bind_at_once() {
+    let address = "status: {addresses: [{type: IPAddress, value: 10.96.0.7}]}\n";
+    let foreign = for_all("a", "u1").replace("istio-waypoint", "other");
+    let manual = for_all("a", "u1").replace(
+        "istio-waypoint,",
+        "istio-waypoint, addresses: [{value: 10.96.0.7}],",
+    );
+    for (gateway, expected) in [
+        (String::new(), "shop/missing.a.shop.waypoint.invalid"),
+        (foreign.clone(), "shop/no-address.a.shop.waypoint.invalid"),
+        (foreign + address, "/10.96.0.7"),
+        (manual, "a"),
+    ] {
+        let mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &gateway]);
+        assert_bound(&mesh, expected);
+    }
+}
+
+#[test]
+fn gateway_that_takes_by_itself_waits_and_leaves_the_place_to_others() {
+    let seed = |objects: &[&str]| with(WaypointAttachment::Seed, WaypointBinding::Ready, objects);
+    let mut mesh = seed(&[CART, SERVICE, &gateway("a", "")]);
+    assert_bound(&mesh, "");
+    assert_eq!(verdict(&mesh).reason, "Waiting");
+    mesh.apply(&pod_of("a", true));
+    assert_bound(&mesh, "a");
+    // That of the pod's account, which would come first.
+    mesh.apply(&gateway(
+        "b",
+        ", annotations: {istio.io/for-service-account: cart}",
+    ));
+    assert_bound(&mesh, "a");
+    mesh.apply(&pod_of("b", true));
+    assert_eq!(bound(&mesh), ("b".to_owned(), String::new()));
+}
+
+#[test]
+fn waypoint_that_never_serves_such_objects_leaves_them_alone() {
+    let for_services = gateway("a", ", labels: {istio.io/waypoint-for: service}");
+    let mut mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &for_services]);
+    assert_bound(&mesh, "");
+    mesh.apply(&pod_of("a", true));
+    assert_eq!(bound(&mesh), (String::new(), "a".to_owned()));
+}

@@ -23,6 +23,7 @@ use crate::{
     lease::{Lease, Liveness, Shared},
     piece::Piece,
     pinger::Pinger,
+    refusal,
     tls::HandshakeError,
     tunnel::Slot,
     windows::Windows,
@@ -129,6 +130,14 @@ pub enum TunnelError {
     /// The peer answered with this status.
     #[error("http status: {0}")]
     Status(StatusCode),
+    /// The peer answered with this status, and named the policies of the workload that refuse the tunnel.
+    #[error("policy {policies} of the workload refused the tunnel (http status: {status})")]
+    Denied {
+        /// The status.
+        status: StatusCode,
+        /// Their names.
+        policies: String,
+    },
     /// The proxy is draining and opens no more tunnels.
     #[error("pool draining")]
     Draining,
@@ -140,7 +149,7 @@ impl TunnelError {
         match self {
             Self::Dial(error) => error.reason(),
             Self::Stream(_) | Self::Request(_) => Reason::H2Failure,
-            Self::Status(_) | Self::Draining => Reason::Connect,
+            Self::Status(_) | Self::Denied { .. } | Self::Draining => Reason::Connect,
         }
     }
 
@@ -156,7 +165,7 @@ impl TunnelError {
             },
             Self::Stream(error) => is_unprocessed(error),
             Self::Status(status) => *status == StatusCode::SERVICE_UNAVAILABLE,
-            Self::Request(_) | Self::Draining => false,
+            Self::Request(_) | Self::Denied { .. } | Self::Draining => false,
         }
     }
 
@@ -177,6 +186,16 @@ impl TunnelError {
             },
             _ => false,
         }
+    }
+}
+
+/// The error of a response that refuses a tunnel.
+fn refused(parts: &response::Parts) -> TunnelError {
+    let status = parts.status;
+    let policies = refusal::named(&parts.headers).filter(|_| status == StatusCode::UNAUTHORIZED);
+    match policies {
+        Some(policies) => TunnelError::Denied { status, policies },
+        None => TunnelError::Status(status),
     }
 }
 
@@ -405,7 +424,7 @@ pub(crate) async fn open_tunnel(
     drop(send);
     let (parts, body) = answer.await.map_err(TunnelError::Stream)?.into_parts();
     if parts.status != StatusCode::OK {
-        return Err(TunnelError::Status(parts.status));
+        return Err(refused(&parts));
     }
     Ok((Tunnel::new(stream, body, Slot::Client(lease)), parts))
 }

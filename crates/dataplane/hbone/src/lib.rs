@@ -11,6 +11,7 @@ mod lease;
 mod piece;
 mod pinger;
 pub mod pool;
+pub mod refusal;
 pub mod relay;
 mod scratch;
 pub mod server;

@@ -97,9 +97,15 @@ impl Incoming {
     }
 
     /// Answers with only `status`. A peer that has gone needs no answer.
-    pub fn refuse(mut self, status: StatusCode) {
+    pub fn refuse(self, status: StatusCode) {
+        self.refuse_with(status, HeaderMap::new());
+    }
+
+    /// Answers with `status` and these headers.
+    pub fn refuse_with(mut self, status: StatusCode, headers: HeaderMap) {
         let mut response = Response::new(());
         *response.status_mut() = status;
+        *response.headers_mut() = headers;
         let _gone = self.respond.send_response(response, true);
     }
 

@@ -101,7 +101,9 @@ impl ConnectError {
     /// The status with which the peer refused the tunnel, if it did.
     pub fn status(&self) -> Option<StatusCode> {
         match self {
-            Self::Tunnel(TunnelError::Status(status)) => Some(*status),
+            Self::Tunnel(TunnelError::Status(status) | TunnelError::Denied { status, .. }) => {
+                Some(*status)
+            }
             Self::Waypoint { source, .. } => source.status(),
             _ => None,
         }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_authz::{Connection as Peer, Why};
-use ambit_model::Identity;
+use ambit_model::{Action, Identity};
 use ambit_proxy::{
     Course, Local, Report,
     connection_table::Handle,
@@ -87,6 +87,22 @@ impl Denied {
             (_, Some(policy)) => Self::By(policy.to_string()),
             (_, None) => Self::NoneAllowed,
         })
+    }
+
+    /// The policies that refuse `peer`: the one that decides, or the ALLOW policies of which none matches.
+    pub(crate) fn policies(&self, pod: &Pod, local: &Local, peer: &Peer) -> Vec<String> {
+        match self {
+            Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
+                vec![policy.clone()]
+            }
+            Self::NoneAllowed => {
+                let explanation = pod.state.explain(&local.workload, peer);
+                let allowing = explanation.policies.iter();
+                let allowing = allowing.filter(|one| one.action == Action::Allow && !one.dry_run);
+                allowing.map(|one| one.policy.to_string()).collect()
+            }
+            Self::Gone => Vec::new(),
+        }
     }
 }
 

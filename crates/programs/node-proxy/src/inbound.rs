@@ -6,7 +6,7 @@ use std::{net::SocketAddr, pin::pin, sync::Arc};
 
 use ambit_authz::Connection as Peer;
 use ambit_codec::{Authority, Forwarded, ProxyHeader};
-use ambit_hbone::{Incoming, server::IncomingError, tls};
+use ambit_hbone::{Incoming, refusal, server::IncomingError, tls};
 use ambit_model::{Identity, Reason, canonical_socket};
 use ambit_proxy::{
     Accepted, Course, Cut, End, Established, Local, Opening, Report, Shown,
@@ -212,8 +212,22 @@ async fn open_tunnel(
         Err(error) => error,
     };
     opening.failed(&error);
-    incoming.refuse(error.status());
+    incoming.refuse_with(error.status(), refusal_headers(pod, &local, &who, &error));
     None
+}
+
+/// Headers of a response that refuses a tunnel: the policies that refuse it, for the workload's own waypoint alone.
+/// Other peers do not learn what policies a workload has.
+fn refusal_headers(pod: &Pod, local: &Local, who: &Peer, error: &StreamError) -> HeaderMap {
+    let attached = local.workload.endpoint_waypoint.as_ref();
+    let is_waypoint = |peer| attached.is_some_and(|one| one.identities.contains(peer));
+    match error {
+        StreamError::Denied(denied) if who.source.as_ref().is_some_and(is_waypoint) => {
+            let policies = denied.policies(pod, local, who);
+            refusal::naming(policies.iter().map(String::as_str))
+        }
+        _ => HeaderMap::new(),
+    }
 }
 
 struct Request {

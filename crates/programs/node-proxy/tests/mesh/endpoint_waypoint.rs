@@ -163,7 +163,7 @@ async fn ask(
     let answer = connection.tunnel(Uri::from_static(SERVER), headers);
     match timeout(LONG, answer).await.unwrap() {
         Ok((tunnel, _)) => Ok(tunnel),
-        Err(TunnelError::Status(status)) => Err(status),
+        Err(TunnelError::Status(status) | TunnelError::Denied { status, .. }) => Err(status),
         Err(error) => panic!("no answer: {error}"),
     }
 }
@@ -386,6 +386,36 @@ async fn peer_authentication_comes_first_and_other_policies_judge_what_is_delive
     let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, server).await;
     let refused = ask(&connection, HeaderMap::new()).await;
     assert_eq!(refused.unwrap_err(), StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test]
+async fn the_waypoint_alone_learns_which_policy_refuses_it() {
+    let mut scene = Scene::new(&["10.9.0.3"]).await;
+    let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
+    let policy = build::policy("from-client", Action::Allow, of_client);
+    scene.mesh.publish(Update::Policy(policy));
+    scene.enforce();
+    let waypoint = &mut scene.replicas[0];
+    let from = &waypoint.host;
+    let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
+    let refused = connection.tunnel(Uri::from_static(SERVER), HeaderMap::new());
+    let refused = timeout(LONG, refused).await.unwrap().unwrap_err();
+    let policies = match refused {
+        TunnelError::Denied { status, policies } if status == StatusCode::UNAUTHORIZED => policies,
+        error => panic!("{error}"),
+    };
+    assert_eq!(policies, "ns/from-client");
+    // To others it is a status.
+    let unattached = Update::Workload(Box::new(direct_record()));
+    scene.mesh.nodes[1].publish(unattached);
+    let sidecar = build::identity("ns", "sidecar");
+    for me in [&of_waypoint(), &sidecar] {
+        let connection = tunnel_as(&scene.mesh.pki, me, &scene.outside, &scene.server).await;
+        let refused = connection.tunnel(Uri::from_static(SERVER), HeaderMap::new());
+        let refused = timeout(LONG, refused).await.unwrap();
+        let status = StatusCode::UNAUTHORIZED;
+        assert!(matches!(refused, Err(TunnelError::Status(got)) if got == status));
+    }
 }
 
 #[tokio::test]

@@ -1,53 +1,79 @@
-//! Why an endpoint did not answer a request.
+//! Why an endpoint did not answer a request, and what the client, the access log and metrics are told of it.
 
-use std::error::Error;
+use std::{borrow::Cow, error::Error};
 
-use ambit_proxy::report::chain;
+use ambit_hbone::{DialError, TunnelError};
+use ambit_proxy::{dial::ConnectError, report::chain};
 use ambit_telemetry::http::ResponseFlag;
 use http::StatusCode;
 
-/// See the module.
+use crate::{message::Version, upstream::UpstreamError};
+
+const HEADERS_TOO_LARGE: &str = "the header section of the application's response is over the limits (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)";
+/// As Envoy begins such bodies.
+const RESET: &str = "upstream connect error or disconnect/reset before headers. reset reason: ";
+
+/// A request that failed at its endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Broken {
     pub(super) flag: ResponseFlag,
-    /// What the client is told.
+    /// Status of the client's response.
     pub(super) status: StatusCode,
+    /// Body of the client's response.
+    pub(super) body: Cow<'static, str>,
     /// For the log.
     pub(super) text: String,
     /// Whether the endpoint says that it has done nothing with the request.
     pub(super) is_untouched: bool,
-    /// Whether the header section of its response is over the limits.
-    pub(super) is_too_large: bool,
 }
 
 impl Broken {
-    /// The body of the response that the client gets.
-    pub(super) fn said(&self) -> &'static str {
-        match self.is_too_large {
-            true => {
-                "the header section of the application's response is over the limits (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)"
-            }
-            false => "upstream connect error or disconnect/reset before headers",
+    /// There is no connection to it. `reader` is the namespace that the client has proved: names of policies are told to
+    /// clients of the policies' own namespace, and to the log.
+    pub(super) fn unreached(error: &(dyn Error + 'static), reader: Option<&str>) -> Self {
+        let text = chain(error);
+        let flag = ResponseFlag::UpstreamConnectionFailure;
+        let tunnel = match error.downcast_ref() {
+            Some(UpstreamError::Connect(ConnectError::Tunnel(error))) => Some(error),
+            _ => None,
+        };
+        match tunnel {
+            Some(TunnelError::Denied { policies, .. }) => Self::new(
+                flag,
+                refused_by(told(policies, reader).as_deref()).into(),
+                format!("{}: {text}", refused_by(Some(policies))),
+            ),
+            // Node proxies refuse by policy with this status alone, which those of others do not explain.
+            Some(TunnelError::Status(StatusCode::UNAUTHORIZED)) => Self::new(
+                flag,
+                refused_by(None).into(),
+                format!("{}: {text}", refused_by(None)),
+            ),
+            Some(TunnelError::Dial(error)) if matches!(**error, DialError::Tls { .. }) => Self::new(
+                flag,
+                format!(
+                    "{RESET}connection failure, transport failure reason: the TLS handshake with the workload failed: \
+                     a certificate is refused, or is not of the identity that is expected"
+                )
+                .into(),
+                text,
+            ),
+            _ => Self::new(flag, format!("{RESET}connection failure").into(), text),
         }
     }
 
-    /// There is no connection to it.
-    pub(super) fn unreached(text: String) -> Self {
-        Self::new(ResponseFlag::UpstreamConnectionFailure, text)
-    }
-
-    fn new(flag: ResponseFlag, text: String) -> Self {
+    fn new(flag: ResponseFlag, body: Cow<'static, str>, text: String) -> Self {
         Self {
             flag,
             status: StatusCode::SERVICE_UNAVAILABLE,
+            body,
             text,
             is_untouched: false,
-            is_too_large: false,
         }
     }
 
-    /// How a request that was sent, at least in part, came to nothing.
-    pub(super) fn of(error: &hyper::Error) -> Self {
+    /// How a request that was sent in this version, at least in part, failed.
+    pub(super) fn of(error: &hyper::Error, version: Version) -> Self {
         let text = chain(error);
         let cause = error
             .source()
@@ -55,23 +81,131 @@ impl Broken {
         let is_violation = error.is_parse()
             || cause.is_some_and(|cause| cause.reason().is_some() && !cause.is_remote());
         if is_violation {
+            let body = match error.is_parse_too_large() {
+                true => HEADERS_TOO_LARGE.into(),
+                false => format!("{RESET}protocol error: {}", mismatch(version)).into(),
+            };
             return Self {
                 status: StatusCode::BAD_GATEWAY,
-                is_too_large: error.is_parse_too_large(),
-                ..Self::new(ResponseFlag::UpstreamProtocolError, text)
+                ..Self::new(ResponseFlag::UpstreamProtocolError, body, text)
             };
         }
+        let ended = || format!("{RESET}connection termination").into();
         match cause {
             Some(reset) if reset.is_remote() && reset.is_reset() => Self {
                 is_untouched: reset.reason() == Some(h2::Reason::REFUSED_STREAM),
-                ..Self::new(ResponseFlag::UpstreamRemoteReset, text)
+                ..Self::new(
+                    ResponseFlag::UpstreamRemoteReset,
+                    format!("{RESET}remote reset").into(),
+                    text,
+                )
             },
             // It names the last request that may have been processed; only those after it end like this.
             Some(going) if going.is_remote() && going.is_go_away() => Self {
                 is_untouched: true,
-                ..Self::new(ResponseFlag::UpstreamConnectionTermination, text)
+                ..Self::new(ResponseFlag::UpstreamConnectionTermination, ended(), text)
             },
-            _ => Self::new(ResponseFlag::UpstreamConnectionTermination, text),
+            _ => Self::new(ResponseFlag::UpstreamConnectionTermination, ended(), text),
         }
+    }
+}
+
+fn refused_by(policies: Option<&str>) -> String {
+    match policies {
+        Some(policies) => format!("policy {policies} of the workload refused the waypoint"),
+        None => "a layer 4 policy of the workload refused the waypoint".to_owned(),
+    }
+}
+
+/// The policies of a list that clients of a namespace are told of.
+fn told(policies: &str, reader: Option<&str>) -> Option<String> {
+    let reader = reader?;
+    let of_reader = |policy: &&str| {
+        let namespace = policy.split_once('/').map(|(namespace, _)| namespace);
+        namespace == Some(reader)
+    };
+    let told: Vec<_> = policies.split(", ").filter(of_reader).collect();
+    (!told.is_empty()).then(|| told.join(", "))
+}
+
+/// What is to be done about an endpoint that does not understand a version of HTTP.
+fn mismatch(version: Version) -> &'static str {
+    match version {
+        Version::Http1 => {
+            "the response is not HTTP/1.1; if the port speaks gRPC or HTTP/2, declare appProtocol (grpc, \
+             kubernetes.io/h2c) on the Service"
+        }
+        Version::Http2 => {
+            "the response is not HTTP/2; if the port speaks HTTP/1.1 only, declare appProtocol http on the Service"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unreached(error: TunnelError, reader: Option<&str>) -> Broken {
+        let error = UpstreamError::Connect(ConnectError::Tunnel(error));
+        Broken::unreached(&error, reader)
+    }
+
+    fn denied(policies: &str) -> TunnelError {
+        TunnelError::Denied {
+            status: StatusCode::UNAUTHORIZED,
+            policies: policies.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_refusing_policy_is_named_to_its_own_namespace_and_the_log() {
+        let policies = "istio-system/all, shop/orders";
+        let of_shop = unreached(denied(policies), Some("shop"));
+        assert_eq!(
+            of_shop.body,
+            "policy shop/orders of the workload refused the waypoint"
+        );
+        assert_eq!(of_shop.status, 503);
+        assert_eq!(of_shop.flag, ResponseFlag::UpstreamConnectionFailure);
+        for reader in [None, Some("legacy")] {
+            let broken = unreached(denied(policies), reader);
+            assert_eq!(
+                broken.body,
+                "a layer 4 policy of the workload refused the waypoint"
+            );
+            let log = "policy istio-system/all, shop/orders of the workload refused the waypoint: ";
+            assert!(broken.text.starts_with(log), "{}", broken.text);
+        }
+    }
+
+    #[test]
+    fn a_refusal_without_names_is_still_a_policy_s() {
+        let refused = |status| unreached(TunnelError::Status(status), Some("shop"));
+        let by_policy = refused(StatusCode::UNAUTHORIZED);
+        assert_eq!(
+            by_policy.body,
+            "a layer 4 policy of the workload refused the waypoint"
+        );
+        let unavailable = refused(StatusCode::SERVICE_UNAVAILABLE);
+        assert!(
+            unavailable
+                .body
+                .ends_with("reset reason: connection failure")
+        );
+    }
+
+    #[test]
+    fn a_refused_certificate_is_named() {
+        let source = ambit_hbone::tls::HandshakeError::Alpn;
+        let error = DialError::Tls {
+            addr: ([10, 0, 0, 2], 15008).into(),
+            source,
+        };
+        let broken = unreached(TunnelError::Dial(error.into()), None);
+        assert!(
+            broken.body.contains("a certificate is refused"),
+            "{}",
+            broken.body
+        );
     }
 }

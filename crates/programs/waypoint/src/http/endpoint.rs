@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_a_client_may_have_done_is_not_its_endpoints_fault() {
-        let refused = Broken::unreached(String::new());
+        let refused = Broken::unreached(&std::fmt::Error, None);
         assert_eq!(outcome(Err(&refused), true), Some(Outcome::Failed));
         let broken = Broken {
             flag: ResponseFlag::UpstreamConnectionTermination,

@@ -329,7 +329,7 @@ async fn attempt(
     let key = key.applied(applied.clone());
     let pool = &session.shard.upstreams.http;
     let sent = |error| Attempt {
-        broken: Broken::of(&error),
+        broken: Broken::of(&error, version),
         unsent: None,
     };
     // Only extended ones are sent.
@@ -348,6 +348,7 @@ async fn attempt(
             },
         }
     }
+    let reader = caller.identity.as_ref().map(|one| &*one.namespace);
     let checkout = match open(
         session,
         own,
@@ -360,7 +361,7 @@ async fn attempt(
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
-                broken: Broken::unreached(chain(&*error)),
+                broken: Broken::unreached(&*error, reader),
                 unsent: Some(request),
             });
         }
@@ -435,12 +436,15 @@ impl From<NoPlace> for Failure {
 
 impl Failure {
     fn of(broken: Broken) -> Self {
-        let said = broken.said();
         let Broken {
-            status, flag, text, ..
+            status,
+            flag,
+            body,
+            text,
+            ..
         } = broken;
         Self {
-            reply: Reply::new(status, said, flag),
+            reply: Reply::new(status, body, flag),
             details: text,
         }
     }

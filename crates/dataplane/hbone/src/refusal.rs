@@ -1,0 +1,60 @@
+//! Names of the policies by which a node proxy refuses a tunnel, on the response that refuses it.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Header of a refusing response: the policies that refuse the tunnel, as `namespace/name`, separated by commas.
+pub const REFUSED_BY: HeaderName = HeaderName::from_static("x-ambit-refused-by");
+
+/// Policies that are named at most.
+const MAX_POLICIES: usize = 4;
+/// Longest value that is believed: so many names of the longest namespaces and policies.
+const MAX_VALUE_BYTES: usize = MAX_POLICIES * (63 + 1 + 253 + 2);
+
+/// The header that names `policies`, the first few of them; none if there are none.
+pub fn naming<'a>(policies: impl IntoIterator<Item = &'a str>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let named: Vec<_> = policies.into_iter().take(MAX_POLICIES).collect();
+    if named.is_empty() {
+        return headers;
+    }
+    if let Ok(value) = HeaderValue::from_str(&named.join(", ")) {
+        headers.insert(REFUSED_BY, value);
+    }
+    headers
+}
+
+/// The policies that a response names. They end in logs and responses: a value with other characters than names have
+/// is none.
+pub(crate) fn named(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(REFUSED_BY)?.to_str().ok()?;
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
+    let mut names = value.split(", ");
+    let is_list = names.all(|name| !name.is_empty() && name.bytes().all(is_name));
+    (value.len() <= MAX_VALUE_BYTES && is_list).then(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_named_and_read_back() {
+        let headers = naming(["shop/a", "shop/b"]);
+        assert_eq!(named(&headers).as_deref(), Some("shop/a, shop/b"));
+        assert!(naming([]).is_empty());
+        assert_eq!(named(&naming(["a/b"; 9])).unwrap().matches('/').count(), 4);
+    }
+
+    #[test]
+    fn values_that_are_no_names_are_not_believed() {
+        let long = "a".repeat(MAX_VALUE_BYTES + 1);
+        for value in ["", "a b", "a,b", "<script>", "a/b\tc", "a/b, ", &long] {
+            let mut headers = HeaderMap::new();
+            headers.insert(REFUSED_BY, HeaderValue::from_str(value).unwrap());
+            assert_eq!(named(&headers), None, "{value}");
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert(REFUSED_BY, HeaderValue::from_bytes(b"shop/\xff").unwrap());
+        assert_eq!(named(&headers), None);
+    }
+}

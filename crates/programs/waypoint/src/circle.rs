@@ -7,6 +7,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
 /// A request that has passed so many goes in a circle. Each route to a service with another waypoint adds one or two.
 const MOST: u8 = 8;
+/// As how many waypoints a mirror counts. What is mirrored may be mirrored once more by another waypoint, and goes no
+/// further: with several mirrors each, further ones would multiply it.
+const MIRROR: u8 = 3;
 
 /// How many waypoints were passed before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,11 @@ impl Passed {
         let passed = Self::of(headers);
         headers.remove(PASSED);
         passed
+    }
+
+    /// Of what a mirror gets of a request.
+    pub(crate) fn mirrored(self) -> Self {
+        Self(self.0.saturating_add(MIRROR))
     }
 
     /// Tells it to the waypoint that is next, if one is.
@@ -60,6 +68,14 @@ mod tests {
         for said in ["8", "255"] {
             assert_eq!(taken(said), None, "{said}");
         }
+        let next = |passed: Passed| {
+            let mut headers = HeaderMap::new();
+            passed.tell(&mut headers, true);
+            Passed::take(&mut headers)
+        };
+        let once = next(Passed::NONE.mirrored());
+        assert_eq!(once, Some(Passed(4)));
+        assert_eq!(once.and_then(|once| next(once.mirrored())), None);
         // No waypoint says that.
         for said in ["", "-1", "256", "x"] {
             assert_eq!(taken(said), Some(Passed(0)), "{said}");

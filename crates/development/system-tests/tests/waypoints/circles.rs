@@ -1,6 +1,6 @@
 //! Whatever leads from waypoint to waypoint comes to an end: at an application, or at a refusal.
 
-use ambit_system_tests::{GATEWAY, Mesh, Options, PAIR, options, until, until_through};
+use ambit_system_tests::{GATEWAY, Heads, Mesh, Options, PAIR, options, until, until_through};
 
 /// A second waypoint, and a service whose pod and whose requests go through it.
 const SECOND: &str = "
@@ -79,17 +79,21 @@ fn circled(mesh: &Mesh) -> u64 {
     of("shop/waypoint") + of("shop/yonder")
 }
 
-#[test]
-fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
-    // Everything on one node: clients, waypoints and what they cover.
+/// Everything on one node: clients, waypoints and what they cover.
+fn two_waypoints() -> Mesh {
     let manifests = format!("{PAIR}\n---{GATEWAY}{SECOND}").replace("node-2", "node-1");
-    let mesh = Mesh::up_with(
+    Mesh::up_with(
         &manifests,
         Options {
             nodes: 1,
             ..options()
         },
-    );
+    )
+}
+
+#[test]
+fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
+    let mesh = two_waypoints();
     let near = mesh.ip("shop/waypoint").to_string();
     let yonder = mesh.ip("shop/yonder").to_string();
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
@@ -160,4 +164,75 @@ fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
     }
     mesh.remove("routes");
     until_through(&mesh, &near, "shop/client", "http://near.shop:90/");
+}
+
+/// A service of a pod's port 8090, whose requests each of two mirrors gets as well.
+fn mirrored(name: &str, app: &str, waypoint: &str, mirror: &str) -> String {
+    let mirror = format!(
+        "{{type: RequestMirror, requestMirror: {{backendRef: {{name: {mirror}, port: 80}}}}}}"
+    );
+    format!(
+        "
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: shop, labels: {{istio.io/use-waypoint: {waypoint}}}}}
+spec: {{selector: {{app: {app}}}, ports: [{{name: http, port: 80, targetPort: 8090}}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: {name}}}]
+  rules: [{{filters: [{mirror}, {mirror}], backendRefs: [{{name: {name}, port: 80}}]}}]
+"
+    )
+}
+
+/// How many mirrors a waypoint has heard the end of.
+fn mirrors(mesh: &Mesh, waypoint: &str) -> u64 {
+    let metrics = mesh.get(waypoint, "http://127.0.0.1:15020/stats/prometheus");
+    let lines = metrics.ok().lines();
+    let of_mirrors = lines.filter(|line| line.starts_with("ambit_requests_mirrored_total{"));
+    let values = of_mirrors.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+    values.sum()
+}
+
+#[test]
+fn mirrors_of_two_waypoints_do_not_multiply_each_other() {
+    let mesh = two_waypoints();
+    let (_, here) = mesh.serve_heads("shop/server", 8090);
+    let (_, there) = mesh.serve_heads("shop/far", 8090);
+    let both =
+        mirrored("one", "server", "waypoint", "two") + &mirrored("two", "far", "yonder", "one");
+    mesh.apply("mirrors", &both);
+    let of = |heads: &Heads, path: &str| {
+        let line = format!("get {path} ");
+        heads
+            .all()
+            .iter()
+            .filter(|head| head.starts_with(&line))
+            .count()
+    };
+    until("the mirrors are followed", || {
+        mesh.get("shop/client", "http://one.shop/first").succeeded() && of(&there, "/first") > 0
+    });
+    // What has begun comes to its end.
+    let counts = || {
+        [
+            mirrors(&mesh, "shop/waypoint"),
+            mirrors(&mesh, "shop/yonder"),
+        ]
+    };
+    let mut before = counts();
+    until("the first requests are over", || {
+        let last = std::mem::replace(&mut before, counts());
+        last == before && last[1] == 2 * last[0]
+    });
+    mesh.get("shop/client", "http://one.shop/counted").ok();
+    // Both mirrors of the request are mirrored by the waypoint that they go to, and what that makes of them by nobody.
+    until("all of them have ended", || {
+        counts() == [before[0] + 2, before[1] + 4]
+    });
+    assert_eq!((of(&here, "/counted"), of(&there, "/counted")), (1, 2));
 }

@@ -133,7 +133,7 @@ pub(super) fn mirror(
             continue;
         };
         let sending = Sending {
-            passed,
+            passed: passed.mirrored(),
             patience: None,
             again: Again::Never,
             kept: None,

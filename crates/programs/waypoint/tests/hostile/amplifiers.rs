@@ -1,4 +1,5 @@
-//! Retries of a route: clients cannot have a backend that fails asked many times more than one that does not.
+//! What one request of a client causes is bounded: retries of a backend that fails, mirrors that are slow, dead or mirror
+//! themselves, and redirects, which are not the waypoint's to follow.
 
 use std::sync::{
     Arc,
@@ -6,17 +7,17 @@ use std::sync::{
 };
 
 use ambit_model::{
-    HttpBackend, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, NamespacedHostname,
-    WaypointService,
+    HttpFilter, HttpMirror, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, WaypointService,
 };
-use ambit_testkit::build;
+use ambit_testkit::until;
 use ambit_xds::WaypointUpdate;
 use futures_util::future::join_all;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
-    application::{head, scripted},
-    fixture::{HTTP1, World},
+    application::{Strict, head, scripted},
+    fixture::{HTTP1, World, listener},
+    routes::{BACK_VIP, Scene, prefix, route, rule, service, to},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -45,24 +46,29 @@ async fn failing_backend_is_asked_within_the_retry_budget() {
     })
     .await;
     world.serve("web", VIP, &[failing]);
-    let service = build::service("web", &[], &[]).hostname;
     let retry = HttpRetry {
         codes: vec![503],
         attempts: ATTEMPTS,
         backoff: None,
     };
-    let service = NamespacedHostname::new("ns", service);
-    let backend = HttpBackend {
-        service: Ok(service.clone()),
-        port: HTTP1,
-        subset: None,
-        weight: 1,
-        filters: Vec::new(),
-    };
+    to_itself(&world, Vec::new(), Some(retry));
+    let client = world.client().await;
+    let all = join_all((0..REQUESTS).map(|_| client.get(VIP, HTTP1))).await;
+    assert!(all.iter().all(|status| *status == 503), "{all:?}");
+    let asked = asked.load(Relaxed);
+    let retried = asked - REQUESTS;
+    let most = REQUESTS / 5 * usize::try_from(ATTEMPTS).unwrap();
+    assert!(retried > 0, "nothing is retried");
+    assert!(retried <= most, "{retried} retries of {REQUESTS} requests");
+}
+
+/// A route of `web` to itself with these filters.
+fn to_itself(world: &World, filters: Vec<HttpFilter>, retry: Option<HttpRetry>) {
     let rule = HttpRouteRule {
         matches: vec![HttpRouteMatch::default()],
-        backends: vec![backend],
-        retry: Some(retry),
+        filters,
+        backends: vec![to("web")],
+        retry,
         ..HttpRouteRule::default()
     };
     let route = HttpRoute {
@@ -72,17 +78,170 @@ async fn failing_backend_is_asked_within_the_retry_budget() {
     world.publish(WaypointUpdate::Service(
         "gw/web".into(),
         Box::new(WaypointService {
-            service,
+            service: service("web"),
             routes: vec![route],
             ..WaypointService::default()
         }),
     ));
+}
+
+fn mirror(name: &str) -> HttpFilter {
+    HttpFilter::Mirror(HttpMirror {
+        service: service(name),
+        port: HTTP1,
+        numerator: 1,
+        denominator: 1,
+    })
+}
+
+/// How many mirrors have come to this.
+fn mirrored(world: &World, outcome: &str) -> u64 {
+    let label = format!("outcome=\"{outcome}\"");
+    world.count("ambit_requests_mirrored_total", &[&label])
+}
+
+#[tokio::test]
+async fn retries_of_a_mirrored_request_reach_its_backend_alone() {
+    let world = World::new().await;
+    let (failing, asked) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        let answer = b"HTTP/1.1 503 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let _gone = stream.write_all(answer).await;
+    })
+    .await;
+    let mut shadow = Strict::start().await;
+    world.serve("web", VIP, &[failing]);
+    world.serve("shadow", "10.0.0.2", &[shadow.address]);
+    let retry = HttpRetry {
+        codes: vec![503],
+        attempts: ATTEMPTS,
+        backoff: None,
+    };
+    to_itself(&world, vec![mirror("shadow")], Some(retry));
     let client = world.client().await;
-    let all = join_all((0..REQUESTS).map(|_| client.get(VIP, HTTP1))).await;
-    assert!(all.iter().all(|status| *status == 503), "{all:?}");
+    assert_eq!(client.get(VIP, HTTP1).await, 503);
+    until("the mirror has answered", || {
+        mirrored(&world, "answered") > 0
+    })
+    .await;
     let asked = asked.load(Relaxed);
-    let retried = asked - REQUESTS;
-    let most = REQUESTS / 5 * usize::try_from(ATTEMPTS).unwrap();
-    assert!(retried > 0, "nothing is retried");
-    assert!(retried <= most, "{retried} retries of {REQUESTS} requests");
+    let most = 1 + usize::try_from(ATTEMPTS).unwrap();
+    assert!((2..=most).contains(&asked), "{asked} attempts");
+    assert_eq!(shadow.received().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_mirrored_is_not_mirrored_again() {
+    let mut scene = Scene::new().await;
+    for (name, other) in [("web", "back"), ("back", "web")] {
+        let mirrors = vec![mirror(other), mirror(other)];
+        let rules = vec![rule(prefix("/"), mirrors, to(name))];
+        scene.follow(name, vec![route(None, rules)]);
+    }
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+    for round in 1..=2 {
+        let said = scene.client.say(VIP, HTTP1, request).await;
+        assert_eq!(said.statuses(), [200]);
+        until("both mirrors have answered", || {
+            mirrored(&scene.world, "answered") == 2 * round
+        })
+        .await;
+    }
+    let got = scene.got();
+    let count = |name: &str| got.iter().filter(|one| one.starts_with(name)).count();
+    assert_eq!((count("web "), count("back ")), (2, 4), "{got:?}");
+}
+
+#[tokio::test]
+async fn mirrors_that_take_no_body_hold_a_bounded_part_of_it() {
+    const MIRRORS: usize = 4;
+    const BODY: usize = 16 << 20;
+    // What a mirror may be behind, with what is under way to it.
+    const MOST: usize = 2 << 20;
+    let world = World::new().await;
+    let (taking, _) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        let mut left = BODY;
+        let mut buffer = vec![0; 64 << 10];
+        while left > 0 {
+            match stream.read(&mut buffer).await {
+                Ok(0) | Err(_) => return,
+                Ok(read) => left -= read,
+            }
+        }
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let _gone = stream.write_all(answer).await;
+    })
+    .await;
+    let (stuck, _) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    // Nobody listens where this one was.
+    let (gone, _) = listener().await;
+    let dead = gone.local_addr().unwrap();
+    drop(gone);
+    world.serve("web", VIP, &[taking]);
+    world.serve("stuck", "10.0.0.2", &[stuck]);
+    world.serve("dead", "10.0.0.3", &[dead]);
+    let mut mirrors = vec![mirror("stuck"); MIRRORS];
+    mirrors.push(mirror("dead"));
+    to_itself(&world, mirrors, None);
+    let before = world.memory_budget().0;
+    let client = world.client().await;
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {BODY}\r\nConnection: close\r\n\r\n"
+    );
+    let request = [head.as_bytes(), &vec![b'x'; BODY]].concat();
+    let mut most = 0;
+    let said = {
+        let mut asking = std::pin::pin!(client.say(VIP, HTTP1, &request));
+        loop {
+            tokio::select! {
+                biased;
+                said = &mut asking => break said,
+                () = tokio::task::yield_now() => most = most.max(world.memory_budget().0),
+            }
+        }
+    };
+    assert_eq!(said.statuses(), [200]);
+    until("all mirrors have been given up", || {
+        mirrored(&world, "too_slow") == MIRRORS as u64 && mirrored(&world, "failed") == 1
+    })
+    .await;
+    let held = most - before;
+    assert!(held > 0 && held <= (MIRRORS + 1) * MOST, "{held} bytes");
+    drop(client);
+    until("nothing is held any more", || {
+        world.memory_budget().0 <= before
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn redirects_of_applications_are_the_clients_to_follow() {
+    let mut scene = Scene::new().await;
+    let (redirecting, asked) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        let answer = format!(
+            "HTTP/1.1 307 There\r\nlocation: http://{BACK_VIP}/\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        let _gone = stream.write_all(answer.as_bytes()).await;
+    })
+    .await;
+    scene.world.serve("away", "10.0.0.7", &[redirecting]);
+    // Neither of the client's request, nor of its mirror.
+    let rules = vec![rule(prefix("/"), vec![mirror("away")], to("away"))];
+    scene.follow("away", vec![route(None, rules)]);
+    let request = b"GET / HTTP/1.1\r\nHost: away\r\nConnection: close\r\n\r\n";
+    let said = scene.client.say("10.0.0.7", HTTP1, request).await;
+    assert_eq!(said.statuses(), [307]);
+    assert!(said.text().contains("location: http://10.0.0."), "{said:?}");
+    until("the mirror has answered", || {
+        mirrored(&scene.world, "answered") == 1
+    })
+    .await;
+    assert_eq!(asked.load(Relaxed), 2);
+    assert_eq!(scene.got(), Vec::<String>::new());
 }

@@ -27,7 +27,7 @@ use crate::{
 
 /// Where the service `web` is, whose routes these are, and `back`, which they lead to.
 pub(crate) const VIP: &str = "10.0.0.1";
-const BACK_VIP: &str = "10.0.0.2";
+pub(crate) const BACK_VIP: &str = "10.0.0.2";
 
 pub(crate) fn service(name: &str) -> NamespacedHostname {
     NamespacedHostname::new("ns", build::service(name, &[], &[]).hostname)

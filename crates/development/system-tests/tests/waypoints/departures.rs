@@ -71,28 +71,28 @@ fn is_whole(answer: &str) -> bool {
 }
 
 /// Requests to one address one after the other, each on a connection of its own, until stopped.
-struct Load<'a> {
+pub(crate) struct Load<'a> {
     mesh: &'a Mesh,
     to: SocketAddr,
-    progress: Progress,
+    pub(crate) progress: Progress,
     /// Requests whose connection was closed or reset before they were answered.
-    broken: AtomicUsize,
+    pub(crate) broken: AtomicUsize,
     /// What must not happen at all.
-    failures: Mutex<Vec<String>>,
+    pub(crate) failures: Mutex<Vec<String>>,
 }
 
 impl<'a> Load<'a> {
-    fn new(mesh: &'a Mesh, address: &str) -> Self {
+    pub(crate) fn new(mesh: &'a Mesh, to: SocketAddr) -> Self {
         Self {
             mesh,
-            to: SocketAddr::new(address.parse().unwrap(), 80),
+            to,
             progress: Progress::default(),
             broken: AtomicUsize::new(0),
             failures: Mutex::default(),
         }
     }
 
-    fn run(&self) {
+    pub(crate) fn run(&self) {
         let request = b"GET / HTTP/1.1\r\nHost: many\r\nConnection: close\r\n\r\n";
         while !self.progress.is_over() {
             let connection = self.mesh.dial("shop/client", self.to);
@@ -178,7 +178,8 @@ fn servers_and_waypoints_that_go_hang_no_request() {
                 .succeeded()
         });
     }
-    let loads = NAMESPACES.map(|(_, address)| Load::new(&mesh, address));
+    let loads = NAMESPACES
+        .map(|(_, address)| Load::new(&mesh, SocketAddr::new(address.parse().unwrap(), 80)));
     let loads = &loads;
     std::thread::scope(|scope| {
         let _stop = loads.each_ref().map(|load| load.progress.stop_at_end());

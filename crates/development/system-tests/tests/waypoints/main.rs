@@ -14,6 +14,7 @@ mod collectors;
 mod departures;
 mod faults;
 mod foreign;
+mod introduction;
 mod kinds;
 mod limits;
 mod overlays;

@@ -1,0 +1,106 @@
+//! A waypoint that is introduced under load: no connection is refused before it is ready, all go through it from then on,
+//! and without it they are refused, also after a restart of the control plane.
+
+use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
+
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, until, until_through};
+
+use crate::departures::Load;
+
+/// A port of the server that no Service declares.
+const UNDECLARED: u16 = 8085;
+
+fn manifests(gateway: &str) -> String {
+    let labels = "istio.io/dataplane-mode: ambient";
+    let bound = PAIR.replacen(
+        labels,
+        &format!("{labels}, istio.io/use-waypoint: waypoint"),
+        1,
+    );
+    format!("{bound}\n---{gateway}")
+}
+
+fn gateway(more_metadata: &str) -> String {
+    GATEWAY.replace(
+        "namespace: shop}",
+        &format!("namespace: shop, labels: {{istio.io/waypoint-for: all}}{more_metadata}}}"),
+    )
+}
+
+fn waypoint_pods(mesh: &Mesh) -> usize {
+    let pods = mesh.client().status().unwrap().pods;
+    pods.iter()
+        .filter(|pod| pod.name.starts_with("waypoint-"))
+        .count()
+}
+
+#[test]
+fn waypoint_is_introduced_without_a_refused_connection() {
+    let mesh = Mesh::up(PAIR);
+    mesh.serve_heads("shop/server", UNDECLARED);
+    let pod = mesh.ip("shop/server");
+    let addresses = [
+        mesh.service("server.shop", 80),
+        SocketAddr::new(pod, 8080),
+        SocketAddr::new(pod, UNDECLARED),
+    ];
+    let urls = addresses.map(|address| format!("http://{address}/"));
+    for url in &urls {
+        mesh.until_get("shop/client", url, true);
+    }
+    let loads = addresses.map(|address| Load::new(&mesh, address));
+    let loads = &loads;
+    let mut waypoint = String::new();
+    std::thread::scope(|scope| {
+        let _stop = loads.each_ref().map(|load| load.progress.stop_at_end());
+        for load in loads {
+            for _ in 0..2 {
+                scope.spawn(move || load.run());
+            }
+        }
+        loads.iter().for_each(|load| load.progress.go_on(20));
+        mesh.apply("manifests", &manifests(&gateway("")));
+        until("the waypoint has a pod", || waypoint_pods(&mesh) == 1);
+        mesh.until("the waypoint is ready", |status| {
+            status.pods.iter().all(|pod| pod.ready)
+        });
+        waypoint = mesh.ip("shop/waypoint").to_string();
+        for url in &urls {
+            until_through(&mesh, &waypoint, "shop/client", url);
+        }
+        loads.iter().for_each(|load| load.progress.go_on(20));
+    });
+    for (load, url) in loads.iter().zip(&urls) {
+        let failures = load.failures.lock().unwrap().clone();
+        assert!(failures.is_empty(), "{url}: {failures:#?}");
+        assert_eq!(
+            load.broken.load(Relaxed),
+            0,
+            "{url}: connections were refused"
+        );
+        let answer = mesh.get("shop/client", url);
+        assert!(
+            answer.ok().contains(&format!("called by {waypoint}")),
+            "{url}: {answer:?}"
+        );
+    }
+
+    let none = gateway(", annotations: {ambit.io/waypoint-replicas: '0'}");
+    mesh.apply("manifests", &manifests(&none));
+    until("the waypoint has no pod", || waypoint_pods(&mesh) == 0);
+    let refused = || {
+        for url in &urls {
+            until("connections are refused", || {
+                !mesh.get("shop/client", url).succeeded()
+            });
+            mesh.get("shop/client", url).refused();
+        }
+    };
+    refused();
+    mesh.kill("control", None);
+    mesh.label("legacy", "ambient");
+    // What the new control plane says has arrived.
+    mesh.until_captured("legacy/client", true);
+    mesh.until_known_as("node-1", "legacy/client", "HBONE");
+    refused();
+}

@@ -45,7 +45,7 @@ fn http_1_in_all_its_forms() {
             let head = head.to_ascii_lowercase();
             if head.starts_with("get /socket ") {
                 assert!(head.contains("upgrade: websocket"), "{head}");
-                stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")?;
+                stream.write_all(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n")?;
                 let mut reader = stream.try_clone()?;
                 return std::io::copy(&mut reader, &mut stream).map(drop);
             }
@@ -93,7 +93,7 @@ fn http_1_in_all_its_forms() {
     // Another protocol.
     let mut socket = mesh.dial("shop/client", app).unwrap();
     let upgrade =
-        b"GET /socket HTTP/1.1\r\nHost: app\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+        b"GET /socket HTTP/1.1\r\nHost: app\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
     let switched = socket
         .raw(upgrade, |answer| answer.ends_with("\r\n\r\n"))
         .unwrap();

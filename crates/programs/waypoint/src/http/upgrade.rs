@@ -4,7 +4,9 @@
 //! Only protocols that a setting names (`AMBIT_UPGRADES`, `websocket` by default) are passed on, of a GET without a body
 //! that names one of them alone. Of other requests the upgrade is removed, and they go on as ordinary ones, as do the
 //! bytes behind them. HTTP/2 and TLS cannot be named: requests that nobody has judged would follow. An application that
-//! switches without having been asked to has broken the protocol (502).
+//! switches without having been asked to has broken the protocol (502). So has one that switches to WebSocket and does
+//! not show the key of the request (RFC 6455, section 4.2.2): it may have answered another one. A request without such
+//! a key asks for nothing.
 //!
 //! WebSocket over HTTP/2 is an extended CONNECT. Policies, routes and logs see it as the GET with `Upgrade: websocket`
 //! that it stands for, as Envoy has it: what is said of one version's WebSocket holds for the other's. An application
@@ -41,22 +43,28 @@ use crate::{
 };
 
 /// What a server shows that it has understood by (RFC 6455, section 1.3).
-const ACCEPTS: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+const ACCEPTS: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+/// Bytes of a key (RFC 6455, section 4.1).
+const KEY_BYTES: usize = 16;
 
 /// An upgrade that a client asks for.
 #[derive(Debug)]
 pub(super) struct Upgrade {
     protocol: HeaderValue,
-    /// Asked for by an extended CONNECT.
-    extended: Option<Extended>,
+    /// What an application of HTTP/1.1 answers to, if the protocol is WebSocket.
+    key: Option<Key>,
+    /// Whether it is asked for by an extended CONNECT.
+    is_extended: bool,
 }
 
-/// A request that came as an extended CONNECT.
+/// `Sec-WebSocket-Key`: sixteen bytes in base64.
 #[derive(Clone, Debug)]
-struct Extended {
-    /// What an application of HTTP/1.1 is to answer to; HTTP/2 has no such thing.
-    key: HeaderValue,
-}
+struct Key(HeaderValue);
+
+/// A request that came as an extended CONNECT, and the key that an application of HTTP/1.1 is asked with; HTTP/2 has no
+/// such thing.
+#[derive(Clone, Debug)]
+struct Extended(Key);
 
 /// What came as an extended CONNECT becomes the request that it stands for, if WebSocket is among what is passed on.
 pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
@@ -67,7 +75,7 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     if protocol.is_none_or(|protocol| protocol.as_str() != WEBSOCKET) {
         return;
     }
-    let key = STANDARD.encode(rand::rng().random::<[u8; 16]>());
+    let key = STANDARD.encode(rand::rng().random::<[u8; KEY_BYTES]>());
     let Ok(key) = HeaderValue::from_str(&key) else {
         return;
     };
@@ -78,7 +86,7 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     headers.insert(UPGRADE, HeaderValue::from_static(WEBSOCKET));
     let extensions = request.extensions_mut();
     extensions.remove::<Protocol>();
-    extensions.insert(Extended { key });
+    extensions.insert(Extended(Key(key)));
 }
 
 /// A client's connection, to be had when it is done with HTTP: of a request that asks for something else.
@@ -119,11 +127,21 @@ pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Opt
     let is_known = upgrades
         .iter()
         .any(|one| is_same(&protocol, one.as_bytes()));
-    let extended = request.extensions().get::<Extended>().cloned();
+    let extended = request.extensions().get::<Extended>();
+    let is_extended = extended.is_some();
+    let key = match extended {
+        Some(Extended(key)) => Some(key.clone()),
+        None if is_same(&protocol, WEBSOCKET.as_bytes()) => Some(Key::of(headers)?),
+        None => None,
+    };
     let is_http11 = request.version() == http::Version::HTTP_11;
-    let may_ask = extended.is_some() || is_http11 && request.body().is_end_stream();
+    let may_ask = is_extended || is_http11 && request.body().is_end_stream();
     let is_upgrade = asks && is_known && may_ask && *request.method() == Method::GET;
-    is_upgrade.then_some(Upgrade { protocol, extended })
+    is_upgrade.then_some(Upgrade {
+        protocol,
+        key,
+        is_extended,
+    })
 }
 
 /// The protocol that headers name, if that is one.
@@ -154,14 +172,14 @@ impl Upgrade {
     /// In which version the application is asked.
     pub(super) fn version(&self, declared: AppProtocol) -> Version {
         match declared {
-            AppProtocol::Http2 | AppProtocol::Grpc if self.extended.is_some() => Version::Http2,
+            AppProtocol::Http2 | AppProtocol::Grpc if self.is_extended => Version::Http2,
             _ => Version::Http1,
         }
     }
 
     /// Gives a request, which asks as HTTP/1.1 does, the form of the version.
     pub(super) fn send_as(&self, version: Version, request: &mut Request<Body>) {
-        let Some(Extended { key }) = &self.extended else {
+        let Some(Key(key)) = self.key.as_ref().filter(|_| self.is_extended) else {
             return;
         };
         let headers = request.headers_mut();
@@ -187,18 +205,18 @@ impl Upgrade {
         answer: &Response<Incoming>,
     ) -> Result<bool, Reply> {
         let status = answer.status();
-        let Some(extended) = &self.extended else {
+        let headers = answer.headers();
+        let is_accepted = || self.key.as_ref().is_none_or(|key| key.is_accepted(headers));
+        if !self.is_extended {
             let is_switched = status == StatusCode::SWITCHING_PROTOCOLS;
-            let to = only_protocol(answer.headers());
-            if is_switched && !to.is_some_and(|to| is_same(to, self.protocol.as_bytes())) {
+            let is_asked = |to| is_same(to, self.protocol.as_bytes());
+            if is_switched && !(only_protocol(headers).is_some_and(is_asked) && is_accepted()) {
                 return Err(refused());
             }
             return Ok(is_switched);
-        };
+        }
         let is_switched = match version {
-            Version::Http1 => {
-                status == StatusCode::SWITCHING_PROTOCOLS && extended.is_accepted(answer.headers())
-            }
+            Version::Http1 => status == StatusCode::SWITCHING_PROTOCOLS && is_accepted(),
             Version::Http2 => status == StatusCode::OK,
         };
         if !is_switched && (status.is_success() || status.is_informational()) {
@@ -208,11 +226,18 @@ impl Upgrade {
     }
 }
 
-impl Extended {
+impl Key {
+    /// The key of a request, if it has one that is valid.
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let mut keys = headers.get_all(SEC_WEBSOCKET_KEY).iter();
+        let key = keys.next()?;
+        let bytes = STANDARD.decode(key.as_bytes()).ok()?;
+        (bytes.len() == KEY_BYTES && keys.next().is_none()).then(|| Self(key.clone()))
+    }
+
     /// Whether a server has understood that it is asked for WebSocket.
     fn is_accepted(&self, headers: &HeaderMap) -> bool {
-        let mut asked = self.key.as_bytes().to_vec();
-        asked.extend_from_slice(ACCEPTS.as_bytes());
+        let asked = [self.0.as_bytes(), ACCEPTS].concat();
         let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &asked));
         let mut said = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
         said.next().is_some_and(|said| said == expected.as_str()) && said.next().is_none()
@@ -239,7 +264,7 @@ pub(super) fn switch(
     let all = response.headers_mut();
     headers::remove_hop_by_hop(all).map_err(|_| refused())?;
     headers::remove_claims_of_response(all);
-    if upgrade.extended.is_some() {
+    if upgrade.is_extended {
         all.remove(SEC_WEBSOCKET_ACCEPT);
         *response.status_mut() = StatusCode::OK;
     } else {

@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -33,7 +35,26 @@ async fn next(stream: &mut TcpStream) -> Option<String> {
     Some(head)
 }
 
-/// An application that switches wherever the path says so, whatever it is asked for.
+/// The key of the requests here, but for those that have none that is valid.
+const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
+
+/// What a server of WebSocket shows that it has understood by, if a head has a key. It may be in lower case here.
+fn accept(head: &str) -> String {
+    let lower = KEY.to_ascii_lowercase();
+    let Some((_, key)) = head
+        .contains(&lower)
+        .then(|| KEY.split_once(": "))
+        .flatten()
+    else {
+        return String::new();
+    };
+    let whole = format!("{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    let digest = digest(&SHA1_FOR_LEGACY_USE_ONLY, whole.as_bytes());
+    format!("Sec-WebSocket-Accept: {}\r\n", STANDARD.encode(digest))
+}
+
+/// An application that switches wherever the path says so, whatever it is asked for. Below `/forged/` it does so with the
+/// answer to another key, below `/silent/` with none.
 async fn application() -> (SocketAddr, Read) {
     let read = Read::default();
     let noted = read.clone();
@@ -43,17 +64,25 @@ async fn application() -> (SocketAddr, Read) {
             while let Some(head) = next(&mut stream).await {
                 let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                 noted.lock().push(head);
-                let line = match path.strip_prefix("/switch/") {
-                    None => {
+                let mut parts = path.split('/').skip(1);
+                let accept = match parts.next() {
+                    Some("switch") => accept(noted.lock().last().unwrap()),
+                    Some("forged") => {
+                        "Sec-WebSocket-Accept: AAAAAAAAAAAAAAAAAAAAAAAAAAA=\r\n".to_owned()
+                    }
+                    Some("silent") => String::new(),
+                    _ => {
                         let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
                         stream.write_all(answer).await.unwrap();
                         continue;
                     }
-                    Some("none") => String::new(),
+                };
+                let line = match parts.next() {
+                    None | Some("none") => String::new(),
                     Some(to) => format!("Upgrade: {to}\r\n"),
                 };
                 let answer = format!(
-                    "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\n{line}\r\n"
+                    "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\n{line}{accept}\r\n"
                 );
                 // Twice: what comes behind the first is data.
                 stream
@@ -184,7 +213,44 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
             &["Connection: upgrade, keep-alive", "Upgrade: websocket"],
             "",
         ),
-        ("not listed", "GET / HTTP/1.1", &["Upgrade: websocket"], ""),
+        (
+            "not listed",
+            "GET / HTTP/1.1",
+            &["Upgrade: websocket", KEY],
+            "",
+        ),
+        (
+            "no key",
+            "GET / HTTP/1.1",
+            &["Connection: upgrade", "Upgrade: websocket"],
+            "",
+        ),
+        (
+            "a key that is no base64",
+            "GET / HTTP/1.1",
+            &[
+                "Connection: upgrade",
+                "Upgrade: websocket",
+                "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZ!==",
+            ],
+            "",
+        ),
+        (
+            "a key of fifteen bytes",
+            "GET / HTTP/1.1",
+            &[
+                "Connection: upgrade",
+                "Upgrade: websocket",
+                "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAA",
+            ],
+            "",
+        ),
+        (
+            "two keys",
+            "GET / HTTP/1.1",
+            &["Connection: upgrade", "Upgrade: websocket", KEY, KEY],
+            "",
+        ),
         (
             "empty",
             "GET / HTTP/1.1",
@@ -240,7 +306,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
 async fn an_application_that_switches_unasked_is_refused_and_gets_no_more_bytes() {
     let (world, read) = world("").await;
     let client = world.client().await;
-    let websocket = &["Connection: upgrade", "Upgrade: websocket"][..];
+    let websocket = &["Connection: upgrade", "Upgrade: websocket", KEY][..];
     for (what, line, lines) in [
         ("nothing asked for", "GET /switch/foo HTTP/1.1", &[][..]),
         (
@@ -285,7 +351,22 @@ async fn an_application_that_switches_unasked_is_refused_and_gets_no_more_bytes(
         (
             "HTTP/1.0",
             "GET /switch/websocket HTTP/1.0",
-            &["Connection: keep-alive, upgrade", "Upgrade: websocket"],
+            &["Connection: keep-alive, upgrade", "Upgrade: websocket", KEY],
+        ),
+        (
+            "the answer to another key",
+            "GET /forged/websocket HTTP/1.1",
+            websocket,
+        ),
+        (
+            "no answer to the key",
+            "GET /silent/websocket HTTP/1.1",
+            websocket,
+        ),
+        (
+            "no key to answer",
+            "GET /switch/websocket HTTP/1.1",
+            &["Connection: upgrade", "Upgrade: websocket"],
         ),
     ] {
         let bytes =
@@ -318,7 +399,7 @@ async fn protocols_that_the_setting_names_are_switched_to_and_no_others() {
         let (world, read) = world(upgrades).await;
         let upgrade = format!("Upgrade: {name}");
         let path = format!("GET /switch/{} HTTP/1.1", name.to_lowercase());
-        let asked = request(&path, &["Connection: Upgrade", &upgrade], "");
+        let asked = request(&path, &["Connection: Upgrade", &upgrade, KEY], "");
         let mut tunnel = world.client().await.tunnel(VIP, HTTP1).await;
         tunnel
             .write_all(format!("{asked}early").as_bytes())

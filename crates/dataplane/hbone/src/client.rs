@@ -23,6 +23,7 @@ use crate::{
     lease::{Lease, Liveness, Shared},
     piece::Piece,
     pinger::Pinger,
+    pool::Permit,
     refusal,
     tls::HandshakeError,
     tunnel::Slot,
@@ -295,6 +296,8 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     liveness: Liveness,
     /// When the connection of a peer that is gone ends.
     ends: Option<Instant>,
+    /// Dropped with the connection.
+    _permit: Option<Box<dyn Permit>>,
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
@@ -306,6 +309,14 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
+    /// Drops `permit` when the connection ends.
+    pub(crate) fn holding(self, permit: Option<Box<dyn Permit>>) -> Self {
+        Self {
+            _permit: permit,
+            ..self
+        }
+    }
+
     /// Drives the connection until it ends. `on_idle` runs when it has served no new tunnel for so long
     /// that its owner should drop it.
     pub async fn run(mut self, mut on_idle: impl FnMut()) {
@@ -319,6 +330,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 idle_release,
                 liveness,
                 ends,
+                _permit: _,
             } = &mut self;
             shared.driver.register(cx.waker());
             let now = shared.liveness();
@@ -328,7 +340,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 *ends = (now == Liveness::Gone).then(|| Instant::now() + GONE_DRAIN);
             }
             // The peer has to acknowledge one change before the next: that is seen here again then.
-            if let Some(window) = windows.next(shared.streams.load(Ordering::Relaxed))
+            let streams = shared.streams.load(Ordering::Relaxed);
+            if let Some(window) = windows.grown(streams) {
+                connection.set_target_window_size(window);
+            }
+            if let Some(window) = windows.next(streams)
                 && connection.set_initial_window_size(window).is_ok()
             {
                 windows.announce(window);
@@ -369,7 +385,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(windows.initial())
-        .initial_connection_window_size(windows.connection())
+        .initial_connection_window_size(windows.connection(0))
         .max_frame_size(settings.frame_size)
         .max_header_list_size(settings.max_response_headers)
         .initial_max_send_streams(settings.max_streams)
@@ -397,6 +413,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
             idle_release: settings.idle_release,
             liveness: Liveness::default(),
             ends: None,
+            _permit: None,
         },
     ))
 }

@@ -7,6 +7,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     future::Future,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Weak},
@@ -92,6 +93,23 @@ impl WeakPool {
     }
 }
 
+/// Limits of a connection that is set up, where they are not the pool's, and what is held for them as long as it lasts.
+#[derive(Debug)]
+pub struct Reserved {
+    /// The limits.
+    pub settings: Arc<Settings>,
+    /// What is dropped with the connection.
+    pub permit: Box<dyn Permit>,
+}
+
+/// See [`Reserved::permit`].
+pub trait Permit: fmt::Debug + Send {}
+
+impl<T: fmt::Debug + Send> Permit for T {}
+
+/// Called before a connection is set up.
+type Reserve<'a> = &'a (dyn Fn() -> Result<Option<Reserved>, DialError> + Sync);
+
 /// The result of a look-up in the pool.
 enum Looked {
     Leased(Leased),
@@ -142,10 +160,31 @@ impl Pool {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
-        match self.open(key, &authority, &headers, &dial).await {
+        self.tunnel_within(key, authority, headers, dial, &|| Ok(None))
+            .await
+    }
+
+    /// [`Self::tunnel`], where a new connection has the limits that `reserve` returns.
+    ///
+    /// # Errors
+    /// When no connection can be set up, or the peer refuses the tunnel.
+    pub async fn tunnel_within<IO, F>(
+        &self,
+        key: &Arc<PoolKey>,
+        authority: Uri,
+        headers: HeaderMap,
+        dial: impl Fn() -> F,
+        reserve: Reserve<'_>,
+    ) -> Result<(Tunnel, response::Parts), TunnelError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = Result<IO, DialError>>,
+    {
+        let dial = (&dial, reserve);
+        match self.open(key, &authority, &headers, dial).await {
             Err((error, fresh)) if error.is_retryable(fresh) => {
                 tracing::debug!(%error, destination = %key.destination, "opening the tunnel again");
-                self.open(key, &authority, &headers, &dial).await
+                self.open(key, &authority, &headers, dial).await
             }
             result => result,
         }
@@ -158,7 +197,7 @@ impl Pool {
         key: &Arc<PoolKey>,
         authority: &Uri,
         headers: &HeaderMap,
-        dial: &impl Fn() -> F,
+        dial: (&impl Fn() -> F, Reserve<'_>),
     ) -> Result<(Tunnel, response::Parts), (TunnelError, bool)>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -208,7 +247,7 @@ impl Pool {
     async fn lease<IO, F>(
         &self,
         key: &Arc<PoolKey>,
-        dial: &impl Fn() -> F,
+        dial: (&impl Fn() -> F, Reserve<'_>),
     ) -> Result<(Leased, bool), TunnelError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -272,19 +311,23 @@ impl Pool {
     async fn dial<IO, F>(
         &self,
         key: &Arc<PoolKey>,
-        dial: &impl Fn() -> F,
+        (dial, reserve): (&impl Fn() -> F, Reserve<'_>),
     ) -> Result<(ClientConnection, Driver<IO>), DialError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
+        let reserved = reserve()?;
+        let settings = reserved.as_ref().map(|reserved| reserved.settings.clone());
+        let settings = settings.unwrap_or_else(|| self.settings.clone());
         let io = dial().await?;
-        client::handshake(io, &self.settings)
-            .await
-            .map_err(|source: Http2Error| DialError::Http2 {
-                addr: key.destination,
-                source,
-            })
+        let set_up = client::handshake(io, &settings).await;
+        let (connection, driver) = set_up.map_err(|source: Http2Error| DialError::Http2 {
+            addr: key.destination,
+            source,
+        })?;
+        let permit = reserved.map(|reserved| reserved.permit);
+        Ok((connection, driver.holding(permit)))
     }
 }
 

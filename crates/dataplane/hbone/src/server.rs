@@ -96,6 +96,11 @@ impl Incoming {
         self.request.headers()
     }
 
+    /// Streams that are open on the connection, with this one.
+    pub fn open_streams(&self) -> usize {
+        self.open.count()
+    }
+
     /// Answers with only `status`. A peer that has gone needs no answer.
     pub fn refuse(self, status: StatusCode) {
         self.refuse_with(status, HeaderMap::new());
@@ -166,7 +171,7 @@ where
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(windows.initial())
-        .initial_connection_window_size(windows.connection())
+        .initial_connection_window_size(windows.connection(0))
         .max_frame_size(settings.frame_size)
         .max_header_list_size(settings.max_request_headers)
         .max_concurrent_streams(settings.max_peer_streams)
@@ -206,6 +211,10 @@ where
                         respond,
                         open: OpenStream::new(&streams),
                     });
+                    // Of those that the handler has not refused.
+                    if let Some(window) = windows.grown(streams.load(Ordering::Relaxed)) {
+                        connection.set_target_window_size(window);
+                    }
                 }
                 Poll::Ready(Some(Err(error))) => {
                     // A peer that closes the transport without GOAWAY has only gone.

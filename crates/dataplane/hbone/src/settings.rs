@@ -2,14 +2,20 @@
 
 use std::time::Duration;
 
+use crate::windows::Windows;
+
 /// HTTP/2 limits and timers. The defaults are those of the other implementations of HBONE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bytes a peer may send on one stream before we have consumed them, while few streams are open.
     pub stream_window: u32,
     /// Bytes that the streams of a connection share: the more are open, the smaller the window of each, down to
-    /// 128 KiB. The window of the connection is larger, so that stalled streams never starve their siblings.
+    /// `min_stream_window`. The window of the connection is larger, so that stalled streams never starve their
+    /// siblings.
     pub connection_window: u32,
+    /// Smallest window of a stream, however many are open. The window of the connection grows by as much with each
+    /// stream that is open beside others.
+    pub min_stream_window: u32,
     /// Largest frame we accept, 16 KiB to 16 MiB.
     pub frame_size: u32,
     /// Bytes of a stream that may wait in HTTP/2 to be written.
@@ -39,6 +45,7 @@ impl Default for Settings {
         Self {
             stream_window: 4 << 20,
             connection_window: 16 << 20,
+            min_stream_window: 128 << 10,
             frame_size: 1 << 20,
             send_buffer: 400 << 10,
             max_streams: 100,
@@ -51,5 +58,30 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(10),
             idle_release: Duration::from_secs(300),
         }
+    }
+}
+
+impl Settings {
+    /// Bytes that a peer's connection without streams may make a server hold; each stream beside others adds
+    /// [`Self::stream_bytes`].
+    pub fn server_bytes(&self) -> usize {
+        let streams = usize::try_from(self.max_peer_streams).unwrap_or(usize::MAX);
+        self.connection_bytes(streams)
+    }
+
+    /// The same of a connection to a server.
+    pub fn client_bytes(&self) -> usize {
+        self.connection_bytes(self.max_streams)
+    }
+
+    fn connection_bytes(&self, streams: usize) -> usize {
+        let bytes = Windows::new(self, streams).connection(0);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes by which the window of a connection grows with a stream.
+    pub fn stream_bytes(&self) -> usize {
+        let bytes = self.min_stream_window.min(self.stream_window);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 }

@@ -45,6 +45,11 @@ impl OpenStream {
         streams.fetch_add(1, Ordering::Relaxed);
         Self(streams.clone())
     }
+
+    /// Streams that are open on the connection.
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for OpenStream {

@@ -8,8 +8,6 @@
 
 use crate::Settings;
 
-/// Smallest window of a stream, in bytes, however many are open.
-const MIN_STREAM_WINDOW: u32 = 128 << 10;
 /// Largest window that HTTP/2 knows, in bytes.
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
@@ -18,12 +16,16 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 pub(crate) struct Windows {
     /// Window of each stream while there are few, in bytes.
     stream: u32,
+    /// Smallest window of a stream, in bytes, however many are open.
+    smallest: u32,
     /// Bytes that the streams share until each has the smallest window.
     shared: u32,
     /// Streams that may be open at once.
     max_streams: usize,
     /// Window of each stream that the peer was sent last.
     announced: u32,
+    /// Most streams that were open at once.
+    peak: usize,
 }
 
 impl Windows {
@@ -32,9 +34,11 @@ impl Windows {
         let shared = settings.connection_window.max(settings.stream_window);
         Self {
             stream: settings.stream_window,
+            smallest: settings.min_stream_window.min(settings.stream_window),
             shared,
             max_streams,
             announced: settings.stream_window,
+            peak: 0,
         }
     }
 
@@ -43,13 +47,17 @@ impl Windows {
         self.stream
     }
 
-    /// Window of the connection: the most that all streams can hold, and once more what they share, for data that
-    /// was sent before the peer knew of a smaller window.
-    pub(crate) fn connection(&self) -> u32 {
-        let held: u64 = (1..=self.max_streams)
-            .map(|streams| u64::from(self.of_each(streams)))
+    /// Window of the connection while at most so many streams are open: the most that these can hold, and once more
+    /// what they share, for data that was sent before the peer knew of a smaller window.
+    pub(crate) fn connection(&self, streams: usize) -> u32 {
+        let beyond_smallest: u64 = (1..=self.max_streams)
+            .map(|streams| u64::from(self.of_each(streams) - self.smallest))
             .sum();
-        let window = held.saturating_add(self.shared.into());
+        let streams = u64::try_from(streams).unwrap_or(u64::MAX);
+        let of_streams = streams.saturating_mul(self.smallest.into());
+        let window = beyond_smallest
+            .saturating_add(of_streams)
+            .saturating_add(self.shared.into());
         u32::try_from(window).unwrap_or(MAX_WINDOW).min(MAX_WINDOW)
     }
 
@@ -57,8 +65,7 @@ impl Windows {
     fn of_each(&self, streams: usize) -> u32 {
         let streams = u32::try_from(streams.max(1)).unwrap_or(u32::MAX);
         let sharing = streams.checked_next_power_of_two().unwrap_or(u32::MAX);
-        let smallest = MIN_STREAM_WINDOW.min(self.stream);
-        (self.shared / sharing).clamp(smallest, self.stream)
+        (self.shared / sharing).clamp(self.smallest, self.stream)
     }
 
     /// The window to announce with so many open streams, if it is another than the last one. It grows again only
@@ -70,6 +77,16 @@ impl Windows {
         }
         let with_twice_as_many = self.of_each(streams.saturating_mul(2));
         (with_twice_as_many > self.announced).then_some(with_twice_as_many)
+    }
+
+    /// The window that the connection gets now that so many streams are open, if they are more than ever before. It
+    /// never shrinks: the peer need not use it at once.
+    pub(crate) fn grown(&mut self, streams: usize) -> Option<u32> {
+        let is_peak = streams > self.peak;
+        is_peak.then(|| {
+            self.peak = streams;
+            self.connection(streams)
+        })
     }
 
     /// The peer is sent this window.
@@ -99,7 +116,8 @@ mod tests {
         ] {
             assert_eq!(windows.of_each(streams), expected, "{streams} streams");
         }
-        assert!(windows.connection() < 96 << 20, "{}", windows.connection());
+        let all = windows.connection(200);
+        assert!(all < 96 << 20, "{all}");
     }
 
     #[test]
@@ -112,13 +130,30 @@ mod tests {
         let windows = Windows::new(&settings, 100);
         assert_eq!(windows.initial(), 65_535);
         assert_eq!(windows.of_each(100), 65_535);
-        assert_eq!(windows.connection(), 101 * 65_535);
+        assert_eq!(windows.connection(100), 101 * 65_535);
         let settings = Settings {
             stream_window: MAX_WINDOW,
             connection_window: MAX_WINDOW,
             ..Settings::default()
         };
-        assert_eq!(Windows::new(&settings, 1000).connection(), MAX_WINDOW);
+        assert_eq!(Windows::new(&settings, 1000).connection(1), MAX_WINDOW);
+    }
+
+    #[test]
+    fn window_of_a_connection_grows_with_its_peak_of_streams() {
+        let mut windows = windows(200);
+        let one = windows.grown(1).unwrap();
+        assert_eq!(windows.grown(3), Some(one + 2 * (128 << 10)));
+        assert_eq!(windows.grown(2), None);
+        assert_eq!(windows.grown(3), None);
+        let settings = Settings {
+            stream_window: 64 << 10,
+            connection_window: 64 << 10,
+            min_stream_window: 16 << 10,
+            ..Settings::default()
+        };
+        assert_eq!(settings.server_bytes(), 128 << 10);
+        assert_eq!(settings.stream_bytes(), 16 << 10);
     }
 
     #[test]
@@ -148,7 +183,9 @@ mod tests {
     fn stalled_streams_never_fill_the_connection() {
         for seed in 0..200_u64 {
             let mut windows = windows(100);
-            let limit = u64::from(windows.connection()) - u64::from(windows.shared);
+            let most = |windows: &Windows, streams| {
+                u64::from(windows.connection(streams)) - u64::from(windows.shared)
+            };
             let mut held: Vec<u64> = Vec::new();
             let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
             for _ in 0..2000 {
@@ -169,6 +206,7 @@ mod tests {
                     *one = (*one).max(windows.announced.into());
                 }
                 let sum: u64 = held.iter().sum();
+                let limit = most(&windows, held.len());
                 assert!(sum <= limit, "{sum} of {limit} with {}", held.len());
             }
         }

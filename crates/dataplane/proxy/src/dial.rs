@@ -13,7 +13,7 @@ use std::{
 
 use ambit_certificates::Certificates;
 use ambit_codec::{Forwarded, TraceParent};
-use ambit_hbone::{DialError, Pool, PoolKey, Settings, Tunnel, TunnelError, tls};
+use ambit_hbone::{DialError, Pool, PoolKey, Settings, Tunnel, TunnelError, pool::Reserved, tls};
 use ambit_model::{ArcStr, Identity, Reason};
 use ambit_route::HboneRoute;
 use ambit_sys::{
@@ -220,6 +220,22 @@ impl Dialer {
         source_ip: IpAddr,
         headers: HeaderMap,
     ) -> Result<Tunnel, ConnectError> {
+        self.tunnel_within(pool, route, source_ip, headers, || Ok(None))
+            .await
+    }
+
+    /// [`Self::tunnel`], where a new connection has the limits that `reserve` returns.
+    ///
+    /// # Errors
+    /// When there is no connection to the endpoint, or the peer refuses the tunnel.
+    pub async fn tunnel_within(
+        &self,
+        pool: &Pool,
+        route: &HboneRoute,
+        source_ip: IpAddr,
+        headers: HeaderMap,
+        reserve: impl Fn() -> Result<Option<Reserved>, DialError> + Sync,
+    ) -> Result<Tunnel, ConnectError> {
         let authority =
             Uri::try_from(route.authority.as_str()).map_err(|source| ConnectError::Authority {
                 authority: route.authority.clone(),
@@ -235,7 +251,7 @@ impl Dialer {
         let dial = || self.mutual_tls(&key);
         tokio::select! {
             biased;
-            opened = pool.tunnel(&key, authority, headers, dial) => Ok(opened?.0),
+            opened = pool.tunnel_within(&key, authority, headers, dial, &reserve) => Ok(opened?.0),
             () = self.state.departure(&key.workload, key.destination.ip()) => {
                 Err(ConnectError::Departed {
                     workload: key.workload.clone(),

@@ -214,7 +214,7 @@ async fn open(
     let upstreams = &shard.upstreams;
     upstreams
         .connect_as(
-            identity,
+            (identity, None),
             way,
             own,
             &forwarded,

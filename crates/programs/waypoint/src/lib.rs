@@ -40,6 +40,7 @@ mod stalls;
 mod target;
 mod tcp;
 mod telling;
+mod tunnel_windows;
 mod upstream;
 pub mod waypoint;
 mod ways;

@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use ambit_handover::Gate;
-use ambit_hbone::{Incoming, Settings, Tunnel, TunnelIo, server, tls};
+use ambit_hbone::{Incoming, Tunnel, TunnelIo, server, tls};
 use ambit_model::{AppProtocol, Identity, canonical_socket};
 use ambit_proxy::{Accepted, Listeners, Workers, report::chain, tunnel_server};
 use ambit_rt::OpenWork;
@@ -28,20 +28,13 @@ use crate::{
     stalls::Stalls,
     target::{Target, TargetError},
     tcp,
+    tunnel_windows::{self, ReceiveWindows},
     upstream::Upstreams,
     waypoint::{Shard, Waypoint},
 };
 
 /// What a handshake of TLS takes at most: its messages may have 64 kB, and are kept twice.
 const HANDSHAKE_BYTES: usize = 128 << 10;
-/// Receive window of a connection that carries tunnels: this part of what is left of its peer's budget for connections,
-/// at least so much.
-const WINDOW_SHARE: usize = 32;
-const MIN_WINDOW: usize = 256 << 10;
-/// Bytes of one tunnel that wait for its client.
-const MAX_SEND_BUFFER: usize = 64 << 10;
-/// What a tunnel takes besides what it carries.
-const TUNNEL_BYTES: usize = 16 << 10;
 
 /// A tunnel that is refused.
 #[derive(Debug, thiserror::Error)]
@@ -169,12 +162,11 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
     let memory = waypoint.memory.connection(identity.as_ref(), peer.ip());
     let configured = &waypoint.config.http2;
-    let most = usize::try_from(configured.connection_window).unwrap_or(usize::MAX);
-    let window = match memory.window(WINDOW_SHARE, MIN_WINDOW, most) {
-        Ok(window) => window,
+    let settings = tunnel_windows::settings(configured, &memory);
+    let mut windows = match ReceiveWindows::open(&settings, &memory) {
+        Ok(windows) => windows,
         Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
     };
-    let settings = within(configured, window.bytes());
     let client = Arc::new(Client {
         shard,
         peer,
@@ -185,8 +177,14 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
         client.shard.waypoint.tunnel_comes();
         // At once: tunnels that are not begun yet are held, too.
-        let bytes = TUNNEL_BYTES + header_cost(incoming.headers());
+        let bytes = tunnel_windows::COST + header_cost(incoming.headers());
         let Ok(asked) = client.memory.open(bytes) else {
+            return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
+        };
+        if windows
+            .grow(incoming.open_streams(), &client.memory)
+            .is_err()
+        {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         let open = client.shard.waypoint.lifecycle.drain_watcher().open_work();
@@ -196,18 +194,6 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         );
     });
     serving.await;
-}
-
-/// The limits of a connection whose receive window is so large.
-fn within(configured: &Settings, window: usize) -> Settings {
-    let window = u32::try_from(window).unwrap_or(u32::MAX);
-    Settings {
-        connection_window: configured.connection_window.min(window),
-        stream_window: configured.stream_window.min(window),
-        frame_size: configured.frame_size.min(window),
-        send_buffer: MAX_SEND_BUFFER,
-        ..configured.clone()
-    }
 }
 
 async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, open: OpenWork) {

@@ -68,6 +68,7 @@ impl TcpError {
         match self {
             Self::Denied(_) | Self::Unauthorized(_) | Self::NotHttp(_) => StatusCode::FORBIDDEN,
             Self::NoOwn => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Upstream(UpstreamError::Memory(_)) => StatusCode::SERVICE_UNAVAILABLE,
             // The waypoint serves, and has no endpoint: the client's proxy neither waits nor asks another replica.
             Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
             Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
@@ -472,7 +473,14 @@ async fn connect(
     let upstreams = &session.shard.upstreams;
     let applied = way.applied_services(session.target.service_name());
     let history = (Some(session.passed), &applied);
-    let connecting = upstreams.connect(&way, own, &forwarded, history, (&limits, toward));
+    let connecting = upstreams.connect(
+        &session.memory,
+        &way,
+        own,
+        &forwarded,
+        history,
+        (&limits, toward),
+    );
     let connected = connecting.await;
     if let Some(held) = &held {
         let outcome = match &connected {

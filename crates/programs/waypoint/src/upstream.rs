@@ -23,12 +23,14 @@ use crate::{
     circle::Passed,
     config::HeaderLimits,
     destination::in_time,
+    memory::{ConnectionMemory, Exhausted},
     message::Version,
     origination::{OriginationError, Toward},
+    tunnel_windows::UpstreamWindows,
 };
 
 pub(crate) use aborting::{Aborting, InUse, RequestGuard};
-pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, StreamSlot};
+pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, STREAM_WINDOW, StreamSlot};
 pub(crate) use stream::Stream;
 
 /// The ways out of one waypoint on one worker.
@@ -64,6 +66,8 @@ pub(crate) enum UpstreamError {
     TunnelToPod { host: ArcStr, ip: IpAddr },
     #[error(transparent)]
     Tls(#[from] OriginationError),
+    #[error("no room for a tunnel to the endpoint")]
+    Memory(#[from] Exhausted),
 }
 
 /// A route whose address is known.
@@ -149,20 +153,21 @@ impl Upstreams {
     /// waypoints it has passed.
     pub(crate) async fn connect(
         &self,
+        memory: &ConnectionMemory,
         way: &Way,
         own: &Local,
         forwarded: &Forwarded,
         history: (Option<Passed>, &AppliedServices),
         by_rule: (&DestinationLimits, Option<(Toward<'_>, Option<Version>)>),
     ) -> Result<Stream, UpstreamError> {
-        self.connect_as(None, way, own, forwarded, history, by_rule)
+        self.connect_as((None, Some(memory)), way, own, forwarded, history, by_rule)
             .await
     }
 
-    /// [`Self::connect`] under another identity than the waypoint's own.
+    /// [`Self::connect`], perhaps under another identity than the waypoint's own, and for nobody who is charged.
     pub(crate) async fn connect_as(
         &self,
-        identity: Option<&Identity>,
+        on_behalf: (Option<&Identity>, Option<&ConnectionMemory>),
         way: &Way,
         own: &Local,
         forwarded: &Forwarded,
@@ -170,7 +175,7 @@ impl Upstreams {
         (limits, tls): (&DestinationLimits, Option<(Toward<'_>, Option<Version>)>),
     ) -> Result<Stream, UpstreamError> {
         let connecting = async {
-            let stream = self.connect_at_all(identity, way, own, forwarded, history, limits);
+            let stream = self.connect_at_all(on_behalf, way, own, forwarded, history, limits);
             let stream = stream.await?;
             match tls {
                 None => Ok(stream),
@@ -186,7 +191,7 @@ impl Upstreams {
 
     async fn connect_at_all(
         &self,
-        identity: Option<&Identity>,
+        (identity, memory): (Option<&Identity>, Option<&ConnectionMemory>),
         way: &Way,
         own: &Local,
         forwarded: &Forwarded,
@@ -211,22 +216,22 @@ impl Upstreams {
                 applied.write(&mut headers);
                 let ip = own.workload.workload_ips.first().copied();
                 let source = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-                let tunnel = match identity {
-                    None => {
-                        let tunnel = self.dialer.tunnel(&self.tunnels, route, source, headers);
-                        // Opening takes much more room than what is made of it.
-                        Box::pin(tunnel).await?
-                    }
-                    Some(identity) => {
-                        let dialer = Dialer {
-                            identity: identity.clone(),
-                            ..self.dialer.clone()
-                        };
-                        let tunnel = dialer.tunnel(&self.tunnels, route, source, headers);
-                        Box::pin(tunnel).await?
-                    }
+                let dialer = Dialer {
+                    identity: identity.unwrap_or(&self.dialer.identity).clone(),
+                    ..self.dialer.clone()
                 };
-                Ok(Stream::Tunnel(Box::new(tunnel.into_io())))
+                let windows = memory.map(|memory| UpstreamWindows::open(&dialer.http2, memory));
+                let mut windows = windows.transpose()?;
+                let permit = windows.as_mut().and_then(UpstreamWindows::tunnel);
+                let reserve = || {
+                    windows
+                        .as_ref()
+                        .map_or(Ok(None), UpstreamWindows::connection)
+                };
+                let tunnel = dialer.tunnel_within(&self.tunnels, route, source, headers, reserve);
+                // Opening takes much more room than what is made of it.
+                let tunnel = Box::pin(tunnel).await?;
+                Ok(Stream::Tunnel(Box::new(tunnel.into_io()), permit))
             }
         }
     }

@@ -34,6 +34,10 @@ impl Broken {
         let text = chain(error);
         let flag = ResponseFlag::UpstreamConnectionFailure;
         let tunnel = match error.downcast_ref() {
+            Some(UpstreamError::Memory(_)) => {
+                let body = "no memory budget has room for a connection to the endpoint";
+                return Self::new(ResponseFlag::OverloadManager, body.into(), text);
+            }
             Some(UpstreamError::Connect(ConnectError::Tunnel(error))) => Some(error),
             _ => None,
         };

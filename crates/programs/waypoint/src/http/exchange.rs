@@ -244,7 +244,7 @@ async fn answer(
         None => response.status() == StatusCode::SWITCHING_PROTOCOLS,
     };
     if is_switched {
-        let switched = upgrade::switch(session, upgrade, leftover, admission, response)?;
+        let switched = upgrade::switch(session, (upgrade, version), leftover, admission, response)?;
         // What follows is no part of the answer.
         record.sent.completed();
         return Ok(switched.map(Answer::Own));

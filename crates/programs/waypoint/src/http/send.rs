@@ -19,6 +19,7 @@ use super::{
     destination::{Destination, NoPlace},
     endpoint::{self, Ruling},
     leave::Leave,
+    overload,
     reply::Reply,
     retrying::{Again, Outcome, Retrying},
 };
@@ -26,11 +27,14 @@ use crate::{
     applied_services::AppliedServices,
     circle::Passed,
     destination::{Held, NoWay},
+    memory::{Exhausted, Permit, Use},
     message::{self, Body, Version},
     origination::Toward,
     session::Session,
     target::Target,
-    upstream::{Checkout, HttpKey, Keep, RequestGuard, StreamSlot, Way},
+    upstream::{
+        Checkout, HttpKey, Keep, RequestGuard, STREAM_WINDOW, StreamSlot, Way,
+    },
 };
 
 /// Where a request went.
@@ -48,6 +52,8 @@ pub(super) struct Chosen {
     /// The same at the connection, where streams of it are counted.
     /// On a connection of its own, what abandons the request when it is dropped.
     connection: (Option<StreamSlot>, Option<RequestGuard>),
+    /// The response's bytes that wait to be read, of HTTP/2.
+    window: Option<Arc<Permit>>,
 }
 
 impl Chosen {
@@ -64,6 +70,7 @@ impl Chosen {
             remote_identity: None,
             held: None,
             connection: (None, None),
+            window: None,
         }
     }
 }
@@ -147,6 +154,7 @@ pub(super) async fn send(
     let has_body = !request.body().is_end_stream();
     let host = destination.host(session);
     let toward = toward(session, ruling.as_deref(), &host);
+    let window = window(session, version)?;
     let (mut retrying, mut request) = Retrying::of(again, request, &session.memory);
     let active = session.shard.retries.active(destination.account(session));
     let mut leave: Option<Leave> = None;
@@ -179,6 +187,7 @@ pub(super) async fn send(
             Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
         };
         report(session, held.as_ref(), outcome.as_ref(), has_body);
+        chosen.window.clone_from(&window);
         chosen.held = held.zip(ruling.clone()).map(Arc::new);
         let Tried {
             mut ended,
@@ -226,6 +235,26 @@ pub(super) async fn send(
             None => return ended,
         };
     }
+}
+
+/// Bytes that an endpoint may send of a response before they are read: a stream's window in HTTP/2. HTTP/1 reads no more
+/// than it passes on.
+pub(super) fn window_bytes(version: Version) -> usize {
+    match version {
+        Version::Http1 => 0,
+        Version::Http2 => usize::try_from(STREAM_WINDOW).unwrap_or(usize::MAX),
+    }
+}
+
+/// Charges the caller for what the endpoint may send before it is read.
+fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Failure> {
+    let bytes = window_bytes(version);
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let taken = session.memory.take(Use::Upstream, bytes);
+    let permit = taken.map_err(Failure::overloaded)?;
+    Ok(Some(Arc::new(permit)))
 }
 
 /// What a try came to.
@@ -391,7 +420,15 @@ async fn open(
     };
     let upstreams = &session.shard.upstreams;
     let over = over.map(|over| (over, Some(version)));
-    let connecting = upstreams.connect(way, own, &forwarded, (None, applied), (limits, over));
+    let memory = &session.memory;
+    let connecting = upstreams.connect(
+        memory,
+        way,
+        own,
+        &forwarded,
+        (None, applied),
+        (limits, over),
+    );
     let stream = connecting.await?;
     if is_connect {
         return Ok(upstreams.http.begin_extended(key, stream).await?);
@@ -453,6 +490,14 @@ impl Failure {
         Self {
             reply: Reply::new(StatusCode::SERVICE_UNAVAILABLE, "no healthy upstream", flag),
             details: details.to_owned(),
+        }
+    }
+
+    /// No budget has room for what an endpoint may send.
+    fn overloaded(full: Exhausted) -> Self {
+        Self {
+            details: full.to_string(),
+            reply: overload::overloaded(full),
         }
     }
 

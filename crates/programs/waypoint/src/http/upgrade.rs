@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 use rand::Rng as _;
 use tokio::io::AsyncWriteExt as _;
 
-use super::{admission::Admission, reply::Reply};
+use super::{admission::Admission, overload, reply::Reply, send::window_bytes};
 use crate::{
     config::WEBSOCKET,
     headers,
@@ -244,6 +244,10 @@ impl Key {
     }
 }
 
+/// Both buffers of a copy, and what was read behind either head. What HTTP/2 holds of its streams is charged with its
+/// windows.
+const COPY_BYTES: usize = 4 * (8 << 10);
+
 /// The application does not keep to the protocol.
 fn refused() -> Reply {
     let flag = ResponseFlag::UpstreamProtocolError;
@@ -253,12 +257,14 @@ fn refused() -> Reply {
 /// The application has switched: what follows is passed through.
 pub(super) fn switch(
     session: &Arc<Session>,
-    upgrade: Option<Upgrade>,
+    (upgrade, version): (Option<Upgrade>, Version),
     leftover: &mut Leftover,
     admission: Admission,
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
     let upgrade = upgrade.ok_or_else(refused)?;
+    let taken = session.memory.open(COPY_BYTES + window_bytes(version));
+    let permit = taken.map_err(overload::overloaded)?;
     let client = leftover.0.take().ok_or_else(refused)?;
     let server = hyper::upgrade::on(&mut response);
     let all = response.headers_mut();
@@ -272,6 +278,7 @@ pub(super) fn switch(
     }
     let session = session.clone();
     ambit_rt::spawn("upgraded connection", async move {
+        let _permit = permit;
         let (client, server) = match tokio::try_join!(client, server) {
             Ok(both) => both,
             Err(error) => return tracing::debug!(%error, "an upgrade came to nothing"),

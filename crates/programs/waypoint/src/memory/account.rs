@@ -95,6 +95,12 @@ impl Account {
         self.limit().saturating_sub(self.held())
     }
 
+    /// Bytes that there is room for in the budget that it is part of in the end.
+    pub(crate) fn left_at_root(&self) -> usize {
+        let above = self.0.above.as_ref();
+        above.map_or_else(|| self.left(), Self::left_at_root)
+    }
+
     /// Clones of it, accounts that are part of it, and permits that are in use.
     pub(crate) fn holders(&self) -> usize {
         Arc::strong_count(&self.0)

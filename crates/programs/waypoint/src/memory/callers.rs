@@ -14,6 +14,11 @@ use super::{
 /// So many callers are remembered before those that hold nothing are forgotten.
 const REMEMBERED: usize = 1024;
 
+/// A connection's tunnels share this part of what is left of their caller's budget for connections, and that one of what
+/// is left of the process's. All that their windows allow is less than four times as much.
+const WINDOWS_OF_CALLER: usize = 64;
+const WINDOWS_OF_PROCESS: usize = 1024;
+
 /// What bytes are held for: the reason in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Use {
@@ -33,6 +38,8 @@ pub(crate) enum Use {
     MirrorBody,
     /// A response that waits for its client.
     ResponseBody,
+    /// Windows and buffers of connections to endpoints that are opened for the caller.
+    Upstream,
 }
 
 impl Use {
@@ -46,6 +53,7 @@ impl Use {
             Self::PluginBody => "plugin_body",
             Self::MirrorBody => "mirror_body",
             Self::ResponseBody => "response_body",
+            Self::Upstream => "upstream",
         }
     }
 }
@@ -183,6 +191,21 @@ impl ConnectionMemory {
     ) -> Result<Permit, Exhausted> {
         let bytes = (self.connections.left() / share.max(1)).clamp(least, most.max(least));
         self.counted(Use::Connection, self.connections.take(bytes))
+    }
+
+    /// What the windows of a new connection may share: a small part of what is left of its caller's budget and of the
+    /// process's, so that neither a caller's many connections nor many callers with one each find no room.
+    pub(crate) fn share_of_windows(&self) -> usize {
+        let of_caller = self.connections.left() / WINDOWS_OF_CALLER;
+        of_caller.min(self.connections.left_at_root() / WINDOWS_OF_PROCESS)
+    }
+
+    /// Takes what a connection to an endpoint holds that is opened for the caller.
+    ///
+    /// # Errors
+    /// When there is no room, which is counted.
+    pub(crate) fn open_upstream(&self, bytes: usize) -> Result<Permit, Exhausted> {
+        self.counted(Use::Upstream, self.connections.take(bytes))
     }
 
     /// Takes what a tunnel of the connection holds, whatever it carries.

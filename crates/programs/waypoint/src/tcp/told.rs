@@ -19,7 +19,7 @@ use ambit_telemetry::{
 use http::HeaderMap;
 
 use super::TcpError;
-use crate::{destination::NoWay, session::Session, telling::Telling};
+use crate::{destination::NoWay, session::Session, telling::Telling, upstream::UpstreamError};
 
 /// See the module.
 #[derive(Debug)]
@@ -76,6 +76,10 @@ impl End {
             TcpError::Route(_) | TcpError::Misdirected(_) => flagged(ResponseFlag::NoRoute),
             TcpError::Rule(NoWay::Overflow(_)) => flagged(ResponseFlag::UpstreamOverflow),
             TcpError::NoOwn | TcpError::Rule(_) => flagged(ResponseFlag::NoHealthyUpstream),
+            TcpError::Upstream(error @ UpstreamError::Memory(_)) => Self {
+                failure: Some(chain(error)),
+                ..flagged(ResponseFlag::OverloadManager)
+            },
             TcpError::Upstream(error) => Self {
                 failure: Some(chain(error)),
                 ..flagged(ResponseFlag::UpstreamConnectionFailure)

@@ -51,8 +51,8 @@ const COUNTED: usize = 1024;
 const IDLE_STREAMS: Duration = Duration::from_secs(60);
 /// Requests at once on one connection of HTTP/2.
 const MAX_STREAMS: u32 = 100;
-/// Bytes of one response of HTTP/2 that wait to be read.
-const STREAM_WINDOW: u32 = 256 << 10;
+/// Bytes of one response of HTTP/2 that wait to be read, for which its caller is charged.
+pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
 /// The same of all responses of a connection: as much as all streams can hold, so that no number of responses that
 /// nobody reads keeps another from being received.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;

@@ -13,13 +13,18 @@ use tokio::{
     net::TcpStream,
 };
 
+use crate::memory::Permit;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) enum Stream {
     /// As it is.
     Plain(TcpStream),
-    /// Inside a tunnel.
-    Tunnel(Box<TunnelIo>),
+    /// Inside a tunnel, and what its caller is charged for it.
+    Tunnel(
+        Box<TunnelIo>,
+        #[expect(dead_code, reason = "what it does is to be held")] Option<Permit>,
+    ),
     /// Over TLS that begins here.
     Tls(Box<ClientStream<Self>>),
 }
@@ -33,7 +38,7 @@ impl Stream {
                     tracing::debug!(%error, "a connection ends in order that should be reset");
                 }
             }
-            Self::Tunnel(tunnel) => tunnel.reset_on_drop(),
+            Self::Tunnel(tunnel, _) => tunnel.reset_on_drop(),
             Self::Tls(stream) => stream.get_mut().0.reset_on_drop(),
         }
     }
@@ -47,7 +52,7 @@ impl AsyncRead for Stream {
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Tunnel(tunnel) => Pin::new(tunnel).poll_read(cx, buf),
+            Self::Tunnel(tunnel, _) => Pin::new(tunnel).poll_read(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
@@ -61,7 +66,7 @@ impl AsyncWrite for Stream {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Tunnel(tunnel) => Pin::new(tunnel).poll_write(cx, buf),
+            Self::Tunnel(tunnel, _) => Pin::new(tunnel).poll_write(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
@@ -69,7 +74,7 @@ impl AsyncWrite for Stream {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tunnel(tunnel) => Pin::new(tunnel).poll_flush(cx),
+            Self::Tunnel(tunnel, _) => Pin::new(tunnel).poll_flush(cx),
             Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
@@ -77,7 +82,7 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tunnel(tunnel) => Pin::new(tunnel).poll_shutdown(cx),
+            Self::Tunnel(tunnel, _) => Pin::new(tunnel).poll_shutdown(cx),
             Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }

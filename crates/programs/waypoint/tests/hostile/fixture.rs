@@ -210,6 +210,25 @@ impl World {
         ));
     }
 
+    /// A service at `vip` with an endpoint at this address that takes tunnels.
+    pub(crate) fn serve_tunnels(&self, name: &str, vip: &str, ip: &str) {
+        let mut service = build::service(name, &[vip], &[(TCP, TCP)]);
+        service.app_protocols = [(TCP, AppProtocol::Tcp)].into();
+        let hostname = NamespacedHostname::new("ns", service.hostname.clone());
+        self.state
+            .apply(&mut vec![Update::Service(Box::new(service))]);
+        let record = build::workload(name, &[ip]);
+        let targets = [(TCP, TCP)];
+        self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
+        self.publish(WaypointUpdate::Service(
+            arcstr::format!("gw/{name}"),
+            Box::new(WaypointService {
+                service: hostname,
+                ..WaypointService::default()
+            }),
+        ));
+    }
+
     /// A service at two addresses with an endpoint that has two, with one port for HTTP.
     pub(crate) fn serve_dual(&self, name: &str, vips: [&str; 2], ips: [&str; 2], port: u16) {
         let mut service = build::service(name, &vips, &[(HTTP1, port)]);
@@ -258,6 +277,11 @@ impl World {
         Self::open(self.tls().await).await.unwrap()
     }
 
+    /// [`Self::client`] with other windows.
+    pub(crate) async fn client_within(&self, settings: &Settings) -> Client {
+        Self::open_within(self.tls().await, settings).await.unwrap()
+    }
+
     /// [`Self::client`] of another service account.
     pub(crate) async fn client_as(&self, account: &str) -> Client {
         Self::open(self.tls_of(account).await).await.unwrap()
@@ -275,7 +299,15 @@ impl World {
 
     /// A connection of a caller with another account than [`Self::client`], unless the waypoint refuses it.
     pub(crate) async fn attacker(&self) -> Option<Client> {
-        Self::open(self.tls_of("attacker").await).await
+        // It holds little itself of what it does not read.
+        let settings = Settings {
+            max_streams: 200,
+            stream_window: 64 << 10,
+            connection_window: 64 << 10,
+            min_stream_window: 16 << 10,
+            ..Settings::default()
+        };
+        Self::open_within(self.tls_of("attacker").await, &settings).await
     }
 
     async fn open((stream, address): (tls::TlsStream, SocketAddr)) -> Option<Client> {
@@ -283,7 +315,14 @@ impl World {
             max_streams: 200,
             ..Settings::default()
         };
-        let (connection, driver) = client::handshake(stream, &settings).await.ok()?;
+        Self::open_within((stream, address), &settings).await
+    }
+
+    async fn open_within(
+        (stream, address): (tls::TlsStream, SocketAddr),
+        settings: &Settings,
+    ) -> Option<Client> {
+        let (connection, driver) = client::handshake(stream, settings).await.ok()?;
         ambit_rt::spawn("driver", driver.run(|| {}));
         Some(Client {
             connection,

@@ -42,14 +42,15 @@ async fn requests_without_room_get_503_and_leave_nothing_behind() {
     let attacker = world.attacker().await.unwrap();
     let mut tunnels = Vec::new();
     for _ in 0..8 {
-        let mut tunnel = attacker.tunnel(HANGS, HTTP1).await;
+        tunnels.push(attacker.tunnel(HANGS, HTTP1).await);
+    }
+    for tunnel in &mut tunnels {
         let begin = [PREFACE, &frame(SETTINGS, 0, 0, b"")].concat();
         // A name of one byte and a value of 3,900: 15 of them are as much as headers may be.
         let field = [&b"\x40\x01a\x7f\xbd\x1d"[..], &[b'v'; 3900]].concat();
         let requests = (0..100).flat_map(|number| amplified(number, &field, 15));
         let all: Vec<u8> = begin.into_iter().chain(requests).collect();
         tunnel.write_all(&all).await.unwrap();
-        tunnels.push(tunnel);
     }
     until("all that have no room are refused", || {
         world.refused("memory_budget_connection") > 0 && world.refused("memory_budget_caller") > 0

@@ -1,0 +1,231 @@
+//! What is sent to a waypoint that does not read it: no more than is charged to the caller.
+
+use std::{
+    future::poll_fn,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use ambit_hbone::{Settings, server, tls};
+use ambit_rt::AbortOnDrop;
+use ambit_testkit::{build, until};
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
+
+use crate::{
+    application::{head, scripted},
+    fixture::{HTTP1, HTTP2, LONG, TCP, World},
+};
+
+const VIP: &str = "10.0.0.1";
+/// Memory of the waypoint, of which a caller's connections may hold a sixteenth.
+const MEMORY: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "268435456");
+/// Bytes in flight that are neither in a window nor charged: kernel buffers and the first reads of a connection.
+const SLACK: usize = 1 << 20;
+
+/// Waits until a number no longer grows.
+async fn settled(number: &AtomicUsize) -> usize {
+    let mut every = tokio::time::interval(Duration::from_millis(500));
+    every.tick().await;
+    let mut last = 0;
+    loop {
+        every.tick().await;
+        let now = number.load(Relaxed);
+        if now == last && now > 0 {
+            return now;
+        }
+        last = now;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unread_tunnels_hold_no_more_than_is_charged() {
+    let world = World::with_env(&[MEMORY]).await;
+    let (hangs, _) = scripted(|_, mut stream| async move {
+        let _read = stream.read(&mut [0; 1024]).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    world.serve("hangs", VIP, &[hangs]);
+    let client = Arc::new(world.client().await);
+    let (before, _) = world.memory_budget();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let flows: Vec<AbortOnDrop<()>> = (0..200)
+        .map(|_| {
+            let (client, sent) = (client.clone(), sent.clone());
+            ambit_rt::spawn_abortable("flow", async move {
+                let Ok(mut tunnel) = client.try_tunnel(VIP, HTTP1).await else {
+                    return;
+                };
+                // What is behind a request waits for its response.
+                let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+                tunnel.write_all(request).await.unwrap();
+                while let Ok(count) = tunnel.write(&[b'd'; 16 << 10]).await {
+                    sent.fetch_add(count, Relaxed);
+                }
+            })
+        })
+        .collect();
+    let sent = settled(&sent).await;
+    let charged = world.memory_budget().0.saturating_sub(before);
+    assert!(sent <= charged + SLACK, "{sent} sent, {charged} charged");
+    drop(flows);
+}
+
+/// An application of HTTP/2 whose responses do not end; counts the bytes that it was allowed to send.
+async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = sent.clone();
+    let (address, _) = scripted(move |_, stream| {
+        let counted = counted.clone();
+        async move {
+            let Ok(mut connection) = h2::server::handshake(stream).await else {
+                return;
+            };
+            while let Some(Ok((_, mut respond))) = connection.accept().await {
+                let counted = counted.clone();
+                ambit_rt::spawn("response", async move {
+                    let mut body = respond.send_response(Response::new(()), false).unwrap();
+                    loop {
+                        body.reserve_capacity(16 << 10);
+                        let Some(Ok(capacity)) = poll_fn(|cx| body.poll_capacity(cx)).await else {
+                            return;
+                        };
+                        if body.send_data(vec![b'd'; capacity].into(), false).is_err() {
+                            return;
+                        }
+                        counted.fetch_add(capacity, Relaxed);
+                    }
+                });
+            }
+        }
+    })
+    .await;
+    (address, sent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unread_responses_of_http2_hold_no_more_than_is_charged() {
+    let world = World::with_env(&[MEMORY]).await;
+    let (address, sent) = endless().await;
+    world.serve("web", VIP, &[address]);
+    let client = world.client().await;
+    let (before, _) = world.memory_budget();
+    let tunnel = client.tunnel(VIP, HTTP2).await;
+    let (requests, connection) = h2::client::handshake(tunnel).await.unwrap();
+    ambit_rt::spawn("client", async move {
+        // It ends with the test.
+        let _ended: Result<(), h2::Error> = connection.await;
+    });
+    let mut requests: h2::client::SendRequest<Bytes> = requests.ready().await.unwrap();
+    let mut responses = Vec::new();
+    for _ in 0..80 {
+        let request = Request::get("http://web/").body(()).unwrap();
+        responses.push(requests.send_request(request, true).unwrap());
+        requests = requests.ready().await.unwrap();
+    }
+    let sent = settled(&sent).await;
+    let charged = world.memory_budget().0.saturating_sub(before);
+    assert!(sent <= charged + SLACK, "{sent} sent, {charged} charged");
+    drop(responses);
+}
+
+const TUNNELS: usize = 60;
+
+/// The other end of tunnels at port 15008 of an address, until the guard is dropped: it sends in each what it is allowed
+/// to, and counts that.
+pub(crate) async fn flooding_tunnels(
+    world: &World,
+    name: &str,
+    ip: &str,
+) -> (Arc<AtomicUsize>, AbortOnDrop<()>) {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let (counted, pki) = (sent.clone(), world.pki.clone());
+    let identity = build::identity("ns", name);
+    let listener = TcpListener::bind((ip, 15008)).await.unwrap();
+    let serving = ambit_rt::spawn_abortable("endpoint", async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let config = pki.cert(&identity).server_config().unwrap();
+            let counted = counted.clone();
+            ambit_rt::spawn("endpoint connection", async move {
+                let stream = tls::accept(stream, config, LONG).await.unwrap();
+                let (settings, never) = (Settings::default(), std::future::pending());
+                let serving = server::serve(stream, &settings, never, |incoming| {
+                    let counted = counted.clone();
+                    ambit_rt::spawn("flood", async move {
+                        let mut tunnel = incoming.accept(HeaderMap::new()).unwrap().into_io();
+                        while let Ok(count) = tunnel.write(&[b'd'; 16 << 10]).await {
+                            counted.fetch_add(count, Relaxed);
+                        }
+                    });
+                });
+                let _ended = serving.await;
+            });
+        }
+    });
+    (sent, serving)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unread_endpoints_behind_tunnels_are_charged() {
+    let world = World::with_env(&[MEMORY]).await;
+    let ip = "127.0.9.1";
+    let (sent, _endpoint) = flooding_tunnels(&world, "flood", ip).await;
+    world.serve_tunnels("flood", VIP, ip);
+    let window = 16 << 10;
+    let settings = Settings {
+        stream_window: window,
+        connection_window: window,
+        min_stream_window: window,
+        ..Settings::default()
+    };
+    let client = world.client_within(&settings).await;
+    let (before, _) = world.memory_budget();
+    let mut tunnels = Vec::new();
+    for _ in 0..TUNNELS {
+        tunnels.push(client.try_tunnel(VIP, TCP).await.unwrap());
+    }
+    let sent = settled(&sent).await;
+    // The client's own windows take some, which is nothing of the waypoint's.
+    let taken = TUNNELS * usize::try_from(window).unwrap();
+    let charged = world.memory_budget().0.saturating_sub(before);
+    let most = charged + taken + SLACK;
+    assert!(sent <= most, "{sent} sent, {charged} charged");
+    drop(tunnels);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upgraded_connections_are_charged_as_long_as_they_last() {
+    let world = World::with_env(&[MEMORY]).await;
+    let (address, _) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        let answer = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+        stream.write_all(answer).await.unwrap();
+        let _ended = stream.read(&mut [0; 1024]).await;
+    })
+    .await;
+    world.serve("web", VIP, &[address]);
+    let client = world.client().await;
+    let mut tunnel = client.tunnel(VIP, HTTP1).await;
+    until("the tunnel is served", || world.memory_budget().0 > 0).await;
+    let (idle, _) = world.memory_budget();
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    tunnel.write_all(request).await.unwrap();
+    let mut read = [0; 12];
+    tunnel.read_exact(&mut read).await.unwrap();
+    assert_eq!(&read, b"HTTP/1.1 101");
+    until("both copy buffers are charged", || {
+        world.memory_budget().0 == idle + (32 << 10)
+    })
+    .await;
+    tunnel.shutdown().await.unwrap();
+    until("they are given back", || world.memory_budget().0 <= idle).await;
+}

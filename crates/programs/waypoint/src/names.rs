@@ -2,40 +2,30 @@
 //! the mesh calls ([`ambit_egress`]); of hosts that clients name, none of the mesh either.
 //!
 //! Who owns a domain says what its names resolve to. A wildcard lets clients choose a name, and so an address: without
-//! this they could make the waypoint call what is for nobody outside of the mesh.
+//! this they could make the waypoint call what is for nobody outside of the mesh. Nor do the names that they choose, which
+//! are as many as they like, take the place of those of objects, or of other clients: the look-ups of both are apart, and
+//! one client has few in flight.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod lookups;
+
+use std::{collections::HashMap, net::IpAddr, time::Instant};
 
 use ambit_egress::{Forbidden, Guard};
-use ambit_model::ArcStr;
-use ambit_proxy::ResolveError;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 
-/// Most names that are remembered.
-const MAX_NAMES: usize = 4096;
-/// Most names that are asked for at the same time.
-const MAX_ASKED: usize = 64;
-/// How long one may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long an answer is good, whatever its server says.
-const SHORTEST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(60);
-/// The same of a failure.
-const FAILURE: Duration = Duration::from_secs(1);
+pub(crate) use lookups::{Caller, Known, TooManyLookups};
+use lookups::{LONGEST, Lookups};
 
-type Known = Result<Arc<[IpAddr]>, ResolveError>;
+/// Most addresses that are known not to be the mesh's.
+const MAX_GOOD: usize = 4096;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Names {
-    known: Mutex<HashMap<ArcStr, (Instant, Known)>>,
-    asking: Semaphore,
+    /// Hosts that objects name.
+    of_objects: Lookups,
+    /// Hosts that clients name, below wildcards: as many as they like.
+    of_clients: Lookups,
     /// Addresses of which the control plane has said that they are not the mesh's, and until when that is believed.
     good: Mutex<HashMap<IpAddr, Instant>>,
     guard: Guard,
@@ -45,56 +35,30 @@ impl Names {
     /// None are known; the guard says which addresses they may have.
     pub(crate) fn new(guard: Guard) -> Self {
         Self {
-            known: Mutex::default(),
+            of_objects: Lookups::new(),
+            of_clients: Lookups::new(),
             good: Mutex::default(),
-            asking: Semaphore::new(MAX_ASKED),
             guard,
         }
     }
 
-    /// The addresses of a host; never none.
-    pub(crate) async fn of(&self, host: &str) -> Known {
-        if let Some((until, known)) = self.known.lock().get(host)
-            && Instant::now() < *until
-        {
-            return known.clone();
-        }
-        let failed = |why: String| ResolveError::Lookup {
-            host: host.into(),
-            why,
-        };
-        let looking = async {
-            // Never closed.
-            let _asking = self.asking.acquire().await;
-            ambit_rt::lookup_name(host).await
-        };
-        let now = Instant::now();
-        let (known, good) = match tokio::time::timeout(PATIENCE, looking).await {
-            Err(_) => (
-                Err(failed(format!("no answer within {PATIENCE:?}"))),
-                FAILURE,
-            ),
-            Ok(Err(error)) => (Err(failed(error.to_string())), FAILURE),
-            Ok(Ok((all, _))) if all.is_empty() => (Err(failed("no addresses".to_owned())), FAILURE),
-            Ok(Ok((all, until))) => {
-                let good = until.saturating_duration_since(now);
-                let all: Arc<[IpAddr]> = all.into_iter().map(|ip| ip.to_canonical()).collect();
-                (Ok(all), good.clamp(SHORTEST, LONGEST))
-            }
-        };
-        self.remember(host.into(), now, (now + good, known.clone()));
-        known
+    /// The addresses of a host that an object names; never none.
+    pub(crate) async fn of(&self, host: &str) -> Result<Known, TooManyLookups> {
+        let look_up = || ambit_rt::lookup_name(host);
+        self.of_objects.get(host, None, look_up).await
     }
 
-    fn remember(&self, host: ArcStr, now: Instant, known: (Instant, Known)) {
-        let mut all = self.known.lock();
-        if all.len() >= MAX_NAMES {
-            all.retain(|_, (until, _)| now < *until);
-        }
-        if all.len() >= MAX_NAMES {
-            all.clear();
-        }
-        all.insert(host, known);
+    /// The addresses of a host that a client names; never none.
+    ///
+    /// # Errors
+    /// When the client waits for as many names as it may.
+    pub(crate) async fn of_client(
+        &self,
+        host: &str,
+        caller: Caller,
+    ) -> Result<Known, TooManyLookups> {
+        let look_up = || ambit_rt::lookup_name(host);
+        self.of_clients.get(host, Some(caller), look_up).await
     }
 
     /// Whether an address that an object or a client names, or that a name has, may be called.
@@ -112,10 +76,10 @@ impl Names {
     pub(crate) fn found_good(&self, ip: IpAddr) {
         let now = Instant::now();
         let mut all = self.good.lock();
-        if all.len() >= MAX_NAMES {
+        if all.len() >= MAX_GOOD {
             all.retain(|_, until| now < *until);
         }
-        if all.len() >= MAX_NAMES {
+        if all.len() >= MAX_GOOD {
             all.clear();
         }
         all.insert(ip, now + LONGEST);
@@ -192,16 +156,5 @@ mod tests {
         );
         assert_eq!(of("*.example.com", "a.example.org"), None);
         assert_eq!(of("a.example.com", "a.example.com"), None);
-    }
-
-    #[test]
-    fn what_is_remembered_is_bounded() {
-        let names = Names::new(Guard::default());
-        let now = Instant::now();
-        for number in 0..MAX_NAMES + 10 {
-            let known = (now + LONGEST, Ok(Arc::from([IpAddr::from([127, 0, 0, 1])])));
-            names.remember(arcstr::format!("{number}"), now, known);
-        }
-        assert!(names.known.lock().len() <= MAX_NAMES);
     }
 }

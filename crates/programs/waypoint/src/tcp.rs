@@ -68,7 +68,9 @@ impl TcpError {
         match self {
             Self::Denied(_) | Self::Unauthorized(_) | Self::NotHttp(_) => StatusCode::FORBIDDEN,
             Self::NoOwn => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Upstream(UpstreamError::Memory(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Upstream(UpstreamError::Memory(_) | UpstreamError::Lookups(_)) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             // The waypoint serves, and has no endpoint: the client's proxy neither waits nor asks another replica.
             Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
             Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,

@@ -25,6 +25,7 @@ use crate::{
     destination::in_time,
     memory::{ConnectionMemory, Exhausted},
     message::Version,
+    names::TooManyLookups,
     origination::{OriginationError, Toward},
     tunnel_windows::UpstreamWindows,
 };
@@ -66,6 +67,8 @@ pub(crate) enum UpstreamError {
     TunnelToPod { host: ArcStr, ip: IpAddr },
     #[error(transparent)]
     Tls(#[from] OriginationError),
+    #[error(transparent)]
+    Lookups(#[from] TooManyLookups),
     #[error("no room for a tunnel to the endpoint")]
     Memory(#[from] Exhausted),
 }

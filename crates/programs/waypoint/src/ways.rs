@@ -10,6 +10,7 @@ use ambit_route::{Route, WorkloadRef};
 use tokio::time::Instant;
 
 use crate::{
+    caller::Caller,
     upstream::{UpstreamError, Way},
     waypoint::Waypoint,
 };
@@ -19,7 +20,7 @@ pub(crate) async fn way(route: Route, waypoint: &Waypoint) -> Result<Way, Upstre
     let route = match route {
         Route::NeedsDns(pending) => {
             let host = &pending.hostname;
-            let found = waypoint.names.of(host).await?;
+            let found = waypoint.names.of(host).await??;
             let ipv6 = waypoint.config.ipv6;
             let ip = pick(host, &found, pending.prefer_ipv6, ipv6)?;
             let host = host.clone();
@@ -84,10 +85,13 @@ fn is_of_cluster(route: &Route) -> bool {
 pub(crate) async fn way_to_host(
     host: &ArcStr,
     port: u16,
-    waypoint: &Waypoint,
+    (waypoint, caller): (&Waypoint, &Caller),
 ) -> Result<Way, UpstreamError> {
     // As it stands: without the domains that a resolver may be told to add.
-    let all = waypoint.names.of(&format!("{host}.")).await?;
+    let of = (caller.identity.clone(), caller.address.ip());
+    let known = waypoint.names.of_client(&format!("{host}."), of).await;
+    let known = known.inspect_err(|_| waypoint.http_metrics.refused("name_lookups"));
+    let all = known??;
     let mut good = Vec::new();
     let mut why = None;
     for ip in all.iter().copied() {

@@ -17,7 +17,9 @@ impl Destination {
         match self {
             Self::Host(host) => {
                 let port = session.target.host_port();
-                Ok(Some(ways::way_to_host(host, port, waypoint).await?))
+                Ok(Some(
+                    ways::way_to_host(host, port, (waypoint, &session.caller)).await?,
+                ))
             }
             Self::Target => match session.target.passed_through(waypoint) {
                 Some(route) => Ok(Some(ways::way(route, waypoint).await?)),

@@ -464,6 +464,14 @@ impl From<NoPlace> for Failure {
     fn from(from: NoPlace) -> Self {
         match from {
             NoPlace::Rule(rule) => rule.into(),
+            NoPlace::Upstream(error @ UpstreamError::Lookups(_)) => Self {
+                reply: Reply::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "overloaded: too many names are looked up for the caller",
+                    ResponseFlag::OverloadManager,
+                ),
+                details: error.to_string(),
+            },
             NoPlace::Upstream(error) => {
                 Self::unavailable(ResponseFlag::NoHealthyUpstream, &chain(&error))
             }

@@ -76,10 +76,12 @@ impl End {
             TcpError::Route(_) | TcpError::Misdirected(_) => flagged(ResponseFlag::NoRoute),
             TcpError::Rule(NoWay::Overflow(_)) => flagged(ResponseFlag::UpstreamOverflow),
             TcpError::NoOwn | TcpError::Rule(_) => flagged(ResponseFlag::NoHealthyUpstream),
-            TcpError::Upstream(error @ UpstreamError::Memory(_)) => Self {
-                failure: Some(chain(error)),
-                ..flagged(ResponseFlag::OverloadManager)
-            },
+            TcpError::Upstream(error @ (UpstreamError::Memory(_) | UpstreamError::Lookups(_))) => {
+                Self {
+                    failure: Some(chain(error)),
+                    ..flagged(ResponseFlag::OverloadManager)
+                }
+            }
             TcpError::Upstream(error) => Self {
                 failure: Some(chain(error)),
                 ..flagged(ResponseFlag::UpstreamConnectionFailure)

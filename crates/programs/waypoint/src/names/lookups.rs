@@ -1,0 +1,329 @@
+//! Look-ups of names: remembered for a while, asked for by few at a time, and each by one, whoever waits for it.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    io,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_model::{ArcStr, Identity};
+use ambit_proxy::ResolveError;
+use parking_lot::Mutex;
+use tokio::sync::{OnceCell, Semaphore};
+
+/// Most names that are remembered.
+const MAX_NAMES: usize = 4096;
+/// Look-ups in flight.
+const MAX_LOOKUPS: usize = 64;
+/// Look-ups in flight that one caller has begun.
+const MAX_LOOKUPS_PER_CALLER: usize = 8;
+/// How long one may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer is good, whatever its server says.
+const SHORTEST: Duration = Duration::from_secs(1);
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
+/// The same of a failure.
+const FAILURE: Duration = Duration::from_secs(1);
+
+/// Addresses of a name, never none.
+pub(crate) type Known = Result<Arc<[IpAddr]>, ResolveError>;
+
+/// A caller has as many look-ups in flight as it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the caller has {MAX_LOOKUPS_PER_CALLER} look-ups of names in flight")]
+pub(crate) struct TooManyLookups;
+
+/// Identity and address of a caller.
+pub(crate) type Caller = (Option<Identity>, IpAddr);
+
+/// Names that share slots and memory.
+#[derive(Debug)]
+pub(super) struct Lookups {
+    known: Mutex<HashMap<ArcStr, (Instant, Known)>>,
+    in_flight: Mutex<HashMap<ArcStr, Arc<Lookup>>>,
+    slots: Semaphore,
+    callers: Callers,
+}
+
+/// Look-ups in flight by the caller that has begun them.
+#[derive(Clone, Debug, Default)]
+struct Callers(Arc<Mutex<HashMap<Caller, usize>>>);
+
+/// One look-up in flight, counted for the caller that has begun it.
+#[derive(Debug)]
+struct Lookup {
+    outcome: OnceCell<(Instant, Known)>,
+    /// What counts until it is dropped.
+    _of_caller: Option<CallerSlot>,
+}
+
+#[derive(Debug)]
+struct CallerSlot {
+    callers: Callers,
+    caller: Caller,
+}
+
+impl Callers {
+    fn begin(&self, caller: Caller) -> Result<CallerSlot, TooManyLookups> {
+        let mut counts = self.0.lock();
+        let count = counts.entry(caller.clone()).or_default();
+        if *count >= MAX_LOOKUPS_PER_CALLER {
+            return Err(TooManyLookups);
+        }
+        *count += 1;
+        drop(counts);
+        let callers = self.clone();
+        Ok(CallerSlot { callers, caller })
+    }
+}
+
+impl Drop for CallerSlot {
+    fn drop(&mut self) {
+        let mut counts = self.callers.0.lock();
+        if let Some(count) = counts.get_mut(&self.caller) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                counts.remove(&self.caller);
+            }
+        }
+    }
+}
+
+/// Somebody who waits for a look-up; the last one that goes away ends it.
+struct Waiting<'a> {
+    lookups: &'a Lookups,
+    host: &'a str,
+    lookup: Arc<Lookup>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut in_flight = self.lookups.in_flight.lock();
+        // Others get theirs under the lock.
+        let is_last = Arc::strong_count(&self.lookup) == 2;
+        let is_over = self.lookup.outcome.initialized();
+        let is_this = |other: &Arc<Lookup>| Arc::ptr_eq(other, &self.lookup);
+        if (is_last || is_over) && in_flight.get(self.host).is_some_and(is_this) {
+            in_flight.remove(self.host);
+        }
+    }
+}
+
+impl Lookups {
+    pub(super) fn new() -> Self {
+        Self {
+            known: Mutex::default(),
+            in_flight: Mutex::default(),
+            slots: Semaphore::new(MAX_LOOKUPS),
+            callers: Callers::default(),
+        }
+    }
+
+    /// The addresses of a host, as they are remembered or as `look_up` says; for a caller that may have few look-ups in
+    /// flight, or for an object that names the host.
+    ///
+    /// # Errors
+    /// When the caller has as many as it may.
+    pub(super) async fn get<F>(
+        &self,
+        host: &str,
+        caller: Option<Caller>,
+        look_up: impl FnOnce() -> F,
+    ) -> Result<Known, TooManyLookups>
+    where
+        F: Future<Output = io::Result<(Vec<IpAddr>, Instant)>>,
+    {
+        if let Some((until, known)) = self.known.lock().get(host)
+            && Instant::now() < *until
+        {
+            return Ok(known.clone());
+        }
+        let waiting = self.join(host, caller)?;
+        let outcome = &waiting.lookup.outcome;
+        let (_, known) = outcome
+            .get_or_init(|| async {
+                let outcome = self.ask(host, look_up()).await;
+                self.remember(host.into(), outcome.clone());
+                outcome
+            })
+            .await;
+        Ok(known.clone())
+    }
+
+    /// Waits for the look-up of a host that is in flight, or begins one.
+    fn join<'a>(
+        &'a self,
+        host: &'a str,
+        caller: Option<Caller>,
+    ) -> Result<Waiting<'a>, TooManyLookups> {
+        let mut in_flight = self.in_flight.lock();
+        let lookup = match in_flight.get(host) {
+            Some(lookup) => lookup.clone(),
+            None => {
+                let of_caller = caller.map(|caller| self.callers.begin(caller));
+                let lookup = Arc::new(Lookup {
+                    outcome: OnceCell::new(),
+                    _of_caller: of_caller.transpose()?,
+                });
+                in_flight.insert(host.into(), lookup.clone());
+                lookup
+            }
+        };
+        Ok(Waiting {
+            lookups: self,
+            host,
+            lookup,
+        })
+    }
+
+    async fn ask(
+        &self,
+        host: &str,
+        look_up: impl Future<Output = io::Result<(Vec<IpAddr>, Instant)>>,
+    ) -> (Instant, Known) {
+        let failed = |why: String| ResolveError::Lookup {
+            host: host.into(),
+            why,
+        };
+        let looking = async {
+            // Never closed.
+            let _slot = self.slots.acquire().await;
+            look_up.await
+        };
+        let (known, good) = match tokio::time::timeout(TIMEOUT, looking).await {
+            Err(_) => (
+                Err(failed(format!("no answer within {TIMEOUT:?}"))),
+                FAILURE,
+            ),
+            Ok(Err(error)) => (Err(failed(error.to_string())), FAILURE),
+            Ok(Ok((all, _))) if all.is_empty() => (Err(failed("no addresses".to_owned())), FAILURE),
+            Ok(Ok((all, until))) => {
+                let good = until.saturating_duration_since(Instant::now());
+                let all: Arc<[IpAddr]> = all.into_iter().map(|ip| ip.to_canonical()).collect();
+                (Ok(all), good.clamp(SHORTEST, LONGEST))
+            }
+        };
+        (Instant::now() + good, known)
+    }
+
+    /// Remembers a name, and forgets the one whose time is over first where there are too many.
+    fn remember(&self, host: ArcStr, known: (Instant, Known)) {
+        let mut all = self.known.lock();
+        if all.len() >= MAX_NAMES {
+            let first = all.iter().min_by_key(|(_, (until, _))| *until);
+            let first = first.map(|(host, _)| host.clone());
+            first.and_then(|host| all.remove(&host));
+        }
+        all.insert(host, known);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    fn caller(last: u8) -> Option<Caller> {
+        Some((None, [10, 0, 0, last].into()))
+    }
+
+    fn found(ip: [u8; 4]) -> io::Result<(Vec<IpAddr>, Instant)> {
+        Ok((vec![ip.into()], Instant::now() + LONGEST))
+    }
+
+    /// Polls a future once, so that it has begun.
+    async fn begun<F: Future + Unpin>(future: &mut F) {
+        let once = std::future::poll_fn(|cx| {
+            let polled = std::pin::Pin::new(&mut *future).poll(cx);
+            std::task::Poll::Ready(polled.is_pending())
+        });
+        assert!(once.await, "it is over");
+    }
+
+    #[tokio::test]
+    async fn one_caller_has_few_lookups_in_flight_and_others_go_on() {
+        let lookups = Lookups::new();
+        let mut pending = Vec::new();
+        for number in 0..MAX_LOOKUPS_PER_CALLER {
+            let (lookups, name) = (&lookups, format!("{number}.example.com"));
+            let mut one = Box::pin(async move {
+                let never = std::future::pending;
+                lookups.get(&name, caller(1), never).await
+            });
+            begun(&mut one).await;
+            pending.push(one);
+        }
+        let ninth = lookups.get("9.example.com", caller(1), || async { found([1; 4]) });
+        assert_eq!(ninth.await.unwrap_err(), TooManyLookups);
+        // What is in flight already is no further one.
+        let mut same = Box::pin(lookups.get("0.example.com", caller(1), std::future::pending));
+        begun(&mut same).await;
+        for other in [caller(2), None] {
+            let host = format!("{}.example.com", other.is_none());
+            let known = lookups.get(&host, other, || async { found([1; 4]) }).await;
+            assert_eq!(known.unwrap().unwrap()[..], [IpAddr::from([1; 4])]);
+        }
+        drop((pending, same));
+        assert!(lookups.in_flight.lock().is_empty());
+        assert!(lookups.callers.0.lock().is_empty());
+        let again = lookups.get("9.example.com", caller(1), || async { found([1; 4]) });
+        assert!(again.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn lookups_of_the_same_name_are_joined() {
+        let lookups = Lookups::new();
+        let (asked, answer) = (AtomicUsize::new(0), Notify::new());
+        let ask = |last| {
+            lookups.get("a.example.com", caller(last), || async {
+                asked.fetch_add(1, Relaxed);
+                answer.notified().await;
+                found([1; 4])
+            })
+        };
+        let mut first = Box::pin(ask(1));
+        begun(&mut first).await;
+        let mut second = Box::pin(ask(2));
+        begun(&mut second).await;
+        let third = ask(3);
+        answer.notify_one();
+        let all = tokio::join!(first, second, third);
+        for known in [all.0, all.1, all.2] {
+            assert_eq!(known.unwrap().unwrap()[..], [IpAddr::from([1; 4])]);
+        }
+        assert_eq!(asked.load(Relaxed), 1);
+        assert!(lookups.in_flight.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_waiter_goes_on_with_a_lookup_whose_caller_has_gone() {
+        let lookups = Lookups::new();
+        let mut first = Box::pin(lookups.get("a.example.com", caller(1), std::future::pending));
+        begun(&mut first).await;
+        let second = lookups.get("a.example.com", caller(2), || async { found([2; 4]) });
+        let mut second = Box::pin(second);
+        begun(&mut second).await;
+        drop(first);
+        assert_eq!(second.await.unwrap().unwrap()[..], [IpAddr::from([2; 4])]);
+    }
+
+    #[test]
+    fn the_name_whose_time_is_over_first_is_forgotten() {
+        let lookups = Lookups::new();
+        let now = Instant::now();
+        for number in 0..MAX_NAMES + 10 {
+            let until = now + LONGEST + Duration::from_secs(u64::try_from(number).unwrap());
+            let known = (until, Ok(Arc::from([IpAddr::from([127, 0, 0, 1])])));
+            lookups.remember(arcstr::format!("{number}"), known);
+        }
+        let known = lookups.known.lock();
+        assert_eq!(known.len(), MAX_NAMES);
+        assert!(!known.contains_key("9") && known.contains_key("10"));
+    }
+}

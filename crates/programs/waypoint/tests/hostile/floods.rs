@@ -1,5 +1,7 @@
 //! Floods: what one client makes a waypoint hold, and what others notice of it.
 
+mod table;
+
 use std::{
     net::SocketAddr,
     sync::{
@@ -18,320 +20,23 @@ use tokio::{
 
 use crate::{
     application::{Strict, head, scripted},
-    fixture::{Client, HTTP1, LONG, TCP, World},
-    http2::{
-        DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE,
-        frame, resident,
-    },
+    fixture::{Client, HTTP1, LONG, World},
+    http2::resident,
+    receive_windows::flooding_tunnels,
 };
+use table::{Flood, floods};
 
 /// An application that others call, one that never answers, and one whose answers never end.
 const VIP: &str = "10.0.0.1";
 const HANGS: &str = "10.0.0.2";
 const ENDLESS: &str = "10.0.0.3";
+/// An application that switches to WebSocket and sends without an end, and one behind tunnels that does that at once.
+const SWITCHES: &str = "10.0.0.4";
+const TUNNELS: &str = "10.0.0.5";
+const TUNNELS_IP: &str = "127.0.9.2";
 
-/// `GET /` and `POST /` of the host `web` in HPACK, without an entry in its table.
-const GET: &[u8] = b"\x82\x86\x84\x01\x03web";
-const POST: &[u8] = b"\x83\x86\x84\x01\x03web";
-/// The youngest entry of the table.
-const YOUNGEST: u8 = 0x80 | 62;
-/// Windows as large as they may be.
-const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
-
-/// What one tunnel of a flood carries: `first`, then `repeated` with numbers from zero on.
-struct Flood {
-    what: &'static str,
-    /// Many times more for a soak.
-    tunnels: usize,
-    /// Connections that carry these tunnels.
-    connections: usize,
-    to: (&'static str, u16),
-    first: fn() -> Vec<u8>,
-    repeated: fn(u32) -> Vec<u8>,
-    times: u32,
-    /// Whether the client reads what comes back.
-    reads: bool,
-}
-
-fn begin() -> Vec<u8> {
-    [
-        PREFACE,
-        &frame(SETTINGS, 0, 0, &HUGE_WINDOWS),
-        &frame(WINDOW_UPDATE, 0, 0, &0x7fff_0000_u32.to_be_bytes()),
-    ]
-    .concat()
-}
-
-fn stream(number: u32) -> u32 {
-    number * 2 + 1
-}
-
-/// A field that enters HPACK's table.
-fn indexed(name: &[u8], value: usize) -> Vec<u8> {
-    let mut field = vec![0x40, u8::try_from(name.len()).unwrap()];
-    field.extend(name);
-    if value < 127 {
-        field.push(u8::try_from(value).unwrap());
-    } else {
-        let mut rest = value - 127;
-        field.push(127);
-        while rest > 127 {
-            field.push(u8::try_from(rest % 128).unwrap() | 0x80);
-            rest /= 128;
-        }
-        field.push(u8::try_from(rest).unwrap());
-    }
-    field.extend(vec![b'v'; value]);
-    field
-}
-
-/// A request whose fields are `many` times the youngest entry of the table, which the first request of a connection makes.
-fn amplified(
-    number: u32,
-    request: &[u8],
-    (name, value): (&[u8], usize),
-    many: usize,
-    flags: u8,
-) -> Vec<u8> {
-    let mut block = request.to_vec();
-    if number == 0 {
-        block.extend(indexed(name, value));
-    }
-    block.extend(vec![YOUNGEST; many]);
-    frame(HEADERS, flags, stream(number), &block)
-}
-
-const WHOLE: u8 = END_HEADERS | END_STREAM;
-
-#[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
-fn floods() -> Vec<Flood> {
-    let inside = |what, tunnels, to, repeated, times| Flood {
-        what,
-        tunnels,
-        connections: 1,
-        to,
-        first: begin,
-        repeated,
-        times,
-        reads: true,
-    };
-    let slow = (HANGS, HTTP1);
-    let over_http1 = |what, tunnels, to, first, repeated, times| Flood {
-        what,
-        tunnels,
-        connections: 1,
-        to,
-        first,
-        repeated,
-        times,
-        reads: false,
-    };
-    vec![
-        inside(
-            "HPACK, large fields",
-            20,
-            slow,
-            |n| amplified(n, GET, (b"a", 3900), 15, WHOLE),
-            100,
-        ),
-        inside(
-            "HPACK, small fields",
-            5,
-            slow,
-            |n| amplified(n, GET, (b"a", 0), 1900, WHOLE),
-            100,
-        ),
-        inside(
-            "HPACK, cookies",
-            5,
-            slow,
-            |n| amplified(n, GET, (b"cookie", 3), 1500, WHOLE),
-            100,
-        ),
-        inside(
-            "HPACK in trailers",
-            5,
-            slow,
-            |n| {
-                let open = frame(HEADERS, END_HEADERS, stream(n), POST);
-                let mut block = if n == 0 { indexed(b"a", 0) } else { Vec::new() };
-                block.extend(vec![YOUNGEST; 1900]);
-                [open, frame(HEADERS, WHOLE, stream(n), &block)].concat()
-            },
-            100,
-        ),
-        Flood {
-            reads: false,
-            ..inside(
-                "unread downloads, HTTP/2",
-                10,
-                (ENDLESS, HTTP1),
-                |n| frame(HEADERS, WHOLE, stream(n), GET),
-                100,
-            )
-        },
-        over_http1(
-            "unread downloads, HTTP/1",
-            100,
-            (ENDLESS, HTTP1),
-            || b"GET / HTTP/1.1\r\nHost: web\r\n\r\n".to_vec(),
-            |_| Vec::new(),
-            0,
-        ),
-        inside(
-            "unread uploads, HTTP/2",
-            40,
-            slow,
-            |_| {
-                let open = frame(HEADERS, END_HEADERS, 1, POST);
-                // Within the smallest window.
-                [open, frame(DATA, 0, 1, &[b'd'; 16_000]).repeat(4)].concat()
-            },
-            1,
-        ),
-        over_http1(
-            "unread uploads, HTTP/1",
-            100,
-            slow,
-            || b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 999999999\r\n\r\n".to_vec(),
-            |_| vec![b'd'; 16_000],
-            100,
-        ),
-        over_http1(
-            "slow headers, HTTP/1",
-            100,
-            slow,
-            || [&b"GET / HTTP/1.1\r\nHost: web\r\nX: "[..], &[b'x'; 60_000]].concat(),
-            |_| Vec::new(),
-            0,
-        ),
-        inside(
-            "unfinished header blocks, HTTP/2",
-            100,
-            slow,
-            |n| amplified(n, GET, (b"a", 0), 1900, END_STREAM),
-            1,
-        ),
-        inside(
-            "rapid reset",
-            5,
-            slow,
-            |n| {
-                let open = frame(HEADERS, WHOLE, stream(n), GET);
-                [open, frame(RST_STREAM, 0, stream(n), &8u32.to_be_bytes())].concat()
-            },
-            2000,
-        ),
-        Flood {
-            reads: false,
-            ..inside(
-                "pings, unread",
-                5,
-                slow,
-                |_| frame(PING, 0, 0, &[0; 8]).repeat(1000),
-                50,
-            )
-        },
-        Flood {
-            reads: false,
-            ..inside(
-                "settings, unread",
-                5,
-                slow,
-                |_| frame(SETTINGS, 0, 0, b"").repeat(1000),
-                50,
-            )
-        },
-        inside(
-            "priority and unknown frames",
-            5,
-            slow,
-            |_| {
-                [frame(2, 0, 1, &[0; 5]), frame(0x42, 0, 0, &[0; 16])]
-                    .concat()
-                    .repeat(500)
-            },
-            50,
-        ),
-        inside(
-            "tiny DATA frames",
-            10,
-            slow,
-            |n| match n {
-                0 => frame(HEADERS, END_HEADERS, 1, POST),
-                _ => frame(DATA, 0, 1, b"d").repeat(1000),
-            },
-            50,
-        ),
-        Flood {
-            first: || [PREFACE, &frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat(),
-            ..inside(
-                "zero windows",
-                10,
-                (ENDLESS, HTTP1),
-                |n| frame(HEADERS, WHOLE, stream(n), GET),
-                100,
-            )
-        },
-        over_http1(
-            "pipelining",
-            20,
-            slow,
-            Vec::new,
-            |_| b"GET / HTTP/1.1\r\nHost: web\r\n\r\n".repeat(500),
-            20,
-        ),
-        over_http1(
-            "chunk extensions",
-            50,
-            slow,
-            || b"POST / HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec(),
-            |_| [&b"1;"[..], &[b'x'; 4000], b"\r\nd\r\n"].concat(),
-            100,
-        ),
-        over_http1(
-            "requests that wait, HTTP/1",
-            400,
-            slow,
-            || b"GET / HTTP/1.1\r\nHost: web\r\n\r\n".to_vec(),
-            |_| Vec::new(),
-            0,
-        ),
-        inside(
-            "requests that wait, HTTP/2",
-            4,
-            slow,
-            |n| frame(HEADERS, WHOLE, stream(n), GET),
-            100,
-        ),
-        over_http1(
-            "upgrades that wait",
-            200,
-            slow,
-            || {
-                b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".to_vec()
-            },
-            |_| Vec::new(),
-            0,
-        ),
-        Flood {
-            connections: 20,
-            ..over_http1("idle tunnels", 2000, slow, Vec::new, |_| Vec::new(), 0)
-        },
-        Flood {
-            connections: 100,
-            ..over_http1("idle connections", 100, slow, Vec::new, |_| Vec::new(), 0)
-        },
-        over_http1(
-            "unread bytes, TCP",
-            50,
-            (HANGS, TCP),
-            Vec::new,
-            |_| vec![b'd'; 16_000],
-            400,
-        ),
-    ]
-}
+/// The answer of an application that switches to WebSocket.
+const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
 /// Handshakes of TLS that do not end, each after most of the longest ClientHello that there may be.
 const HALF_OPEN: Half = Half { connections: 500 };
@@ -437,6 +142,8 @@ async fn request(client: &Client) -> Option<bool> {
     Some(answer.starts_with(b"HTTP/1.1 200"))
 }
 
+/// By so much others' requests may be slower during a soak.
+const MAX_DELAY: Duration = Duration::from_millis(50);
 /// A request of others that takes so long has failed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -497,11 +204,22 @@ async fn scene(memory: &'static str) -> (World, Vec<AbortOnDrop<()>>) {
     .await;
     world.serve("hangs", HANGS, &[hangs]);
     world.serve("endless", ENDLESS, &[endless]);
+    let (switches, _) = scripted(|_, mut stream: TcpStream| async move {
+        head(&mut stream).await;
+        let mut piece = SWITCHED;
+        while stream.write_all(piece).await.is_ok() {
+            piece = &[b'd'; 16 << 10];
+        }
+    })
+    .await;
+    world.serve("switches", SWITCHES, &[switches]);
+    let (_, tunnels) = flooding_tunnels(&world, "tunnels", TUNNELS_IP).await;
+    world.serve_tunnels("tunnels", TUNNELS, TUNNELS_IP);
     let keep = ambit_rt::spawn_abortable("application", async move {
         let _strict = strict;
         std::future::pending::<()>().await;
     });
-    (world, vec![keep])
+    (world, vec![keep, tunnels])
 }
 
 /// Bytes in MiB with one digit.
@@ -575,6 +293,15 @@ fn print(what: &str, measured: &Measured) {
     );
 }
 
+/// In a soak, where nothing else has the machine.
+fn assert_others_go_on(what: &str, measured: &Measured) {
+    let Measured { before, during, .. } = measured;
+    assert!(
+        *during < *before + MAX_DELAY,
+        "{what}: {before:?} -> {during:?}"
+    );
+}
+
 /// Set by `cargo xtask bench floods`: how many times as much a flood is.
 const SCALE: &str = "AMBIT_FLOODS";
 
@@ -587,7 +314,9 @@ async fn floods_at_once_stay_within_budgets_and_others_go_on() {
     if let Some(scale) = scale {
         for flood in all {
             let (world, _applications) = scene("1073741824").await;
-            print(flood.what, &measure(&world, (&[flood], None), scale).await);
+            let measured = measure(&world, (&[flood], None), scale).await;
+            print(flood.what, &measured);
+            assert_others_go_on(flood.what, &measured);
         }
         let (world, _applications) = scene("1073741824").await;
         print(
@@ -616,6 +345,9 @@ async fn floods_at_once_stay_within_budgets_and_others_go_on() {
     let half = u64::try_from(process).unwrap();
     assert!(measured.grown < half, "{} bytes", measured.grown);
     assert_eq!(measured.failed, 0);
+    if scale.is_some() {
+        assert_others_go_on("all at once", &measured);
+    }
     // With as much memory as a soak has, not each budget is used up.
     let scopes: &[&str] = if scale.is_none() {
         &["connection", "caller"]

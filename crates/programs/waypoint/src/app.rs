@@ -45,6 +45,9 @@ const QUEUED: Duration = Duration::from_secs(5);
 /// What remains for requests under way when connections were taken up to the last, because no other pod took them.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
+/// How many times the linger a pod that is to end may stand in for others of the waypoint, even if nobody calls it.
+const STANDS_IN: u32 = 15;
+
 /// Who started the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
@@ -159,22 +162,26 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         cause,
         "ending: connections are taken until clients have turned to other pods"
     );
-    let ending = readiness.pending("ending");
-    let left = serve_on(&waypoint).await;
+    let left = serve_on(&waypoint, || drop(readiness.pending("ending"))).await;
     listeners::release(&supervisor);
     waypoint.lifecycle.finish(Some(left)).await;
-    drop(ending);
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     Ok(())
 }
 
 /// Takes connections until none come any more: clients go on choosing this pod until they have learnt that it ends, or as
 /// long as no other pod of the waypoint serves. Returns what is left of the time until the process has to end.
-async fn serve_on(waypoint: &Waypoint) -> Duration {
+///
+/// Calls `ending` when clients should turn to other pods: the waypoint says that it is not ready only then.
+async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     let linger = waypoint.config.linger;
     let end = Instant::now() + linger + waypoint.config.termination_deadline;
     let last = end - LAST_REQUESTS.min(waypoint.config.termination_deadline / 2);
+    let until = last.min(Instant::now() + linger * STANDS_IN);
     tokio::time::sleep(linger).await;
+    // As long as the control plane has clients choose this pod, no other one is ready.
+    let _over = tokio::time::timeout_at(until, waypoint.stands_in_no_more()).await;
+    ending();
     loop {
         let next = waypoint.last_tunnel() + linger;
         let now = Instant::now();

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ambit_certificates::Certificates;
-use ambit_model::{GatewayAddress, NamespacedHostname, NetworkAddress, Workload};
+use ambit_model::{GatewayAddress, NamespacedHostname, NetworkAddress, Workload, WorkloadStatus};
 use ambit_proxy::{
     Dialer, InFlight, Lifecycle, LocalWorkload,
     dial::Waits,
@@ -162,6 +162,22 @@ impl Waypoint {
     pub(crate) fn last_tunnel(&self) -> Instant {
         let (made, latest) = &self.tunnels;
         *made + Duration::from_millis(latest.load(Relaxed))
+    }
+
+    /// Waits until its own pod's record is not that of a pod to choose. Of a pod that is being deleted it is one as long as
+    /// no other pod of the waypoint is ready.
+    pub(crate) async fn stands_in_no_more(&self) {
+        let mut changes = self.local.changes();
+        loop {
+            changes.mark_unchanged();
+            let own = self.state.local_workload(self.local.name());
+            if own.is_none_or(|own| own.status == WorkloadStatus::Unhealthy) {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// What is open, and how it ends.

@@ -152,6 +152,16 @@ impl Index {
         self.instances.any_ready(gateway)
     }
 
+    /// Whether a pod of a waypoint of ours that is being deleted serves in the place of others, since none is ready.
+    pub(crate) fn stands_in(&self, pod: &PodInput) -> bool {
+        let gateway = self.gateway_of(pod).filter(|_| pod.serves_on);
+        gateway.is_some_and(|gateway| {
+            self.waypoint(&gateway).is_some()
+                && pod.service_account == gateway.name
+                && !self.is_ready(&gateway)
+        })
+    }
+
     /// The Gateway that a pod says that it is part of.
     pub(super) fn gateway_of(&self, pod: &PodInput) -> Option<GatewayName> {
         let name = label(&pod.labels)?;

@@ -1,6 +1,10 @@
 //! A waypoint that is replaced or made smaller fails no request, neither on kept connections nor on new ones.
 
-use std::{net::SocketAddr, sync::Mutex};
+use std::{
+    net::SocketAddr,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
 
 use ambit_system_tests::{GATEWAY, Mesh, PAIR, is_whole, until, until_through};
 
@@ -84,13 +88,10 @@ impl Load<'_> {
     }
 }
 
-#[test]
-fn a_rollout_and_a_scale_down_fail_no_request() {
-    let manifests =
-        |replicas, revision| format!("{PAIR}\n---{}{SERVICE}", gateway(replicas, revision));
+/// A mesh with two pods of the waypoint, and where it stands before: a pod, and a service.
+fn two_pods() -> (Mesh, [SocketAddr; 2]) {
     let mesh = Mesh::up(&manifests(2, 1));
-    let first = names(&mesh);
-    assert_eq!(first.len(), 2);
+    assert_eq!(names(&mesh).len(), 2);
     let direct = SocketAddr::new(mesh.ip("shop/server"), 8080);
     let service = SocketAddr::from(([10, 96, 0, 80], 80));
     let by_client = format!("called by {}\n", mesh.ip("shop/client"));
@@ -100,39 +101,94 @@ fn a_rollout_and_a_scale_down_fail_no_request() {
             answer.succeeded() && !answer.body.contains(by_client.trim())
         });
     }
+    (mesh, [direct, service])
+}
+
+fn manifests(replicas: u32, revision: u32) -> String {
+    format!("{PAIR}\n---{}{SERVICE}", gateway(replicas, revision))
+}
+
+/// Asserts that no request fails while a change is made under load, on kept connections and on new ones.
+fn under_load(mesh: &Mesh, to: [SocketAddr; 2], change: impl FnOnce(&Progress)) {
     let load = Load {
-        mesh: &mesh,
+        mesh,
         progress: Progress::default(),
         failures: Mutex::default(),
     };
     std::thread::scope(|scope| {
         let _stop = load.progress.stop_at_end();
-        for (to, keeps) in [
-            (service, true),
-            (direct, true),
-            (service, false),
-            (direct, false),
-        ] {
+        for (to, keeps) in to.into_iter().flat_map(|to| [(to, true), (to, false)]) {
             let load = &load;
             scope.spawn(move || load.run(to, keeps));
         }
         load.progress.go_on(20);
-        mesh.apply("manifests", &manifests(2, 2));
-        until("both pods are new", || {
-            let now = names(&mesh);
-            now.len() == 2 && !now.iter().any(|name| first.contains(name))
-        });
-        load.progress.go_on(20);
-        mesh.apply("manifests", &manifests(1, 2));
-        until("one pod is left", || names(&mesh).len() == 1);
+        change(&load.progress);
         load.progress.go_on(20);
     });
     let failures = load.failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// Waits until two pods of the waypoint are there, and none of these.
+fn wait_for_two_others(mesh: &Mesh, than: &[String]) {
+    until("both pods are new", || {
+        let now = names(mesh);
+        now.len() == 2 && !now.iter().any(|name| than.contains(name))
+    });
+}
+
+#[test]
+fn a_rollout_and_a_scale_down_fail_no_request() {
+    let (mesh, to) = two_pods();
+    let first = names(&mesh);
+    under_load(&mesh, to, |progress| {
+        mesh.apply("manifests", &manifests(2, 2));
+        wait_for_two_others(&mesh, &first);
+        progress.go_on(20);
+        mesh.apply("manifests", &manifests(1, 2));
+        until("one pod is left", || names(&mesh).len() == 1);
+    });
     until_through(
         &mesh,
         &mesh.ip("shop/waypoint").to_string(),
         "shop/client",
-        &format!("http://{direct}/"),
+        &format!("http://{}/", to[0]),
     );
+}
+
+/// As when both are deleted, or evicted, at once.
+#[test]
+fn both_pods_may_go_before_their_successors_come() {
+    let (mesh, to) = two_pods();
+    // In a lab, pods of another template have other names, and need not wait until the first are gone.
+    let all_leave = |revision| {
+        mesh.apply("manifests", &manifests(0, revision));
+        until("both pods leave", || {
+            let pods = mesh.client().status().unwrap().pods.into_iter();
+            let mut pods = pods.filter(|pod| pod.name.starts_with("waypoint-"));
+            pods.all(|pod| pod.phase == "Terminating")
+        });
+    };
+    let first = names(&mesh);
+    under_load(&mesh, to, |progress| {
+        all_leave(1);
+        let left = Instant::now();
+        while left.elapsed() < Duration::from_secs(2) {
+            progress.go_on(1);
+        }
+        mesh.apply("manifests", &manifests(2, 2));
+        wait_for_two_others(&mesh, &first);
+    });
+    // A client that was quiet, for longer than a pod that others replace waits for it.
+    let second = names(&mesh);
+    all_leave(2);
+    let left = Instant::now();
+    until("a while passes", || left.elapsed() > Duration::from_secs(8));
+    assert_eq!(names(&mesh), second);
+    for to in to {
+        let answer = mesh.get("shop/client", &format!("http://{to}/"));
+        assert!(answer.succeeded(), "{to}: {answer:?}");
+    }
+    mesh.apply("manifests", &manifests(2, 3));
+    wait_for_two_others(&mesh, &second);
 }

@@ -145,6 +145,8 @@ pub(crate) struct PodInput {
     pub(crate) service_account: ArcStr,
     pub(crate) terminated: bool,
     pub(crate) ready: bool,
+    /// Whether it is being deleted and still says that it is ready.
+    pub(crate) serves_on: bool,
     pub(crate) host_network: bool,
     pub(crate) has_sidecar: bool,
     pub(crate) captured: bool,
@@ -181,6 +183,7 @@ impl PodInput {
                     .iter()
                     .any(|condition| condition.type_ == "Ready" && condition.status == "True")
             });
+        let is_leaving = metadata.deletion_timestamp.is_some();
         let native_tunnel = labels
             .get(labels::TUNNEL)
             .is_some_and(|value| value.split(',').any(|protocol| protocol.trim() == "http"));
@@ -196,7 +199,8 @@ impl PodInput {
                 .into(),
             service_account: account.into(),
             terminated: matches!(phase, "Succeeded" | "Failed"),
-            ready: ready && metadata.deletion_timestamp.is_none(),
+            ready: ready && !is_leaving,
+            serves_on: ready && is_leaving,
             host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
             has_sidecar: metadata
                 .annotations
@@ -405,7 +409,7 @@ fn without_waypoint(index: &Index, objects: &Objects, pod: &PodInput) -> Workloa
         canonical_name,
         canonical_revision,
         authorization_policies: policies_for(index, &pod.namespace, objects, &pod.labels),
-        status: if pod.ready {
+        status: if pod.ready || index.stands_in(pod) {
             WorkloadStatus::Healthy
         } else {
             WorkloadStatus::Unhealthy

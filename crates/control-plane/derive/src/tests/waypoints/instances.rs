@@ -1,6 +1,7 @@
 //! Which pods are a waypoint: those that say so under its account, no others.
 
 use ambit_k8s_api::Kind;
+use ambit_model::WorkloadStatus;
 
 use super::{told::verdict, *};
 use crate::{
@@ -221,4 +222,49 @@ fn a_service_says_whether_its_waypoint_has_a_ready_pod() {
         mesh.apply(&own);
         assert_eq!(says(&mesh), "true WaypointAccepted", "{what}");
     }
+}
+
+#[test]
+fn a_waypoints_pods_that_leave_and_serve_on_stand_in_until_another_is_ready() {
+    let left = |pod: &str| {
+        pod.replace(
+            "  uid: u1",
+            "  uid: u1\n  deletionTimestamp: \"2026-01-01T00:00:00Z\"",
+        )
+    };
+    let unready = |pod: &str| pod.replace("status: \"True\"", "status: \"False\"");
+    let first = pod("wp-1", LABEL, "wp", "10.1.2.9");
+    let second = pod("wp-2", LABEL, "wp", "10.1.2.10");
+    let next = pod("wp-3", LABEL, "wp", "10.1.2.11");
+    let stranger = left(&pod("evil", LABEL, "evil", "10.1.2.66"));
+    let other = left(&pod("other", "app: other", "other", "10.1.2.67"));
+    let objects = all(&[
+        &own_service(),
+        &gateway("wp", ""),
+        &first,
+        &second,
+        &stranger,
+        &other,
+    ]);
+    let mut mesh = TestMesh::of(&objects);
+    let healthy = |mesh: &TestMesh| {
+        let pods = ["wp-1", "wp-2", "evil", "other"];
+        pods.map(|pod| mesh.pod(pod).status == WorkloadStatus::Healthy)
+    };
+    assert_eq!(healthy(&mesh), [true, true, false, false]);
+    mesh.apply(&left(&first));
+    assert_eq!(healthy(&mesh), [false, true, false, false]);
+    mesh.apply(&left(&second));
+    assert_eq!(healthy(&mesh), [true, true, false, false]);
+    // One that says that it is not ready has ended; one that starts is none yet.
+    mesh.apply(&unready(&left(&first)));
+    mesh.apply(&unready(&next));
+    assert_eq!(healthy(&mesh), [false, true, false, false]);
+    mesh.apply(&next);
+    assert_eq!(healthy(&mesh), [false, false, false, false]);
+    // Without its Gateway it is a pod like others.
+    mesh.apply(&unready(&next));
+    assert_eq!(healthy(&mesh), [false, true, false, false]);
+    mesh.delete(Kind::Gateway, "shop", "wp");
+    assert_eq!(healthy(&mesh), [false, false, false, false]);
 }

@@ -33,7 +33,7 @@ pub struct Settings {
     pub topology_spread_constraints: Vec<Value>,
     /// The seccomp profile.
     pub seccomp_profile: Value,
-    /// How long a waypoint that goes away may finish what it has begun.
+    /// How long a waypoint that goes away may finish what it has begun; it ends sooner when nothing is left.
     pub termination_grace_period_seconds: u32,
     /// Where xDS is, as a URL.
     pub control_address: String,
@@ -99,7 +99,7 @@ impl Default for Settings {
             affinity: Map::new(),
             topology_spread_constraints: Vec::new(),
             seccomp_profile: serde_json::json!({"type": "RuntimeDefault"}),
-            termination_grace_period_seconds: 60,
+            termination_grace_period_seconds: 3600,
             control_address: "https://istiod.istio-system.svc:15012".into(),
             ca_address: String::new(),
             peer_ca_crl: false,

@@ -192,3 +192,54 @@ fn both_pods_may_go_before_their_successors_come() {
     mesh.apply("manifests", &manifests(2, 3));
     wait_for_two_others(&mesh, &second);
 }
+
+/// A waypoint that ends has an hour for what is open, and needs none for what is idle.
+#[test]
+fn a_long_connection_outlives_a_rollout_and_only_its_pod_waits() {
+    let with_grace = |revision| {
+        let overlay =
+            "{deployment: 'spec: {template: {spec: {terminationGracePeriodSeconds: 3600}}}'}";
+        let reference = "infrastructure: {parametersRef: {group: '', kind: ConfigMap, name: own}, ";
+        format!(
+            "{PAIR}\n---{}{SERVICE}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: own, namespace: shop}}\ndata: {overlay}\n",
+            gateway(2, revision).replace("infrastructure: {", reference)
+        )
+    };
+    let mesh = Mesh::up(&with_grace(1));
+    let first = names(&mesh);
+    let server = mesh.ip("shop/server");
+    let by_client = format!("called by {}", mesh.ip("shop/client"));
+    until("requests go through a waypoint", || {
+        let answer = mesh.get("shop/client", &format!("http://{server}:8080/"));
+        answer.succeeded() && !answer.body.contains(&by_client)
+    });
+    let mut long = mesh
+        .dial("shop/client", SocketAddr::new(server, 9000))
+        .unwrap();
+    long.say("before").unwrap();
+    // Kept by clients of both pods, in all likelihood, who ask for nothing more.
+    let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
+    let idle: Vec<_> = (0..8)
+        .map(|_| {
+            let to = SocketAddr::new(server, 8080);
+            let mut connection = mesh.dial("shop/client", to).unwrap();
+            connection.raw(request, is_whole).unwrap();
+            connection
+        })
+        .collect();
+    mesh.apply("manifests", &with_grace(2));
+    let left = || {
+        names(&mesh)
+            .into_iter()
+            .filter(|name| first.contains(name))
+            .count()
+    };
+    until("one of the first pods is left", || {
+        left() == 1 && names(&mesh).len() == 3
+    });
+    long.say("after").unwrap();
+    assert_eq!(left(), 1);
+    drop(long);
+    until("none of the first is left", || left() == 0);
+    drop(idle);
+}

@@ -88,11 +88,13 @@ fn container(gateway: &str, settings: &Settings) -> Value {
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
             {"name": "status-port", "containerPort": READINESS_PORT, "protocol": "TCP"},
         ],
+        // Whether it runs, not whether it is ready: a restart brings no control plane back that it waits for.
         "startupProbe": {
-            "httpGet": ready, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 60,
+            "tcpSocket": {"port": READINESS_PORT},
+            "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 60,
         },
         "readinessProbe": {
-            "httpGet": ready, "periodSeconds": 5, "timeoutSeconds": 1, "failureThreshold": 4,
+            "httpGet": ready, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 20,
         },
         "resources": settings.resources,
         "securityContext": {

@@ -90,6 +90,23 @@ fn nodes_spread_pods_by_what_every_node_has_and_zones_by_affinity() {
     assert_eq!(spread.get("affinity"), None);
 }
 
+/// What restarts it must not be what says whether it is ready: it may wait for a control plane for however long.
+#[test]
+fn no_probe_restarts_a_waypoint_that_is_not_ready() {
+    let made = ordinary();
+    let container = &made.deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(
+        container["startupProbe"]["tcpSocket"],
+        json!({"port": 15021})
+    );
+    for probe in ["startupProbe", "livenessProbe"] {
+        assert_eq!(container[probe].get("httpGet"), None, "{probe}");
+    }
+    let ready = &container["readinessProbe"];
+    assert_eq!(ready["httpGet"]["path"], "/healthz/ready");
+    assert_eq!(ready["periodSeconds"], 1, "it serves as soon as it can");
+}
+
 /// What Kubernetes would refuse as an unknown field or a wrong type.
 #[test]
 fn objects_are_what_kubernetes_reads() {

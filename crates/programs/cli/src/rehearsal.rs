@@ -23,6 +23,7 @@ use crate::{
 };
 use judge::Rehearsal;
 use world::World;
+pub(crate) use world::{list, settings};
 
 /// See the module.
 #[derive(Clone, Debug, clap::Args)]

@@ -3,6 +3,7 @@
 mod gateway;
 mod in_cluster;
 mod in_lab;
+mod moot;
 
 use std::time::Duration;
 
@@ -12,10 +13,11 @@ use serde_json::Value;
 use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
-    install::duration,
+    install::{duration, progress},
     output::{self, Format, say, table},
 };
 use gateway::Seen;
+use moot::{Migration, Moot};
 
 /// See the module.
 #[derive(Debug, Subcommand)]
@@ -95,12 +97,25 @@ pub(crate) struct ApplyArgs {
     /// With --enroll-namespace: also if the namespace uses another one
     #[arg(long, requires = "enroll_namespace")]
     overwrite: bool,
+    #[command(flatten)]
+    consent: Consent,
     /// Wait until it is programmed
     #[arg(short, long)]
     wait: bool,
     /// How long to wait, such as 90s or 5m
     #[arg(long, default_value = "90s", value_parser = duration)]
     waypoint_timeout: Duration,
+}
+
+/// What becomes of layer 4 policies that name callers: pods see the waypoint as the caller.
+#[derive(Clone, Copy, Debug, Args)]
+struct Consent {
+    /// Attach copies of such policies to the waypoint, and admit the waypoint to the pods
+    #[arg(long, conflicts_with = "allow_moot_policies")]
+    migrate_policies: bool,
+    /// Go on with such policies as they are
+    #[arg(long)]
+    allow_moot_policies: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -218,6 +233,57 @@ impl Made {
             self.revision.as_deref(),
         )
     }
+}
+
+impl ApplyArgs {
+    /// The policies to migrate before the waypoint is made; an error if there are some that it makes moot and nothing
+    /// says what becomes of them.
+    fn migrations(
+        &self,
+        policies: &[Value],
+        services: &[Value],
+        trust_domain: &str,
+    ) -> Result<Vec<(Moot, Migration)>, CliError> {
+        if self.made.serves == Some(For::None) {
+            return Ok(Vec::new());
+        }
+        let waypoint = moot::Waypoint {
+            trust_domain,
+            root_namespace: &self.made.place.target.mesh_namespace,
+            namespace: self.made.place.namespace(),
+            name: &self.made.name,
+        };
+        let found = moot::find(policies, services, &waypoint);
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let lines: Vec<_> = found.iter().map(Moot::line).collect();
+        let what = format!(
+            "pods of the namespace {} will see the waypoint as the caller, and layer 4 policies name callers:\n{}",
+            waypoint.namespace,
+            lines.join("\n")
+        );
+        if self.consent.allow_moot_policies {
+            progress(&format!("warning: {what}"));
+            return Ok(Vec::new());
+        }
+        if !self.consent.migrate_policies {
+            return Err(CliError::new(ErrorKind::Failed, what)
+                .hint("--migrate-policies attaches copies of them to the waypoint, and admits the waypoint to the pods")
+                .hint("--allow-moot-policies goes on without"));
+        }
+        let migrated = found.into_iter().map(|moot| match moot.migration.clone() {
+            Ok(migration) => Ok((moot, migration)),
+            Err(why) => Err(unmigratable(&moot.policy, &why)),
+        });
+        migrated.collect()
+    }
+}
+
+fn unmigratable(policy: &str, why: &str) -> CliError {
+    let what = format!("the AuthorizationPolicy {policy} cannot be migrated: {why}");
+    CliError::new(ErrorKind::Failed, what)
+        .hint("nothing was changed; attach one to the waypoint by targetRefs, and name the waypoint's principal in this one")
 }
 
 fn list(found: &[Seen], everywhere: bool) -> String {

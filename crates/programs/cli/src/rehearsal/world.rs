@@ -298,7 +298,7 @@ fn is_waypoint(pod: &Pod) -> bool {
 }
 
 /// All objects of a kind, in the best version that is served.
-async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, CliError> {
+pub(crate) async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, CliError> {
     for version in VERSIONS {
         let api_version = match kind.group() {
             "" => version.to_owned(),
@@ -314,7 +314,10 @@ async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, CliError> {
 }
 
 /// The settings of the mesh, as the control plane has them.
-async fn settings(cluster: &Cluster, mesh_namespace: &str) -> Result<MeshConfig, CliError> {
+pub(crate) async fn settings(
+    cluster: &Cluster,
+    mesh_namespace: &str,
+) -> Result<MeshConfig, CliError> {
     let all = cluster.list("apps/v1", "Deployment", Some(mesh_namespace), None);
     let all = all.await.map_err(|error| failed(error.into()))?;
     let control = all

@@ -7,7 +7,7 @@ use ambit_install::{
     object::ObjectRef,
 };
 use ambit_k8s_api::{
-    Namespace,
+    Kind, Namespace,
     labels::{DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE},
 };
 use serde_json::{Value, json};
@@ -22,6 +22,7 @@ use crate::{
     enrol,
     install::{failed, progress},
     output::say,
+    rehearsal,
 };
 
 /// Time between two looks.
@@ -66,6 +67,7 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
         let what = format!("the Gateway {namespace}/{name} is there and is no waypoint");
         return Err(CliError::new(ErrorKind::Failed, what).hint("--name gives another name"));
     }
+    migrate(&cluster, args).await?;
     let applied = cluster.apply(&args.made.manifest(), false).await;
     applied.map_err(|error| {
         refused(error)
@@ -78,6 +80,37 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
     if args.wait {
         programmed(&cluster, namespace, name, args.waypoint_timeout).await?;
         say(&format!("waypoint {namespace}/{name} is ready"))?;
+    }
+    Ok(())
+}
+
+/// Sees to the policies that the waypoint makes moot. Copies come first and the waypoint last, so that no request is let
+/// in or refused in between.
+async fn migrate(cluster: &Cluster, args: &ApplyArgs) -> Result<(), CliError> {
+    let policies = rehearsal::list(cluster, Kind::AuthorizationPolicy).await?;
+    if policies.is_empty() {
+        return Ok(());
+    }
+    let namespace = args.made.place.namespace();
+    let services = cluster.list("v1", "Service", Some(namespace), None).await;
+    let services = services.map_err(refused)?;
+    let settings = rehearsal::settings(cluster, &args.made.place.target.mesh_namespace).await?;
+    for (moot, migration) in args.migrations(&policies, &services, &settings.trust_domain)? {
+        for policy in &migration.added {
+            cluster.apply(policy, false).await.map_err(refused)?;
+        }
+        if let Some(rules) = migration.rules {
+            let (namespace, name) = moot.policy.split_once('/').unwrap_or_default();
+            let policy = ObjectRef {
+                api_version: "security.istio.io/v1".to_owned(),
+                kind: "AuthorizationPolicy".to_owned(),
+                namespace: Some(namespace.to_owned()),
+                name: name.to_owned(),
+            };
+            let patch = json!({"spec": {"rules": rules}});
+            cluster.merge(&policy, &patch).await.map_err(refused)?;
+        }
+        say(&format!("policy {} migrated", moot.policy))?;
     }
     Ok(())
 }

@@ -1,11 +1,16 @@
 //! Waypoints of a lab: a manifest each, in the lab's directory.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use ambit_lab::Client;
+use ambit_model::DEFAULT_TRUST_DOMAIN;
 use serde_json::Value;
 
-use super::{ApplyArgs, gateway::Seen};
+use super::{ApplyArgs, gateway::Seen, unmigratable};
 use crate::{
     CliError, ErrorKind,
     labs::{client_error, find},
@@ -41,21 +46,57 @@ pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
         let what = format!("the Gateway {namespace}/{name} is in another manifest of the lab");
         return Err(CliError::new(ErrorKind::Failed, what).hint("change it there"));
     }
-    let text = serde_saphyr::to_string(&args.made.manifest());
-    let text = text.map_err(|error| {
-        CliError::new(ErrorKind::Failed, "cannot write the manifest").because(error.to_string())
-    })?;
-    fs::write(&path, text).map_err(|error| {
-        CliError::new(
-            ErrorKind::Failed,
-            format!("cannot write {}", path.display()),
-        )
-        .because(error)
-    })?;
-    say(&format!("{} written", path.display()))?;
+    migrate(&client, &path, args)?;
+    write(&path, &args.made.manifest())?;
     if args.wait {
         programmed(&client, namespace, name, args.waypoint_timeout)?;
         say(&format!("waypoint {namespace}/{name} is ready"))?;
+    }
+    Ok(())
+}
+
+/// Writes an object's manifest.
+fn write(path: &Path, object: &Value) -> Result<(), CliError> {
+    let text = serde_saphyr::to_string(object);
+    let text = text.map_err(|error| {
+        CliError::new(ErrorKind::Failed, "cannot write the manifest").because(error.to_string())
+    })?;
+    fs::write(path, text).map_err(|error| {
+        let what = format!("cannot write {}", path.display());
+        CliError::new(ErrorKind::Failed, what).because(error)
+    })?;
+    say(&format!("{} written", path.display()))
+}
+
+/// Writes, beside the waypoint's manifest, the policies that keep the meaning of those that the waypoint makes moot.
+fn migrate(client: &Client, waypoint: &Path, args: &ApplyArgs) -> Result<(), CliError> {
+    let objects = client.objects().map_err(client_error)?;
+    let of = |kind: &str| -> Vec<_> {
+        let is_one = |one: &&Value| one.get("kind").and_then(Value::as_str) == Some(kind);
+        objects.iter().filter(is_one).cloned().collect()
+    };
+    let (policies, services) = (of("AuthorizationPolicy"), of("Service"));
+    let migrations = args.migrations(&policies, &services, DEFAULT_TRUST_DOMAIN)?;
+    // A manifest may say anything else, too, and is the user's to change.
+    if let Some((moot, _)) = migrations.iter().find(|(_, one)| one.rules.is_some()) {
+        let why = "in a lab, its manifest has to be changed so that it spares the waypoint";
+        return Err(unmigratable(&moot.policy, why));
+    }
+    for policy in migrations
+        .iter()
+        .flat_map(|(_, migration)| &migration.added)
+    {
+        let text = |pointer| {
+            policy
+                .pointer(pointer)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
+        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+        write(
+            &waypoint.with_file_name(format!("policy-{namespace}-{name}.yaml")),
+            policy,
+        )?;
     }
     Ok(())
 }

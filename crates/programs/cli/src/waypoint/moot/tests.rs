@@ -1,0 +1,228 @@
+//! Which policies a waypoint makes moot, and how they keep their meaning.
+
+use super::*;
+
+const WAYPOINT: Waypoint<'static> = Waypoint {
+    trust_domain: "cluster.local",
+    root_namespace: "istio-system",
+    namespace: "shop",
+    name: "waypoint",
+};
+const PRINCIPAL: &str = "cluster.local/ns/shop/sa/waypoint";
+
+fn policy(name: &str, action: &str, rules: Value) -> Value {
+    json!({
+        "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"selector": {"matchLabels": {"app": "orders"}}, "action": action, "rules": rules},
+    })
+}
+
+fn from(source: Value) -> Value {
+    json!([{"from": [{"source": source}]}])
+}
+
+fn services() -> Vec<Value> {
+    let service = |name: &str, selector: Value| json!({"metadata": {"name": name, "namespace": "shop"}, "spec": {"selector": selector}});
+    vec![
+        service("orders", json!({"app": "orders"})),
+        service("orders-v1", json!({"app": "orders", "version": "v1"})),
+        service("all", json!({"tier": "web"})),
+    ]
+}
+
+fn found(policy: &Value) -> Option<Moot> {
+    find(std::slice::from_ref(policy), &services(), &WAYPOINT).pop()
+}
+
+fn effect(action: &str, rules: Value) -> Option<Effect> {
+    found(&policy("p", action, rules)).map(|moot| moot.effect)
+}
+
+const FRONTEND: &str = "cluster.local/ns/shop/sa/frontend";
+
+#[test]
+fn allow_policies_that_name_others_refuse_the_waypoint() {
+    for source in [
+        json!({"principals": [FRONTEND]}),
+        json!({"principals": ["*/sa/frontend"]}),
+        json!({"namespaces": ["legacy"]}),
+        json!({"serviceAccounts": ["shop/frontend"]}),
+        json!({"trustDomains": ["other.example"]}),
+        json!({"notPrincipals": [format!("{}*", "cluster.local/ns/shop/")]}),
+        json!({"notNamespaces": ["shop"]}),
+        // The source address becomes the waypoint's.
+        json!({"ipBlocks": ["10.0.0.0/8"]}),
+    ] {
+        let got = effect("ALLOW", from(source.clone()));
+        assert_eq!(got, Some(Effect::RefusesAll), "{source}");
+    }
+    let when = json!([{"when": [{"key": "source.principal", "values": [FRONTEND]}]}]);
+    assert_eq!(effect("ALLOW", when), Some(Effect::RefusesAll));
+}
+
+#[test]
+fn allow_policies_of_the_waypoints_namespace_admit_everybody() {
+    for source in [
+        json!({"namespaces": ["shop"]}),
+        json!({"principals": ["cluster.local/ns/shop/*"]}),
+        json!({"principals": ["*"]}),
+        json!({"notPrincipals": [FRONTEND]}),
+        json!({"notIpBlocks": ["10.0.0.0/8"]}),
+    ] {
+        let got = effect("ALLOW", from(source.clone()));
+        assert_eq!(got, Some(Effect::AdmitsAll), "{source}");
+    }
+}
+
+#[test]
+fn deny_policies_stop_nobody_or_everybody() {
+    let deny = |source| effect("DENY", from(source));
+    let nobody = Some(Effect::DeniesNobody);
+    assert_eq!(deny(json!({"principals": [FRONTEND]})), nobody);
+    assert_eq!(deny(json!({"namespaces": ["legacy"]})), nobody);
+    assert_eq!(deny(json!({"ipBlocks": ["10.0.0.0/8"]})), nobody);
+    let all = Some(Effect::RefusesAll);
+    assert_eq!(deny(json!({"notPrincipals": [FRONTEND]})), all);
+    assert_eq!(deny(json!({"namespaces": ["shop"]})), all);
+}
+
+#[test]
+fn policies_that_name_no_caller_or_the_waypoint_are_untouched() {
+    let ports = json!([{"to": [{"operation": {"ports": ["8080"]}}]}]);
+    for rules in [json!([]), json!([{}]), ports] {
+        assert_eq!(effect("ALLOW", rules.clone()), None);
+        assert_eq!(effect("DENY", rules), None);
+    }
+    for source in [
+        json!({"principals": [FRONTEND, PRINCIPAL]}),
+        json!({"serviceAccounts": ["shop/waypoint"]}),
+    ] {
+        assert_eq!(effect("ALLOW", from(source)), None);
+    }
+    let spared = json!({"namespaces": ["shop"], "notPrincipals": [PRINCIPAL]});
+    assert_eq!(effect("DENY", from(spared)), None);
+    let callers = || from(json!({"principals": [FRONTEND]}));
+    for action in ["AUDIT", "CUSTOM"] {
+        assert_eq!(effect(action, callers()), None);
+    }
+    let mut attached = policy("p", "ALLOW", callers());
+    attached["spec"]["targetRefs"] = json!([{"kind": "Gateway", "name": "waypoint"}]);
+    assert_eq!(found(&attached), None);
+    let mut dry = policy("p", "ALLOW", callers());
+    dry["metadata"]["annotations"] = json!({"istio.io/dry-run": "true"});
+    assert_eq!(found(&dry), None);
+    let mut elsewhere = policy("p", "ALLOW", callers());
+    elsewhere["metadata"]["namespace"] = json!("legacy");
+    assert_eq!(found(&elsewhere), None);
+}
+
+#[test]
+fn allow_policies_are_copied_and_the_waypoint_is_admitted() {
+    let old = policy("p", "ALLOW", from(json!({"principals": [FRONTEND]})));
+    let migration = found(&old).unwrap().migration.unwrap();
+    let [copy, admission] = &*migration.added else {
+        panic!("{migration:?}");
+    };
+    assert_eq!(copy["metadata"]["name"], "p-waypoint");
+    assert_eq!(copy["spec"]["rules"], old["spec"]["rules"]);
+    assert_eq!(copy["spec"].get("selector"), None);
+    let names: Vec<_> = copy["spec"]["targetRefs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .collect();
+    let names: Vec<_> = names.iter().map(|one| text(one, "/name")).collect();
+    assert_eq!(names, ["orders", "orders-v1"]);
+    assert_eq!(admission["metadata"]["name"], "p-from-waypoint");
+    assert_eq!(admission["spec"]["selector"], old["spec"]["selector"]);
+    let expected = from(json!({"principals": [PRINCIPAL]}));
+    assert_eq!(admission["spec"]["rules"], expected);
+    assert_eq!(migration.rules, None);
+    // It is done once.
+    let all = [vec![old], migration.added].concat();
+    assert_eq!(find(&all, &services(), &WAYPOINT), []);
+}
+
+#[test]
+fn deny_policies_are_copied_and_spare_the_waypoint() {
+    let old = policy("p", "DENY", from(json!({"principals": [FRONTEND]})));
+    let migration = found(&old).unwrap().migration.unwrap();
+    assert_eq!(migration.added.len(), 1);
+    assert_eq!(migration.rules, None);
+    let all = [vec![old], migration.added].concat();
+    assert_eq!(find(&all, &services(), &WAYPOINT), []);
+
+    let mut rules = from(json!({"notPrincipals": [FRONTEND]}));
+    let others = [
+        json!({"when": [{"key": "source.namespace", "values": ["shop"]}]}),
+        json!({"to": [{"operation": {"methods": ["PUT"]}}]}),
+    ];
+    rules.as_array_mut().unwrap().extend(others);
+    let migration = found(&policy("p", "DENY", rules))
+        .unwrap()
+        .migration
+        .unwrap();
+    let changed = migration.rules.unwrap();
+    let spared = json!([FRONTEND, PRINCIPAL]);
+    assert_eq!(changed[0]["from"][0]["source"]["notPrincipals"], spared);
+    assert_eq!(
+        changed[1]["from"][0]["source"]["notPrincipals"],
+        json!([PRINCIPAL])
+    );
+    assert_eq!(changed[2].get("from"), None);
+}
+
+#[test]
+fn a_namespaces_policy_is_attached_to_the_gateway() {
+    let mut of_all = policy("p", "ALLOW", from(json!({"namespaces": ["legacy"]})));
+    of_all["spec"].as_object_mut().unwrap().remove("selector");
+    let migration = found(&of_all).unwrap().migration.unwrap();
+    let target = &migration.added[0]["spec"]["targetRefs"][0];
+    assert_eq!(
+        (text(target, "/kind"), text(target, "/name")),
+        ("Gateway", "waypoint")
+    );
+    assert_eq!(migration.added[1]["spec"].get("selector"), None);
+}
+
+#[test]
+fn what_cannot_be_migrated_says_why() {
+    let why = |policy: &Value| found(policy).unwrap().migration.unwrap_err();
+    let callers = from(json!({"principals": [FRONTEND]}));
+    let mut other = policy("p", "ALLOW", callers.clone());
+    other["spec"]["selector"] = json!({"matchLabels": {"app": "ledger"}});
+    assert!(why(&other).contains("no Service"));
+    let mut ports = callers.clone();
+    ports[0]["to"] = json!([{"operation": {"ports": ["8080"]}}]);
+    assert!(why(&policy("p", "ALLOW", ports)).contains("ports"));
+    let mut root = policy("p", "ALLOW", callers.clone());
+    root["metadata"]["namespace"] = json!("istio-system");
+    assert!(why(&root).contains("root namespace"));
+    let taken = [
+        policy("p", "ALLOW", callers.clone()),
+        policy("p-waypoint", "ALLOW", json!([])),
+    ];
+    let moot = find(&taken, &services(), &WAYPOINT).remove(0);
+    assert!(moot.migration.unwrap_err().contains("p-waypoint already"));
+}
+
+#[test]
+fn lines_name_the_policy_and_its_callers() {
+    let line = |action, source| found(&policy("p", action, from(source))).unwrap().line();
+    insta::assert_snapshot!(
+        [
+            line("ALLOW", json!({"principals": [FRONTEND], "namespaces": ["a", "b"]})),
+            line("ALLOW", json!({"namespaces": ["shop"]})),
+            line("DENY", json!({"notPrincipals": [FRONTEND]})),
+            line("DENY", json!({"ipBlocks": ["10.0.0.0/8"]})),
+        ]
+        .join("\n"),
+        @r"
+      shop/p (ALLOW): pods refuse the waypoint, and with it all whom it allows now: principals cluster.local/ns/shop/sa/frontend; namespaces a, b
+      shop/p (ALLOW): admits the waypoint, and with it everybody; allowed now: namespaces shop
+      shop/p (DENY): pods refuse the waypoint, and with it everybody; denied now: principals other than cluster.local/ns/shop/sa/frontend
+      shop/p (DENY): denies nobody who comes through the waypoint; denied now: addresses 10.0.0.0/8
+    "
+    );
+}

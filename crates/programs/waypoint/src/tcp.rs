@@ -486,10 +486,14 @@ async fn connect(
     let connected = connecting.await;
     if let Some(held) = &held {
         let outcome = match &connected {
-            Ok(_) => Outcome::Connected,
-            Err(_) => Outcome::Failed,
+            Ok(_) => Some(Outcome::Connected),
+            // The client's budget has no room, which is nothing of the endpoint's.
+            Err(UpstreamError::Memory(_)) => None,
+            Err(_) => Some(Outcome::Failed),
         };
-        held.report(waypoint.around(), outcome);
+        if let Some(outcome) = outcome {
+            held.report(waypoint.around(), outcome);
+        }
     }
     let uid = || way.workload().map(|one| one.uid().clone());
     let stream = connected.map_err(|error| Failed::At(error, uid()))?;

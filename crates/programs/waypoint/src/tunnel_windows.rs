@@ -12,6 +12,10 @@ use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
 
 /// Bytes that the tunnels of a connection share at least.
 const MIN_SHARED: usize = 64 << 10;
+/// Parts of what is left of a caller's budget and of the process's that the tunnels of one connection share. All that its
+/// windows allow is less than four times as much. Connections to endpoints are many, and wait for further tunnels.
+const OF_CONNECTIONS: (usize, usize) = (64, 1024);
+const OF_UPSTREAMS: (usize, usize) = (512, 4096);
 /// Smallest receive window of one tunnel.
 const MIN_WINDOW: u32 = 16 << 10;
 /// Bytes of one tunnel that wait to be written to its connection.
@@ -22,10 +26,14 @@ const TUNNEL_BYTES: usize = 16 << 10;
 /// Bytes that one tunnel costs, besides the window that it adds to its connection.
 pub(crate) const COST: usize = TUNNEL_BYTES + MAX_SEND_BUFFER;
 
-/// The limits of a new connection of a caller, or for one.
+/// The limits of a new connection of a caller.
 pub(crate) fn settings(configured: &Settings, memory: &ConnectionMemory) -> Settings {
-    let shared = memory.share_of_windows().max(MIN_SHARED);
-    let shared = u32::try_from(shared).unwrap_or(u32::MAX);
+    within(configured, memory.share_of_windows(OF_CONNECTIONS))
+}
+
+/// The limits of a connection whose tunnels share so many bytes.
+fn within(configured: &Settings, shared: usize) -> Settings {
+    let shared = u32::try_from(shared.max(MIN_SHARED)).unwrap_or(u32::MAX);
     let shared = configured.connection_window.min(shared);
     Settings {
         connection_window: shared,
@@ -79,27 +87,27 @@ impl ReceiveWindows {
 #[derive(Debug)]
 pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
-    settings: Settings,
-    /// For the connection, if it is a new one.
+    configured: &'a Settings,
+    /// For the smallest connection, if a new one is needed.
     connection: Mutex<Option<Permit>>,
     tunnel: Option<Permit>,
 }
 
 impl<'a> UpstreamWindows<'a> {
-    /// Charges a tunnel and a new connection for it.
+    /// Charges a tunnel, and the smallest connection for it.
     ///
     /// # Errors
     /// When there is no room.
     pub(crate) fn open(
-        configured: &Settings,
+        configured: &'a Settings,
         memory: &'a ConnectionMemory,
     ) -> Result<Self, Exhausted> {
-        let settings = settings(configured, memory);
-        let tunnel = memory.open_upstream(COST + settings.stream_bytes())?;
-        let connection = memory.open_upstream(settings.client_bytes())?;
+        let smallest = within(configured, MIN_SHARED);
+        let tunnel = memory.open_upstream(COST + smallest.stream_bytes())?;
+        let connection = memory.open_upstream(smallest.client_bytes())?;
         Ok(Self {
             memory,
-            settings,
+            configured,
             connection: Mutex::new(Some(connection)),
             tunnel: Some(tunnel),
         })
@@ -110,23 +118,30 @@ impl<'a> UpstreamWindows<'a> {
         self.tunnel.take()
     }
 
-    /// The limits of a new connection, and what is to be held as long as it lasts: for the first one that was charged
-    /// already, so that nobody else who waits for it fails for want of room.
+    /// The limits of a new connection, and what is to be held as long as it lasts. The first one is the smallest where
+    /// there is no room: others who wait for it do not fail.
     pub(crate) fn connection(&self) -> Result<Option<Reserved>, DialError> {
         let charged = self.connection.lock().take();
-        let permit = match charged {
-            Some(permit) => permit,
-            None => {
-                let taken = self.memory.open_upstream(self.settings.client_bytes());
+        let smallest = within(self.configured, MIN_SHARED);
+        let mut permit = charged.map_or_else(
+            || {
+                let taken = self.memory.open_upstream(smallest.client_bytes());
                 taken.map_err(|full| DialError::Prepare {
                     text: "no room for a connection",
                     reason: Reason::Connect,
                     source: Box::new(full),
-                })?
-            }
-        };
+                })
+            },
+            Ok,
+        )?;
+        let shared = self.memory.share_of_windows(OF_UPSTREAMS);
+        let settings = within(self.configured, shared);
+        let more = settings
+            .client_bytes()
+            .saturating_sub(smallest.client_bytes());
+        let settings = permit.grow(more).map_or(smallest, |()| settings);
         Ok(Some(Reserved {
-            settings: self.settings.clone().into(),
+            settings: settings.into(),
             permit: Box::new(permit),
         }))
     }

@@ -80,6 +80,8 @@ impl Ruling {
 /// can be.
 pub(super) fn outcome(result: Result<StatusCode, &Broken>, has_body: bool) -> Option<Outcome> {
     match result {
+        // The client's budget has no room, which is nothing of the endpoint's.
+        Err(broken) if broken.flag == ResponseFlag::OverloadManager => None,
         Ok(status) => Some(Outcome::Answered(status.as_u16())),
         Err(broken) => {
             let is_endpoints = matches!(

@@ -40,6 +40,7 @@ use crate::{
     message::{self, Body, Version},
     metered::{Metered, reset_by_client},
     session::Session,
+    tunnel_windows,
 };
 
 /// What a server shows that it has understood by (RFC 6455, section 1.3).
@@ -263,7 +264,14 @@ pub(super) fn switch(
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
     let upgrade = upgrade.ok_or_else(refused)?;
-    let taken = session.memory.open(COPY_BYTES + window_bytes(version));
+    // The tunnel of a client of HTTP/1 is no longer charged once its server has ended.
+    let tunnel = if upgrade.is_extended {
+        0
+    } else {
+        tunnel_windows::COST
+    };
+    let bytes = COPY_BYTES + tunnel + window_bytes(version);
+    let taken = session.memory.open(bytes);
     let permit = taken.map_err(overload::overloaded)?;
     let client = leftover.0.take().ok_or_else(refused)?;
     let server = hyper::upgrade::on(&mut response);

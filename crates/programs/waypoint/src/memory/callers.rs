@@ -14,11 +14,6 @@ use super::{
 /// So many callers are remembered before those that hold nothing are forgotten.
 const REMEMBERED: usize = 1024;
 
-/// A connection's tunnels share this part of what is left of their caller's budget for connections, and that one of what
-/// is left of the process's. All that their windows allow is less than four times as much.
-const WINDOWS_OF_CALLER: usize = 64;
-const WINDOWS_OF_PROCESS: usize = 1024;
-
 /// What bytes are held for: the reason in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Use {
@@ -193,11 +188,12 @@ impl ConnectionMemory {
         self.counted(Use::Connection, self.connections.take(bytes))
     }
 
-    /// What the windows of a new connection may share: a small part of what is left of its caller's budget and of the
+    /// What the windows of a new connection may share: small parts of what is left of its caller's budget and of the
     /// process's, so that neither a caller's many connections nor many callers with one each find no room.
-    pub(crate) fn share_of_windows(&self) -> usize {
-        let of_caller = self.connections.left() / WINDOWS_OF_CALLER;
-        of_caller.min(self.connections.left_at_root() / WINDOWS_OF_PROCESS)
+    pub(crate) fn share_of_windows(&self, (of_caller, of_process): (usize, usize)) -> usize {
+        let by_caller = self.connections.left() / of_caller.max(1);
+        let by_process = self.connections.left_at_root() / of_process.max(1);
+        by_caller.min(by_process)
     }
 
     /// Takes what a connection to an endpoint holds that is opened for the caller.

@@ -293,6 +293,17 @@ fn print(what: &str, measured: &Measured) {
     );
 }
 
+fn assert_within_budgets(world: &World, measured: &Measured) {
+    let (_, process) = world.memory_budget();
+    // A caller's budget, and half of one: the connections of a source that has proven nothing.
+    let most = process / 4 + process / 8;
+    assert!(measured.charged <= most, "{} bytes", measured.charged);
+    // Half of what the process may have, although its clients and applications are in it here.
+    let half = u64::try_from(process).unwrap();
+    assert!(measured.grown < half, "{} bytes", measured.grown);
+    assert_eq!(measured.failed, 0);
+}
+
 /// In a soak, where nothing else has the machine.
 fn assert_others_go_on(what: &str, measured: &Measured) {
     let Measured { before, during, .. } = measured;
@@ -302,11 +313,15 @@ fn assert_others_go_on(what: &str, measured: &Measured) {
     );
 }
 
+/// Floods are measured one after the other, since the process has the memory of all.
+static FLOODING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// Set by `cargo xtask bench floods`: how many times as much a flood is.
 const SCALE: &str = "AMBIT_FLOODS";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_at_once_stay_within_budgets_and_others_go_on() {
+    let _alone = FLOODING.lock().await;
     let all: &'static [Flood] = Box::leak(floods().into_boxed_slice());
     let scale = std::env::var(SCALE)
         .ok()
@@ -337,14 +352,7 @@ async fn floods_at_once_stay_within_budgets_and_others_go_on() {
     )
     .await;
     print("all at once", &measured);
-    let (_, process) = world.memory_budget();
-    // A caller's budget, and half of one: the connections of a source that has proven nothing.
-    let most = process / 4 + process / 8;
-    assert!(measured.charged <= most, "{} bytes", measured.charged);
-    // Half of what the process may have, although its clients and applications are in it here.
-    let half = u64::try_from(process).unwrap();
-    assert!(measured.grown < half, "{} bytes", measured.grown);
-    assert_eq!(measured.failed, 0);
+    assert_within_budgets(&world, &measured);
     if scale.is_some() {
         assert_others_go_on("all at once", &measured);
     }
@@ -363,4 +371,23 @@ async fn floods_at_once_stay_within_budgets_and_others_go_on() {
     }
     let process = world.count("ambit_memory_budget_refused_total", &["scope=\"process\""]);
     assert_eq!(process, 0, "one caller used the process's budget up");
+}
+
+/// Alone, since what others of the same client hold would have them refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn floods_that_are_not_read_stay_within_budgets() {
+    let _alone = FLOODING.lock().await;
+    let all: &'static [Flood] = Box::leak(floods().into_boxed_slice());
+    let unread = [
+        "unread upgrades",
+        "unread tunnels",
+        "unread endpoints behind tunnels",
+    ];
+    for flood in all.iter().filter(|flood| unread.contains(&flood.what)) {
+        let (world, _applications) = scene("268435456").await;
+        let measured = measure(&world, (&[flood], None), 1).await;
+        print(flood.what, &measured);
+        assert_within_budgets(&world, &measured);
+        assert!(measured.charged > 0, "{}", flood.what);
+    }
 }

@@ -301,7 +301,7 @@ pub(super) fn floods() -> Vec<Flood> {
             || WEBSOCKET.to_vec(),
             // Nor is this read.
             |_| vec![b'd'; 16_000],
-            20,
+            4,
         ),
         Flood {
             connections: 18,

@@ -54,7 +54,8 @@ pub struct Mesh {
     base: tempfile::TempDir,
 }
 
-/// The options a test starts from: two nodes, IPv4, the mesh.
+/// The options a test starts from: two nodes, IPv4, the mesh, whose waypoints bind at once, so that nothing that a test
+/// does goes without them.
 pub fn options() -> Options {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -74,7 +75,7 @@ pub fn options() -> Options {
         primary_cni: PrimaryCni::Lab,
         cni_dir: "/usr/lib/cni".into(),
         user_namespace: false,
-        env: Default::default(),
+        env: [("AMBIT_WAYPOINT_BINDING".to_owned(), "strict".to_owned())].into(),
     }
 }
 

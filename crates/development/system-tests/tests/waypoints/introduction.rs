@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, until, until_through};
+use ambit_system_tests::{GATEWAY, Mesh, Options, PAIR, options, until, until_through};
 
 use crate::departures::Load;
 
@@ -36,7 +36,11 @@ fn waypoint_pods(mesh: &Mesh) -> usize {
 
 #[test]
 fn waypoint_is_introduced_without_a_refused_connection() {
-    let mesh = Mesh::up(PAIR);
+    let by_default = Options {
+        env: Default::default(),
+        ..options()
+    };
+    let mesh = Mesh::up_with(PAIR, by_default);
     mesh.serve_heads("shop/server", UNDECLARED);
     let pod = mesh.ip("shop/server");
     let addresses = [

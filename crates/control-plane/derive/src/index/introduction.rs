@@ -57,37 +57,22 @@ pub(super) enum Strictness {
 struct Evidence {
     /// A pod of it is ready, or the Gateway's status says that one was.
     has_been_ready: bool,
-    is_elsewhere: bool,
-    is_setting_strict: bool,
-    has_policies: bool,
+    strictness: Option<Strictness>,
+    /// Policies are attached to what it is to serve.
     serves_policies: bool,
 }
 
 impl Evidence {
     /// The decision; `None`: the waypoint is introduced.
     fn decide(self) -> Option<Introduction> {
-        let is_strict = Introduction::Strict;
-        match self {
-            Self {
-                has_been_ready: true,
-                ..
-            } => None,
-            Self {
-                is_elsewhere: true, ..
-            } => Some(is_strict(Strictness::Elsewhere)),
-            Self {
-                is_setting_strict: true,
-                ..
-            } => Some(is_strict(Strictness::Setting)),
-            Self {
-                has_policies: true, ..
-            } => Some(is_strict(Strictness::Policies)),
-            Self {
-                serves_policies: true,
-                ..
-            } => Some(Introduction::Guarded),
-            _ => Some(Introduction::Waiting),
+        if self.has_been_ready {
+            return None;
         }
+        Some(match self.strictness {
+            Some(why) => Introduction::Strict(why),
+            None if self.serves_policies => Introduction::Guarded,
+            None => Introduction::Waiting,
+        })
     }
 }
 
@@ -249,31 +234,35 @@ impl Index {
     }
 
     fn evidence(&self, name: &GatewayName, guarded: &mut Option<Guarded>) -> Evidence {
-        let ours = self.gateway(name).filter(|one| self.is_waypoint(one));
-        let Some(gateway) = ours else {
-            return Evidence {
-                is_elsewhere: true,
-                ..Evidence::default()
-            };
-        };
-        let evidence = Evidence {
-            has_been_ready: gateway.has_been_ready || self.is_ready(name),
-            is_elsewhere: gateway.names_addresses,
-            is_setting_strict: self.config.waypoint_binding == WaypointBinding::Strict,
+        let strict = |why: Strictness| Evidence {
+            strictness: Some(why),
             ..Evidence::default()
         };
-        if evidence.decide() != Some(Introduction::Waiting) {
-            return evidence;
+        let ours = self.gateway(name).filter(|one| self.is_waypoint(one));
+        let Some(gateway) = ours else {
+            return strict(Strictness::Elsewhere);
+        };
+        if gateway.has_been_ready || self.is_ready(name) {
+            return Evidence {
+                has_been_ready: true,
+                ..Evidence::default()
+            };
+        }
+        if gateway.names_addresses {
+            return strict(Strictness::Elsewhere);
+        }
+        if self.config.waypoint_binding == WaypointBinding::Strict {
+            return strict(Strictness::Setting);
         }
         let guarded = guarded.get_or_insert_with(|| self.guarded());
+        if guarded.gateways.contains(name) || guarded.classes.contains(&gateway.class) {
+            return strict(Strictness::Policies);
+        }
+        let mut namespaces = guarded.namespaces.iter();
         Evidence {
-            has_policies: guarded.gateways.contains(name)
-                || guarded.classes.contains(&gateway.class),
-            serves_policies: guarded.serving.contains(name) || {
-                let mut namespaces = guarded.namespaces.iter();
-                namespaces.any(|namespace| self.takes_pods_of(gateway, namespace))
-            },
-            ..evidence
+            serves_policies: guarded.serving.contains(name)
+                || namespaces.any(|namespace| self.takes_pods_of(gateway, namespace)),
+            ..Evidence::default()
         }
     }
 

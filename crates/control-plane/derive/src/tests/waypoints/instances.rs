@@ -225,7 +225,7 @@ fn a_service_says_whether_its_waypoint_has_a_ready_pod() {
 }
 
 #[test]
-fn a_waypoints_pods_that_leave_and_serve_on_stand_in_until_another_is_ready() {
+fn pods_that_leave_and_serve_on_stand_in_until_another_is_ready() {
     let left = |pod: &str| {
         pod.replace(
             "  uid: u1",

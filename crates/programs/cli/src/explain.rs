@@ -1,6 +1,8 @@
 //! `ambit policy explain`: which policy decides a connection, and why, from live state. What goes through a
-//! waypoint is followed there: node proxies judge it by PeerAuthentication alone.
+//! waypoint has two legs: node proxies judge the caller by PeerAuthentication alone, and then the waypoint as the caller
+//! of what it delivers.
 
+mod delivery;
 mod name;
 mod origin;
 
@@ -16,10 +18,11 @@ use serde::Serialize;
 
 use crate::{
     CliError, ErrorKind,
-    dump::{Dump, ServiceEntry, Waypoint},
+    dump::{Dump, EndpointWaypoint, ServiceEntry, Waypoint},
     output::{self, Format, table},
     source::Source,
 };
+pub(crate) use delivery::Delivery;
 
 /// See the module.
 #[derive(Clone, Debug, clap::Args)]
@@ -60,7 +63,10 @@ pub(crate) struct Report {
     /// The waypoint that it goes through, whose policies are not judged here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waypoint: Option<String>,
-    /// What becomes of it; as far as node proxies decide, if it goes through a waypoint.
+    /// What becomes of the waypoint's own connection to the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) delivery: Option<Delivery>,
+    /// What becomes of it; as far as node proxies decide, on each leg, if it goes through a waypoint.
     pub(crate) allowed: bool,
     /// The policy that decides.
     pub(crate) decided_by: Option<String>,
@@ -147,6 +153,18 @@ pub(crate) fn explain(
         let is_refused = report.allowed && is_refused(dump, server, &connection);
         reports.push(match led {
             Some(waypoint) if is_refused => refused(report, &waypoint),
+            Some(waypoint) if report.allowed && report.enforced => {
+                let attached = attached(dump, server);
+                let leg = (server, &connection);
+                let delivery = attached
+                    .and_then(|attached| Delivery::judge(attached, &workloads, &policies, leg));
+                Report {
+                    waypoint: Some(waypoint),
+                    allowed: delivery.as_ref().is_none_or(|delivery| delivery.allowed),
+                    delivery,
+                    ..report
+                }
+            }
             waypoint => Report { waypoint, ..report },
         });
     }
@@ -155,10 +173,15 @@ pub(crate) fn explain(
 
 /// Whether a client that knows of no waypoint comes to a pod whose waypoint could not be told who it is.
 fn is_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
-    let mut entries = dump.workloads.known();
-    let entry = entries.find(|entry| entry.uid == server.uid.as_str());
-    let attached = entry.and_then(|entry| entry.endpoint_waypoint.as_ref());
+    let attached = attached(dump, server);
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
+}
+
+/// The waypoint that the server is an endpoint of.
+fn attached<'a>(dump: &'a Dump, server: &Workload) -> Option<&'a EndpointWaypoint> {
+    let mut entries = dump.workloads.known();
+    let entry = entries.find(|entry| entry.uid == server.uid.as_str())?;
+    entry.endpoint_waypoint.as_ref()
 }
 
 fn refused(report: Report, waypoint: &str) -> Report {
@@ -375,6 +398,7 @@ fn report(
         destination: connection.destination,
         enforced,
         waypoint: None,
+        delivery: None,
         allowed: decision.allowed || !enforced,
         decided_by: decision
             .decided_by
@@ -385,26 +409,28 @@ fn report(
             true => reason(&decision.why).to_owned(),
             false => "the server is outside the mesh".to_owned(),
         },
-        policies: explanation
-            .policies
-            .iter()
-            .map(|verdict| PolicyReport {
-                policy: verdict.policy.to_string(),
-                action: Json(verdict.action),
-                scope: Json(verdict.scope),
-                dry_run: verdict.dry_run,
-                matching_rule: match verdict.outcome {
-                    Outcome::Matches { rule } => Some(rule + 1),
-                    Outcome::NoMatch => None,
-                },
-            })
-            .collect(),
+        policies: policy_reports(explanation),
         missing: explanation
             .missing
             .iter()
             .map(ToString::to_string)
             .collect(),
     }
+}
+
+fn policy_reports(explanation: &Explanation) -> Vec<PolicyReport> {
+    let all = explanation.policies.iter();
+    all.map(|verdict| PolicyReport {
+        policy: verdict.policy.to_string(),
+        action: Json(verdict.action),
+        scope: Json(verdict.scope),
+        dry_run: verdict.dry_run,
+        matching_rule: match verdict.outcome {
+            Outcome::Matches { rule } => Some(rule + 1),
+            Outcome::NoMatch => None,
+        },
+    })
+    .collect()
 }
 
 fn reason(why: &Why) -> &'static str {
@@ -426,46 +452,78 @@ pub(crate) fn words(report: &Report) -> String {
         Some(identity) => format!("{} as {identity}", report.from),
         None => format!("{} without an identity (plaintext)", report.from),
     };
-    let verdict = if report.allowed { "ALLOWED" } else { "DENIED" };
+    // A waypoint delivers only what has been led to it.
+    let is_allowed = report.allowed || report.delivery.is_some();
     let at = report.waypoint.as_ref().map(|_| " at the node proxy");
-    let by = report
-        .decided_by
-        .as_ref()
-        .map(|policy| format!(" by {policy}"))
-        .unwrap_or_default();
     let mut text = format!(
-        "{who}\n  -> {} ({})\n{verdict}{}{by}: {}",
+        "{who}\n  -> {} ({})\n{}{}{}: {}",
         report.to,
         report.destination,
+        verdict(is_allowed),
         at.unwrap_or_default(),
+        by(report.decided_by.as_deref()),
         report.why
     );
-    if let Some(waypoint) = &report.waypoint {
-        text.push_str(&format!(
+    match (&report.waypoint, &report.delivery) {
+        (Some(waypoint), None) => text.push_str(&format!(
             "\ngoes through the waypoint {waypoint}, whose policies are not judged here; what it delivers is \
              judged by the server's policies, with the waypoint as client"
-        ));
+        )),
+        (Some(waypoint), Some(_)) => text.push_str(&format!(
+            "\ngoes through the waypoint {waypoint}, whose policies are not judged here"
+        )),
+        _ => {}
     }
-    if !report.policies.is_empty() {
-        let rows = report.policies.iter().map(|policy| {
-            let dry = if policy.dry_run { " (dry run)" } else { "" };
-            vec![
-                policy.policy.clone(),
-                format!("{:?}{dry}", policy.action.0).to_uppercase(),
-                format!("{:?}", policy.scope.0),
-                match policy.matching_rule {
-                    Some(rule) => format!("rule {rule} matches"),
-                    None => "no rule matches".to_owned(),
-                },
-            ]
-        });
-        text.push_str("\n\n");
-        text.push_str(&table(&["POLICY", "ACTION", "SCOPE", "RESULT"], rows));
+    push_policies(&mut text, &report.policies);
+    if let Some(delivery) = &report.delivery {
+        text.push_str(&format!(
+            "\n\nthe waypoint as {}\n  -> {} ({})\n{}{}: {}",
+            delivery.identity,
+            report.to,
+            report.destination,
+            verdict(delivery.allowed),
+            by(delivery.decided_by.as_deref()),
+            delivery.why
+        ));
+        if !delivery.allowed {
+            text.push_str("\nthe server's policies refuse the waypoint, whoever calls through it");
+        }
+        push_policies(&mut text, &delivery.policies);
     }
     for missing in &report.missing {
         text.push_str(&format!("\nnot known: {missing}"));
     }
     text
+}
+
+fn verdict(is_allowed: bool) -> &'static str {
+    if is_allowed { "ALLOWED" } else { "DENIED" }
+}
+
+fn by(policy: Option<&str>) -> String {
+    policy
+        .map(|policy| format!(" by {policy}"))
+        .unwrap_or_default()
+}
+
+fn push_policies(text: &mut String, policies: &[PolicyReport]) {
+    if policies.is_empty() {
+        return;
+    }
+    let rows = policies.iter().map(|policy| {
+        let dry = if policy.dry_run { " (dry run)" } else { "" };
+        vec![
+            policy.policy.clone(),
+            format!("{:?}{dry}", policy.action.0).to_uppercase(),
+            format!("{:?}", policy.scope.0),
+            match policy.matching_rule {
+                Some(rule) => format!("rule {rule} matches"),
+                None => "no rule matches".to_owned(),
+            },
+        ]
+    });
+    text.push_str("\n\n");
+    text.push_str(&table(&["POLICY", "ACTION", "SCOPE", "RESULT"], rows));
 }
 
 #[cfg(test)]

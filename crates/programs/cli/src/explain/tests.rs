@@ -142,11 +142,7 @@ fn what_goes_through_a_waypoint_is_followed_there() {
     ] {
         let report = explained(&enforced, from, to);
         // AuthorizationPolicy, and one that is not known, are for what the waypoint delivers.
-        assert_eq!(
-            (report.allowed, report.waypoint.as_deref()),
-            (true, Some(name)),
-            "{from}"
-        );
+        assert_eq!(report.waypoint.as_deref(), Some(name), "{from}");
         assert!(report.policies.is_empty() && report.missing.is_empty());
         let text = words(&report);
         assert!(text.contains("ALLOWED at the node proxy: "), "{text}");
@@ -165,6 +161,45 @@ fn what_goes_through_a_waypoint_is_followed_there() {
             .is_some()
     );
     assert!(explained(&known, "batch", "10.0.0.2").waypoint.is_none());
+}
+
+#[test]
+fn the_waypoint_is_judged_as_the_caller_of_what_it_delivers() {
+    let known = |principal: &str| {
+        let dump = DUMP.replace(r#", "shop/gone""#, "");
+        let attached = r#""name": "web-a-1", "endpointWaypoint": {"waypoint": {"destination": "shop/wp"},
+            "identities": ["spiffe://cluster.local/ns/shop/sa/waypoint"], "enforce": true},"#;
+        let dump = dump.replace(r#""name": "web-a-1","#, attached);
+        let dump = dump.replace(
+            "cluster.local/ns/shop/sa/front\"",
+            &format!("{principal}\""),
+        );
+        let dump = Dump::parse(dump.as_bytes()).unwrap();
+        explain(&dump, "shop/front", "shop/web", 80, false)
+            .unwrap()
+            .remove(0)
+    };
+    let refused = known("cluster.local/ns/shop/sa/front");
+    assert!(!refused.allowed);
+    insta::assert_snapshot!(words(&refused), @r"
+    shop/front-a-1 as spiffe://cluster.local/ns/shop/sa/front
+      -> shop/web-a-1 (10.0.0.2:8080)
+    ALLOWED at the node proxy: no policy applies
+    goes through the waypoint shop/wp, whose policies are not judged here
+
+    the waypoint as spiffe://cluster.local/ns/shop/sa/waypoint
+      -> shop/web-a-1 (10.0.0.2:8080)
+    DENIED: ALLOW policies apply, none of them matches
+    the server's policies refuse the waypoint, whoever calls through it
+
+    POLICY           ACTION  SCOPE             RESULT
+    shop/no-metrics  DENY    Namespace         no rule matches
+    shop/only-front  ALLOW   WorkloadSelector  no rule matches
+    ");
+    let allowed = known("cluster.local/ns/shop/sa/waypoint");
+    assert!(allowed.allowed);
+    let decided_by = allowed.delivery.unwrap().decided_by;
+    assert_eq!(decided_by.as_deref(), Some("shop/only-front"));
 }
 
 #[test]

@@ -1,0 +1,60 @@
+//! The second leg of a connection that goes through a waypoint: from the waypoint to the pod, where policies see the
+//! waypoint as the caller.
+
+use std::net::IpAddr;
+
+use ambit_authz::{Connection, PolicySet};
+use ambit_model::{Identity, Workload};
+use serde::Serialize;
+
+use super::{PolicyReport, policy_reports, reason};
+use crate::dump::EndpointWaypoint;
+
+/// What the pod's policies make of the waypoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Delivery {
+    /// The waypoint's identity.
+    pub(crate) identity: String,
+    pub(crate) allowed: bool,
+    /// The policy that decides.
+    pub(crate) decided_by: Option<String>,
+    /// In words.
+    pub(crate) why: String,
+    pub(crate) policies: Vec<PolicyReport>,
+}
+
+impl Delivery {
+    /// Judges each identity of the server's waypoint; the first that is refused counts. None if nobody says what the
+    /// waypoint's identity is.
+    pub(super) fn judge(
+        attached: &EndpointWaypoint,
+        workloads: &[Workload],
+        policies: &PolicySet,
+        (server, connection): (&Workload, &Connection),
+    ) -> Option<Self> {
+        let judge = |text: &String| {
+            let identity: Identity = text.parse().ok()?;
+            let own = workloads.iter().filter(|one| one.identity() == identity);
+            let mut ips = own.flat_map(|one| one.workload_ips.iter().copied());
+            let is_same = |ip: &IpAddr| ip.is_ipv4() == connection.source_ip.is_ipv4();
+            let of_waypoint = Connection {
+                source_ip: ips.find(is_same).unwrap_or(connection.source_ip),
+                source: Some(identity),
+                destination: connection.destination,
+            };
+            let explanation = policies.explain(server, &of_waypoint);
+            let decision = &explanation.decision;
+            Some(Self {
+                identity: text.clone(),
+                allowed: decision.allowed,
+                decided_by: decision.decided_by.as_ref().map(ToString::to_string),
+                why: reason(&decision.why).to_owned(),
+                policies: policy_reports(&explanation),
+            })
+        };
+        let mut all: Vec<_> = attached.identities.iter().filter_map(judge).collect();
+        all.sort_by_key(|one| one.allowed);
+        all.into_iter().next()
+    }
+}

@@ -442,7 +442,11 @@ impl Index {
                 self.mark_host(service.hostname);
             }
             let target = served::as_target(workload, |at| self.foreign_at(at));
-            for scope in self.behind.update(uid, target) {
+            let scopes = self.behind.update(uid, target);
+            if !scopes.is_empty() {
+                self.mark_gateways();
+            }
+            for scope in scopes {
                 self.mark_policies(&scope);
             }
         }

@@ -187,8 +187,21 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 fn is_attached(object: &Value) -> bool {
-    let given = |field| object.pointer(field).is_some_and(|value| !value.is_null());
-    given("/spec/targetRef") || given("/spec/targetRefs")
+    let of = |field: &str| object.pointer(field).filter(|value| !value.is_null());
+    let several = of("/spec/targetRefs").and_then(Value::as_array);
+    of("/spec/targetRef").is_some() || several.is_some_and(|all| !all.is_empty())
+}
+
+/// Leaves out lists that say nothing, which objects have that were read and written again.
+fn leave_out_empty_lists(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| !member.as_array().is_some_and(Vec::is_empty));
+            members.values_mut().for_each(leave_out_empty_lists);
+        }
+        Value::Array(all) => all.iter_mut().for_each(leave_out_empty_lists),
+        _ => {}
+    }
 }
 
 impl<'a> Policy<'a> {
@@ -308,6 +321,9 @@ impl<'a> Policy<'a> {
         let targets = self.targets(services, waypoint)?;
         if let Some(spec) = spec.as_object_mut() {
             spec.remove("selector");
+            if let Some(rules) = spec.get_mut("rules") {
+                leave_out_empty_lists(rules);
+            }
             spec.insert("targetRefs".to_owned(), targets);
         }
         let mut added = vec![self.policy(COPY, &spec, &is_taken)?];

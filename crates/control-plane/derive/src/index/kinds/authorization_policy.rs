@@ -1,7 +1,7 @@
 //! Authorization policies: each is a policy of the workloads that it selects.
 
 mod attached;
-mod callers;
+pub(super) mod callers;
 mod connections;
 mod http;
 mod rules;
@@ -63,6 +63,9 @@ impl MeshKind for AuthorizationPolicy {
     fn changed(index: &mut Index, change: &Change<'_, PolicyInput>, _: &mut PodDirectory) {
         let key = change.key;
         index.mark(key.clone());
+        for policy in change.both() {
+            callers::mark(index, &key.namespace, policy);
+        }
         let targets = |policy: Option<&PolicyInput>| -> Vec<ObjectKey> {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
             attached
@@ -252,7 +255,7 @@ impl PolicyInput {
 
     /// What of it has no effect because of waypoints.
     fn note(&self, index: &Index) -> Option<Note> {
-        callers::note(index, self.callers.as_deref()?, self.sent.as_ref()?)
+        callers::note(index, self)
     }
 
     /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not

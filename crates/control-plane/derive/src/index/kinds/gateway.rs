@@ -13,7 +13,7 @@ use ambit_model::{AppTunnel, ArcStr, GatewayName, HBONE_PORT, WaypointGateway};
 
 use serde_json::{Value, json};
 
-use super::{telemetry, unread};
+use super::{authorization_policy::callers, telemetry, unread};
 use crate::{
     Labels, MeshConfig, PodDirectory, ServicePolicyScope,
     condition::{ConditionType, EFFECTIVE, INTRODUCED, Part, PartsType, Standing, Verdict},
@@ -199,6 +199,7 @@ impl MeshKind for Gateway {
             let mut notes = index.strangers(&gateway.name);
             notes.extend(of_telemetry);
             notes.extend(unread::note(index, &gateway.name));
+            notes.extend(callers::gateway_note(index, &gateway.name));
             notes.extend(index.passed_on_nodes(&gateway.name));
             notes.extend(
                 gateway

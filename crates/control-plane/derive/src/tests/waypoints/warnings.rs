@@ -77,6 +77,47 @@ fn policies_that_name_callers_are_told_of_waypoints_before_their_pods() {
 }
 
 #[test]
+fn gateways_name_the_policies_that_they_make_moot() {
+    let source = |name: &str| {
+        format!(
+            "rules: [{{from: [{{source: {{principals: [cluster.local/ns/shop/sa/{name}]}}}}]}}]"
+        )
+    };
+    let selector = "selector: {matchLabels: {app: cart}}, ";
+    let allow = policy("shop", &format!("{selector}{}", source("front")));
+    let mut mesh = TestMesh::of(&all(&[CART, &allow, &gateway("wp", "")]));
+    let said = |mesh: &TestMesh| {
+        let problems = problems_of(mesh, Kind::Gateway, "shop", "wp");
+        problems.concat().contains("AuthorizationPolicy shop/p;")
+    };
+    assert!(said(&mesh));
+    assert!(of_policy(&mesh, "shop").is_some());
+    // One beside it that admits the waypoint.
+    let admission = policy("shop", &format!("{selector}{}", source("wp")));
+    let admission = admission.replace("name: p,", "name: q,");
+    mesh.apply(&admission);
+    assert!(!said(&mesh));
+    assert_eq!(of_policy(&mesh, "shop"), None);
+    mesh.delete(Kind::AuthorizationPolicy, "shop", "q");
+    assert!(said(&mesh));
+    assert!(of_policy(&mesh, "shop").is_some());
+    // It goes with the pods.
+    mesh.delete(Kind::Pod, "shop", "cart-1");
+    assert!(!said(&mesh));
+    mesh.apply(CART);
+    assert!(said(&mesh));
+    // What a DENY policy is about is judged by its copy.
+    mesh.apply(&allow.replace("{selector", "{action: DENY, selector"));
+    assert!(said(&mesh));
+    let copy =
+        "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: wp}], action: DENY";
+    mesh.apply(&policy("shop", copy).replace("name: p,", "name: p-waypoint,"));
+    assert!(!said(&mesh));
+    mesh.delete(Kind::AuthorizationPolicy, "shop", "p");
+    assert!(!said(&mesh));
+}
+
+#[test]
 fn a_waypoint_for_services_is_no_caller_of_pods_that_are_asked_for_themselves() {
     let spec = "rules: [{from: [{source: {namespaces: [a]}}]}]";
     let for_services = gateway("wp", ", labels: {istio.io/waypoint-for: service}");

@@ -3,11 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::istio::Rule as PolicyRule;
-use ambit_model::{Authorization, GatewayName, Identity, Match, Scope, StringMatch};
+use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, istio::Rule as PolicyRule};
+use ambit_model::{
+    Action, ArcStr, Authorization, GatewayName, Identity, Match, Scope, StringMatch,
+};
 
+use super::PolicyInput;
 use crate::{
-    index::{Index, PolicyScope, names},
+    index::{Index, PolicyScope, instances::listed, names},
     problem::Note,
 };
 
@@ -27,18 +30,114 @@ pub(super) fn field(rules: &[PolicyRule]) -> Option<String> {
     })
 }
 
-/// What is to be said of such a policy, if it applies to pods behind waypoints of which it does not speak.
-pub(super) fn note(index: &Index, field: &str, policy: &Authorization) -> Option<Note> {
+/// What is to be said of such a policy, if it applies to pods behind waypoints that make it moot.
+pub(super) fn note(index: &Index, input: &PolicyInput) -> Option<Note> {
+    let field = input.callers.as_deref()?;
+    let policy = input.sent.as_ref()?;
     let waypoints = waypoints(index, policy);
-    let unnamed = waypoints
-        .iter()
-        .filter(|gateway| !speaks_of(index, policy, gateway));
-    let names = names(unnamed)?;
+    let names = names(
+        waypoints
+            .iter()
+            .filter(|gateway| is_moot(index, input, gateway)),
+    )?;
     let message = format!(
         "pods that it applies to are behind the waypoint {names}: there, the waypoint is seen as the caller of all \
          that it delivers; to judge original callers, attach the policy with spec.targetRefs to the Gateway or Service"
     );
     Some(Note::new(field, message))
+}
+
+/// What is to be said on a waypoint's Gateway of the policies that it makes moot.
+pub(in crate::index) fn gateway_note(index: &Index, gateway: &GatewayName) -> Option<Note> {
+    let mut found = BTreeSet::new();
+    let mut check = |namespace: &str, name: Option<&str>, scope: Scope| {
+        let all = index.objects(namespace).into_iter();
+        let all = all.flat_map(|objects| objects.all::<AuthorizationPolicy>());
+        let all = all.filter(|(of, _)| name.is_none_or(|name| name == of.as_str()));
+        let is_of_scope = |input: &PolicyInput| {
+            let sent = input.sent.as_ref();
+            sent.is_some_and(|sent| sent.scope == scope)
+        };
+        for (name, _) in all.filter(|(_, one)| is_of_scope(one) && is_moot(index, one, gateway)) {
+            found.insert(format!("AuthorizationPolicy {namespace}/{name}"));
+        }
+    };
+    for scope in index.behind.of(gateway) {
+        match scope {
+            PolicyScope::Listed(name) => {
+                if let Some((namespace, name)) = name.split_once('/') {
+                    check(namespace, Some(name), Scope::WorkloadSelector);
+                }
+            }
+            PolicyScope::Namespace(namespace) => {
+                check(namespace, None, Scope::Namespace);
+                check(&index.config.root_namespace, None, Scope::Global);
+            }
+        }
+    }
+    let found: Vec<_> = found.into_iter().collect();
+    let names = listed(&found)?;
+    let message = format!(
+        "layer 4 policies that name callers see this waypoint as the caller of all that it delivers, and refuse it or \
+         stop nobody: {names}; attach them with spec.targetRefs, and name the principal of the waypoint in them"
+    );
+    Some(Note::new("spec", message))
+}
+
+/// Whether a policy names callers, and neither it nor one beside it for the same pods says what becomes of the waypoint.
+fn is_moot(index: &Index, input: &PolicyInput, gateway: &GatewayName) -> bool {
+    let (Some(_), Some(policy)) = (&input.callers, &input.sent) else {
+        return false;
+    };
+    if speaks_of(index, policy, gateway) {
+        return false;
+    }
+    let objects = index.objects(&policy.namespace);
+    let mut all = objects
+        .into_iter()
+        .flat_map(|objects| objects.all::<AuthorizationPolicy>());
+    let is_migrated = match policy.action {
+        Action::Allow => all.any(|(_, other)| {
+            let sent = other.sent.as_ref();
+            let sent = sent.filter(|sent| sent.action == Action::Allow && !sent.dry_run);
+            other.selector == input.selector
+                && sent.is_some_and(|sent| speaks_of(index, sent, gateway))
+        }),
+        Action::Deny => {
+            let copy = format!("{}-waypoint", policy.name);
+            all.any(|(name, other)| *name == copy.as_str() && other.attached.is_some())
+        }
+    };
+    !is_migrated
+}
+
+/// A policy has changed: what is said of others of its namespace, and of waypoints, may depend on it.
+pub(super) fn mark(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
+    let mut gateways = BTreeSet::new();
+    let objects = index.objects(namespace).into_iter();
+    let mut beside = Vec::new();
+    for (name, other) in objects.flat_map(|objects| objects.all::<AuthorizationPolicy>()) {
+        let is_beside = other.callers.is_some()
+            && (input.attached.is_some() || other.selector == input.selector);
+        if let Some(sent) = other.sent.as_ref().filter(|_| is_beside) {
+            gateways.extend(waypoints(index, sent));
+            beside.push(name.clone());
+        }
+    }
+    if let Some(sent) = input.sent.as_ref().filter(|_| input.callers.is_some()) {
+        gateways.extend(waypoints(index, sent));
+    }
+    for name in beside {
+        let key = ObjectKey::new(Kind::AuthorizationPolicy, namespace.clone(), name);
+        index.mark(key);
+    }
+    for gateway in gateways {
+        index.mark(ObjectKey::new(
+            Kind::Gateway,
+            gateway.namespace,
+            gateway.name,
+        ));
+    }
 }
 
 /// The waypoints of the pods that it applies to.

@@ -376,7 +376,6 @@ fn place(pod: &str) -> Place {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "each way and each kind, in one mesh")]
 fn attachments_of_services_hold_on_every_way() {
     let scene = Scene::new();
     let mesh = &scene.mesh;

@@ -33,7 +33,7 @@ use crate::{
     session::Session,
     target::Target,
     upstream::{
-        Checkout, HttpKey, Keep, RequestGuard, STREAM_WINDOW, StreamSlot, Way,
+        Checkout, HttpKey, Keep, RequestGuard, STREAM_WINDOW, StreamSlot, UpstreamError, Way,
     },
 };
 

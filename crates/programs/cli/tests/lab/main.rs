@@ -4,5 +4,6 @@
 mod life;
 mod mesh;
 mod pods;
+mod readme;
 mod support;
 mod waypoint;

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, chown},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output},
     time::{Duration, Instant},
 };
@@ -80,6 +80,20 @@ impl Lab {
         let manifests = self.manifests.path().to_str().unwrap();
         command.args(args.iter().map(|arg| arg.replace("MANIFESTS", manifests)));
         command
+            .env("AMBIT_LAB_DIR", self.base.path())
+            .env("KUBECONFIG", self.base.path().join("no-kubeconfig"))
+            .output()
+            .unwrap()
+    }
+
+    /// A shell command as documents have it, for this lab; `/tmp/shop` stands for the directory of manifests.
+    pub(crate) fn shell(&self, command: &str) -> Output {
+        let bin = Path::new(ambit()).parent().unwrap().display().to_string();
+        let path = std::env::var("PATH").unwrap();
+        let manifests = self.manifests.path().to_str().unwrap();
+        Command::new("sh")
+            .args(["-ec", &command.replace("/tmp/shop", manifests)])
+            .env("PATH", format!("{bin}:{path}"))
             .env("AMBIT_LAB_DIR", self.base.path())
             .env("KUBECONFIG", self.base.path().join("no-kubeconfig"))
             .output()

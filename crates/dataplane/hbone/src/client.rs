@@ -20,10 +20,9 @@ use tokio::{
 
 use crate::{
     Settings, Tunnel,
-    lease::{Lease, Liveness, Shared},
+    lease::{Lease, Liveness, Permit, Shared},
     piece::Piece,
     pinger::Pinger,
-    pool::Permit,
     refusal,
     tls::HandshakeError,
     tunnel::Slot,

@@ -2,6 +2,7 @@
 //! that have data to send can. Nothing here does IO.
 
 use std::{
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
@@ -14,6 +15,11 @@ use tokio::time::Instant;
 
 /// How long no tunnel of a connection can send anything before the connection counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
+
+/// What is held as long as a connection lasts, for whoever counts connections.
+pub trait Permit: fmt::Debug + Send {}
+
+impl<T: fmt::Debug + Send> Permit for T {}
 
 /// What is known of the workload at the other end of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -21,7 +21,7 @@ mod tunnel;
 mod windows;
 
 pub use client::{ClientConnection, DialError, TunnelError};
-pub use lease::Liveness;
+pub use lease::{Liveness, Permit};
 pub use pinger::PingTimeout;
 pub use pool::{Pool, PoolKey, WeakPool};
 pub use relay::{Meter, RelayError, Reversed, Socket, relay_plain, relay_tunnel, relay_tunnels};

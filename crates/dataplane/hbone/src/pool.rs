@@ -7,7 +7,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     future::Future,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Weak},
@@ -24,7 +23,7 @@ use tokio::{
 use crate::{
     ClientConnection, DialError, Liveness, Settings, Tunnel, TunnelError,
     client::{self, Driver, Http2Error},
-    lease::Lease,
+    lease::{Lease, Permit},
     piece::Piece,
 };
 
@@ -101,11 +100,6 @@ pub struct Reserved {
     /// What is dropped with the connection.
     pub permit: Box<dyn Permit>,
 }
-
-/// See [`Reserved::permit`].
-pub trait Permit: fmt::Debug + Send {}
-
-impl<T: fmt::Debug + Send> Permit for T {}
 
 /// Called before a connection is set up.
 type Reserve<'a> = &'a (dyn Fn() -> Result<Option<Reserved>, DialError> + Sync);

@@ -1,7 +1,11 @@
 //! What one pod sends costs a waypoint a bounded number of bytes, and others go on: a megabyte of HPACK's indexes, which
 //! would be headers of hundreds of megabytes, is refused beyond the pod's budget.
 
-use std::{fs, io::Read as _, net::SocketAddr};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+};
 
 use ambit_lab::LogSource;
 use ambit_system_tests::{Conversation, Mesh, options, until, with_waypoint_and};
@@ -96,6 +100,41 @@ fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
         };
         mesh.client().log_text(log).unwrap().contains(" 503 OM ")
     });
+    let grown = resident().saturating_sub(before);
+    assert!(grown < LIMIT / 2, "{grown} bytes");
+}
+
+/// A request for WebSocket, and the answer.
+const UPGRADE: &[u8] = b"GET /socket HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+/// Connections that are not read after the switch.
+const SOCKETS: usize = 40;
+
+#[test]
+fn unread_websockets_behind_tunnels_cost_a_bounded_number_of_bytes() {
+    let mut options = options();
+    let limit = LIMIT.to_string();
+    options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), limit);
+    let (mesh, _) = with_waypoint_and("", options);
+    mesh.serve("shop/server", 8081, |mut stream| {
+        let _read = stream.read(&mut [0; 1024])?;
+        stream.write_all(SWITCHED)?;
+        loop {
+            stream.write_all(&[0; 16 << 10])?;
+        }
+    });
+    let server = SocketAddr::new(mesh.ip("shop/server"), 8081);
+    let before = resident();
+    let mut held: Vec<Conversation> = Vec::new();
+    let mut switched = 0;
+    for _ in 0..SOCKETS {
+        let mut connection = mesh.dial("legacy/client", server).unwrap();
+        let heard = connection.raw(UPGRADE, |heard| heard.contains("\r\n\r\n"));
+        switched += usize::from(heard.is_ok_and(|heard| heard.contains(" 101 ")));
+        held.push(connection);
+    }
+    assert!(switched > SOCKETS / 4, "{switched} have switched");
+    assert!(is_served(&mesh));
     let grown = resident().saturating_sub(before);
     assert!(grown < LIMIT / 2, "{grown} bytes");
 }

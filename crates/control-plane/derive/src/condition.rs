@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::{
-    index::introduction,
-    problem::{Problem, Severity},
-};
+use crate::problem::{Problem, Severity};
 
 /// Longest message, in characters: a status is no log.
 const LONGEST: usize = 1000;
@@ -167,7 +164,7 @@ pub(crate) const EFFECTIVE: ConditionType = ConditionType {
 
 /// Whether a waypoint has been ready since its Gateway exists.
 pub(crate) const INTRODUCED: ConditionType = ConditionType {
-    name: introduction::INTRODUCED,
+    name: "ambit.io/Introduced",
     manager: "ambit-introduction",
     verdict: |subject| subject.standing?.introduction.clone(),
     reports_problems: false,

@@ -68,6 +68,11 @@ const CONDITIONS: &[(&str, &str, &str)] = &[
         "Istio accepts it without a word; we say that two of its principals match nobody",
     ),
     (
+        "Gateway vec/waypoint ambit.io/Introduced=True Introduced",
+        "the waypoint has been ready",
+        "Istio binds to a waypoint before it is ready",
+    ),
+    (
         "Service vec/wp istio.io/WaypointBound=False NoReadyWaypoint",
         "no pod of the waypoint vec/waypoint is ready",
         "Istio says that the waypoint is accepted, although no pod of it is ready",

@@ -3,7 +3,7 @@
 //! In this order: labels of its own, those of its namespace; then, unless the mesh goes by labels alone, the
 //! Gateways themselves: the waypoint of a pod's service account, the waypoint of its namespace. The first that
 //! says anything decides, even if it leads nowhere: what cannot be resolved is refused by clients, rather than
-//! sent another way. Waypoints that do not bind yet ([`introduction`](super::introduction)) are passed over.
+//! sent another way. Waypoints that do not bind yet (`introduction.rs`) are passed over.
 
 use std::{fmt, fmt::Write};
 
@@ -15,7 +15,12 @@ use ambit_model::{
     NamespacedHostname, Workload,
 };
 
-use super::{Index, binding::Binding, foreign::Foreign, introduction::Takers, kind::MeshKind};
+use super::{
+    Index,
+    binding::{Binding, Takers},
+    foreign::Foreign,
+    kind::MeshKind,
+};
 use crate::{DEFAULT_REVISION, Labels, WaypointAttachment, WaypointMissing, WorkloadWaypoints};
 
 /// A Gateway as understood.

@@ -38,6 +38,15 @@ impl Binding {
     }
 }
 
+/// The Gateways that take pods and services by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takers {
+    /// All of them.
+    All,
+    /// Those that bind now.
+    Binding,
+}
+
 /// A second waypoint for a share of the connections to services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Canary {

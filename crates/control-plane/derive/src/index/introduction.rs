@@ -17,16 +17,16 @@ use serde_json::Value;
 use super::{
     Index,
     attachment::{Attachment, Obstacle, Origin},
-    binding::Binding,
+    binding::{Binding, Takers},
     kind::MeshKind,
 };
-use crate::{WaypointBinding, condition::Verdict};
+use crate::{
+    WaypointBinding,
+    condition::{INTRODUCED, Verdict},
+};
 
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
-
-/// The condition by which later processes know that a waypoint has been ready.
-pub(crate) const INTRODUCED: &str = "ambit.io/Introduced";
 
 /// Whether a waypoint that has never been ready binds nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +177,7 @@ pub(crate) fn has_been_ready(status: &Value) -> bool {
         |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);
     let mut conditions = conditions(status).into_iter();
     let addresses = status.get("addresses").and_then(Value::as_array);
-    conditions.any(|one| says(&one, "type", INTRODUCED) && says(&one, "status", "True"))
+    conditions.any(|one| says(&one, "type", INTRODUCED.name) && says(&one, "status", "True"))
         || addresses.is_some_and(|addresses| !addresses.is_empty())
 }
 
@@ -188,15 +188,6 @@ pub(super) struct Label {
     pub(super) holder: ObjectKey,
     pub(super) origin: Origin,
     pub(super) binding: Binding,
-}
-
-/// The Gateways that take pods and services by themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Takers {
-    /// All of them.
-    All,
-    /// Those that bind now.
-    Binding,
 }
 
 impl Index {

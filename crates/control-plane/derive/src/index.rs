@@ -28,6 +28,7 @@ mod served;
 mod standing;
 mod survey;
 mod targets;
+mod waypoint_rules;
 mod workloads;
 
 use std::{

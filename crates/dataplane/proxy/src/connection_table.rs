@@ -26,6 +26,11 @@ pub enum Cut {
     /// Everything to the pod has to come through its waypoint now.
     #[error("connection closed: it does not come through the waypoint of the workload")]
     PassesByWaypoint,
+    /// The same, and the waypoint has a rule that could refuse what is in it.
+    #[error(
+        "connection closed: it does not come through the waypoint of the workload, and a layer 7 rule could concern it"
+    )]
+    WaypointRule,
     /// The deadline of a drain passed, or the pod's proxy was stopped at once.
     #[error("connection closed due to connection drain")]
     Drain,
@@ -35,7 +40,9 @@ impl Cut {
     /// The low-cardinality cause.
     pub fn reason(self) -> Reason {
         match self {
-            Self::Policy | Self::MissingPolicy | Self::PassesByWaypoint => Reason::Deny,
+            Self::Policy | Self::MissingPolicy | Self::PassesByWaypoint | Self::WaypointRule => {
+                Reason::Deny
+            }
             Self::Drain => Reason::Connect,
         }
     }

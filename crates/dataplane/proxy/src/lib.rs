@@ -35,6 +35,7 @@ pub mod tunnel_server;
 pub mod warm_start;
 pub mod workers;
 
+pub use ambit_route::Bypass;
 pub use connection::{End, Established, Opening};
 pub use connection_table::{Connections, Course, Cut, Shown};
 pub use dial::Dialer;

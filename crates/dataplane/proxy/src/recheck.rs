@@ -4,7 +4,9 @@
 //!
 //! - A policy that the pod's record names and nobody knows: the record and the policy come as two messages, in
 //!   either order, and connections that were allowed must not end for the moment between them.
-//! - A waypoint that everything has to come through from now on: connections that do not are cut after a while.
+//! - A waypoint that everything has to come through from now on. Connections that do not are cut at once if a layer 7
+//!   rule could concern them, since nobody can judge by it what is in them. Others go on until they end, or as long as
+//!   the setting says. While it is not known which rules there are, all are cut after a while.
 //!   Those that were led through a waypoint which is the pod's no longer go on as long as that waypoint's own
 //!   connection to the pod, and that does not come through the new one.
 
@@ -12,6 +14,7 @@ use std::{pin::pin, time::Duration};
 
 use ambit_authz::{Connection as Peer, Why};
 use ambit_model::{PodName, Workload};
+use ambit_route::Bypass;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
@@ -19,6 +22,9 @@ use crate::{
     local::LocalWorkload,
     state::SharedState,
 };
+
+/// How long connections that pass by a new waypoint go on if it is not known which rules it has.
+const UNKNOWN_RULES_GRACE: Duration = Duration::from_secs(30);
 
 /// Re-checks the connections to one instance at every change that concerns them.
 #[derive(Debug)]
@@ -71,40 +77,52 @@ impl Recheck {
     }
 }
 
-/// Why a connection to `workload` may not go on, if so.
+/// Why a connection may not be opened as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objection {
+    /// A policy of layer 4 refuses it.
+    Policy,
+    /// The pod's record names a policy that is not known.
+    MissingPolicy,
+    /// It does not come through the pod's waypoint.
+    Bypass(Bypass),
+}
+
+/// Why a connection to `workload` could not be opened as it was, if so.
 pub fn objection(
     state: &SharedState,
     workload: &Workload,
     peer: &Peer,
     course: Course,
-) -> Option<Cut> {
+) -> Option<Objection> {
     let decision = match course {
         Course::Direct => state.authorize(workload, peer),
         Course::ThroughWaypoint => state.authenticate(workload, peer),
     };
     match decision.why {
         _ if decision.allowed => {}
-        Why::MissingPolicy(_) => return Some(Cut::MissingPolicy),
-        _ => return Some(Cut::Policy),
+        Why::MissingPolicy(_) => return Some(Objection::MissingPolicy),
+        _ => return Some(Objection::Policy),
     }
-    let passes_by = course == Course::Direct && state.passes_by_waypoint(workload, peer);
-    passes_by.then_some(Cut::PassesByWaypoint)
+    match course {
+        Course::Direct => state.bypass(workload, peer).map(Objection::Bypass),
+        Course::ThroughWaypoint => None,
+    }
 }
 
 /// How long established connections may go on that may not be opened any more.
 #[derive(Debug)]
 pub struct Graces {
     missing_policy: Grace,
-    waypoint: Grace,
+    waypoint: WaypointGrace,
 }
 
 impl Graces {
-    /// Connections that wait for a policy may go on for `missing_policy`, those that do not come through a
-    /// new waypoint for `waypoint`.
-    pub fn new(missing_policy: Duration, waypoint: Duration) -> Self {
+    /// Connections that wait for a policy may go on for `missing_policy`; for `waypoint`, see [`WaypointGrace::new`].
+    pub fn new(missing_policy: Duration, waypoint: Option<Duration>) -> Self {
         Self {
             missing_policy: Grace::new(missing_policy),
-            waypoint: Grace::new(waypoint),
+            waypoint: WaypointGrace::new(waypoint),
         }
     }
 
@@ -117,7 +135,7 @@ impl Graces {
     /// Nothing can be decided, and so nothing is waited for, until the next [`Self::recheck`].
     pub fn suspend(&mut self) {
         self.missing_policy.until = None;
-        self.waypoint.until = None;
+        self.waypoint.grace.until = None;
     }
 
     /// Decides all anew and cuts those that may not go on. Returns how many.
@@ -125,19 +143,68 @@ impl Graces {
         &mut self,
         connections: &Connections,
         now: Instant,
-        judge: impl Fn(&Peer, Course) -> Option<Cut>,
+        judge: impl Fn(&Peer, Course) -> Option<Objection>,
     ) -> usize {
         let mut missing_policy = self.missing_policy.look(now);
         let mut waypoint = self.waypoint.look(now);
         connections.recheck(|peer, course| {
-            let objection = judge(peer, course)?;
-            let goes_on = match objection {
-                Cut::MissingPolicy => missing_policy.spares(),
-                Cut::PassesByWaypoint => waypoint.spares(),
-                Cut::Policy | Cut::Drain => false,
+            let (goes_on, cut) = match judge(peer, course)? {
+                Objection::Policy => (false, Cut::Policy),
+                Objection::MissingPolicy => (missing_policy.spares(), Cut::MissingPolicy),
+                Objection::Bypass(Bypass::Ruled) => (false, Cut::WaypointRule),
+                Objection::Bypass(bypass) => (waypoint.spares(bypass), Cut::PassesByWaypoint),
             };
-            (!goes_on).then_some(objection)
+            (!goes_on).then_some(cut)
         })
+    }
+}
+
+/// How long open connections that pass by a new waypoint go on.
+#[derive(Debug)]
+pub struct WaypointGrace {
+    grace: Grace,
+    limits_all: bool,
+}
+
+impl WaypointGrace {
+    /// `limit` is that of all connections. Without one, those that no rule could concern go on until they end.
+    pub fn new(limit: Option<Duration>) -> Self {
+        Self {
+            grace: Grace::new(limit.unwrap_or(UNKNOWN_RULES_GRACE)),
+            limits_all: limit.is_some(),
+        }
+    }
+
+    /// When to look again at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.grace.deadline()
+    }
+
+    /// Begins to look at all connections.
+    pub fn look(&mut self, now: Instant) -> WaypointLook<'_> {
+        WaypointLook {
+            look: self.grace.look(now),
+            limits_all: self.limits_all,
+        }
+    }
+}
+
+/// See [`Look`].
+#[derive(Debug)]
+pub struct WaypointLook<'a> {
+    look: Look<'a>,
+    limits_all: bool,
+}
+
+impl WaypointLook<'_> {
+    /// Whether a connection may go on until it ends.
+    pub fn exempts(&self, bypass: Bypass) -> bool {
+        bypass == Bypass::Unruled && !self.limits_all
+    }
+
+    /// Whether a connection may go on for now.
+    pub fn spares(&mut self, bypass: Bypass) -> bool {
+        self.exempts(bypass) || bypass != Bypass::Ruled && self.look.spares()
     }
 }
 
@@ -213,7 +280,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(10);
 
     fn graces() -> Graces {
-        Graces::new(GRACE, GRACE * 3)
+        Graces::new(GRACE, Some(GRACE * 3))
     }
 
     fn open(list: &Connections, port: u16) -> Tracked {
@@ -244,8 +311,8 @@ mod tests {
         let (mut waits, mut denied) = (open(&list, 1), open(&list, 2));
         let mut graces = graces();
         let judge = |peer: &Peer, _| match peer.destination.port() {
-            1 => Some(Cut::MissingPolicy),
-            _ => Some(Cut::Policy),
+            1 => Some(Objection::MissingPolicy),
+            _ => Some(Objection::Policy),
         };
         let begin = Instant::now();
         assert_eq!(graces.recheck(&list, begin, judge), 1);
@@ -265,7 +332,7 @@ mod tests {
         let _open = open(&list, 1);
         let mut graces = graces();
         let begin = Instant::now();
-        let missing = |_: &Peer, _| Some(Cut::MissingPolicy);
+        let missing = |_: &Peer, _| Some(Objection::MissingPolicy);
         assert_eq!(graces.recheck(&list, begin, missing), 0);
         assert_eq!(graces.recheck(&list, begin + GRACE * 2, |_, _| None), 0);
         assert_eq!(graces.deadline(), None);
@@ -280,8 +347,8 @@ mod tests {
     async fn without_a_grace_a_missing_policy_cuts_at_once() {
         let list = Connections::default();
         let _open = open(&list, 1);
-        let mut graces = Graces::new(Duration::ZERO, GRACE);
-        let missing = |_: &Peer, _| Some(Cut::MissingPolicy);
+        let mut graces = Graces::new(Duration::ZERO, Some(GRACE));
+        let missing = |_: &Peer, _| Some(Objection::MissingPolicy);
         assert_eq!(graces.recheck(&list, Instant::now(), missing), 1);
     }
 
@@ -293,8 +360,8 @@ mod tests {
         led.handle().takes(Course::ThroughWaypoint);
         let mut graces = graces();
         let judge = |peer: &Peer, course| match (peer.destination.port(), course) {
-            (1, _) => Some(Cut::MissingPolicy),
-            (_, Course::Direct) => Some(Cut::PassesByWaypoint),
+            (1, _) => Some(Objection::MissingPolicy),
+            (_, Course::Direct) => Some(Objection::Bypass(Bypass::Unknown)),
             (_, Course::ThroughWaypoint) => None,
         };
         let begin = Instant::now();
@@ -304,6 +371,57 @@ mod tests {
         assert_eq!(graces.deadline(), Some(begin + GRACE * 3));
         assert_eq!(graces.recheck(&list, begin + GRACE * 3, judge), 1);
         assert_eq!(why_cut(&mut direct).await, Cut::PassesByWaypoint);
+        assert_eq!((graces.deadline(), list.len()), (None, 1));
+    }
+
+    /// When a connection that passes by the waypoint is cut: never, or how long after the first look.
+    fn end_of(bypass: Bypass, limit: Option<Duration>) -> Option<Duration> {
+        let list = Connections::default();
+        let _open = open(&list, 80);
+        let mut graces = Graces::new(GRACE, limit);
+        let begin = Instant::now();
+        let judge = |_: &Peer, _| Some(Objection::Bypass(bypass));
+        if graces.recheck(&list, begin, judge) == 1 {
+            return Some(Duration::ZERO);
+        }
+        let deadline = graces.deadline()?;
+        assert_eq!(graces.recheck(&list, deadline, judge), 1);
+        Some(deadline - begin)
+    }
+
+    #[test]
+    fn rules_and_the_setting_decide_how_long_a_bypass_goes_on() {
+        let limit = GRACE * 3;
+        for (bypass, unset, set) in [
+            (Bypass::Unknown, Some(UNKNOWN_RULES_GRACE), Some(limit)),
+            (Bypass::Unruled, None, Some(limit)),
+            (Bypass::Ruled, Some(Duration::ZERO), Some(Duration::ZERO)),
+        ] {
+            assert_eq!(end_of(bypass, None), unset, "{bypass:?}");
+            assert_eq!(end_of(bypass, Some(limit)), set, "{bypass:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_rule_that_comes_later_cuts_a_bypass_at_once() {
+        let list = Connections::default();
+        let (_other, mut concerned) = (open(&list, 1), open(&list, 2));
+        let mut graces = Graces::new(GRACE, None);
+        let begin = Instant::now();
+        let judge = |bypass| {
+            move |peer: &Peer, _| match peer.destination.port() {
+                1 => Some(Objection::Bypass(Bypass::Unruled)),
+                _ => Some(Objection::Bypass(bypass)),
+            }
+        };
+        // Not known at first: the grace that begins ends with what becomes known.
+        assert_eq!(graces.recheck(&list, begin, judge(Bypass::Unknown)), 0);
+        assert!(graces.deadline().is_some());
+        let later = begin + UNKNOWN_RULES_GRACE * 9;
+        assert_eq!(graces.recheck(&list, later, judge(Bypass::Unruled)), 0);
+        assert_eq!(graces.deadline(), None);
+        assert_eq!(graces.recheck(&list, later, judge(Bypass::Ruled)), 1);
+        assert_eq!(why_cut(&mut concerned).await, Cut::WaypointRule);
         assert_eq!((graces.deadline(), list.len()), (None, 1));
     }
 }

@@ -23,7 +23,7 @@ use std::{
 
 use ambit_authz::{Affects, Connection, Decision, Explanation, MissingPolicies, PolicySet};
 use ambit_model::{ArcStr, Identity, PodName, PolicyKey, Protocol, Workload, canonical_ip};
-use ambit_route::{MeshTable, Route, RouteError, TableConfig, WorkloadChange};
+use ambit_route::{Bypass, MeshTable, Route, RouteError, TableConfig, WorkloadChange};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::{
     sync::{mpsc, watch},
@@ -336,6 +336,17 @@ impl SharedState {
         } = connection;
         let table = self.table();
         table.passes_by_waypoint(local, source.as_ref(), *source_ip)
+    }
+
+    /// See [`MeshTable::bypass`].
+    pub fn bypass(&self, local: &Workload, connection: &Connection) -> Option<Bypass> {
+        let Connection {
+            source,
+            source_ip,
+            destination,
+        } = connection;
+        let table = self.table();
+        table.bypass(local, source.as_ref(), *source_ip, destination.port())
     }
 
     /// Decides an inbound connection to a local workload by PeerAuthentication alone.

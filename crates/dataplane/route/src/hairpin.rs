@@ -7,6 +7,17 @@ use rand::RngCore;
 
 use crate::{MeshTable, Route, RouteError, outbound::Caller};
 
+/// Whether layer 7 rules of a waypoint could concern a connection that does not come through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bypass {
+    /// The control plane does not say which rules there are.
+    Unknown,
+    /// No rule could.
+    Unruled,
+    /// A rule could.
+    Ruled,
+}
+
 impl MeshTable {
     /// Whether a connection to the local workload passes by the waypoint that everything has to come through.
     ///
@@ -33,6 +44,34 @@ impl MeshTable {
         peer.is_some_and(|peer| {
             let is_captured = peer.protocol() == Protocol::Hbone && !peer.native_tunnel();
             is_captured && !self.is_waypoint(&peer.to_model(), attached)
+        })
+    }
+
+    /// What of its waypoint's rules could concern a connection to `port` of the local workload, if the connection
+    /// [passes by](Self::passes_by_waypoint) the waypoint.
+    pub fn bypass(
+        &self,
+        local: &Workload,
+        peer: Option<&Identity>,
+        peer_ip: IpAddr,
+        port: u16,
+    ) -> Option<Bypass> {
+        if !self.passes_by_waypoint(local, peer, peer_ip) {
+            return None;
+        }
+        let attached = local.endpoint_waypoint.as_ref();
+        let Some(rules) = attached.and_then(|attached| attached.rules.as_ref()) else {
+            return Some(Bypass::Unknown);
+        };
+        // Gateways and waypoints call for others under their own identity.
+        let is_caller_itself = self
+            .workloads
+            .by_ip(&local.network, peer_ip)
+            .is_some_and(|one| !one.native_tunnel() && one.template().application_tunnel.is_none());
+        let caller = peer.filter(|_| is_caller_itself);
+        Some(match rules.iter().any(|rule| rule.covers(caller, port)) {
+            true => Bypass::Ruled,
+            false => Bypass::Unruled,
         })
     }
 

@@ -18,6 +18,7 @@ mod table;
 mod workloads;
 
 pub use backend::{BackendEndpoint, BackendRequest, LoadAt};
+pub use hairpin::Bypass;
 pub use inbound::{
     ConnectTarget, InboundError, InboundRequest, InboundRoute, OWN_PORTS, ProxyHeader,
 };

@@ -111,6 +111,7 @@ fn attached(waypoint: &str, identities: &[Identity], enforce: bool) -> EndpointW
         enforce,
         refuse: false,
         for_services: true,
+        rules: None,
     }
 }
 

@@ -151,9 +151,9 @@ pub struct Config {
     /// `AMBIT_MISSING_POLICY_GRACE`: how long connections that are open may go on when the workload
     /// comes to name an unknown policy; new ones are refused at once.
     pub missing_policy_grace: Duration,
-    /// `AMBIT_WAYPOINT_GRACE`: how long connections that are open may go on when everything has to come
-    /// through the workload's waypoint and they do not.
-    pub waypoint_grace: Duration,
+    /// `AMBIT_WAYPOINT_GRACE`: how long connections that are open may go on at most when everything has to come through
+    /// the workload's waypoint and they do not. `None`: until they end, where no layer 7 rule could concern them.
+    pub waypoint_grace: Option<Duration>,
     /// `AMBIT_KEEP_LAST_GOOD_POLICY`: the last good version of a policy stays in force when one comes
     /// that is not understood in full, instead of a deny-all.
     pub keep_last_good_policy: bool,
@@ -246,9 +246,7 @@ impl Config {
             missing_policy_grace: env
                 .duration("AMBIT_MISSING_POLICY_GRACE")?
                 .unwrap_or(Duration::from_secs(10)),
-            waypoint_grace: env
-                .duration("AMBIT_WAYPOINT_GRACE")?
-                .unwrap_or(Duration::from_secs(30)),
+            waypoint_grace: env.duration("AMBIT_WAYPOINT_GRACE")?,
             keep_last_good_policy: env.flag("AMBIT_KEEP_LAST_GOOD_POLICY")?.unwrap_or(false),
             registry_only: registry_only(env)?,
             crl_path: env

@@ -77,7 +77,7 @@ impl StreamError {
     fn status(&self) -> StatusCode {
         match self {
             Self::Request(_) => StatusCode::BAD_REQUEST,
-            Self::Denied(_) | Self::Cut(Cut::Policy | Cut::MissingPolicy) => {
+            Self::Denied(_) | Self::Cut(Cut::Policy | Cut::MissingPolicy | Cut::WaypointRule) => {
                 StatusCode::UNAUTHORIZED
             }
             Self::Hairpin(error) => error.status(),

@@ -1,7 +1,7 @@
 //! Connections of a pod that the proxy does not carry: those that were open before the pod was
 //! captured. They go on in plaintext, and are listed. A setting closes them all; inbound ones are
-//! closed when a policy begins to refuse them, and a while after everything to the pod has to come through its
-//! waypoint.
+//! closed when a policy begins to refuse them, and when everything to the pod has to come through its waypoint as the
+//! proxy's own are.
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +15,8 @@ use std::{
 use ambit_authz::{Connection as Peer, Decision, Why};
 use ambit_model::Workload;
 use ambit_proxy::{
-    Shown,
-    recheck::{Grace, Look},
+    Bypass, Shown,
+    recheck::{WaypointGrace, WaypointLook},
 };
 use ambit_sys::{
     addresses::gateways_of,
@@ -89,13 +89,13 @@ pub(crate) async fn close(pod: Arc<Pod>) {
 }
 
 /// Closes a pod's inbound connections from before its capture when a policy begins to refuse them:
-/// STRICT, or any other; and after a grace when everything begins to have to come through a waypoint. Those
+/// STRICT, or any other; and when everything begins to have to come through a waypoint, as [`WaypointGrace`] has it. Those
 /// that were refused when capture began go on: that is for the setting to decide; those within the pod always
 /// do, and those that may be kubelet's for a while. Ends when there are none left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
     let mut gone = pin!(pod.gone());
-    let mut grace = Grace::new(pod.config.waypoint_grace);
+    let mut grace = WaypointGrace::new(pod.config.waypoint_grace);
     let pod = weak(pod);
     let mut earlier = Earlier::default();
     let mut looks = LOOK_AFTER.into_iter();
@@ -182,7 +182,7 @@ async fn sleep(pause: Option<Duration>) {
 /// What becomes of a connection.
 struct Verdict {
     decision: Decision,
-    passes_by_waypoint: bool,
+    bypass: Option<Bypass>,
 }
 
 /// As if the proxy had just taken the connection in: without an identity.
@@ -194,7 +194,7 @@ fn judge(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Verdict {
     };
     Verdict {
         decision: pod.state.authorize(workload, &peer),
-        passes_by_waypoint: pod.state.passes_by_waypoint(workload, &peer),
+        bypass: pod.state.bypass(workload, &peer),
     }
 }
 
@@ -212,7 +212,7 @@ impl Earlier {
     fn refused_now(
         &mut self,
         found: Vec<TcpSocket>,
-        waypoint: &mut Look<'_>,
+        waypoint: &mut WaypointLook<'_>,
         is_spared: impl Fn(&TcpSocket) -> bool,
         judge: impl Fn(&TcpSocket) -> Verdict,
     ) -> Vec<(TcpSocket, Verdict)> {
@@ -226,10 +226,11 @@ impl Earlier {
                 Why::MissingPolicy(_) => was_allowed.unwrap_or(true),
                 _ => verdict.decision.allowed,
             };
-            let allowed = match was_allowed {
-                Some(true) if by_policy && verdict.passes_by_waypoint => waypoint.spares(),
-                _ => by_policy && !verdict.passes_by_waypoint,
-            };
+            let allowed = by_policy
+                && verdict.bypass.is_none_or(|bypass| match was_allowed {
+                    Some(true) => waypoint.spares(bypass),
+                    _ => waypoint.exempts(bypass),
+                });
             if was_allowed == Some(true) && !allowed {
                 if is_spared(&socket) {
                     self.0.insert(socket.cookie(), true);
@@ -294,13 +295,13 @@ mod tests {
     fn verdict(allowed: bool, why: Why) -> Verdict {
         Verdict {
             decision: decision(allowed, why),
-            passes_by_waypoint: false,
+            bypass: None,
         }
     }
 
     fn refused(earlier: &mut Earlier, allowed: bool, why: Why) -> usize {
         let judge = |_: &TcpSocket| verdict(allowed, why.clone());
-        let mut grace = Grace::new(Duration::ZERO);
+        let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut look = grace.look(Instant::now());
         earlier
             .refused_now(vec![socket()], &mut look, |_| false, judge)
@@ -309,14 +310,14 @@ mod tests {
 
     #[test]
     fn a_new_waypoint_closes_what_does_not_come_through_it_after_a_while() {
-        let judge = |passes_by_waypoint| {
+        let judge = |passes_by: bool| {
             move |_: &TcpSocket| Verdict {
-                passes_by_waypoint,
+                bypass: passes_by.then_some(Bypass::Unknown),
                 ..verdict(true, Why::NoPolicies)
             }
         };
         let length = Duration::from_secs(30);
-        let mut grace = Grace::new(length);
+        let mut grace = WaypointGrace::new(Some(length));
         let mut earlier = Earlier::default();
         let begin = Instant::now();
         let mut refused = |earlier: &mut Earlier, now, passes_by| {
@@ -338,6 +339,26 @@ mod tests {
     }
 
     #[test]
+    fn a_bypass_that_no_rule_could_concern_goes_on_until_one_could() {
+        let mut earlier = Earlier::default();
+        let mut grace = WaypointGrace::new(None);
+        let begin = Instant::now();
+        let mut refused = |after: u64, bypass| {
+            let mut look = grace.look(begin + Duration::from_secs(after));
+            let judge = |_: &TcpSocket| Verdict {
+                bypass: Some(bypass),
+                ..verdict(true, Why::NoPolicies)
+            };
+            earlier
+                .refused_now(vec![socket()], &mut look, |_| false, judge)
+                .len()
+        };
+        assert_eq!(refused(0, Bypass::Unruled), 0);
+        assert_eq!(refused(3600, Bypass::Unruled), 0);
+        assert_eq!(refused(3600, Bypass::Ruled), 1);
+    }
+
+    #[test]
     fn only_what_a_policy_begins_to_refuse_is_closed() {
         let mut earlier = Earlier::default();
         // Capture begins under STRICT: the setting decides, and whatever else changes, it goes on.
@@ -352,7 +373,7 @@ mod tests {
     #[test]
     fn a_call_from_the_node_is_spared_only_while_it_may_be_a_probe() {
         let mut earlier = Earlier::default();
-        let mut grace = Grace::new(Duration::ZERO);
+        let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut refused = |allowed, is_spared| {
             let mut look = grace.look(Instant::now());
             let judge = |_: &TcpSocket| verdict(allowed, Why::Denied);
@@ -379,7 +400,7 @@ mod tests {
     fn what_has_ended_is_forgotten() {
         let mut earlier = Earlier::default();
         assert_eq!(refused(&mut earlier, true, Why::NoPolicies), 0);
-        let mut grace = Grace::new(Duration::ZERO);
+        let mut grace = WaypointGrace::new(Some(Duration::ZERO));
         let mut look = grace.look(Instant::now());
         let judge = |_: &TcpSocket| verdict(true, Why::NoPolicies);
         let none = earlier.refused_now(Vec::new(), &mut look, |_| false, judge);

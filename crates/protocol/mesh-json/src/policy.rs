@@ -102,7 +102,7 @@ struct ServiceAccountForm {
 /// See [`StringMatch`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "StringMatch")]
-enum StringMatchForm {
+pub(crate) enum StringMatchForm {
     Exact(ArcStr),
     Prefix(ArcStr),
     Suffix(ArcStr),

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use ambit_model::{
     AppTunnel, AppTunnelProtocol, ArcStr, EndpointWaypoint, GatewayAddress, Identity, Locality,
-    NamespacedHostname, NetworkMode, PodName, PortMap, Protocol, Workload, WorkloadKind,
-    WorkloadStatus, WorkloadUid,
+    NamespacedHostname, NetworkMode, PodName, PortMap, Protocol, StringMatch, WaypointRule,
+    Workload, WorkloadKind, WorkloadStatus, WorkloadUid,
 };
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
@@ -19,6 +19,7 @@ use serde_with::{
 use crate::{
     forms,
     names::{GatewayForm, PortsForm},
+    policy::StringMatchForm,
 };
 
 /// See [`Protocol`].
@@ -97,6 +98,24 @@ struct EndpointWaypointForm {
     refuse: bool,
     #[serde(default = "yes")]
     for_services: bool,
+    #[serde_as(as = "Option<Vec<WaypointRuleForm>>")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rules: Option<Vec<WaypointRule>>,
+}
+
+/// See [`WaypointRule`].
+#[serde_as]
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "WaypointRule", rename_all = "camelCase", deny_unknown_fields)]
+struct WaypointRuleForm {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    ports: Vec<u16>,
+    #[serde_as(as = "Vec<StringMatchForm>")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    principals: Vec<StringMatch>,
+    #[serde_as(as = "Vec<StringMatchForm>")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    namespaces: Vec<StringMatch>,
 }
 
 /// A local mesh file of before there was the field meant this.
@@ -178,6 +197,7 @@ forms!(
     LocalityForm of Locality,
     PodNameForm of PodName,
     EndpointWaypointForm of EndpointWaypoint,
+    WaypointRuleForm of WaypointRule,
     WorkloadForm of Workload,
 );
 
@@ -279,6 +299,14 @@ mod tests {
                 enforce: true,
                 refuse: true,
                 for_services: true,
+                rules: Some(vec![
+                    WaypointRule::default(),
+                    WaypointRule {
+                        ports: vec![80],
+                        principals: vec![StringMatch::Presence],
+                        namespaces: vec![StringMatch::Exact("a".into())],
+                    },
+                ]),
             }),
             ..Workload::default()
         });

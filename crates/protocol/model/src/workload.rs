@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, fmt, net::IpAddr};
 use arcstr::ArcStr;
 
 use crate::{
-    DEFAULT_TRUST_DOMAIN, GatewayAddress, Identity, NamespacedHostname, PortMap, WorkloadUid,
+    DEFAULT_TRUST_DOMAIN, GatewayAddress, Identity, NamespacedHostname, PortMap, WaypointRule,
+    WorkloadUid,
 };
 
 /// How a workload takes connections.
@@ -190,6 +191,9 @@ pub struct EndpointWaypoint {
     /// The waypoint serves services too: what was addressed to a service is sent to it with the service as
     /// target, rather than the endpoint.
     pub for_services: bool,
+    /// What the layer 7 rules of the waypoint, and of the services of the workload, could concern. `None`: the control
+    /// plane does not say.
+    pub rules: Option<Vec<WaypointRule>>,
 }
 
 impl Default for Workload {

@@ -111,8 +111,21 @@ impl From<&model::EndpointWaypoint> for workload::Extension {
             enforce: waypoint.enforce,
             for_services: waypoint.for_services,
             refuse: waypoint.refuse,
+            rules: waypoint.rules.as_ref().map(|rules| ambit::WaypointRules {
+                rules: rules.iter().map(Into::into).collect(),
+            }),
         };
         extension(WAYPOINT_EXTENSION, WAYPOINT_EXTENSION_TYPE_URL, &config)
+    }
+}
+
+impl From<&model::WaypointRule> for ambit::WaypointRule {
+    fn from(rule: &model::WaypointRule) -> Self {
+        Self {
+            ports: rule.ports.iter().map(|port| u32::from(*port)).collect(),
+            principals: rule.principals.iter().map(Into::into).collect(),
+            namespaces: rule.namespaces.iter().map(Into::into).collect(),
+        }
     }
 }
 
@@ -475,6 +488,7 @@ mod tests {
             enforce: true,
             refuse: true,
             for_services: true,
+            rules: None,
         };
         let sent = workload::Workload::from(&model::Workload {
             endpoint_waypoint: Some(waypoint),

@@ -479,6 +479,7 @@ impl Index {
             refuse: is_foreign,
             // Others serve the services that are bound to them, and not those that pods of theirs belong to.
             for_services: !is_foreign && attachment.outcome.is_ok_and(Serves::services),
+            rules: None,
         });
         workload.waypoint = address;
     }

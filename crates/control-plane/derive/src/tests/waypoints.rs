@@ -15,6 +15,7 @@ mod limits;
 mod misspelt_targets;
 mod own_kinds;
 mod plugins;
+mod rules;
 mod service_scope;
 mod sessions;
 mod telemetry;

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use ambit_model::{StringMatch, WaypointRule};
+
 use super::*;
+use crate::Bypass;
 
 fn guarded() -> Workload {
     Workload {
@@ -242,6 +245,53 @@ fn only_what_the_waypoint_has_sent_does_not_pass_by_it() {
         ..waypoint_pod("w", "10.0.0.9")
     };
     assert!(!passes_by(&table, &itself, None, "10.0.0.1"));
+}
+
+#[test]
+fn a_bypass_is_compared_with_the_rules_of_the_waypoint() {
+    let gateway = Workload {
+        native_tunnel: true,
+        ..pod("g", &["10.0.0.8"])
+    };
+    let table = table(vec![pod("c", &["10.0.0.7"]), gateway], vec![]);
+    let caller = identity("caller");
+    let bypass = |rules: Option<&WaypointRule>, is_known: bool, ip: &str, port: u16| {
+        let mut local = guarded();
+        if let Some(attached) = &mut local.endpoint_waypoint {
+            attached.rules = is_known.then(|| rules.into_iter().cloned().collect());
+        }
+        table.bypass(&local, Some(&caller), ip.parse().unwrap(), port)
+    };
+    let named = |name: &str| WaypointRule {
+        ports: vec![80],
+        principals: vec![StringMatch::Exact(identity(name).principal().into())],
+        ..WaypointRule::default()
+    };
+    let (its, of_others) = (named("caller"), named("someone"));
+    let captured = "10.0.0.7";
+    assert_eq!(bypass(None, false, captured, 80), Some(Bypass::Unknown));
+    assert_eq!(bypass(None, true, captured, 80), Some(Bypass::Unruled));
+    assert_eq!(bypass(Some(&its), true, captured, 80), Some(Bypass::Ruled));
+    assert_eq!(
+        bypass(Some(&its), true, captured, 90),
+        Some(Bypass::Unruled)
+    );
+    assert_eq!(
+        bypass(Some(&of_others), true, captured, 80),
+        Some(Bypass::Unruled)
+    );
+    // A gateway, and a caller that is not known, may call for anybody.
+    for ip in ["10.0.0.8", "10.0.0.55"] {
+        assert_eq!(bypass(Some(&of_others), true, ip, 80), Some(Bypass::Ruled));
+    }
+    let without = Workload {
+        endpoint_waypoint: None,
+        ..guarded()
+    };
+    assert_eq!(
+        table.bypass(&without, None, captured.parse().unwrap(), 80),
+        None
+    );
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod foreign;
 mod introduction;
 mod kinds;
 mod limits;
+mod open_connections;
 mod overlays;
 mod progress;
 mod protocols;

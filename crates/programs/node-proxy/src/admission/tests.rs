@@ -75,7 +75,7 @@ async fn a_policy_attached_before_a_connection_is_on_the_list_applies_to_it() {
         Update::Workload(Box::new(workload)),
     ]);
     let now = state.local_workload(pod.name()).unwrap();
-    let mut graces = Graces::new(Duration::ZERO, Duration::ZERO);
+    let mut graces = Graces::new(Duration::ZERO, Some(Duration::ZERO));
     let cut = graces.recheck(pod.connections(), Instant::now(), |peer, course| {
         objection(&state, &now, peer, course)
     });

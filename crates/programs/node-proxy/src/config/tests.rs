@@ -30,7 +30,7 @@ fn the_defaults_are_the_contract_s() {
     assert_eq!(config.tuning.user_timeout, None);
     assert!(!config.missing_policy_allow && !config.keep_last_good_policy);
     assert_eq!(config.missing_policy_grace, Duration::from_secs(10));
-    assert_eq!(config.waypoint_grace, Duration::from_secs(30));
+    assert_eq!(config.waypoint_grace, None);
 }
 
 #[test]

@@ -178,6 +178,7 @@ fn attached(enforce: bool) -> EndpointWaypoint {
         enforce,
         refuse: false,
         for_services: true,
+        rules: None,
     }
 }
 

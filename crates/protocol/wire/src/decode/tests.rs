@@ -45,16 +45,27 @@ fn gateway_address() -> impl Strategy<Value = model::GatewayAddress> {
 }
 
 prop_compose! {
+    fn waypoint_rule()(
+        ports in vec(any::<u16>(), 0..3),
+        principals in vec(string_match(), 0..3),
+        namespaces in vec(string_match(), 0..3),
+    ) -> model::WaypointRule {
+        model::WaypointRule { ports, principals, namespaces }
+    }
+}
+
+prop_compose! {
     fn endpoint_waypoint()(
         waypoint in gateway_address(),
         ids in vec((text(), text(), text()), 0..3),
         enforce in any::<bool>(),
         refuse in any::<bool>(),
         for_services in any::<bool>(),
+        rules in option::of(vec(waypoint_rule(), 0..3)),
     ) -> model::EndpointWaypoint {
         let identities =
             ids.into_iter().map(|(td, ns, sa)| model::Identity::new(td, ns, sa)).collect();
-        model::EndpointWaypoint { waypoint, identities, enforce, refuse, for_services }
+        model::EndpointWaypoint { waypoint, identities, enforce, refuse, for_services, rules }
     }
 }
 

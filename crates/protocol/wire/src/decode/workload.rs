@@ -2,7 +2,9 @@
 
 use ambit_model as model;
 
-use super::{DecodeError, Refusal, extension, gateway, ip, known, or_default, port, port_map};
+use super::{
+    DecodeError, Refusal, extension, gateway, ip, known, or_default, policy::texts, port, port_map,
+};
 use crate::{ambit, encode::WAYPOINT_EXTENSION, workload as wire};
 
 impl TryFrom<wire::Workload> for model::Workload {
@@ -150,5 +152,19 @@ fn endpoint_waypoint(
         enforce: waypoint.enforce,
         refuse: waypoint.refuse,
         for_services: waypoint.for_services,
+        rules: waypoint.rules.map(rules).transpose()?,
     }))
+}
+
+fn rules(from: ambit::WaypointRules) -> Result<Vec<model::WaypointRule>, DecodeError> {
+    const FIELD: &str = "endpoint_waypoint.rules";
+    let rule = |from: ambit::WaypointRule| {
+        let ports = from.ports.into_iter().map(|number| port(FIELD, number));
+        Ok(model::WaypointRule {
+            ports: ports.collect::<Result<_, _>>()?,
+            principals: texts(FIELD, from.principals)?,
+            namespaces: texts(FIELD, from.namespaces)?,
+        })
+    };
+    from.rules.into_iter().map(rule).collect()
 }

@@ -5,6 +5,7 @@ pub(super) mod callers;
 mod connections;
 mod http;
 mod rules;
+mod scopes;
 mod values;
 
 use ambit_k8s_api::{
@@ -72,9 +73,7 @@ impl MeshKind for AuthorizationPolicy {
                 .map(|one| one.targets.0.clone())
                 .unwrap_or_default()
         };
-        index
-            .policy_targets
-            .replace(key, targets(change.old), targets(change.new));
+        index.attach_rule(key, targets(change.old), targets(change.new));
         let provider = |policy: Option<&PolicyInput>| {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
             attached.and_then(|one| one.provider.clone())
@@ -181,7 +180,7 @@ pub(crate) struct PolicyInput {
     /// The first field that names callers.
     callers: Option<String>,
     /// What waypoints enforce.
-    attached: Option<Attached>,
+    pub(crate) attached: Option<Attached>,
 }
 
 impl PolicyInput {

@@ -382,6 +382,10 @@ fn workload(index: &Index, objects: &Objects, key: &ObjectKey, pod: &PodInput) -
     if !index.is_instance(pod) {
         let attachment = index.waypoint_of_workload(key, &pod.labels, account);
         index.attach(&mut workload, attachment.as_ref());
+        let rules = attachment.and_then(|attachment| index.waypoint_rules(&workload, &attachment));
+        if let Some(waypoint) = &mut workload.endpoint_waypoint {
+            waypoint.rules = rules;
+        }
     }
     workload
 }

@@ -37,6 +37,13 @@ pub(crate) struct RateLimitInput {
     callee: Option<Callee>,
 }
 
+impl RateLimitInput {
+    /// Whether it only counts and refuses nothing.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.limit.dry_run
+    }
+}
+
 /// The rate-limit service, which may not be there.
 #[derive(Clone, Debug, PartialEq)]
 struct Callee {
@@ -124,7 +131,7 @@ impl MeshKind for RateLimit {
                 .unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        index.policy_targets.replace(change.key, old, new);
+        index.attach_rule(change.key, old, new);
         let callee = |limit: Option<&RateLimitInput>| {
             let callee = limit.and_then(|limit| limit.callee.as_ref());
             callee.map(|callee| host(&callee.service))

@@ -99,6 +99,10 @@ impl MeshKind for ReferenceGrant {
         } else {
             index.pod_grants.remove(change.key);
         }
+        if change.both().any(|grant| !grant.pods.is_empty()) {
+            // Whether the rules of their waypoint are known depends on it.
+            index.mark_namespace(namespace);
+        }
         let attached = change.both().flat_map(|grant| &grant.attached);
         let attached: BTreeSet<ArcStr> = attached.map(|(_, of)| of.clone()).collect();
         for of in &attached {

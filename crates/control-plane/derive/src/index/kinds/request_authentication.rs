@@ -103,7 +103,7 @@ impl MeshKind for RequestAuthentication {
             one.map(|one| one.targets.0.clone()).unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        index.policy_targets.replace(change.key, old, new);
+        index.attach_rule(change.key, old, new);
         index.mark(change.key.clone());
     }
 

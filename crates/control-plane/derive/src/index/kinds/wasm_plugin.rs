@@ -114,7 +114,7 @@ impl MeshKind for WasmPlugin {
                 .unwrap_or_default()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        index.policy_targets.replace(change.key, old, new);
+        index.attach_rule(change.key, old, new);
         let secret = |plugin: Option<&PluginInput>| plugin?.pull_secret.clone();
         let (old, new) = (secret(change.old), secret(change.new));
         index.pull_secrets.replace(change.key, old, new);

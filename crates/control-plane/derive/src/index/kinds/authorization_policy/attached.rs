@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Attached {
     pub(crate) targets: Targets,
-    policy: HttpPolicy,
+    pub(super) policy: HttpPolicy,
     /// Who is asked, of a CUSTOM policy.
     pub(super) provider: Option<ArcStr>,
 }

@@ -1,0 +1,164 @@
+//! What the layer 7 rules of a pod's waypoint could concern: connections to the pod that do not come through the
+//! waypoint, since they were open before, cannot be judged by such rules.
+//!
+//! Rules are AuthorizationPolicies, RequestAuthentications, RateLimits and WasmPlugins, attached to the waypoint or to a
+//! service of the pod. Routes are none: they choose where requests go, and refuse nobody.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, RateLimit, Service, ServiceEntry};
+use ambit_model::{ArcStr, GatewayName, PortMap, WaypointRule, Workload};
+
+use super::{Index, PolicyScope, attachment::Attachment};
+use crate::Labels;
+
+/// Most rules of one pod, and most callers or ports of one rule. Beyond, they are taken to concern everything.
+const MAX_ENTRIES: usize = 64;
+
+impl Index {
+    /// What the rules at the waypoint of a pod could concern. `None`: that is not known, since the waypoint is another
+    /// controller's or cannot be found, or since services of other namespaces may have rules for the pod.
+    pub(crate) fn waypoint_rules(
+        &self,
+        pod: &Workload,
+        attachment: &Attachment,
+    ) -> Option<Vec<WaypointRule>> {
+        let gateway = self.gateway(attachment.ours()?)?;
+        let mut grants = self.pod_grants.iter();
+        if grants.any(|grant| grant.namespace == pod.namespace) {
+            return None;
+        }
+        let GatewayName { namespace, name } = &gateway.name;
+        let key = ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone());
+        let class = ObjectKey::new(Kind::GatewayClass, "", gateway.class.clone());
+        let mut targets = vec![(key, None), (class, None)];
+        for (service, ports) in &pod.services {
+            let declarers = self.declarers(&service.hostname);
+            let own = declarers.filter(|key| key.namespace == service.namespace);
+            targets.extend(own.map(|key| (key.clone(), Some(ports))));
+        }
+        let mut rules = Vec::new();
+        for (target, ports) in &targets {
+            for object in self.policy_targets.of(target) {
+                let scopes = self.scopes(object).into_iter();
+                rules.extend(scopes.map(|scope| at_pod(scope, *ports, pod)));
+            }
+        }
+        rules.sort_unstable_by_key(|rule| format!("{rule:?}"));
+        rules.dedup();
+        if rules.len() > MAX_ENTRIES {
+            return Some(vec![WaypointRule::default()]);
+        }
+        Some(rules)
+    }
+
+    /// What a rule could concern of what it is attached to, by the ports of services.
+    fn scopes(&self, object: &ObjectKey) -> Vec<WaypointRule> {
+        match object.kind {
+            Kind::AuthorizationPolicy => {
+                let policy = self.get::<AuthorizationPolicy>(object);
+                let attached = policy.and_then(|policy| policy.attached.as_ref());
+                attached.map(|one| one.scopes()).unwrap_or_default()
+            }
+            Kind::RateLimit => {
+                let limit = self.get::<RateLimit>(object);
+                let refuses = limit.is_some_and(|limit| !limit.is_dry_run());
+                refuses.then(WaypointRule::default).into_iter().collect()
+            }
+            Kind::RequestAuthentication | Kind::WasmPlugin => vec![WaypointRule::default()],
+            _ => Vec::new(),
+        }
+    }
+
+    /// A rule is attached to other objects than before, or is another one.
+    pub(crate) fn attach_rule(
+        &mut self,
+        key: &ObjectKey,
+        old: Vec<ObjectKey>,
+        new: Vec<ObjectKey>,
+    ) {
+        let targets: BTreeSet<_> = old.iter().chain(&new).cloned().collect();
+        self.policy_targets.replace(key, old, new);
+        for target in targets {
+            self.mark_pods_of(&target);
+        }
+    }
+
+    /// The pods that a rule could concern which is attached to an object.
+    fn mark_pods_of(&mut self, target: &ObjectKey) {
+        let ObjectKey {
+            namespace, name, ..
+        } = target;
+        match target.kind {
+            Kind::Gateway => {
+                self.mark_pods_behind(&GatewayName::new(namespace.clone(), name.clone()))
+            }
+            Kind::GatewayClass => {
+                for gateway in self.gateways_of_class(name) {
+                    self.mark_pods_behind(&gateway);
+                }
+            }
+            Kind::Service => {
+                let service = self.get::<Service>(target);
+                let selector = service.and_then(|service| service.selector.clone());
+                self.mark_endpoints(namespace, selector.as_ref());
+            }
+            _ => {
+                let entry = self.get::<ServiceEntry>(target);
+                let selector = entry.and_then(|entry| entry.selector.clone());
+                self.mark_endpoints(namespace, selector.as_ref());
+            }
+        }
+    }
+
+    /// Without a selector, slices made by hand say which pods are endpoints.
+    fn mark_endpoints(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
+        match selector {
+            Some(_) => self.mark_selected(namespace, selector),
+            None => self.mark_namespace(namespace),
+        }
+    }
+
+    fn mark_pods_behind(&mut self, gateway: &GatewayName) {
+        let namespaces: BTreeSet<ArcStr> = self
+            .behind
+            .of(gateway)
+            .filter_map(|scope| match scope {
+                PolicyScope::Namespace(namespace) => Some(namespace.clone()),
+                PolicyScope::Listed(_) => None,
+            })
+            .collect();
+        for namespace in namespaces {
+            self.mark_namespace(&namespace);
+        }
+    }
+}
+
+/// A rule with the ports of the pod in place of those of services: of those that lead to the pod, and literally, since
+/// requests to the pod itself name its own ports. `of_target` are the ports of the service that the rule is attached to.
+fn at_pod(mut rule: WaypointRule, of_target: Option<&PortMap>, pod: &Workload) -> WaypointRule {
+    if rule.ports.is_empty() {
+        rule.ports = of_target
+            .into_iter()
+            .flat_map(|map| map.iter().map(|(_, target)| *target))
+            .collect();
+    } else {
+        let maps = pod.services.values();
+        let named = |map: &PortMap| -> Vec<u16> {
+            let ports = rule.ports.iter();
+            ports.filter_map(|port| map.get(port).copied()).collect()
+        };
+        let targets: Vec<u16> = maps.flat_map(named).collect();
+        rule.ports.extend(targets);
+    }
+    rule.ports.sort_unstable();
+    rule.ports.dedup();
+    if rule.ports.len() > MAX_ENTRIES {
+        rule.ports.clear();
+    }
+    if rule.principals.len() + rule.namespaces.len() > MAX_ENTRIES {
+        rule.principals.clear();
+        rule.namespaces.clear();
+    }
+    rule
+}

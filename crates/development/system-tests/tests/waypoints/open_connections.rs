@@ -1,0 +1,69 @@
+//! Connections that were open before their server got a waypoint go on until a layer 7 rule could concern them.
+
+use std::net::SocketAddr;
+
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, idle_pod, until, until_through};
+
+const DENY: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-echo-for-client, namespace: shop}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  action: DENY
+  rules:
+  - from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]
+    to: [{operation: {ports: ['9000']}}]
+";
+
+/// What the server's node proxy knows of the rules at the server's waypoint.
+fn rules(mesh: &Mesh) -> Option<usize> {
+    let dump = mesh.proxy_dump("node-2");
+    let workloads = dump.pointer("/workloads")?.as_array()?;
+    let is_server = |one: &&serde_json::Value| {
+        one.pointer("/namespace").and_then(|text| text.as_str()) == Some("shop")
+            && one.pointer("/name").and_then(|text| text.as_str()) == Some("server")
+    };
+    let server = workloads.iter().find(is_server)?;
+    let rules = server.pointer("/endpointWaypoint/rules")?.as_array()?;
+    Some(rules.len())
+}
+
+#[test]
+fn older_connections_end_when_a_rule_could_concern_them() {
+    let other = idle_pod("shop/other", "node-1", "app: other");
+    let mesh = Mesh::up(&format!("{PAIR}{other}"));
+    for pod in ["shop/client", "shop/other", "shop/server"] {
+        mesh.until_captured(pod, true);
+    }
+    let server = mesh.ip("shop/server");
+    let echo = SocketAddr::new(server, 9000);
+    let web = SocketAddr::new(server, 8080);
+    let mut concerned = mesh.dial("shop/client", echo).unwrap();
+    let mut of_other = mesh.dial("shop/other", echo).unwrap();
+    let mut kept = mesh.dial("shop/client", web).unwrap();
+    for connection in [&mut concerned, &mut of_other] {
+        connection.say("before").unwrap();
+    }
+    // A request of which the end comes last.
+    kept.raw(b"GET / HTTP/1.1\r\nHost: server\r\n", |_| true)
+        .unwrap();
+
+    mesh.apply("gateway", GATEWAY);
+    until("the waypoint is known to have no rules", || {
+        rules(&mesh) == Some(0)
+    });
+    let through = mesh.ip("shop/waypoint").to_string();
+    until_through(&mesh, &through, "shop/client", &format!("http://{web}/"));
+    for connection in [&mut concerned, &mut of_other] {
+        connection.say("no rule").unwrap();
+    }
+    kept.raw(b"X-Still: open\r\n", |_| true).unwrap();
+
+    mesh.apply("policy", DENY);
+    until("the rule is known", || rules(&mesh) == Some(1));
+    concerned.until_closed();
+    of_other.say("another caller").unwrap();
+    let answer = kept.raw(b"Connection: close\r\n\r\n", |_| false);
+    assert!(answer.unwrap().starts_with("HTTP/1.1 200"), "another port");
+}

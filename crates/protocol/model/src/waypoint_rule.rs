@@ -1,0 +1,76 @@
+//! Callers and ports that the layer 7 rules of a waypoint could concern.
+
+use crate::{Identity, StringMatch};
+
+/// Connections to a workload that a layer 7 rule of its waypoint could concern.
+///
+/// Node proxies cannot evaluate such a rule, so that this covers more than the rule itself rather than less. The
+/// default covers every connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WaypointRule {
+    /// Ports of the workload; all of them if empty.
+    pub ports: Vec<u16>,
+    /// Callers by principal, without `spiffe://`. Everybody if [`Self::namespaces`] is empty, too.
+    pub principals: Vec<StringMatch>,
+    /// Callers by namespace, besides those of [`Self::principals`].
+    pub namespaces: Vec<StringMatch>,
+}
+
+impl WaypointRule {
+    /// Whether the rule could concern a connection to `port`. A caller that is not known may be anybody.
+    pub fn covers(&self, caller: Option<&Identity>, port: u16) -> bool {
+        let names_nobody = self.principals.is_empty() && self.namespaces.is_empty();
+        let covers_caller = |caller: &Identity| {
+            let principal = caller.principal();
+            let mut principals = self.principals.iter();
+            let mut namespaces = self.namespaces.iter();
+            principals.any(|one| one.matches(&principal))
+                || namespaces.any(|one| one.matches(&caller.namespace))
+        };
+        let covers_port = self.ports.is_empty() || self.ports.contains(&port);
+        covers_port && (names_nobody || caller.is_none_or(covers_caller))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_covers_the_callers_and_ports_that_it_names() {
+        let [a, b] = ["a", "b"].map(|name| Identity::new("td", name, name));
+        let names = |text: &str| vec![StringMatch::from_pattern(text)];
+        let everybody = WaypointRule::default();
+        let by_principal = WaypointRule {
+            principals: names("td/ns/a/sa/a"),
+            ..WaypointRule::default()
+        };
+        let by_namespace = WaypointRule {
+            namespaces: names("a"),
+            ..WaypointRule::default()
+        };
+        let either = WaypointRule {
+            principals: names("td/ns/b/*"),
+            ..by_namespace.clone()
+        };
+        for (rule, covers_b) in [
+            (everybody, true),
+            (by_principal, false),
+            (by_namespace, false),
+            (either, true),
+        ] {
+            for ports in [vec![], vec![80]] {
+                let rule = WaypointRule {
+                    ports,
+                    ..rule.clone()
+                };
+                assert!(
+                    rule.covers(Some(&a), 80) && rule.covers(None, 80),
+                    "{rule:?}"
+                );
+                assert_eq!(rule.covers(Some(&b), 80), covers_b, "{rule:?}");
+                assert_eq!(rule.covers(Some(&a), 90), rule.ports.is_empty(), "{rule:?}");
+            }
+        }
+    }
+}

@@ -161,7 +161,9 @@ impl Mesh {
     /// Waits until a pod is captured, or is not.
     pub fn until_captured(&self, pod: &str, captured: bool) {
         self.until(&format!("{pod} captured: {captured}"), |status| {
-            find(status, pod).is_some_and(|pod| pod.captured == captured)
+            // The agent reports a new pod before the lab knows that its network stands.
+            let stands = |pod: &PodStatus| !captured || !pod.ips.is_empty();
+            find(status, pod).is_some_and(|pod| pod.captured == captured && stands(pod))
         });
     }
 

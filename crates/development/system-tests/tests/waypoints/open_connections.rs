@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{GATEWAY, Mesh, PAIR, idle_pod, until, until_through};
+use ambit_system_tests::{GATEWAY, Mesh, PAIR, idle_pod, is_whole, until, until_through};
 
 const DENY: &str = "
 apiVersion: security.istio.io/v1
@@ -53,6 +53,10 @@ fn older_connections_end_when_a_rule_could_concern_them() {
     until("the waypoint is known to have no rules", || {
         rules(&mesh) == Some(0)
     });
+    mesh.until("the waypoint serves", |status| {
+        let mut pods = status.pods.iter();
+        pods.any(|pod| pod.name.starts_with("waypoint-") && pod.ready)
+    });
     let through = mesh.ip("shop/waypoint").to_string();
     until_through(&mesh, &through, "shop/client", &format!("http://{web}/"));
     for connection in [&mut concerned, &mut of_other] {
@@ -64,6 +68,6 @@ fn older_connections_end_when_a_rule_could_concern_them() {
     until("the rule is known", || rules(&mesh) == Some(1));
     concerned.until_closed();
     of_other.say("another caller").unwrap();
-    let answer = kept.raw(b"Connection: close\r\n\r\n", |_| false);
+    let answer = kept.raw(b"\r\n", is_whole);
     assert!(answer.unwrap().starts_with("HTTP/1.1 200"), "another port");
 }

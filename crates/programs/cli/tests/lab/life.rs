@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::{Lab, SLEEP, kill, pod, wait_until_gone};
+use crate::support::{Lab, SLEEP, kill, pod, wait_until, wait_until_gone};
 
 /// What mounts the test's own namespace has; a lab must add none.
 fn mounts() -> String {
@@ -38,7 +38,7 @@ fn a_killed_lab_takes_everything_with_it() {
         wait_until_gone(&processes);
         // Nothing stands in the way of the next one, which clears up what may be left.
         assert!(!lab.run(&["status"]).status.success(), "{victim}");
-        assert!(!state.exists(), "{victim}");
+        wait_until(&format!("{victim}: the state is gone"), || !state.exists());
         lab.up(&[]);
         lab.ok(&["down"]);
     }

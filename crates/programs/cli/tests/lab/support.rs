@@ -201,13 +201,16 @@ fn all_processes() -> impl Iterator<Item = i32> {
 
 /// Waits until none of `processes` is left.
 pub(crate) fn wait_until_gone(processes: &BTreeSet<i32>) {
+    wait_until("no process is left", || {
+        !processes.iter().any(|pid| is_alive(*pid))
+    });
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
-    loop {
-        let alive: Vec<_> = processes.iter().filter(|pid| is_alive(**pid)).collect();
-        if alive.is_empty() {
-            return;
-        }
-        assert!(Instant::now() < deadline, "still alive: {alive:?}");
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(5)); // tidy: between two looks
     }
 }

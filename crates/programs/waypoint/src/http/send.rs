@@ -154,7 +154,7 @@ pub(super) async fn send(
     let has_body = !request.body().is_end_stream();
     let host = destination.host(session);
     let toward = toward(session, ruling.as_deref(), &host);
-    let window = window(session, version)?;
+    let window = window(session, version).map_err(Failure::overloaded)?;
     let (mut retrying, mut request) = Retrying::of(again, request, &session.memory);
     let active = session.shard.retries.active(destination.account(session));
     let mut leave: Option<Leave> = None;
@@ -247,13 +247,12 @@ pub(super) fn window_bytes(version: Version) -> usize {
 }
 
 /// Charges the caller for what the endpoint may send before it is read.
-fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Failure> {
+fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Exhausted> {
     let bytes = window_bytes(version);
     if bytes == 0 {
         return Ok(None);
     }
-    let taken = session.memory.take(Use::Upstream, bytes);
-    let permit = taken.map_err(Failure::overloaded)?;
+    let permit = session.memory.take(Use::Upstream, bytes)?;
     Ok(Some(Arc::new(permit)))
 }
 

@@ -204,7 +204,7 @@ fn what_cannot_be_migrated_says_why() {
     root["metadata"]["namespace"] = json!("istio-system");
     assert!(why(&root).contains("root namespace"));
     let taken = [
-        policy("p", "ALLOW", callers.clone()),
+        policy("p", "ALLOW", callers),
         policy("p-waypoint", "ALLOW", json!([])),
     ];
     let moot = find(&taken, &services(), &WAYPOINT).remove(0);

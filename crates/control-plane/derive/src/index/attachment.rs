@@ -151,8 +151,8 @@ impl Attachment {
         is_ours.then_some(&self.gateway)
     }
 
-    /// The waypoints that are told of it: an awaited one knows what it serves before anything is sent to it.
-    pub(crate) fn told(&self) -> impl Iterator<Item = &GatewayName> {
+    /// The waypoints that get records of the object: an awaited one knows what it serves before anything is sent to it.
+    pub(crate) fn receivers(&self) -> impl Iterator<Item = &GatewayName> {
         self.ours().into_iter().chain(&self.awaited)
     }
 }

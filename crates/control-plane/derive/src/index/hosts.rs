@@ -167,7 +167,7 @@ impl Index {
         let canary = canary.map(|(gateway, _)| gateway);
         let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
         let of_endpoints = self.served.waypoints(&name).cloned();
-        let own = attachment.iter().flat_map(Attachment::told).cloned();
+        let own = attachment.iter().flat_map(Attachment::receivers).cloned();
         own.chain(canary).chain(of_endpoints).collect()
     }
 

@@ -31,13 +31,13 @@ type GatewayInput = <Gateway as MeshKind>::Input;
 /// Whether a waypoint that has never been ready binds nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Introduction {
-    /// That is decided at the next flush.
+    /// The next flush decides.
     Undecided,
-    /// It does not.
+    /// The waypoint does not bind: it has never been ready, and nothing asks for it to bind nevertheless.
     Waiting,
-    /// Policies are attached to what it is to serve: it binds all that has no other waypoint meanwhile.
+    /// Policies are attached to what the waypoint is to serve: it binds all that has no other waypoint meanwhile.
     Guarded,
-    /// It binds.
+    /// The waypoint binds.
     Strict(Strictness),
 }
 
@@ -52,31 +52,7 @@ pub(super) enum Strictness {
     Elsewhere,
 }
 
-/// What the decision on a waypoint depends on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Evidence {
-    /// A pod of it is ready, or the Gateway's status says that one was.
-    has_been_ready: bool,
-    strictness: Option<Strictness>,
-    /// Policies are attached to what it is to serve.
-    serves_policies: bool,
-}
-
-impl Evidence {
-    /// The decision; `None`: the waypoint is introduced.
-    fn decide(self) -> Option<Introduction> {
-        if self.has_been_ready {
-            return None;
-        }
-        Some(match self.strictness {
-            Some(why) => Introduction::Strict(why),
-            None if self.serves_policies => Introduction::Guarded,
-            None => Introduction::Waiting,
-        })
-    }
-}
-
-/// What is known of the introduction of each Gateway.
+/// The introductions of all Gateways.
 #[derive(Debug, Default)]
 pub(super) struct Introductions {
     /// UIDs of Gateways whose waypoints have been ready.
@@ -200,7 +176,7 @@ impl Index {
         let mut guarded = None;
         let mut changed = Vec::new();
         for (name, (_, before)) in pending {
-            let now = self.evidence(name, &mut guarded).decide();
+            let now = self.decide_introduction(name, &mut guarded);
             if now != Some(*before) {
                 changed.push((name.clone(), now));
             }
@@ -224,20 +200,20 @@ impl Index {
         }
     }
 
-    fn evidence(&self, name: &GatewayName, guarded: &mut Option<Guarded>) -> Evidence {
-        let strict = |why: Strictness| Evidence {
-            strictness: Some(why),
-            ..Evidence::default()
-        };
+    /// The decision on one waypoint; `None`: it is introduced, since a pod of it is ready, or the Gateway's status says
+    /// that one was. `guarded` is computed for the first waypoint that needs it.
+    fn decide_introduction(
+        &self,
+        name: &GatewayName,
+        guarded: &mut Option<Guarded>,
+    ) -> Option<Introduction> {
+        let strict = |why| Some(Introduction::Strict(why));
         let ours = self.gateway(name).filter(|one| self.is_waypoint(one));
         let Some(gateway) = ours else {
             return strict(Strictness::Elsewhere);
         };
         if gateway.has_been_ready || self.is_ready(name) {
-            return Evidence {
-                has_been_ready: true,
-                ..Evidence::default()
-            };
+            return None;
         }
         if gateway.names_addresses {
             return strict(Strictness::Elsewhere);
@@ -250,11 +226,12 @@ impl Index {
             return strict(Strictness::Policies);
         }
         let mut namespaces = guarded.namespaces.iter();
-        Evidence {
-            serves_policies: guarded.serving.contains(name)
-                || namespaces.any(|namespace| self.takes_pods_of(gateway, namespace)),
-            ..Evidence::default()
-        }
+        let serves_policies = guarded.serving.contains(name)
+            || namespaces.any(|namespace| self.takes_pods_of(gateway, namespace));
+        Some(match serves_policies {
+            true => Introduction::Guarded,
+            false => Introduction::Waiting,
+        })
     }
 
     fn guarded(&self) -> Guarded {

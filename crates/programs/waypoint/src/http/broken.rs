@@ -1,4 +1,4 @@
-//! Why an endpoint did not answer a request, and what the client, the access log and metrics are told of it.
+//! Requests that failed at their endpoint: flag, status and body of the client's response, and the access log's text.
 
 use std::{borrow::Cow, error::Error};
 
@@ -28,7 +28,7 @@ pub(super) struct Broken {
 }
 
 impl Broken {
-    /// There is no connection to it. `reader` is the namespace that the client has proved: names of policies are told to
+    /// There is no connection to it. `reader` is the namespace that the client has proved: names of policies go to
     /// clients of the policies' own namespace, and to the log.
     pub(super) fn unreached(error: &(dyn Error + 'static), reader: Option<&str>) -> Self {
         let text = chain(error);
@@ -44,7 +44,7 @@ impl Broken {
         match tunnel {
             Some(TunnelError::Denied { policies, .. }) => Self::new(
                 flag,
-                refused_by(told(policies, reader).as_deref()).into(),
+                refused_by(visible(policies, reader).as_deref()).into(),
                 format!("{}: {text}", refused_by(Some(policies))),
             ),
             // Node proxies refuse by policy with this status alone, which those of others do not explain.
@@ -121,15 +121,15 @@ fn refused_by(policies: Option<&str>) -> String {
     }
 }
 
-/// The policies of a list that clients of a namespace are told of.
-fn told(policies: &str, reader: Option<&str>) -> Option<String> {
+/// The policies of a list whose names clients of a namespace may see: those of their own namespace.
+fn visible(policies: &str, reader: Option<&str>) -> Option<String> {
     let reader = reader?;
     let of_reader = |policy: &&str| {
         let namespace = policy.split_once('/').map(|(namespace, _)| namespace);
         namespace == Some(reader)
     };
-    let told: Vec<_> = policies.split(", ").filter(of_reader).collect();
-    (!told.is_empty()).then(|| told.join(", "))
+    let visible: Vec<_> = policies.split(", ").filter(of_reader).collect();
+    (!visible.is_empty()).then(|| visible.join(", "))
 }
 
 /// What is to be done about an endpoint that does not understand a version of HTTP.

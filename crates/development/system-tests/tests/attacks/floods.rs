@@ -59,16 +59,21 @@ fn resident() -> u64 {
     of_waypoint.max().expect("a waypoint") * 4096
 }
 
+/// A mesh whose waypoint may have [`LIMIT`] bytes of memory.
+fn with_limited_waypoint() -> Mesh {
+    let mut options = options();
+    let limit = LIMIT.to_string();
+    options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), limit);
+    with_waypoint_and("", options).0
+}
+
 fn is_served(mesh: &Mesh) -> bool {
     mesh.get("shop/client", "http://server.shop/").succeeded()
 }
 
 #[test]
 fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
-    let mut options = options();
-    let limit = LIMIT.to_string();
-    options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), limit);
-    let (mesh, _) = with_waypoint_and("", options);
+    let mesh = with_limited_waypoint();
     // It takes a request's beginning, and never answers.
     mesh.serve("shop/server", 8081, |mut stream| {
         let _read = stream.read(&mut [0; 1024])?;
@@ -112,10 +117,7 @@ const SOCKETS: usize = 40;
 
 #[test]
 fn unread_websockets_behind_tunnels_cost_a_bounded_number_of_bytes() {
-    let mut options = options();
-    let limit = LIMIT.to_string();
-    options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), limit);
-    let (mesh, _) = with_waypoint_and("", options);
+    let mesh = with_limited_waypoint();
     mesh.serve("shop/server", 8081, |mut stream| {
         let _read = stream.read(&mut [0; 1024])?;
         stream.write_all(SWITCHED)?;

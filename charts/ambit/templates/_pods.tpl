@@ -69,6 +69,9 @@ prometheus.io/path: /metrics
 - name: PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME
   value: {{ .Values.pilot.taint.key }}
 {{- end }}
+{{- if .Values.pilot.resetRestartBackoff }}
+- {name: AMBIT_RESET_RESTART_BACKOFF, value: "true"}
+{{- end }}
 {{- if .Values.pilot.imagePullSecrets }}
 - {name: AMBIT_IMAGE_PULL_SECRETS, value: "true"}
 {{- end }}

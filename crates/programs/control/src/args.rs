@@ -100,6 +100,9 @@ pub struct Args {
         env = "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME"
     )]
     pub startup_taint: String,
+    /// Replace pods of agents and node proxies that were killed, instead of letting kubelet delay their restart.
+    #[arg(long, env = "AMBIT_RESET_RESTART_BACKOFF")]
+    pub reset_restart_backoff: bool,
     /// How waypoints are deployed on Kubernetes, as JSON: image, replicas, resources and so on. Without it
     /// none is.
     #[arg(long, env = "AMBIT_WAYPOINTS")]

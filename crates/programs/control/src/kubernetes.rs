@@ -30,6 +30,7 @@
 //! | events.k8s.io | events | create, patch |
 //! | coordination.k8s.io, own namespace | leases | create; the one named ambit-control-leader: get, update |
 //! | core, with --untaint-nodes | nodes | patch |
+//! | core, own namespace, with --reset-restart-backoff | pods | delete |
 //! | core, with --image-pull-secrets | secrets | list, watch |
 //! | core, own namespace | secrets | create; the one named istio-ca-secret: get, list, watch, update |
 

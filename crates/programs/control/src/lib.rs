@@ -3,7 +3,8 @@
 //! [`source`] gives objects, from files or from [`kubernetes`]; what they mean is derived by the pure crate
 //! `ambit_derive`; [`mesh`] feeds it and publishes the records; [`xds`] and [`ca`] serve over one gRPC port
 //! ([`grpc`]); [`auth`], [`access`] and [`caller_pod`] say who may call; [`status`] writes conditions for operators,
-//! [`startup_taint`] lifts the taint for the scheduler; [`environment`] is what all of it is built on;
+//! [`startup_taint`] lifts the taint for the scheduler; [`restart_backoff`] replaces pods that kubelet holds back;
+//! [`environment`] is what all of it is built on;
 //! [`run`] puts it together.
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,7 @@ mod leading;
 pub mod mesh;
 pub mod metrics;
 pub mod monitoring;
+mod restart_backoff;
 pub mod run;
 pub mod serving;
 pub mod source;

@@ -29,6 +29,7 @@ use crate::{
     mesh::{self, Mesh},
     metrics::Metrics,
     monitoring::Monitoring,
+    restart_backoff,
     serving::Serving,
     startup_taint, status,
     waypoints::Waypoints,
@@ -245,6 +246,13 @@ fn lead(
             )
         });
         ambit_rt::spawn("waypoints", deploy);
+    }
+    if args.reset_restart_backoff {
+        let (client, namespace) = (cluster.client.clone(), args.own_namespace().to_owned());
+        let replace = while_leading(cluster.leads.clone(), drain.clone(), move || {
+            restart_backoff::run(client.clone(), namespace.clone())
+        });
+        ambit_rt::spawn("restart back-off", replace);
     }
     if !args.untaint_nodes {
         return Ok(());

@@ -681,6 +681,53 @@ async fn a_new_node_loses_its_startup_taint_when_agent_and_proxy_are_ready() {
     second.running.stop().await;
 }
 
+/// A pod of the mesh whose only container kubelet holds back, with the exit code of its last run.
+fn held_back(cluster: &Cluster, name: &str, app: &str, exit_code: i32) {
+    cluster.server.put(
+        PODS,
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": "istio-system", "uid": name, "labels": {"app": app}},
+            "spec": {"nodeName": name, "containers": [{"name": "c"}]},
+            "status": {"containerStatuses": [{
+                "name": "c", "image": "", "imageID": "", "ready": false, "restartCount": 2,
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": {"exitCode": exit_code, "reason": "Error"}},
+            }]},
+        }),
+    );
+}
+
+#[tokio::test]
+async fn killed_agents_and_proxies_that_kubelet_holds_back_are_replaced() {
+    let cluster = Cluster::start();
+    held_back(&cluster, "failed", "ztunnel", 1);
+    held_back(&cluster, "foreign", "web", 137);
+    held_back(&cluster, "proxy", "ztunnel", 137);
+    let replica = cluster
+        .replica_with("a", &["--reset-restart-backoff"])
+        .await;
+    let deleted = |name: &'static str| {
+        let server = &cluster.server;
+        shown("the pod is deleted", move || {
+            server
+                .get(PODS, "istio-system", name)
+                .is_none()
+                .then_some(())
+        })
+    };
+    deleted("proxy").await;
+    held_back(&cluster, "agent", "ambit-agent", 137);
+    deleted("agent").await;
+    for name in ["failed", "foreign"] {
+        assert!(
+            cluster.server.get(PODS, "istio-system", name).is_some(),
+            "{name}"
+        );
+    }
+    replica.running.stop().await;
+}
+
 /// Objects that the control plane has something to say of.
 fn put_one_of_each_kind(cluster: &Cluster) {
     for (collection, kind) in [

@@ -287,6 +287,38 @@ fn nodes_that_register_with_a_taint_are_waited_for_and_lose_it() {
 }
 
 #[test]
+fn pods_are_deleted_only_in_the_own_namespace_and_where_that_is_enabled() {
+    let rights = |objects: &[Value], kind: &str| -> usize {
+        let roles = objects.iter().filter(|object| object["kind"] == kind);
+        let rules = roles.filter_map(|role| role["rules"].as_array()).flatten();
+        let deletes = rules.filter(|rule| {
+            let contains = |list: &Value, item: &str| {
+                list.as_array()
+                    .is_some_and(|list| list.iter().any(|one| one == item))
+            };
+            contains(&rule["resources"], "pods") && contains(&rule["verbs"], "delete")
+        });
+        deletes.count()
+    };
+    let default = render(&[]);
+    assert_eq!(
+        (rights(&default, "Role"), rights(&default, "ClusterRole")),
+        (1, 0)
+    );
+    let without = render(&["pilot.resetRestartBackoff=false"]);
+    assert_eq!(
+        (rights(&without, "Role"), rights(&without, "ClusterRole")),
+        (0, 0)
+    );
+    let env = |objects: &[Value]| {
+        let control = find(objects, "Deployment", "ambit-control");
+        control["spec"]["template"]["spec"]["containers"][0]["env"].to_string()
+    };
+    assert!(env(&default).contains("AMBIT_RESET_RESTART_BACKOFF"));
+    assert!(!env(&without).contains("AMBIT_RESET_RESTART_BACKOFF"));
+}
+
+#[test]
 fn secrets_of_all_namespaces_are_listed_only_where_pull_secrets_are_wanted() {
     let rights = |objects: &[Value]| -> Vec<Value> {
         let roles = objects

@@ -19,4 +19,5 @@ mod harness;
 mod joining;
 mod nodes;
 mod outages;
+mod restart_backoff;
 mod upgrades;

@@ -1,0 +1,119 @@
+//! Containers of the mesh that are killed faster than kubelet restarts them.
+
+use std::time::{Duration, Instant};
+
+use ambit_cluster_tests::{Load, Mesh, Node, Part, assert_nothing_in_plaintext, until};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+
+use crate::{PROXY, WORKER, agents::agent_listens};
+
+/// Kills of all of a node's containers. Kubelet holds a container back for 10 s before its second restart, then for
+/// 20, 40 and 80 s.
+const KILLS: u32 = 5;
+/// Longest time without a response that one kill may cost, on a machine of two cores: below kubelet's first back-off
+/// together with the start of a container.
+const LONGEST_SILENCE: Duration = Duration::from_secs(15);
+
+/// Ends every container of agent and node proxy on the node, supervisors and workers, at once.
+fn kill_mesh(node: Node<'_>) {
+    for program in ["/ambit-agent", PROXY] {
+        node.kill_processes(program).unwrap();
+    }
+}
+
+fn has_mesh(node: Node<'_>) -> bool {
+    // The supervisors of both containers, and a worker.
+    node.processes(PROXY).len() >= 3 && agent_listens(node)
+}
+
+#[test]
+fn killed_containers_do_not_wait_for_kubelets_back_off() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("backoff");
+    let server = space.serve_captured();
+    let load = Load::start_gently(&space, "load", "n1", "server");
+    space.until_captured("load", true);
+    space.until_get("load", "http://server/", true);
+    let wire = mesh.watch(&[&space.marker()]);
+    let node = mesh.cluster().node(1);
+    for kill in 1..=KILLS {
+        until("agent and node proxy run", || has_mesh(node));
+        kill_mesh(node);
+        let killed = Instant::now();
+        until("the node proxy answers again", || {
+            space.get("load", "http://server/").is_ok()
+        });
+        eprintln!("kill {kill}: served after {:.1?}", killed.elapsed());
+    }
+    mesh.until_installed();
+    space.until_get("load", "http://server/", true);
+    let outcome = load.finish();
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
+    eprintln!("{outcome}");
+    let longest = outcome.longest_silence.get("new").copied();
+    assert!(
+        longest.is_some_and(|gap| gap < LONGEST_SILENCE),
+        "{outcome}"
+    );
+}
+
+#[test]
+fn pods_start_in_seconds_although_their_agent_was_killed_twice() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("held-back");
+    let server = space.serve_captured();
+    let wire = mesh.watch(&[&space.marker()]);
+    let node = mesh.cluster().node(1);
+    for (kill, name) in ["first", "second", "third"].into_iter().enumerate() {
+        until("the agent listens", || agent_listens(node));
+        node.kill_processes("/ambit-agent").unwrap();
+        let killed = Instant::now();
+        space.client(name, Some("n1"));
+        let elapsed = killed.elapsed();
+        eprintln!("kill {}: a pod started after {elapsed:.1?}", kill + 1);
+        assert!(elapsed < LONGEST_SILENCE, "{elapsed:?}");
+        space.until_captured(name, true);
+    }
+    assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
+    mesh.until_installed();
+}
+
+#[test]
+fn a_pod_whose_other_container_serves_is_not_replaced() {
+    let mesh = Mesh::alone();
+    let node = mesh.cluster().node(1);
+    until("agent and node proxy run", || has_mesh(node));
+    let uids = || -> Vec<_> {
+        let pods = mesh.pods_of(Part::NodeProxy).into_iter();
+        pods.map(|pod| pod.metadata.uid).collect()
+    };
+    let before = uids();
+    let mut was_held_back = false;
+    // Of two containers, one is killed for the second time at the third kill.
+    for _ in 0..4 {
+        node.kill_parents(WORKER).unwrap();
+        until("both containers run", || {
+            let pods = mesh.pods_of(Part::NodeProxy);
+            was_held_back |= pods.iter().flat_map(statuses).any(is_held_back);
+            has_mesh(node)
+        });
+    }
+    assert!(was_held_back, "kubelet delayed no restart");
+    assert_eq!(uids(), before);
+    mesh.until_installed();
+}
+
+fn statuses(pod: &Pod) -> &[ContainerStatus] {
+    let status = pod.status.as_ref();
+    status
+        .and_then(|status| status.container_statuses.as_deref())
+        .unwrap_or_default()
+}
+
+fn is_held_back(status: &ContainerStatus) -> bool {
+    let waiting = status
+        .state
+        .as_ref()
+        .and_then(|state| state.waiting.as_ref());
+    waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some("CrashLoopBackOff"))
+}

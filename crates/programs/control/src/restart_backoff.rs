@@ -20,7 +20,7 @@ use tokio::time::Instant;
 /// Values of the label `app` of the pods of agents and node proxies.
 const APPS: [&str; 2] = ["ambit-agent", "ztunnel"];
 /// First and longest pause between two replacements on one node.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(20));
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time without a replacement after which a node's pause is the first one again.
 const CALM: Duration = Duration::from_secs(120);
 /// Termination grace of a pod that is replaced, in seconds. None of its containers runs.
@@ -290,19 +290,20 @@ mod tests {
 
         replacements.apply(event("proxy-2", "n1"));
         replacements.apply(event("other", "n2"));
-        assert_eq!(names(replacements.due(after(1))), ["other"]);
-        assert_eq!(replacements.next(), Some(after(2)));
-        assert_eq!(names(replacements.due(after(2))), ["proxy-2"]);
+        let millis = |count| start + Duration::from_millis(count);
+        assert_eq!(names(replacements.due(millis(900))), ["other"]);
+        assert_eq!(replacements.next(), Some(after(1)));
+        assert_eq!(names(replacements.due(after(1))), ["proxy-2"]);
 
         replacements.apply(event("proxy-3", "n1"));
-        assert_eq!(names(replacements.due(after(5))), [""; 0]);
-        assert_eq!(names(replacements.due(after(6))), ["proxy-3"]);
+        assert_eq!(names(replacements.due(millis(2_900))), [""; 0]);
+        assert_eq!(names(replacements.due(after(3))), ["proxy-3"]);
 
-        // Calm for long enough.
+        // Calm for long enough: the first pause again.
         replacements.apply(event("proxy-4", "n1"));
         assert_eq!(names(replacements.due(after(200))), ["proxy-4"]);
         replacements.apply(event("proxy-5", "n1"));
-        assert_eq!(names(replacements.due(after(202))), ["proxy-5"]);
+        assert_eq!(names(replacements.due(after(201))), ["proxy-5"]);
     }
 
     #[test]

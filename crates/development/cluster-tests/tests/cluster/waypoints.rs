@@ -3,11 +3,15 @@
 mod definitions;
 mod faults;
 mod gateways;
+mod introduction;
 mod overlays;
 mod requests;
 mod rollouts;
 
 use ambit_cluster_tests::{Space, Waypoint, address};
+
+/// The processes of waypoints.
+const PROGRAM: &str = "/ambit-waypoint";
 
 /// A client `client` and a server `server` in the mesh, and a waypoint that takes its namespace.
 struct Covered<'a> {

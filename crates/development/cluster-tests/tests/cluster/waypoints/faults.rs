@@ -2,10 +2,7 @@
 
 use ambit_cluster_tests::{Load, Mesh, Part, until};
 
-use super::Covered;
-
-/// The waypoint's processes on a node.
-const PROGRAM: &str = "/ambit-waypoint";
+use super::{Covered, PROGRAM};
 
 #[test]
 fn a_waypoint_without_pods_refuses_and_nothing_passes_it_by() {

@@ -29,6 +29,14 @@ impl<'a> Waypoint<'a> {
         waypoint
     }
 
+    /// The waypoint of that name that was applied by other means; ready with two pods.
+    #[track_caller]
+    pub fn applied(space: &'a Space<'a>) -> Self {
+        let waypoint = Self { space };
+        waypoint.ready(2);
+        waypoint
+    }
+
     /// `ambit waypoint delete`.
     #[track_caller]
     pub fn delete(&self) {

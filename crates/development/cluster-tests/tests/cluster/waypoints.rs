@@ -4,6 +4,7 @@ mod definitions;
 mod faults;
 mod gateways;
 mod introduction;
+mod migration;
 mod overlays;
 mod requests;
 mod rollouts;
@@ -12,6 +13,8 @@ use ambit_cluster_tests::{Space, Waypoint, address};
 
 /// The processes of waypoints.
 const PROGRAM: &str = "/ambit-waypoint";
+/// kubectl's selector of all pods of the waypoint.
+const ALL_PODS: &str = "--selector=gateway.networking.k8s.io/gateway-name=waypoint";
 
 /// A client `client` and a server `server` in the mesh, and a waypoint that takes its namespace.
 struct Covered<'a> {

@@ -1,8 +1,10 @@
 //! Waypoints that are away, killed, deleted; and a control plane that is away.
 
-use ambit_cluster_tests::{Load, Mesh, Part, until};
+use std::time::{Duration, Instant};
 
-use super::{Covered, PROGRAM};
+use ambit_cluster_tests::{Load, Mesh, Part, throughout, until};
+
+use super::{ALL_PODS, Covered, PROGRAM};
 
 #[test]
 fn a_waypoint_without_pods_refuses_and_nothing_passes_it_by() {
@@ -67,8 +69,7 @@ fn a_waypoint_whose_pods_are_killed_or_deleted_serves_again_by_itself() {
     load.finish().assert_all_opened();
 
     waypoint.replaced(|waypoint| {
-        let all = "--selector=gateway.networking.k8s.io/gateway-name=waypoint";
-        waypoint.kubectl(&["delete", "pods", all, "--grace-period=0", "--force"]);
+        waypoint.kubectl(&["delete", "pods", ALL_PODS, "--grace-period=0", "--force"]);
     });
     again();
     let addresses = waypoint.addresses();
@@ -77,25 +78,67 @@ fn a_waypoint_whose_pods_are_killed_or_deleted_serves_again_by_itself() {
     assert!(caller.is_some_and(|caller| addresses.contains(&caller)));
 }
 
+/// Sets how many control planes there are; returns when they are ready.
+fn scale_control(mesh: &Mesh, count: usize) {
+    let replicas = format!("--replicas={count}");
+    let object = Part::Control.object();
+    mesh.kubectl(&["scale", object, &replicas, "--namespace=istio-system"]);
+    until(&format!("{count} control planes"), || {
+        let pods = mesh.pods_of(Part::Control);
+        pods.len() == count && pods.iter().all(ambit_cluster_tests::is_ready)
+    });
+}
+
 #[test]
 fn requests_go_on_while_the_control_plane_is_away() {
     let mesh = Mesh::alone();
     let space = mesh.space("alone");
     let covered = Covered::new(&space);
     let load = Load::start_gently(&space, "load", "n1", "server");
-    let scale = |count: usize| {
-        let replicas = format!("--replicas={count}");
-        let object = Part::Control.object();
-        mesh.kubectl(&["scale", object, &replicas, "--namespace=istio-system"]);
-        until(&format!("{count} control planes"), || {
-            let pods = mesh.pods_of(Part::Control);
-            pods.len() == count && pods.iter().all(ambit_cluster_tests::is_ready)
-        });
-    };
-    scale(0);
+    scale_control(&mesh, 0);
     for url in &covered.urls {
         covered.until_through(&space, url);
     }
-    scale(1);
+    scale_control(&mesh, 1);
     load.finish().assert_flawless();
+}
+
+/// Longest time from a ready control plane to responses of what started without one.
+const SERVES_WITHIN: Duration = Duration::from_secs(10);
+/// How long the control plane is away: longer than certificate requests would take to back off for minutes.
+const AWAY: Duration = Duration::from_secs(60);
+
+#[test]
+fn what_started_without_a_control_plane_serves_soon_after_its_return() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("outage");
+    let covered = Covered::new(&space);
+    scale_control(&mesh, 0);
+    covered
+        .waypoint
+        .kubectl(&["delete", "pods", ALL_PODS, "--grace-period=0", "--force"]);
+    let is_away = || mesh.pods_of(Part::Control).is_empty();
+    throughout("there is no control plane", AWAY, is_away);
+    assert_eq!(
+        restarts(&covered),
+        0,
+        "kubelet restarted a waypoint that waits"
+    );
+    scale_control(&mesh, 1);
+    let back = Instant::now();
+    for url in &covered.urls {
+        covered.until_through(&space, url);
+    }
+    let elapsed = back.elapsed();
+    eprintln!("served {elapsed:.1?} after the control plane was ready");
+    assert!(elapsed < SERVES_WITHIN, "{elapsed:?}");
+    assert_eq!(restarts(&covered), 0);
+}
+
+fn restarts(covered: &Covered<'_>) -> i32 {
+    let pods = covered.waypoint.pods().into_iter();
+    let statuses = pods
+        .filter_map(|pod| pod.status?.container_statuses)
+        .flatten();
+    statuses.map(|status| status.restart_count).sum()
 }

@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 
 use ambit_cluster_tests::{Load, Mesh, Waypoint, until};
 
-use super::{Covered, PROGRAM, caller};
-
-const ALL_PODS: &str = "--selector=gateway.networking.k8s.io/gateway-name=waypoint";
+use super::{ALL_PODS, Covered, PROGRAM, caller};
 
 /// Deletes all pods of the waypoint at once, with their grace; returns when others are ready.
 fn replace_all(waypoint: &Waypoint<'_>) {

@@ -1,0 +1,84 @@
+//! Layer 4 policies that name callers, migrated to the waypoint that is introduced in front of their pods.
+
+use ambit_cluster_tests::{Load, Mesh, Space, Waypoint, until};
+
+use super::caller;
+
+/// A policy of the server's pod with that action for the accounts of a namespace.
+fn policy(action: &str, namespace: &str) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1\n\
+         kind: AuthorizationPolicy\n\
+         metadata: {{name: callers}}\n\
+         spec:\n\
+         \x20 action: {action}\n\
+         \x20 selector: {{matchLabels: {{app: server}}}}\n\
+         \x20 rules: [{{from: [{{source: {{principals: [cluster.local/ns/{namespace}/sa/default]}}}}]}}]\n"
+    )
+}
+
+/// Starts the pod `prober`, which sends requests until it is deleted and writes a line for each.
+fn start_prober(intruder: &Space<'_>, url: &str) {
+    let script = format!(
+        "while true; do
+             if ambit lab-tool get {url} --timeout=2000 >/dev/null 2>&1; then echo allowed; else echo refused; fi
+         done"
+    );
+    intruder.run("prober", Some("n1"), &script);
+    intruder.until_captured("prober", true);
+}
+
+#[test]
+fn a_migrated_allow_policy_allows_and_refuses_the_same_callers() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("migrated-allow");
+    let intruder = mesh.space("intruder");
+    migrate(&space, &intruder, &policy("ALLOW", space.name()));
+}
+
+#[test]
+fn a_migrated_deny_policy_allows_and_refuses_the_same_callers() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("migrated-deny");
+    let intruder = mesh.space("intruder");
+    migrate(&space, &intruder, &policy("DENY", intruder.name()));
+}
+
+/// Introduces a waypoint while pods of both namespaces send requests to a server with that policy.
+fn migrate(space: &Space<'_>, intruder: &Space<'_>, policy: &str) {
+    let mesh = space.mesh();
+    space.serve_captured();
+    space.apply(policy);
+    let url = format!("http://server.{}/", space.name());
+    intruder.label(Some("ambient"));
+    intruder.client("client", Some("n1"));
+    intruder.until_captured("client", true);
+    intruder.until_get("client", &url, false);
+    start_prober(intruder, &url);
+    let load = Load::start_gently(space, "load", "n1", "server");
+    space.until_captured("load", true);
+
+    let kubeconfig = format!("--kubeconfig={}", mesh.cluster().kubeconfig().display());
+    let apply = [
+        "waypoint",
+        "apply",
+        "--namespace",
+        space.name(),
+        &kubeconfig,
+    ];
+    let output = mesh.ambit(&[&apply[..], &["--wait", "--migrate-policies"]].concat());
+    assert!(output.contains("/callers migrated"), "{output}");
+    let waypoint = Waypoint::applied(space);
+    until("requests pass the waypoint", || {
+        let response = space.get("load", "http://server/");
+        let caller = response.ok().and_then(|response| caller(&response));
+        caller.is_some_and(|caller| waypoint.addresses().contains(&caller))
+    });
+    let refused = || intruder.log("prober").matches("refused").count();
+    let before = refused();
+    until("the waypoint refuses the intruder, too", || {
+        refused() > before + 2
+    });
+    load.finish().assert_flawless();
+    assert_eq!(intruder.log("prober").matches("allowed").count(), 0);
+}

@@ -48,6 +48,9 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 /// Annotation of an AuthorizationPolicy: log only.
 pub const DRY_RUN: &str = "istio.io/dry-run";
+/// Annotation of an AuthorizationPolicy that is attached to a waypoint or to what it serves: the name of the policy of pods
+/// in its namespace of which it is a copy.
+pub const MIGRATED_FROM: &str = "ambit.io/migrated-from";
 /// Label of a ServiceEntry: `false` if it is to be given no addresses.
 pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
 /// Label: the waypoint to use, or `none`.

@@ -6,7 +6,8 @@
 //! which later processes read. Nothing that is written there unbinds a waypoint while this process runs.
 //!
 //! A waypoint binds before it is ready where something is to be enforced at it, and where the mesh's administrator says
-//! so ([`WaypointBinding::Strict`]).
+//! so ([`WaypointBinding::Strict`]). Copies of layer 4 policies that the pods' node proxies enforce
+//! (`ambit.io/migrated-from`) do not count: requests that bypass the waypoint meet the originals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +20,7 @@ use super::{
     attachment::{Attachment, Obstacle, Origin},
     binding::{Binding, Takers},
     kind::MeshKind,
+    kinds::is_enforced_at_pods,
 };
 use crate::{
     WaypointBinding,
@@ -238,7 +240,10 @@ impl Index {
         let mut guarded = Guarded::default();
         for target in self.policy_targets.names() {
             let mut policies = self.policy_targets.of(target);
-            if !policies.any(|policy| enforces(policy.kind)) {
+            let is_enforced_elsewhere = |policy: &ObjectKey| {
+                policy.kind == Kind::AuthorizationPolicy && is_enforced_at_pods(self, policy)
+            };
+            if !policies.any(|policy| enforces(policy.kind) && !is_enforced_elsewhere(policy)) {
                 continue;
             }
             match target.kind {

@@ -28,6 +28,8 @@ mod unread;
 mod wasm_plugin;
 mod workload_entry;
 
+pub(super) use authorization_policy::is_enforced_at_pods;
+
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::ObjectMeta;

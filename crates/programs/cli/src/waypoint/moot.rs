@@ -2,6 +2,7 @@
 //! of all that it delivers. Pure: objects in, findings and manifests out.
 
 use ambit_k8s_api::istio::{Condition, PolicyAction, Rule, Source};
+use ambit_k8s_api::labels;
 use serde_json::{Value, json};
 
 /// Suffix of a policy's copy that is attached to the waypoint.
@@ -326,7 +327,9 @@ impl<'a> Policy<'a> {
             }
             spec.insert("targetRefs".to_owned(), targets);
         }
-        let mut added = vec![self.policy(COPY, &spec, &is_taken)?];
+        // The original judges what does not come through the waypoint, which so need not bind before it is ready.
+        let migrated = json!({labels::MIGRATED_FROM: self.name});
+        let mut added = vec![self.policy(COPY, migrated, &spec, &is_taken)?];
         if self.action == PolicyAction::Allow {
             let mut spec = json!({
                 "action": "ALLOW",
@@ -336,7 +339,7 @@ impl<'a> Policy<'a> {
             if let (Some(selector), Some(spec)) = (selector, spec.as_object_mut()) {
                 spec.insert("selector".to_owned(), selector.clone());
             }
-            added.push(self.policy(ADMISSION, &spec, &is_taken)?);
+            added.push(self.policy(ADMISSION, json!({}), &spec, &is_taken)?);
         }
         let is_changed = self.action == PolicyAction::Deny && effect == Effect::RefusesAll;
         Ok(Migration {
@@ -348,6 +351,7 @@ impl<'a> Policy<'a> {
     fn policy(
         &self,
         suffix: &str,
+        annotations: Value,
         spec: &Value,
         is_taken: impl Fn(&str) -> bool,
     ) -> Result<Value, String> {
@@ -358,7 +362,7 @@ impl<'a> Policy<'a> {
         Ok(json!({
             "apiVersion": "security.istio.io/v1",
             "kind": "AuthorizationPolicy",
-            "metadata": {"name": name, "namespace": self.namespace},
+            "metadata": {"name": name, "namespace": self.namespace, "annotations": annotations},
             "spec": spec,
         }))
     }

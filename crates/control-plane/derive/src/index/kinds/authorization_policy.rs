@@ -136,6 +136,15 @@ impl MeshKind for AuthorizationPolicy {
     }
 }
 
+/// Whether an attached policy is a copy of one that the pods' node proxies enforce: nothing escapes it while its waypoint
+/// does not bind yet.
+pub(crate) fn is_enforced_at_pods(index: &Index, policy: &ObjectKey) -> bool {
+    let objects = index.objects(&policy.namespace);
+    let input = objects.and_then(|objects| objects.all::<AuthorizationPolicy>().get(&policy.name));
+    let attached = input.and_then(|input| input.attached.as_ref());
+    attached.is_some_and(|attached| attached.is_enforced_at_pods(index, &policy.namespace))
+}
+
 /// The policies that a workload with these labels lists.
 pub(super) fn policies_for(
     index: &Index,

@@ -171,6 +171,57 @@ fn waypoint_binds_from_its_first_readiness_on() {
     }
 }
 
+/// A copy of the pods' policy `callers`, as `ambit waypoint apply --migrate-policies` writes it, and that policy.
+fn migrated(target: &str) -> [String; 2] {
+    let copy = policy("AuthorizationPolicy", target).replace(
+        "{name: p, ",
+        "{name: p, annotations: {ambit.io/migrated-from: callers}, ",
+    );
+    let original = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+                    metadata: {name: callers, namespace: shop}\nspec: {action: DENY, rules: [{}]}\n";
+    [copy, original.to_owned()]
+}
+
+#[test]
+fn copies_of_policies_that_pods_enforce_do_not_make_the_binding_strict() {
+    for target in [ON_SERVICE, ON_GATEWAY] {
+        let [copy, original] = migrated(target);
+        let meshed = |policies: &[&str]| {
+            let waypoint = for_all("a", "u1");
+            let objects = [&namespace(USE_A), CART, SERVICE, &waypoint];
+            mesh(&[&objects, policies].concat())
+        };
+        let mut both = meshed(&[&copy, &original]);
+        assert_bound(&both, "");
+        // Nobody enforces it any more.
+        both.delete(Kind::AuthorizationPolicy, "shop", "callers");
+        assert_bound(&both, "a");
+
+        let dry_run = original.replace(
+            "{name: callers, ",
+            "{name: callers, annotations: {istio.io/dry-run: \"true\"}, ",
+        );
+        let attached =
+            policy("AuthorizationPolicy", ON_SERVICE).replace("name: p", "name: callers");
+        let elsewhere = original.replace("namespace: shop", "namespace: store");
+        for (what, policies) in [
+            ("without the original", vec![&copy]),
+            ("on trial", vec![&copy, &dry_run]),
+            ("not of pods", vec![&copy, &attached]),
+            ("of another namespace", vec![&copy, &elsewhere]),
+        ] {
+            let policies: Vec<_> = policies.into_iter().map(String::as_str).collect();
+            assert_eq!(
+                bound(&meshed(&policies)),
+                ("a".to_owned(), "a".to_owned()),
+                "{what}"
+            );
+        }
+        let other = policy("RateLimit", target);
+        assert_bound(&meshed(&[&copy, &original, &other]), "a");
+    }
+}
+
 #[test]
 fn restarted_control_plane_knows_who_has_been_ready() {
     let addresses = "status: {addresses: [{type: IPAddress, value: 10.96.0.7}]}\n";

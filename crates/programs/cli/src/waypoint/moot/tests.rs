@@ -129,6 +129,10 @@ fn allow_policies_are_copied_and_the_waypoint_is_admitted() {
         panic!("{migration:?}");
     };
     assert_eq!(copy["metadata"]["name"], "p-waypoint");
+    assert_eq!(
+        copy["metadata"]["annotations"],
+        json!({"ambit.io/migrated-from": "p"})
+    );
     assert_eq!(copy["spec"]["rules"], old["spec"]["rules"]);
     assert_eq!(copy["spec"].get("selector"), None);
     let names: Vec<_> = copy["spec"]["targetRefs"]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ambit_k8s_api::AuthorizationPolicy;
+use ambit_k8s_api::{AuthorizationPolicy, labels};
 use ambit_model::{ArcStr, GatewayName, HttpPolicy};
 
 use super::{connections, http, namespace_of};
@@ -22,8 +22,10 @@ use crate::{
 pub(crate) struct Attached {
     pub(crate) targets: Targets,
     pub(super) policy: HttpPolicy,
-    /// Who is asked, of a CUSTOM policy.
+    /// Name of the authorization provider of a CUSTOM policy.
     pub(super) provider: Option<ArcStr>,
+    /// Name of the layer 4 policy of which this is the waypoint's copy.
+    migrated_from: Option<ArcStr>,
 }
 
 impl Attached {
@@ -34,6 +36,8 @@ impl Attached {
     ) -> Result<Self, FieldError> {
         let references = references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
         let targets = Targets::read(references, &namespace_of(policy), config)?;
+        let annotations = policy.metadata.annotations.as_ref();
+        let migrated_from = annotations.and_then(|all| all.get(labels::MIGRATED_FROM));
         let provider = http::provider(policy)?;
         let (policy, of_policy) = http::http_policy(policy)?;
         notes.extend(of_policy);
@@ -41,7 +45,17 @@ impl Attached {
             targets,
             policy,
             provider,
+            migrated_from: migrated_from.map(|name| name.as_str().into()),
         })
+    }
+
+    /// Whether the policy of which this is a copy is enforced by the node proxies of the pods in this namespace.
+    pub(super) fn is_enforced_at_pods(&self, index: &Index, namespace: &ArcStr) -> bool {
+        let original = self.migrated_from.as_ref().and_then(|name| {
+            let policies = index.objects(namespace)?.all::<AuthorizationPolicy>();
+            policies.get(name)
+        });
+        original.is_some_and(|original| original.sent.as_ref().is_some_and(|sent| !sent.dry_run))
     }
 
     /// Denies everything at what its targets may mean.
@@ -51,6 +65,7 @@ impl Attached {
             targets: Targets::possible(&references, &namespace_of(policy), config)?,
             policy: http::substitute(policy, "the policy cannot be used as it is written"),
             provider: None,
+            migrated_from: None,
         })
     }
 

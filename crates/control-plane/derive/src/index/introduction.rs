@@ -11,16 +11,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_k8s_api::{Gateway, Kind, Namespace, ObjectKey, status::conditions};
+use ambit_k8s_api::{
+    AuthorizationPolicy, Gateway, Kind, Namespace, ObjectKey, Service, status::conditions,
+};
 use ambit_model::{ArcStr, GatewayName};
 use serde_json::Value;
 
 use super::{
     Index,
-    attachment::{Attachment, Obstacle, Origin},
+    attachment::{Attachment, Consent, Obstacle, Origin},
     binding::{Binding, Takers},
     kind::MeshKind,
-    kinds::is_enforced_at_pods,
+    kinds::enforced_original,
 };
 use crate::{
     WaypointBinding,
@@ -236,14 +238,35 @@ impl Index {
         })
     }
 
+    /// Whether a policy with that target is a copy of one that the node proxies of all the target's pods enforce.
+    fn is_met_at_pods(&self, policy: &ObjectKey, target: &ObjectKey) -> bool {
+        let original = enforced_original(self, policy);
+        let Some(original) = original.and_then(|key| self.get::<AuthorizationPolicy>(&key)) else {
+            return false;
+        };
+        match target.kind {
+            Kind::Gateway => {
+                let name = GatewayName::new(target.namespace.clone(), target.name.clone());
+                let gateway = self.gateway(&name);
+                let is_own = gateway.is_some_and(|gateway| gateway.consent == Consent::Same);
+                is_own && original.selector.is_none()
+            }
+            Kind::Service => {
+                let service = self.get::<Service>(target);
+                let pods = service.and_then(|service| service.selector.as_ref());
+                let mut labels = original.selector.iter().flatten();
+                pods.is_some_and(|pods| labels.all(|(key, value)| pods.get(key) == Some(value)))
+            }
+            _ => false,
+        }
+    }
+
     fn guarded(&self) -> Guarded {
         let mut guarded = Guarded::default();
         for target in self.policy_targets.names() {
             let mut policies = self.policy_targets.of(target);
-            let is_enforced_elsewhere = |policy: &ObjectKey| {
-                policy.kind == Kind::AuthorizationPolicy && is_enforced_at_pods(self, policy)
-            };
-            if !policies.any(|policy| enforces(policy.kind) && !is_enforced_elsewhere(policy)) {
+            if !policies.any(|policy| enforces(policy.kind) && !self.is_met_at_pods(policy, target))
+            {
                 continue;
             }
             match target.kind {

@@ -28,7 +28,7 @@ mod unread;
 mod wasm_plugin;
 mod workload_entry;
 
-pub(super) use authorization_policy::is_enforced_at_pods;
+pub(super) use authorization_policy::enforced_original;
 
 use std::collections::BTreeMap;
 

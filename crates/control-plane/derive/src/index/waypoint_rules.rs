@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, RateLimit, Service, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName, PortMap, WaypointRule, Workload};
 
-use super::{Index, PolicyScope, attachment::Attachment};
+use super::{Index, PolicyScope, attachment::Attachment, kinds::enforced_original};
 use crate::Labels;
 
 /// Most rules of one pod, and most callers or ports of one rule. Beyond, they are taken to concern everything.
@@ -40,6 +40,9 @@ impl Index {
         let mut rules = Vec::new();
         for (target, ports) in &targets {
             for object in self.policy_targets.of(target) {
+                if self.meets_original(pod, object) {
+                    continue;
+                }
                 let scopes = self.scopes(object).into_iter();
                 rules.extend(scopes.map(|scope| at_pod(scope, *ports, pod)));
             }
@@ -50,6 +53,20 @@ impl Index {
             return Some(vec![WaypointRule::default()]);
         }
         Some(rules)
+    }
+
+    /// Whether connections to the pod that bypass its waypoint are judged by the policy of which `rule` is a copy.
+    fn meets_original(&self, pod: &Workload, rule: &ObjectKey) -> bool {
+        let Some(key) = enforced_original(self, rule) else {
+            return false;
+        };
+        let original = self.get::<AuthorizationPolicy>(&key);
+        if original.is_some_and(|original| original.selector.is_none()) {
+            // Of a whole namespace, or of the mesh; no workload lists it.
+            return key.namespace == pod.namespace || key.namespace == self.config.root_namespace;
+        }
+        let name = format!("{}/{}", key.namespace, key.name);
+        pod.authorization_policies.iter().any(|one| *one == name)
     }
 
     /// What a rule could concern of what it is attached to, by the ports of services.

@@ -320,8 +320,14 @@ impl<'a> Policy<'a> {
         }
         let mut spec = self.object.get("spec").cloned().unwrap_or_default();
         let targets = self.targets(services, waypoint)?;
+        let is_changed = self.action == PolicyAction::Deny && effect == Effect::RefusesAll;
+        let changed = is_changed.then(|| self.rules_without(waypoint));
         if let Some(spec) = spec.as_object_mut() {
             spec.remove("selector");
+            if let Some(changed) = &changed {
+                // The same as the policy itself, so that the control plane recognizes the copy.
+                spec.insert("rules".to_owned(), changed.clone());
+            }
             if let Some(rules) = spec.get_mut("rules") {
                 leave_out_empty_lists(rules);
             }
@@ -341,10 +347,9 @@ impl<'a> Policy<'a> {
             }
             added.push(self.policy(ADMISSION, json!({}), &spec, &is_taken)?);
         }
-        let is_changed = self.action == PolicyAction::Deny && effect == Effect::RefusesAll;
         Ok(Migration {
             added,
-            rules: is_changed.then(|| self.rules_without(waypoint)),
+            rules: changed,
         })
     }
 

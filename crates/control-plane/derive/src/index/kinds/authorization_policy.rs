@@ -8,9 +8,11 @@ mod rules;
 mod scopes;
 mod values;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use ambit_k8s_api::{
-    AuthorizationPolicy, ObjectKey, ObjectMeta,
-    istio::{AuthorizationPolicySpec, PolicyAction, selected_labels},
+    AuthorizationPolicy, Kind, ObjectKey, ObjectMeta,
+    istio::{self, AuthorizationPolicySpec, PolicyAction, selected_labels},
     labels,
 };
 use ambit_model::{Action, ArcStr, Authorization, Rule, Scope};
@@ -85,6 +87,10 @@ impl MeshKind for AuthorizationPolicy {
             let sent = policy.filter(|policy| policy.sent.is_some());
             sent.and_then(|policy| policy.selector.clone())
         };
+        if has_copy(index, key) {
+            // Which connections the copy concerns depends on what the pods' node proxies enforce.
+            index.mark_namespace(&key.namespace);
+        }
         let (old, new) = (listed(change.old), listed(change.new));
         if old == new {
             return;
@@ -136,13 +142,30 @@ impl MeshKind for AuthorizationPolicy {
     }
 }
 
-/// Whether an attached policy is a copy of one that the pods' node proxies enforce: nothing escapes it while its waypoint
-/// does not bind yet.
-pub(crate) fn is_enforced_at_pods(index: &Index, policy: &ObjectKey) -> bool {
-    let objects = index.objects(&policy.namespace);
-    let input = objects.and_then(|objects| objects.all::<AuthorizationPolicy>().get(&policy.name));
-    let attached = input.and_then(|input| input.attached.as_ref());
-    attached.is_some_and(|attached| attached.is_enforced_at_pods(index, &policy.namespace))
+/// Whether a policy of the same namespace is a waypoint's copy of this one.
+fn has_copy(index: &Index, original: &ObjectKey) -> bool {
+    let objects = index.objects(&original.namespace);
+    let policies = objects.map(|objects| objects.all::<AuthorizationPolicy>().values());
+    let mut attached = policies
+        .into_iter()
+        .flatten()
+        .filter_map(|policy| policy.attached.as_ref());
+    attached.any(|one| one.migrated_from.as_ref() == Some(&original.name))
+}
+
+/// The policy of which an attached one is a copy, if node proxies enforce that at pods: with the same action and rules, not
+/// on trial. What bypasses the copy's waypoint meets it instead.
+pub(crate) fn enforced_original(index: &Index, copy: &ObjectKey) -> Option<ObjectKey> {
+    if copy.kind != Kind::AuthorizationPolicy {
+        return None;
+    }
+    let copied = index.get::<AuthorizationPolicy>(copy)?;
+    let name = copied.attached.as_ref()?.migrated_from.as_ref()?;
+    let key = ObjectKey::new(copy.kind, copy.namespace.clone(), name.clone());
+    let original = index.get::<AuthorizationPolicy>(&key)?;
+    let is_enforced = original.sent.as_ref().is_some_and(|sent| !sent.dry_run);
+    let is_same = original.content.is_some() && original.content == copied.content;
+    (is_enforced && is_same).then_some(key)
 }
 
 /// The policies that a workload with these labels lists.
@@ -184,12 +207,14 @@ pub(super) fn policies_for(
 pub(crate) struct PolicyInput {
     /// `None`: nothing for node proxies.
     pub(crate) sent: Option<Authorization>,
-    /// Which workloads list it.
+    /// Labels of the workloads that list it; `None`: all in its scope.
     pub(crate) selector: Option<Labels>,
     /// The first field that names callers.
     callers: Option<String>,
     /// What waypoints enforce.
     pub(crate) attached: Option<Attached>,
+    /// Hash of its action and rules; `None` for those that have no effect or are not understood.
+    content: Option<u64>,
 }
 
 impl PolicyInput {
@@ -208,6 +233,7 @@ impl PolicyInput {
                     selector: None,
                     callers: None,
                     attached: None,
+                    content: None,
                 },
                 vec![note],
             ))
@@ -225,6 +251,7 @@ impl PolicyInput {
                 selector: None,
                 callers: None,
                 attached: Some(Attached::read(policy, config, &mut notes)?),
+                content: content(&spec.action, &spec.rules),
             };
             return Ok((attached, notes));
         }
@@ -258,6 +285,7 @@ impl PolicyInput {
         }
         let mut input = Self::sent(policy, config, action, rules, dry_run);
         input.callers = callers::field(&spec.rules);
+        input.content = content(&spec.action, &spec.rules);
         Ok((input, notes))
     }
 
@@ -278,6 +306,7 @@ impl PolicyInput {
                 selector: None,
                 callers: None,
                 attached: Some(Attached::substitute(policy, config)?),
+                content: None,
             });
         }
         // A rule without clauses matches everything.
@@ -314,8 +343,17 @@ impl PolicyInput {
             selector,
             callers: None,
             attached: None,
+            content: None,
         }
     }
+}
+
+fn content(action: &PolicyAction, rules: &[istio::Rule]) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_string(&(action, rules))
+        .ok()?
+        .hash(&mut hasher);
+    Some(hasher.finish())
 }
 
 fn namespace_of(policy: &AuthorizationPolicy) -> ArcStr {

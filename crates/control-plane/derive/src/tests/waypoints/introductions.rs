@@ -204,11 +204,15 @@ fn copies_of_policies_that_pods_enforce_do_not_make_the_binding_strict() {
         let attached =
             policy("AuthorizationPolicy", ON_SERVICE).replace("name: p", "name: callers");
         let elsewhere = original.replace("namespace: shop", "namespace: store");
+        let others = original.replace("[{}]", "[{from: [{source: {namespaces: [a]}}]}]");
+        let narrow = original.replace("spec: {", "spec: {selector: {matchLabels: {app: other}}, ");
         for (what, policies) in [
             ("without the original", vec![&copy]),
             ("on trial", vec![&copy, &dry_run]),
             ("not of pods", vec![&copy, &attached]),
             ("of another namespace", vec![&copy, &elsewhere]),
+            ("of other rules", vec![&copy, &others]),
+            ("of other pods", vec![&copy, &narrow]),
         ] {
             let policies: Vec<_> = policies.into_iter().map(String::as_str).collect();
             assert_eq!(

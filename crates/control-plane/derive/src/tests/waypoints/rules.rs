@@ -155,3 +155,37 @@ fn rules_are_unknown_where_other_namespaces_may_have_some() {
     mesh.delete(Kind::ReferenceGrant, "shop", "g");
     assert_eq!(rules(&mesh), Some(vec![]));
 }
+
+#[test]
+fn a_copy_concerns_no_older_connection_while_the_pod_meets_the_original() {
+    let waypoint = gateway("wp", "");
+    let rule = "action: DENY, rules: [{from: [{source: {namespaces: [legacy]}}]}]";
+    let copy = policy(GATEWAY, rule).replace(
+        "{name: p, ",
+        "{name: p, annotations: {ambit.io/migrated-from: callers}, ",
+    );
+    let original = |more: &str| {
+        format!(
+            "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+             metadata: {{name: callers, namespace: shop{more}}}\nspec: {{{rule}}}\n"
+        )
+    };
+    let of_pods = original("");
+    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &waypoint, &copy, &of_pods]));
+    assert_eq!(rules(&mesh), Some(vec![]));
+    // On trial, the original refuses nobody.
+    mesh.apply(&original(", annotations: {istio.io/dry-run: \"true\"}"));
+    assert_eq!(rules(&mesh).unwrap().len(), 1);
+    mesh.apply(&of_pods);
+    assert_eq!(rules(&mesh), Some(vec![]));
+    // The copy says more than the original from now on.
+    mesh.apply(&copy.replace("legacy", "legacy, store"));
+    assert_eq!(rules(&mesh).unwrap().len(), 1);
+    mesh.apply(&copy);
+    assert_eq!(rules(&mesh), Some(vec![]));
+    mesh.apply(&of_pods.replace("spec: {", "spec: {selector: {matchLabels: {app: other}}, "));
+    assert_eq!(rules(&mesh).unwrap().len(), 1);
+    mesh.apply(&of_pods);
+    mesh.delete(Kind::AuthorizationPolicy, "shop", "callers");
+    assert_eq!(rules(&mesh).unwrap().len(), 1);
+}

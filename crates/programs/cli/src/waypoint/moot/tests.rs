@@ -179,6 +179,7 @@ fn deny_policies_are_copied_and_spare_the_waypoint() {
         json!([PRINCIPAL])
     );
     assert_eq!(changed[2].get("from"), None);
+    assert_eq!(migration.added[0]["spec"]["rules"], changed);
 }
 
 #[test]

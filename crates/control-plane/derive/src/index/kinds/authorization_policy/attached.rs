@@ -25,7 +25,7 @@ pub(crate) struct Attached {
     /// Name of the authorization provider of a CUSTOM policy.
     pub(super) provider: Option<ArcStr>,
     /// Name of the layer 4 policy of which this is the waypoint's copy.
-    migrated_from: Option<ArcStr>,
+    pub(super) migrated_from: Option<ArcStr>,
 }
 
 impl Attached {
@@ -47,15 +47,6 @@ impl Attached {
             provider,
             migrated_from: migrated_from.map(|name| name.as_str().into()),
         })
-    }
-
-    /// Whether the policy of which this is a copy is enforced by the node proxies of the pods in this namespace.
-    pub(super) fn is_enforced_at_pods(&self, index: &Index, namespace: &ArcStr) -> bool {
-        let original = self.migrated_from.as_ref().and_then(|name| {
-            let policies = index.objects(namespace)?.all::<AuthorizationPolicy>();
-            policies.get(name)
-        });
-        original.is_some_and(|original| original.sent.as_ref().is_some_and(|sent| !sent.dry_run))
     }
 
     /// Denies everything at what its targets may mean.

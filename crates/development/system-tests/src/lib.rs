@@ -12,6 +12,7 @@
 )]
 
 mod app;
+mod east_west;
 mod openings;
 mod peer;
 mod waypoints;
@@ -33,6 +34,7 @@ pub use ambit_lab::{
 pub use ambit_testkit::binary;
 
 pub use app::{Heads, answer_ok, read_head};
+pub use east_west::through_gateway;
 pub use openings::Openings;
 pub use peer::{Outcome, Peer};
 pub use waypoints::{
@@ -270,8 +272,7 @@ impl Mesh {
             .client
             .dial(place, address)
             .map_err(|error| std::io::Error::other(error.to_string()))?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        Ok(Conversation(stream))
+        Conversation::over(stream)
     }
 
     /// The first address of a service, by the beginning of its host name, with a port.
@@ -507,6 +508,15 @@ impl Answer {
 pub struct Conversation(TcpStream);
 
 impl Conversation {
+    /// A connection that a test has made by itself. A pause of ten seconds is an error.
+    ///
+    /// # Errors
+    /// When it is none any more.
+    pub fn over(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(Self(stream))
+    }
+
     /// Sends a line and reads its echo.
     pub fn say(&mut self, text: &str) -> std::io::Result<()> {
         self.0.write_all(text.as_bytes())?;

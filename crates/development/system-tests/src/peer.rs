@@ -114,6 +114,18 @@ impl<'a> Peer<'a> {
         }
     }
 
+    pub(crate) fn mesh(&self) -> &'a Mesh {
+        self.mesh
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) fn cert(&self) -> &Arc<WorkloadCert> {
+        &self.cert
+    }
+
     /// A revocation list of its certificate, by the lab's authority.
     pub fn revocation(&self) -> String {
         let read = |file: &str| in_lab(self.mesh, "shop/client", &format!("ca/{file}"));

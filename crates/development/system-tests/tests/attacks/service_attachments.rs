@@ -12,7 +12,7 @@
 //! | uncaptured pod, another node (`legacy/client`) | yes | yes | g | a | yes, of both nodes | g | g |
 //! | uncaptured pod, same node (`legacy/near`) | yes | yes | g | a | c | g | d |
 //! | either node itself | yes | yes | g | a | h | g | g |
-//! | another network | i | i | i | i | i | i | i |
+//! | another network (`other_network`) | yes, i | yes | yes, i | a | j | yes, f, i | yes, f, i |
 //!
 //! - a: a name without VIP is the pod's address by DNS. ALLOW and DENY are tried by name from `shop/client`; the rest is
 //!   the column of the pod's address.
@@ -25,8 +25,9 @@
 //! - g: only the mesh knows the ServiceEntry, the route and the waypoint: outside of it the VIP of a Service is the pod's
 //!   address, and the alias leads nowhere.
 //! - h: kube-proxy's rules for what is forwarded are not those of the node itself, whose calls are those by VIP.
-//! - i: the lab has one network and no east-west gateway. Callers with HBONE and other identities are in
-//!   `waypoint_tunnels`.
+//! - i: by host name, as an east-west gateway's clients name what they call. The gateway is the test's: the lab has one
+//!   network.
+//! - j: NodePorts are no way into another network.
 
 use std::{
     io::{Read as _, Write as _},
@@ -40,8 +41,10 @@ use ambit_system_tests::{
 };
 
 mod matrix;
+mod other_network;
 
-use matrix::{ON_NODES, cell, cells, client_route, is_http2, serve_http2};
+use matrix::{Dial, ON_NODES, cell, cells, client_route, is_http2, serve_http2};
+use other_network::{CLIENTS, OtherNetwork};
 
 /// The pod's ports: of what all kinds are attached to, and of what a CUSTOM policy is.
 const APP: u16 = 8081;
@@ -295,7 +298,7 @@ impl Scene {
             ("tenant/near", "node-2"),
         ];
         let callers = callers.map(|(pod, node)| idle_pod(pod, node, ""));
-        let more = format!("{OBJECTS}{AUTHORIZER}{ON_NODES}{}", callers.concat());
+        let more = format!("{OBJECTS}{AUTHORIZER}{ON_NODES}{CLIENTS}{}", callers.concat());
         let (mesh, _) = with_gateway(SHARED, &more, options);
         for port in [APP, ASKED] {
             mesh.serve("shop/server", port, |mut stream| {
@@ -332,9 +335,10 @@ impl Scene {
         SocketAddr::new(self.mesh.ip("shop/server"), port)
     }
 
-    fn ask(&self, from: &Place, to: SocketAddr, path: &str, headers: &str) -> String {
+    fn ask(&self, from: &dyn Dial, to: SocketAddr, path: &str, headers: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app.shop\r\n{headers}\r\n");
-        let Ok(mut connection) = self.mesh.dial_from(from.clone(), to) else {
+        let connection = from.dial(self, to).and_then(Conversation::over);
+        let Ok(mut connection) = connection else {
             return "no connection".to_owned();
         };
         let answer = connection.raw(request.as_bytes(), is_whole);
@@ -397,7 +401,9 @@ fn attachments_of_services_hold_on_every_way() {
             && scene.ask(&client, alias, "/closed", "").contains(" 403 ")
     });
     cells(&scene, app, alias);
-    client_route(&scene, app);
+    let other_network = OtherNetwork::new(mesh);
+    other_network.cells(&scene);
+    client_route(&scene, app, &other_network);
 
     // What others write adds nothing, whatever they attach to it.
     mesh.apply("tenant", &tenant(mesh.ip("shop/server")));
@@ -463,11 +469,11 @@ fn attachments_of_services_hold_on_every_way() {
         }
     }
     mesh.remove("tenant");
-    another_waypoint(&scene);
+    another_waypoint(&scene, &other_network);
 }
 
 /// What the waypoint of a Service has judged goes on to a pod behind another one; who passes by it does not.
-fn another_waypoint(scene: &Scene) {
+fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     let mesh = &scene.mesh;
     mesh.apply("far", FAR);
     let far: SocketAddr = "10.96.0.79:80".parse().unwrap();
@@ -476,6 +482,7 @@ fn another_waypoint(scene: &Scene) {
         ask("shop/client", far).contains(" 200 ")
     });
     cell(scene, "another waypoint", &place("shop/client"), far, None);
+    other_network.by_another_waypoint(scene);
     for (pod, to) in [
         ("shop/near", far),
         ("legacy/near", far),

@@ -9,7 +9,7 @@ use ambit_system_tests::{Place, until};
 use http::{Request, Response};
 use tokio::runtime::Runtime;
 
-use super::{APP, ASKED, Scene, place};
+use super::{APP, ASKED, OtherNetwork, Scene, place};
 
 /// Pods of the nodes' own networks, which stand in for kube-proxy where it opens node ports.
 pub(super) const ON_NODES: &str = "
@@ -57,13 +57,26 @@ impl Protocol {
     const ALL: [Self; 2] = [Self::Http1, Self::Http2];
 }
 
+/// Where a caller is.
+pub(super) trait Dial: std::fmt::Debug {
+    /// Opens a connection.
+    fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream>;
+}
+
+impl Dial for Place {
+    fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream> {
+        let dialled = scene.mesh.client().dial(self.clone(), to);
+        dialled.map_err(|error| std::io::Error::other(error.to_string()))
+    }
+}
+
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
 /// The response to a request of `app.shop`, as a text.
 fn ask(
     scene: &Scene,
     protocol: Protocol,
-    (from, to): (&Place, SocketAddr),
+    (from, to): (&dyn Dial, SocketAddr),
     path: &str,
     headers: Headers<'_>,
 ) -> String {
@@ -91,11 +104,11 @@ fn ask(
 
 async fn ask_http2(
     scene: &Scene,
-    (from, to): (&Place, SocketAddr),
+    (from, to): (&dyn Dial, SocketAddr),
     path: &str,
     headers: Headers<'_>,
 ) -> Result<String, Box<dyn std::error::Error>> {
-    let stream = scene.mesh.client().dial(from.clone(), to)?;
+    let stream = from.dial(scene, to)?;
     stream.set_nonblocking(true)?;
     let stream = tokio::net::TcpStream::from_std(stream)?;
     let (client, connection) = h2::client::handshake(stream).await?;
@@ -158,7 +171,7 @@ fn runtime() -> Runtime {
 pub(super) fn cell(
     scene: &Scene,
     name: &str,
-    from: &Place,
+    from: &dyn Dial,
     app: SocketAddr,
     asked: Option<SocketAddr>,
 ) {
@@ -278,7 +291,7 @@ END"
 }
 
 /// A client's own route takes nothing away.
-pub(super) fn client_route(scene: &Scene, app: SocketAddr) {
+pub(super) fn client_route(scene: &Scene, app: SocketAddr, other_network: &OtherNetwork<'_>) {
     scene.mesh.apply("client-route", CLIENT_ROUTE);
     let tenant = place("tenant/near");
     until("the client's route is followed", || {
@@ -289,6 +302,7 @@ pub(super) fn client_route(scene: &Scene, app: SocketAddr) {
     cell(scene, "its own route", &tenant, app, None);
     let changed = scene.ask(&tenant, app, "/open/changed", "");
     assert!(changed.contains(" 403 "), "{changed}");
+    other_network.by_its_own_route(scene);
     scene.mesh.remove("client-route");
     until("the client's route is gone", || {
         !scene

@@ -1,0 +1,131 @@
+//! Clients of another network: their tunnels reach a waypoint inside the tunnels of an east-west gateway.
+//!
+//! The client opens a tunnel to the gateway and another one in it, to the waypoint, with mutual TLS of its own in each.
+//! The gateway ends the outer tunnel and passes its bytes on: it reads the name in the outer CONNECT alone, and the
+//! waypoint sees the gateway's address and the client's identity.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
+
+use ambit_hbone::{Settings, client, server, tls};
+use ambit_lab::{Client, Place};
+use ambit_model::Identity;
+use ambit_tls::WorkloadCert;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, copy_bidirectional},
+    net::TcpStream,
+    runtime::Builder,
+    task::JoinHandle,
+};
+
+use crate::{PATIENCE, Peer};
+
+/// Header of the inner CONNECT alone: the network that the client is in.
+const NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
+
+/// One client of another network, its gateway, and the waypoint that both lead to.
+#[derive(Clone)]
+struct Path {
+    lab: Client,
+    client: Arc<WorkloadCert>,
+    gateway: Arc<WorkloadCert>,
+    /// Pod that the gateway is.
+    place: Place,
+    waypoint: (Identity, SocketAddr),
+    authority: Uri,
+}
+
+/// Returns a local address whose connections are tunnels of `client`, through the pod `gateway`, to what `authority` names
+/// at a waypoint.
+///
+/// # Errors
+/// When there is no local address.
+pub fn through_gateway(
+    (client, gateway): (&Peer<'_>, &Peer<'_>),
+    (identity, address): (&str, SocketAddr),
+    authority: &str,
+) -> io::Result<SocketAddr> {
+    let path = Path {
+        lab: client.mesh().client().clone(),
+        client: client.cert().clone(),
+        gateway: gateway.cert().clone(),
+        place: gateway.place().clone(),
+        waypoint: (identity.parse().expect("a SPIFFE id"), address),
+        authority: authority.parse().expect("an authority"),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let near = listener.local_addr()?;
+    listener.set_nonblocking(true)?;
+    std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(path.clone().serve(stream));
+            }
+        });
+    });
+    Ok(near)
+}
+
+impl Path {
+    /// Passes a connection on, until either side ends it or a tunnel is refused.
+    async fn serve(self, mut stream: TcpStream) -> io::Result<()> {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let gateway = tokio::spawn(self.clone().pass_on(far));
+        let of_gateway = self.gateway.identity().clone();
+        let (outer, outer_driver) = self.tunnel(near, of_gateway, HeaderMap::new()).await?;
+        let mut headers = HeaderMap::new();
+        headers.insert(NETWORK, HeaderValue::from_static("far"));
+        let (mut inner, inner_driver) = self
+            .tunnel(outer, self.waypoint.0.clone(), headers)
+            .await?;
+        let ended = copy_bidirectional(&mut stream, &mut inner).await;
+        for task in [gateway, outer_driver, inner_driver] {
+            task.abort();
+        }
+        ended.map(|_| ())
+    }
+
+    /// Opens one tunnel of the client.
+    async fn tunnel(
+        &self,
+        io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        server: Identity,
+        headers: HeaderMap,
+    ) -> io::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + 'static, JoinHandle<()>)> {
+        let config = self.client.client_config(&[server]);
+        let stream = tls::connect(io, config.map_err(io::Error::other)?, PATIENCE).await;
+        let stream = stream.map_err(io::Error::other)?;
+        let handshake = client::handshake(stream, &Settings::default()).await;
+        let (client, driver) = handshake.map_err(io::Error::other)?;
+        let driver = tokio::spawn(driver.run(|| ()));
+        let tunnel = client.tunnel(self.authority.clone(), headers).await;
+        let (tunnel, _) = tunnel.map_err(io::Error::other)?;
+        Ok((tunnel.into_io(), driver))
+    }
+
+    /// Serves as the gateway: ends outer tunnels, and connects what is in them to the waypoint.
+    async fn pass_on(self, io: tokio::io::DuplexStream) {
+        let config = self.gateway.server_config().expect("a TLS configuration");
+        let stream = tls::accept(io, config, PATIENCE).await.expect("TLS");
+        let (settings, never) = (Settings::default(), std::future::pending());
+        let serving = server::serve(stream, &settings, never, |incoming| {
+            let target = incoming.target().expect("an authority").to_string();
+            assert_eq!(target, self.authority.to_string());
+            let outer = incoming.accept(HeaderMap::new());
+            let mut outer = outer.expect("a tunnel").into_io();
+            let waypoint = self.lab.dial(self.place.clone(), self.waypoint.1);
+            let waypoint = waypoint.expect("a connection from the gateway's pod");
+            waypoint.set_nonblocking(true).expect("a socket");
+            let mut waypoint = TcpStream::from_std(waypoint).expect("a socket");
+            tokio::spawn(async move { copy_bidirectional(&mut outer, &mut waypoint).await });
+        });
+        let _ended = serving.await;
+    }
+}

@@ -1,0 +1,128 @@
+//! Callers of another network: HBONE clients with identities of their own, through an east-west gateway.
+
+use std::net::{SocketAddr, TcpStream};
+
+use ambit_system_tests::{Mesh, Peer, through_gateway};
+
+use super::{
+    APP, ASKED, Scene,
+    matrix::{Dial, cell},
+};
+
+/// Pods outside of the lab's mesh with certificates of its CA: two clients, and the gateway of their network.
+pub(super) const CLIENTS: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: remote, namespace: shop, labels: {istio.io/dataplane-mode: none}}
+spec:
+  nodeName: node-1
+  serviceAccountName: client
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: remote, namespace: tenant, labels: {istio.io/dataplane-mode: none}}
+spec:
+  nodeName: node-1
+  serviceAccountName: remote
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: east-west, namespace: legacy}
+spec:
+  nodeName: node-1
+  serviceAccountName: east-west
+  containers: [{name: main, image: none, command: [$AMBIT, lab-tool, sleep]}]
+  volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
+";
+
+/// A client of the other network, whose addresses are those of its tunnels.
+#[derive(Debug)]
+struct Remote<'a>(Peer<'a>);
+
+impl Dial for Remote<'_> {
+    fn dial(&self, _: &Scene, to: SocketAddr) -> std::io::Result<TcpStream> {
+        TcpStream::connect(to)
+    }
+}
+
+/// The clients and the gateway of the other network.
+pub(super) struct OtherNetwork<'a> {
+    client: Remote<'a>,
+    tenant: Remote<'a>,
+    gateway: Peer<'a>,
+}
+
+impl<'a> OtherNetwork<'a> {
+    pub(super) fn new(mesh: &'a Mesh) -> Self {
+        Self {
+            client: Remote(Peer::of_pod(mesh, "shop/remote")),
+            tenant: Remote(Peer::of_pod(mesh, "tenant/remote")),
+            gateway: Peer::of_pod(mesh, "legacy/east-west"),
+        }
+    }
+
+    /// Where tunnels of a client to what an authority names at a waypoint of `shop` begin.
+    fn tunnels(
+        &self,
+        scene: &Scene,
+        client: &Remote<'_>,
+        waypoint: &str,
+        authority: &str,
+    ) -> SocketAddr {
+        let identity = format!("spiffe://cluster.local/ns/shop/sa/{waypoint}");
+        let address = scene.mesh.ip(&format!("shop/{waypoint}"));
+        let server = (identity.as_str(), SocketAddr::new(address, 15008));
+        through_gateway((&client.0, &self.gateway), server, authority).unwrap()
+    }
+
+    /// All cells in which nobody but the Service's owner has written anything.
+    pub(super) fn cells(&self, scene: &Scene) {
+        let pod = |port| scene.pod(port).to_string();
+        for client in [&self.client, &self.tenant] {
+            let ways = [
+                (
+                    "VIP",
+                    "app.shop.svc.cluster.local:80".to_owned(),
+                    "app.shop.svc.cluster.local:81".to_owned(),
+                ),
+                ("pod address", pod(APP), pod(ASKED)),
+            ];
+            for (name, authority, asked) in ways {
+                let at = |authority: &str| self.tunnels(scene, client, "waypoint", authority);
+                cell(scene, name, client, at(&authority), Some(at(&asked)));
+            }
+        }
+        let at = |port: u16| {
+            let authority = format!("alias.example.com:{port}");
+            self.tunnels(scene, &self.client, "waypoint", &authority)
+        };
+        cell(scene, "alias", &self.client, at(80), Some(at(81)));
+    }
+
+    /// By the route of the client's own namespace.
+    pub(super) fn by_its_own_route(&self, scene: &Scene) {
+        let authority = "app.shop.svc.cluster.local:80";
+        let app = self.tunnels(scene, &self.tenant, "waypoint", authority);
+        let open = scene.ask(&self.tenant, app, "/open", "");
+        assert!(open.contains("x-route: tenant"), "{open}");
+        cell(scene, "its own route", &self.tenant, app, None);
+        let changed = scene.ask(&self.tenant, app, "/open/changed", "");
+        assert!(changed.contains(" 403 "), "{changed}");
+    }
+
+    /// By a Service with another waypoint.
+    pub(super) fn by_another_waypoint(&self, scene: &Scene) {
+        let authority = "far.shop.svc.cluster.local:80";
+        let far = self.tunnels(scene, &self.client, "xtra", authority);
+        cell(scene, "another waypoint", &self.client, far, None);
+        // Whom that Service's own policy does not let pass.
+        let far = self.tunnels(scene, &self.tenant, "xtra", authority);
+        let answer = scene.ask(&self.tenant, far, "/open", "");
+        assert!(answer.contains(" 403 "), "{answer}");
+    }
+}

@@ -82,9 +82,8 @@ impl Path {
         let (outer, outer_driver) = self.tunnel(near, of_gateway, HeaderMap::new()).await?;
         let mut headers = HeaderMap::new();
         headers.insert(NETWORK, HeaderValue::from_static("far"));
-        let (mut inner, inner_driver) = self
-            .tunnel(outer, self.waypoint.0.clone(), headers)
-            .await?;
+        let (mut inner, inner_driver) =
+            self.tunnel(outer, self.waypoint.0.clone(), headers).await?;
         let ended = copy_bidirectional(&mut stream, &mut inner).await;
         for task in [gateway, outer_driver, inner_driver] {
             task.abort();
@@ -98,7 +97,10 @@ impl Path {
         io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         server: Identity,
         headers: HeaderMap,
-    ) -> io::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + 'static, JoinHandle<()>)> {
+    ) -> io::Result<(
+        impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        JoinHandle<()>,
+    )> {
         let config = self.client.client_config(&[server]);
         let stream = tls::connect(io, config.map_err(io::Error::other)?, PATIENCE).await;
         let stream = stream.map_err(io::Error::other)?;

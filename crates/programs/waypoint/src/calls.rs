@@ -9,6 +9,7 @@
 //! that is reserved for that namespace ([`Identity::of_waypoint_calls`]), and enters what is behind this very waypoint
 //! through it, as any client's: policies judge it as a call of the namespace.
 
+mod charge;
 mod identities;
 
 use std::{
@@ -27,6 +28,7 @@ use crate::{
     applied_services::AppliedServices,
     circle::Passed,
     destination::{NoWay, Port},
+    memory::ConnectionMemory,
     message::{self, Body, Version},
     origination::Toward,
     upstream::{HttpKey, Keep, Stream, UpstreamError, Way},
@@ -34,6 +36,7 @@ use crate::{
     ways,
 };
 
+pub(crate) use charge::{CallCharge, CollectError, OnBehalf};
 pub(crate) use identities::follow as follow_identities;
 
 /// A call that came to nothing.
@@ -57,6 +60,9 @@ pub(crate) struct Callee<'a> {
     pub(crate) caller: CallFor<'a>,
     /// How many waypoints have been passed by what the call is about.
     pub(crate) passed: Passed,
+    /// Whose request makes the waypoint call, if it is one caller's: connections whose windows streams share are that
+    /// caller's alone, and what a tunnel holds is charged to it.
+    pub(crate) on_behalf: Option<&'a OnBehalf>,
 }
 
 /// Who wants a call, and so under which identity it is made.
@@ -101,6 +107,10 @@ pub(crate) async fn request(
         let over = toward(shard, callee, port.as_deref());
         let key = HttpKey::new(&way, version).over(over.map(|over| over.key()));
         let key = key.of(identity.clone());
+        let key = match callee.on_behalf {
+            Some(caller) => key.for_caller(caller.identity.as_ref(), caller.ip),
+            None => key,
+        };
         let applied = way.applied_services(None);
         let key = key.applied(applied.clone());
         if over.is_some() && version == Version::Http2 {
@@ -121,7 +131,11 @@ pub(crate) async fn request(
             }
         }
         let over = over.map(|over| (over, Some(version)));
-        match open(shard, &own, identity.as_ref(), (&way, &applied), over).await {
+        let on_behalf = (
+            identity.as_ref(),
+            callee.on_behalf.map(|caller| &caller.memory),
+        );
+        match open(shard, &own, on_behalf, (&way, &applied), over).await {
             Ok(stream) => {
                 let checkout = pool
                     .begin(&key, stream, Keep::under(&DestinationLimits::default()))
@@ -200,7 +214,7 @@ async fn way(
 async fn open(
     shard: &Shard,
     own: &Local,
-    identity: Option<&Identity>,
+    on_behalf: (Option<&Identity>, Option<&ConnectionMemory>),
     (way, applied): (&Way, &AppliedServices),
     over: Option<(Toward<'_>, Option<Version>)>,
 ) -> Result<Stream, UpstreamError> {
@@ -214,7 +228,7 @@ async fn open(
     let upstreams = &shard.upstreams;
     upstreams
         .connect_as(
-            (identity, None),
+            on_behalf,
             way,
             own,
             &forwarded,

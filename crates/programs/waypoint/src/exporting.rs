@@ -75,8 +75,11 @@ async fn export(
             tokio::time::sleep(GATHER).await;
         }
         let (mut spans, mut lines) = (Vec::new(), Vec::new());
+        // They count as waiting until the collector has them.
+        let mut counted = Vec::new();
         let mut next = Some(first);
-        while let Some(item) = next {
+        while let Some((item, bytes)) = next {
+            counted.push(bytes);
             match item {
                 Item::Span(span) => spans.push(*span),
                 Item::Line(line) => lines.push(*line),
@@ -93,6 +96,7 @@ async fn export(
             let message = ambit_otlp::logs(&resource, &lines);
             batches.push((Signal::Logs, message, lines.len()));
         }
+        drop((spans, lines));
         let mut failed = None;
         for (signal, message, many) in batches {
             let many = u64::try_from(many).unwrap_or(u64::MAX);
@@ -113,6 +117,7 @@ async fn export(
             metrics.exported(signal, ExportOutcome::Sent, many - rejected);
             metrics.exported(signal, ExportOutcome::Failed, rejected);
         }
+        drop(counted);
         let Some(error) = failed else {
             pause = first_pause;
             continue;
@@ -171,6 +176,7 @@ async fn call(
         port: collector.port,
         caller: CallFor::Mesh,
         passed: Passed::NONE,
+        on_behalf: None,
     };
     let is_grpc = collector.http_path.is_none();
     let version = if is_grpc {

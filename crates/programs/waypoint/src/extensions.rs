@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::attachments::Attachments;
-pub(crate) use slot::{Around, Instance, OpenStream, Signal, Slots, Tell};
+pub(crate) use slot::{Around, CallCause, Instance, OpenStream, Signal, Slots, Tell};
 
 /// One version of a plugin.
 pub(crate) struct Plugin {

@@ -1,4 +1,5 @@
-//! Limits on checks in flight: calls to authorization providers and rate-limit services that have not been answered yet.
+//! Limits on checks in flight: calls to authorization providers and rate-limit services, and those of plugins because of
+//! requests, that have not been answered yet.
 //!
 //! A caller, and whoever owns a slow service, has a share of the limit: neither can use up what others need.
 
@@ -21,6 +22,8 @@ pub(crate) enum CheckService {
     Provider(ArcStr),
     /// All rate-limit services that the RateLimits of one namespace name.
     RateLimits(ArcStr),
+    /// Whatever one plugin calls because of requests.
+    Plugin(ArcStr),
 }
 
 /// Identity and address of a caller.

@@ -14,8 +14,7 @@ use ambit_wasm::{Call, CallResponse, Message};
 use tokio::sync::mpsc;
 
 use crate::{
-    circle::Passed,
-    extensions::{Around, Instance, OpenStream, Plugin, Tell},
+    extensions::{Around, CallCause, Instance, OpenStream, Plugin, Tell},
     waypoint::Shard,
 };
 
@@ -49,12 +48,12 @@ pub(crate) async fn follow(shard: Arc<Shard>) {
 fn around(shard: &Arc<Shard>) -> Around {
     // The shard holds the instances, and not the other way.
     let weak = Arc::downgrade(shard);
-    let calls = move |plugin: Arc<Plugin>, call: Call, passed: Passed| {
+    let calls = move |plugin: Arc<Plugin>, call: Call, cause: CallCause| {
         let shard = weak.upgrade();
         let response: std::pin::Pin<Box<dyn Future<Output = CallResponse> + Send>> =
             Box::pin(async move {
                 match shard {
-                    Some(shard) => calls::make(&shard, &plugin.told, call, passed).await,
+                    Some(shard) => calls::make(&shard, &plugin.told, call, cause).await,
                     None => CallResponse::default(),
                 }
             });
@@ -62,7 +61,7 @@ fn around(shard: &Arc<Shard>) -> Around {
     };
     let weak = Arc::downgrade(shard);
     let streams = move |plugin: Arc<Plugin>,
-                        call: (Call, Passed),
+                        call: (Call, CallCause),
                         messages: mpsc::UnboundedReceiver<Message>,
                         tell: Tell| {
         let shard = weak.upgrade();

@@ -17,6 +17,7 @@ use crate::{
     attachment_lookup,
     attachments::Attachments,
     caller::Caller,
+    calls::OnBehalf,
     circle::Passed,
     in_flight_checks::{CheckPermit, CheckService},
     memory::ConnectionMemory,
@@ -160,6 +161,15 @@ impl Session {
         match &self.target {
             Target::Pod { .. } => true,
             Target::Service { service, .. } => attachment_lookup::is_headless(service),
+        }
+    }
+
+    /// The caller, for calls that its requests cause.
+    pub(crate) fn on_behalf(&self) -> OnBehalf {
+        OnBehalf {
+            identity: self.caller.identity.clone(),
+            ip: self.caller.address.ip(),
+            memory: self.memory.clone(),
         }
     }
 

@@ -298,7 +298,10 @@ impl Scene {
             ("tenant/near", "node-2"),
         ];
         let callers = callers.map(|(pod, node)| idle_pod(pod, node, ""));
-        let more = format!("{OBJECTS}{AUTHORIZER}{ON_NODES}{CLIENTS}{}", callers.concat());
+        let more = format!(
+            "{OBJECTS}{AUTHORIZER}{ON_NODES}{CLIENTS}{}",
+            callers.concat()
+        );
         let (mesh, _) = with_gateway(SHARED, &more, options);
         for port in [APP, ASKED] {
             mesh.serve("shop/server", port, |mut stream| {

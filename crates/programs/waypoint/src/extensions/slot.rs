@@ -17,7 +17,7 @@ use streams::OpenedStream;
 pub(crate) use streams::{OpenStream, Tell};
 
 use super::{Chain, Counts, Plugin, State};
-use crate::circle::Passed;
+use crate::{calls::OnBehalf, circle::Passed};
 
 /// How long a request waits for an instance that is about to start.
 const STARTING: Duration = Duration::from_secs(5);
@@ -31,12 +31,28 @@ const STEADY: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Mutex<Vec<Waker>>);
 
+/// Why a plugin calls somebody: because of a request, or by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct CallCause {
+    /// How many waypoints the request has passed, and so the call.
+    pub(crate) passed: Passed,
+    /// Caller of the request; `None` of what the plugin does by itself.
+    pub(crate) on_behalf: Option<Arc<OnBehalf>>,
+}
+
+impl CallCause {
+    /// Of what a plugin does by itself.
+    const OWN: Self = Self {
+        passed: Passed::NONE,
+        on_behalf: None,
+    };
+}
+
 /// A request that an instance has been given.
 #[derive(Debug)]
 struct Opened {
     signal: Arc<Signal>,
-    /// How many waypoints it has passed, and so what the plugin calls for it.
-    passed: Passed,
+    cause: CallCause,
 }
 
 impl Signal {
@@ -70,7 +86,7 @@ pub(crate) struct Around {
 }
 
 /// See [`Around::calls`].
-type MakeCall = dyn Fn(Arc<Plugin>, Call, Passed) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
+type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;
 
@@ -322,13 +338,13 @@ impl Instance {
     pub(crate) fn open(
         &self,
         facts: Arc<dyn ambit_wasm::Facts>,
-        passed: Passed,
+        cause: CallCause,
     ) -> Result<(ContextId, Arc<Signal>), Failure> {
         let id = self.call(|vm| vm.open(facts))?;
         let signal = Arc::<Signal>::default();
         let opened = Opened {
             signal: signal.clone(),
-            passed,
+            cause,
         };
         self.slot.inner.lock().requests.insert(id, opened);
         Ok((id, signal))
@@ -386,14 +402,14 @@ impl Instance {
                 }
                 Effect::Call(token, call) => {
                     let instance = self.clone();
-                    let passed = self.passed(call.context);
+                    let cause = self.cause(call.context);
                     let outstanding = call.outstanding();
                     ambit_rt::spawn("plugin call", async move {
                         let _outstanding = outstanding;
                         let kind = call.kind;
                         let slot = &instance.slot;
                         let plugin = slot.plugin.clone();
-                        let response = (slot.around.calls)(plugin, *call, passed).await;
+                        let response = (slot.around.calls)(plugin, *call, cause).await;
                         let _told = instance.call(|vm| vm.call_ended(token, kind, response));
                     });
                 }
@@ -412,11 +428,11 @@ impl Instance {
         }
     }
 
-    /// How many waypoints the request of a context has passed.
-    fn passed(&self, context: ContextId) -> Passed {
+    /// Why a context calls somebody.
+    fn cause(&self, context: ContextId) -> CallCause {
         let inner = self.slot.inner.lock();
         let request = inner.requests.get(&context);
-        request.map_or(Passed::NONE, |request| request.passed)
+        request.map_or(CallCause::OWN, |request| request.cause.clone())
     }
 
     /// Tells the instance of each message that waits, as long as it takes them.

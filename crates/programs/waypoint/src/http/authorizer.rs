@@ -166,6 +166,10 @@ fn fail(
 ) -> Result<Authorized, Reply> {
     let name = provider.name.as_str();
     let metrics = &session.shard.waypoint.http_metrics;
+    if let AskError::Exhausted(exhausted) = error {
+        metrics.authorized(name, error.outcome());
+        return Err(overloaded(*exhausted));
+    }
     tracing::debug!(
         provider = name,
         error = ambit_proxy::report::chain(error),

@@ -24,8 +24,9 @@ use parking_lot::Mutex;
 
 use super::{answer::Answer, form::Form, record::Record, reply::Reply};
 use crate::{
+    calls::OnBehalf,
     circle::Passed,
-    extensions::{Counts, Instance, Plugin, Signal},
+    extensions::{CallCause, Counts, Instance, Plugin, Signal},
     headers,
     message::{self, Body},
     plugins::{self, OfRequest},
@@ -45,6 +46,8 @@ pub(super) struct Extended {
     answered: Arc<Answered>,
     /// How many waypoints the request has passed.
     passed: Passed,
+    /// Its caller, for calls that it causes.
+    on_behalf: Arc<OnBehalf>,
 }
 
 /// A request in an instance of a plugin.
@@ -104,6 +107,7 @@ impl Extended {
                 called: Vec::new(),
                 answered: Arc::default(),
                 passed: session.passed,
+                on_behalf: Arc::new(session.on_behalf()),
             })
         })
     }
@@ -141,8 +145,12 @@ impl Extended {
         let shard = &self.session.shard;
         let instance = plugins::instance(shard, plugin).await;
         let instance = instance.map_err(Unable::Failed)?;
+        let cause = CallCause {
+            passed: self.passed,
+            on_behalf: Some(self.on_behalf.clone()),
+        };
         let facts = Arc::new(OfRequest::new(&self.session, request.version()));
-        let (id, signal) = instance.open(facts, self.passed)?;
+        let (id, signal) = instance.open(facts, cause)?;
         let running = Arc::new(Running {
             plugin: plugin.clone(),
             instance,

@@ -20,7 +20,13 @@ use ambit_wire::{
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::RETRY_AFTER};
 use hyper::body::Incoming;
 
-use super::{admission::Admission, authorizer::changes, form::Form, reply::Reply};
+use super::{
+    admission::Admission,
+    authorizer::{AskError, changes},
+    form::Form,
+    overload::overloaded,
+    reply::Reply,
+};
 use crate::{circle::Passed, headers::RATE_LIMITED, rate_limits::Limiter, session::Session};
 
 /// As Envoy says it.
@@ -208,6 +214,10 @@ fn decide(
 ) -> Result<(), Reply> {
     let decided = match decided {
         Ok(decided) => decided,
+        Err(global::LimitError::Ask(AskError::Exhausted(exhausted))) => {
+            count(session, told, "global", "no_memory");
+            return Err(overloaded(exhausted));
+        }
         Err(error) => {
             let why = ambit_proxy::report::chain(&error);
             tracing::debug!(limit = %told.key, why, "a rate-limit service has not decided");

@@ -239,7 +239,7 @@ pub(super) async fn send(
 
 /// Bytes that an endpoint may send of a response before they are read: a stream's window in HTTP/2. HTTP/1 reads no more
 /// than it passes on.
-pub(super) fn window_bytes(version: Version) -> usize {
+pub(crate) fn window_bytes(version: Version) -> usize {
     match version {
         Version::Http1 => 0,
         Version::Http2 => usize::try_from(STREAM_WINDOW).unwrap_or(usize::MAX),

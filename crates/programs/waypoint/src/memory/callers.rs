@@ -35,6 +35,8 @@ pub(crate) enum Use {
     ResponseBody,
     /// Windows and buffers of connections to endpoints that are opened for the caller.
     Upstream,
+    /// A call of the waypoint's own that is made because of a request: its request, and the response to it.
+    Call,
 }
 
 impl Use {
@@ -49,6 +51,7 @@ impl Use {
             Self::MirrorBody => "mirror_body",
             Self::ResponseBody => "response_body",
             Self::Upstream => "upstream",
+            Self::Call => "call",
         }
     }
 }

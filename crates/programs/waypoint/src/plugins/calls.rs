@@ -13,9 +13,11 @@ use http::{
 use http_body_util::{BodyExt as _, Full, Limited};
 
 use crate::{
-    calls::{self, CallError, CallFor, Callee},
-    circle::Passed,
+    calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
+    extensions::CallCause,
     headers,
+    in_flight_checks::{CheckPermit, CheckService},
+    memory::Exhausted,
     message::{Body, Version},
     waypoint::Shard,
 };
@@ -50,6 +52,10 @@ pub(super) enum Failed {
     Answer,
     #[error("no answer in time")]
     TooLate,
+    #[error("too many calls because of this caller's requests, or of this plugin, are in flight")]
+    TooMany,
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
 }
 
 /// Makes a call; without an answer the plugin gets an empty one.
@@ -57,7 +63,7 @@ pub(super) async fn make(
     shard: &Shard,
     plugin: &WaypointExtension,
     call: Call,
-    passed: Passed,
+    cause: CallCause,
 ) -> CallResponse {
     let (upstream, kind) = (call.upstream.clone(), call.kind);
     let patience = if call.timeout.is_zero() {
@@ -65,7 +71,7 @@ pub(super) async fn make(
     } else {
         call.timeout
     };
-    let made = tokio::time::timeout(patience, Box::pin(answer(shard, plugin, call, passed))).await;
+    let made = tokio::time::timeout(patience, Box::pin(answer(shard, plugin, call, &cause))).await;
     match made.unwrap_or(Err(Failed::TooLate)) {
         Ok(response) => response,
         Err(error) => {
@@ -93,7 +99,7 @@ async fn answer(
     shard: &Shard,
     plugin: &WaypointExtension,
     call: Call,
-    passed: Passed,
+    cause: &CallCause,
 ) -> Result<CallResponse, Failed> {
     let (service, port) = callee(plugin, &call.upstream)?;
     let kind = call.kind;
@@ -106,12 +112,19 @@ async fn answer(
         service: &service,
         port,
         caller: CallFor::Namespace(&plugin.namespace),
-        passed,
+        passed: cause.passed,
+        on_behalf: cause.on_behalf.as_deref(),
     };
+    let mut counted = begin(shard, plugin, cause, version, &request)?;
     let response = calls::request(shard, callee, version, request).await?;
     let (parts, body) = response.into_parts();
-    let collected = Limited::new(body, MAX_ANSWER).collect().await;
-    let collected = collected.map_err(|_| Failed::Answer)?;
+    let collected = match &mut counted {
+        Some((_, charge)) => charge.collect(body, MAX_ANSWER).await?,
+        None => {
+            let collected = Limited::new(body, MAX_ANSWER).collect().await;
+            collected.map_err(|_| Failed::Answer)?
+        }
+    };
     let trailers = collected.trailers().cloned().unwrap_or_default();
     let body = collected.to_bytes();
     let head = Head {
@@ -127,6 +140,34 @@ async fn answer(
         },
         CallKind::Grpc => of_grpc(head, &body, trailers),
     })
+}
+
+/// Counts and charges a call because of a request as its caller's, until the value is dropped.
+pub(super) fn begin(
+    shard: &Shard,
+    plugin: &WaypointExtension,
+    cause: &CallCause,
+    version: Version,
+    request: &Request<Body>,
+) -> Result<Option<(CheckPermit, CallCharge)>, Failed> {
+    let Some(caller) = cause.on_behalf.as_deref() else {
+        return Ok(None);
+    };
+    let service = CheckService::Plugin(plugin.key().into());
+    let checks = &shard.checks;
+    let permit = checks.begin(caller.identity.as_ref(), caller.ip, service);
+    let permit = permit.ok_or(Failed::TooMany)?;
+    let charge = CallCharge::new(&caller.memory, version, request)?;
+    Ok(Some((permit, charge)))
+}
+
+impl From<CollectError> for Failed {
+    fn from(from: CollectError) -> Self {
+        match from {
+            CollectError::Broken => Self::Answer,
+            CollectError::Exhausted(exhausted) => Self::Exhausted(exhausted),
+        }
+    }
 }
 
 /// The request that a call is.

@@ -19,8 +19,7 @@ use tokio::sync::mpsc;
 use super::calls::{self, Failed, MAX_ANSWER, UNAVAILABLE, grpc_status};
 use crate::{
     calls::{CallFor, Callee},
-    circle::Passed,
-    extensions::Tell,
+    extensions::{CallCause, Tell},
     message::{Body, BodyError, Version},
     waypoint::Shard,
 };
@@ -33,16 +32,16 @@ const RESOURCE_EXHAUSTED: u32 = 8;
 pub(super) async fn keep(
     shard: &Shard,
     plugin: &WaypointExtension,
-    (call, passed): (Call, Passed),
+    (call, cause): (Call, CallCause),
     messages: mpsc::UnboundedReceiver<Message>,
     tell: &Tell,
 ) {
     let upstream = call.upstream.clone();
     let sent = Sent::of(messages);
     let _cleared = Cleared(sent.messages.clone());
-    let opened = Box::pin(open(shard, plugin, (call, passed), sent)).await;
+    let opened = Box::pin(open(shard, plugin, (call, &cause), sent)).await;
     let (status, text) = match opened {
-        Ok((head, body)) => match follow(head, body, tell).await {
+        Ok((head, body, _counted)) => match follow(head, body, tell).await {
             Some(end) => end,
             None => return,
         },
@@ -63,9 +62,9 @@ pub(super) async fn keep(
 async fn open(
     shard: &Shard,
     plugin: &WaypointExtension,
-    (call, passed): (Call, Passed),
+    (call, cause): (Call, &CallCause),
     sent: Sent,
-) -> Result<(http::HeaderMap, Incoming), Failed> {
+) -> Result<(http::HeaderMap, Incoming, Option<impl Sized + use<>>), Failed> {
     let (service, port) = calls::callee(plugin, &call.upstream)?;
     let (parts, _) = calls::request(call, &service, port)?.into_parts();
     let body: Body = sent.boxed_unsync();
@@ -74,11 +73,13 @@ async fn open(
         service: &service,
         port,
         caller: CallFor::Namespace(&plugin.namespace),
-        passed,
+        passed: cause.passed,
+        on_behalf: cause.on_behalf.as_deref(),
     };
+    let counted = calls::begin(shard, plugin, cause, Version::Http2, &request)?;
     let response = crate::calls::request(shard, callee, Version::Http2, request).await?;
     let (parts, body) = response.into_parts();
-    Ok((parts.headers, body))
+    Ok((parts.headers, body, counted))
 }
 
 /// Tells of what comes until the peer ends, and how it did; `None` when nobody wants to know any more.

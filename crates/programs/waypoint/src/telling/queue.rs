@@ -3,10 +3,16 @@
 //! A request never waits for it. What comes while a queue is full is dropped and counted; so is what a collector does
 //! not take. A queue is there as long as something names its collector.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
 
 use ambit_model::{ArcStr, OtlpCollector};
-use ambit_observation::span::Span;
+use ambit_observation::span::{AttributeValue, Span};
 use ambit_otlp::Line;
 use ambit_telemetry::http::{ExportOutcome, HttpMetrics, Signal};
 use parking_lot::Mutex;
@@ -14,6 +20,11 @@ use tokio::sync::mpsc;
 
 /// Most spans and lines that wait for one collector.
 const MAX_WAITING: usize = 8192;
+/// Bytes of the spans and lines that wait for one collector, and of those that it is being sent.
+const MAX_WAITING_BYTES: usize = 16 << 20;
+/// Bytes of a span or a line besides its texts, and of each of its attributes.
+const ITEM_BYTES: usize = 256;
+const ATTRIBUTE_BYTES: usize = 64;
 
 /// One thing to be told.
 #[derive(Debug)]
@@ -24,9 +35,63 @@ pub(crate) enum Item {
     Line(Box<Line>),
 }
 
+impl Item {
+    fn bytes(&self) -> usize {
+        let texts: usize = match self {
+            Self::Span(span) => {
+                let attributes = span.attributes.iter().map(|(name, value)| {
+                    let value = match value {
+                        AttributeValue::Text(text) => text.len(),
+                        AttributeValue::Number(_) => 0,
+                    };
+                    ATTRIBUTE_BYTES + name.len() + value
+                });
+                span.name.len() + span.state.len() + attributes.sum::<usize>()
+            }
+            Self::Line(line) => {
+                let attributes = line.attributes.iter();
+                let attributes =
+                    attributes.map(|(name, value)| ATTRIBUTE_BYTES + name.len() + value.len());
+                line.log.len() + line.body.len() + attributes.sum::<usize>()
+            }
+        };
+        ITEM_BYTES + texts
+    }
+}
+
+/// Bytes of one item, counted at its collector's queue until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    waiting: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl Counted {
+    /// Counts an item, if the queue has room for it.
+    fn of(item: &Item, waiting: &Arc<AtomicUsize>) -> Option<Self> {
+        let bytes = item.bytes();
+        // Taken first, so that two do not both take the last.
+        let all = waiting.fetch_add(bytes, Relaxed) + bytes;
+        let counted = Self {
+            waiting: waiting.clone(),
+            bytes,
+        };
+        (all <= MAX_WAITING_BYTES).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
 /// What waits for one collector.
 #[derive(Clone, Debug)]
-pub(crate) struct Queue(mpsc::Sender<Item>);
+pub(crate) struct Queue {
+    items: mpsc::Sender<(Item, Counted)>,
+    waiting: Arc<AtomicUsize>,
+}
 
 impl Queue {
     /// Adds something; drops it if there is too much already.
@@ -35,7 +100,9 @@ impl Queue {
             Item::Span(_) => Signal::Traces,
             Item::Line(_) => Signal::Logs,
         };
-        if self.0.try_send(item).is_err() {
+        let counted = Counted::of(&item, &self.waiting);
+        let is_queued = counted.is_some_and(|counted| self.items.try_send((item, counted)).is_ok());
+        if !is_queued {
             metrics.exported(signal, ExportOutcome::Dropped, 1);
         }
     }
@@ -45,13 +112,20 @@ impl Queue {
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) collector: OtlpCollector,
-    pub(crate) items: mpsc::Receiver<Item>,
+    pub(crate) items: mpsc::Receiver<(Item, Counted)>,
+}
+
+/// A queue for as long as somebody adds to it, and the bytes in it.
+#[derive(Debug)]
+struct Open {
+    items: mpsc::WeakSender<(Item, Counted)>,
+    waiting: Arc<AtomicUsize>,
 }
 
 /// The queues of all collectors.
 #[derive(Debug)]
 pub(crate) struct Exporters {
-    open: Mutex<HashMap<OtlpCollector, mpsc::WeakSender<Item>>>,
+    open: Mutex<HashMap<OtlpCollector, Open>>,
     begun: mpsc::UnboundedSender<Begun>,
     waiting: Mutex<Option<mpsc::UnboundedReceiver<Begun>>>,
     environment: Mutex<HashMap<ArcStr, ArcStr>>,
@@ -73,16 +147,29 @@ impl Exporters {
     /// The queue of a collector.
     pub(super) fn queue(&self, collector: &OtlpCollector) -> Queue {
         let mut open = self.open.lock();
-        open.retain(|_, queue| queue.strong_count() > 0);
-        if let Some(queue) = open.get(collector).and_then(mpsc::WeakSender::upgrade) {
-            return Queue(queue);
+        open.retain(|_, queue| queue.items.strong_count() > 0);
+        let known = open.get(collector).and_then(|known| {
+            let items = known.items.upgrade()?;
+            let waiting = known.waiting.clone();
+            Some(Queue { items, waiting })
+        });
+        if let Some(known) = known {
+            return known;
         }
         let (sender, items) = mpsc::channel(MAX_WAITING);
-        open.insert(collector.clone(), sender.downgrade());
+        let waiting = Arc::<AtomicUsize>::default();
+        let queue = Open {
+            items: sender.downgrade(),
+            waiting: waiting.clone(),
+        };
+        open.insert(collector.clone(), queue);
         let collector = collector.clone();
         // Whoever empties queues has ended only if the process has.
         drop(self.begun.send(Begun { collector, items }));
-        Queue(sender)
+        Queue {
+            items: sender,
+            waiting,
+        }
     }
 
     /// The queues that come to be, for who empties them; given once.
@@ -121,10 +208,14 @@ mod tests {
     }
 
     fn line() -> Item {
+        long_line(0)
+    }
+
+    fn long_line(bytes: usize) -> Item {
         Item::Line(Box::new(Line {
             time: SystemTime::UNIX_EPOCH,
             log: String::new(),
-            body: String::new(),
+            body: "x".repeat(bytes),
             attributes: Vec::new(),
             span: None,
         }))
@@ -157,5 +248,34 @@ mod tests {
             waiting += 1;
         }
         assert_eq!(waiting, MAX_WAITING);
+    }
+
+    #[test]
+    fn long_items_wait_for_a_collector_up_to_a_number_of_bytes() {
+        let mut registry = Registry::default();
+        let metrics = HttpMetrics::register(&mut registry);
+        let exporters = Exporters::default();
+        let mut begun = exporters.begun().unwrap();
+        let queue = exporters.queue(&collector(1));
+        let room = MAX_WAITING_BYTES / (60_000 + ITEM_BYTES);
+        for _ in 0..room + 5 {
+            queue.push(&metrics, long_line(60_000));
+        }
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let dropped = "ambit_telemetry_exported_total{signal=\"logs\",outcome=\"dropped\"} 5";
+        assert!(text.contains(dropped), "{text}");
+        // What is being sent counts until it is gone.
+        let mut first = begun.try_recv().unwrap();
+        let (_, counted) = first.items.try_recv().unwrap();
+        queue.push(&metrics, long_line(60_000));
+        drop(counted);
+        queue.push(&metrics, long_line(60_000));
+        let mut waiting = 0;
+        while first.items.try_recv().is_ok() {
+            waiting += 1;
+        }
+        assert_eq!(waiting, room);
+        assert_eq!(queue.waiting.load(Relaxed), 0);
     }
 }

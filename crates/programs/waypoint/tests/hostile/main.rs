@@ -26,6 +26,7 @@ mod http2;
 mod http2_requests;
 mod in_flight_checks;
 mod overload;
+mod provider_floods;
 mod receive_windows;
 mod revoked;
 mod routes;

@@ -6,8 +6,7 @@ use ambit_rt::AbortOnDrop;
 use ambit_wasm::{Call, Message, StreamEvent, Token};
 use tokio::sync::mpsc;
 
-use super::{Instance, Plugin};
-use crate::circle::Passed;
+use super::{CallCause, Instance, Plugin};
 
 /// Tells the plugin what happens on a stream; false when nobody wants to know of it any more.
 pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
@@ -15,7 +14,7 @@ pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
 /// Opens a stream of a plugin, sends what comes, and tells of what happens until it is over.
 pub(crate) type OpenStream = dyn Fn(
         Arc<Plugin>,
-        (Call, Passed),
+        (Call, CallCause),
         mpsc::UnboundedReceiver<Message>,
         Tell,
     ) -> Pin<Box<dyn Future<Output = ()> + Send>>
@@ -51,9 +50,9 @@ impl Instance {
             goes_on
         };
         let plugin = self.slot.plugin.clone();
-        let passed = self.passed(call.context);
+        let cause = self.cause(call.context);
         let outstanding = call.outstanding();
-        let streaming = (around.streams)(plugin, (call, passed), receive, Box::new(tell));
+        let streaming = (around.streams)(plugin, (call, cause), receive, Box::new(tell));
         let work = async move {
             let _outstanding = outstanding;
             streaming.await;

@@ -17,14 +17,14 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri,
     header::{AUTHORIZATION, CONTENT_TYPE, HOST, LOCATION, TE, WWW_AUTHENTICATE},
 };
-use http_body_util::{BodyExt as _, Collected, Limited};
 use hyper::body::{Body as _, Incoming};
 
 use super::super::{form::Form, front::Begun, record::protocol};
 use crate::{
-    calls::{self, CallError, CallFor, Callee},
+    calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
     circle::Passed,
     headers,
+    memory::Exhausted,
     message::{self, Version},
     session::Session,
 };
@@ -41,8 +41,10 @@ pub(crate) enum AskError {
     Late,
     #[error("too many checks of this caller, or at this service, are in flight")]
     TooMany,
-    #[error("the answer is too large or breaks off")]
-    TooLarge,
+    #[error(transparent)]
+    Collect(CollectError),
+    #[error(transparent)]
+    Exhausted(#[from] Exhausted),
     #[error("the request would be too large, or be none, with what it sets")]
     Unusable,
     #[error("it answers with the status {0}")]
@@ -59,10 +61,10 @@ pub(crate) enum AskError {
 
 impl AskError {
     /// Whether a provider or a limit that fails open lets the request pass after this error. Not after one that the
-    /// caller can cause: with so many requests at once that none is checked, or with one that cannot take the changes that
+    /// caller can cause: with so many requests at once that none is checked or has room in a memory budget, or with one that cannot take the changes that
     /// the provider makes.
     pub(in crate::http) fn may_fail_open(&self) -> bool {
-        !matches!(self, Self::Unusable | Self::TooMany)
+        !matches!(self, Self::Unusable | Self::TooMany | Self::Exhausted(_))
     }
 
     /// For metrics.
@@ -71,9 +73,19 @@ impl AskError {
             Self::Call(_) => "unreachable",
             Self::Late => "late",
             Self::TooMany => "too_many",
-            Self::TooLarge => "too_large",
+            Self::Collect(_) => "too_large",
+            Self::Exhausted(_) => "no_memory",
             Self::Status(_) | Self::Grpc(_) => "failed",
             Self::NoMessage | Self::Answer(_) | Self::Question | Self::Unusable => "malformed",
+        }
+    }
+}
+
+impl From<CollectError> for AskError {
+    fn from(from: CollectError) -> Self {
+        match from {
+            CollectError::Exhausted(exhausted) => Self::Exhausted(exhausted),
+            broken @ CollectError::Broken => Self::Collect(broken),
         }
     }
 }
@@ -203,6 +215,7 @@ pub(in crate::http) async fn unary(
     framed.put_u8(0);
     framed.put_u32(length);
     framed.put_slice(&message);
+    drop(message);
     let uri = format!("http://{}:{port}{path}", service.hostname);
     let mut request = Request::new(message::text(framed.freeze()));
     *request.method_mut() = Method::POST;
@@ -215,12 +228,15 @@ pub(in crate::http) async fn unary(
     if let Ok(value) = HeaderValue::from_str(&format!("{seconds}S")) {
         all.insert("grpc-timeout", value);
     }
+    let on_behalf = session.on_behalf();
     let callee = Callee {
         service,
         port,
         caller,
         passed,
+        on_behalf: Some(&on_behalf),
     };
+    let mut charge = CallCharge::new(&on_behalf.memory, Version::Http2, &request)?;
     let response = calls::request(&session.shard, callee, Version::Http2, request).await?;
     let (parts, body) = response.into_parts();
     if parts.status != StatusCode::OK {
@@ -229,7 +245,7 @@ pub(in crate::http) async fn unary(
     if let Some(status) = grpc_status(&parts.headers).filter(|status| status != "0") {
         return Err(AskError::Grpc(Some(status)));
     }
-    let collected = collect(body).await?;
+    let collected = charge.collect(body, MAX_ANSWER).await?;
     let status = collected.trailers().and_then(grpc_status);
     let status = status.or_else(|| grpc_status(&parts.headers));
     if status.as_deref() != Some("0") {
@@ -249,11 +265,6 @@ pub(in crate::http) async fn unary(
 fn grpc_status(headers: &HeaderMap) -> Option<String> {
     let status = headers.get("grpc-status")?;
     Some(String::from_utf8_lossy(status.as_bytes()).into_owned())
-}
-
-async fn collect(body: Incoming) -> Result<Collected<Bytes>, AskError> {
-    let collected = Limited::new(body, MAX_ANSWER).collect().await;
-    collected.map_err(|_| AskError::TooLarge)
 }
 
 fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
@@ -317,18 +328,21 @@ async fn by_http(
     passed: Passed,
 ) -> Result<Answer, AskError> {
     let (service, port) = place(provider)?;
+    let on_behalf = session.on_behalf();
     let callee = Callee {
         service,
         port,
         caller: CallFor::Mesh,
         passed,
+        on_behalf: Some(&on_behalf),
     };
+    let mut charge = CallCharge::new(&on_behalf.memory, Version::Http1, &question)?;
     let response = calls::request(&session.shard, callee, Version::Http1, question).await?;
     let (parts, body) = response.into_parts();
     if parts.status.is_server_error() || parts.status.is_informational() {
         return Err(AskError::Status(parts.status));
     }
-    let body = collect(body).await?.to_bytes();
+    let body = charge.collect(body, MAX_ANSWER).await?.to_bytes();
     let taken = |goes: &dyn Fn(&HeaderName) -> bool, first: HeaderChange| {
         let mut taken: Vec<HeaderOption> = Vec::new();
         for (name, value) in &parts.headers {

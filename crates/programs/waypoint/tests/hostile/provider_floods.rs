@@ -1,0 +1,179 @@
+//! One client whose requests make the waypoint call a provider that does not answer: what the calls hold is the client's,
+//! and others' checks at the same provider go on.
+
+use std::{sync::Arc, time::Duration};
+
+use ambit_model::{
+    HttpAction, HttpPolicy, HttpRule, NamespacedHostname, PolicyKey, Provider, ProviderBody,
+    ProviderProtocol,
+};
+use ambit_testkit::{build, until};
+use ambit_xds::WaypointUpdate;
+use http::{HeaderMap, HeaderValue, Response};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
+};
+
+use crate::{
+    application::Strict,
+    fixture::{Client, HTTP1, HTTP2, World, heard, listener, record},
+    http2::resident,
+};
+
+const WEB: &str = "10.0.0.1";
+const PROVIDER: &str = "10.0.0.9";
+/// Bodies that the provider is to see, longer than the window of its connections.
+const BODY: usize = 200 << 10;
+/// More of them than one caller's budget has room for.
+const FLOOD: usize = 90;
+/// Memory limit of the waypoint: its budget is 128 MiB, of which a caller has 32.
+const MEMORY: &str = "268435456";
+
+fn custom() -> WaypointUpdate {
+    let service = build::service("authz", &[], &[]).hostname;
+    let provider = Provider {
+        name: "authz".into(),
+        place: Ok((NamespacedHostname::new("ns", service), HTTP2)),
+        timeout: Duration::from_secs(3600),
+        status_on_error: 599,
+        fail_open: true,
+        body: Some(ProviderBody {
+            max_bytes: 1 << 20,
+            allow_partial: true,
+            as_bytes: true,
+        }),
+        protocol: ProviderProtocol::Grpc,
+    };
+    let policy = HttpPolicy {
+        key: PolicyKey::of_record("ns/ask"),
+        for_gateway: true,
+        action: HttpAction::Custom,
+        rules: vec![HttpRule::default()],
+        provider: Some(Arc::new(provider)),
+        ..HttpPolicy::default()
+    };
+    WaypointUpdate::Policy(record("ask"), Box::new(policy))
+}
+
+/// A provider that takes no more of a check than the window of its connection, and allows those that fit.
+async fn provider(listener: TcpListener) {
+    while let Ok((stream, _)) = listener.accept().await {
+        ambit_rt::spawn("provider", allow_small(stream));
+    }
+}
+
+async fn allow_small(stream: TcpStream) {
+    let Ok(mut connection) = h2::server::handshake(stream).await else {
+        return;
+    };
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        ambit_rt::spawn("check", async move {
+            let mut body = request.into_body();
+            let mut bytes = 0;
+            while let Some(Ok(data)) = body.data().await {
+                bytes += data.len();
+            }
+            let _released = body.flow_control().release_capacity(bytes);
+            let response = Response::builder().header("content-type", "application/grpc");
+            let response = response.body(()).unwrap();
+            let Ok(mut send) = respond.send_response(response, false) else {
+                return;
+            };
+            let _sent = send.send_data((&b"\0\0\0\0\x02\x0a\0"[..]).into(), false);
+            let mut trailers = HeaderMap::new();
+            trailers.insert("grpc-status", HeaderValue::from_static("0"));
+            let _sent = send.send_trailers(trailers);
+        });
+    }
+}
+
+async fn scene() -> (World, Strict) {
+    let world = World::with_env(&[
+        ("AMBIT_MEMORY_LIMIT", MEMORY),
+        ("AMBIT_CANCEL_ON_HALF_CLOSE", "true"),
+    ])
+    .await;
+    let strict = Strict::start().await;
+    world.serve("web", WEB, &[strict.address]);
+    let (at, address) = listener().await;
+    ambit_rt::spawn("provider", provider(at));
+    world.serve("authz", PROVIDER, &[address]);
+    world.publish(custom());
+    (world, strict)
+}
+
+/// Requests with bodies that the provider does not take.
+async fn flood(client: &Client, requests: usize) -> Vec<ambit_hbone::TunnelIo> {
+    let head = format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {BODY}\r\n\r\n");
+    let request = [head.as_bytes(), &[b'x'; BODY]].concat();
+    let mut held = Vec::new();
+    for _ in 0..requests {
+        held.push(client.tunnel(WEB, HTTP1).await);
+    }
+    for tunnel in &mut held {
+        // One that is refused may be ended before all of it is sent.
+        let _cut = tunnel.write_all(&request).await;
+    }
+    held
+}
+
+/// A request whose client waits for the response: its status.
+async fn get(client: &Client) -> u16 {
+    let mut tunnel = client.tunnel(WEB, HTTP1).await;
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+    tunnel.write_all(request).await.unwrap();
+    heard(tunnel)
+        .await
+        .statuses()
+        .first()
+        .copied()
+        .unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checks_that_hang_are_charged_to_their_caller_and_refused_in_the_end() {
+    let (world, _web) = scene().await;
+    let attacker = world.attacker().await.unwrap();
+    let (before, process) = world.memory_budget();
+    let resident_before = resident();
+    let one = flood(&attacker, 1).await;
+    until("the body and the call with it are charged", || {
+        world.memory_budget().0 >= before + 2 * BODY
+    })
+    .await;
+    let more = flood(&attacker, FLOOD).await;
+    until("no more calls are made for the caller", || {
+        world.count("ambit_memory_budget_refused_total", &["scope=\"caller\""]) > 0
+    })
+    .await;
+    // Not even at a provider that fails open.
+    until("what is refused is answered", || world.ended(503, "OM") > 0).await;
+    assert_eq!(world.ended(200, "-"), 0);
+    let (held, _) = world.memory_budget();
+    assert!(held <= process / 4, "{held} of {process}");
+    let grown = usize::try_from(resident().saturating_sub(resident_before)).unwrap();
+    assert!(grown < process / 2, "{grown} of {process}");
+    let client = world.client().await;
+    assert_eq!(get(&client).await, 200, "another caller's check");
+    drop((one, more));
+    // But for the connection's windows, which stay as large as its tunnels made them.
+    until("what the calls held is given back", || {
+        world.memory_budget().0 <= before + 4 * BODY + FLOOD * (16 << 10)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_check_that_the_provider_does_not_read_stalls_nobody_elses() {
+    let (world, _web) = scene().await;
+    let attacker = world.attacker().await.unwrap();
+    let client = world.client().await;
+    let (before, _) = world.memory_budget();
+    let _held = flood(&attacker, 1).await;
+    until("the check is under way", || {
+        world.memory_budget().0 >= before + 2 * BODY
+    })
+    .await;
+    assert_eq!(get(&client).await, 200);
+}

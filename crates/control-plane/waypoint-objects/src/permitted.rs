@@ -23,7 +23,7 @@ const LABELS: [&str; 5] = [
     "sidecar.istio.io/inject",
 ];
 /// Variables that may be set: those that say nothing of identities, keys and who is believed.
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 11] = [
     "RUST_LOG",
     "LOG_FORMAT",
     "CONNECTION_TERMINATION_DEADLINE",
@@ -33,6 +33,7 @@ const VARIABLES: [&str; 10] = [
     "AMBIT_MAX_HEADER_BYTES",
     "AMBIT_REQUEST_HEADERS_TIMEOUT",
     "AMBIT_STREAM_STALL_TIMEOUT",
+    "AMBIT_STREAM_IDLE_TIMEOUT",
     "AMBIT_CANCEL_ON_HALF_CLOSE",
 ];
 /// The same, by how their names begin.

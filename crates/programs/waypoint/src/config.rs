@@ -82,7 +82,7 @@ pub struct Config {
     /// `AMBIT_MEMORY_LIMIT`: bytes of memory that the process may have; that of its cgroup by default, or a gibibyte if
     /// that has none. Half of it is the budget for what callers make it hold.
     pub memory_limit: usize,
-    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are given up.
+    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are given up.
     pub streams: Streams,
     /// `AMBIT_UPGRADES`: protocols that HTTP/1.1 may be upgraded to, with commas between them, or `none`; in lower case.
     pub upgrades: Vec<ArcStr>,
@@ -142,6 +142,9 @@ pub struct Streams {
     /// `AMBIT_STREAM_STALL_TIMEOUT`: how long a client or an application may read nothing of a body that has more for
     /// it; zero is for ever. Streams that are quiet never stall.
     pub stall_timeout: Duration,
+    /// `AMBIT_STREAM_IDLE_TIMEOUT`: how long nothing may come of an upload before its response begins, or of a response of
+    /// a declared length; zero is for ever.
+    pub idle_timeout: Duration,
     /// `AMBIT_CANCEL_ON_HALF_CLOSE`: a request of HTTP/1 ends when its client closes its sending side before it has the
     /// response.
     pub cancel_on_half_close: bool,
@@ -151,6 +154,7 @@ impl Default for Streams {
     fn default() -> Self {
         Self {
             stall_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(300),
             cancel_on_half_close: true,
         }
     }
@@ -332,6 +336,9 @@ fn streams(env: &Env) -> Result<Streams, EnvError> {
         stall_timeout: env
             .duration("AMBIT_STREAM_STALL_TIMEOUT")?
             .unwrap_or(defaults.stall_timeout),
+        idle_timeout: env
+            .duration("AMBIT_STREAM_IDLE_TIMEOUT")?
+            .unwrap_or(defaults.idle_timeout),
         cancel_on_half_close: env
             .flag("AMBIT_CANCEL_ON_HALF_CLOSE")?
             .unwrap_or(defaults.cancel_on_half_close),

@@ -21,6 +21,7 @@ mod front;
 mod given;
 mod half_close;
 mod header_block;
+mod idle;
 mod interim;
 mod kept;
 mod leave;

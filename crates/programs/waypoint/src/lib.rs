@@ -33,6 +33,7 @@ mod origination;
 mod plugins;
 pub mod published;
 mod rate_limits;
+mod retry_mark;
 pub mod server;
 mod session;
 mod sniff;

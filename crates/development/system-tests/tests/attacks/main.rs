@@ -19,6 +19,7 @@ mod names;
 mod node_processes;
 mod objects;
 mod passing_by;
+mod retries;
 mod revoked;
 mod service_attachments;
 mod stalled_clients;

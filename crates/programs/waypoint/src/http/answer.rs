@@ -3,7 +3,7 @@
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::{admission::Admission, interim::AnsweredEarly};
+use super::{admission::Admission, idle::IdleTimeout, interim::AnsweredEarly};
 use crate::message::Body;
 
 /// The body of an answer.
@@ -11,5 +11,10 @@ pub(super) enum Answer {
     /// Our own.
     Own(Body),
     /// The application's, as long as policies admit it, and until a deadline.
-    Passed(Incoming, Admission, Option<Instant>, AnsweredEarly),
+    Passed(
+        Incoming,
+        Admission,
+        Option<Instant>,
+        (AnsweredEarly, IdleTimeout),
+    ),
 }

@@ -19,6 +19,7 @@ use super::{
     admission::facts,
     form::Form,
     front::{BeginError, Begun, Front},
+    idle::IdleTimeout,
     overload::overloaded,
     record::Record,
     reply::Reply,
@@ -80,7 +81,7 @@ pub(super) async fn authorize(
     request: &mut Request<Incoming>,
     form: &mut Form,
     record: &mut Record,
-    (passed, is_grpc): (Passed, bool),
+    (passed, is_grpc, idle): (Passed, bool, &IdleTimeout),
 ) -> Result<Authorized, Reply> {
     let waypoint = &session.shard.waypoint;
     let asking = {
@@ -110,12 +111,13 @@ pub(super) async fn authorize(
     };
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        let begun = Begun::of(request.body_mut(), most, &session.memory).await;
+        let begun = Begun::of(request.body_mut(), most, &session.memory, idle).await;
         asked.begun = begun.map_err(|error| match error {
             BeginError::Broken(_) => {
                 Reply::refused("the request's body is not what HTTP allows", "body")
             }
             BeginError::Exhausted(exhausted) => overloaded(exhausted),
+            BeginError::Idle(idle) => idle.into(),
         })?;
         if asked.begun.len() > most && !limit.allow_partial {
             record.decided("ext_authz_error");

@@ -26,6 +26,7 @@ use super::{
     extension::{Extended, Extension},
     fault,
     form::{self, Form},
+    idle::IdleTimeout,
     interim::{self, Expectation},
     limits::{self, Counted, Limited},
     mirror, outgoing,
@@ -43,6 +44,7 @@ use crate::{
     headers,
     led_by::LedBy,
     message::{Body, Version},
+    retry_mark::RetryMark,
     session::Session,
 };
 
@@ -94,12 +96,12 @@ pub(super) async fn respond(
     let stalls = &session.shard.stalls;
     let body = match body {
         Answer::Own(body) => body,
-        Answer::Passed(incoming, admission, deadline, early) => {
+        Answer::Passed(incoming, admission, deadline, (early, idle)) => {
             let sent = record.sent.clone();
             let trailers = Trailers::OfResponse;
             let keep = (record, early);
             let body = Passing::body(incoming, sent, (admission, trailers), deadline, keep);
-            stalls.watch(body, unread)
+            stalls.watch(idle.response(body), unread)
         }
     };
     let body = match &extended {
@@ -136,7 +138,10 @@ async fn answer(
     let mut form = Form::of(session, &request)?;
     record.formed(&form.host, &form.target);
     let mut upgrade = upgrade::requested(&request, &session.shard.waypoint.config.upgrades);
+    let idle_timeout = session.shard.waypoint.config.streams.idle_timeout;
+    let idle = IdleTimeout::new(idle_timeout, request.headers(), upgrade.is_some());
     let passed = Passed::take(request.headers_mut()).ok_or_else(in_a_circle)?;
+    let retry_mark = RetryMark::take(request.headers_mut());
     let is_expected = interim::is_expected(&request);
     // What is judged is what is forwarded.
     strip(&mut request)?;
@@ -144,7 +149,13 @@ async fn answer(
         upgrade.ask(request.headers_mut());
     }
     record.pass_trace_on(request.headers_mut());
-    let admitting = admit(session, (&mut request, &mut form), passed, extended, record);
+    let admitting = admit(
+        session,
+        (&mut request, &mut form),
+        (passed, &idle),
+        extended,
+        record,
+    );
     let (admission, mut authorized) = match admitting.await? {
         Admitted::On(admission, authorized) => (admission, authorized),
         Admitted::Answered(response) => return Ok(*response),
@@ -192,7 +203,7 @@ async fn answer(
     let incoming = authorized.body(incoming);
     let trailers = Trailers::OfRequest;
     let mut body = Passing::body(incoming, received, (admission.clone(), trailers), None, ());
-    body = interim::hold(body, expectation.as_ref());
+    body = interim::hold(idle.request(body), expectation.as_ref());
     let unread = Arc::new(Notify::new());
     body = session.shard.stalls.watch(body, &unread);
     if let (Some(extended), None) = (&extended, &upgrade) {
@@ -217,7 +228,12 @@ async fn answer(
     let sending = Sending {
         passed,
         patience: taken.timeouts().backend_request,
-        again: taken.retry().map_or(Again::Safely, Again::ByRule),
+        again: match taken.retry() {
+            _ if retry_mark.is_set() => Again::Unsent,
+            Some(rule) => Again::ByRule(rule),
+            None => Again::Safely,
+        },
+        retry_mark,
         kept: taken.kept(),
     };
     let sending = send::send(session, destination, version, sending, sent_on);
@@ -232,7 +248,7 @@ async fn answer(
         mut response,
         chosen,
         flags,
-    } = sent.map_err(|failure| failed(failure, record))?;
+    } = sent.map_err(|failure| idle.reply().unwrap_or_else(|| failed(failure, record)))?;
     // Of its own connection, whatever the endpoint speaks (RFC 9110, section 2.5).
     *response.version_mut() = http::Version::HTTP_11;
     if let Some(workload) = &chosen.workload {
@@ -253,7 +269,7 @@ async fn answer(
     authorized.change_answer(session, response.headers_mut());
     taken.change_answer(response.headers_mut());
     let early = Expectation::answered(expectation.as_ref());
-    Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline, early)))
+    Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline, (early, idle))))
 }
 
 /// Replies to a request that failed before an upstream responded.
@@ -352,14 +368,14 @@ enum Admitted {
 async fn admit(
     session: &Arc<Session>,
     (request, form): (&mut Request<Incoming>, &mut Form),
-    passed: Passed,
+    (passed, idle): (Passed, &IdleTimeout),
     extended: &mut Option<Box<Extended>>,
     record: &mut Record,
 ) -> Result<Admitted, Reply> {
     if let Some(extended) = extended {
         extended.has_passed(passed);
     }
-    let context = (passed, is_grpc(request));
+    let context = (passed, is_grpc(request), idle);
     let authorizing = authorize(session, request, form, record, context);
     let asked = match Box::pin(authorizing).await? {
         Authorized::On(asked) => asked,

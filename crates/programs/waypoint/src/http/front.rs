@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 
+use super::idle::{Idle, IdleTimeout};
 use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
 
 /// What a frame counts besides its data.
@@ -30,6 +31,8 @@ pub(super) enum BeginError {
     Broken(#[from] hyper::Error),
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
+    #[error(transparent)]
+    Idle(#[from] Idle),
 }
 
 /// See the module.
@@ -43,16 +46,17 @@ impl Begun {
     /// Reads until a body has ended, or there are more than so many bytes of it.
     ///
     /// # Errors
-    /// When it breaks, or there is no room for it.
+    /// When it breaks, nothing of it comes for too long, or there is no room for it.
     pub(super) async fn of(
         body: &mut Incoming,
         most: usize,
         memory: &ConnectionMemory,
+        idle: &IdleTimeout,
     ) -> Result<Self, BeginError> {
         let mut permit = memory.take(Use::AuthorizationBody, 0)?;
         let mut begun = Self::default();
         while begun.bytes <= most && !body.is_end_stream() {
-            let Some(frame) = body.frame().await else {
+            let Some(frame) = idle.bound(body.frame()).await? else {
                 break;
             };
             let frame = frame?;

@@ -31,6 +31,7 @@ use crate::{
     led_by::LedBy,
     memory::Use,
     message::{Body, Version},
+    retry_mark::RetryMark,
     session::Session,
 };
 
@@ -136,6 +137,7 @@ pub(super) fn mirror(
             passed: passed.mirrored(),
             patience: None,
             again: Again::Never,
+            retry_mark: RetryMark::MIRROR,
             kept: None,
         };
         let (session, is_over) = (session.clone(), is_over.clone());

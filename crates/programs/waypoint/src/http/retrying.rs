@@ -25,6 +25,8 @@ const RETRIES: u32 = 2;
 pub(super) enum Again<'a> {
     /// Whatever happens, it goes to one endpoint.
     Never,
+    /// When nothing of it was sent: a waypoint before this one has sent it already.
+    Unsent,
     /// When that changes nothing.
     Safely,
     /// As a rule says.
@@ -70,7 +72,7 @@ impl<'a> Retrying<'a> {
         );
         let has_body = !request.body().is_end_stream();
         let is_kept = match again {
-            Again::Never => false,
+            Again::Never | Again::Unsent => false,
             Again::Safely => !has_body,
             Again::ByRule(_) => true,
         };
@@ -95,7 +97,7 @@ impl<'a> Retrying<'a> {
     /// Whether there is a reason to send it again, and it can be.
     pub(super) fn is_reason(&self, outcome: &Outcome<'_>) -> bool {
         let is_reason = match (self.again, outcome) {
-            (Again::Never, _) | (Again::Safely, Outcome::Late) => false,
+            (Again::Never | Again::Unsent, _) | (Again::Safely, Outcome::Late) => false,
             (Again::Safely, Outcome::Answer(status, _)) => {
                 *status == StatusCode::SERVICE_UNAVAILABLE && self.is_idempotent
             }
@@ -134,7 +136,7 @@ impl<'a> Retrying<'a> {
     pub(super) fn next(&mut self) -> Option<Duration> {
         let (most, wait) = match self.again {
             Again::Never => (0, Duration::ZERO),
-            Again::Safely => (RETRIES, Duration::ZERO),
+            Again::Unsent | Again::Safely => (RETRIES, Duration::ZERO),
             Again::ByRule(rule) => {
                 let wait = route::wait(rule, self.done, &mut rand::rng());
                 (rule.attempts, wait)
@@ -208,6 +210,7 @@ mod tests {
             (by_rule, Method::GET, "", all),
             (by_rule, Method::POST, "a", all),
             (Again::Never, Method::GET, "", none),
+            (Again::Unsent, Method::GET, "", none),
         ] {
             assert_eq!(
                 again(kind, &method, body),

@@ -30,6 +30,7 @@ use crate::{
     memory::{Exhausted, Permit, Use},
     message::{self, Body, Version},
     origination::Toward,
+    retry_mark::RetryMark,
     session::Session,
     target::Target,
     upstream::{
@@ -82,6 +83,8 @@ pub(super) struct Sending<'a> {
     /// How long one try may take until it is answered.
     pub(super) patience: Option<Duration>,
     pub(super) again: Again<'a>,
+    /// Whether a waypoint before this one sends it again.
+    pub(super) retry_mark: RetryMark,
     /// The endpoint of the session that it is of.
     pub(super) kept: Option<&'a BackendEndpoint>,
 }
@@ -144,6 +147,7 @@ pub(super) async fn send(
         passed,
         patience,
         again,
+        mut retry_mark,
         kept,
     } = sending;
     let asked = (request.headers(), request.uri());
@@ -172,6 +176,7 @@ pub(super) async fn send(
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         passed.tell(request.headers_mut(), to.leads_to_waypoint());
+        retry_mark.write(request.headers_mut(), to.leads_to_waypoint());
         // Without an endpoint of its own choice it is the next waypoint that speaks to one.
         let over = toward.filter(|_| held.is_some() || !to.leads_to_waypoint());
         if let Some(over) = over {
@@ -203,6 +208,7 @@ pub(super) async fn send(
             flag(&mut ended, ResponseFlag::RetryLimitExceeded);
             return ended;
         };
+        retry_mark = retry_mark.or(is_burden);
         if is_burden {
             // The one before is over.
             drop(leave.take());

@@ -24,6 +24,7 @@ mod headless;
 mod http1;
 mod http2;
 mod http2_requests;
+mod idle;
 mod in_flight_checks;
 mod overload;
 mod provider_floods;

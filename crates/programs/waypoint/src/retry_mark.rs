@@ -1,0 +1,70 @@
+//! Mark of requests that a waypoint before this one has sent already: the attempts of several waypoints add up and do not
+//! multiply.
+//!
+//! A waypoint that gets a marked request does not send it again once an endpoint may have had it. Only the first attempt
+//! of each waypoint has the retries of the next one, so n, m and k retries cause 1 + n + m + k attempts at most.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Header of retries. Only waypoints see it; a client that sends it loses its own retries, and gains nothing.
+const HEADER: HeaderName = HeaderName::from_static("x-ambit-retry");
+
+/// Whether a request is a retry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RetryMark(bool);
+
+impl RetryMark {
+    /// Of what a mirror gets, which no waypoint behind this one is to send again either.
+    pub(crate) const MIRROR: Self = Self(true);
+
+    /// Reads and removes the mark of a request as it came.
+    pub(crate) fn take(headers: &mut HeaderMap) -> Self {
+        Self(headers.remove(HEADER).is_some())
+    }
+
+    /// Whether the request is a retry.
+    pub(crate) fn is_set(self) -> bool {
+        self.0
+    }
+
+    /// The mark of a further attempt.
+    pub(crate) fn or(self, is_retry: bool) -> Self {
+        Self(self.0 || is_retry)
+    }
+
+    /// Marks what is sent to the next waypoint, if there is one.
+    pub(crate) fn write(self, headers: &mut HeaderMap, leads_to_waypoint: bool) {
+        if self.0 && leads_to_waypoint {
+            headers.insert(HEADER, HeaderValue::from_static("1"));
+        } else {
+            headers.remove(HEADER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retry_stays_one_from_waypoint_to_waypoint() {
+        let mut headers = HeaderMap::new();
+        let first = RetryMark::take(&mut headers);
+        first.write(&mut headers, true);
+        assert!(!first.is_set() && headers.is_empty());
+        first.or(true).write(&mut headers, true);
+        let second = RetryMark::take(&mut headers);
+        assert!(second.is_set() && headers.is_empty());
+        second.or(false).write(&mut headers, true);
+        assert!(RetryMark::take(&mut headers).is_set());
+    }
+
+    #[test]
+    fn applications_do_not_see_the_mark() {
+        let mut headers = HeaderMap::new();
+        let retry = RetryMark(true);
+        retry.write(&mut headers, true);
+        retry.write(&mut headers, false);
+        assert!(headers.is_empty());
+    }
+}

@@ -1,0 +1,136 @@
+//! Uploads and responses that stop in the middle, by HTTP/1 and by HTTP/2, and streams that are quiet for good reason.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use ambit_hbone::TunnelIo;
+use ambit_testkit::until;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::Notify,
+    time::timeout,
+};
+
+use crate::{
+    application::{head, scripted},
+    fixture::{HTTP1, LONG, World, heard},
+    http2::{DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame},
+};
+
+const VIP: &str = "10.0.0.1";
+const QUIET: &str = "10.0.0.2";
+
+/// Applications that answer nothing until a request has ended, and count those that ended early.
+async fn scene() -> (World, Arc<AtomicUsize>) {
+    let world = World::with_env(&[("AMBIT_STREAM_IDLE_TIMEOUT", "1s")]).await;
+    let ended = Arc::new(AtomicUsize::new(0));
+    let tell = ended.clone();
+    let (address, _) = scripted(move |_, mut stream| {
+        let tell = tell.clone();
+        async move {
+            while let Ok(1..) = stream.read(&mut [0; 1024]).await {}
+            tell.fetch_add(1, Relaxed);
+        }
+    })
+    .await;
+    world.serve("web", VIP, &[address]);
+    (world, ended)
+}
+
+async fn status(tunnel: &mut TunnelIo) -> String {
+    let mut line = [0; 12];
+    let reading = timeout(LONG, tunnel.read_exact(&mut line)).await;
+    reading.expect("no answer").unwrap();
+    String::from_utf8_lossy(&line).into_owned()
+}
+
+#[tokio::test]
+async fn an_upload_of_http1_that_stops_is_answered_with_408() {
+    let (world, ended) = scene().await;
+    let client = world.client().await;
+    for framing in ["Content-Length: 100", "Transfer-Encoding: chunked"] {
+        let before = ended.load(Relaxed);
+        let mut tunnel = client.tunnel(VIP, HTTP1).await;
+        let post = format!("POST / HTTP/1.1\r\nHost: web\r\n{framing}\r\n\r\n5\r\nabcde\r\n");
+        tunnel.write_all(post.as_bytes()).await.unwrap();
+        assert_eq!(status(&mut tunnel).await, "HTTP/1.1 408", "{framing}");
+        until("the application is rid of it", || {
+            ended.load(Relaxed) > before
+        })
+        .await;
+    }
+    assert_eq!(world.ended(408, "SI"), 2);
+}
+
+#[tokio::test]
+async fn an_upload_of_http2_that_stops_is_answered_with_408() {
+    let (world, ended) = scene().await;
+    let client = world.client().await;
+    let mut tunnel = client.tunnel(VIP, HTTP1).await;
+    let post = frame(HEADERS, END_HEADERS, 1, b"\x83\x86\x84\x01\x03web");
+    let bytes = [
+        PREFACE,
+        &frame(SETTINGS, 0, 0, b""),
+        &post,
+        &frame(DATA, 0, 1, b"abcde"),
+    ];
+    tunnel.write_all(&bytes.concat()).await.unwrap();
+    until("it is answered", || world.ended(408, "SI") == 1).await;
+    until("the application is rid of it", || ended.load(Relaxed) == 1).await;
+}
+
+/// What a client gets of a response that stops until the test lets it go on, after another one has been given up.
+async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) -> (String, bool) {
+    let resume = Arc::new(Notify::new());
+    let resumed = resume.clone();
+    let (address, _) = scripted(move |_, mut stream| {
+        let resumed = resumed.clone();
+        async move {
+            head(&mut stream).await;
+            stream.write_all(response.as_bytes()).await.unwrap();
+            resumed.notified().await;
+            let _gone = stream.write_all(b"3\r\nend\r\n0\r\n\r\n").await;
+        }
+    })
+    .await;
+    world.serve("quiet", QUIET, &[address]);
+    let client = world.client().await;
+    let mut quiet = client.tunnel(QUIET, HTTP1).await;
+    let get = b"GET / HTTP/1.1\r\nHost: quiet\r\nConnection: close\r\n\r\n";
+    quiet.write_all(get).await.unwrap();
+    if !response.is_empty() {
+        assert_eq!(status(&mut quiet).await, "HTTP/1.1 200");
+    }
+    // Uploads that stop one after the other: the response is quiet for longer than these may be.
+    for _ in 0..3 {
+        let before = given_up.load(Relaxed);
+        let mut upload = client.tunnel(VIP, HTTP1).await;
+        let post = b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 100\r\n\r\nabc";
+        upload.write_all(post).await.unwrap();
+        until("an upload is given up", || given_up.load(Relaxed) > before).await;
+    }
+    resume.notify_one();
+    let rest = heard(quiet).await;
+    (rest.text(), rest.ended)
+}
+
+#[tokio::test]
+async fn a_response_that_stops_breaks_off_only_if_its_length_is_known() {
+    let (world, given_up) = scene().await;
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n";
+    let (text, ended) = resumed(&world, &given_up, chunked).await;
+    assert!(ended && text.contains("end"), "{text}");
+    let declared = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\na";
+    let (text, ended) = resumed(&world, &given_up, declared).await;
+    assert!(!ended && !text.contains("end"), "{text}");
+}
+
+#[tokio::test]
+async fn a_request_may_wait_for_its_response_for_long() {
+    let (world, given_up) = scene().await;
+    let (text, _) = resumed(&world, &given_up, "").await;
+    // What the application sends in the end is no response.
+    assert!(text.starts_with("HTTP/1.1 50"), "{text}");
+}

@@ -157,6 +157,10 @@ kubectl.kubernetes.io/default-container: node-proxy
 {{- end }}
 - name: AMBIT_OUTBOUND_TRAFFIC_POLICY
   value: {{ .Values.meshConfig.outboundTrafficPolicy.mode | quote }}
+{{- with .Values.global.egress.allowedAddresses }}
+- name: AMBIT_EGRESS_ALLOWED_ADDRESSES
+  value: {{ join "," . | quote }}
+{{- end }}
 - name: TERMINATION_GRACE_PERIOD_SECONDS
   value: {{ .Values.ztunnel.terminationGracePeriodSeconds | quote }}
 {{- with .Values.ztunnel.unenrolledDrain }}

@@ -160,6 +160,9 @@ pub struct Config {
     /// `AMBIT_OUTBOUND_TRAFFIC_POLICY`, as `outboundTrafficPolicy.mode` of MeshConfig: `REGISTRY_ONLY` refuses
     /// connections of captured pods to addresses that no service, workload or ServiceEntry has. `ALLOW_ANY` unless set.
     pub registry_only: bool,
+    /// `AMBIT_EGRESS_ALLOWED_ADDRESSES`: addresses to which pods' connections are redirected although
+    /// [`ambit_egress`] forbids them.
+    pub allowed_addresses: Vec<ipnet::IpNet>,
     /// `CRL_PATH`.
     pub crl_path: Option<PathBuf>,
     /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
@@ -249,6 +252,7 @@ impl Config {
             waypoint_grace: env.duration("AMBIT_WAYPOINT_GRACE")?,
             keep_last_good_policy: env.flag("AMBIT_KEEP_LAST_GOOD_POLICY")?.unwrap_or(false),
             registry_only: registry_only(env)?,
+            allowed_addresses: allowed_addresses(env)?,
             crl_path: env
                 .get("CRL_PATH")
                 .filter(|path| !path.is_empty())
@@ -300,6 +304,16 @@ fn registry_only(env: &Env) -> Result<bool, EnvError> {
             expected: "ALLOW_ANY or REGISTRY_ONLY",
         }),
     }
+}
+
+fn allowed_addresses(env: &Env) -> Result<Vec<ipnet::IpNet>, EnvError> {
+    const NAME: &str = "AMBIT_EGRESS_ALLOWED_ADDRESSES";
+    let text = env.get(NAME).unwrap_or_default();
+    ambit_egress::parse_nets(text).map_err(|_| EnvError {
+        variable: NAME.to_owned(),
+        value: text.to_owned(),
+        expected: "IP addresses and prefixes, with commas between them",
+    })
 }
 
 fn dns_proxy(env: &Env) -> bool {

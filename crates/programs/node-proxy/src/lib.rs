@@ -20,6 +20,7 @@ pub mod pod;
 mod pod_handover;
 pub mod pods;
 mod pre_capture;
+mod redirection;
 mod refusal;
 mod shard;
 mod termination;

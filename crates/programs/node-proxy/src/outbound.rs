@@ -3,6 +3,7 @@
 use std::{io, net::SocketAddr, pin::pin, sync::Arc};
 
 use ambit_codec::Forwarded;
+use ambit_egress::Forbidden;
 use ambit_hbone::Tunnel;
 use ambit_model::{ArcStr, Reason, canonical_socket};
 use ambit_proxy::{
@@ -19,7 +20,7 @@ use ambit_telemetry::{Direction, log_denied};
 use http::HeaderMap;
 use tokio::net::TcpStream;
 
-use crate::{pod::Pod, refusal, shard::Shard};
+use crate::{pod::Pod, redirection, refusal, shard::Shard};
 
 /// A connection from the pod that failed.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +41,8 @@ enum OutboundError {
     Connect(#[from] ConnectError),
     #[error(transparent)]
     Inner(#[from] InnerError),
+    #[error("{0}, and the connection was made to another one (global.egress.allowedAddresses)")]
+    Forbidden(#[from] Forbidden),
     #[error(transparent)]
     Cut(#[from] Cut),
 }
@@ -62,7 +65,7 @@ impl Failure for OutboundError {
             Self::Inner(error) => error.reason(),
             Self::Route(error) => error.reason(),
             Self::Cut(cut) => cut.reason(),
-            Self::NotRegistered(_) => Reason::Deny,
+            Self::NotRegistered(_) | Self::Forbidden(_) => Reason::Deny,
             Self::OriginalDst(_) | Self::SelfCall | Self::Resolve(_) => Reason::Connect,
         }
     }
@@ -170,7 +173,9 @@ async fn decide(
     {
         return Err(OutboundError::NotRegistered(dst));
     }
-    Ok(resolved(pod, local, route).await?)
+    let route = resolved(pod, local, route).await?;
+    redirection::check(&pod.guard, dst.ip(), &route)?;
+    Ok(route)
 }
 
 /// The route, with the address of a name looked up.

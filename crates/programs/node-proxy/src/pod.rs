@@ -16,6 +16,7 @@ use std::{
 };
 
 use ambit_certificates::Certificates;
+use ambit_egress::Guard;
 use ambit_handover::Gate;
 use ambit_model::{ArcStr, HBONE_PORT, INBOUND_PLAINTEXT_PORT, Identity, OUTBOUND_PORT, PodName};
 use ambit_proxy::{
@@ -65,6 +66,8 @@ pub struct Pod {
     pub(crate) gate: Gate,
     /// Its record.
     pub(crate) local: LocalWorkload,
+    /// Decides to which addresses its connections may be redirected.
+    pub(crate) guard: Guard,
     /// Makes its connections to others.
     pub(crate) dialer: Dialer,
     /// What is being set up.
@@ -151,6 +154,7 @@ impl Pod {
             netns,
             spoofs,
             local: LocalWorkload::new(state.clone(), name, addresses),
+            guard: Guard::new(config.allowed_addresses.clone()),
             dialer,
             in_flight: InFlight::new(config.setup_limits),
             listeners: listeners::inodes(listeners),

@@ -18,6 +18,7 @@ mod flows;
 mod hostile;
 mod panics;
 mod policy;
+mod redirection;
 mod resets;
 mod revocation;
 mod waypoint;

@@ -1,0 +1,84 @@
+//! A ServiceEntry whose endpoint is the caller's own loopback interface, or what is link-local to it.
+
+use std::net::SocketAddr;
+
+use ambit_testkit::build;
+use tokio::io::AsyncWriteExt;
+
+use crate::fixture::{Mesh, PodHost, line, rest};
+
+/// Port that an application has open for itself.
+const ADMIN: u16 = 9999;
+const LINK_LOCAL: &str = "169.254.9.9";
+
+/// A client with an admin port and a link-local address, and the Services of somebody else that lead there.
+async fn scene(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
+    let mut mesh = Mesh::with_env(env).await;
+    let client = mesh.captured(0, "client", "10.9.0.1").await;
+    let address = format!("{LINK_LOCAL}/16").parse().unwrap();
+    client.host.address("eth0", address).await.unwrap();
+    client.host.up("lo").await.unwrap();
+    client.echo(ADMIN);
+    let endpoints = [
+        build::plain_workload("loopback", &["127.0.0.1"]),
+        build::plain_workload("other-loopback", &["127.9.9.9"]),
+        build::plain_workload("link-local", &[LINK_LOCAL]),
+        ambit_model::Workload {
+            hostname: "localhost".into(),
+            ..build::plain_workload("name", &[])
+        },
+    ];
+    let mut vips = Vec::new();
+    for (number, endpoint) in endpoints.into_iter().enumerate() {
+        let (vip, name) = (format!("10.9.0.{}", 200 + number), endpoint.name.clone());
+        let service = build::service(&name, &[&format!("/{vip}")], &[(80, ADMIN)]);
+        let hostname = format!("ns/{}", service.hostname);
+        mesh.publish_service(service);
+        mesh.publish_workload(build::endpoint_of(endpoint, &hostname, &[(80, ADMIN)]));
+        vips.push(format!("{vip}:80").parse().unwrap());
+    }
+    (mesh, client, vips)
+}
+
+async fn is_reached(client: &PodHost, to: SocketAddr) -> bool {
+    let Ok(mut stream) = client.connect(to).await else {
+        return false;
+    };
+    if line(&mut stream).await.is_err() {
+        return false;
+    }
+    stream.write_all(b"hello\n").await.unwrap();
+    stream.shutdown().await.unwrap();
+    rest(&mut stream).await.unwrap() == b"hello\n"
+}
+
+#[tokio::test]
+async fn a_pods_connections_are_not_redirected_to_itself() {
+    let (mesh, client, vips) = scene(&[]).await;
+    for vip in vips {
+        assert!(!is_reached(&client, vip).await, "{vip}");
+    }
+    // What it dials itself is its own affair.
+    for own in [
+        format!("127.0.0.1:{ADMIN}"),
+        format!("{LINK_LOCAL}:{ADMIN}"),
+    ] {
+        assert!(is_reached(&client, own.parse().unwrap()).await, "{own}");
+    }
+    drop(mesh);
+}
+
+#[tokio::test]
+async fn the_administrator_may_have_connections_redirected_there() {
+    let allowed = [(
+        "AMBIT_EGRESS_ALLOWED_ADDRESSES",
+        "127.0.0.0/16, 169.254.9.9",
+    )];
+    let (mesh, client, vips) = scene(&allowed).await;
+    let mut reached = Vec::new();
+    for vip in vips {
+        reached.push(is_reached(&client, vip).await);
+    }
+    assert_eq!(reached, [true, false, true, true]);
+    drop(mesh);
+}

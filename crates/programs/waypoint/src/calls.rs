@@ -30,13 +30,14 @@ use crate::{
     destination::{NoWay, Port},
     memory::ConnectionMemory,
     message::{self, Body, Version},
+    on_behalf::OnBehalf,
     origination::Toward,
     upstream::{HttpKey, Keep, Stream, UpstreamError, Way},
     waypoint::Shard,
     ways,
 };
 
-pub(crate) use charge::{CallCharge, CollectError, OnBehalf};
+pub(crate) use charge::{CallCharge, CollectError};
 pub(crate) use identities::follow as follow_identities;
 
 /// A call that came to nothing.

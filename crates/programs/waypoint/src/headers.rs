@@ -14,6 +14,11 @@ use http::{
 };
 use rand::Rng as _;
 
+/// Bytes that one field takes in a map of headers besides its name and value, with what the map has in reserve.
+const FIELD_BYTES: usize = 128;
+/// How many maps of a request's headers there are at once: the one that is sent, the one that policies judge again, the
+/// one that is kept for a retry. Names and values are shared by them.
+const COPIES: usize = 3;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -248,6 +253,14 @@ pub(crate) fn add_client_identity(
     if let Ok(value) = HeaderValue::from_str(&format!("By={waypoint};URI={client}")) {
         headers.insert(CLIENT_CERT, value);
     }
+}
+
+/// Bytes that a header section takes while its request is under way.
+pub(crate) fn cost(headers: &HeaderMap) -> usize {
+    let texts = headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len());
+    texts.sum::<usize>() + headers.len() * FIELD_BYTES * COPIES
 }
 
 #[cfg(test)]

@@ -46,8 +46,6 @@ pub(crate) use admission::is_still_admitted;
 pub(crate) use authorizer::authorize_connection;
 pub(crate) use destination::Destination;
 pub(crate) use not_http::{NotHttp, refuse_connection};
-pub(crate) use overload::cost as header_cost;
-pub(crate) use send::window_bytes;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 

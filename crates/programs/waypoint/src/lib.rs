@@ -29,6 +29,7 @@ mod message;
 mod metered;
 mod mirrors;
 mod names;
+mod on_behalf;
 mod origination;
 mod plugins;
 pub mod published;

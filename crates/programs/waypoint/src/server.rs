@@ -17,7 +17,8 @@ use crate::{
     caller::{Caller, CallerError},
     circle::Passed,
     extensions::Slots,
-    http::{self as l7, NotHttp, header_cost},
+    headers,
+    http::{self as l7, NotHttp},
     in_flight_checks::InFlightChecks,
     memory::{ConnectionMemory, Permit},
     message::Version,
@@ -177,7 +178,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
         client.shard.waypoint.tunnel_comes();
         // At once: tunnels that are not begun yet are held, too.
-        let bytes = tunnel_windows::COST + header_cost(incoming.headers());
+        let bytes = tunnel_windows::COST + headers::cost(incoming.headers());
         let Ok(asked) = client.memory.open(bytes) else {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };

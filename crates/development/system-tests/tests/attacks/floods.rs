@@ -112,8 +112,8 @@ fn megabyte_of_indexed_headers_costs_a_waypoint_a_bounded_number_of_bytes() {
 /// A request for WebSocket, and the answer.
 const UPGRADE: &[u8] = b"GET /socket HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-/// Connections that are not read after the switch.
-const SOCKETS: usize = 40;
+/// Connections that are not read after the switch: more than one caller's budget has room for.
+const SOCKETS: usize = 600;
 
 #[test]
 fn unread_websockets_behind_tunnels_cost_a_bounded_number_of_bytes() {
@@ -128,14 +128,19 @@ fn unread_websockets_behind_tunnels_cost_a_bounded_number_of_bytes() {
     let server = SocketAddr::new(mesh.ip("shop/server"), 8081);
     let before = resident();
     let mut held: Vec<Conversation> = Vec::new();
-    let mut switched = 0;
     for _ in 0..SOCKETS {
         let mut connection = mesh.dial("legacy/client", server).unwrap();
         let heard = connection.raw(UPGRADE, |heard| heard.contains("\r\n\r\n"));
-        switched += usize::from(heard.is_ok_and(|heard| heard.contains(" 101 ")));
+        if !heard.is_ok_and(|heard| heard.contains(" 101 ")) {
+            break;
+        }
         held.push(connection);
     }
-    assert!(switched > SOCKETS / 4, "{switched} have switched");
+    let switched = held.len();
+    assert!(
+        (10..SOCKETS).contains(&switched),
+        "{switched} have switched"
+    );
     assert!(is_served(&mesh));
     let grown = resident().saturating_sub(before);
     assert!(grown < LIMIT / 2, "{grown} bytes");

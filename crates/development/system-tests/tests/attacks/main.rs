@@ -9,6 +9,7 @@
 )]
 
 mod admin_port;
+mod amplification;
 mod control_plane;
 mod earlier;
 mod floods;
@@ -19,7 +20,6 @@ mod names;
 mod node_processes;
 mod objects;
 mod passing_by;
-mod retries;
 mod revoked;
 mod service_attachments;
 mod stalled_clients;

@@ -1,29 +1,19 @@
 //! Bytes that a call of the waypoint's own holds, charged to the caller for whose request it is made.
 
-use std::net::IpAddr;
-
-use ambit_model::Identity;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt as _, Collected, Full, Limited};
 use hyper::body::{Body as _, Frame, Incoming};
 
 use crate::{
-    http::{header_cost, window_bytes},
+    headers,
     memory::{ConnectionMemory, Exhausted, Permit, Use},
     message::{Body, Version},
+    upstream::STREAM_WINDOW,
 };
 
 /// Bytes of a call besides its headers and bodies: its task, and the buffers of its connection.
 const CALL_BYTES: usize = 16 << 10;
-
-/// Caller of the request that a call is made for.
-#[derive(Clone, Debug)]
-pub(crate) struct OnBehalf {
-    pub(crate) identity: Option<Identity>,
-    pub(crate) ip: IpAddr,
-    pub(crate) memory: ConnectionMemory,
-}
 
 /// Bytes of one call, held until it is over.
 #[derive(Debug)]
@@ -53,8 +43,13 @@ impl CallCharge {
     ) -> Result<Self, Exhausted> {
         let body = request.body().size_hint().exact().unwrap_or_default();
         let body = usize::try_from(body).unwrap_or(usize::MAX / 2);
-        let headers = header_cost(request.headers()) + request.uri().path().len();
-        let bytes = CALL_BYTES + headers + body + window_bytes(version);
+        let headers = headers::cost(request.headers()) + request.uri().path().len();
+        // HTTP/1 reads no more of a response than is collected.
+        let window = match version {
+            Version::Http1 => 0,
+            Version::Http2 => usize::try_from(STREAM_WINDOW).unwrap_or(usize::MAX / 2),
+        };
+        let bytes = CALL_BYTES + headers + body + window;
         Ok(Self {
             permit: memory.take(Use::Call, bytes)?,
             memory: memory.clone(),

@@ -17,7 +17,7 @@ use streams::OpenedStream;
 pub(crate) use streams::{OpenStream, Tell};
 
 use super::{Chain, Counts, Plugin, State};
-use crate::{calls::OnBehalf, circle::Passed};
+use crate::{circle::Passed, on_behalf::OnBehalf};
 
 /// How long a request waits for an instance that is about to start.
 const STARTING: Duration = Duration::from_secs(5);

@@ -24,11 +24,11 @@ use parking_lot::Mutex;
 
 use super::{answer::Answer, form::Form, record::Record, reply::Reply};
 use crate::{
-    calls::OnBehalf,
     circle::Passed,
     extensions::{CallCause, Counts, Instance, Plugin, Signal},
     headers,
     message::{self, Body},
+    on_behalf::OnBehalf,
     plugins::{self, OfRequest},
     session::Session,
 };

@@ -19,7 +19,7 @@ use super::{
     destination::Destination,
     form::Form,
     limits::{self, Counted, Limited},
-    outgoing, overload,
+    outgoing,
     retrying::Again,
     send::{self, Sending},
     tee::{self, Copied},
@@ -27,6 +27,7 @@ use super::{
 use crate::{
     attachments::Attachments,
     circle::Passed,
+    headers,
     http::destination_attachments,
     led_by::LedBy,
     memory::Use,
@@ -100,7 +101,7 @@ pub(super) fn mirror(
             continue;
         }
         // It has headers of its own, for as long as it is under way.
-        let bytes = overload::cost(request.headers());
+        let bytes = headers::cost(request.headers());
         let Ok(held) = session.memory.take(Use::Headers, bytes) else {
             metrics.mirrored(MirrorOutcome::Busy);
             continue;

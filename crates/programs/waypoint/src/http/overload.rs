@@ -10,15 +10,11 @@ use http::{
 use super::reply::Reply;
 use crate::{
     config::HeaderLimits,
+    headers::cost,
     memory::{ConnectionMemory, Exhausted, Permit, Scope, Use},
     message::Version,
 };
 
-/// Bytes that one field takes in a map of headers besides its name and value, with what the map has in reserve.
-const FIELD_BYTES: usize = 128;
-/// How many maps of a request's headers there are at once: the one that is sent, the one that policies judge again, the
-/// one that is kept for a retry. Names and values are shared by them.
-const COPIES: usize = 3;
 /// Bytes that a request takes besides its headers: its tasks, its record, and its part of the connection's buffers.
 const HTTP2_REQUEST_BYTES: usize = 16 << 10;
 /// The same of HTTP/1, where each request has buffers of its own on both sides.
@@ -75,14 +71,6 @@ fn length(headers: &HeaderMap) -> usize {
         name.as_str().len() + value.len() + ": \r\n".len()
     };
     headers.iter().map(line).sum()
-}
-
-/// Bytes that a header section takes while its request is under way.
-pub(crate) fn cost(headers: &HeaderMap) -> usize {
-    let texts = headers
-        .iter()
-        .map(|(name, value)| name.as_str().len() + value.len());
-    texts.sum::<usize>() + headers.len() * FIELD_BYTES * COPIES
 }
 
 fn too_many(limits: HeaderLimits) -> Reply {

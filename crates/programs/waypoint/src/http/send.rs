@@ -175,8 +175,7 @@ pub(super) async fn send(
                 .map(|workload| workload.uid().clone()),
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
-        passed.tell(request.headers_mut(), to.leads_to_waypoint());
-        retry_mark.write(request.headers_mut(), to.leads_to_waypoint());
+        tell_waypoint(&mut request, to, passed, retry_mark);
         // Without an endpoint of its own choice it is the next waypoint that speaks to one.
         let over = toward.filter(|_| held.is_some() || !to.leads_to_waypoint());
         if let Some(over) = over {
@@ -245,7 +244,7 @@ pub(super) async fn send(
 
 /// Bytes that an endpoint may send of a response before they are read: a stream's window in HTTP/2. HTTP/1 reads no more
 /// than it passes on.
-pub(crate) fn window_bytes(version: Version) -> usize {
+pub(super) fn window_bytes(version: Version) -> usize {
     match version {
         Version::Http1 => 0,
         Version::Http2 => usize::try_from(STREAM_WINDOW).unwrap_or(usize::MAX),
@@ -260,6 +259,13 @@ fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Ex
     }
     let permit = session.memory.take(Use::Upstream, bytes)?;
     Ok(Some(Arc::new(permit)))
+}
+
+/// Tells the next waypoint, if there is one, what has become of the request so far.
+fn tell_waypoint(request: &mut Request<Body>, to: &Way, passed: Passed, retry_mark: RetryMark) {
+    let (headers, is_next) = (request.headers_mut(), to.leads_to_waypoint());
+    passed.tell(headers, is_next);
+    retry_mark.write(headers, is_next);
 }
 
 /// What a try came to.

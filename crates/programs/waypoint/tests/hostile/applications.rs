@@ -353,3 +353,34 @@ async fn rules_choose_the_version_that_applications_are_spoken_to_in() {
         while told.try_recv().is_ok() {}
     }
 }
+
+#[tokio::test]
+async fn an_application_of_another_version_is_told_apart_in_the_response() {
+    let world = World::new().await;
+    let (of_http2, _) = scripted(|_, mut stream| async move {
+        head(&mut stream).await;
+        // Its settings, as if it had been asked by HTTP/2.
+        let _gone = stream.write_all(b"\0\0\0\x04\0\0\0\0\0").await;
+        let _read = stream.read(&mut [0; 1024]).await;
+    })
+    .await;
+    let (of_http1, _) = scripted(|_, mut stream| async move {
+        let _read = stream.read(&mut [0; 24]).await;
+        let response = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
+        let _gone = stream.write_all(response).await;
+        let _read = stream.read(&mut [0; 1024]).await;
+    })
+    .await;
+    world.serve("new", VIP, &[of_http2]);
+    world.serve("old", "10.0.0.2", &[of_http1]);
+    let client = world.client().await;
+    let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+    for (vip, port, advice) in [
+        (VIP, HTTP1, "declare appProtocol (grpc, kubernetes.io/h2c)"),
+        ("10.0.0.2", HTTP2, "declare appProtocol http"),
+    ] {
+        let said = client.say(vip, port, request).await;
+        assert_eq!(said.statuses(), [502], "{advice}: {}", said.text());
+        assert!(said.text().contains(advice), "{advice}: {}", said.text());
+    }
+}

@@ -380,7 +380,8 @@ async fn an_application_of_another_version_is_told_apart_in_the_response() {
         ("10.0.0.2", HTTP2, "declare appProtocol http"),
     ] {
         let said = client.say(vip, port, request).await;
-        assert_eq!(said.statuses(), [502], "{advice}: {}", said.text());
-        assert!(said.text().contains(advice), "{advice}: {}", said.text());
+        let text = said.text();
+        assert!(text.starts_with("HTTP/1.1 502 "), "{advice}: {text}");
+        assert!(text.contains(advice), "{advice}: {text}");
     }
 }

@@ -13,7 +13,7 @@ fn policy(action: &str, namespace: &str) -> String {
          spec:\n\
          \x20 action: {action}\n\
          \x20 selector: {{matchLabels: {{app: server}}}}\n\
-         \x20 rules: [{{from: [{{source: {{principals: [cluster.local/ns/{namespace}/sa/default]}}}}]}}]\n"
+         \x20 rules: [{{from: [{{source: {{namespaces: [{namespace}]}}}}]}}]\n"
     )
 }
 

@@ -22,7 +22,6 @@ use super::{
     attachment::{Attachment, Consent, Obstacle, Origin},
     binding::{Binding, Takers},
     kind::MeshKind,
-    kinds::enforced_original,
 };
 use crate::{
     WaypointBinding,
@@ -240,7 +239,7 @@ impl Index {
 
     /// Whether a policy with that target is a copy of one that the node proxies of all the target's pods enforce.
     fn is_met_at_pods(&self, policy: &ObjectKey, target: &ObjectKey) -> bool {
-        let original = enforced_original(self, policy);
+        let original = self.enforced_original(policy);
         let Some(original) = original.and_then(|key| self.get::<AuthorizationPolicy>(&key)) else {
             return false;
         };

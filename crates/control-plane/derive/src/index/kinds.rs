@@ -28,8 +28,6 @@ mod unread;
 mod wasm_plugin;
 mod workload_entry;
 
-pub(super) use authorization_policy::enforced_original;
-
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::ObjectMeta;

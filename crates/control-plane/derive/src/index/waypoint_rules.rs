@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, RateLimit, Service, ServiceEntry};
 use ambit_model::{ArcStr, GatewayName, PortMap, WaypointRule, Workload};
 
-use super::{Index, PolicyScope, attachment::Attachment, kinds::enforced_original};
+use super::{Index, PolicyScope, attachment::Attachment};
 use crate::Labels;
 
 /// Most rules of one pod, and most callers or ports of one rule. Beyond, they are taken to concern everything.
@@ -57,7 +57,7 @@ impl Index {
 
     /// Whether connections to the pod that bypass its waypoint are judged by the policy of which `rule` is a copy.
     fn meets_original(&self, pod: &Workload, rule: &ObjectKey) -> bool {
-        let Some(key) = enforced_original(self, rule) else {
+        let Some(key) = self.enforced_original(rule) else {
             return false;
         };
         let original = self.get::<AuthorizationPolicy>(&key);

@@ -153,19 +153,21 @@ fn has_copy(index: &Index, original: &ObjectKey) -> bool {
     attached.any(|one| one.migrated_from.as_ref() == Some(&original.name))
 }
 
-/// The policy of which an attached one is a copy, if node proxies enforce that at pods: with the same action and rules, not
-/// on trial. What bypasses the copy's waypoint meets it instead.
-pub(crate) fn enforced_original(index: &Index, copy: &ObjectKey) -> Option<ObjectKey> {
-    if copy.kind != Kind::AuthorizationPolicy {
-        return None;
+impl Index {
+    /// The policy of which an attached one is a copy, if node proxies enforce that at pods: with the same action and
+    /// rules, not on trial. What bypasses the copy's waypoint meets it instead.
+    pub(crate) fn enforced_original(&self, copy: &ObjectKey) -> Option<ObjectKey> {
+        if copy.kind != Kind::AuthorizationPolicy {
+            return None;
+        }
+        let copied = self.get::<AuthorizationPolicy>(copy)?;
+        let name = copied.attached.as_ref()?.migrated_from.as_ref()?;
+        let key = ObjectKey::new(copy.kind, copy.namespace.clone(), name.clone());
+        let original = self.get::<AuthorizationPolicy>(&key)?;
+        let is_enforced = original.sent.as_ref().is_some_and(|sent| !sent.dry_run);
+        let is_same = original.content.is_some() && original.content == copied.content;
+        (is_enforced && is_same).then_some(key)
     }
-    let copied = index.get::<AuthorizationPolicy>(copy)?;
-    let name = copied.attached.as_ref()?.migrated_from.as_ref()?;
-    let key = ObjectKey::new(copy.kind, copy.namespace.clone(), name.clone());
-    let original = index.get::<AuthorizationPolicy>(&key)?;
-    let is_enforced = original.sent.as_ref().is_some_and(|sent| !sent.dry_run);
-    let is_same = original.content.is_some() && original.content == copied.content;
-    (is_enforced && is_same).then_some(key)
 }
 
 /// The policies that a workload with these labels lists.

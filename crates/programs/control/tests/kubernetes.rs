@@ -859,8 +859,10 @@ async fn the_roles_are_what_is_used() {
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);
+    held_back(&cluster, "killed", "ztunnel", 137);
     let flags = [
         "--untaint-nodes",
+        "--reset-restart-backoff",
         "--image-pull-secrets",
         "--waypoints",
         r#"{"image": "w:1"}"#,
@@ -906,6 +908,11 @@ async fn the_roles_are_what_is_used() {
     }
     shown("no taint", || {
         (taints(&cluster, "n1") == json!([])).then_some(())
+    })
+    .await;
+    shown("the killed proxy is replaced", || {
+        let pod = cluster.server.get(PODS, "istio-system", "killed");
+        pod.is_none().then_some(())
     })
     .await;
     cluster

@@ -826,21 +826,8 @@ fn put_one(cluster: &Cluster, (collection, kind, api): (&str, &str, &str), spec:
     );
 }
 
-/// What the chart's roles grant the control plane is what it asks for, no more and no less.
-#[tokio::test]
-async fn the_roles_are_what_is_used() {
-    let cluster = Cluster::with_gateways();
-    cluster.scaled_gateway("way");
-    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
-    cluster.pod("shop", "web-1", "web", "10.0.0.1");
-    mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
-    mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
-    cluster.server.put(
-        NODES,
-        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
-            "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}),
-    );
-    cluster.policy("bad", json!({"rulez": [{}]}));
+/// Defines the kinds that clusters need not have.
+fn define_kinds(cluster: &Cluster) {
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
     cluster.define_as("ambit.io", "httpfaults", "HTTPFault", "v1alpha1");
     cluster.define_as("ambit.io", "ratelimits", "RateLimit", "v1alpha1");
@@ -856,6 +843,24 @@ async fn the_roles_are_what_is_used() {
         "WasmPlugin",
         "v1alpha1",
     );
+}
+
+/// What the chart's roles grant the control plane is what it asks for, no more and no less.
+#[tokio::test]
+async fn the_roles_are_what_is_used() {
+    let cluster = Cluster::with_gateways();
+    cluster.scaled_gateway("way");
+    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
+    mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
+    cluster.server.put(
+        NODES,
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
+            "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}),
+    );
+    cluster.policy("bad", json!({"rulez": [{}]}));
+    define_kinds(&cluster);
     put_one_of_each_kind(&cluster);
     let others = ONLY_READ.map(|(group, plural, kind)| cluster.define(group, plural, kind));
     review_tokens(&cluster.server);

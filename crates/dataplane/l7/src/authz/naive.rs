@@ -339,13 +339,16 @@ fn condition(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
             lines.collect::<Vec<_>>()
         };
         let own = of_name(name);
-        let lines = [own.clone(), of_name(&name.replace('-', "_"))].concat();
+        let others = of_name(&name.replace('-', "_"));
+        let lines = [own.clone(), others.clone()].concat();
+        let swapped = [others, own.clone()].concat();
         let elements: Vec<_> = lines
             .iter()
             .flat_map(|line| line.split(','))
             .map(str::trim)
             .collect();
-        let joined = [lines.join(","), lines.join(", ")];
+        let joined = [&lines, &swapped].map(|lines| [lines.join(","), lines.join(", ")]);
+        let joined = joined.concat();
         let wanted = |value: &HttpValue| match value {
             HttpValue::Text(wanted) => wanted.clone(),
             _ => StringMatch::Exact("never".into()),

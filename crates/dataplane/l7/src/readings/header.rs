@@ -37,7 +37,11 @@ pub(crate) fn is_same_name(one: &HeaderName, other: &HeaderName) -> bool {
     one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
 }
 
-/// Whether any text that an application may take for the header's value is as wanted.
+/// Most spellings of one header's name in a request whose orders are all read.
+const MAX_SPELLINGS: usize = 3;
+
+/// Whether any text that an application may take for the header's value is as wanted. True for a request that spells
+/// the name in more than [`MAX_SPELLINGS`] different ways.
 pub(crate) fn any_text(
     headers: &HeaderMap,
     name: &HeaderName,
@@ -46,10 +50,32 @@ pub(crate) fn any_text(
     let lines = || lines(headers, name);
     lines().any(&wanted)
         || lines().flat_map(|line| elements(name, line)).any(&wanted)
-        || lines().nth(1).is_some()
-            && separators(name)
-                .iter()
-                .any(|separator| wanted(&lines().collect::<Vec<_>>().join(*separator)))
+        || lines().nth(1).is_some() && any_joined(headers, name, wanted)
+}
+
+/// Whether the header's lines, joined in any order of their names' spellings, are as wanted: a filter that removes a
+/// header changes the order in which the others are sent.
+fn any_joined(headers: &HeaderMap, name: &HeaderName, wanted: impl Fn(&[u8]) -> bool) -> bool {
+    let spellings = headers.keys().filter(|other| is_same_name(other, name));
+    let mut lines: Vec<Vec<&[u8]>> = spellings
+        .map(|spelling| {
+            let lines = headers.get_all(spelling).iter();
+            lines.map(HeaderValue::as_bytes).collect()
+        })
+        .collect();
+    if lines.len() > MAX_SPELLINGS {
+        return true;
+    }
+    let is_wanted = |lines: &[Vec<&[u8]>]| {
+        let mut separators = separators(name).iter();
+        separators.any(|separator| wanted(&lines.concat().join(*separator)))
+    };
+    // The rotations of up to three, forwards and backwards, are all their orders.
+    (0..lines.len()).any(|_| {
+        lines.rotate_left(1);
+        let backwards: Vec<_> = lines.iter().rev().cloned().collect();
+        is_wanted(&lines) || is_wanted(&backwards)
+    })
 }
 
 pub(super) fn matches(

@@ -372,6 +372,31 @@ fn a_host_that_a_header_names_is_denied_as_the_requests_own() {
 }
 
 #[test]
+fn lines_of_a_header_spelt_differently_are_joined_in_every_order_to_deny() {
+    let is = |value: &str| {
+        when(
+            HttpAttribute::Header("x-a-b".into()),
+            vec![HttpValue::Text(StringMatch::Exact(value.into()))],
+            vec![],
+        )
+    };
+    let two = Call::default().header("x-a-b", b"1").header("x-a_b", b"2");
+    let three = two.clone().header("x_a-b", b"3");
+    let four = three.clone().header("x_a_b", b"4");
+    for joined in ["1,2", "2,1", "1, 2"] {
+        assert!(matches(&is(joined), HttpAction::Deny, &two), "{joined}");
+    }
+    for joined in ["1,2,3", "1,3,2", "2,1,3", "2,3,1", "3,1,2", "3,2,1"] {
+        assert!(matches(&is(joined), HttpAction::Deny, &three), "{joined}");
+        assert!(!matches(&is(joined), HttpAction::Deny, &two), "{joined}");
+    }
+    // So many spellings are nobody's mistake.
+    assert!(matches(&is("9"), HttpAction::Deny, &four));
+    assert!(!matches(&is("9"), HttpAction::Deny, &three));
+    assert!(!matches(&is("9"), HttpAction::Allow, &four));
+}
+
+#[test]
 fn several_header_lines_are_joined_to_admit_and_looked_at_one_by_one_to_deny() {
     let role = |pattern: &str| {
         when(

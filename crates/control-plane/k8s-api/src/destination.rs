@@ -53,8 +53,12 @@ settings! {
         tls: Option<ClientTls>,
         port_level_settings: Vec<PortTrafficPolicy>,
         tunnel: Option<Value>,
-        proxy_protocol: Option<Value>,
+        proxy_protocol: Option<ProxyProtocol>,
         retry_budget: Option<RetryBudget>,
+    }
+    /// Header that connections begin with.
+    ProxyProtocol {
+        version: Option<String>,
     }
     /// How those of one port are treated.
     PortTrafficPolicy {

@@ -18,7 +18,7 @@ use crate::{applied_services::AppliedServices, target::Target};
 pub(crate) struct Caller {
     /// The verified identity; none for plaintext from outside of the mesh.
     pub(crate) identity: Option<Identity>,
-    /// The address.
+    /// The address of its connection, as its node proxy has it: the IP address is the tunnel's.
     pub(crate) address: SocketAddr,
     /// Services whose attachments it says that it has applied, believed of waypoints of these services alone.
     pub(crate) applied: AppliedServices,
@@ -59,10 +59,16 @@ impl Caller {
         target: &Target,
     ) -> Result<Self, CallerError> {
         let mut said = headers.get_all(ORIGINAL_PEER_HEADER).iter();
+        let forwarded = headers
+            .get(http::header::FORWARDED)
+            .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
+            .map(|forwarded| ambit_model::canonical_socket(forwarded.client));
         let Some(original) = said.next() else {
+            // The peer's own port is that of a tunnel, which may carry many of its connections.
+            let own = forwarded.filter(|client| client.ip() == address.ip());
             return Ok(Self {
                 identity,
-                address,
+                address: own.unwrap_or(address),
                 applied: AppliedServices::of(headers),
             });
         };
@@ -74,13 +80,9 @@ impl Caller {
         if !is_from_pod(identity.as_ref(), address, target) {
             return Err(CallerError::NotFromPod);
         }
-        let forwarded = headers
-            .get(http::header::FORWARDED)
-            .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
-            .ok_or(CallerError::NoAddress)?;
         Ok(Self {
             identity: original,
-            address: ambit_model::canonical_socket(forwarded.client),
+            address: forwarded.ok_or(CallerError::NoAddress)?,
             // A node proxy applies nothing.
             applied: AppliedServices::default(),
         })
@@ -156,6 +158,23 @@ mod tests {
             applied: AppliedServices::default(),
         };
         assert_eq!(caller, Ok(expected));
+    }
+
+    #[test]
+    fn the_peer_says_at_which_port_its_client_is_and_not_at_which_address() {
+        let target = pod(|_| {});
+        for (forwarded, expected) in [
+            ("for=\"10.0.0.5:4711\"", "10.0.0.5:4711"),
+            ("for=\"[::ffff:10.0.0.5]:4711\"", "10.0.0.5:4711"),
+            ("for=\"10.0.0.6:4711\"", "10.0.0.5:40000"),
+            ("for=nobody", "10.0.0.5:40000"),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::header::FORWARDED, HeaderValue::from_static(forwarded));
+            let caller = Caller::of(&headers, identity("a"), from("10.0.0.5"), &target);
+            let address = caller.map(|caller| caller.address);
+            assert_eq!(address, Ok(expected.parse().unwrap()), "{forwarded}");
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! collectors of telemetry, and whatever plugins call.
 //!
 //! They go to services of the mesh: by tunnel to endpoints that have one, through the service's waypoint if it has one,
-//! else in plaintext; over TLS where a `DestinationRule` or a `BackendTLSPolicy` has it, of which nothing else is
+//! else in plaintext; over TLS where a `DestinationRule` or a `BackendTLSPolicy` has it, and after the header of the
+//! PROXY protocol where a `DestinationRule` has that. Nothing else of these is
 //! followed here.
 //!
 //! The waypoint's own identity is for what the mesh's settings name. A call for an object of a namespace has the identity
@@ -32,7 +33,7 @@ use crate::{
     message::{self, Body, Version},
     on_behalf::OnBehalf,
     origination::Toward,
-    upstream::{HttpKey, Keep, Stream, UpstreamError, Way},
+    upstream::{ConnectOptions, HttpKey, Keep, Preamble, Stream, UpstreamError, Way},
     waypoint::Shard,
     ways,
 };
@@ -107,7 +108,8 @@ pub(crate) async fn request(
         let port = ruled(shard, callee, &way)?;
         let over = toward(shard, callee, port.as_deref());
         let key = HttpKey::new(&way, version).over(over.map(|over| over.key()));
-        let key = key.of(identity.clone());
+        let preamble = preamble(&own, port.as_deref(), &way);
+        let key = key.of(identity.clone()).beginning(preamble.clone());
         let key = match callee.on_behalf {
             Some(caller) => key.for_caller(caller.identity.as_ref(), caller.ip),
             None => key,
@@ -136,7 +138,15 @@ pub(crate) async fn request(
             identity.as_ref(),
             callee.on_behalf.map(|caller| &caller.memory),
         );
-        match open(shard, &own, on_behalf, (&way, &applied), over).await {
+        match open(
+            shard,
+            &own,
+            on_behalf,
+            (&way, &applied),
+            (over, preamble.as_ref()),
+        )
+        .await
+        {
             Ok(stream) => {
                 let checkout = pool
                     .begin(&key, stream, Keep::under(&DestinationLimits::default()))
@@ -217,26 +227,32 @@ async fn open(
     own: &Local,
     on_behalf: (Option<&Identity>, Option<&ConnectionMemory>),
     (way, applied): (&Way, &AppliedServices),
-    over: Option<(Toward<'_>, Option<Version>)>,
+    (over, preamble): (Option<(Toward<'_>, Option<Version>)>, Option<&Preamble>),
 ) -> Result<Stream, UpstreamError> {
-    let ip = own.workload.workload_ips.first().copied();
-    let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let forwarded = Forwarded {
-        client: SocketAddr::new(ip, 0),
+        client: own_address(own),
         host: None,
     };
-    let limits = DestinationLimits::default();
+    let options = ConnectOptions {
+        limits: &DestinationLimits::default(),
+        tls: over,
+        preamble,
+    };
     let upstreams = &shard.upstreams;
     upstreams
-        .connect_as(
-            on_behalf,
-            way,
-            own,
-            &forwarded,
-            (None, applied),
-            (&limits, over),
-        )
+        .connect_as(on_behalf, way, own, &forwarded, (None, applied), options)
         .await
+}
+
+/// Address of calls of the waypoint's own: its pod's, at no port.
+fn own_address(own: &Local) -> SocketAddr {
+    let ip = own.workload.workload_ips.first().copied();
+    SocketAddr::new(ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 0)
+}
+
+/// What connections of the waypoint's own begin with, as the callee's rule has it.
+fn preamble(own: &Local, port: Option<&Port>, way: &Way) -> Option<Preamble> {
+    Preamble::of(port?.policy(), way, own_address(own), way.endpoint())
 }
 
 /// Notes an endpoint that cannot be reached; ends with the second.

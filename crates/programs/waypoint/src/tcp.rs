@@ -27,7 +27,7 @@ use crate::{
     origination::Toward,
     session::{Misdirected, Session},
     sniff::{Opening, Sniffed},
-    upstream::{Stream, UpstreamError},
+    upstream::{ConnectOptions, Preamble, Stream, UpstreamError},
     ways,
 };
 use routed::{RouteError, Routed};
@@ -475,13 +475,19 @@ async fn connect(
     let upstreams = &session.shard.upstreams;
     let applied = way.applied_services(session.target.service_name());
     let history = (Some(session.passed), &applied);
+    let (client, called) = (session.caller.address, session.target.address());
+    let preamble = port.and_then(|port| Preamble::of(port.policy(), &way, client, called));
     let connecting = upstreams.connect(
         &session.memory,
         &way,
         own,
         &forwarded,
         history,
-        (&limits, toward),
+        ConnectOptions {
+            limits: &limits,
+            tls: toward,
+            preamble: preamble.as_ref(),
+        },
     );
     let connected = connecting.await;
     if let Some(held) = &held {

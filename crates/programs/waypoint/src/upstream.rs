@@ -3,6 +3,7 @@
 
 mod aborting;
 mod http_pool;
+mod preamble;
 mod stream;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -32,6 +33,7 @@ use crate::{
 
 pub(crate) use aborting::{Aborting, InUse, RequestGuard};
 pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, STREAM_WINDOW, StreamSlot};
+pub(crate) use preamble::Preamble;
 pub(crate) use stream::Stream;
 
 /// The ways out of one waypoint on one worker.
@@ -71,6 +73,18 @@ pub(crate) enum UpstreamError {
     Lookups(#[from] TooManyLookups),
     #[error("no room for a tunnel to the endpoint")]
     Memory(#[from] Exhausted),
+    #[error("the connection ended before the header of the PROXY protocol was sent")]
+    Preamble(#[source] std::io::Error),
+}
+
+/// How a connection to an endpoint is opened, as its destination's rule has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectOptions<'a> {
+    pub(crate) limits: &'a DestinationLimits,
+    /// TLS that begins here, with the version of HTTP that is spoken over it.
+    pub(crate) tls: Option<(Toward<'a>, Option<Version>)>,
+    /// What the connection begins with, before TLS.
+    pub(crate) preamble: Option<&'a Preamble>,
 }
 
 /// A route whose address is known.
@@ -161,9 +175,9 @@ impl Upstreams {
         own: &Local,
         forwarded: &Forwarded,
         history: (Option<Passed>, &AppliedServices),
-        by_rule: (&DestinationLimits, Option<(Toward<'_>, Option<Version>)>),
+        opening: ConnectOptions<'_>,
     ) -> Result<Stream, UpstreamError> {
-        self.connect_as((None, Some(memory)), way, own, forwarded, history, by_rule)
+        self.connect_as((None, Some(memory)), way, own, forwarded, history, opening)
             .await
     }
 
@@ -175,12 +189,17 @@ impl Upstreams {
         own: &Local,
         forwarded: &Forwarded,
         history: (Option<Passed>, &AppliedServices),
-        (limits, tls): (&DestinationLimits, Option<(Toward<'_>, Option<Version>)>),
+        opening: ConnectOptions<'_>,
     ) -> Result<Stream, UpstreamError> {
+        let limits = opening.limits;
         let connecting = async {
             let stream = self.connect_at_all(on_behalf, way, own, forwarded, history, limits);
-            let stream = stream.await?;
-            match tls {
+            let mut stream = stream.await?;
+            if let Some(preamble) = opening.preamble {
+                let sent = preamble.send(&mut stream).await;
+                sent.map_err(UpstreamError::Preamble)?;
+            }
+            match opening.tls {
                 None => Ok(stream),
                 Some((toward, version)) => {
                     let stream = toward.begin(stream, version).await?;

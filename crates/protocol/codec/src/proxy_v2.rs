@@ -1,4 +1,5 @@
-//! The PROXY protocol, version 2: precedes the tunnelled connections a node proxy passes to a waypoint.
+//! The PROXY protocol, version 2: precedes the tunnelled connections a node proxy passes to a waypoint, and those of a
+//! waypoint to endpoints where a rule says so, in version 1 as well.
 //!
 //! TCP over IPv4 or IPv6 only, with the client's SPIFFE id in TLV 0xD0 when it is known.
 
@@ -83,6 +84,17 @@ impl ProxyHeader {
         out.extend(u16::try_from(body.len()).unwrap_or(u16::MAX).to_be_bytes());
         out.append(&mut body);
         out
+    }
+
+    /// The line of version 1. Addresses of different families are both written as IPv6; the identity has no place in it.
+    pub fn encode_text(&self) -> String {
+        let (source, destination) = (self.source, self.destination);
+        let (family, from, to) = match (source.ip(), destination.ip()) {
+            (from @ IpAddr::V4(_), to @ IpAddr::V4(_)) => ("TCP4", from, to),
+            (from, to) => ("TCP6", as_v6(from).into(), as_v6(to).into()),
+        };
+        let (source, destination) = (source.port(), destination.port());
+        format!("PROXY {family} {from} {to} {source} {destination}\r\n")
     }
 
     /// Reads a header from the first bytes of a stream; also returns how many bytes it took.
@@ -194,6 +206,18 @@ mod tests {
             &[10, 0, 1, 5, 10, 96, 0, 9, 0xa1, 0x12, 0, 80]
         );
         assert_eq!(&bytes[28..31], &[0xd0, 0, 37]);
+    }
+
+    #[test]
+    fn the_line_of_version_1_names_both_ends() {
+        let line = "PROXY TCP4 10.0.1.5 10.96.0.9 41234 80\r\n";
+        assert_eq!(sample().encode_text(), line);
+        let mixed = ProxyHeader {
+            source: "[fd00::1]:7".parse().unwrap(),
+            ..sample()
+        };
+        let line = "PROXY TCP6 fd00::1 ::ffff:10.96.0.9 7 80\r\n";
+        assert_eq!(mixed.encode_text(), line);
     }
 
     #[test]

@@ -79,6 +79,17 @@ pub struct DestinationPolicy {
     pub http_version: DestinationHttpVersion,
     /// Given: the waypoint begins TLS with endpoints, and sends them nothing without.
     pub tls: Option<Arc<DestinationTls>>,
+    /// Given: connections to endpoints begin with the client's address.
+    pub proxy_protocol: Option<ProxyProtocol>,
+}
+
+/// Version of the PROXY protocol (haproxy's `proxy-protocol.txt`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    /// A line of text.
+    V1,
+    /// Binary.
+    V2,
 }
 
 /// Choice of the version of HTTP that endpoints are spoken to in.

@@ -29,8 +29,8 @@ pub use authentication::{Authentication, JwtKeys, JwtRule};
 pub use destination::{
     Balancing, DestinationHttpVersion, DestinationLimits, DestinationPolicy, DestinationSubset,
     DestinationTls, HashCookie, HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel,
-    LocalityPattern, LocalityPolicy, LocalityShares, OutlierPolicy, RetryBudget, TcpKeepalive,
-    TlsClientFiles, TlsRoots, Warmup, WaypointDestination,
+    LocalityPattern, LocalityPolicy, LocalityShares, OutlierPolicy, ProxyProtocol, RetryBudget,
+    TcpKeepalive, TlsClientFiles, TlsRoots, Warmup, WaypointDestination,
 };
 pub use extension::{ExtensionPhase, WaypointExtension};
 pub use http_policy::{

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_codec::Forwarded;
-use ambit_model::{ArcStr, DestinationLimits, Service};
+use ambit_model::{ArcStr, Service};
 use ambit_proxy::{Local, report::chain};
 use ambit_route::{BackendEndpoint, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
@@ -34,7 +34,8 @@ use crate::{
     session::Session,
     target::Target,
     upstream::{
-        Checkout, HttpKey, Keep, RequestGuard, STREAM_WINDOW, StreamSlot, UpstreamError, Way,
+        Checkout, ConnectOptions, HttpKey, Keep, Preamble, RequestGuard, STREAM_WINDOW, StreamSlot,
+        UpstreamError, Way,
     },
 };
 
@@ -129,6 +130,12 @@ fn toward<'a>(
     })
 }
 
+/// What connections to endpoints begin with, as the destination's rule has it.
+fn preamble(session: &Session, ruling: Option<&Ruling>, way: &Way) -> Option<Preamble> {
+    let (client, called) = (session.caller.address, session.target.address());
+    Preamble::of(ruling?.port.policy(), way, client, called)
+}
+
 /// Sends a request; returns the answer's head, its body still to come.
 pub(super) async fn send(
     session: &Session,
@@ -185,7 +192,13 @@ pub(super) async fn send(
                 message::secure(&mut request);
             }
         }
-        let trying = attempt(session, &own, to, (version, &limits, over), request);
+        let preamble = preamble(session, ruling.as_deref(), to);
+        let opening = ConnectOptions {
+            limits: &limits,
+            tls: over.map(|over| (over, Some(version))),
+            preamble: preamble.as_ref(),
+        };
+        let trying = attempt(session, &own, to, (version, opening), request);
         let outcome = match patience {
             None => Some(trying.await),
             Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
@@ -359,10 +372,11 @@ async fn attempt(
     session: &Session,
     own: &Local,
     way: &Way,
-    (version, limits, over): (Version, &DestinationLimits, Option<Toward<'_>>),
+    (version, opening): (Version, ConnectOptions<'_>),
     mut request: Request<Body>,
 ) -> Result<Response<Incoming>, Attempt> {
-    let key = HttpKey::new(way, version).over(over.map(|over| over.key()));
+    let key = HttpKey::new(way, version).over(opening.tls.map(|(over, _)| over.key()));
+    let key = key.beginning(opening.preamble.cloned());
     let caller = &session.caller;
     let key = key.for_caller(caller.identity.as_ref(), caller.address.ip());
     let applied = way.applied_services(session.target.service_name());
@@ -378,7 +392,7 @@ async fn attempt(
     while let Some(kept) = if is_connect {
         None
     } else {
-        pool.take(&key, limits)
+        pool.take(&key, opening.limits)
     } {
         match kept.send(pool, request).await {
             Ok(response) => return Ok(response),
@@ -389,15 +403,7 @@ async fn attempt(
         }
     }
     let reader = caller.identity.as_ref().map(|one| &*one.namespace);
-    let checkout = match open(
-        session,
-        own,
-        (way, &applied),
-        &key,
-        (limits, over, version, is_connect),
-    )
-    .await
-    {
+    let checkout = match open(session, own, (way, &applied), &key, (opening, is_connect)).await {
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(Attempt {
@@ -420,7 +426,7 @@ async fn open(
     own: &Local,
     (way, applied): (&Way, &AppliedServices),
     key: &HttpKey,
-    (limits, over, version, is_connect): (&DestinationLimits, Option<Toward<'_>>, Version, bool),
+    (opening, is_connect): (ConnectOptions<'_>, bool),
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
     // Connections are shared by callers: it names none of them.
     let ip = own.workload.workload_ips.first().copied();
@@ -430,21 +436,13 @@ async fn open(
         host: None,
     };
     let upstreams = &session.shard.upstreams;
-    let over = over.map(|over| (over, Some(version)));
     let memory = &session.memory;
-    let connecting = upstreams.connect(
-        memory,
-        way,
-        own,
-        &forwarded,
-        (None, applied),
-        (limits, over),
-    );
+    let connecting = upstreams.connect(memory, way, own, &forwarded, (None, applied), opening);
     let stream = connecting.await?;
     if is_connect {
         return Ok(upstreams.http.begin_extended(key, stream).await?);
     }
-    let keep = Keep::under(limits);
+    let keep = Keep::under(opening.limits);
     Ok(upstreams.http.begin(key, stream, keep).await?)
 }
 

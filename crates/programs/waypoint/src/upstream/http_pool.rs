@@ -27,7 +27,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 
-use super::{Aborting, InUse, Stream, Way};
+use super::{Aborting, InUse, Preamble, Stream, Way};
 use crate::{
     applied_services::AppliedServices,
     config::HeaderLimits,
@@ -77,6 +77,8 @@ pub(crate) struct HttpKey {
     identity: Option<Identity>,
     /// Services whose attachments the tunnel says to have been applied.
     applied: AppliedServices,
+    /// What the connection begins with.
+    preamble: Option<Preamble>,
 }
 
 impl HttpKey {
@@ -90,6 +92,7 @@ impl HttpKey {
                 caller: None,
                 identity: None,
                 applied: AppliedServices::default(),
+                preamble: None,
             },
             Way::Tunnel(route) => Self {
                 peer: route.addr,
@@ -99,6 +102,7 @@ impl HttpKey {
                 caller: None,
                 identity: None,
                 applied: AppliedServices::default(),
+                preamble: None,
             },
         }
     }
@@ -120,6 +124,11 @@ impl HttpKey {
     /// The same for calls under another identity than the waypoint's own.
     pub(crate) fn of(self, identity: Option<Identity>) -> Self {
         Self { identity, ..self }
+    }
+
+    /// The same of connections that begin so.
+    pub(crate) fn beginning(self, preamble: Option<Preamble>) -> Self {
+        Self { preamble, ..self }
     }
 
     /// The same over TLS.

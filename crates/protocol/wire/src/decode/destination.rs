@@ -90,6 +90,11 @@ fn policy(from: Option<wire::DestinationPolicy>) -> Result<model::DestinationPol
             wire::DestinationHttpVersion::AlwaysHttp2 => model::DestinationHttpVersion::AlwaysHttp2,
         },
         tls: from.tls.map(tls).transpose()?.map(Arc::new),
+        proxy_protocol: match known("destination_policy.proxy_protocol", from.proxy_protocol)? {
+            wire::DestinationProxyProtocol::NoHeader => None,
+            wire::DestinationProxyProtocol::Text => Some(model::ProxyProtocol::V1),
+            wire::DestinationProxyProtocol::Binary => Some(model::ProxyProtocol::V2),
+        },
     })
 }
 

@@ -79,6 +79,12 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
             }
             .into(),
             tls: from.tls.as_deref().map(Into::into),
+            proxy_protocol: match from.proxy_protocol {
+                None => wire::DestinationProxyProtocol::NoHeader,
+                Some(model::ProxyProtocol::V1) => wire::DestinationProxyProtocol::Text,
+                Some(model::ProxyProtocol::V2) => wire::DestinationProxyProtocol::Binary,
+            }
+            .into(),
         }
     }
 }

@@ -734,6 +734,9 @@ pub struct DestinationPolicy {
     /// Given: nothing is sent to endpoints but over TLS.
     #[prost(message, optional, tag = "20")]
     pub tls: ::core::option::Option<DestinationTls>,
+    /// Of the header that connections to endpoints begin with.
+    #[prost(enumeration = "DestinationProxyProtocol", tag = "21")]
+    pub proxy_protocol: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DestinationTls {
@@ -1448,6 +1451,36 @@ impl HttpAttributeKind {
             "REQUEST_AUDIENCES" => Some(Self::RequestAudiences),
             "REQUEST_PRESENTER" => Some(Self::RequestPresenter),
             "REQUEST_CLAIM" => Some(Self::RequestClaim),
+            _ => None,
+        }
+    }
+}
+/// Versions of the PROXY protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DestinationProxyProtocol {
+    NoHeader = 0,
+    Text = 1,
+    Binary = 2,
+}
+impl DestinationProxyProtocol {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::NoHeader => "NO_HEADER",
+            Self::Text => "TEXT",
+            Self::Binary => "BINARY",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "NO_HEADER" => Some(Self::NoHeader),
+            "TEXT" => Some(Self::Text),
+            "BINARY" => Some(Self::Binary),
             _ => None,
         }
     }

@@ -629,6 +629,7 @@ pub(crate) static AMBIT_V1_DESTINATIONPOLICY: Message = Message {
         (7, Some(&AMBIT_V1_DESTINATIONOUTLIERS)),
         (8, None),
         (20, Some(&AMBIT_V1_DESTINATIONTLS)),
+        (21, None),
     ],
 };
 pub(crate) static AMBIT_V1_DESTINATIONTLS: Message = Message {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ambit_k8s_api::Kind;
 use ambit_model::{
     Balancing, DestinationHttpVersion, DestinationPolicy, HashSource, HashTable, LocalityPolicy,
-    OutlierPolicy,
+    OutlierPolicy, ProxyProtocol,
 };
 
 use super::*;
@@ -168,6 +168,33 @@ fn waypoints_are_told_of_backends_of_their_routes_too() {
 }
 
 #[test]
+fn the_header_of_connections_is_the_first_version_unless_a_rule_says_the_second() {
+    for (traffic_policy, expected) in [
+        ("", None),
+        ("proxyProtocol: {}", Some(ProxyProtocol::V1)),
+        ("proxyProtocol: {version: V1}", Some(ProxyProtocol::V1)),
+        ("proxyProtocol: {version: V2}", Some(ProxyProtocol::V2)),
+    ] {
+        let (read, problems) = policy(traffic_policy);
+        assert_eq!(read.proxy_protocol, expected, "{traffic_policy}");
+        assert_eq!(problems, [""; 0]);
+    }
+    let mesh = with(&rule(
+        "r",
+        "shop",
+        "host: cart, trafficPolicy: {proxyProtocol: {version: V2}, retryBudget: {percent: 5}, \
+         portLevelSettings: [{port: {number: 80}}]}",
+    ));
+    let record = mesh.waypoint_destinations.values().next().unwrap();
+    let policy = record.policy(80);
+    assert_eq!(policy.proxy_protocol, Some(ProxyProtocol::V2));
+    assert_eq!(
+        policy.limits.retry_budget.map(|budget| budget.share),
+        Some(5_000)
+    );
+}
+
+#[test]
 fn what_a_rule_says_is_read_with_its_defaults() {
     let (all_default, problems) = policy("");
     assert_eq!(
@@ -277,7 +304,6 @@ fn what_has_no_effect_is_named() {
             "consecutiveLocalOriginFailures",
         ),
         ("tls: {mode: DISABLE}", "tls.mode"),
-        ("proxyProtocol: {version: V2}", "proxyProtocol"),
     ] {
         let (read, problems) = policy(traffic_policy);
         assert!(
@@ -376,6 +402,7 @@ fn what_cannot_be_used_is_refused_with_its_place() {
             "connectionPool: {tcp: {idleTimeout: -1s}}",
             "tcp.idleTimeout",
         ),
+        ("proxyProtocol: {version: V3}", "proxyProtocol.version"),
     ] {
         let problems = refused(traffic_policy);
         assert!(problems.contains(said), "{traffic_policy}: {problems}");

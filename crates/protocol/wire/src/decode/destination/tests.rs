@@ -4,7 +4,8 @@ use ambit_model::{
     Balancing, DestinationHttpVersion, DestinationLimits, DestinationPolicy, DestinationSubset,
     DestinationTls, HashCookie, HashPolicy, HashSource, HashTable, LocalityKey, LocalityLabel,
     LocalityPattern, LocalityPolicy, LocalityShares, NamespacedHostname, OutlierPolicy,
-    RetryBudget, TcpKeepalive, TlsClientFiles, TlsRoots, Warmup, WaypointDestination,
+    ProxyProtocol, RetryBudget, TcpKeepalive, TlsClientFiles, TlsRoots, Warmup,
+    WaypointDestination,
 };
 use prost::Message;
 
@@ -80,6 +81,11 @@ fn policies() -> Vec<DestinationPolicy> {
                     key: "/key".into(),
                 }),
             })),
+            proxy_protocol: Some(ProxyProtocol::V2),
+        },
+        DestinationPolicy {
+            proxy_protocol: Some(ProxyProtocol::V1),
+            ..DestinationPolicy::default()
         },
         tls(TlsRoots::System),
         tls(TlsRoots::Unverified),

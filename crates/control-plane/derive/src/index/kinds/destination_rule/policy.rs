@@ -9,11 +9,11 @@ use super::{
 use crate::problem::{FieldError, Note};
 use ambit_k8s_api::destination::{
     ClientTls, ConnectionPool, KeepaliveProbes, LoadBalancer, OutlierDetection, PortTrafficPolicy,
-    RetryBudget, TrafficPolicy,
+    ProxyProtocol as Header, RetryBudget, TrafficPolicy,
 };
 use ambit_model::{
     DestinationHttpVersion, DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy,
-    RetryBudget as Budget, TcpKeepalive,
+    ProxyProtocol, RetryBudget as Budget, TcpKeepalive,
 };
 
 /// What of a policy is not done.
@@ -33,6 +33,7 @@ struct Parts<'a> {
     outliers: Option<&'a OutlierDetection>,
     tls: Option<&'a ClientTls>,
     budget: Option<&'a RetryBudget>,
+    proxy_protocol: Option<&'a Header>,
 }
 
 pub(super) fn read(
@@ -67,9 +68,6 @@ fn one(
     if from.tunnel.is_some() {
         notes.push(refused(format!("{at}.tunnel"), TUNNEL));
         refuse_tunnel((&mut policy, &mut ports));
-    }
-    if from.proxy_protocol.is_some() {
-        notes.push(without(format!("{at}.proxyProtocol")));
     }
     Ok((policy, ports))
 }
@@ -135,18 +133,13 @@ fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)
             let field = format!("{at}[{index}].port.number");
             FieldError::new(field, "a port from 1 to 65535 is needed")
         })?;
-        Ok((port, Parts::of_port(of)))
+        Ok((port, Parts::of_port(of, from)))
     };
     from.port_level_settings
         .iter()
         .enumerate()
         .map(one)
         .collect()
-}
-
-/// A field that does nothing.
-fn without(at: String) -> Note {
-    Note::new(at, "has no effect on waypoints")
 }
 
 impl<'a> Parts<'a> {
@@ -157,16 +150,19 @@ impl<'a> Parts<'a> {
             outliers: from.outlier_detection.as_ref(),
             tls: from.tls.as_ref(),
             budget: from.retry_budget.as_ref(),
+            proxy_protocol: from.proxy_protocol.as_ref(),
         }
     }
 
-    fn of_port(from: &'a PortTrafficPolicy) -> Self {
+    /// Settings of a port, which replace the policy's; what a port has no setting for is the policy's, as in Istio.
+    fn of_port(from: &'a PortTrafficPolicy, policy: &'a TrafficPolicy) -> Self {
         Self {
             balancer: from.load_balancer.as_ref(),
             pool: from.connection_pool.as_ref(),
             outliers: from.outlier_detection.as_ref(),
             tls: from.tls.as_ref(),
-            budget: None,
+            budget: policy.retry_budget.as_ref(),
+            proxy_protocol: policy.proxy_protocol.as_ref(),
         }
     }
 
@@ -178,6 +174,7 @@ impl<'a> Parts<'a> {
             outliers: self.outliers.or(below.outliers),
             tls: self.tls.or(below.tls),
             budget: self.budget.or(below.budget),
+            proxy_protocol: self.proxy_protocol.or(below.proxy_protocol),
         }
     }
 
@@ -213,7 +210,23 @@ impl<'a> Parts<'a> {
                 Err(why) => policy.unsupported = Some(why),
             }
         }
+        if let Some(from) = self.proxy_protocol {
+            let at = format!("{at}.proxyProtocol");
+            policy.proxy_protocol = Some(proxy_protocol(from, &at)?);
+        }
         Ok(policy)
+    }
+}
+
+/// Without a version it is the first, as in Istio.
+fn proxy_protocol(from: &Header, at: &str) -> Result<ProxyProtocol, FieldError> {
+    match from.version.as_deref() {
+        None | Some("V1") => Ok(ProxyProtocol::V1),
+        Some("V2") => Ok(ProxyProtocol::V2),
+        Some(other) => {
+            let message = format!("{other:?} is neither V1 nor V2");
+            Err(FieldError::new(format!("{at}.version"), message))
+        }
     }
 }
 

@@ -1,0 +1,43 @@
+//! The header of the PROXY protocol that a connection to an endpoint begins with.
+
+use std::{io, net::SocketAddr};
+
+use ambit_codec::ProxyHeader;
+use ambit_model::{DestinationPolicy, ProxyProtocol};
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+
+use super::Way;
+
+/// The header's bytes. A connection that begins with one carries what comes from that client's connection alone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Preamble(Box<[u8]>);
+
+impl Preamble {
+    /// That of a connection for `client`, which has called `called`, if the rule wants one. A waypoint that is next
+    /// speaks HBONE, and expects none.
+    pub(crate) fn of(
+        policy: &DestinationPolicy,
+        way: &Way,
+        client: SocketAddr,
+        called: SocketAddr,
+    ) -> Option<Self> {
+        let version = policy.proxy_protocol.filter(|_| !way.leads_to_waypoint())?;
+        // A service that is called by its name, and has no address, is at its endpoint's.
+        let is_known = !called.ip().is_unspecified();
+        let header = ProxyHeader {
+            source: client,
+            destination: if is_known { called } else { way.endpoint() },
+            identity: None,
+        };
+        let bytes = match version {
+            ProxyProtocol::V1 => header.encode_text().into_bytes(),
+            ProxyProtocol::V2 => header.encode(),
+        };
+        Some(Self(bytes.into()))
+    }
+
+    pub(super) async fn send(&self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+        to.write_all(&self.0).await?;
+        to.flush().await
+    }
+}

@@ -8,6 +8,7 @@
     reason = "tests"
 )]
 
+mod dialled;
 mod names;
 mod outside;
 mod registry;

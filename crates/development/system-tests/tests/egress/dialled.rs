@@ -1,0 +1,150 @@
+//! ServiceEntries with `resolution: NONE`: the waypoint judges what is called, and calls the address that was dialled.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+};
+
+use ambit_system_tests::{Mesh, Place, answer_ok, read_head, until};
+
+use crate::outside::{log, mesh, waypoint};
+
+const HTTP: u16 = 8080;
+const TCP: u16 = 8091;
+
+/// An entry for addresses, which the waypoint serves.
+fn entry(name: &str, addresses: &str, port: &str) -> String {
+    format!(
+        "
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata:
+  name: {name}
+  namespace: shop
+  labels: {{istio.io/use-waypoint: out, istio.io/use-waypoint-namespace: egress}}
+spec:
+  hosts: [{name}.example]
+  addresses: [{addresses}]
+  location: MESH_EXTERNAL
+  resolution: NONE
+  ports: [{port}]
+"
+    )
+}
+
+fn denies(entry: &str, rule: &str) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {entry}, namespace: shop}}\n\
+         spec:\n  action: DENY\n  targetRefs: [{{group: networking.istio.io, kind: ServiceEntry, name: {entry}}}]\n  \
+         rules: [{rule}]\n"
+    )
+}
+
+/// Addresses outside the mesh that nothing but the waypoint reaches: they are in its pod's own network. Servers there
+/// say which one was called, over HTTP and where they speak first.
+fn serve(mesh: &Mesh, ip: Ipv4Addr) {
+    let pods = mesh.client().status().unwrap().pods;
+    let pod = pods.iter().find(|pod| pod.namespace == "egress").unwrap();
+    let pod = format!("egress/{}", pod.name);
+    let add = ["ip", "address", "add", &format!("{ip}/32"), "dev", "lo"];
+    let added = mesh.client().output(&pod, &add).unwrap();
+    assert_eq!(added.code, 0, "{}", added.stderr);
+    let listen = |port| {
+        let address = SocketAddr::from((ip, port));
+        mesh.client()
+            .listen(Place::Pod(pod.clone()), address)
+            .unwrap()
+    };
+    serve_at(listen(HTTP), move |stream| {
+        while read_head(stream)?.is_some() {
+            answer_ok(stream, &format!("this is {ip}\n"))?;
+        }
+        Ok(())
+    });
+    serve_at(listen(TCP), move |stream| {
+        stream.write_all(ip.to_string().as_bytes())?;
+        let mut reader = stream.try_clone()?;
+        std::io::copy(&mut reader, stream).map(drop)
+    });
+}
+
+fn serve_at(
+    listener: TcpListener,
+    serve: impl Fn(&mut TcpStream) -> std::io::Result<()> + Clone + Send + 'static,
+) {
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().filter_map(Result::ok) {
+            let serve = serve.clone();
+            // How a connection ends is what the test looks at from its other end.
+            std::thread::spawn(move || serve(&mut stream));
+        }
+    });
+}
+
+fn get(mesh: &Mesh, ip: Ipv4Addr, path: &str) -> String {
+    mesh.get("shop/client", &format!("http://{ip}:{HTTP}{path}"))
+        .body
+}
+
+/// What a server that speaks first says, and whether a byte comes back.
+fn greeting(mesh: &Mesh, ip: Ipv4Addr) -> Option<String> {
+    let place = Place::Pod("shop/client".to_owned());
+    let address = SocketAddr::from((ip, TCP));
+    let mut stream = mesh.client().dial(place, address).ok()?;
+    let mut name = vec![0; ip.to_string().len()];
+    stream.read_exact(&mut name).ok()?;
+    stream.write_all(b"x").ok()?;
+    stream.read_exact(&mut [0]).ok()?;
+    String::from_utf8(name).ok()
+}
+
+#[test]
+fn the_address_that_was_dialled_is_called_if_policies_allow_it() {
+    let files = tempfile::tempdir().unwrap();
+    let mesh = mesh(files.path(), "");
+    waypoint(&mesh, &[]);
+    let web = [1, 2].map(|last| Ipv4Addr::new(203, 0, 113, last));
+    let raw = [1, 2].map(|last| Ipv4Addr::new(198, 51, 100, last));
+    for ip in web.into_iter().chain(raw) {
+        serve(&mesh, ip);
+    }
+    // Addresses by themselves, and a network.
+    let http = "{number: 8080, name: http, protocol: HTTP}";
+    let tcp = "{number: 8091, name: tcp, protocol: TCP}";
+    let entries =
+        entry("web", "203.0.113.1, 203.0.113.2", http) + &entry("raw", "198.51.100.0/24", tcp);
+    mesh.apply("entries", &entries);
+    for ip in web {
+        until("requests reach the server", || {
+            get(&mesh, ip, "/a").contains(&format!("this is {ip}"))
+        });
+    }
+    for ip in raw {
+        until("connections reach the server", || {
+            greeting(&mesh, ip) == Some(ip.to_string())
+        });
+    }
+    until("the waypoint has delivered both", || {
+        ["web.example", "raw.example"]
+            .iter()
+            .all(|host| log(&mesh).contains(host))
+    });
+
+    mesh.apply(
+        "deny-web",
+        &denies("web", "{to: [{operation: {paths: [/secret]}}]}"),
+    );
+    until("a request is denied", || {
+        get(&mesh, web[0], "/secret").contains("RBAC: access denied")
+    });
+    assert!(get(&mesh, web[0], "/a").contains("this is"));
+    mesh.apply(
+        "deny-raw",
+        &denies("raw", "{from: [{source: {namespaces: [shop]}}]}"),
+    );
+    until("connections are refused", || {
+        greeting(&mesh, raw[1]).is_none()
+    });
+    assert!(get(&mesh, web[1], "/a").contains("this is"));
+}

@@ -25,6 +25,13 @@ metadata: {name: next, namespace: shop}
 spec:
   selector: {app: server}
   ports: [{name: tls, port: 443, targetPort: 8444}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: plain, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: tcp, port: 9443, targetPort: 8443}]
 ";
 
 const ROUTE: &str = "
@@ -43,6 +50,16 @@ spec:
   parentRefs: [{group: '', kind: Service, name: front, port: 443}]
   hostnames: [front.example]
   rules: [{backendRefs: [{name: front, port: 443}]}]
+";
+
+/// For whatever name clients ask for at a port of plain TCP.
+const ANY_NAME: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: any, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: plain, port: 9443}]
+  rules: [{backendRefs: [{name: next, port: 443}]}]
 ";
 
 fn provider() -> Arc<CryptoProvider> {
@@ -129,5 +146,21 @@ fn tls_clients_reach_the_application_that_their_server_name_leads_to() {
                 "{name} {version:?}"
             );
         }
+    }
+}
+
+#[test]
+fn a_route_without_names_is_for_every_name_on_a_port_of_plain_tcp() {
+    let (mesh, _) = with_waypoint(SERVICES);
+    let mut roots = RootCertStore::empty();
+    serve(&mesh, 8443, &["any.example"], &mut roots);
+    serve(&mesh, 8444, &["any.example", "other.example"], &mut roots);
+    mesh.apply("any", ANY_NAME);
+    let plain = mesh.service("plain.shop.svc", 9443);
+    let ask = |name| asked(&mesh, plain, name, (&roots, &rustls::version::TLS13));
+    for name in ["any.example", "other.example"] {
+        until("every name leads to the route's backend", || {
+            ask(name) == Some(format!("8444 as {name}"))
+        });
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::problem::{Problem, Severity};
 
 /// Longest message, in characters: a status is no log.
-const LONGEST: usize = 1000;
+pub(crate) const LONGEST: usize = 1000;
 
 /// A type of condition, as objects of some kind have it.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +44,8 @@ pub struct Standing {
     pub parts: Vec<Part>,
     /// Of a Gateway: whether its waypoint has been ready.
     pub introduction: Option<Verdict>,
+    /// Of a Gateway: which objects keep another waypoint until its own has been ready.
+    pub replaces: Option<Verdict>,
 }
 
 /// One part and its conditions.
@@ -167,6 +169,15 @@ pub(crate) const INTRODUCED: ConditionType = ConditionType {
     name: "ambit.io/Introduced",
     manager: "ambit-introduction",
     verdict: |subject| subject.standing?.introduction.clone(),
+    reports_problems: false,
+    needs_standing: true,
+};
+
+/// Which objects keep another waypoint until the Gateway's has been ready. Later processes read it.
+pub(crate) const REPLACES: ConditionType = ConditionType {
+    name: "ambit.io/Replaces",
+    manager: "ambit-replaces",
+    verdict: |subject| subject.standing?.replaces.clone(),
     reports_problems: false,
     needs_standing: true,
 };

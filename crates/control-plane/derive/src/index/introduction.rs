@@ -9,27 +9,23 @@
 //! so ([`WaypointBinding::Strict`]). Copies of layer 4 policies that the pods' node proxies enforce
 //! (`ambit.io/migrated-from`) do not count: requests that bypass the waypoint meet the originals.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use ambit_k8s_api::{
-    AuthorizationPolicy, Gateway, Kind, Namespace, ObjectKey, Service, status::conditions,
-};
+use ambit_k8s_api::{Kind, Namespace, ObjectKey, status::conditions};
 use ambit_model::{ArcStr, GatewayName};
 use serde_json::Value;
 
 use super::{
     Index,
-    attachment::{Attachment, Consent, Obstacle, Origin},
+    attachment::{Attachment, Obstacle, Origin},
     binding::{Binding, Takers},
-    kind::MeshKind,
+    guarded::{Concern, Guarded},
+    replaced,
 };
 use crate::{
     WaypointBinding,
     condition::{INTRODUCED, Verdict},
 };
-
-/// A Gateway as understood.
-type GatewayInput = <Gateway as MeshKind>::Input;
 
 /// Whether a waypoint that has never been ready binds nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,15 +58,26 @@ pub(super) struct Introductions {
     introduced: BTreeMap<GatewayName, String>,
     /// All others, by UID.
     pending: BTreeMap<GatewayName, (String, Introduction)>,
-    /// By the object with the label: the waypoint that the label named, and bound, before it named one that is not
-    /// introduced.
-    kept: BTreeMap<ObjectKey, GatewayName>,
+    /// By the object with the label.
+    kept: BTreeMap<ObjectKey, Kept>,
+}
+
+/// The waypoint that a label named, and bound, before it named one that is not introduced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Kept {
+    gateway: GatewayName,
+    /// The one that the label names now.
+    awaited: GatewayName,
 }
 
 impl Introductions {
-    /// A Gateway is of this UID, or is gone.
-    pub(super) fn follow(&mut self, name: &GatewayName, uid: Option<&str>) {
-        let Some(uid) = uid else {
+    /// A Gateway is of this UID, or is gone. Of one that is new here, its status says what its waypoint replaces.
+    pub(super) fn follow(
+        &mut self,
+        name: &GatewayName,
+        of: Option<(&str, &BTreeMap<ObjectKey, GatewayName>)>,
+    ) {
+        let Some((uid, replaced)) = of else {
             self.introduced.remove(name);
             self.pending.remove(name);
             return;
@@ -78,9 +85,17 @@ impl Introductions {
         let introduced = self.introduced.get(name).map(String::as_str);
         let pending = self.pending.get(name).map(|(uid, _)| uid.as_str());
         if introduced != Some(uid) && pending != Some(uid) {
+            let is_new = introduced.is_none() && pending.is_none();
             self.introduced.remove(name);
             let undecided = (uid.to_owned(), Introduction::Undecided);
             self.pending.insert(name.clone(), undecided);
+            let replaced = replaced.iter().filter(|_| is_new);
+            for (holder, gateway) in replaced {
+                self.kept.entry(holder.clone()).or_insert_with(|| Kept {
+                    gateway: gateway.clone(),
+                    awaited: name.clone(),
+                });
+            }
         }
     }
 
@@ -104,20 +119,34 @@ impl Introductions {
         old: Option<&GatewayName>,
         new: Option<&GatewayName>,
     ) {
-        if new.is_none() {
+        let Some(awaited) = new else {
             self.kept.remove(key);
-        } else if let Some(old) = old
-            && !self.is_on_hold(old)
-            && self.pending(old) != Some(Introduction::Undecided)
-        {
-            self.kept.insert(key.clone(), old.clone());
+            return;
+        };
+        let bound = old.filter(|old| {
+            !self.is_on_hold(old) && self.pending(old) != Some(Introduction::Undecided)
+        });
+        if let Some(gateway) = bound.cloned() {
+            let awaited = awaited.clone();
+            self.kept.insert(key.clone(), Kept { gateway, awaited });
+        } else if let Some(kept) = self.kept.get_mut(key).filter(|_| old.is_some()) {
+            kept.awaited = awaited.clone();
         }
     }
 
     /// Objects that keep a waypoint until the one that their label names is introduced.
     pub(super) fn keepers(&self, gateway: &GatewayName) -> Vec<ObjectKey> {
-        let keepers = self.kept.iter().filter(|(_, kept)| *kept == gateway);
+        let keepers = self
+            .kept
+            .iter()
+            .filter(|(_, kept)| kept.gateway == *gateway);
         keepers.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// The waypoint that an object keeps while it awaits another.
+    fn kept(&self, holder: &ObjectKey, awaited: &GatewayName) -> Option<&GatewayName> {
+        let kept = self.kept.get(holder);
+        Some(&kept.filter(|kept| kept.awaited == *awaited)?.gateway)
     }
 
     fn introduce(&mut self, name: &GatewayName) {
@@ -125,28 +154,6 @@ impl Introductions {
             self.introduced.insert(name.clone(), uid);
         }
     }
-}
-
-/// What policies that enforce something are attached to.
-#[derive(Debug, Default)]
-struct Guarded {
-    gateways: BTreeSet<GatewayName>,
-    classes: BTreeSet<ArcStr>,
-    /// Waypoints of Services and ServiceEntries.
-    serving: BTreeSet<GatewayName>,
-    /// Namespaces of those.
-    namespaces: BTreeSet<ArcStr>,
-}
-
-/// Whether objects of a kind refuse anything at the waypoints that they are attached to.
-fn enforces(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::AuthorizationPolicy
-            | Kind::RequestAuthentication
-            | Kind::RateLimit
-            | Kind::WasmPlugin
-    )
 }
 
 /// Whether the status of a Gateway says that its waypoint has been ready: by our condition or, as control planes without
@@ -158,6 +165,14 @@ pub(crate) fn has_been_ready(status: &Value) -> bool {
     let addresses = status.get("addresses").and_then(Value::as_array);
     conditions.any(|one| says(&one, "type", INTRODUCED.name) && says(&one, "status", "True"))
         || addresses.is_some_and(|addresses| !addresses.is_empty())
+}
+
+/// Objects that keep another waypoint until a Gateway's has been ready, as its status says; none once it has been.
+pub(crate) fn replaced(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
+    match has_been_ready(status) {
+        true => BTreeMap::new(),
+        false => replaced::read(status),
+    }
 }
 
 /// A label that names a waypoint, or none.
@@ -225,84 +240,11 @@ impl Index {
             return strict(Strictness::Setting);
         }
         let guarded = guarded.get_or_insert_with(|| self.guarded());
-        if guarded.gateways.contains(name) || guarded.classes.contains(&gateway.class) {
-            return strict(Strictness::Policies);
-        }
-        let mut namespaces = guarded.namespaces.iter();
-        let serves_policies = guarded.serving.contains(name)
-            || namespaces.any(|namespace| self.takes_pods_of(gateway, namespace));
-        Some(match serves_policies {
-            true => Introduction::Guarded,
-            false => Introduction::Waiting,
+        Some(match guarded.concerns(self, gateway) {
+            Some(Concern::Gateway) => Introduction::Strict(Strictness::Policies),
+            Some(Concern::Served) => Introduction::Guarded,
+            None => Introduction::Waiting,
         })
-    }
-
-    /// Whether a policy with that target is a copy of one that the node proxies of all the target's pods enforce.
-    fn is_met_at_pods(&self, policy: &ObjectKey, target: &ObjectKey) -> bool {
-        let original = self.enforced_original(policy);
-        let Some(original) = original.and_then(|key| self.get::<AuthorizationPolicy>(&key)) else {
-            return false;
-        };
-        match target.kind {
-            Kind::Gateway => {
-                let name = GatewayName::new(target.namespace.clone(), target.name.clone());
-                let gateway = self.gateway(&name);
-                let is_own = gateway.is_some_and(|gateway| gateway.consent == Consent::Same);
-                is_own && original.selector.is_none()
-            }
-            Kind::Service => {
-                let service = self.get::<Service>(target);
-                let pods = service.and_then(|service| service.selector.as_ref());
-                let mut labels = original.selector.iter().flatten();
-                pods.is_some_and(|pods| labels.all(|(key, value)| pods.get(key) == Some(value)))
-            }
-            _ => false,
-        }
-    }
-
-    fn guarded(&self) -> Guarded {
-        let mut guarded = Guarded::default();
-        for target in self.policy_targets.names() {
-            let mut policies = self.policy_targets.of(target);
-            if !policies.any(|policy| enforces(policy.kind) && !self.is_met_at_pods(policy, target))
-            {
-                continue;
-            }
-            match target.kind {
-                Kind::Gateway => {
-                    let name = GatewayName::new(target.namespace.clone(), target.name.clone());
-                    guarded.gateways.insert(name);
-                }
-                Kind::GatewayClass => {
-                    guarded.classes.insert(target.name.clone());
-                }
-                _ => {
-                    guarded.namespaces.insert(target.namespace.clone());
-                    if let Some(attachment) = self.waypoint_of_service(target) {
-                        guarded.serving.extend(attachment.awaited);
-                        guarded.serving.insert(attachment.gateway);
-                    }
-                }
-            }
-        }
-        guarded
-    }
-
-    /// Whether a waypoint is to stand before any pods of a namespace. What is attached to a Service concerns requests to
-    /// its pods, too.
-    fn takes_pods_of(&self, gateway: &GatewayInput, namespace: &ArcStr) -> bool {
-        let mut takers = self.takers(namespace, Takers::All);
-        if takers.any(|(one, serves)| one.name == gateway.name && serves.workloads()) {
-            return true;
-        }
-        let mut bound = self.bound.of(&gateway.name);
-        let binds = |key: &ObjectKey| match key.kind {
-            Kind::Namespace => key.name == *namespace,
-            // Its endpoints may have the label.
-            Kind::Pod | Kind::WorkloadEntry | Kind::ServiceEntry => key.namespace == *namespace,
-            _ => false,
-        };
-        self.serves(gateway).workloads() && bound.any(binds)
     }
 
     // === what is bound meanwhile ===
@@ -337,7 +279,7 @@ impl Index {
                 return Some(self.meanwhile(awaited, found));
             }
             let awaited = awaited.get_or_insert(found);
-            if let Some(kept) = self.introductions.kept.get(holder) {
+            if let Some(kept) = self.introductions.kept(holder, &awaited.gateway) {
                 let kept = by_label(*origin, &Binding::To(kept.clone()))?;
                 if self.is_on_hold(&kept) {
                     return Some(awaited.clone());
@@ -413,6 +355,14 @@ impl Index {
             message: message.to_owned(),
             is_trouble: false,
         })
+    }
+
+    /// The condition of a waypoint that says which objects keep another until it has been ready.
+    pub(crate) fn replaced_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
+        let kept = self.introductions.kept.iter();
+        let waiting = kept
+            .filter(|(_, kept)| kept.awaited == *gateway && self.introductions.is_on_hold(gateway));
+        replaced::verdict(waiting.map(|(holder, kept)| (holder, &kept.gateway)))
     }
 
     /// Why a waypoint binds although it has never been ready, as the end of a sentence.

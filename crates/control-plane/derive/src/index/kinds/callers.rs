@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{BackendTLSPolicy, DestinationRule, ObjectKey};
-use ambit_model::{ArcStr, GatewayName};
+use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 
 use super::{
     backend_tls_policy::{BackendTls, BackendTlsInput},
@@ -32,16 +32,33 @@ impl Index {
         rules.any(RuleInput::begins_tls)
     }
 
-    /// A Gateway is a waypoint now, or is none any more.
-    pub(crate) fn mark_called_in_tls(&mut self) {
+    /// Whether the rule that a waypoint follows for a service begins TLS.
+    pub(crate) fn begins_tls_from(
+        &self,
+        gateway: &GatewayName,
+        service: &NamespacedHostname,
+    ) -> bool {
+        let rule = self.rule_for(service, gateway);
+        rule.is_some_and(RuleInput::begins_tls)
+    }
+
+    /// Hosts for which rules begin TLS.
+    pub(crate) fn hosts_in_tls(&self) -> BTreeSet<ArcStr> {
         let patterns = self.destination_rules.names();
         let patterns = patterns.filter(|pattern| self.begins_tls(pattern));
-        let of_rules = patterns.flat_map(|pattern| self.hosts_like(pattern));
+        patterns
+            .flat_map(|pattern| self.hosts_like(pattern))
+            .collect()
+    }
+
+    /// A Gateway is a waypoint now, or is none any more.
+    pub(crate) fn mark_called_in_tls(&mut self) {
         let policies = self.backend_tls.iter();
         let policies = policies.filter_map(|key: &ObjectKey| self.get::<BackendTLSPolicy>(key));
         let targets = policies.flat_map(BackendTlsInput::targets);
         let of_policies = targets.flat_map(|target| self.hosts_of(target));
-        let hosts: BTreeSet<ArcStr> = of_rules.chain(of_policies).collect();
+        let mut hosts: BTreeSet<ArcStr> = of_policies.collect();
+        hosts.append(&mut self.hosts_in_tls());
         for host in hosts {
             self.mark_only_host(host);
         }

@@ -252,7 +252,11 @@ pub(crate) fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
 
 impl Index {
     /// The rule that a waypoint follows for a service.
-    fn rule_for(&self, service: &NamespacedHostname, gateway: &GatewayName) -> Option<&RuleInput> {
+    pub(super) fn rule_for(
+        &self,
+        service: &NamespacedHostname,
+        gateway: &GatewayName,
+    ) -> Option<&RuleInput> {
         let root = &self.config.root_namespace;
         let namespaces = [&service.namespace, &gateway.namespace, root];
         namespaces.into_iter().find_map(|namespace| {

@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use super::{authorization_policy::callers, telemetry, unread};
 use crate::{
     Labels, MeshConfig, PodDirectory, ServicePolicyScope,
-    condition::{ConditionType, EFFECTIVE, INTRODUCED, Part, PartsType, Standing, Verdict},
+    condition::{
+        ConditionType, EFFECTIVE, INTRODUCED, Part, PartsType, REPLACES, Standing, Verdict,
+    },
     index::{
         Consent, Index, Serves, foreign, inbound_binding, introduction,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
@@ -47,6 +49,8 @@ pub(crate) struct GatewayInput {
     pub(crate) address: Option<foreign::Address>,
     /// Whether its status says that its waypoint has been ready.
     pub(crate) has_been_ready: bool,
+    /// Objects that keep another waypoint until its own has been ready, as its status says.
+    pub(crate) replaced: BTreeMap<ObjectKey, GatewayName>,
     /// Whether it asks for addresses of its own.
     pub(crate) names_addresses: bool,
     /// How tunnels are handed over to its pods.
@@ -68,7 +72,7 @@ fn revision(metadata: &ObjectMeta) -> Option<ArcStr> {
 impl MeshKind for Gateway {
     type Input = GatewayInput;
 
-    const CONDITIONS: &'static [ConditionType] = &[EFFECTIVE, INTRODUCED];
+    const CONDITIONS: &'static [ConditionType] = &[EFFECTIVE, INTRODUCED, REPLACES];
 
     const PARTS: Option<PartsType> = Some(PartsType {
         list: "listeners",
@@ -94,6 +98,7 @@ impl MeshKind for Gateway {
             inbound_binding,
             address: foreign::address(&self.status),
             has_been_ready: introduction::has_been_ready(&self.status),
+            replaced: introduction::replaced(&self.status),
             names_addresses: !self.spec.addresses.is_empty(),
             client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
                 .is_some_and(|value| value == "true"),
@@ -121,6 +126,7 @@ impl MeshKind for Gateway {
             consent: Consent::Nobody,
             address: None,
             has_been_ready: introduction::has_been_ready(&self.status),
+            replaced: introduction::replaced(&self.status),
             names_addresses: false,
             inbound_binding: None,
             client_identity_header: false,
@@ -160,13 +166,14 @@ impl MeshKind for Gateway {
             }),
             parts: gateway.listeners.iter().map(judge).collect(),
             introduction: index.introduction_verdict(&gateway.name),
+            replaces: index.replaced_verdict(&gateway.name),
         })
     }
 
     fn changed(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
         let name = GatewayName::new(change.key.namespace.clone(), change.key.name.clone());
-        let uid = change.new.map(|gateway| gateway.uid.as_str());
-        index.introductions.follow(&name, uid);
+        let of = change.new.map(|one| (one.uid.as_str(), &one.replaced));
+        index.introductions.follow(&name, of);
         let address = |gateway: Option<&GatewayInput>| gateway.and_then(|one| one.address.clone());
         let (old, new) = (address(change.old), address(change.new));
         index.gateway_addresses.replace(change.key, old, new);

@@ -97,6 +97,20 @@ fn policy(kind: &str, target: &str) -> String {
     )
 }
 
+fn destination_rule(traffic_policy: &str) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: p, namespace: shop}}\n\
+         spec: {{host: cart, trafficPolicy: {traffic_policy}}}\n"
+    )
+}
+
+fn backend_tls() -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: BackendTLSPolicy\nmetadata: {{name: p, namespace: shop}}\n\
+         spec: {{targetRefs: [{ON_SERVICE}], validation: {{hostname: cart, wellKnownCACertificates: System}}}}\n"
+    )
+}
+
 const ON_SERVICE: &str = "{group: '', kind: Service, name: cart}";
 const ON_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: a}";
 
@@ -307,6 +321,73 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
     }
 }
 
+/// The Gateway with the condition that a control plane gives it.
+fn with_condition(gateway: &str, mesh: &TestMesh, name: &str) -> String {
+    let key = ObjectKey::new(Kind::Gateway, "shop", name);
+    let standing = mesh.index.standing(&key).unwrap();
+    match &standing.replaces {
+        None => gateway.to_owned(),
+        Some(verdict) => format!(
+            "{gateway}status: {{conditions: [{{type: ambit.io/Replaces, status: \"True\", message: '{}'}}]}}\n",
+            verdict.message
+        ),
+    }
+}
+
+#[test]
+fn restarted_control_plane_knows_what_rebound_objects_keep() {
+    let ready = [&for_all("a", "u1"), &pod_of("a", true)].map(|one| one.clone());
+    let ready = all(&ready.each_ref().map(String::as_str));
+    let next = for_all("b", "u2");
+    let both = |label: &str| all(&[&pod_labelled(label), &service_labelled(label)]);
+    for (before, after) in [
+        (
+            all(&[&namespace(USE_A), CART, SERVICE]),
+            all(&[&namespace(USE_B), CART, SERVICE]),
+        ),
+        (
+            all(&[&namespace(""), &both(USE_A)]),
+            all(&[&namespace(""), &both(USE_B)]),
+        ),
+    ] {
+        let mut before = mesh(&[&before, &ready, &next]);
+        assert_eq!(with_condition(&next, &before, "b"), next);
+        before.apply(&after);
+        assert_bound(&before, "a");
+        let told = with_condition(&next, &before, "b");
+
+        // Nothing of the label before is known to the one that starts.
+        let mut restarted = mesh(&[&after, &ready, &told]);
+        assert_bound(&restarted, "a");
+        assert_eq!(with_condition(&next, &restarted, "b"), told);
+        // What is written on another Gateway is nobody's.
+        let other = all(&[&for_all("b", "u2"), &told.replace("name: b", "name: c")]);
+        assert_bound(&mesh(&[&after, &ready, &other]), "");
+
+        restarted.apply(&pod_of("b", true));
+        assert_bound(&restarted, "b");
+        assert_eq!(with_condition(&next, &restarted, "b"), next);
+    }
+}
+
+#[test]
+fn object_that_awaits_one_after_another_keeps_what_it_had() {
+    let mut mesh = mesh(&[
+        &namespace(USE_A),
+        CART,
+        SERVICE,
+        &for_all("a", "u1"),
+        &pod_of("a", true),
+        &for_all("b", "u2"),
+        &for_all("c", "u3"),
+    ]);
+    mesh.apply(&namespace(USE_B));
+    mesh.apply(&namespace(&USE_B.replace(": b", ": c")));
+    assert_bound(&mesh, "a");
+    assert_ne!(with_condition("", &mesh, "c"), "");
+    assert_eq!(with_condition("", &mesh, "b"), "");
+}
+
 #[test]
 fn rebound_object_is_refused_when_the_waypoint_that_it_kept_goes() {
     let mut mesh = mesh(&[
@@ -332,10 +413,11 @@ fn waypoint_with_policies_binds_before_it_is_ready() {
         "WasmPlugin",
     ];
     let targets = [ON_SERVICE, ON_GATEWAY];
-    for policy in kinds
+    let attached = kinds
         .iter()
-        .flat_map(|kind| targets.map(|target| policy(kind, target)))
-    {
+        .flat_map(|kind| targets.map(|target| policy(kind, target)));
+    let in_tls = ["{tls: {mode: SIMPLE}}", "{tls: {mode: MUTUAL}}"].map(destination_rule);
+    for policy in attached.chain(in_tls).chain([backend_tls()]) {
         let objects = [&namespace(USE_A), CART, SERVICE, &for_all("a", "u1")];
         // Before it comes.
         let from_start = mesh(&[&policy, &all(&objects)]);
@@ -367,6 +449,8 @@ fn waypoint_with_policies_binds_before_it_is_ready() {
 #[test]
 fn policies_that_concern_others_or_refuse_nothing_bind_nothing() {
     for policy in [
+        destination_rule("{loadBalancer: {simple: RANDOM}}"),
+        destination_rule("{tls: {mode: SIMPLE}}").replace("host: cart", "host: other.bank"),
         policy("AuthorizationPolicy", "{group: '', kind: Service, name: other}")
             .replace("namespace: shop", "namespace: bank"),
         policy("AuthorizationPolicy", &ON_GATEWAY.replace("name: a", "name: c")),

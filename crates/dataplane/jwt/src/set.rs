@@ -1,6 +1,6 @@
 //! All rules of a waypoint, and a request that is judged by them.
 
-mod telling;
+mod redact;
 
 use std::{
     borrow::Cow,

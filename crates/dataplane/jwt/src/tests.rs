@@ -17,8 +17,8 @@ use crate::{
 };
 
 mod attacks;
+mod redact;
 mod requests;
-mod telling;
 
 const ISSUER: &str = "https://issuer.example";
 

@@ -28,11 +28,11 @@ use tokio::time::Instant;
 use crate::{
     attachment_lookup, calls,
     config::Config,
-    destination, exporting, listeners,
+    destination, listeners,
     memory_gauge::MemoryGauge,
     plugins::{self, Fetcher, PluginMetrics},
     published::{Gone, Published},
-    server,
+    server, telemetry_export,
     waypoint::{Surroundings, Waypoint},
 };
 
@@ -130,7 +130,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let sockets = sockets.context("cannot listen for tunnels")?;
     let (gate_control, gate) = Gate::closed();
     server::serve(&waypoint, &workers, sockets, &gate);
-    ambit_rt::spawn("telemetry", exporting::run(waypoint.clone()));
+    ambit_rt::spawn("telemetry", telemetry_export::run(waypoint.clone()));
     ambit_rt::spawn("own workload", prepare(waypoint.clone(), own, gate_control));
     let (servers, watcher) = drain::channel();
     let admin = Admin {

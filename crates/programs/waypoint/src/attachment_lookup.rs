@@ -357,15 +357,15 @@ mod tests {
         ));
         let sender = table.workload("c//Pod/shop/xtra").unwrap();
         let (far, grip) = (name("shop", "far"), name("tenant", "grip"));
-        let told = |of: &NamespacedHostname| AppliedServices::from(of.clone());
+        let applied = |of: &NamespacedHostname| AppliedServices::from(of.clone());
         let own = gateway("waypoint");
         for (waypoint, applied, expected) in [
-            ("xtra", told(&far), true),
-            ("xtra", told(&grip), false),
-            ("xtra", told(&name("tenant", "far")), false),
+            ("xtra", applied(&far), true),
+            ("xtra", applied(&grip), false),
+            ("xtra", applied(&name("tenant", "far")), false),
             ("xtra", AppliedServices::default(), false),
-            ("other", told(&far), false),
-            ("waypoint", told(&far), false),
+            ("other", applied(&far), false),
+            ("waypoint", applied(&far), false),
         ] {
             let is_applied = is_applied(&service(&far, waypoint), &own, sender, &applied);
             assert_eq!(is_applied, expected, "{waypoint} {applied:?}");

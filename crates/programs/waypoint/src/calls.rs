@@ -27,15 +27,15 @@ use hyper::body::Incoming;
 
 use crate::{
     applied_services::AppliedServices,
-    circle::Passed,
-    destination::{NoWay, Port},
+    destination::{NoUpstream, Port},
+    hops::Hops,
     memory::ConnectionMemory,
     message::{self, Body, Version},
     on_behalf::OnBehalf,
-    origination::Toward,
-    upstream::{ConnectOptions, HttpKey, Keep, Preamble, Stream, UpstreamError, Way},
+    origination::TlsUpstream,
+    upstream::{ConnectOptions, HttpKey, Keep, Preamble, Stream, Upstream, UpstreamError},
+    upstream_lookup,
     waypoint::Shard,
-    ways,
 };
 
 pub(crate) use charge::{CallCharge, CollectError};
@@ -47,7 +47,7 @@ pub(crate) enum CallError {
     #[error("the control plane does not name the waypoint's own pod")]
     NoOwn,
     #[error(transparent)]
-    Rule(#[from] NoWay),
+    Rule(#[from] NoUpstream),
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     #[error("the connection broke before the answer")]
@@ -61,7 +61,7 @@ pub(crate) struct Callee<'a> {
     pub(crate) port: u16,
     pub(crate) caller: CallFor<'a>,
     /// How many waypoints have been passed by what the call is about.
-    pub(crate) passed: Passed,
+    pub(crate) hops: Hops,
     /// Whose request makes the waypoint call, if it is one caller's: connections whose windows streams share are that
     /// caller's alone, and what a tunnel holds is charged to it.
     pub(crate) on_behalf: Option<&'a OnBehalf>,
@@ -104,28 +104,28 @@ pub(crate) async fn request(
     let identity = callee.caller.identity(&shard.waypoint.config.trust_domain);
     let mut failed = Vec::new();
     loop {
-        let way = way(shard, &own, callee, &failed).await?;
-        let port = ruled(shard, callee, &way)?;
-        let over = toward(shard, callee, port.as_deref());
-        let key = HttpKey::new(&way, version).over(over.map(|over| over.key()));
-        let preamble = preamble(&own, port.as_deref(), &way);
+        let upstream = choose_upstream(shard, &own, callee, &failed).await?;
+        let port = ruled(shard, callee, &upstream)?;
+        let over = tls_upstream(shard, callee, port.as_deref());
+        let key = HttpKey::new(&upstream, version).over(over.map(|over| over.key()));
+        let preamble = preamble(&own, port.as_deref(), &upstream);
         let key = key.of(identity.clone()).beginning(preamble.clone());
         let key = match callee.on_behalf {
             Some(caller) => key.for_caller(caller.identity.as_ref(), caller.ip),
             None => key,
         };
-        let applied = way.applied_services(None);
+        let applied = upstream.applied_services(None);
         let key = key.applied(applied.clone());
         if over.is_some() && version == Version::Http2 {
             message::secure(&mut request);
         }
-        let _load = pool.load(way.endpoint());
+        let _load = pool.load(upstream.endpoint());
         callee
-            .passed
-            .tell(request.headers_mut(), way.leads_to_waypoint());
+            .hops
+            .write(request.headers_mut(), upstream.leads_to_waypoint());
         // A connection that waited may have been closed by its endpoint in the meantime.
-        while let Some(kept) = pool.take(&key, &DestinationLimits::default()) {
-            match kept.send(pool, request).await {
+        while let Some(pooled) = pool.take(&key, &DestinationLimits::default()) {
+            match pooled.send(pool, request).await {
                 Ok(response) => return Ok(response),
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
@@ -142,7 +142,7 @@ pub(crate) async fn request(
             shard,
             &own,
             on_behalf,
-            (&way, &applied),
+            (&upstream, &applied),
             (over, preamble.as_ref()),
         )
         .await
@@ -154,7 +154,7 @@ pub(crate) async fn request(
                 let sent = checkout.send(pool, request).await;
                 return sent.map_err(|error| error.into_error().into());
             }
-            Err(error) => try_another(&way, &mut failed, error)?,
+            Err(error) => try_another(&upstream, &mut failed, error)?,
         }
     }
 }
@@ -166,8 +166,12 @@ async fn own(shard: &Shard) -> Result<Arc<Local>, CallError> {
 }
 
 /// What a rule says of the service, if there is one, and no waypoint of the service's own to follow it.
-fn ruled(shard: &Shard, callee: Callee<'_>, way: &Way) -> Result<Option<Arc<Port>>, NoWay> {
-    if way.leads_to_waypoint() {
+fn ruled(
+    shard: &Shard,
+    callee: Callee<'_>,
+    upstream: &Upstream,
+) -> Result<Option<Arc<Port>>, NoUpstream> {
+    if upstream.leads_to_waypoint() {
         return Ok(None);
     }
     let rule = shard.waypoint.published.destination(callee.service);
@@ -179,16 +183,20 @@ fn ruled(shard: &Shard, callee: Callee<'_>, way: &Way) -> Result<Option<Arc<Port
 }
 
 /// TLS with the endpoint, where it is to begin.
-fn toward<'a>(shard: &'a Shard, callee: Callee<'a>, port: Option<&'a Port>) -> Option<Toward<'a>> {
+fn tls_upstream<'a>(
+    shard: &'a Shard,
+    callee: Callee<'a>,
+    port: Option<&'a Port>,
+) -> Option<TlsUpstream<'a>> {
     let origination = port?.tls()?;
-    Some(Toward {
+    Some(TlsUpstream {
         origination,
         config: &shard.waypoint.config,
         host: &callee.service.hostname,
     })
 }
 
-async fn way(
+async fn choose_upstream(
     shard: &Shard,
     own: &Local,
     Callee {
@@ -198,7 +206,7 @@ async fn way(
         ..
     }: Callee<'_>,
     failed: &[ArcStr],
-) -> Result<Way, CallError> {
+) -> Result<Upstream, CallError> {
     let waypoint = &shard.waypoint;
     waypoint.learn_service(service).await;
     let http = &shard.upstreams.http;
@@ -219,15 +227,18 @@ async fn way(
     };
     let route = waypoint.completed(look).await;
     let route = route.map_err(UpstreamError::from)?;
-    Ok(ways::way(route, waypoint).await?)
+    Ok(upstream_lookup::resolve(route, waypoint).await?)
 }
 
 async fn open(
     shard: &Shard,
     own: &Local,
     on_behalf: (Option<&Identity>, Option<&ConnectionMemory>),
-    (way, applied): (&Way, &AppliedServices),
-    (over, preamble): (Option<(Toward<'_>, Option<Version>)>, Option<&Preamble>),
+    (upstream, applied): (&Upstream, &AppliedServices),
+    (over, preamble): (
+        Option<(TlsUpstream<'_>, Option<Version>)>,
+        Option<&Preamble>,
+    ),
 ) -> Result<Stream, UpstreamError> {
     let forwarded = Forwarded {
         client: own_address(own),
@@ -240,7 +251,14 @@ async fn open(
     };
     let upstreams = &shard.upstreams;
     upstreams
-        .connect_as(on_behalf, way, own, &forwarded, (None, applied), options)
+        .connect_as(
+            on_behalf,
+            upstream,
+            own,
+            &forwarded,
+            (None, applied),
+            options,
+        )
         .await
 }
 
@@ -251,13 +269,22 @@ fn own_address(own: &Local) -> SocketAddr {
 }
 
 /// What connections of the waypoint's own begin with, as the callee's rule has it.
-fn preamble(own: &Local, port: Option<&Port>, way: &Way) -> Option<Preamble> {
-    Preamble::of(port?.policy(), way, own_address(own), way.endpoint())
+fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Preamble> {
+    Preamble::of(
+        port?.policy(),
+        upstream,
+        own_address(own),
+        upstream.endpoint(),
+    )
 }
 
 /// Notes an endpoint that cannot be reached; ends with the second.
-fn try_another(way: &Way, failed: &mut Vec<ArcStr>, error: UpstreamError) -> Result<(), CallError> {
-    match way.workload() {
+fn try_another(
+    upstream: &Upstream,
+    failed: &mut Vec<ArcStr>,
+    error: UpstreamError,
+) -> Result<(), CallError> {
+    match upstream.workload() {
         Some(workload) if failed.is_empty() => {
             failed.push(workload.uid().clone());
             Ok(())

@@ -24,7 +24,7 @@ use crate::origination::Origination;
 
 /// What of a waypoint is needed to follow rules.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Around<'a> {
+pub(crate) struct RuleContext<'a> {
     /// Workloads and services.
     pub(crate) state: &'a SharedState,
     pub(crate) metrics: &'a HttpMetrics,
@@ -159,7 +159,7 @@ impl Ruled {
 
 /// What a request or connection does not get.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoWay {
+pub(crate) enum NoUpstream {
     #[error("{0}")]
     Unsupported(ArcStr),
     #[error("the limit of the DestinationRule is reached: {}", .0.as_str())]
@@ -174,7 +174,7 @@ pub(crate) enum NoWay {
 
 /// An endpoint that was chosen; what is held counts there until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct EndpointLease {
     port: Arc<Port>,
     chosen: Chosen<BackendEndpoint>,
 }
@@ -205,47 +205,47 @@ impl Port {
     }
 
     /// Nothing is sent where what was wished is not supported.
-    pub(crate) fn supported(&self) -> Result<(), NoWay> {
+    pub(crate) fn supported(&self) -> Result<(), NoUpstream> {
         let why = self.policy().unsupported.clone();
-        why.map_or(Ok(()), |why| Err(NoWay::Unsupported(why)))
+        why.map_or(Ok(()), |why| Err(NoUpstream::Unsupported(why)))
     }
 
-    fn overflow(&self, around: Around<'_>, limit: Overflow) -> NoWay {
-        let metrics = &around.metrics.destinations;
+    fn overflow(&self, rule_context: RuleContext<'_>, limit: Overflow) -> NoUpstream {
+        let metrics = &rule_context.metrics.destinations;
         metrics.overflowed(&self.service.hostname, limit.as_str());
-        NoWay::Overflow(limit)
+        NoUpstream::Overflow(limit)
     }
 
     /// A request begins.
-    pub(crate) fn request(&self, around: Around<'_>) -> Result<Slot, NoWay> {
+    pub(crate) fn request(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
         let slot = self.destination.limits().request(self.limits());
-        slot.map_err(|limit| self.overflow(around, limit))
+        slot.map_err(|limit| self.overflow(rule_context, limit))
     }
 
     /// A request is about to be sent again.
-    pub(crate) fn retry(&self, around: Around<'_>) -> Result<Slot, NoWay> {
+    pub(crate) fn retry(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
         let slot = self.destination.limits().retry(self.limits());
-        slot.map_err(|limit| self.overflow(around, limit))
+        slot.map_err(|limit| self.overflow(rule_context, limit))
     }
 
     /// The right to use a connection at once.
     pub(crate) fn connection(
         &self,
-        around: Around<'_>,
-    ) -> Result<Option<OwnedSemaphorePermit>, NoWay> {
+        rule_context: RuleContext<'_>,
+    ) -> Result<Option<OwnedSemaphorePermit>, NoUpstream> {
         let Some(connections) = &self.connections else {
             return Ok(None);
         };
         let permit = connections.free.clone().try_acquire_owned();
-        let permit = permit.map_err(|_| self.overflow(around, Overflow::Connections))?;
+        let permit = permit.map_err(|_| self.overflow(rule_context, Overflow::Connections))?;
         Ok(Some(permit))
     }
 
     /// The right to use a connection, waited for.
     pub(crate) async fn awaited_connection(
         &self,
-        around: Around<'_>,
-    ) -> Result<Option<OwnedSemaphorePermit>, NoWay> {
+        rule_context: RuleContext<'_>,
+    ) -> Result<Option<OwnedSemaphorePermit>, NoUpstream> {
         let Some(connections) = &self.connections else {
             return Ok(None);
         };
@@ -253,7 +253,7 @@ impl Port {
             return Ok(Some(permit));
         }
         let waiting = self.destination.limits().pending(self.limits());
-        let _waiting = waiting.map_err(|limit| self.overflow(around, limit))?;
+        let _waiting = waiting.map_err(|limit| self.overflow(rule_context, limit))?;
         // Never closed.
         Ok(connections.free.clone().acquire_owned().await.ok())
     }
@@ -261,14 +261,14 @@ impl Port {
     /// The way to an endpoint, and what is held there. The first is `None` where the service's own waypoint chooses.
     pub(crate) fn route(
         self: &Arc<Self>,
-        around: Around<'_>,
+        rule_context: RuleContext<'_>,
         request: BackendRequest<'_>,
         wish: Wish<'_>,
-    ) -> Result<Option<(Route, Held)>, NoWay> {
+    ) -> Result<Option<(Route, EndpointLease)>, NoUpstream> {
         let own = request.waypoint;
         let mut rng = rand::rng();
         let now = Instant::now();
-        let table = around.state.table();
+        let table = rule_context.state.table();
         let revision = table.backend_revision(&request, &self.service, &mut rng);
         let Some(revision) = revision else {
             return Ok(None);
@@ -308,26 +308,26 @@ impl Port {
         };
         let chosen = self.destination.choose(wish, now, &mut rng);
         let chosen = chosen.map_err(|error| match error {
-            NoEndpoint::Ejected => NoWay::Ejected(self.service.clone()),
+            NoEndpoint::Ejected => NoUpstream::Ejected(self.service.clone()),
             NoEndpoint::Nothing => none().into(),
         })?;
         let endpoint = chosen.endpoint().ok_or_else(none)?;
         let route = table.backend_at(&request, &self.service, endpoint, &mut rng)?;
         let port = self.clone();
-        Ok(Some((route, Held { port, chosen })))
+        Ok(Some((route, EndpointLease { port, chosen })))
     }
 }
 
-impl Held {
+impl EndpointLease {
     /// Says what came of it.
-    pub(crate) fn report(&self, around: Around<'_>, outcome: Outcome) {
+    pub(crate) fn report(&self, rule_context: RuleContext<'_>, outcome: Outcome) {
         let Some(ejection) = self.chosen.report(outcome, Instant::now()) else {
             return;
         };
         let (service, endpoint) = (&self.port.service, self.chosen.uid());
         let (cause, duration) = (ejection.fault.as_str(), ejection.duration);
         tracing::warn!(%service, %endpoint, cause, ?duration, "an endpoint is ejected for errors in a row");
-        let metrics = &around.metrics.destinations;
+        let metrics = &rule_context.metrics.destinations;
         metrics.ejected(&service.hostname, cause);
     }
 }

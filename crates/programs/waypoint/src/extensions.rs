@@ -22,13 +22,13 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::attachments::Attachments;
-pub(crate) use slot::{Around, CallCause, Instance, OpenStream, Signal, Slots, Tell};
+pub(crate) use slot::{CallCause, Instance, OpenStream, RuleContext, Signal, Slots, Tell};
 
 /// One version of a plugin.
 pub(crate) struct Plugin {
     /// Tells it from other versions and other plugins.
     pub(crate) number: u64,
-    pub(crate) told: WaypointExtension,
+    pub(crate) config: WaypointExtension,
     /// `namespace/name`.
     pub(crate) key: String,
     pub(crate) settings: Arc<Settings>,
@@ -69,34 +69,34 @@ pub(crate) enum State {
 impl fmt::Debug for Plugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Plugin")
-            .field("told", &self.told)
+            .field("config", &self.config)
             .field("state", &self.state())
             .finish_non_exhaustive()
     }
 }
 
 impl Plugin {
-    fn new(number: u64, told: WaypointExtension, limits: Limits, before: Option<&Self>) -> Self {
-        let environment = told.environment.iter();
+    fn new(number: u64, config: WaypointExtension, limits: Limits, before: Option<&Self>) -> Self {
+        let environment = config.environment.iter();
         let settings = Settings {
-            name: told.key(),
-            root_id: told.plugin_name.to_string(),
-            vm_id: told.key(),
-            configuration: Bytes::copy_from_slice(told.configuration.as_bytes()),
+            name: config.key(),
+            root_id: config.plugin_name.to_string(),
+            vm_id: config.key(),
+            configuration: Bytes::copy_from_slice(config.configuration.as_bytes()),
             vm_configuration: Bytes::new(),
             environment: environment
                 .map(|(name, value)| (name.to_string(), value.to_string()))
                 .collect(),
             limits,
         };
-        let state = match &told.unsupported {
+        let state = match &config.unsupported {
             Some(why) => State::Failed(why.as_str().into()),
             None => State::Loading,
         };
         Self {
             number,
-            key: told.key(),
-            told,
+            key: config.key(),
+            config,
             settings: Arc::new(settings),
             metrics: before
                 .map(|before| before.metrics.clone())
@@ -122,11 +122,11 @@ impl Plugin {
 
     /// Whether it is called for requests that concern these ports.
     fn is_for(&self, attachments: &Attachments) -> bool {
-        let told = &self.told;
+        let config = &self.config;
         attachments.ports().any(|(service, port)| {
-            let is_port = told.ports.is_empty() || told.ports.contains(&port);
-            let is_service = service.is_some_and(|service| told.services.contains(service));
-            is_port && (told.for_gateway || is_service)
+            let is_port = config.ports.is_empty() || config.ports.contains(&port);
+            let is_service = service.is_some_and(|service| config.services.contains(service));
+            is_port && (config.for_gateway || is_service)
         })
     }
 
@@ -138,7 +138,7 @@ impl Plugin {
             State::Failed(why) => ("failed", Some(why.to_string())),
         };
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        let phase = match self.told.phase {
+        let phase = match self.config.phase {
             ExtensionPhase::Authn => "AUTHN",
             ExtensionPhase::Authz => "AUTHZ",
             ExtensionPhase::Stats => "STATS",
@@ -146,10 +146,10 @@ impl Plugin {
         };
         json!({
             "name": self.key,
-            "url": self.told.url.as_str(),
+            "url": self.config.url.as_str(),
             "phase": phase,
-            "priority": self.told.priority,
-            "failStrategy": if self.told.fail_open { "FAIL_OPEN" } else { "FAIL_CLOSE" },
+            "priority": self.config.priority,
+            "failStrategy": if self.config.fail_open { "FAIL_OPEN" } else { "FAIL_CLOSE" },
             "state": state,
             "error": error,
             "failures": count(&self.counts.failures),
@@ -197,11 +197,11 @@ struct Entry {
 
 impl Extensions {
     /// A plugin is new or has changed, by the name of its record.
-    pub(crate) fn put(&mut self, record: ArcStr, told: WaypointExtension) {
+    pub(crate) fn put(&mut self, record: ArcStr, config: WaypointExtension) {
         let before = self.entries.remove(&record);
         let same = before
             .as_ref()
-            .is_some_and(|before| before.wanted.told == told);
+            .is_some_and(|before| before.wanted.config == config);
         if let (true, Some(before)) = (same, before.as_ref()) {
             let entry = Entry {
                 wanted: before.wanted.clone(),
@@ -215,7 +215,7 @@ impl Extensions {
             State::Ready(_) => Some(before.wanted),
             _ => before.good,
         });
-        let wanted = Arc::new(Plugin::new(self.last, told, self.limits, good.as_deref()));
+        let wanted = Arc::new(Plugin::new(self.last, config, self.limits, good.as_deref()));
         self.entries.insert(record, Entry { wanted, good });
         self.renew();
     }
@@ -229,7 +229,7 @@ impl Extensions {
     /// What requests are given to, anew: after a change, or when a module is there.
     pub(crate) fn renew(&mut self) {
         let mut plugins: Vec<_> = self.entries.values_mut().map(Entry::effective).collect();
-        plugins.sort_by(|a, b| a.told.order().cmp(&b.told.order()));
+        plugins.sort_by(|a, b| a.config.order().cmp(&b.config.order()));
         self.chain = Arc::new(Chain(plugins));
     }
 
@@ -264,7 +264,7 @@ impl Entry {
     /// A version that can be run goes before one that cannot.
     fn effective(&mut self) -> Arc<Plugin> {
         // What is to be failed is not kept alive by what was there before.
-        let is_final = self.wanted.told.unsupported.is_some();
+        let is_final = self.wanted.config.unsupported.is_some();
         if is_final || matches!(self.wanted.state(), State::Ready(_)) {
             self.good = None;
         }

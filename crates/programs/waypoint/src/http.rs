@@ -17,29 +17,29 @@ mod extension;
 mod failure;
 mod fault;
 mod form;
-mod front;
-mod given;
 mod half_close;
 mod header_block;
+mod header_timeout;
 mod idle;
 mod interim;
-mod kept;
-mod leave;
 mod limits;
 mod linger;
 mod mirror;
 mod not_http;
 mod outgoing;
 mod overload;
-mod pace;
+mod pass_through;
+mod prefixed_body;
 mod record;
+mod redact;
 mod replay;
 mod reply;
+mod retry_permit;
 mod retrying;
 mod routed;
 mod send;
+mod sticky;
 mod tee;
-mod tellable;
 mod upgrade;
 
 pub(crate) use admission::is_still_admitted;
@@ -68,9 +68,9 @@ use crate::{
 };
 use half_close::HalfClose;
 use header_block::HeaderBlocks;
+use header_timeout::{Answered, Paced, RequestPacing};
 use interim::Interim;
 use linger::Linger;
-use pace::{Answered, Pace, Paced};
 
 /// How long a connection may be without a request.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -109,20 +109,20 @@ where
     let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
     let requests = session.clone();
     let ending = drain.clone();
-    let pace = Pace::default();
-    let begins = pace.clone();
+    let header_timeout = RequestPacing::default();
+    let begins = header_timeout.clone();
     let cancels = session.shard.waypoint.config.streams.cancel_on_half_close;
-    let ahead = cancels.then(|| pace.clone());
+    let ahead = cancels.then(|| header_timeout.clone());
     // A response of HTTP/1 that is not read holds the whole connection.
     let unread = Arc::new(Notify::new());
     let stalled = unread.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let (session, ending) = (requests.clone(), ending.clone());
         let serving = begins.begin();
-        let (pace, stalled) = (begins.clone(), stalled.clone());
+        let (header_timeout, stalled) = (begins.clone(), stalled.clone());
         // Clients of HTTP/1.0 know neither chunks nor interim responses.
         let is_http11 = request.version() == http::Version::HTTP_11;
-        let interim = is_http11.then(|| pace.additions().clone());
+        let interim = is_http11.then(|| header_timeout.additions().clone());
         if let Some(interim) = &interim {
             interim.begin_interim();
             request.extensions_mut().insert(Interim(interim.clone()));
@@ -133,7 +133,7 @@ where
         async move {
             let (permit, refused) =
                 admitted.map_or_else(|reply| (None, Some(reply)), |permit| (Some(permit), None));
-            let watch = (&pace, &stalled);
+            let watch = (&header_timeout, &stalled);
             let mut response = exchange::respond(session.clone(), request, refused, watch).await;
             response = response.map(|body| charged::charged(body, &session.memory));
             let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
@@ -148,10 +148,10 @@ where
                 }
                 _ => Some(serving),
             };
-            pace.additions().end_interim();
+            header_timeout.additions().end_interim();
             let has_length = !is_http11 || response.headers().contains_key(CONTENT_LENGTH);
             Ok::<_, Infallible>(response.map(|body| Answered {
-                body: WithTrailers::new(body, pace.additions(), has_length),
+                body: WithTrailers::new(body, header_timeout.additions(), has_length),
                 _serving: serving,
                 _permit: permit,
             }))
@@ -161,9 +161,9 @@ where
         Version::Http1 => {
             let limit = session.shard.waypoint.config.headers_timeout;
             let memory = session.memory.clone();
-            let io = HalfClose::new(Linger::new(io, pace.clone()), ahead);
-            let additions = pace.additions().clone();
-            let io = Paced::new(io, (pace, limit), memory);
+            let io = HalfClose::new(Linger::new(io, header_timeout.clone()), ahead);
+            let additions = header_timeout.additions().clone();
+            let io = Paced::new(io, (header_timeout, limit), memory);
             let io = TokioIo::new(Wire::new(io, additions));
             let connection = http1_builder(session.shard.waypoint.config.headers)
                 .serve_connection(io, service)

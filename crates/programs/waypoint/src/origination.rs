@@ -57,7 +57,7 @@ pub(crate) struct Origination {
 
 /// TLS for one connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Toward<'a> {
+pub(crate) struct TlsUpstream<'a> {
     pub(crate) origination: &'a Origination,
     pub(crate) config: &'a Config,
     /// The endpoint's host, as it is known.
@@ -125,7 +125,7 @@ impl Origination {
     }
 }
 
-impl Toward<'_> {
+impl TlsUpstream<'_> {
     /// The server name that is asked for.
     fn name(&self) -> &str {
         let said = self.origination.of.server_name.as_deref();

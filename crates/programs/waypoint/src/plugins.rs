@@ -14,7 +14,7 @@ use ambit_wasm::{Call, CallResponse, Message};
 use tokio::sync::mpsc;
 
 use crate::{
-    extensions::{Around, CallCause, Instance, OpenStream, Plugin, Tell},
+    extensions::{CallCause, Instance, OpenStream, Plugin, RuleContext, Tell},
     waypoint::Shard,
 };
 
@@ -28,24 +28,27 @@ pub(crate) use metrics::PluginMetrics;
 /// # Errors
 /// With the reason, when there is none.
 pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result<Instance, String> {
-    shard.extensions.instance(|| around(shard), plugin).await
+    shard
+        .extensions
+        .instance(|| rule_context(shard), plugin)
+        .await
 }
 
 /// Has the plugins of a worker at hand before requests need them.
 pub(crate) async fn follow(shard: Arc<Shard>) {
-    let around = around(&shard);
+    let rule_context = rule_context(&shard);
     let mut changes = shard.waypoint.published.watch();
     loop {
         changes.mark_unchanged();
         let chain = shard.waypoint.published.extensions();
-        shard.extensions.follow(&around, chain.as_deref());
+        shard.extensions.follow(&rule_context, chain.as_deref());
         if changes.changed().await.is_err() {
             return;
         }
     }
 }
 
-fn around(shard: &Arc<Shard>) -> Around {
+fn rule_context(shard: &Arc<Shard>) -> RuleContext {
     // The shard holds the instances, and not the other way.
     let weak = Arc::downgrade(shard);
     let calls = move |plugin: Arc<Plugin>, call: Call, cause: CallCause| {
@@ -53,7 +56,7 @@ fn around(shard: &Arc<Shard>) -> Around {
         let response: std::pin::Pin<Box<dyn Future<Output = CallResponse> + Send>> =
             Box::pin(async move {
                 match shard {
-                    Some(shard) => calls::make(&shard, &plugin.told, call, cause).await,
+                    Some(shard) => calls::make(&shard, &plugin.config, call, cause).await,
                     None => CallResponse::default(),
                 }
             });
@@ -67,13 +70,13 @@ fn around(shard: &Arc<Shard>) -> Around {
         let shard = weak.upgrade();
         let ended: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             if let Some(shard) = shard {
-                streams::keep(&shard, &plugin.told, call, messages, &tell).await;
+                streams::keep(&shard, &plugin.config, call, messages, &tell).await;
             }
         });
         ended
     };
     let streams: Arc<OpenStream> = Arc::new(streams);
-    Around {
+    RuleContext {
         streams,
         shared: shard.waypoint.shared_data.clone(),
         queues: shard.waypoint.queues.clone(),

@@ -31,7 +31,7 @@ use crate::{
     destination::Ruled,
     extensions::{Chain, Extensions, Plugin},
     rate_limits::{Limiters, OfRequests},
-    telling::{Exporters, Telling, Tellings},
+    telemetry_config::{Exporters, TelemetryConfig, TelemetryConfigs},
 };
 
 /// A port, and the namespace of the clients that a table is for; `None` for everybody.
@@ -171,7 +171,7 @@ struct Known {
     destinations: HashMap<NamespacedHostname, Arc<Ruled>>,
     destination_names: HashMap<ArcStr, NamespacedHostname>,
     /// What is told of requests.
-    tellings: Tellings,
+    tellings: TelemetryConfigs,
     extensions: Extensions,
     limits: Limiters,
     /// The types of which all records have been received once.
@@ -262,11 +262,11 @@ impl Published {
     }
 
     /// The telemetry of requests that concern these services, or of a pod of a namespace.
-    pub(crate) fn telling(
+    pub(crate) fn telemetry_config(
         &self,
         services: &[NamespacedHostname],
         namespace: &str,
-    ) -> Option<Arc<Telling>> {
+    ) -> Option<Arc<TelemetryConfig>> {
         if !self.0.tells.load(Ordering::Relaxed) {
             return None;
         }
@@ -291,12 +291,12 @@ impl Published {
         if let Some(plugin) = chain.as_ref().and_then(|chain| chain.first(attachments)) {
             let WaypointExtension {
                 namespace, name, ..
-            } = &plugin.told;
+            } = &plugin.config;
             return Some(format!("plugin {namespace}/{name}"));
         }
         let limits = self.limits()?.of(attachments.services());
         let first = limits.first()?;
-        Some(format!("rate limit {}", first.told.key))
+        Some(format!("rate limit {}", first.config.key))
     }
 
     /// Whether there is an object for [`Self::http_object`].
@@ -384,7 +384,7 @@ impl Published {
     pub(crate) fn calling_namespaces(&self) -> BTreeSet<ArcStr> {
         let known = self.0.known.read();
         let plugins = known.extensions.wanted().into_iter();
-        let plugins = plugins.map(|plugin| plugin.told.namespace.clone());
+        let plugins = plugins.map(|plugin| plugin.config.namespace.clone());
         plugins.chain(known.limits.calling_namespaces()).collect()
     }
 
@@ -453,17 +453,17 @@ impl Known {
             }
             WaypointUpdate::Telemetry(record, sent) => {
                 let scope = sent.scope.clone();
-                match Telling::new(*sent, exporters) {
-                    Ok(telling) => self.tellings.insert(record, scope, telling),
+                match TelemetryConfig::new(*sent, exporters) {
+                    Ok(telemetry_config) => self.tellings.insert(record, scope, telemetry_config),
                     Err(error) => {
                         tracing::warn!(%record, %error, "telemetry that cannot be used, what was told before stays");
                     }
                 }
             }
             WaypointUpdate::TelemetryGone(record) => self.tellings.remove(&record),
-            WaypointUpdate::RateLimit(record, told) => self.limits.put(record, *told),
+            WaypointUpdate::RateLimit(record, config) => self.limits.put(record, *config),
             WaypointUpdate::RateLimitGone(record) => self.limits.remove(&record),
-            WaypointUpdate::Extension(record, told) => self.extensions.put(record, *told),
+            WaypointUpdate::Extension(record, config) => self.extensions.put(record, *config),
             WaypointUpdate::ExtensionGone(record) => self.extensions.remove(&record),
         }
         None

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 /// An object, ready for requests.
 #[derive(Debug)]
 pub(crate) struct Limiter {
-    pub(crate) told: RateLimit,
+    pub(crate) config: RateLimit,
     /// In the order of `told.local`.
     local: Vec<Local>,
     /// Of each descriptor of `told.global`.
@@ -59,10 +59,10 @@ impl Counted {
 }
 
 impl Limiter {
-    fn new(told: RateLimit, before: Option<&Self>, now: Instant) -> Self {
-        let local = told.local.iter().enumerate().map(|(index, of)| {
+    fn new(config: RateLimit, before: Option<&Self>, now: Instant) -> Self {
+        let local = config.local.iter().enumerate().map(|(index, of)| {
             let known = before.and_then(|before| {
-                let same = before.told.local.get(index).filter(|known| *known == of);
+                let same = before.config.local.get(index).filter(|known| *known == of);
                 same.and_then(|_| before.local.get(index))
             });
             Local {
@@ -73,13 +73,13 @@ impl Limiter {
                 },
             }
         });
-        let descriptors = told.global.iter().flat_map(|global| &global.descriptors);
+        let descriptors = config.global.iter().flat_map(|global| &global.descriptors);
         Self {
             local: local.collect(),
             descriptors: descriptors
                 .map(|one| LimitMatches::new(&one.matches))
                 .collect(),
-            told,
+            config,
         }
     }
 
@@ -93,7 +93,7 @@ impl Limiter {
         now: Instant,
     ) -> Vec<(&LocalLimit, Verdict)> {
         let mut met = Vec::new();
-        for (of, local) in self.told.local.iter().zip(&self.local) {
+        for (of, local) in self.config.local.iter().zip(&self.local) {
             if !local.matches.include(request) {
                 continue;
             }
@@ -145,7 +145,7 @@ impl OfRequests {
             [one] => of_one(one).clone(),
             several => {
                 let all = several.iter().flat_map(|service| of_one(service).iter());
-                let by_name = all.map(|one| (&one.told.key, one));
+                let by_name = all.map(|one| (&one.config.key, one));
                 let by_name: BTreeMap<_, _> = by_name.collect();
                 by_name.into_values().cloned().collect()
             }
@@ -154,9 +154,9 @@ impl OfRequests {
 }
 
 impl Limiters {
-    pub(crate) fn put(&mut self, record: ArcStr, told: RateLimit) {
+    pub(crate) fn put(&mut self, record: ArcStr, config: RateLimit) {
         let before = self.by_record.get(&record).map(|before| &**before);
-        let limiter = Arc::new(Limiter::new(told, before, Instant::now()));
+        let limiter = Arc::new(Limiter::new(config, before, Instant::now()));
         self.by_record.insert(record, limiter);
         self.sort();
     }
@@ -167,10 +167,11 @@ impl Limiters {
     }
 
     fn sort(&mut self) {
-        let is_of_all = |one: &&Arc<Limiter>| one.told.for_gateway;
-        let services = self.by_record.values().flat_map(|one| &one.told.services);
+        let is_of_all = |one: &&Arc<Limiter>| one.config.for_gateway;
+        let services = self.by_record.values().flat_map(|one| &one.config.services);
         let of_service = |service: &NamespacedHostname| {
-            let is_of = |one: &&Arc<Limiter>| is_of_all(one) || one.told.services.contains(service);
+            let is_of =
+                |one: &&Arc<Limiter>| is_of_all(one) || one.config.services.contains(service);
             let all: Arc<[_]> = self.by_record.values().filter(is_of).cloned().collect();
             (service.clone(), all)
         };
@@ -191,14 +192,14 @@ impl Limiters {
     /// The namespaces whose objects have services asked.
     pub(crate) fn calling_namespaces(&self) -> impl Iterator<Item = ArcStr> {
         let all = self.by_record.values();
-        let asking = all.filter(|one| one.told.global.is_some());
-        asking.map(|one| one.told.key.namespace.clone())
+        let asking = all.filter(|one| one.config.global.is_some());
+        asking.map(|one| one.config.key.namespace.clone())
     }
 
     /// The services that are asked.
     pub(crate) fn callees(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let all = self.by_record.values();
-        let globals = all.filter_map(|one| one.told.global.as_ref());
+        let globals = all.filter_map(|one| one.config.global.as_ref());
         let places = globals.filter_map(|global| global.place.as_ref().ok());
         places.map(|(service, _)| service)
     }
@@ -287,7 +288,10 @@ mod tests {
         limiters.put("c".into(), object("shop/c", &["cart", "till"], limit(1)));
         let both = ["till", "cart"].map(|name| NamespacedHostname::new("shop", name));
         let of_both = limiters.of_requests().of(&both);
-        let names: Vec<_> = of_both.iter().map(|one| one.told.key.to_string()).collect();
+        let names: Vec<_> = of_both
+            .iter()
+            .map(|one| one.config.key.to_string())
+            .collect();
         assert_eq!(names, ["shop/a", "shop/b", "shop/c"]);
     }
 }

@@ -13,24 +13,24 @@ use tokio::net::TcpListener;
 
 use crate::{
     attachment_lookup,
-    budget::Budgets,
     caller::{Caller, CallerError},
-    circle::Passed,
     extensions::Slots,
     headers,
+    hops::Hops,
     http::{self as l7, NotHttp},
     in_flight_checks::InFlightChecks,
     memory::{ConnectionMemory, Permit},
     message::Version,
     mirrors::Mirrors,
     plugins,
+    retry_budget::Budgets,
     session::Session,
     sniff::{Opening, Sniffed},
     stalls::Stalls,
     target::{Target, TargetError},
     tcp,
     tunnel_windows::{self, ReceiveWindows},
-    upstream::Upstreams,
+    upstream::UpstreamPools,
     waypoint::{Shard, Waypoint},
 };
 
@@ -98,7 +98,7 @@ fn serve_on_worker(
 ) -> io::Result<()> {
     let mut listeners = Listeners::new(vec![(TcpListener::from_std(listener)?, ())]);
     let shard = Arc::new(Shard {
-        upstreams: Upstreams::new(&waypoint.dialer, waypoint.config.headers),
+        upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
         mirrors: Mirrors::default(),
         stalls: Stalls::new(waypoint.config.streams.stall_timeout),
         checks: InFlightChecks::default(),
@@ -233,10 +233,7 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, op
 }
 
 /// Who calls, and for what, and how many waypoints that has passed.
-async fn find(
-    client: &Client,
-    incoming: &Incoming,
-) -> Result<(Caller, Target, Passed), StreamError> {
+async fn find(client: &Client, incoming: &Incoming) -> Result<(Caller, Target, Hops), StreamError> {
     let authority = incoming.target()?;
     let waypoint = &client.shard.waypoint;
     let own = waypoint.own().await.map_err(TargetError::NotKnown)?;
@@ -248,8 +245,8 @@ async fn find(
     let caller = Caller::of(headers, client.identity.clone(), client.peer, &target)?;
     attachment_lookup::learn_sender(waypoint, &target, &caller).await;
     attachment_lookup::learn_declarations(waypoint, &target).await;
-    let passed = Passed::of(headers).ok_or(StreamError::Circle)?;
-    Ok((caller, target, passed))
+    let hops = Hops::of(headers).ok_or(StreamError::Circle)?;
+    Ok((caller, target, hops))
 }
 
 /// Content of a tunnel.

@@ -17,13 +17,13 @@ use crate::{
     attachment_lookup,
     attachments::Attachments,
     caller::Caller,
-    circle::Passed,
+    hops::Hops,
     in_flight_checks::{CheckPermit, CheckService},
     memory::ConnectionMemory,
     names,
     on_behalf::OnBehalf,
     target::Target,
-    telling::Telling,
+    telemetry_config::TelemetryConfig,
     waypoint::Shard,
 };
 
@@ -44,7 +44,7 @@ pub(crate) struct Session {
     pub(crate) caller: Caller,
     pub(crate) target: Target,
     /// How many waypoints the tunnel has passed.
-    pub(crate) passed: Passed,
+    pub(crate) hops: Hops,
     /// What its requests may hold.
     pub(crate) memory: ConnectionMemory,
     /// What applies to its requests, and as of which change of what is published.
@@ -59,7 +59,7 @@ impl Session {
     /// What `caller` asks for. `open` is held until it is over.
     pub(crate) fn new(
         shard: Arc<Shard>,
-        (caller, target, passed): (Caller, Target, Passed),
+        (caller, target, hops): (Caller, Target, Hops),
         open: OpenWork,
     ) -> Self {
         let waypoint = &shard.waypoint;
@@ -73,7 +73,7 @@ impl Session {
             shard,
             caller,
             target,
-            passed,
+            hops,
             source: OnceLock::new(),
             open: Arc::new(open),
         }
@@ -96,7 +96,7 @@ impl Session {
             shard: shard.clone(),
             caller: caller.clone(),
             target,
-            passed: self.passed,
+            hops: self.hops,
             memory: self.memory.clone(),
             attachments: Mutex::new((revision, attachments)),
             source: self.source.clone(),
@@ -213,13 +213,13 @@ impl Session {
     }
 
     /// What is configured to be told of requests to the target.
-    pub(crate) fn telling(&self) -> Option<Arc<Telling>> {
+    pub(crate) fn telemetry_config(&self) -> Option<Arc<TelemetryConfig>> {
         let namespace = match &self.target {
             Target::Service { served, .. } => &served.name.namespace,
             Target::Pod { workload, .. } => workload.namespace(),
         };
         let published = &self.shard.waypoint.published;
-        published.telling(self.attachments().services(), namespace)
+        published.telemetry_config(self.attachments().services(), namespace)
     }
 
     /// A connection to the target, in metrics.

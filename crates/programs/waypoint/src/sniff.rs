@@ -31,7 +31,7 @@ const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 pub(crate) struct Sniffed<IO> {
     io: IO,
     seen: Vec<u8>,
-    given: usize,
+    pass_through: usize,
     ended: bool,
 }
 
@@ -61,7 +61,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         Self {
             io,
             seen: Vec::new(),
-            given: 0,
+            pass_through: 0,
             ended: false,
         }
     }
@@ -215,15 +215,15 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Sniffed<IO> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let left = this.seen.get(this.given..).unwrap_or_default();
+        let left = this.seen.get(this.pass_through..).unwrap_or_default();
         if left.is_empty() {
             this.seen = Vec::new();
-            this.given = 0;
+            this.pass_through = 0;
             return Pin::new(&mut this.io).poll_read(cx, buf);
         }
         let n = left.len().min(buf.remaining());
         buf.put_slice(left.get(..n).unwrap_or_default());
-        this.given += n;
+        this.pass_through += n;
         Poll::Ready(Ok(()))
     }
 }

@@ -1,9 +1,9 @@
 //! What is not HTTP: judged once, by what is known of the connection, and passed through, where the routes of its
 //! service say.
 
+mod report;
 mod routed;
 mod silence;
-mod told;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -20,19 +20,19 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     attachments::Attachments,
-    destination::{Held, NoWay, Port},
+    destination::{EndpointLease, NoUpstream, Port},
     http as l7,
     http::{Destination, destination_attachments},
     metered::{Metered, reset_by_client},
-    origination::Toward,
+    origination::TlsUpstream,
     session::{Misdirected, Session},
     sniff::{Opening, Sniffed},
     upstream::{ConnectOptions, Preamble, Stream, UpstreamError},
-    ways,
+    upstream_lookup,
 };
+use report::{ConnectionReport, ConnectionRoute, End};
 use routed::{RouteError, Routed};
 use silence::Silence;
-use told::{End, Told, Went};
 
 /// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
 /// connected: it may be the one who speaks first.
@@ -58,7 +58,7 @@ pub(crate) enum TcpError {
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
     #[error(transparent)]
-    Rule(#[from] NoWay),
+    Rule(#[from] NoUpstream),
     #[error(transparent)]
     Misdirected(#[from] Misdirected),
 }
@@ -80,7 +80,7 @@ impl TcpError {
 
 /// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
-    let told = Told::of(&session);
+    let report = ConnectionReport::of(&session);
     let opening = std::pin::pin!(async {
         let routed = Routed::of(&session)?;
         let opened = open(&session, &routed).await?;
@@ -93,10 +93,10 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     match opened {
         Ok((routed, opened)) => match incoming.accept(HeaderMap::new()) {
             Ok(tunnel) => {
-                let (stream, around) = opened.apart();
+                let (stream, context) = opened.apart();
                 relay(
-                    (&session, &told, &routed),
-                    &around,
+                    (&session, &report, &routed),
+                    &context,
                     tunnel.into_io(),
                     stream,
                 )
@@ -105,7 +105,7 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
             Err(error) => tracing::debug!(error = chain(&error), "the client has gone"),
         },
         Err(error) => {
-            log_failed(&session, &told, &error);
+            log_failed(&session, &report, &error);
             incoming.refuse(error.status());
         }
     }
@@ -116,9 +116,9 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     match of_server_name(&session, &mut io).await {
         Ok(Some(specific)) => session = specific,
         Ok(None) => {}
-        Err(error) => return log_failed(&session, &Told::of(&session), &error),
+        Err(error) => return log_failed(&session, &ConnectionReport::of(&session), &error),
     }
-    let told = Told::of(&session);
+    let report = ConnectionReport::of(&session);
     let opened: Result<_, TcpError> = async {
         let routed = Routed::by_first_message(&session, &mut io).await?;
         let opened = open(&session, &routed).await?;
@@ -127,10 +127,10 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     .await;
     match opened {
         Ok((routed, opened)) => {
-            let (stream, around) = opened.apart();
-            relay((&session, &told, &routed), &around, io, stream).await;
+            let (stream, context) = opened.apart();
+            relay((&session, &report, &routed), &context, io, stream).await;
         }
-        Err(error) => log_failed(&session, &told, &error),
+        Err(error) => log_failed(&session, &report, &error),
     }
 }
 
@@ -159,17 +159,17 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
         match of_server_name(&session, &mut io).await {
             Ok(Some(specific)) => return serve_tls(specific, io).await,
             Ok(None) => {}
-            Err(error) => return log_failed(&session, &Told::of(&session), &error),
+            Err(error) => return log_failed(&session, &ConnectionReport::of(&session), &error),
         }
     }
     let routed = Routed::undeclared();
-    let told = Told::of(&session);
-    let (stream, around) = match open(&session, &routed).await {
+    let report = ConnectionReport::of(&session);
+    let (stream, context) = match open(&session, &routed).await {
         Ok(opened) => opened.apart(),
-        Err(error) => return log_failed(&session, &told, &error),
+        Err(error) => return log_failed(&session, &report, &error),
     };
     if client.is_some() {
-        return relay((&session, &told, &routed), &around, io, stream).await;
+        return relay((&session, &report, &routed), &context, io, stream).await;
     }
     let mut stream = Sniffed::new(stream);
     // A server that speaks first is not HTTP.
@@ -181,22 +181,22 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     if is_client_first && opening == Opening::Other {
         match of_server_name(&session, &mut io).await {
             Ok(Some(specific)) => {
-                drop((stream, around));
+                drop((stream, context));
                 return serve_tls(specific, io).await;
             }
             Ok(None) => {}
-            Err(error) => return log_failed(&session, &told, &error),
+            Err(error) => return log_failed(&session, &report, &error),
         }
     }
     match opening {
         // Requests choose endpoints of their own.
         Opening::Http(version) => {
             let _closing = stream.shutdown().await;
-            drop(around);
+            drop(context);
             l7::serve(session, io, version).await;
         }
         Opening::LongLine | Opening::Other | Opening::Nothing => {
-            relay((&session, &told, &routed), &around, io, stream).await;
+            relay((&session, &report, &routed), &context, io, stream).await;
         }
     }
 }
@@ -310,30 +310,30 @@ async fn revoked(session: &Session, routed: &Routed, asked: Option<&ArcStr>) {
 #[derive(Debug)]
 struct Opened {
     stream: Stream,
-    around: Around,
+    context: ConnectionContext,
 }
 
 impl Opened {
-    fn apart(self) -> (Stream, Around) {
-        (self.stream, self.around)
+    fn apart(self) -> (Stream, ConnectionContext) {
+        (self.stream, self.context)
     }
 }
 
 /// What is known of a connection to an endpoint.
 #[derive(Debug)]
-struct Around {
+struct ConnectionContext {
     endpoint: SocketAddr,
-    held: Option<Ruled>,
+    held: Option<ConnectionLease>,
     /// The provider that has admitted it.
     asked: Option<ArcStr>,
 }
 
 /// What is counted as long as a connection lasts, where a rule is followed.
 #[derive(Debug)]
-struct Ruled {
+struct ConnectionLease {
     port: Arc<Port>,
     #[expect(dead_code, reason = "what it does is to be held")]
-    endpoint: Held,
+    endpoint: EndpointLease,
     #[expect(dead_code, reason = "what it does is to be held")]
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -363,24 +363,24 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     let mut permit = None;
     if let Some(port) = &port {
         port.supported()?;
-        permit = port.connection(waypoint.around())?;
+        permit = port.connection(waypoint.rule_context())?;
     }
     let mut failed = Vec::new();
     let mut first = None;
     loop {
         match connect(session, &routed.destination, &own, (port.as_ref(), &failed)).await {
             Ok((stream, endpoint, held)) => {
-                let held = port.zip(held).map(|(port, endpoint)| Ruled {
+                let held = port.zip(held).map(|(port, endpoint)| ConnectionLease {
                     port,
                     endpoint,
                     permit,
                 });
-                let around = Around {
+                let context = ConnectionContext {
                     endpoint,
                     held,
                     asked,
                 };
-                return Ok(Opened { stream, around });
+                return Ok(Opened { stream, context });
             }
             // Nothing of the connection has been sent: another endpoint may be tried, once.
             Err(Failed::At(error, Some(uid)))
@@ -404,7 +404,7 @@ enum Failed {
     /// At an endpoint, if it is known which.
     At(UpstreamError, Option<ArcStr>),
     /// A rule leads to none.
-    Nowhere(NoWay),
+    Nowhere(NoUpstream),
 }
 
 async fn connect(
@@ -412,10 +412,10 @@ async fn connect(
     destination: &Destination,
     own: &Local,
     (port, failed): (Option<&Arc<Port>>, &[ArcStr]),
-) -> Result<(Stream, SocketAddr, Option<Held>), Failed> {
+) -> Result<(Stream, SocketAddr, Option<EndpointLease>), Failed> {
     let waypoint = &session.shard.waypoint;
-    let given = destination.given(session).await;
-    let given = given.map_err(|error| Failed::At(error, None))?;
+    let pass_through = destination.pass_through(session).await;
+    let pass_through = pass_through.map_err(|error| Failed::At(error, None))?;
     let rule = || {
         port.map(|port| {
             let hash = match &port.policy().balancing {
@@ -431,33 +431,33 @@ async fn connect(
                 preferred: None,
             };
             let request = destination.backend_request(session, own, &[]);
-            port.route(waypoint.around(), request, wish)
+            port.route(waypoint.rule_context(), request, wish)
         })
     };
     let tls = port.and_then(|port| port.tls());
-    let (way, held) = match given {
-        Some(way) => (Ok(way), None),
+    let (upstream, held) = match pass_through {
+        Some(upstream) => (Ok(upstream), None),
         None => {
             let ruled = rule().transpose().map_err(Failed::Nowhere)?.flatten();
             let (route, held) = match ruled {
                 Some((route, held)) => (Ok(route), Some(held)),
                 None => (destination.route(session, own, failed).await, None),
             };
-            let way = match route {
-                Ok(route) => ways::way(route, waypoint).await,
+            let upstream = match route {
+                Ok(route) => upstream_lookup::resolve(route, waypoint).await,
                 Err(error) => Err(error.into()),
             };
-            (way, held)
+            (upstream, held)
         }
     };
-    let way = way.map_err(|error| Failed::At(error, None))?;
+    let upstream = upstream.map_err(|error| Failed::At(error, None))?;
     let host = destination.host(session);
-    let toward = tls.filter(|_| held.is_some() || !way.leads_to_waypoint());
-    let toward = toward.map(|origination| {
+    let tls_upstream = tls.filter(|_| held.is_some() || !upstream.leads_to_waypoint());
+    let tls_upstream = tls_upstream.map(|origination| {
         let config = &waypoint.config;
         let host = &host;
         (
-            Toward {
+            TlsUpstream {
                 origination,
                 config,
                 host,
@@ -473,19 +473,19 @@ async fn connect(
     };
     let limits = port.map(|port| *port.limits()).unwrap_or_default();
     let upstreams = &session.shard.upstreams;
-    let applied = way.applied_services(session.target.service_name());
-    let history = (Some(session.passed), &applied);
+    let applied = upstream.applied_services(session.target.service_name());
+    let history = (Some(session.hops), &applied);
     let (client, called) = (session.caller.address, session.target.address());
-    let preamble = port.and_then(|port| Preamble::of(port.policy(), &way, client, called));
+    let preamble = port.and_then(|port| Preamble::of(port.policy(), &upstream, client, called));
     let connecting = upstreams.connect(
         &session.memory,
-        &way,
+        &upstream,
         own,
         &forwarded,
         history,
         ConnectOptions {
             limits: &limits,
-            tls: toward,
+            tls: tls_upstream,
             preamble: preamble.as_ref(),
         },
     );
@@ -498,12 +498,12 @@ async fn connect(
             Err(_) => Some(Outcome::Failed),
         };
         if let Some(outcome) = outcome {
-            held.report(waypoint.around(), outcome);
+            held.report(waypoint.rule_context(), outcome);
         }
     }
-    let uid = || way.workload().map(|one| one.uid().clone());
+    let uid = || upstream.workload().map(|one| one.uid().clone());
     let stream = connected.map_err(|error| Failed::At(error, uid()))?;
-    Ok((stream, way.endpoint(), held))
+    Ok((stream, upstream.endpoint(), held))
 }
 
 /// Ends when a rule does not allow the connection any longer.
@@ -516,31 +516,31 @@ async fn outlived(limits: &DestinationLimits) {
 
 /// Copies both ways until both directions have ended, or the process ends.
 async fn relay<A, B>(
-    (session, told, routed): (&Session, &Told, &Routed),
-    around: &Around,
+    (session, report, routed): (&Session, &ConnectionReport, &Routed),
+    context: &ConnectionContext,
     client: A,
     server: B,
 ) where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    let Around {
+    let ConnectionContext {
         endpoint,
         held,
         asked,
-    } = around;
+    } = context;
     let (held, asked) = (held.as_ref(), asked.as_ref());
     let decision = judge(session, routed);
     note(session, &decision);
     let waypoint = &session.shard.waypoint;
     let service = routed.destination.service(session);
-    let went = Went {
+    let went = ConnectionRoute {
         sni: routed.sni.as_deref(),
         endpoint: Some(*endpoint),
         service: service.as_ref().map(|service| service.hostname.as_str()),
     };
     let labels = session.traffic_labels_of(service.clone());
-    let metrics = told.series(session, &labels, went).open();
+    let metrics = report.series(session, &labels, went).open();
     let mut drain = waypoint.lifecycle.drain_watcher();
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
     let silence = Silence::of(limits.tcp_idle_timeout);
@@ -550,12 +550,12 @@ async fn relay<A, B>(
         let mut client = Metered::new(near, |bytes| {
             silence.broken();
             metrics.received(bytes);
-            told.received(bytes);
+            report.received(bytes);
         });
         let mut server = Metered::new(far, |bytes| {
             silence.broken();
             metrics.sent(bytes);
-            told.sent(bytes);
+            report.sent(bytes);
         });
         tokio::select! {
             biased;
@@ -587,10 +587,10 @@ async fn relay<A, B>(
         }
     };
     metrics.close(reason);
-    told.over(session, went, &end);
+    report.over(session, went, &end);
 }
 
-fn log_failed(session: &Session, told: &Told, error: &TcpError) {
+fn log_failed(session: &Session, report: &ConnectionReport, error: &TcpError) {
     let (caller, target) = (session.caller.address, session.target.address());
     tracing::warn!(%caller, %target, error = chain(error), "a connection is not passed through");
     let reason = match error {
@@ -605,8 +605,8 @@ fn log_failed(session: &Session, told: &Told, error: &TcpError) {
         | TcpError::Rule(_)
         | TcpError::Misdirected(_) => Reason::Connect,
     };
-    let went = Went::default();
-    let series = told.series(session, &session.traffic_labels(), went);
+    let went = ConnectionRoute::default();
+    let series = report.series(session, &session.traffic_labels(), went);
     series.fail(reason);
-    told.over(session, went, &End::of(error));
+    report.over(session, went, &End::of(error));
 }

@@ -1,5 +1,4 @@
-//! Ways out: connections to endpoints, by tunnel or in plaintext, and the HTTP connections that are kept for
-//! further requests.
+//! Connections to upstreams, in HBONE tunnels or in plaintext, and the pool of HTTP connections.
 
 mod aborting;
 mod http_pool;
@@ -21,13 +20,13 @@ use ambit_sys::socket::keep_alive;
 
 use crate::{
     applied_services::AppliedServices,
-    circle::Passed,
     config::HeaderLimits,
     destination::in_time,
+    hops::Hops,
     memory::{ConnectionMemory, Exhausted},
     message::Version,
     names::TooManyLookups,
-    origination::{OriginationError, Toward},
+    origination::{OriginationError, TlsUpstream},
     tunnel_windows::UpstreamWindows,
 };
 
@@ -36,15 +35,15 @@ pub(crate) use http_pool::{Checkout, HttpKey, HttpPool, Keep, STREAM_WINDOW, Str
 pub(crate) use preamble::Preamble;
 pub(crate) use stream::Stream;
 
-/// The ways out of one waypoint on one worker.
+/// Connection pools of one worker.
 #[derive(Debug)]
-pub(crate) struct Upstreams {
+pub(crate) struct UpstreamPools {
     dialer: Dialer,
     tunnels: Pool,
     pub(crate) http: HttpPool,
 }
 
-/// An endpoint that cannot be reached.
+/// Why an upstream cannot be connected to.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpstreamError {
     #[error(transparent)]
@@ -82,21 +81,21 @@ pub(crate) enum UpstreamError {
 pub(crate) struct ConnectOptions<'a> {
     pub(crate) limits: &'a DestinationLimits,
     /// TLS that begins here, with the version of HTTP that is spoken over it.
-    pub(crate) tls: Option<(Toward<'a>, Option<Version>)>,
+    pub(crate) tls: Option<(TlsUpstream<'a>, Option<Version>)>,
     /// What the connection begins with, before TLS.
     pub(crate) preamble: Option<&'a Preamble>,
 }
 
-/// A route whose address is known.
+/// The host that a connection goes to: an endpoint, or a waypoint in front of it.
 #[derive(Clone, Debug)]
-pub(crate) enum Way {
-    /// As it is; the workload, if it is one of the mesh's records.
+pub(crate) enum Upstream {
+    /// Plaintext TCP; the workload, if the address is one of the mesh's records.
     Plain(SocketAddr, Option<WorkloadRef>),
-    /// By tunnel, to the endpoint or to a waypoint of its own.
+    /// HBONE, to the endpoint or to a waypoint of its own.
     Tunnel(Box<HboneRoute>),
 }
 
-impl Way {
+impl Upstream {
     /// Services whose attachments have been applied to a request to `called`, for the waypoint that is next; none unless
     /// a waypoint is next.
     pub(crate) fn applied_services(&self, called: Option<&NamespacedHostname>) -> AppliedServices {
@@ -111,7 +110,7 @@ impl Way {
         AppliedServices::naming(called.cloned().into_iter().chain(chosen))
     }
 
-    /// That of a route whose address is known.
+    /// Returns the upstream of a route that needs no DNS.
     pub(crate) fn known(route: Route) -> Result<Self, UpstreamError> {
         match route {
             Route::Plain(plain) => Ok(Self::Plain(plain.addr, Some(plain.workload))),
@@ -138,7 +137,7 @@ impl Way {
     }
 }
 
-impl Way {
+impl Upstream {
     /// Whether a waypoint is at the other end, and not the endpoint.
     pub(crate) fn leads_to_waypoint(&self) -> bool {
         matches!(self, Self::Tunnel(route) if route.waypoint.is_some())
@@ -153,8 +152,8 @@ impl Way {
     }
 }
 
-impl Upstreams {
-    /// None are connected.
+impl UpstreamPools {
+    /// Creates empty pools.
     pub(crate) fn new(dialer: &Dialer, limits: HeaderLimits) -> Self {
         let tunnels = Pool::new(dialer.http2.clone());
         dialer.state.follow_pool(&tunnels);
@@ -171,29 +170,36 @@ impl Upstreams {
     pub(crate) async fn connect(
         &self,
         memory: &ConnectionMemory,
-        way: &Way,
+        upstream: &Upstream,
         own: &Local,
         forwarded: &Forwarded,
-        history: (Option<Passed>, &AppliedServices),
+        history: (Option<Hops>, &AppliedServices),
         opening: ConnectOptions<'_>,
     ) -> Result<Stream, UpstreamError> {
-        self.connect_as((None, Some(memory)), way, own, forwarded, history, opening)
-            .await
+        self.connect_as(
+            (None, Some(memory)),
+            upstream,
+            own,
+            forwarded,
+            history,
+            opening,
+        )
+        .await
     }
 
     /// [`Self::connect`], perhaps under another identity than the waypoint's own, and for nobody who is charged.
     pub(crate) async fn connect_as(
         &self,
         on_behalf: (Option<&Identity>, Option<&ConnectionMemory>),
-        way: &Way,
+        upstream: &Upstream,
         own: &Local,
         forwarded: &Forwarded,
-        history: (Option<Passed>, &AppliedServices),
+        history: (Option<Hops>, &AppliedServices),
         opening: ConnectOptions<'_>,
     ) -> Result<Stream, UpstreamError> {
         let limits = opening.limits;
         let connecting = async {
-            let stream = self.connect_at_all(on_behalf, way, own, forwarded, history, limits);
+            let stream = self.connect_at_all(on_behalf, upstream, own, forwarded, history, limits);
             let mut stream = stream.await?;
             if let Some(preamble) = opening.preamble {
                 let sent = preamble.send(&mut stream).await;
@@ -201,8 +207,8 @@ impl Upstreams {
             }
             match opening.tls {
                 None => Ok(stream),
-                Some((toward, version)) => {
-                    let stream = toward.begin(stream, version).await?;
+                Some((tls_upstream, version)) => {
+                    let stream = tls_upstream.begin(stream, version).await?;
                     Ok(Stream::Tls(Box::new(stream)))
                 }
             }
@@ -214,14 +220,14 @@ impl Upstreams {
     async fn connect_at_all(
         &self,
         (identity, memory): (Option<&Identity>, Option<&ConnectionMemory>),
-        way: &Way,
+        upstream: &Upstream,
         own: &Local,
         forwarded: &Forwarded,
-        (passed, applied): (Option<Passed>, &AppliedServices),
+        (hops, applied): (Option<Hops>, &AppliedServices),
         limits: &DestinationLimits,
     ) -> Result<Stream, UpstreamError> {
-        match way {
-            Way::Plain(address, _) => {
+        match upstream {
+            Upstream::Plain(address, _) => {
                 let stream = self.dialer.plain(*address).await?;
                 if let Some(of) = &limits.keepalive
                     && let Err(error) = keep_alive(&stream, of.time, of.interval, of.probes)
@@ -230,10 +236,10 @@ impl Upstreams {
                 }
                 Ok(Stream::Plain(stream))
             }
-            Way::Tunnel(route) => {
+            Upstream::Tunnel(route) => {
                 let mut headers = tunnel_headers(own, forwarded);
-                if let Some(passed) = passed {
-                    passed.tell(&mut headers, way.leads_to_waypoint());
+                if let Some(hops) = hops {
+                    hops.write(&mut headers, upstream.leads_to_waypoint());
                 }
                 applied.write(&mut headers);
                 let ip = own.workload.workload_ips.first().copied();

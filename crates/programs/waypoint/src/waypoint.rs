@@ -21,17 +21,17 @@ use ambit_telemetry::{Metrics, http::HttpMetrics};
 use tokio::time::Instant;
 
 use crate::{
-    budget::Budgets,
     config::Config,
-    destination::Around,
+    destination::RuleContext,
     extensions::Slots,
     in_flight_checks::InFlightChecks,
     memory::{Memory, MemoryLimits},
     mirrors::Mirrors,
     names::Names,
     published::Published,
+    retry_budget::Budgets,
     stalls::Stalls,
-    upstream::Upstreams,
+    upstream::UpstreamPools,
 };
 
 /// One waypoint.
@@ -81,7 +81,7 @@ pub struct Surroundings {
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
-    pub(crate) upstreams: Upstreams,
+    pub(crate) upstreams: UpstreamPools,
     pub(crate) mirrors: Mirrors,
     /// Bodies that have more to pass on than their readers take.
     pub(crate) stalls: Stalls,
@@ -191,8 +191,8 @@ impl Waypoint {
     }
 
     /// For rules of destinations.
-    pub(crate) fn around(&self) -> Around<'_> {
-        Around {
+    pub(crate) fn rule_context(&self) -> RuleContext<'_> {
+        RuleContext {
             state: &self.state,
             metrics: &self.http_metrics,
         }

@@ -15,11 +15,11 @@ mod limits;
 mod misspelt_targets;
 mod own_kinds;
 mod plugins;
+mod routes_and_conditions;
 mod rules;
 mod service_scope;
 mod sessions;
 mod telemetry;
-mod told;
 mod warnings;
 
 use ambit_model::NamespacedHostname;

@@ -17,7 +17,7 @@ use streams::OpenedStream;
 pub(crate) use streams::{OpenStream, Tell};
 
 use super::{Chain, Counts, Plugin, State};
-use crate::{circle::Passed, on_behalf::OnBehalf};
+use crate::{hops::Hops, on_behalf::OnBehalf};
 
 /// How long a request waits for an instance that is about to start.
 const STARTING: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ pub(crate) struct Signal(Mutex<Vec<Waker>>);
 #[derive(Clone, Debug)]
 pub(crate) struct CallCause {
     /// How many waypoints the request has passed, and so the call.
-    pub(crate) passed: Passed,
+    pub(crate) hops: Hops,
     /// Caller of the request; `None` of what the plugin does by itself.
     pub(crate) on_behalf: Option<Arc<OnBehalf>>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct CallCause {
 impl CallCause {
     /// Of what a plugin does by itself.
     const OWN: Self = Self {
-        passed: Passed::NONE,
+        hops: Hops::NONE,
         on_behalf: None,
     };
 }
@@ -74,7 +74,7 @@ impl Signal {
 
 /// What plugins of a worker have around them.
 #[derive(Clone)]
-pub(crate) struct Around {
+pub(crate) struct RuleContext {
     /// What all plugins of the waypoint share.
     pub(crate) shared: Shared,
     /// Changes when a queue gets a message.
@@ -85,12 +85,12 @@ pub(crate) struct Around {
     pub(crate) streams: Arc<OpenStream>,
 }
 
-/// See [`Around::calls`].
+/// See [`RuleContext::calls`].
 type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;
 
-impl fmt::Debug for Around {
+impl fmt::Debug for RuleContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Around").finish_non_exhaustive()
     }
@@ -111,7 +111,7 @@ struct Kept {
 #[derive(Debug)]
 struct Slot {
     plugin: Arc<Plugin>,
-    around: Around,
+    rule_context: RuleContext,
     inner: Mutex<Inner>,
     changed: watch::Sender<()>,
     died: Notify,
@@ -150,10 +150,10 @@ impl Slots {
     /// With the reason, when there is none.
     pub(crate) async fn instance(
         &self,
-        around: impl FnOnce() -> Around,
+        rule_context: impl FnOnce() -> RuleContext,
         plugin: &Arc<Plugin>,
     ) -> Result<Instance, String> {
-        let slot = self.slot(around, plugin);
+        let slot = self.slot(rule_context, plugin);
         let deadline = Instant::now() + STARTING;
         let mut changed = slot.changed.subscribe();
         loop {
@@ -180,14 +180,14 @@ impl Slots {
         }
     }
 
-    fn slot(&self, around: impl FnOnce() -> Around, plugin: &Arc<Plugin>) -> Arc<Slot> {
+    fn slot(&self, rule_context: impl FnOnce() -> RuleContext, plugin: &Arc<Plugin>) -> Arc<Slot> {
         let mut slots = self.0.lock();
         if let Some(kept) = slots.get(&plugin.number) {
             return kept.slot.clone();
         }
         let slot = Arc::new(Slot {
             plugin: plugin.clone(),
-            around: around(),
+            rule_context: rule_context(),
             inner: Mutex::default(),
             changed: watch::Sender::new(()),
             died: Notify::new(),
@@ -202,7 +202,7 @@ impl Slots {
     }
 
     /// Starts those of a chain, and ends the others; requests keep theirs.
-    pub(crate) fn follow(&self, around: &Around, chain: Option<&Chain>) {
+    pub(crate) fn follow(&self, rule_context: &RuleContext, chain: Option<&Chain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
         let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
         let gone: Vec<_> = {
@@ -212,7 +212,7 @@ impl Slots {
         };
         drop(gone);
         for plugin in plugins {
-            let _slot = self.slot(|| around.clone(), plugin);
+            let _slot = self.slot(|| rule_context.clone(), plugin);
         }
     }
 }
@@ -224,7 +224,10 @@ async fn keep(slot: Arc<Slot>) {
         let Some(module) = ready(&slot.plugin).await else {
             return;
         };
-        let (settings, shared) = (slot.plugin.settings.clone(), slot.around.shared.clone());
+        let (settings, shared) = (
+            slot.plugin.settings.clone(),
+            slot.rule_context.shared.clone(),
+        );
         let metrics = slot.plugin.metrics.clone();
         let start = move || Vm::start(&module, settings, shared, metrics);
         let started = ambit_rt::spawn_blocking("plugin start", start).await;
@@ -279,7 +282,7 @@ impl Slot {
             slot: self.clone(),
             generation,
         };
-        let mut queues = self.around.queues.subscribe();
+        let mut queues = self.rule_context.queues.subscribe();
         // Whatever it does by itself takes a tenth of the worker's time at most.
         let mut rest = Duration::ZERO;
         loop {
@@ -409,7 +412,7 @@ impl Instance {
                         let kind = call.kind;
                         let slot = &instance.slot;
                         let plugin = slot.plugin.clone();
-                        let response = (slot.around.calls)(plugin, *call, cause).await;
+                        let response = (slot.rule_context.calls)(plugin, *call, cause).await;
                         let _told = instance.call(|vm| vm.call_ended(token, kind, response));
                     });
                 }
@@ -423,7 +426,7 @@ impl Instance {
                         queues.push(queue);
                     }
                 }
-                Effect::Enqueued(_) => self.slot.around.queues.send_replace(()),
+                Effect::Enqueued(_) => self.slot.rule_context.queues.send_replace(()),
             }
         }
     }
@@ -439,12 +442,12 @@ impl Instance {
     fn tell_of_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {
-            let mut waiting = self.slot.around.shared.waiting(queue);
+            let mut waiting = self.slot.rule_context.shared.waiting(queue);
             while waiting > 0 {
                 if self.call(|vm| vm.queue_ready(queue)).is_err() {
                     return;
                 }
-                let left = self.slot.around.shared.waiting(queue);
+                let left = self.slot.rule_context.shared.waiting(queue);
                 if left >= waiting {
                     break;
                 }

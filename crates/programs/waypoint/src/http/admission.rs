@@ -22,8 +22,8 @@ use tokio::sync::watch;
 
 use super::destination::Destination;
 use crate::{
-    attachments::Attachments, http::destination_attachments, led_by::LedBy, published::Published,
-    session::Session,
+    attachments::Attachments, http::destination_attachments, published::Published,
+    route_owner::RouteOwner, session::Session,
 };
 
 /// A request that policies have admitted.
@@ -59,7 +59,7 @@ pub(super) struct Facts {
 struct Led {
     service: NamespacedHostname,
     port: u16,
-    by: LedBy,
+    by: RouteOwner,
     /// What is attached there, if a route of clients leads there.
     attachments: Option<Arc<Attachments>>,
     /// What is sent, if that is not what came.
@@ -119,11 +119,11 @@ impl Admission {
     pub(super) fn led_to(
         &self,
         destination: &Destination,
-        by: LedBy,
+        by: RouteOwner,
         sent: Option<Facts>,
     ) -> (Option<HttpDecision>, Option<Self>) {
         let session = &self.came.session;
-        let is_as_asked = by == LedBy::Service || sent.is_none();
+        let is_as_asked = by == RouteOwner::Service || sent.is_none();
         let Some((service, port)) = destination.port(session) else {
             return (None, Some(self.clone()));
         };
@@ -305,7 +305,10 @@ impl Inner {
         let Some(scope) = led.scope(published) else {
             return true;
         };
-        let asked = self.asked.as_ref().filter(|_| led.by == LedBy::Service);
+        let asked = self
+            .asked
+            .as_ref()
+            .filter(|_| led.by == RouteOwner::Service);
         let by = asked.map(|(by, _)| by);
         let facts = led.sent.as_deref().unwrap_or(&self.facts);
         self.is_admitted_by(by, scope, self.address_of(led), facts, &facts.headers)

@@ -11,7 +11,7 @@ pub(super) enum Answer {
     /// Our own.
     Own(Body),
     /// The application's, as long as policies admit it, and until a deadline.
-    Passed(
+    Hops(
         Incoming,
         Admission,
         Option<Instant>,

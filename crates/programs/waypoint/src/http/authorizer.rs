@@ -18,14 +18,14 @@ use tokio::time::timeout;
 use super::{
     admission::facts,
     form::Form,
-    front::{BeginError, Begun, Front},
     idle::IdleTimeout,
     overload::overloaded,
+    prefixed_body::{BeginError, Begun, PrefixedBody},
     record::Record,
     reply::Reply,
 };
 use crate::{
-    circle::Passed,
+    hops::Hops,
     in_flight_checks::CheckService,
     message::{self, Body},
     session::Session,
@@ -57,7 +57,7 @@ impl Asked {
     }
 
     /// The request's body, of which a part may have been read.
-    pub(super) fn body(&mut self, rest: Incoming) -> Front {
+    pub(super) fn body(&mut self, rest: Incoming) -> PrefixedBody {
         std::mem::take(&mut self.begun).with(rest)
     }
 
@@ -81,7 +81,7 @@ pub(super) async fn authorize(
     request: &mut Request<Incoming>,
     form: &mut Form,
     record: &mut Record,
-    (passed, is_grpc, idle): (Passed, bool, &IdleTimeout),
+    (hops, is_grpc, idle): (Hops, bool, &IdleTimeout),
 ) -> Result<Authorized, Reply> {
     let waypoint = &session.shard.waypoint;
     let asking = {
@@ -130,7 +130,7 @@ pub(super) async fn authorize(
     let Some(_check) = session.begin_check(service) else {
         return fail(session, &provider, asked, record, &AskError::TooMany);
     };
-    let asking = ask::of_request(session, &provider, (request, form, &asked.begun), passed);
+    let asking = ask::of_request(session, &provider, (request, form, &asked.begun), hops);
     let answer = match timeout(provider.timeout, asking).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return fail(session, &provider, asked, record, &error),
@@ -256,7 +256,7 @@ pub(crate) async fn authorize_connection(
             http: None,
             sni,
         };
-        ask::grpc(session, &provider, check, session.passed).await
+        ask::grpc(session, &provider, check, session.hops).await
     };
     let answer = timeout(provider.timeout, asked).await;
     let metrics = &waypoint.http_metrics;

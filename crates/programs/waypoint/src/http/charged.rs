@@ -22,12 +22,12 @@ struct Charged {
 }
 
 /// A frame's bytes, given back when the connection has sent them.
-struct Held {
+struct EndpointLease {
     bytes: Bytes,
     _permit: Permit,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for EndpointLease {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -54,7 +54,7 @@ impl HttpBody for Charged {
         let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
         let charge = |bytes: Bytes| -> Result<Frame<Bytes>, BodyError> {
             let permit = this.memory.take(Use::ResponseBody, bytes.len())?;
-            let held = Held {
+            let held = EndpointLease {
                 bytes,
                 _permit: permit,
             };

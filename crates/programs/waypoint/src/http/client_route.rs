@@ -13,7 +13,7 @@ use super::{
     reply::Reply,
     routed::Taken,
 };
-use crate::{circle::Passed, http::destination_attachments, led_by::LedBy, session::Session};
+use crate::{hops::Hops, http::destination_attachments, route_owner::RouteOwner, session::Session};
 
 /// A request in the form that plugins and limits have seen, before a route of clients changes it.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Original {
 impl Original {
     /// Keeps the form of a request that a route of clients is about to change; `None` if the route is not theirs.
     pub(super) fn of(taken: &Taken, request: &Request<Incoming>, form: &Form) -> Option<Self> {
-        (taken.led_by() == LedBy::Clients).then(|| Self {
+        (taken.route_owner() == RouteOwner::Clients).then(|| Self {
             headers: request.headers().clone(),
             host: form.host.clone(),
             path: form.path.clone(),
@@ -65,10 +65,10 @@ impl Original {
         &self,
         session: &Session,
         (destination, request, form): (&Destination, &Request<Incoming>, &Form),
-        (admission, passed): (&Admission, Passed),
+        (admission, hops): (&Admission, Hops),
         limited: &mut Limited,
     ) -> Result<(), Reply> {
-        let there = destination_attachments::find(session, destination, LedBy::Clients);
+        let there = destination_attachments::find(session, destination, RouteOwner::Clients);
         let Some(there) = there else {
             return Ok(());
         };
@@ -110,6 +110,6 @@ impl Original {
                 request: came,
             },
         ];
-        limits::limit(session, (sent, Some(came)), (admission, passed), limited).await
+        limits::limit(session, (sent, Some(came)), (admission, hops), limited).await
     }
 }

@@ -7,15 +7,15 @@ use ambit_proxy::Local;
 use ambit_route::{BackendEndpoint, BackendRequest, LoadAt, Route, RouteError};
 use http::{HeaderMap, Uri};
 
-use super::endpoint::Ruling;
+use super::endpoint::DestinationDecision;
 use crate::{
-    budget::Account,
-    destination::{Held, NoWay, Port},
+    destination::{EndpointLease, NoUpstream, Port},
     message::Version,
+    retry_budget::Account,
     session::Session,
     target::Target,
-    upstream::{UpstreamError, Way},
-    ways,
+    upstream::{Upstream, UpstreamError},
+    upstream_lookup,
 };
 
 /// Destination of a request or a connection.
@@ -171,14 +171,16 @@ impl Destination {
     }
 
     /// What a rule says of a request to it, if there is one.
-    pub(super) async fn ruling(
+    pub(super) async fn decision(
         &self,
         session: &Session,
         version: Version,
         asked: (&HeaderMap, &Uri),
-    ) -> Result<Option<Arc<Ruling>>, NoWay> {
+    ) -> Result<Option<Arc<DestinationDecision>>, NoUpstream> {
         match self.ruled(session) {
-            Some(port) => Ok(Some(Ruling::of(session, port, version, asked).await?)),
+            Some(port) => Ok(Some(
+                DestinationDecision::of(session, port, version, asked).await?,
+            )),
             None => match self {
                 // Never to the service's other endpoints.
                 Self::Subset(..) => Err(self.unknown_subset()),
@@ -187,64 +189,67 @@ impl Destination {
         }
     }
 
-    fn unknown_subset(&self) -> NoWay {
+    fn unknown_subset(&self) -> NoUpstream {
         let (service, subset) = match self {
             Self::Subset(service, _, subset) => (service.to_string(), subset.clone()),
             _ => Default::default(),
         };
-        NoWay::Subset(service, subset)
+        NoUpstream::Subset(service, subset)
     }
 
     /// A way to an endpoint: as a rule has it, else to the one of two drawn that has fewer requests under way.
-    pub(super) async fn way(
+    pub(super) async fn upstream(
         &self,
         session: &Session,
         own: &Local,
-        ruling: Option<&Arc<Ruling>>,
-        (failed, kept): (&[ArcStr], Option<&BackendEndpoint>),
-    ) -> Result<(Way, Option<Held>), NoPlace> {
+        decision: Option<&Arc<DestinationDecision>>,
+        (failed, sticky): (&[ArcStr], Option<&BackendEndpoint>),
+    ) -> Result<(Upstream, Option<EndpointLease>), NoPlace> {
         let waypoint = &session.shard.waypoint;
-        if let Some(way) = self.given(session).await? {
-            return Ok((way, None));
+        if let Some(upstream) = self.pass_through(session).await? {
+            return Ok((upstream, None));
         }
-        if let Some(ruling) = ruling {
-            let wish = ruling.wish(failed, kept.map(|kept| kept.workload.uid()));
+        if let Some(decision) = decision {
+            let wish = decision.wish(failed, sticky.map(|sticky| sticky.workload.uid()));
             let request = self.backend_request(session, own, &[]);
-            match ruling.port.route(waypoint.around(), request, wish) {
+            match decision.port.route(waypoint.rule_context(), request, wish) {
                 Ok(Some((route, held))) => {
-                    return Ok((ways::way(route, waypoint).await?, Some(held)));
+                    return Ok((upstream_lookup::resolve(route, waypoint).await?, Some(held)));
                 }
                 Ok(None) => {}
                 // What is missing is asked for below.
-                Err(NoWay::Route(error)) if error.missing().is_some() => {}
+                Err(NoUpstream::Route(error)) if error.missing().is_some() => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        if let Some(kept) = kept.filter(|kept| !failed.contains(kept.workload.uid()))
-            && ruling.is_none()
-            && let Some(route) = self.route_to(session, own, kept)
+        if let Some(sticky) = sticky.filter(|sticky| !failed.contains(sticky.workload.uid()))
+            && decision.is_none()
+            && let Some(route) = self.route_to(session, own, sticky)
         {
-            return Ok((ways::way(route, waypoint).await?, None));
+            return Ok((upstream_lookup::resolve(route, waypoint).await?, None));
         }
         let route = self.route(session, own, failed).await;
-        let begins_tls = ruling.filter(|ruling| ruling.port.tls().is_some());
-        if let Some(ruling) = begins_tls.or_else(|| ruling.filter(|_| self.is_subset())) {
+        let begins_tls = decision.filter(|decision| decision.port.tls().is_some());
+        if let Some(decision) = begins_tls.or_else(|| decision.filter(|_| self.is_subset())) {
             // What was missing is here now, or will not be; the way itself may be to an endpoint of no subset, or to
             // one that is not reached as it should be.
             let route = route.map_err(UpstreamError::from)?;
-            let around = waypoint.around();
-            let wish = ruling.wish(failed, None);
+            let rule_context = waypoint.rule_context();
+            let wish = decision.wish(failed, None);
             let request = self.backend_request(session, own, &[]);
-            let chosen = ruling.port.route(around, request, wish)?;
+            let chosen = decision.port.route(rule_context, request, wish)?;
             return match chosen {
-                Some((route, held)) => Ok((ways::way(route, waypoint).await?, Some(held))),
+                Some((route, held)) => {
+                    Ok((upstream_lookup::resolve(route, waypoint).await?, Some(held)))
+                }
                 None if self.is_subset() => Err(self.unknown_subset().into()),
                 // The service's own waypoint chooses the endpoint, and speaks to it.
-                None => Ok((ways::way(route, waypoint).await?, None)),
+                None => Ok((upstream_lookup::resolve(route, waypoint).await?, None)),
             };
         }
-        let way = ways::way(route.map_err(UpstreamError::from)?, waypoint).await?;
-        Ok((way, None))
+        let upstream =
+            upstream_lookup::resolve(route.map_err(UpstreamError::from)?, waypoint).await?;
+        Ok((upstream, None))
     }
 
     fn is_subset(&self) -> bool {
@@ -256,7 +261,7 @@ impl Destination {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoPlace {
     #[error(transparent)]
-    Rule(#[from] NoWay),
+    Rule(#[from] NoUpstream),
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
 }

@@ -10,16 +10,18 @@ use std::sync::Arc;
 use ambit_model::AppProtocol;
 
 use super::destination::Destination;
-use crate::{attachment_lookup, attachments::Attachments, led_by::LedBy, session::Session};
+use crate::{
+    attachment_lookup, attachments::Attachments, route_owner::RouteOwner, session::Session,
+};
 
 /// Finds what is attached where a route of clients forwards to; `None` if the route's owner is another, or if this
 /// waypoint does not serve the service.
 pub(crate) fn find(
     session: &Session,
     destination: &Destination,
-    owner: LedBy,
+    owner: RouteOwner,
 ) -> Option<Arc<Attachments>> {
-    if owner == LedBy::Service {
+    if owner == RouteOwner::Service {
         return None;
     }
     if destination.is_asked_for(session) {
@@ -44,7 +46,7 @@ pub(crate) fn have_plugins(session: &Session, attachments: &Attachments) -> bool
     chain.is_some_and(|chain| {
         let mut plugins = chain.of(attachments).into_iter();
         // Plugins that call for a request would cause themselves.
-        plugins.any(|plugin| !session.caller.calls_for(&plugin.told.namespace))
+        plugins.any(|plugin| !session.caller.calls_for(&plugin.config.namespace))
     })
 }
 
@@ -55,14 +57,18 @@ pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) 
     };
     let applied = chain.of(&session.attachments());
     chain.of(attachments).iter().all(|plugin| {
-        session.caller.calls_for(&plugin.told.namespace)
+        session.caller.calls_for(&plugin.config.namespace)
             || applied.iter().any(|known| known.number == plugin.number)
     })
 }
 
 /// Whether a connection that is passed through may go to a port: not where tokens, limits or plugins are attached that
 /// only requests of HTTP can meet, unless the port is declared to speak something else.
-pub(crate) fn may_be_opaque(session: &Session, destination: &Destination, owner: LedBy) -> bool {
+pub(crate) fn may_be_opaque(
+    session: &Session,
+    destination: &Destination,
+    owner: RouteOwner,
+) -> bool {
     let Some(attachments) = find(session, destination, owner) else {
         return true;
     };

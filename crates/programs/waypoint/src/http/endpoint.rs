@@ -1,5 +1,4 @@
-//! Where a request is sent, where a `DestinationRule` has a say: what may be sent at all, by what an endpoint is
-//! chosen, and what its answers mean for it.
+//! A `DestinationRule` applied to one request: limits, the hash that chooses its endpoint, and outlier detection.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -15,14 +14,14 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::broken::Broken;
 use crate::{
-    destination::{NoWay, Port},
+    destination::{NoUpstream, Port},
     message::Version,
     session::Session,
 };
 
-/// What a rule says of one request. Counts as one of the destination's requests until it is dropped.
+/// Decision of a DestinationRule on one request. Counts as one of the destination's requests until it is dropped.
 #[derive(Debug)]
-pub(super) struct Ruling {
+pub(super) struct DestinationDecision {
     pub(super) port: Arc<Port>,
     hash: Option<u64>,
     /// To be set by the answer.
@@ -31,20 +30,20 @@ pub(super) struct Ruling {
     _connection: Option<OwnedSemaphorePermit>,
 }
 
-impl Ruling {
-    /// Of a request to a port with a rule.
+impl DestinationDecision {
+    /// Applies the rule of a port to a request.
     pub(super) async fn of(
         session: &Session,
         port: Arc<Port>,
         version: Version,
         (headers, uri): (&HeaderMap, &Uri),
-    ) -> Result<Arc<Self>, NoWay> {
-        let around = session.shard.waypoint.around();
+    ) -> Result<Arc<Self>, NoUpstream> {
+        let rule_context = session.shard.waypoint.rule_context();
         port.supported()?;
-        let active = port.request(around)?;
+        let active = port.request(rule_context)?;
         // One of HTTP/2 carries many at once: there requests are what is limited.
         let connection = match version {
-            Version::Http1 => port.awaited_connection(around).await?,
+            Version::Http1 => port.awaited_connection(rule_context).await?,
             Version::Http2 => None,
         };
         let (hash, cookie) = match &port.policy().balancing {

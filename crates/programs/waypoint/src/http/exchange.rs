@@ -26,25 +26,25 @@ use super::{
     extension::{Extended, Extension},
     fault,
     form::{self, Form},
+    header_timeout::RequestPacing,
     idle::IdleTimeout,
     interim::{self, Expectation},
     limits::{self, Counted, Limited},
     mirror, outgoing,
     overload::has_too_many_fields,
-    pace::Pace,
     record::Record,
     reply::Reply,
-    retrying::Again,
+    retrying::RetryPolicy,
     routed::{Crossing, Routed, Taken, misdirected, route},
     send::{self, Failure, Sending, Sent},
     upgrade::{self, Leftover, Upgrade},
 };
 use crate::{
-    circle::Passed,
     headers,
-    led_by::LedBy,
+    hops::Hops,
     message::{Body, Version},
     retry_mark::RetryMark,
+    route_owner::RouteOwner,
     session::Session,
 };
 
@@ -54,7 +54,7 @@ pub(super) async fn respond(
     mut session: Arc<Session>,
     mut request: Request<Incoming>,
     mut refused: Option<Reply>,
-    (pace, unread): (&Pace, &Arc<Notify>),
+    (header_timeout, unread): (&RequestPacing, &Arc<Notify>),
 ) -> Response<Body> {
     // Of a host that cannot be one the request is refused below.
     if let Ok(host) = form::host(&request) {
@@ -72,7 +72,7 @@ pub(super) async fn respond(
     if request.body().is_end_stream() {
         record.received.completed();
     }
-    pace.reads(record.received.clone());
+    header_timeout.reads(record.received.clone());
     let mut crossing = Crossing::default();
     let mut limited = Limited::default();
     let mut extended = Extended::of(&session, is_grpc);
@@ -96,7 +96,7 @@ pub(super) async fn respond(
     let stalls = &session.shard.stalls;
     let body = match body {
         Answer::Own(body) => body,
-        Answer::Passed(incoming, admission, deadline, (early, idle)) => {
+        Answer::Hops(incoming, admission, deadline, (early, idle)) => {
             let sent = record.sent.clone();
             let trailers = Trailers::OfResponse;
             let keep = (record, early);
@@ -140,7 +140,7 @@ async fn answer(
     let mut upgrade = upgrade::requested(&request, &session.shard.waypoint.config.upgrades);
     let idle_timeout = session.shard.waypoint.config.streams.idle_timeout;
     let idle = IdleTimeout::new(idle_timeout, request.headers(), upgrade.is_some());
-    let passed = Passed::take(request.headers_mut()).ok_or_else(in_a_circle)?;
+    let hops = Hops::take(request.headers_mut()).ok_or_else(in_a_circle)?;
     let retry_mark = RetryMark::take(request.headers_mut());
     let is_expected = interim::is_expected(&request);
     // What is judged is what is forwarded.
@@ -152,7 +152,7 @@ async fn answer(
     let admitting = admit(
         session,
         (&mut request, &mut form),
-        (passed, &idle),
+        (hops, &idle),
         extended,
         record,
     );
@@ -173,7 +173,7 @@ async fn answer(
         services: attachments.services(),
         request: limits::as_it_came(&request, &form),
     };
-    limits::limit(session, (counted, None), (&admission, passed), limited).await?;
+    limits::limit(session, (counted, None), (&admission, hops), limited).await?;
     // Only now: what was judged and routed is what came.
     let original = Original::of(&taken, &request, &form);
     taken.change(session, request.headers_mut(), &mut form)?;
@@ -185,7 +185,7 @@ async fn answer(
     let admission = judge_led(admission, &taken, &request, &form, record)?;
     if let Some(original) = &original {
         let sent = (destination, &request, &form);
-        let admitting = original.admit(session, sent, (&admission, passed), limited);
+        let admitting = original.admit(session, sent, (&admission, hops), limited);
         Box::pin(admitting).await?;
     }
     let deadline = taken.timeouts().request.map(|most| began + most);
@@ -214,8 +214,8 @@ async fn answer(
         None => taken.mirrors(),
         Some(_) => Vec::new(),
     };
-    let asked = (&parts, &form, &admission, taken.led_by());
-    let (body, mirroring) = mirror::mirror(session, &mirrors, passed, asked, body);
+    let asked = (&parts, &form, &admission, taken.route_owner());
+    let (body, mirroring) = mirror::mirror(session, &mirrors, hops, asked, body);
     let mut sent_on = Request::from_parts(parts, body);
     outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
     match &upgrade {
@@ -226,15 +226,15 @@ async fn answer(
     // Plugins see no interim responses.
     interim::follow(&mut sent_on, expectation.as_ref(), extended.is_none());
     let sending = Sending {
-        passed,
+        hops,
         patience: taken.timeouts().backend_request,
         again: match taken.retry() {
-            _ if retry_mark.is_set() => Again::Unsent,
-            Some(rule) => Again::ByRule(rule),
-            None => Again::Safely,
+            _ if retry_mark.is_set() => RetryPolicy::Unsent,
+            Some(rule) => RetryPolicy::ByRule(rule),
+            None => RetryPolicy::Safely,
         },
         retry_mark,
-        kept: taken.kept(),
+        sticky: taken.sticky(),
     };
     let sending = send::send(session, destination, version, sending, sent_on);
     let sending = pin!(sending);
@@ -269,7 +269,7 @@ async fn answer(
     authorized.change_answer(session, response.headers_mut());
     taken.change_answer(response.headers_mut());
     let early = Expectation::answered(expectation.as_ref());
-    Ok(response.map(|incoming| Answer::Passed(incoming, admission, deadline, (early, idle))))
+    Ok(response.map(|incoming| Answer::Hops(incoming, admission, deadline, (early, idle))))
 }
 
 /// Replies to a request that failed before an upstream responded.
@@ -368,14 +368,14 @@ enum Admitted {
 async fn admit(
     session: &Arc<Session>,
     (request, form): (&mut Request<Incoming>, &mut Form),
-    (passed, idle): (Passed, &IdleTimeout),
+    (hops, idle): (Hops, &IdleTimeout),
     extended: &mut Option<Box<Extended>>,
     record: &mut Record,
 ) -> Result<Admitted, Reply> {
     if let Some(extended) = extended {
-        extended.has_passed(passed);
+        extended.set_hops(hops);
     }
-    let context = (passed, is_grpc(request), idle);
+    let context = (hops, is_grpc(request), idle);
     let authorizing = authorize(session, request, form, record, context);
     let asked = match Box::pin(authorizing).await? {
         Authorized::On(asked) => asked,
@@ -465,12 +465,12 @@ fn judge_led(
     form: &Form,
     record: &mut Record,
 ) -> Result<Admission, Reply> {
-    let by = taken.led_by();
+    let by = taken.route_owner();
     let is_asked_for = matches!(
         taken.destination,
         Destination::Target | Destination::Host(_)
     );
-    if by == LedBy::Service && is_asked_for {
+    if by == RouteOwner::Service && is_asked_for {
         return Ok(admission);
     }
     let sent = taken.changes_request().then(|| Facts {

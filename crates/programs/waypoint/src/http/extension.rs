@@ -24,9 +24,9 @@ use parking_lot::Mutex;
 
 use super::{answer::Answer, form::Form, record::Record, reply::Reply};
 use crate::{
-    circle::Passed,
     extensions::{CallCause, Counts, Instance, Plugin, Signal},
     headers,
+    hops::Hops,
     message::{self, Body},
     on_behalf::OnBehalf,
     plugins::{self, OfRequest},
@@ -45,7 +45,7 @@ pub(super) struct Extended {
     called: Vec<Arc<Running>>,
     answered: Arc<Answered>,
     /// How many waypoints the request has passed.
-    passed: Passed,
+    hops: Hops,
     /// Its caller, for calls that it causes.
     on_behalf: Arc<OnBehalf>,
 }
@@ -97,7 +97,7 @@ impl Extended {
         let chain = session.shard.waypoint.published.extensions()?;
         let mut waiting = chain.of(&session.attachments());
         // Plugins that call for a request would cause themselves.
-        waiting.retain(|plugin| !session.caller.calls_for(&plugin.told.namespace));
+        waiting.retain(|plugin| !session.caller.calls_for(&plugin.config.namespace));
         waiting.reverse();
         (!waiting.is_empty()).then(|| {
             Box::new(Self {
@@ -106,15 +106,15 @@ impl Extended {
                 waiting,
                 called: Vec::new(),
                 answered: Arc::default(),
-                passed: session.passed,
+                hops: session.hops,
                 on_behalf: Arc::new(session.on_behalf()),
             })
         })
     }
 
     /// Notes how many waypoints the request has passed, for what plugins call because of it.
-    pub(super) fn has_passed(&mut self, passed: Passed) {
-        self.passed = passed;
+    pub(super) fn set_hops(&mut self, hops: Hops) {
+        self.hops = hops;
     }
 
     /// Gives a request to the plugins up to a phase.
@@ -125,7 +125,7 @@ impl Extended {
         form: &mut Form,
     ) -> Result<Extension, Reply> {
         let mut seen = Extension::Unchanged;
-        while let Some(plugin) = self.waiting.pop_if(|next| next.told.phase <= upto) {
+        while let Some(plugin) = self.waiting.pop_if(|next| next.config.phase <= upto) {
             match self.one(&plugin, request, form).await {
                 Ok(None) => seen = Extension::Seen,
                 Ok(Some(response)) => return Ok(Extension::Answered(Box::new(response))),
@@ -146,7 +146,7 @@ impl Extended {
         let instance = plugins::instance(shard, plugin).await;
         let instance = instance.map_err(Unable::Failed)?;
         let cause = CallCause {
-            passed: self.passed,
+            hops: self.hops,
             on_behalf: Some(self.on_behalf.clone()),
         };
         let facts = Arc::new(OfRequest::new(&self.session, request.version()));
@@ -215,7 +215,7 @@ impl Extended {
         headers::remove_claims(&mut all);
         headers::restore_addresses(&mut all, request.headers());
         // How many waypoints it has passed is known already.
-        let _forged = Passed::take(&mut all);
+        let _forged = Hops::take(&mut all);
         // What asks for an upgrade was there before, and stays.
         for kept in headers::UPGRADE_OF_REQUESTS {
             for value in request.headers().get_all(&kept) {
@@ -281,7 +281,7 @@ impl Extended {
     ) -> Result<Option<Response<Answer>>, Reply> {
         let is_end = match response.body() {
             Answer::Own(body) => body.is_end_stream(),
-            Answer::Passed(incoming, ..) => incoming.is_end_stream(),
+            Answer::Hops(incoming, ..) => incoming.is_end_stream(),
         };
         for running in self.called.iter().rev() {
             let head = Head {
@@ -289,10 +289,10 @@ impl Extended {
                 headers: response.headers().clone(),
             };
             let id = running.id;
-            let given = running
+            let pass_through = running
                 .instance
                 .call(|vm| vm.headers(Direction::Response, id, head, is_end));
-            let settled = match given {
+            let settled = match pass_through {
                 Ok(outcome) => running.settled(Direction::Response, outcome).await,
                 Err(failure) => Err(failure.into()),
             };
@@ -372,7 +372,7 @@ impl Running {
 
 /// What the fail strategy says: an error refuses the request.
 fn refused_or_left_out(plugin: &Plugin, why: &str) -> Result<(), Reply> {
-    if plugin.told.fail_open {
+    if plugin.config.fail_open {
         Counts::add(&plugin.counts.passed);
         tracing::debug!(
             plugin = plugin.key,

@@ -76,7 +76,9 @@ fn end(session: &Session, version: Version, violation: Violation, text: &str) {
     let labels = HttpLabels::new(traffic, RequestProtocol::Http, code, flags);
     waypoint.http_metrics.refused(reason);
     waypoint.http_metrics.record(&labels, &report);
-    let is_silent = session.telling().is_some_and(|telling| telling.is_silent());
+    let is_silent = session
+        .telemetry_config()
+        .is_some_and(|telemetry_config| telemetry_config.is_silent());
     if let Some(format) = waypoint.config.access_log.filter(|_| !is_silent) {
         ambit_rt::logging::write_line(&report.line(format));
     }

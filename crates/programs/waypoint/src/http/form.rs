@@ -53,16 +53,16 @@ impl Form {
             return Err(reply.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
         let host = host(request).map_err(|error| Reply::refused(error, "host"))?;
-        let given = request.uri().path_and_query();
-        let given = given.map_or("/", PathAndQuery::as_str);
-        Self::normal(session, request.method(), host, given)
+        let pass_through = request.uri().path_and_query();
+        let pass_through = pass_through.map_or("/", PathAndQuery::as_str);
+        Self::normal(session, request.method(), host, pass_through)
     }
 
     fn normal(
         session: &Session,
         method: &Method,
         host: String,
-        given: &str,
+        pass_through: &str,
     ) -> Result<Self, Reply> {
         let mode = session
             .shard
@@ -70,7 +70,7 @@ impl Form {
             .published
             .gateway()
             .path_normalization;
-        let normal = path::for_request(method, given, mode);
+        let normal = path::for_request(method, pass_through, mode);
         let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
         let target = PathAndQuery::try_from(normal.as_str());
         let target = target.map_err(|error| Reply::refused(error.to_string(), "path_form"))?;

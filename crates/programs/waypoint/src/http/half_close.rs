@@ -14,7 +14,7 @@ use std::{
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::pace::Pace;
+use super::header_timeout::RequestPacing;
 
 /// Bytes of a connection that are read ahead while a response is on its way.
 const MAX_AHEAD_BYTES: usize = 64 << 10;
@@ -33,7 +33,7 @@ pub(super) struct ClientClosed;
 pub(super) struct HalfClose<IO> {
     io: IO,
     /// None: half-closed clients get their responses.
-    pace: Option<Pace>,
+    header_timeout: Option<RequestPacing>,
     ahead: BytesMut,
     /// Nothing more is read from the client.
     is_over: bool,
@@ -43,10 +43,10 @@ pub(super) struct HalfClose<IO> {
 
 impl<IO> HalfClose<IO> {
     /// Requests are cancelled if there is a `pace`, which knows of the requests on the connection.
-    pub(super) fn new(io: IO, pace: Option<Pace>) -> Self {
+    pub(super) fn new(io: IO, header_timeout: Option<RequestPacing>) -> Self {
         Self {
             io,
-            pace,
+            header_timeout,
             ahead: BytesMut::new(),
             is_over: false,
             is_truncated: false,
@@ -57,10 +57,10 @@ impl<IO> HalfClose<IO> {
 impl<IO: AsyncRead + Unpin> HalfClose<IO> {
     /// Reads ahead while a response is on its way.
     fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(pace) = &self.pace else {
+        let Some(header_timeout) = &self.header_timeout else {
             return Ok(());
         };
-        while pace.is_serving() {
+        while header_timeout.is_serving() {
             if self.is_over {
                 return Err(io::Error::new(
                     io::ErrorKind::ConnectionAborted,
@@ -69,7 +69,7 @@ impl<IO: AsyncRead + Unpin> HalfClose<IO> {
             }
             let is_full = self.ahead.len() >= MAX_AHEAD_BYTES;
             // More of a body is for its reader to ask for.
-            if is_full && !pace.has_whole_request() {
+            if is_full && !header_timeout.has_whole_request() {
                 return Ok(());
             }
             let mut space = [0; READ_BYTES];
@@ -160,14 +160,18 @@ mod tests {
         impl Sized,
     ) {
         let (client, server) = tokio::io::duplex(1 << 20);
-        let pace = Pace::default();
-        let serving = pace.begin();
+        let header_timeout = RequestPacing::default();
+        let serving = header_timeout.begin();
         let count = Count::of(false);
         if is_whole {
             count.completed();
         }
-        pace.reads(count);
-        (client, HalfClose::new(server, Some(pace)), serving)
+        header_timeout.reads(count);
+        (
+            client,
+            HalfClose::new(server, Some(header_timeout)),
+            serving,
+        )
     }
 
     #[tokio::test]

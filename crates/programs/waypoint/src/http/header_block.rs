@@ -17,7 +17,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use super::{overload::TooLarge, pace::TooSlow};
+use super::{header_timeout::TooSlow, overload::TooLarge};
 use crate::memory::{ConnectionMemory, Permit, Use};
 
 /// Bytes that one decoded field takes in a map of headers, with what the map has in reserve.

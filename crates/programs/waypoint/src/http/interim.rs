@@ -160,7 +160,7 @@ impl Expectation {
 
     /// The body of the request, once it is wanted.
     fn hold(&self, body: Body) -> Body {
-        let held = Held {
+        let held = EndpointLease {
             body,
             expectation: self.clone(),
             patience: None,
@@ -169,14 +169,14 @@ impl Expectation {
     }
 }
 
-struct Held {
+struct EndpointLease {
     body: Body,
     expectation: Expectation,
     /// Since the application has the head of the request.
     patience: Option<Pin<Box<Sleep>>>,
 }
 
-impl HttpBody for Held {
+impl HttpBody for EndpointLease {
     type Data = Bytes;
     type Error = BodyError;
 

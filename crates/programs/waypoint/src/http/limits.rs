@@ -27,7 +27,7 @@ use super::{
     overload::overloaded,
     reply::Reply,
 };
-use crate::{circle::Passed, headers::RATE_LIMITED, rate_limits::Limiter, session::Session};
+use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
 
 /// As Envoy says it.
 const LOCAL: &str = "local_rate_limited";
@@ -112,7 +112,7 @@ pub(super) struct Counted<'a> {
 pub(super) async fn limit(
     session: &Session,
     (counted, before): (Counted<'_>, Option<Counted<'_>>),
-    (admission, passed): (&Admission, Passed),
+    (admission, hops): (&Admission, Hops),
     limited: &mut Limited,
 ) -> Result<(), Reply> {
     let published = &session.shard.waypoint.published;
@@ -133,24 +133,24 @@ pub(super) async fn limit(
     }
     // Rate-limit services are asked only when no local limit refuses.
     for one in all.iter() {
-        let Some(global) = &one.told.global else {
+        let Some(global) = &one.config.global else {
             continue;
         };
         // The call would cause itself.
-        if session.caller.calls_for(&one.told.key.namespace) {
+        if session.caller.calls_for(&one.config.key.namespace) {
             continue;
         }
         let about = (&counted.request, before(one));
         let Some(question) = global::question(session, (one, global), about) else {
             continue;
         };
-        let about = (one.told.key.namespace.as_str(), global, question);
-        let asking = Box::pin(global::ask(session, about, passed));
+        let about = (one.config.key.namespace.as_str(), global, question);
+        let asking = Box::pin(global::ask(session, about, hops));
         let decided = tokio::select! {
             decided = asking => decided,
             () = admission.revoked() => return Err(Reply::denied()),
         };
-        decide(session, &one.told, decided, limited)?;
+        decide(session, &one.config, decided, limited)?;
     }
     Ok(())
 }
@@ -172,17 +172,17 @@ fn local(
     limiter: &Limiter,
     limited: &mut Limited,
 ) -> Result<(), Reply> {
-    let told = &limiter.told;
-    if let Some(why) = &told.not_understood {
-        tracing::debug!(limit = %told.key, %why, "a rate limit decides nothing");
-        return undecided(session, told, "local", ("not_understood", true));
+    let config = &limiter.config;
+    if let Some(why) = &config.not_understood {
+        tracing::debug!(limit = %config.key, %why, "a rate limit decides nothing");
+        return undecided(session, config, "local", ("not_understood", true));
     }
     let key = |of: &ambit_model::LocalLimit, request: &RouteRequest<'_>| -> Vec<_> {
         let parts = of.by.iter();
         parts.map(|key| value(session, request, key)).collect()
     };
     for (of, verdict) in limiter.take((request, before), key, Instant::now()) {
-        if told.tells && !told.dry_run {
+        if config.tells && !config.dry_run {
             limited.met(Met {
                 requests: of.requests,
                 per: of.per,
@@ -199,7 +199,7 @@ fn local(
                     ResponseFlag::RateLimited,
                 )
             };
-            over(session, told, "local", (reply, Some(after)), limited)?;
+            over(session, config, "local", (reply, Some(after)), limited)?;
         }
     }
     Ok(())
@@ -208,26 +208,26 @@ fn local(
 /// What a rate-limit service has decided, or has not.
 fn decide(
     session: &Session,
-    told: &RateLimit,
+    config: &RateLimit,
     decided: Result<Answer, global::LimitError>,
     limited: &mut Limited,
 ) -> Result<(), Reply> {
     let decided = match decided {
         Ok(decided) => decided,
         Err(global::LimitError::Ask(AskError::Exhausted(exhausted))) => {
-            count(session, told, "global", "no_memory");
+            count(session, config, "global", "no_memory");
             return Err(overloaded(exhausted));
         }
         Err(error) => {
             let why = ambit_proxy::report::chain(&error);
-            tracing::debug!(limit = %told.key, why, "a rate-limit service has not decided");
+            tracing::debug!(limit = %config.key, why, "a rate-limit service has not decided");
             let may_pass = error.may_fail_open();
-            return undecided(session, told, "global", (error.outcome(), may_pass));
+            return undecided(session, config, "global", (error.outcome(), may_pass));
         }
     };
-    if told.dry_run {
+    if config.dry_run {
         if decided.is_over {
-            count(session, told, "global", "dry_run");
+            count(session, config, "global", "dry_run");
         }
         return Ok(());
     }
@@ -238,7 +238,7 @@ fn decide(
     };
     let headers = decided.answer_headers.into_iter();
     limited.said.extend(headers.map(header));
-    if let Some(met) = decided.tightest.filter(|_| told.tells) {
+    if let Some(met) = decided.tightest.filter(|_| config.tells) {
         limited.met(Met {
             requests: met.requests,
             per: met.per,
@@ -247,7 +247,7 @@ fn decide(
         });
     }
     if !decided.is_over {
-        count(session, told, "global", "passed");
+        count(session, config, "global", "passed");
         return Ok(());
     }
     let text = String::from_utf8_lossy(&decided.body).into_owned();
@@ -260,41 +260,41 @@ fn decide(
         )
     };
     let after = decided.tightest.map(|met| met.reset);
-    over(session, told, "global", (reply, after), limited)
+    over(session, config, "global", (reply, after), limited)
 }
 
 /// A request is over a limit.
 fn over(
     session: &Session,
-    told: &RateLimit,
+    config: &RateLimit,
     kind: &'static str,
     (reply, after): (Reply, Option<Duration>),
     limited: &mut Limited,
 ) -> Result<(), Reply> {
-    if told.dry_run {
-        tracing::debug!(limit = %told.key, "a request is over a rate limit that is a dry run");
-        count(session, told, kind, "dry_run");
+    if config.dry_run {
+        tracing::debug!(limit = %config.key, "a request is over a rate limit that is a dry run");
+        count(session, config, kind, "dry_run");
         return Ok(());
     }
-    count(session, told, kind, "refused");
+    count(session, config, kind, "refused");
     limited.is_refused = true;
-    limited.after = after.filter(|_| told.tells);
+    limited.after = after.filter(|_| config.tells);
     Err(reply)
 }
 
 /// It is not known whether a request may pass: what is configured for that is done.
 fn undecided(
     session: &Session,
-    told: &RateLimit,
+    config: &RateLimit,
     kind: &'static str,
     (outcome, may_fail_open): (&'static str, bool),
 ) -> Result<(), Reply> {
-    count(session, told, kind, outcome);
-    if told.dry_run {
+    count(session, config, kind, outcome);
+    if config.dry_run {
         return Ok(());
     }
-    if told.fail_open && may_fail_open {
-        count(session, told, kind, "failed_open");
+    if config.fail_open && may_fail_open {
+        count(session, config, kind, "failed_open");
         return Ok(());
     }
     let flag = ResponseFlag::RateLimiterServiceError;
@@ -304,9 +304,9 @@ fn undecided(
     })
 }
 
-fn count(session: &Session, told: &RateLimit, kind: &'static str, outcome: &'static str) {
+fn count(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'static str) {
     let metrics = &session.shard.waypoint.http_metrics;
-    metrics.rate_limited(&told.key, kind, outcome);
+    metrics.rate_limited(&config.key, kind, outcome);
 }
 
 /// Returns the part of a request that tells it from others; `None` if the request does not have it.

@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::pace::Pace;
+use super::header_timeout::RequestPacing;
 
 /// How long a client that goes on sending is read.
 const MAX_LINGER: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ const READ_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub(super) struct Linger<IO> {
     io: IO,
-    pace: Pace,
+    header_timeout: RequestPacing,
     closing: Option<Closing>,
 }
 
@@ -69,10 +69,10 @@ impl Closing {
 
 impl<IO> Linger<IO> {
     /// `pace` knows whether the last request has been read to its end.
-    pub(super) fn new(io: IO, pace: Pace) -> Self {
+    pub(super) fn new(io: IO, header_timeout: RequestPacing) -> Self {
         Self {
             io,
-            pace,
+            header_timeout,
             closing: None,
         }
     }
@@ -105,7 +105,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Linger<IO> {
         let this = self.get_mut();
         if this.closing.is_none() {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            if !this.pace.has_cut_request() {
+            if !this.header_timeout.has_cut_request() {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -123,13 +123,13 @@ mod tests {
 
     fn lingering(is_whole: bool) -> (tokio::io::DuplexStream, Linger<tokio::io::DuplexStream>) {
         let (client, server) = duplex(1 << 10);
-        let pace = Pace::default();
+        let header_timeout = RequestPacing::default();
         let count = Count::of(false);
         if is_whole {
             count.completed();
         }
-        pace.reads(count);
-        (client, Linger::new(server, pace))
+        header_timeout.reads(count);
+        (client, Linger::new(server, header_timeout))
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,19 +20,19 @@ use super::{
     form::Form,
     limits::{self, Counted, Limited},
     outgoing,
-    retrying::Again,
+    retrying::RetryPolicy,
     send::{self, Sending},
     tee::{self, Copied},
 };
 use crate::{
     attachments::Attachments,
-    circle::Passed,
     headers,
+    hops::Hops,
     http::destination_attachments,
-    led_by::LedBy,
     memory::Use,
     message::{Body, Version},
     retry_mark::RetryMark,
+    route_owner::RouteOwner,
     session::Session,
 };
 
@@ -63,8 +63,8 @@ async fn cancelled(mut is_over: watch::Receiver<bool>) {
 pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],
-    passed: Passed,
-    (head, form, admission, by): (&request::Parts, &Form, &Admission, LedBy),
+    hops: Hops,
+    (head, form, admission, by): (&request::Parts, &Form, &Admission, RouteOwner),
     body: Body,
 ) -> (Body, Mirroring) {
     let (mirroring, is_over) = watch::channel(false);
@@ -135,11 +135,11 @@ pub(super) fn mirror(
             continue;
         };
         let sending = Sending {
-            passed: passed.mirrored(),
+            hops: hops.mirrored(),
             patience: None,
-            again: Again::Never,
+            again: RetryPolicy::Never,
             retry_mark: RetryMark::MIRROR,
-            kept: None,
+            sticky: None,
         };
         let (session, is_over) = (session.clone(), is_over.clone());
         ambit_rt::spawn("mirror", async move {
@@ -147,7 +147,7 @@ pub(super) fn mirror(
             let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
             let answering = async {
                 if let Some(counted) = &counted
-                    && counted.limit(&session, (&admission, passed)).await.is_err()
+                    && counted.limit(&session, (&admission, hops)).await.is_err()
                 {
                     return MirrorOutcome::Denied;
                 }
@@ -180,7 +180,7 @@ impl MirroredRequest {
     async fn limit(
         &self,
         session: &Session,
-        by: (&Admission, Passed),
+        by: (&Admission, Hops),
     ) -> Result<(), super::reply::Reply> {
         let request = RouteRequest {
             method: self.method.as_str(),

@@ -1,6 +1,6 @@
 //! What is known of a request while it is under way; reported when the last part of it is done.
 
-mod told;
+mod telemetry;
 
 use std::{
     sync::Arc,
@@ -19,9 +19,9 @@ use http::{
 };
 use hyper::body::Incoming;
 
-use super::{body::Count, reply::Reply, send::Chosen, tellable::tellable};
+use super::{body::Count, redact::redact_target, reply::Reply, send::Chosen};
 use crate::session::Session;
-use told::Told;
+use telemetry::RequestTelemetry;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -50,8 +50,8 @@ pub(super) struct Record {
     named: [Option<Vec<u8>>; 3],
     pub(super) received: Count,
     pub(super) sent: Count,
-    /// What is configured to be told of it.
-    told: Option<Box<Told>>,
+    /// Configured access logs and trace.
+    telemetry: Option<Box<RequestTelemetry>>,
 }
 
 impl Record {
@@ -61,7 +61,7 @@ impl Record {
             began: Instant::now(),
             started: SystemTime::now(),
             method: request.method().clone(),
-            target: tellable(session, &request.uri().to_string()).into_owned(),
+            target: redact_target(session, &request.uri().to_string()).into_owned(),
             host: String::new(),
             version: request.version(),
             is_grpc,
@@ -76,7 +76,7 @@ impl Record {
             named: [const { None }; 3],
             received: Count::of(is_grpc),
             sent: Count::of(is_grpc),
-            told: Told::of(session, request.headers()),
+            telemetry: RequestTelemetry::of(session, request.headers()),
         }
     }
 
@@ -85,7 +85,7 @@ impl Record {
         host.clone_into(&mut self.host);
         self.target.clear();
         self.target
-            .push_str(&tellable(&self.session, target.as_str()));
+            .push_str(&redact_target(&self.session, target.as_str()));
     }
 
     /// A token in it is not valid.
@@ -95,8 +95,8 @@ impl Record {
 
     /// Its place in a trace is written into its headers.
     pub(super) fn pass_trace_on(&self, headers: &mut HeaderMap) {
-        if let Some(told) = &self.told {
-            told.pass_on(headers);
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.pass_on(headers);
         }
     }
 
@@ -121,8 +121,8 @@ impl Record {
     pub(super) fn forwarded(&mut self, headers: &HeaderMap) {
         let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
         self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
-        if let Some(told) = &mut self.told {
-            told.forwarded(&self.session, headers);
+        if let Some(telemetry) = &mut self.telemetry {
+            telemetry.forwarded(&self.session, headers);
         }
     }
 
@@ -171,8 +171,8 @@ impl Record {
     pub(super) fn answered<B>(&mut self, response: &Response<B>) {
         self.status = response.status().as_u16();
         self.sent.grpc_status_of(response.headers());
-        if let Some(told) = &mut self.told {
-            told.answered(&self.session, response.headers());
+        if let Some(telemetry) = &mut self.telemetry {
+            telemetry.answered(&self.session, response.headers());
         }
     }
 
@@ -209,7 +209,7 @@ impl Drop for Record {
             self.flags
                 .insert(ResponseFlag::DownstreamConnectionTermination);
         }
-        let mut told = self.told.take();
+        let mut telemetry = self.telemetry.take();
         let session = &self.session;
         let [forwarded_for, user_agent, request_id] = &self.named;
         let cluster = self
@@ -254,10 +254,12 @@ impl Drop for Record {
         };
         let waypoint = &session.shard.waypoint;
         let traffic = self.traffic();
-        let has_logs = told.as_ref().is_some_and(|told| told.has_logs());
-        let changed = told
+        let has_logs = telemetry
+            .as_ref()
+            .is_some_and(|telemetry| telemetry.has_logs());
+        let changed = telemetry
             .as_mut()
-            .and_then(|told| told.tell(self, &report, &traffic));
+            .and_then(|telemetry| telemetry.report(self, &report, &traffic));
         let code = ResponseCode::new(self.status);
         let labels = HttpLabels::new(traffic, self.protocol(), code, self.flags);
         waypoint

@@ -1,8 +1,8 @@
-//! Whether a request that came to nothing is sent again.
+//! Retries of failed requests.
 //!
-//! Without a rule that says so, what may have reached an application is sent again only if that changes nothing: a
-//! request without a body whose method is idempotent (RFC 9110, section 9.2.2), or that HTTP/2 says was not processed
-//! (RFC 9113, section 8.7). A rule that asks for it has any request sent again whose body is small enough to be kept.
+//! Without a retry policy, a request that may have reached an application is retried only if that changes nothing: its
+//! method is idempotent and it has no body (RFC 9110, section 9.2.2), or HTTP/2 reports that it was not processed (RFC
+//! 9113, section 8.7). With a route's retry policy any request is retried whose body is small enough to be buffered.
 
 use std::time::Duration;
 
@@ -17,36 +17,36 @@ use crate::{
     message::{self, Body},
 };
 
-/// How often a request is sent again if no rule says it.
-const RETRIES: u32 = 2;
+/// Retries of a request without a retry policy.
+const DEFAULT_RETRIES: u32 = 2;
 
-/// When a request is sent again.
+/// When a request is retried.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Again<'a> {
-    /// Whatever happens, it goes to one endpoint.
+pub(super) enum RetryPolicy<'a> {
+    /// Never: it goes to one endpoint.
     Never,
     /// When nothing of it was sent: a waypoint before this one has sent it already.
     Unsent,
     /// When that changes nothing.
     Safely,
-    /// As a rule says.
+    /// As the route's retry policy says.
     ByRule(&'a HttpRetry),
 }
 
-/// What came of a try.
+/// Outcome of one attempt.
 #[derive(Debug)]
 pub(super) enum Outcome<'a> {
-    /// An answer.
+    /// A response.
     Answer(StatusCode, &'a HeaderMap),
-    /// None; perhaps the endpoint says that it has done nothing.
+    /// No response; `is_untouched` if the endpoint reports that it has not processed the request.
     Broken { is_untouched: bool },
-    /// None in time.
+    /// No response in time.
     Late,
 }
 
-/// One request and its tries.
+/// One request and its attempts.
 pub(super) struct Retrying<'a> {
-    again: Again<'a>,
+    again: RetryPolicy<'a>,
     head: Option<request::Parts>,
     /// None: it has no body.
     body: Option<Kept>,
@@ -57,7 +57,7 @@ pub(super) struct Retrying<'a> {
 impl<'a> Retrying<'a> {
     /// Keeps what is needed of a request.
     pub(super) fn of(
-        again: Again<'a>,
+        again: RetryPolicy<'a>,
         request: Request<Body>,
         memory: &ConnectionMemory,
     ) -> (Self, Request<Body>) {
@@ -72,9 +72,9 @@ impl<'a> Retrying<'a> {
         );
         let has_body = !request.body().is_end_stream();
         let is_kept = match again {
-            Again::Never | Again::Unsent => false,
-            Again::Safely => !has_body,
-            Again::ByRule(_) => true,
+            RetryPolicy::Never | RetryPolicy::Unsent => false,
+            RetryPolicy::Safely => !has_body,
+            RetryPolicy::ByRule(_) => true,
         };
         let (parts, body) = request.into_parts();
         let mut retrying = Self {
@@ -97,17 +97,18 @@ impl<'a> Retrying<'a> {
     /// Whether there is a reason to send it again, and it can be.
     pub(super) fn is_reason(&self, outcome: &Outcome<'_>) -> bool {
         let is_reason = match (self.again, outcome) {
-            (Again::Never | Again::Unsent, _) | (Again::Safely, Outcome::Late) => false,
-            (Again::Safely, Outcome::Answer(status, _)) => {
+            (RetryPolicy::Never | RetryPolicy::Unsent, _)
+            | (RetryPolicy::Safely, Outcome::Late) => false,
+            (RetryPolicy::Safely, Outcome::Answer(status, _)) => {
                 *status == StatusCode::SERVICE_UNAVAILABLE && self.is_idempotent
             }
-            (Again::Safely, Outcome::Broken { is_untouched }) => {
+            (RetryPolicy::Safely, Outcome::Broken { is_untouched }) => {
                 *is_untouched || self.is_idempotent
             }
-            (Again::ByRule(rule), Outcome::Answer(status, headers)) => {
+            (RetryPolicy::ByRule(rule), Outcome::Answer(status, headers)) => {
                 route::is_asked_again(rule, *status, headers)
             }
-            (Again::ByRule(_), Outcome::Broken { .. } | Outcome::Late) => true,
+            (RetryPolicy::ByRule(_), Outcome::Broken { .. } | Outcome::Late) => true,
         };
         let is_kept = self.head.is_some() && self.body.as_ref().is_none_or(Kept::is_kept);
         is_reason && is_kept
@@ -124,20 +125,20 @@ impl<'a> Retrying<'a> {
 
     /// Whether it is sent again when nothing of it was sent.
     pub(super) fn may_try_another(&self) -> bool {
-        !matches!(self.again, Again::Never)
+        !matches!(self.again, RetryPolicy::Never)
     }
 
     /// Whether it may be sent to the same endpoint if there is no other.
     pub(super) fn may_try_the_same(&self) -> bool {
-        matches!(self.again, Again::ByRule(_))
+        matches!(self.again, RetryPolicy::ByRule(_))
     }
 
     /// Counts a retry, if there may be another: what is waited before it.
     pub(super) fn next(&mut self) -> Option<Duration> {
         let (most, wait) = match self.again {
-            Again::Never => (0, Duration::ZERO),
-            Again::Unsent | Again::Safely => (RETRIES, Duration::ZERO),
-            Again::ByRule(rule) => {
+            RetryPolicy::Never => (0, Duration::ZERO),
+            RetryPolicy::Unsent | RetryPolicy::Safely => (DEFAULT_RETRIES, Duration::ZERO),
+            RetryPolicy::ByRule(rule) => {
                 let wait = route::wait(rule, self.done, &mut rand::rng());
                 (rule.attempts, wait)
             }
@@ -165,7 +166,7 @@ mod tests {
     }
 
     /// What is sent again, of a request of that kind.
-    fn again(again: Again<'_>, method: &Method, body: &'static str) -> [bool; 5] {
+    fn again(again: RetryPolicy<'_>, method: &Method, body: &'static str) -> [bool; 5] {
         let (retrying, _first) = Retrying::of(again, request(method.clone(), body), &memory());
         let none = HeaderMap::new();
         [
@@ -191,26 +192,26 @@ mod tests {
             attempts: 1,
             backoff: None,
         };
-        let by_rule = Again::ByRule(&rule);
+        let by_rule = RetryPolicy::ByRule(&rule);
         let (none, all) = ([false; 5], [false, true, true, true, true]);
         for (kind, method, body, expected) in [
             (
-                Again::Safely,
+                RetryPolicy::Safely,
                 Method::GET,
                 "",
                 [true, false, true, true, false],
             ),
             (
-                Again::Safely,
+                RetryPolicy::Safely,
                 Method::POST,
                 "",
                 [false, false, true, false, false],
             ),
-            (Again::Safely, Method::PUT, "a", none),
+            (RetryPolicy::Safely, Method::PUT, "a", none),
             (by_rule, Method::GET, "", all),
             (by_rule, Method::POST, "a", all),
-            (Again::Never, Method::GET, "", none),
-            (Again::Unsent, Method::GET, "", none),
+            (RetryPolicy::Never, Method::GET, "", none),
+            (RetryPolicy::Unsent, Method::GET, "", none),
         ] {
             assert_eq!(
                 again(kind, &method, body),
@@ -228,19 +229,24 @@ mod tests {
                 attempts,
                 backoff: Some(Duration::from_secs(backoff)),
             };
-            let (mut retrying, _) =
-                Retrying::of(Again::ByRule(&rule), request(Method::GET, ""), &memory());
+            let (mut retrying, _) = Retrying::of(
+                RetryPolicy::ByRule(&rule),
+                request(Method::GET, ""),
+                &memory(),
+            );
             for _ in 0..attempts {
                 assert!(retrying.next().unwrap() >= Duration::from_secs(backoff));
             }
             assert_eq!(retrying.next(), None);
         }
-        let (mut retrying, _) = Retrying::of(Again::Safely, request(Method::GET, ""), &memory());
+        let (mut retrying, _) =
+            Retrying::of(RetryPolicy::Safely, request(Method::GET, ""), &memory());
         assert_eq!(
             [(); 3].map(|()| retrying.next().is_some()),
             [true, true, false]
         );
-        let (mut retrying, _) = Retrying::of(Again::Never, request(Method::GET, ""), &memory());
+        let (mut retrying, _) =
+            Retrying::of(RetryPolicy::Never, request(Method::GET, ""), &memory());
         assert_eq!(retrying.next(), None);
     }
 }

@@ -17,8 +17,8 @@ use super::{
     reply::Reply,
 };
 use crate::{
-    led_by::LedBy,
     message::{self, Body},
+    route_owner::RouteOwner,
     session::{Misdirected, Session},
     target::Target,
 };
@@ -116,7 +116,7 @@ impl Taken {
     }
 
     /// The endpoint of the session that the request is of.
-    pub(super) fn kept(&self) -> Option<&BackendEndpoint> {
+    pub(super) fn sticky(&self) -> Option<&BackendEndpoint> {
         self.rule.as_ref()?.session.as_ref()?.endpoint.as_ref()
     }
 
@@ -142,9 +142,9 @@ impl Taken {
     }
 
     /// Who has written the rule.
-    pub(super) fn led_by(&self) -> LedBy {
+    pub(super) fn route_owner(&self) -> RouteOwner {
         let rule = self.rule.as_ref();
-        LedBy::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
+        RouteOwner::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
     }
 
     /// Whether [`Self::change`] may make another request of it.
@@ -278,14 +278,14 @@ pub(super) fn route(
     }
     let affinity = rule.session.as_ref();
     let mut affinity = affinity.map(|of| Affinity::of(of, request.headers(), affinity::now()));
-    let kept = affinity.as_mut().and_then(|affinity| {
+    let sticky = affinity.as_mut().and_then(|affinity| {
         let find = |to: &HttpBackend, mark: u64| match destination(to, served_at) {
             Ok(destination) => destination.marked(session, mark),
             Err(_) => Found::Gone,
         };
         affinity.backend(rule, find)
     });
-    let drawn = kept.or_else(|| rule.backend(&mut rand::rng()));
+    let drawn = sticky.or_else(|| rule.backend(&mut rand::rng()));
     let chosen = Chosen {
         rule: rule.clone(),
         backend: drawn.map(|(place, _)| place),

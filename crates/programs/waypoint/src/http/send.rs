@@ -17,25 +17,25 @@ use hyper::body::{Body as _, Incoming};
 use super::{
     broken::Broken,
     destination::{Destination, NoPlace},
-    endpoint::{self, Ruling},
-    leave::Leave,
+    endpoint::{self, DestinationDecision},
     overload,
     reply::Reply,
-    retrying::{Again, Outcome, Retrying},
+    retry_permit::RetryPermit,
+    retrying::{Outcome, RetryPolicy, Retrying},
 };
 use crate::{
     applied_services::AppliedServices,
-    circle::Passed,
-    destination::{Held, NoWay},
+    destination::{EndpointLease, NoUpstream},
+    hops::Hops,
     memory::{Exhausted, Permit, Use},
     message::{self, Body, Version},
-    origination::Toward,
+    origination::TlsUpstream,
     retry_mark::RetryMark,
     session::Session,
     target::Target,
     upstream::{
         Checkout, ConnectOptions, HttpKey, Keep, Preamble, RequestGuard, STREAM_WINDOW, StreamSlot,
-        UpstreamError, Way,
+        Upstream, UpstreamError,
     },
 };
 
@@ -50,7 +50,7 @@ pub(super) struct Chosen {
     /// What its certificate was verified for.
     pub(super) remote_identity: Option<ArcStr>,
     /// What is counted until the answer's end, where a rule is followed.
-    held: Option<Arc<(Held, Arc<Ruling>)>>,
+    held: Option<Arc<(EndpointLease, Arc<DestinationDecision>)>>,
     /// The same at the connection, where streams of it are counted.
     /// On a connection of its own, what abandons the request when it is dropped.
     connection: (Option<StreamSlot>, Option<RequestGuard>),
@@ -60,10 +60,10 @@ pub(super) struct Chosen {
 
 impl Chosen {
     /// Endpoint of a request to `destination` that goes this way.
-    fn of(destination: &Destination, session: &Session, way: &Way) -> Self {
+    fn of(destination: &Destination, session: &Session, upstream: &Upstream) -> Self {
         Self {
-            endpoint: way.endpoint(),
-            workload: way.workload().cloned(),
+            endpoint: upstream.endpoint(),
+            workload: upstream.workload().cloned(),
             service: destination.service(session),
             remote: match destination {
                 Destination::Host(host) => Some(host.clone()),
@@ -80,14 +80,14 @@ impl Chosen {
 /// How a request is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending<'a> {
-    pub(super) passed: Passed,
+    pub(super) hops: Hops,
     /// How long one try may take until it is answered.
     pub(super) patience: Option<Duration>,
-    pub(super) again: Again<'a>,
+    pub(super) again: RetryPolicy<'a>,
     /// Whether a waypoint before this one sends it again.
     pub(super) retry_mark: RetryMark,
     /// The endpoint of the session that it is of.
-    pub(super) kept: Option<&'a BackendEndpoint>,
+    pub(super) sticky: Option<&'a BackendEndpoint>,
 }
 
 /// An answer.
@@ -118,22 +118,26 @@ pub(super) struct Failure {
 }
 
 /// TLS with endpoints, where it begins here.
-fn toward<'a>(
+fn tls_upstream<'a>(
     session: &'a Session,
-    ruling: Option<&'a Ruling>,
+    decision: Option<&'a DestinationDecision>,
     host: &'a str,
-) -> Option<Toward<'a>> {
-    Some(Toward {
-        origination: ruling?.port.tls()?,
+) -> Option<TlsUpstream<'a>> {
+    Some(TlsUpstream {
+        origination: decision?.port.tls()?,
         config: &session.shard.waypoint.config,
         host,
     })
 }
 
 /// What connections to endpoints begin with, as the destination's rule has it.
-fn preamble(session: &Session, ruling: Option<&Ruling>, way: &Way) -> Option<Preamble> {
+fn preamble(
+    session: &Session,
+    decision: Option<&DestinationDecision>,
+    upstream: &Upstream,
+) -> Option<Preamble> {
     let (client, called) = (session.caller.address, session.target.address());
-    Preamble::of(ruling?.port.policy(), way, client, called)
+    Preamble::of(decision?.port.policy(), upstream, client, called)
 }
 
 /// Sends a request; returns the answer's head, its body still to come.
@@ -151,28 +155,30 @@ pub(super) async fn send(
         ));
     };
     let Sending {
-        passed,
+        hops,
         patience,
         again,
         mut retry_mark,
-        kept,
+        sticky,
     } = sending;
     let asked = (request.headers(), request.uri());
-    let ruling = destination.ruling(session, version, asked).await?;
-    let ruled = ruling.as_ref();
-    let limits = ruling.as_ref().map(|ruling| *ruling.port.limits());
+    let decision = destination.decision(session, version, asked).await?;
+    let ruled = decision.as_ref();
+    let limits = decision.as_ref().map(|decision| *decision.port.limits());
     let limits = limits.unwrap_or_default();
     let has_body = !request.body().is_end_stream();
     let host = destination.host(session);
-    let toward = toward(session, ruling.as_deref(), &host);
+    let tls_upstream = tls_upstream(session, decision.as_deref(), &host);
     let window = window(session, version).map_err(Failure::overloaded)?;
     let (mut retrying, mut request) = Retrying::of(again, request, &session.memory);
     let active = session.shard.retries.active(destination.account(session));
-    let mut leave: Option<Leave> = None;
+    let mut retry_permit: Option<RetryPermit> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
-    let mut way = destination.way(session, &own, ruled, (&failed, kept)).await;
+    let mut upstream = destination
+        .upstream(session, &own, ruled, (&failed, sticky))
+        .await;
     loop {
-        let (to, held) = way?;
+        let (to, held) = upstream?;
         let to = &to;
         let mut chosen = Chosen::of(destination, session, to);
         failed.extend(
@@ -182,9 +188,9 @@ pub(super) async fn send(
                 .map(|workload| workload.uid().clone()),
         );
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
-        tell_waypoint(&mut request, to, passed, retry_mark);
+        tell_waypoint(&mut request, to, hops, retry_mark);
         // Without an endpoint of its own choice it is the next waypoint that speaks to one.
-        let over = toward.filter(|_| held.is_some() || !to.leads_to_waypoint());
+        let over = tls_upstream.filter(|_| held.is_some() || !to.leads_to_waypoint());
         if let Some(over) = over {
             chosen.remote = Some(host.clone());
             chosen.remote_identity = over.identity();
@@ -192,7 +198,7 @@ pub(super) async fn send(
                 message::secure(&mut request);
             }
         }
-        let preamble = preamble(session, ruling.as_deref(), to);
+        let preamble = preamble(session, decision.as_deref(), to);
         let opening = ConnectOptions {
             limits: &limits,
             tls: over.map(|over| (over, Some(version))),
@@ -205,12 +211,12 @@ pub(super) async fn send(
         };
         report(session, held.as_ref(), outcome.as_ref(), has_body);
         chosen.window.clone_from(&window);
-        chosen.held = held.zip(ruling.clone()).map(Arc::new);
-        let Tried {
+        chosen.held = held.zip(decision.clone()).map(Arc::new);
+        let AttemptResult {
             mut ended,
             is_reason,
             unsent,
-        } = Tried::of(outcome, chosen, &retrying, ruling.as_deref());
+        } = AttemptResult::of(outcome, chosen, &retrying, decision.as_deref());
         // What was not sent is no burden to anybody.
         let is_burden = unsent.is_none();
         if is_burden && !is_reason {
@@ -223,9 +229,9 @@ pub(super) async fn send(
         retry_mark = retry_mark.or(is_burden);
         if is_burden {
             // The one before is over.
-            drop(leave.take());
-            leave = Leave::of(session, ruling.as_ref(), &active);
-            if leave.is_none() {
+            drop(retry_permit.take());
+            retry_permit = RetryPermit::of(session, decision.as_ref(), &active);
+            if retry_permit.is_none() {
                 flag(&mut ended, ResponseFlag::UpstreamOverflow);
                 return ended;
             }
@@ -234,12 +240,16 @@ pub(super) async fn send(
             tokio::time::sleep(wait).await;
         }
         // To another if there is one: this one would be asked to do what it has just failed to do.
-        way = destination.way(session, &own, ruled, (&failed, kept)).await;
-        if way.is_err() && retrying.may_try_the_same() {
+        upstream = destination
+            .upstream(session, &own, ruled, (&failed, sticky))
+            .await;
+        if upstream.is_err() && retrying.may_try_the_same() {
             failed.clear();
-            way = destination.way(session, &own, ruled, (&failed, kept)).await;
+            upstream = destination
+                .upstream(session, &own, ruled, (&failed, sticky))
+                .await;
         }
-        if way.is_err()
+        if upstream.is_err()
             || matches!(
                 (destination, &session.target),
                 (Destination::Target, Target::Pod { .. })
@@ -275,14 +285,14 @@ fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Ex
 }
 
 /// Tells the next waypoint, if there is one, what has become of the request so far.
-fn tell_waypoint(request: &mut Request<Body>, to: &Way, passed: Passed, retry_mark: RetryMark) {
+fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_mark: RetryMark) {
     let (headers, is_next) = (request.headers_mut(), to.leads_to_waypoint());
-    passed.tell(headers, is_next);
+    hops.write(headers, is_next);
     retry_mark.write(headers, is_next);
 }
 
 /// What a try came to.
-struct Tried {
+struct AttemptResult {
     ended: Result<Sent, Failure>,
     /// Whether that is a reason for another.
     is_reason: bool,
@@ -290,13 +300,13 @@ struct Tried {
     unsent: Option<Request<Body>>,
 }
 
-impl Tried {
+impl AttemptResult {
     /// Without an outcome its time was over.
     fn of(
-        outcome: Option<Result<Response<Incoming>, Attempt>>,
+        outcome: Option<Result<Response<Incoming>, FailedAttempt>>,
         mut chosen: Chosen,
         retrying: &Retrying<'_>,
-        ruling: Option<&Ruling>,
+        decision: Option<&DestinationDecision>,
     ) -> Self {
         let mut unsent = None;
         let (is_reason, ended) = match outcome {
@@ -307,14 +317,14 @@ impl Tried {
             Some(Ok(mut response)) => {
                 let extensions = response.extensions_mut();
                 chosen.connection = (extensions.remove(), extensions.remove());
-                if let Some(ruling) = ruling {
-                    ruling.answer(response.headers_mut());
+                if let Some(decision) = decision {
+                    decision.answer(response.headers_mut());
                 }
                 let answer = Outcome::Answer(response.status(), response.headers());
                 let is_reason = retrying.is_reason(&answer);
                 (is_reason, Ok(Sent::new(response, chosen)))
             }
-            Some(Err(Attempt {
+            Some(Err(FailedAttempt {
                 broken,
                 unsent: whole,
             })) => {
@@ -344,8 +354,8 @@ fn flag(ended: &mut Result<Sent, Failure>, flag: ResponseFlag) {
 /// Tells of an endpoint that a rule chose what came of a try.
 fn report(
     session: &Session,
-    held: Option<&Held>,
-    outcome: Option<&Result<Response<Incoming>, Attempt>>,
+    held: Option<&EndpointLease>,
+    outcome: Option<&Result<Response<Incoming>, FailedAttempt>>,
     has_body: bool,
 ) {
     let seen = match outcome {
@@ -357,12 +367,12 @@ fn report(
         None => (!has_body).then_some(ambit_resilience::Outcome::Failed),
     };
     if let (Some(held), Some(seen)) = (held, seen) {
-        held.report(session.shard.waypoint.around(), seen);
+        held.report(session.shard.waypoint.rule_context(), seen);
     }
 }
 
 /// A try that failed.
-struct Attempt {
+struct FailedAttempt {
     broken: Broken,
     /// The request, if nothing of it was sent.
     unsent: Option<Request<Body>>,
@@ -371,30 +381,30 @@ struct Attempt {
 async fn attempt(
     session: &Session,
     own: &Local,
-    way: &Way,
+    upstream: &Upstream,
     (version, opening): (Version, ConnectOptions<'_>),
     mut request: Request<Body>,
-) -> Result<Response<Incoming>, Attempt> {
-    let key = HttpKey::new(way, version).over(opening.tls.map(|(over, _)| over.key()));
+) -> Result<Response<Incoming>, FailedAttempt> {
+    let key = HttpKey::new(upstream, version).over(opening.tls.map(|(over, _)| over.key()));
     let key = key.beginning(opening.preamble.cloned());
     let caller = &session.caller;
     let key = key.for_caller(caller.identity.as_ref(), caller.address.ip());
-    let applied = way.applied_services(session.target.service_name());
+    let applied = upstream.applied_services(session.target.service_name());
     let key = key.applied(applied.clone());
     let pool = &session.shard.upstreams.http;
-    let sent = |error| Attempt {
+    let sent = |error| FailedAttempt {
         broken: Broken::of(&error, version),
         unsent: None,
     };
     // Only extended ones are sent.
     let is_connect = *request.method() == Method::CONNECT;
     // A connection that waited may have been closed by its endpoint in the meantime.
-    while let Some(kept) = if is_connect {
+    while let Some(pooled) = if is_connect {
         None
     } else {
         pool.take(&key, opening.limits)
     } {
-        match kept.send(pool, request).await {
+        match pooled.send(pool, request).await {
             Ok(response) => return Ok(response),
             Err(mut error) => match error.take_message() {
                 Some(unsent) => request = unsent,
@@ -403,10 +413,18 @@ async fn attempt(
         }
     }
     let reader = caller.identity.as_ref().map(|one| &*one.namespace);
-    let checkout = match open(session, own, (way, &applied), &key, (opening, is_connect)).await {
+    let checkout = match open(
+        session,
+        own,
+        (upstream, &applied),
+        &key,
+        (opening, is_connect),
+    )
+    .await
+    {
         Ok(checkout) => checkout,
         Err(error) => {
-            return Err(Attempt {
+            return Err(FailedAttempt {
                 broken: Broken::unreached(&*error, reader),
                 unsent: Some(request),
             });
@@ -414,7 +432,7 @@ async fn attempt(
     };
     checkout.send(pool, request).await.map_err(|mut error| {
         let unsent = error.take_message();
-        Attempt {
+        FailedAttempt {
             unsent,
             ..sent(error.into_error())
         }
@@ -424,7 +442,7 @@ async fn attempt(
 async fn open(
     session: &Session,
     own: &Local,
-    (way, applied): (&Way, &AppliedServices),
+    (upstream, applied): (&Upstream, &AppliedServices),
     key: &HttpKey,
     (opening, is_connect): (ConnectOptions<'_>, bool),
 ) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
@@ -437,7 +455,7 @@ async fn open(
     };
     let upstreams = &session.shard.upstreams;
     let memory = &session.memory;
-    let connecting = upstreams.connect(memory, way, own, &forwarded, (None, applied), opening);
+    let connecting = upstreams.connect(memory, upstream, own, &forwarded, (None, applied), opening);
     let stream = connecting.await?;
     if is_connect {
         return Ok(upstreams.http.begin_extended(key, stream).await?);
@@ -446,20 +464,20 @@ async fn open(
     Ok(upstreams.http.begin(key, stream, keep).await?)
 }
 
-impl From<NoWay> for Failure {
-    fn from(from: NoWay) -> Self {
+impl From<NoUpstream> for Failure {
+    fn from(from: NoUpstream) -> Self {
         let details = from.to_string();
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let reply = match from {
-            NoWay::Unsupported(why) => {
+            NoUpstream::Unsupported(why) => {
                 Reply::new(unavailable, why.as_str(), ResponseFlag::NoCluster)
             }
-            NoWay::Overflow(_) => Reply::new(
+            NoUpstream::Overflow(_) => Reply::new(
                 unavailable,
                 "upstream connect error or disconnect/reset before headers. reset reason: overflow",
                 ResponseFlag::UpstreamOverflow,
             ),
-            NoWay::Ejected(_) | NoWay::Subset(..) | NoWay::Route(_) => Reply::new(
+            NoUpstream::Ejected(_) | NoUpstream::Subset(..) | NoUpstream::Route(_) => Reply::new(
                 unavailable,
                 "no healthy upstream",
                 ResponseFlag::NoHealthyUpstream,

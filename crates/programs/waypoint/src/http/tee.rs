@@ -53,19 +53,19 @@ struct Copying {
 }
 
 enum Piece {
-    Frame(Frame<Bytes>, Held),
+    Frame(Frame<Bytes>, EndpointLease),
     End,
 }
 
 /// Bytes that wait for a mirror.
-struct Held {
+struct EndpointLease {
     bytes: usize,
     own: Arc<AtomicUsize>,
     all: Behind,
     _permit: Permit,
 }
 
-impl Drop for Held {
+impl Drop for EndpointLease {
     fn drop(&mut self) {
         self.own.fetch_sub(self.bytes, Relaxed);
         self.all.0.fetch_sub(self.bytes, Relaxed);
@@ -131,7 +131,7 @@ impl Copying {
         };
         let own = self.own.fetch_add(bytes, Relaxed) + bytes;
         let all = self.all.0.fetch_add(bytes, Relaxed) + bytes;
-        let held = Held {
+        let held = EndpointLease {
             bytes,
             own: self.own.clone(),
             all: self.all.clone(),

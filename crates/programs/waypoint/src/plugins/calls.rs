@@ -112,7 +112,7 @@ async fn answer(
         service: &service,
         port,
         caller: CallFor::Namespace(&plugin.namespace),
-        passed: cause.passed,
+        hops: cause.hops,
         on_behalf: cause.on_behalf.as_deref(),
     };
     let mut counted = begin(shard, plugin, cause, version, &request)?;

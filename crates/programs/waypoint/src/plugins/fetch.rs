@@ -78,33 +78,36 @@ impl Fetcher {
     }
 
     /// The module of a plugin.
-    pub(crate) async fn fetch(&self, told: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
-        let fetched = tokio::time::timeout(self.patience, self.at_hand_or_fetched(told)).await;
+    pub(crate) async fn fetch(&self, config: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
+        let fetched = tokio::time::timeout(self.patience, self.at_hand_or_fetched(config)).await;
         fetched.map_err(|_| FetchError::TooLong(self.patience))?
     }
 
-    async fn at_hand_or_fetched(&self, told: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
-        let (url, wanted) = (told.url.as_str(), told.sha256.as_str());
+    async fn at_hand_or_fetched(
+        &self,
+        config: &WaypointExtension,
+    ) -> Result<Arc<[u8]>, FetchError> {
+        let (url, wanted) = (config.url.as_str(), config.sha256.as_str());
         if let Some(path) = url.strip_prefix("file://") {
             let bytes = file(path).await?;
             return Ok(compared(bytes, wanted, None)?.into());
         }
         // What a digest names does not change.
-        let may_be_kept = !told.always_pull || !wanted.is_empty();
+        let may_be_kept = !config.always_pull || !wanted.is_empty();
         // What was had with credentials is for those who have some, too.
-        let whose = match told.pull_secret.is_empty() {
+        let whose = match config.pull_secret.is_empty() {
             true => "",
-            false => told.namespace.as_str(),
+            false => config.namespace.as_str(),
         };
         let kept_as = cache::Key { url, wanted, whose };
         if may_be_kept && let Some(kept) = self.cache.take(kept_as).await {
             return Ok(kept.into());
         }
-        let client = match sources::is_administrators(told) {
+        let client = match sources::is_administrators(config) {
             true => self.client.clone(),
             false => self.client.for_plugin(Caller {
                 waypoint: self.waypoint.clone(),
-                plugin: Arc::new(told.clone()),
+                plugin: Arc::new(config.clone()),
             }),
         };
         let bytes = if let Some(image) = url.strip_prefix("oci://") {
@@ -113,7 +116,7 @@ impl Fetcher {
                 .insecure
                 .iter()
                 .any(|one| one == "*" || *one == image.registry);
-            let pulled = oci::pull(&client, &image, is_insecure, &told.pull_secret).await?;
+            let pulled = oci::pull(&client, &image, is_insecure, &config.pull_secret).await?;
             compared(pulled.module, wanted, Some(&pulled.digest))?
         } else if url.starts_with("http://") || url.starts_with("https://") {
             let response = client.get(url, &[], MAX_MODULE).await?;

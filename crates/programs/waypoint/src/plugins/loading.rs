@@ -103,17 +103,17 @@ async fn load_one(
             Ok(module) => {
                 tracing::info!(
                     plugin = plugin.key,
-                    url = plugin.told.url.as_str(),
+                    url = plugin.config.url.as_str(),
                     "a plugin's module is ready"
                 );
                 plugin.set(State::Ready(module));
                 return published.extension_loaded();
             }
             Err(why) => {
-                let fail_open = plugin.told.fail_open;
+                let fail_open = plugin.config.fail_open;
                 tracing::error!(
                     plugin = plugin.key,
-                    url = plugin.told.url.as_str(),
+                    url = plugin.config.url.as_str(),
                     error = why,
                     fail_open,
                     "a plugin's module cannot be had: requests are decided by its fail strategy, or by its last version"
@@ -132,7 +132,7 @@ async fn load_once(
     (engine, compiling): &(Engine, Arc<Semaphore>),
     plugin: &Plugin,
 ) -> Result<Module, String> {
-    let bytes = fetcher.fetch(&plugin.told).await;
+    let bytes = fetcher.fetch(&plugin.config).await;
     let bytes = bytes.map_err(|error| ambit_proxy::report::chain(&error))?;
     let engine = engine.clone();
     // Never closed.

@@ -73,7 +73,7 @@ async fn open(
         service: &service,
         port,
         caller: CallFor::Namespace(&plugin.namespace),
-        passed: cause.passed,
+        hops: cause.hops,
         on_behalf: cause.on_behalf.as_deref(),
     };
     let counted = calls::begin(shard, plugin, cause, Version::Http2, &request)?;

@@ -5,7 +5,9 @@ use ambit_model::{ArcStr, RouteName};
 use ambit_tls::{FirstMessage, HelloError};
 use tokio::{io::AsyncRead, time::Duration};
 
-use crate::{http::Destination, led_by::LedBy, session::Session, sniff::Sniffed, target::Target};
+use crate::{
+    http::Destination, route_owner::RouteOwner, session::Session, sniff::Sniffed, target::Target,
+};
 
 /// How long the first message of TLS is waited for, on ports where it says where a connection goes.
 const HELLO: Duration = Duration::from_secs(10);
@@ -15,7 +17,7 @@ const HELLO: Duration = Duration::from_secs(10);
 pub(super) struct Routed {
     pub(super) destination: Destination,
     /// Who has written the route.
-    pub(super) by: LedBy,
+    pub(super) by: RouteOwner,
     /// The server name that the client asks for, if that was read.
     pub(super) sni: Option<String>,
     /// Nobody declares what the port speaks: it may be passed through only as long as nothing is for requests to it.
@@ -54,7 +56,7 @@ impl Routed {
     pub(super) fn undeclared() -> Self {
         Self {
             destination: Destination::Target,
-            by: LedBy::Service,
+            by: RouteOwner::Service,
             sni: None,
             is_undeclared: true,
         }
@@ -134,8 +136,11 @@ fn named(
         })
 }
 
-fn choose(session: &Session, opening: Opening<'_>) -> Result<(Destination, LedBy), RouteError> {
-    let straight = (Destination::Target, LedBy::Service);
+fn choose(
+    session: &Session,
+    opening: Opening<'_>,
+) -> Result<(Destination, RouteOwner), RouteError> {
+    let straight = (Destination::Target, RouteOwner::Service);
     let Target::Service {
         served, address, ..
     } = &session.target
@@ -172,7 +177,7 @@ fn choose(session: &Session, opening: Opening<'_>) -> Result<(Destination, LedBy
         Ok(name) if *name == served.name && backend.port == address.port() => Ok(straight),
         Ok(name) => {
             let destination = Destination::Backend(name.clone(), backend.port);
-            Ok((destination, LedBy::of(rule.is_of_clients)))
+            Ok((destination, RouteOwner::of(rule.is_of_clients)))
         }
         Err(why) => Err(none(why.clone())),
     }

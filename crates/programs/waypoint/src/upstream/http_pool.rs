@@ -27,7 +27,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 
-use super::{Aborting, InUse, Preamble, Stream, Way};
+use super::{Aborting, InUse, Preamble, Stream, Upstream};
 use crate::{
     applied_services::AppliedServices,
     config::HeaderLimits,
@@ -82,9 +82,9 @@ pub(crate) struct HttpKey {
 }
 
 impl HttpKey {
-    pub(crate) fn new(way: &Way, version: Version) -> Self {
-        match way {
-            Way::Plain(peer, _) => Self {
+    pub(crate) fn new(upstream: &Upstream, version: Version) -> Self {
+        match upstream {
+            Upstream::Plain(peer, _) => Self {
                 peer: *peer,
                 tunnel: None,
                 version,
@@ -94,7 +94,7 @@ impl HttpKey {
                 applied: AppliedServices::default(),
                 preamble: None,
             },
-            Way::Tunnel(route) => Self {
+            Upstream::Tunnel(route) => Self {
                 peer: route.addr,
                 tunnel: Some((route.authority.clone(), route.expected.to_vec())),
                 version,

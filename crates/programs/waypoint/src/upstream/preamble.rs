@@ -6,7 +6,7 @@ use ambit_codec::ProxyHeader;
 use ambit_model::{DestinationPolicy, ProxyProtocol};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
-use super::Way;
+use super::Upstream;
 
 /// The header's bytes. A connection that begins with one carries what comes from that client's connection alone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,16 +17,22 @@ impl Preamble {
     /// speaks HBONE, and expects none.
     pub(crate) fn of(
         policy: &DestinationPolicy,
-        way: &Way,
+        upstream: &Upstream,
         client: SocketAddr,
         called: SocketAddr,
     ) -> Option<Self> {
-        let version = policy.proxy_protocol.filter(|_| !way.leads_to_waypoint())?;
+        let version = policy
+            .proxy_protocol
+            .filter(|_| !upstream.leads_to_waypoint())?;
         // A service that is called by its name, and has no address, is at its endpoint's.
         let is_known = !called.ip().is_unspecified();
         let header = ProxyHeader {
             source: client,
-            destination: if is_known { called } else { way.endpoint() },
+            destination: if is_known {
+                called
+            } else {
+                upstream.endpoint()
+            },
             identity: None,
         };
         let bytes = match version {

@@ -3,7 +3,7 @@
 use ambit_k8s_api::Kind;
 use ambit_model::JwtKeys;
 
-use super::{told::grant, *};
+use super::{routes_and_conditions::grant, *};
 use crate::{KeySource, KeyState, condition::Subject};
 
 const TOLD: &str = "shop/wp by shop/ra";

@@ -6,7 +6,7 @@ use ambit_model::{AppTunnel, AppTunnelProtocol};
 use super::{
     attachment::{namespace, pod_labelled, service_labelled, service_waypoint, waypoint},
     instances::{LABEL, effective, own_service, pod},
-    told::verdict,
+    routes_and_conditions::verdict,
     *,
 };
 

@@ -1,7 +1,7 @@
 //! A route leads to Services of other namespaces by their grant, whatever its other parents are: a parent is what
 //! requests to it alone may go to.
 
-use super::{told::backend, *};
+use super::{routes_and_conditions::backend, *};
 
 const KINDS: [&str; 4] = ["HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute"];
 const OWN: &str = "{group: '', kind: Service, name: cart}";
@@ -79,7 +79,7 @@ fn forms(service: &str) -> [String; 2] {
 }
 
 fn grant(kind: &str, service: &str) -> String {
-    super::told::grant(
+    super::routes_and_conditions::grant(
         "bank",
         &format!("{{group: gateway.networking.k8s.io, kind: {kind}, namespace: shop}}"),
         &format!("{{group: '', kind: Service, name: {service}}}"),

@@ -3,7 +3,7 @@
 use ambit_k8s_api::Kind;
 
 use super::{
-    told::{PARENT, backend, grant, parent_conditions, route, routes},
+    routes_and_conditions::{PARENT, backend, grant, parent_conditions, route, routes},
     *,
 };
 

@@ -3,7 +3,7 @@
 use ambit_k8s_api::Kind;
 use ambit_model::WorkloadStatus;
 
-use super::{told::verdict, *};
+use super::{routes_and_conditions::verdict, *};
 use crate::{
     condition::{EFFECTIVE, Subject},
     tests::waypoints::attachment::{labelled, namespace, waypoint},

@@ -6,7 +6,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::{HttpPathMatch, LimitKey, LimitValue, NamespacedHostname, RateLimit};
 
 use super::{
-    told::{grant, verdict},
+    routes_and_conditions::{grant, verdict},
     *,
 };
 

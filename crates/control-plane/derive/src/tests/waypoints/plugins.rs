@@ -4,7 +4,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::{ExtensionPhase, NamespacedHostname, WaypointExtension};
 
 use super::{
-    told::{grant, verdict},
+    routes_and_conditions::{grant, verdict},
     *,
 };
 

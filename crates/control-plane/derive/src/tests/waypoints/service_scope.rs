@@ -3,7 +3,7 @@
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::PodGrant;
 
-use super::{told::grant, *};
+use super::{routes_and_conditions::grant, *};
 use crate::ServicePolicyScope;
 
 const POLICY: &str = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\nspec: {targetRefs: [TARGET], rules: [{}]}\n";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ambit_model::HttpSession;
 
 use super::{
-    told::{PARENT, route, routes},
+    routes_and_conditions::{PARENT, route, routes},
     *,
 };
 

@@ -32,7 +32,7 @@ pub(super) struct OpenedStream {
 impl Instance {
     pub(super) fn open_stream(&self, token: Token, call: Call) {
         let (send, receive) = mpsc::unbounded_channel();
-        let around = &self.slot.around;
+        let rule_context = &self.slot.rule_context;
         // The slot holds its streams, and not the other way.
         let slot = Arc::downgrade(&self.slot);
         let generation = self.generation;
@@ -42,8 +42,8 @@ impl Instance {
             };
             let is_closed = matches!(event, StreamEvent::Closed(..));
             let instance = Self { slot, generation };
-            let told = instance.call(|vm| vm.stream_event(token, event));
-            let goes_on = told.unwrap_or(false);
+            let outcome = instance.call(|vm| vm.stream_event(token, event));
+            let goes_on = outcome.unwrap_or(false);
             if is_closed {
                 instance.end_stream(token);
             }
@@ -52,7 +52,7 @@ impl Instance {
         let plugin = self.slot.plugin.clone();
         let cause = self.cause(call.context);
         let outstanding = call.outstanding();
-        let streaming = (around.streams)(plugin, (call, cause), receive, Box::new(tell));
+        let streaming = (rule_context.streams)(plugin, (call, cause), receive, Box::new(tell));
         let work = async move {
             let _outstanding = outstanding;
             streaming.await;

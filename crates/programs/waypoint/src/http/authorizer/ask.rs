@@ -19,11 +19,11 @@ use http::{
 };
 use hyper::body::{Body as _, Incoming};
 
-use super::super::{form::Form, front::Begun, record::protocol};
+use super::super::{form::Form, prefixed_body::Begun, record::protocol};
 use crate::{
     calls::{self, CallCharge, CallError, CallFor, Callee, CollectError},
-    circle::Passed,
     headers,
+    hops::Hops,
     memory::Exhausted,
     message::{self, Version},
     session::Session,
@@ -115,7 +115,7 @@ pub(super) async fn of_request(
     session: &Session,
     provider: &Provider,
     about: (&Request<Incoming>, &Form, &Begun),
-    passed: Passed,
+    hops: Hops,
 ) -> Result<Answer, AskError> {
     // All is taken from the request before anything is waited for.
     match &provider.protocol {
@@ -128,11 +128,11 @@ pub(super) async fn of_request(
                 http: Some(http_check(provider, about)),
                 sni: None,
             };
-            grpc(session, provider, check, passed).await
+            grpc(session, provider, check, hops).await
         }
         ProviderProtocol::Http(http) => {
             let question = question(provider, http, about)?;
-            by_http(session, provider, http, question, passed).await
+            by_http(session, provider, http, question, hops).await
         }
     }
 }
@@ -196,10 +196,10 @@ pub(super) async fn grpc(
     session: &Session,
     provider: &Provider,
     check: Check<'_>,
-    passed: Passed,
+    hops: Hops,
 ) -> Result<Answer, AskError> {
     let call = (CHECK_PATH, check.encode(), provider.timeout);
-    let message = unary(session, place(provider)?, call, (CallFor::Mesh, passed)).await?;
+    let message = unary(session, place(provider)?, call, (CallFor::Mesh, hops)).await?;
     Ok(Answer::decode(&message)?)
 }
 
@@ -208,7 +208,7 @@ pub(in crate::http) async fn unary(
     session: &Session,
     (service, port): (&NamespacedHostname, u16),
     (path, message, patience): (&str, Vec<u8>, Duration),
-    (caller, passed): (CallFor<'_>, Passed),
+    (caller, hops): (CallFor<'_>, Hops),
 ) -> Result<Bytes, AskError> {
     let length = u32::try_from(message.len()).map_err(|_| AskError::Question)?;
     let mut framed = BytesMut::with_capacity(message.len() + 5);
@@ -233,7 +233,7 @@ pub(in crate::http) async fn unary(
         service,
         port,
         caller,
-        passed,
+        hops,
         on_behalf: Some(&on_behalf),
     };
     let mut charge = CallCharge::new(&on_behalf.memory, Version::Http2, &request)?;
@@ -325,7 +325,7 @@ async fn by_http(
     provider: &Provider,
     http: &HttpProvider,
     question: Request<message::Body>,
-    passed: Passed,
+    hops: Hops,
 ) -> Result<Answer, AskError> {
     let (service, port) = place(provider)?;
     let on_behalf = session.on_behalf();
@@ -333,7 +333,7 @@ async fn by_http(
         service,
         port,
         caller: CallFor::Mesh,
-        passed,
+        hops,
         on_behalf: Some(&on_behalf),
     };
     let mut charge = CallCharge::new(&on_behalf.memory, Version::Http1, &question)?;

@@ -68,7 +68,7 @@ impl Through {
         // The plugin knows that there is none, or does not ask for it: then it stays framed as it is.
         let wants = running.instance.call(|vm| Ok(vm.wants_body(of)));
         if inner.is_end_stream() || wants == Ok(false) {
-            return Held {
+            return EndpointLease {
                 inner,
                 _running: running.clone(),
             }
@@ -143,7 +143,7 @@ impl Through {
     fn failed(&mut self, failure: Failure) -> Result<(), Broken> {
         let plugin = &self.running.plugin;
         // What it held is lost with it.
-        if plugin.told.fail_open && self.held == 0 {
+        if plugin.config.fail_open && self.held == 0 {
             Counts::add(&plugin.counts.passed);
             self.is_left_out = true;
             self.is_paused = false;
@@ -168,15 +168,15 @@ impl Through {
                 }
                 let is_end = self.inner.is_end_stream();
                 self.is_over |= is_end;
-                let given = self
+                let pass_through = self
                     .running
                     .instance
                     .call(|vm| vm.body(of, id, &data, is_end));
-                let is_lost = given.is_err();
+                let is_lost = pass_through.is_err();
                 if !is_lost {
                     self.held += data.len();
                 }
-                self.acted(given)?;
+                self.acted(pass_through)?;
                 if is_lost && self.is_left_out {
                     self.out.push_back(Frame::data(data));
                 }
@@ -186,12 +186,12 @@ impl Through {
                     self.is_over = true;
                     self.has_trailers = true;
                     let kept = trailers.clone();
-                    let given = self
+                    let pass_through = self
                         .running
                         .instance
                         .call(|vm| vm.trailers(of, id, trailers));
-                    let is_lost = given.is_err();
-                    self.acted(given)?;
+                    let is_lost = pass_through.is_err();
+                    self.acted(pass_through)?;
                     if is_lost && self.is_left_out {
                         self.has_trailers = false;
                         self.out.push_back(Frame::trailers(kept));
@@ -216,8 +216,8 @@ impl Through {
     fn end(&mut self) -> Result<(), Broken> {
         self.is_over = true;
         let (of, id) = (self.of, self.running.id);
-        let given = self.running.instance.call(|vm| vm.body(of, id, &[], true));
-        self.acted(given)
+        let pass_through = self.running.instance.call(|vm| vm.body(of, id, &[], true));
+        self.acted(pass_through)
     }
 }
 
@@ -262,13 +262,13 @@ impl HttpBody for Through {
             if this.is_over {
                 return Poll::Pending;
             }
-            let given = match Pin::new(&mut this.inner).poll_frame(cx) {
+            let pass_through = match Pin::new(&mut this.inner).poll_frame(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
                 Poll::Ready(Some(Ok(frame))) => this.part(frame),
                 Poll::Ready(None) => this.end(),
             };
-            if let Err(broken) = given {
+            if let Err(broken) = pass_through {
                 return Poll::Ready(Some(Err(broken.into())));
             }
         }
@@ -276,12 +276,12 @@ impl HttpBody for Through {
 }
 
 /// A body that a plugin does not see, with which the request is over for it.
-struct Held {
+struct EndpointLease {
     inner: Body,
     _running: Arc<Running>,
 }
 
-impl HttpBody for Held {
+impl HttpBody for EndpointLease {
     type Data = Bytes;
     type Error = BodyError;
 

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::value;
 use crate::{
     calls::CallFor,
-    circle::Passed,
+    hops::Hops,
     http::authorizer::{AskError, unary},
     in_flight_checks::CheckService,
     rate_limits::Limiter,
@@ -102,7 +102,7 @@ fn descriptors(
 pub(super) async fn ask(
     session: &Session,
     (namespace, global, question): (&str, &GlobalLimit, Question),
-    passed: Passed,
+    hops: Hops,
 ) -> Result<Answer, LimitError> {
     let (service, port) = match &global.place {
         Ok((service, port)) => (service, *port),
@@ -112,7 +112,7 @@ pub(super) async fn ask(
     let _check = session.begin_check(checked).ok_or(AskError::TooMany)?;
     let call = (SHOULD_RATE_LIMIT_PATH, question.encode(), global.timeout);
     let caller = CallFor::Namespace(namespace);
-    let asking = unary(session, (service, port), call, (caller, passed));
+    let asking = unary(session, (service, port), call, (caller, hops));
     let answer = timeout(global.timeout, asking).await;
     let message = answer.map_err(|_| AskError::Late)??;
     Ok(Answer::decode(&message)?)

@@ -6,7 +6,7 @@ use std::{net::IpAddr, sync::Arc};
 use ambit_model::{ArcStr, NetworkAddress, WaypointExtension};
 use ambit_route::MeshTable;
 
-use crate::{upstream::UpstreamError, waypoint::Waypoint, ways};
+use crate::{upstream::UpstreamError, upstream_lookup, waypoint::Waypoint};
 
 /// Why a module is not fetched at an address.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,7 @@ impl Caller {
     /// When it may not, or the control plane does not say whose address it is.
     pub(super) async fn may_fetch_at(&self, ip: IpAddr) -> Result<(), SourceError> {
         for ip in ambit_egress::spellings(ip).into_iter().flatten() {
-            let at = ways::ask(&self.waypoint, ip.to_canonical()).await?;
+            let at = upstream_lookup::ask(&self.waypoint, ip.to_canonical()).await?;
             may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)?;
         }
         Ok(())

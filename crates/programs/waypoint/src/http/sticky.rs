@@ -1,4 +1,4 @@
-//! The endpoint that a client's session keeps to ([`super::affinity`]), and the way to it.
+//! The endpoint of a sticky session ([`super::affinity`]), and its upstream.
 
 use ambit_proxy::Local;
 use ambit_route::{BackendEndpoint, Route};
@@ -26,7 +26,7 @@ impl Destination {
         affinity::marked(table.backend_endpoints(&request, name, port), mark)
     }
 
-    /// A way to an endpoint of it.
+    /// Returns the route to an endpoint of the destination.
     pub(super) fn route_to(
         &self,
         session: &Session,

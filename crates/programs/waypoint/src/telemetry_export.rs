@@ -1,5 +1,5 @@
-//! Tasks that empty the queues of collectors ([`crate::telling`]), in batches. What a collector does not take is dropped
-//! and counted.
+//! Tasks that export the queues of collectors ([`crate::telemetry_config`]) in batches. Batches that a collector refuses
+//! are dropped and counted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,26 +14,26 @@ use http::{
 use http_body_util::{BodyExt as _, Limited};
 
 use crate::{
-    budget::Budgets,
     calls::{self, CallFor, Callee},
-    circle::Passed,
     extensions::Slots,
+    hops::Hops,
     in_flight_checks::InFlightChecks,
     message::{self, Version},
     mirrors::Mirrors,
+    retry_budget::Budgets,
     stalls::Stalls,
-    telling::{Begun, Item},
-    upstream::Upstreams,
+    telemetry_config::{Begun, Item},
+    upstream::UpstreamPools,
     waypoint::{Shard, Waypoint},
 };
 
-/// Most in one call.
+/// Most items of one batch.
 const MAX_BATCH: usize = 1024;
 /// How long they are gathered. Short, so that neither this waypoint nor a collector beside it has so much to do at once
 /// that requests wait for it.
 const GATHER: Duration = Duration::from_millis(20);
 /// How long a call may take, unless it is configured.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long nothing is sent after a call that failed, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Most bytes of an answer.
@@ -46,7 +46,7 @@ pub async fn run(waypoint: Arc<Waypoint>) {
         return;
     };
     let shard = Arc::new(Shard {
-        upstreams: Upstreams::new(&waypoint.dialer, waypoint.config.headers),
+        upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
         mirrors: Mirrors::default(),
         stalls: Stalls::new(waypoint.config.streams.stall_timeout),
         checks: InFlightChecks::default(),
@@ -100,7 +100,7 @@ async fn export(
         let mut failed = None;
         for (signal, message, many) in batches {
             let many = u64::try_from(many).unwrap_or(u64::MAX);
-            let patience = collector.timeout.unwrap_or(PATIENCE);
+            let patience = collector.timeout.unwrap_or(TIMEOUT);
             let calling = call(&shard, &collector, signal, message);
             let called = match tokio::time::timeout(patience, calling).await {
                 Ok(called) => called,
@@ -175,7 +175,7 @@ async fn call(
         service: &collector.service,
         port: collector.port,
         caller: CallFor::Mesh,
-        passed: Passed::NONE,
+        hops: Hops::NONE,
         on_behalf: None,
     };
     let is_grpc = collector.http_path.is_none();

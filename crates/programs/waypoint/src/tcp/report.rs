@@ -1,5 +1,4 @@
-//! What is told of a connection that is not HTTP: its labels in metrics as it opens, its line of the access log when it
-//! is over or refused.
+//! Telemetry of a connection that is not HTTP: metric labels when it opens, its access log line when it ends.
 
 use std::{
     net::SocketAddr,
@@ -19,28 +18,31 @@ use ambit_telemetry::{
 use http::HeaderMap;
 
 use super::TcpError;
-use crate::{destination::NoWay, session::Session, telling::Telling, upstream::UpstreamError};
+use crate::{
+    destination::NoUpstream, session::Session, telemetry_config::TelemetryConfig,
+    upstream::UpstreamError,
+};
 
-/// See the module.
+/// Reports on one connection.
 #[derive(Debug)]
-pub(super) struct Told {
-    telling: Option<Arc<Telling>>,
+pub(super) struct ConnectionReport {
+    telemetry_config: Option<Arc<TelemetryConfig>>,
     began: Instant,
     started: SystemTime,
     received: AtomicU64,
     sent: AtomicU64,
 }
 
-/// Where a connection went.
+/// Upstream of a connection, as far as it was found.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Went<'a> {
+pub(super) struct ConnectionRoute<'a> {
     pub(super) sni: Option<&'a str>,
     pub(super) endpoint: Option<SocketAddr>,
     /// The service's host name.
     pub(super) service: Option<&'a str>,
 }
 
-/// How it ended.
+/// How a connection ended.
 #[derive(Debug, Default)]
 pub(super) struct End {
     pub(super) flags: ResponseFlags,
@@ -74,7 +76,7 @@ impl End {
                 ..flagged(ResponseFlag::UnauthorizedExternal)
             },
             TcpError::Route(_) | TcpError::Misdirected(_) => flagged(ResponseFlag::NoRoute),
-            TcpError::Rule(NoWay::Overflow(_)) => flagged(ResponseFlag::UpstreamOverflow),
+            TcpError::Rule(NoUpstream::Overflow(_)) => flagged(ResponseFlag::UpstreamOverflow),
             TcpError::NoOwn | TcpError::Rule(_) => flagged(ResponseFlag::NoHealthyUpstream),
             TcpError::Upstream(error @ (UpstreamError::Memory(_) | UpstreamError::Lookups(_))) => {
                 Self {
@@ -90,11 +92,11 @@ impl End {
     }
 }
 
-impl Told {
-    /// A connection begins.
+impl ConnectionReport {
+    /// Starts the report of a connection.
     pub(super) fn of(session: &Session) -> Self {
         Self {
-            telling: session.telling(),
+            telemetry_config: session.telemetry_config(),
             began: Instant::now(),
             started: SystemTime::now(),
             received: AtomicU64::default(),
@@ -117,27 +119,30 @@ impl Told {
         &self,
         session: &Session,
         labels: &TrafficLabels,
-        went: Went<'_>,
+        went: ConnectionRoute<'_>,
     ) -> Arc<TrafficSeries> {
         let traffic = session.shard.waypoint.metrics.traffic();
-        let Some(telling) = &self.telling else {
+        let Some(telemetry_config) = &self.telemetry_config else {
             return traffic.series(labels);
         };
         let end = End::default();
         let report = self.report(session, went, &end);
-        let changed = observed(session, &report, |of| telling.labels(of));
+        let changed = observed(session, &report, |of| telemetry_config.labels(of));
         traffic.series_as(labels, changed)
     }
 
     /// It is over.
-    pub(super) fn over(&self, session: &Session, went: Went<'_>, end: &End) {
+    pub(super) fn over(&self, session: &Session, went: ConnectionRoute<'_>, end: &End) {
         let waypoint = &session.shard.waypoint;
         let report = self.report(session, went, end);
-        let logs = self.telling.as_ref().and_then(|one| one.logs.as_ref());
+        let logs = self
+            .telemetry_config
+            .as_ref()
+            .and_then(|one| one.logs.as_ref());
         if let Some(logs) = logs {
             return observed(session, &report, |of| {
                 for log in logs {
-                    log.tell(of, None, &waypoint.http_metrics);
+                    log.write(of, None, &waypoint.http_metrics);
                 }
             });
         }
@@ -146,7 +151,12 @@ impl Told {
         }
     }
 
-    fn report<'a>(&self, session: &Session, went: Went<'a>, end: &'a End) -> HttpRequestReport<'a> {
+    fn report<'a>(
+        &self,
+        session: &Session,
+        went: ConnectionRoute<'a>,
+        end: &'a End,
+    ) -> HttpRequestReport<'a> {
         HttpRequestReport {
             flags: end.flags,
             termination_details: end.termination.as_deref(),

@@ -1,5 +1,5 @@
-//! How long a client of HTTP/1 may take over the header section of a request, from its first byte on. Between
-//! requests, and while one is served, a connection may be quiet.
+//! Timeout for the header section of an HTTP/1 request, from its first byte. A connection may be idle between requests,
+//! and while one is served.
 
 use std::{
     io,
@@ -35,7 +35,7 @@ const GATHERED_BYTES: usize = 16 << 10;
 
 /// The requests on a connection. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pace(Arc<Requests>);
+pub(super) struct RequestPacing(Arc<Requests>);
 
 #[derive(Debug, Default)]
 struct Requests {
@@ -51,7 +51,7 @@ struct Requests {
     additions: Additions,
 }
 
-impl Pace {
+impl RequestPacing {
     /// A request's header section is there.
     pub(super) fn begin(&self) -> Serving {
         self.0.begun.fetch_add(1, Relaxed);
@@ -109,7 +109,7 @@ impl Drop for Serving {
 #[derive(Debug)]
 pub(super) struct Paced<IO> {
     io: IO,
-    pace: Pace,
+    header_timeout: RequestPacing,
     limit: Duration,
     /// Until when a header section may go on, and after how many requests it began.
     until: Option<(usize, Pin<Box<Sleep>>)>,
@@ -119,10 +119,14 @@ pub(super) struct Paced<IO> {
 }
 
 impl<IO> Paced<IO> {
-    pub(super) fn new(io: IO, (pace, limit): (Pace, Duration), memory: ConnectionMemory) -> Self {
+    pub(super) fn new(
+        io: IO,
+        (header_timeout, limit): (RequestPacing, Duration),
+        memory: ConnectionMemory,
+    ) -> Self {
         Self {
             io,
-            pace,
+            header_timeout,
             limit,
             until: None,
             memory,
@@ -138,8 +142,8 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let begun = this.pace.0.begun.load(Relaxed);
-        let is_served = this.pace.0.served.load(Relaxed) > 0;
+        let begun = this.header_timeout.0.begun.load(Relaxed);
+        let is_served = this.header_timeout.0.served.load(Relaxed) > 0;
         this.until
             .take_if(|(number, _)| is_served || *number != begun);
         if this.until.is_none() {
@@ -257,8 +261,8 @@ mod tests {
     fn paced<IO>(io: IO, process: usize) -> (Memory, Paced<IO>) {
         let memory = Memory::new(MemoryLimits::of(process), Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
-        let pace = (Pace::default(), Duration::from_secs(60));
-        (memory, Paced::new(io, pace, connection))
+        let header_timeout = (RequestPacing::default(), Duration::from_secs(60));
+        (memory, Paced::new(io, header_timeout, connection))
     }
 
     #[tokio::test]
@@ -288,7 +292,7 @@ mod tests {
         near.write_all(&[b'h'; 900]).await.unwrap();
         paced.read_exact(&mut [0; 900]).await.unwrap();
         assert_eq!(memory.held(), 900);
-        let serving = paced.pace.begin();
+        let serving = paced.header_timeout.begin();
         near.write_all(b"body").await.unwrap();
         paced.read_exact(&mut [0; 4]).await.unwrap();
         assert_eq!(memory.held(), 0);

@@ -14,7 +14,7 @@ use crate::place::{Place, keep_lines};
 impl Authentications {
     /// A target (path and query) without the parameters in which tokens for these services may be.
     /// Without any if nobody can say which these are.
-    pub fn tellable_target<'a>(
+    pub fn redacted_target<'a>(
         &self,
         services: &[NamespacedHostname],
         target: &'a str,
@@ -34,7 +34,7 @@ impl Authentications {
 
     /// Takes the tokens for these services out of headers of a request or an answer that are kept to be
     /// told. All of them if nobody can say where tokens are.
-    pub fn keep_tellable(&self, services: &[NamespacedHostname], headers: &mut HeaderMap) {
+    pub fn redact_headers(&self, services: &[NamespacedHostname], headers: &mut HeaderMap) {
         let Some(places) = self.places(services) else {
             return headers.clear();
         };
@@ -51,7 +51,7 @@ impl Authentications {
         for of_target in [REFERER, LOCATION, CONTENT_LOCATION] {
             keep_lines(headers, &of_target, |line| {
                 let target = String::from_utf8_lossy(line.as_bytes());
-                HeaderValue::from_str(&self.tellable_target(services, &target)).ok()
+                HeaderValue::from_str(&self.redacted_target(services, &target)).ok()
             });
         }
     }

@@ -1,7 +1,7 @@
-//! What collectors are told: gathered in queues with bounds, and sent in batches by tasks of their own.
+//! Bounded queues of spans and log lines for collectors; tasks of their own send them in batches.
 //!
-//! A request never waits for it. What comes while a queue is full is dropped and counted; so is what a collector does
-//! not take. A queue is there as long as something names its collector.
+//! Requests never wait for a queue. Items are dropped and counted while it is full, and when the collector refuses them. A
+//! queue exists as long as some configuration names its collector.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ const MAX_WAITING_BYTES: usize = 16 << 20;
 const ITEM_BYTES: usize = 256;
 const ATTRIBUTE_BYTES: usize = 64;
 
-/// One thing to be told.
+/// A span or a log line.
 #[derive(Debug)]
 pub(crate) enum Item {
     /// A span.

@@ -1,35 +1,37 @@
-//! Ways out that nothing is chosen for: what a client names is where it goes.
+//! Upstreams without load balancing: hosts below wildcards, and original destinations (`resolution: NONE`).
 
 use ambit_model::ArcStr;
 
 use super::destination::Destination;
 use crate::{
     session::Session,
-    upstream::{UpstreamError, Way},
-    ways,
+    upstream::{Upstream, UpstreamError},
+    upstream_lookup,
 };
 
 impl Destination {
-    /// The way that the client gives: to the host that it names, or to the address that it dialled, where nothing is
-    /// chosen.
-    pub(crate) async fn given(&self, session: &Session) -> Result<Option<Way>, UpstreamError> {
+    /// The upstream that the client names itself, by host or by original destination; `None` where one is chosen.
+    pub(crate) async fn pass_through(
+        &self,
+        session: &Session,
+    ) -> Result<Option<Upstream>, UpstreamError> {
         let waypoint = &session.shard.waypoint;
         match self {
             Self::Host(host) => {
                 let port = session.target.host_port();
                 Ok(Some(
-                    ways::way_to_host(host, port, (waypoint, &session.caller)).await?,
+                    upstream_lookup::resolve_host(host, port, (waypoint, &session.caller)).await?,
                 ))
             }
             Self::Target => match session.target.passed_through(waypoint) {
-                Some(route) => Ok(Some(ways::way(route, waypoint).await?)),
+                Some(route) => Ok(Some(upstream_lookup::resolve(route, waypoint).await?)),
                 None => Ok(None),
             },
             Self::Backend(..) | Self::Subset(..) => Ok(None),
         }
     }
 
-    /// The host of an endpoint, as TLS asks for it where nothing else is said.
+    /// Default server name for TLS with the endpoint.
     pub(crate) fn host(&self, session: &Session) -> ArcStr {
         match self {
             Self::Host(host) => host.clone(),

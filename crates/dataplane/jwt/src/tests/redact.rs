@@ -16,7 +16,7 @@ fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
         ..issuer.rule()
     };
     let mut both = all(vec![rule]);
-    let told = |all: &Authentications, target: &str| all.tellable_target(&[], target).into_owned();
+    let told = |all: &Authentications, target: &str| all.redacted_target(&[], target).into_owned();
     for (sent, expected) in [
         ("/a", "/a"),
         ("/a?x=1", "/a?x=1"),
@@ -40,7 +40,7 @@ fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
         ("user-agent", "curl"),
         ("referer", "http://host/a?x&token=secret"),
     ]);
-    both.keep_tellable(&[], &mut sent.headers);
+    both.redact_headers(&[], &mut sent.headers);
     let left = get(&[
         ("cookie", "a=1"),
         ("user-agent", "curl"),
@@ -55,7 +55,7 @@ fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
         ("set-cookie", "a=1"),
         ("x-jwt", "JWT secret"),
     ]);
-    both.keep_tellable(&[], &mut answer.headers);
+    both.redact_headers(&[], &mut answer.headers);
     let left = get(&[
         ("location", "/b"),
         ("content-location", "/c?x"),
@@ -71,7 +71,7 @@ fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
     both.insert(broken);
     assert_eq!(told(&both, "/a?x=1"), "/a");
     let mut sent = get(&[("x-any", "secret")]);
-    both.keep_tellable(&[], &mut sent.headers);
+    both.redact_headers(&[], &mut sent.headers);
     assert!(sent.headers.is_empty());
 
     let none = Authentications::default();

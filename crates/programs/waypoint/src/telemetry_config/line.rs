@@ -1,4 +1,4 @@
-//! A line of an access log, written or queued.
+//! Lines of access logs, written to standard output or queued for a collector.
 
 use ambit_observation::Observation;
 use ambit_otlp::Line;
@@ -10,8 +10,8 @@ use super::{Item, Log};
 pub(crate) type SpanNumbers = ([u8; 16], [u8; 8]);
 
 impl Log {
-    /// Writes the line of a request or connection, or queues it for a collector, if it is among the lines.
-    pub(crate) fn tell(
+    /// Writes or queues the line of a request or connection, if the filter selects it.
+    pub(crate) fn write(
         &self,
         of: &Observation<'_>,
         span: Option<SpanNumbers>,

@@ -1,4 +1,5 @@
-//! What is told of requests and connections, and to whom, as the control plane has said: read once, used for each.
+//! Telemetry configuration from the control plane, compiled once: access logs, traces and metric labels of requests and
+//! connections.
 
 mod line;
 mod queue;
@@ -18,18 +19,18 @@ use http::HeaderName;
 
 pub(crate) use queue::{Begun, Exporters, Item, Queue};
 
-/// All that is told of the requests to some targets.
+/// Telemetry configuration of some targets.
 #[derive(Debug)]
-pub(crate) struct Telling {
+pub(crate) struct TelemetryConfig {
     pub(crate) tracing: Option<Tracing>,
-    /// In place of the waypoint's own access log.
+    /// Access logs in place of the waypoint's own.
     pub(crate) logs: Option<Vec<Log>>,
     labels: Option<Labels>,
-    /// Headers that are kept until a request is over.
+    /// Headers that access logs and spans need.
     pub(crate) wants: Wants,
 }
 
-/// How requests are traced.
+/// Tracing configuration.
 #[derive(Debug)]
 pub(crate) struct Tracing {
     pub(crate) settings: TelemetryTracing,
@@ -47,7 +48,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Whether a request is among its lines.
+    /// Whether the filter selects a request.
     fn takes(&self, of: &Observation<'_>) -> bool {
         let filter = self.filter.as_ref();
         filter.is_none_or(|filter| filter.matches(of))
@@ -81,7 +82,7 @@ fn expression(text: &ArcStr) -> Result<Expression, TellingError> {
     Expression::new(text).map_err(|error| TellingError::Expression(text.clone(), error))
 }
 
-impl Telling {
+impl TelemetryConfig {
     /// Reads what was sent.
     pub(crate) fn new(sent: WaypointTelemetry, to: &Exporters) -> Result<Self, TellingError> {
         let mut wants = Wants::default();
@@ -200,23 +201,28 @@ fn log(sent: TelemetryLog, to: &Exporters, wants: &mut Wants) -> Result<Log, Tel
 
 /// What is told of which targets.
 #[derive(Debug, Default)]
-pub(crate) struct Tellings {
-    waypoint: Option<Arc<Telling>>,
-    namespaces: HashMap<ArcStr, Arc<Telling>>,
-    services: HashMap<NamespacedHostname, Arc<Telling>>,
+pub(crate) struct TelemetryConfigs {
+    waypoint: Option<Arc<TelemetryConfig>>,
+    namespaces: HashMap<ArcStr, Arc<TelemetryConfig>>,
+    services: HashMap<NamespacedHostname, Arc<TelemetryConfig>>,
     /// By the names of records.
     names: HashMap<ArcStr, TelemetryScope>,
 }
 
-impl Tellings {
+impl TelemetryConfigs {
     /// Something is told as it is said now.
-    pub(crate) fn insert(&mut self, record: ArcStr, scope: TelemetryScope, telling: Telling) {
-        let telling = Arc::new(telling);
+    pub(crate) fn insert(
+        &mut self,
+        record: ArcStr,
+        scope: TelemetryScope,
+        telemetry_config: TelemetryConfig,
+    ) {
+        let telemetry_config = Arc::new(telemetry_config);
         self.names.insert(record, scope.clone());
         match scope {
-            TelemetryScope::Waypoint => self.waypoint = Some(telling),
-            TelemetryScope::Namespace(name) => drop(self.namespaces.insert(name, telling)),
-            TelemetryScope::Service(name) => drop(self.services.insert(name, telling)),
+            TelemetryScope::Waypoint => self.waypoint = Some(telemetry_config),
+            TelemetryScope::Namespace(name) => drop(self.namespaces.insert(name, telemetry_config)),
+            TelemetryScope::Service(name) => drop(self.services.insert(name, telemetry_config)),
         }
     }
 
@@ -241,7 +247,7 @@ impl Tellings {
         &self,
         services: &[NamespacedHostname],
         namespace: &str,
-    ) -> Option<&Arc<Telling>> {
+    ) -> Option<&Arc<TelemetryConfig>> {
         let mut of_services = services.iter();
         of_services
             .find_map(|service| self.services.get(service))

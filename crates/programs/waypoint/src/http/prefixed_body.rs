@@ -1,4 +1,4 @@
-//! The body of a request of which the beginning has been read, and is read again.
+//! A request body whose first frames have been buffered, and are replayed.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
 /// What a frame counts besides its data.
 const FRAME_BYTES: usize = 64;
 
-/// Frames that have been read already.
+/// Buffered prefix of a body.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
     frames: VecDeque<Frame<Bytes>>,
@@ -35,9 +35,9 @@ pub(super) enum BeginError {
     Idle(#[from] Idle),
 }
 
-/// See the module.
+/// A body with a buffered prefix.
 #[derive(Debug)]
-pub(super) struct Front {
+pub(super) struct PrefixedBody {
     begun: Begun,
     rest: Incoming,
 }
@@ -86,12 +86,12 @@ impl Begun {
     }
 
     /// The whole body, with what is to come.
-    pub(super) fn with(self, rest: Incoming) -> Front {
-        Front { begun: self, rest }
+    pub(super) fn with(self, rest: Incoming) -> PrefixedBody {
+        PrefixedBody { begun: self, rest }
     }
 }
 
-impl HttpBody for Front {
+impl HttpBody for PrefixedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

@@ -1,5 +1,4 @@
-//! What a request is to be told of, while it is under way, where telemetry is configured: the headers that are wanted,
-//! its place in a trace; and the telling, when it is over.
+//! Configured telemetry of one request: headers for access logs, its span, and the report when it ends.
 
 use std::sync::Arc;
 
@@ -14,16 +13,16 @@ use ambit_telemetry::{
 };
 use http::{HeaderMap, HeaderValue};
 
-use super::{super::tellable::keep_tellable, Record};
+use super::{super::redact::redact_headers, Record};
 use crate::{
     session::Session,
-    telling::{Item, Telling, Tracing},
+    telemetry_config::{Item, TelemetryConfig, Tracing},
 };
 
-/// See the module.
+/// Telemetry of a request whose target has a configuration.
 #[derive(Debug)]
-pub(super) struct Told {
-    telling: Arc<Telling>,
+pub(super) struct RequestTelemetry {
+    telemetry_config: Arc<TelemetryConfig>,
     request: HeaderMap,
     response: HeaderMap,
     incoming: Incoming,
@@ -34,28 +33,28 @@ pub(super) struct Told {
     state: String,
 }
 
-impl Told {
+impl RequestTelemetry {
     /// If telemetry is configured for the target.
     pub(super) fn of(session: &Session, headers: &HeaderMap) -> Option<Box<Self>> {
-        let telling = session.telling()?;
-        let mut told = Self {
-            request: kept(session, &telling, headers),
+        let telemetry_config = session.telemetry_config()?;
+        let mut telemetry = Self {
+            request: redacted(session, &telemetry_config, headers),
             response: HeaderMap::new(),
             incoming: Incoming::default(),
             place: None,
             named: None,
             state: String::new(),
-            telling,
+            telemetry_config,
         };
-        if told.telling.tracing.is_some() {
-            told.take_place(headers);
+        if telemetry.telemetry_config.tracing.is_some() {
+            telemetry.take_place(headers);
         }
-        Some(Box::new(told))
+        Some(Box::new(telemetry))
     }
 
     /// Decides whether the request is recorded, and as which span.
     fn take_place(&mut self, headers: &HeaderMap) {
-        let Some(Tracing { settings, .. }) = &self.telling.tracing else {
+        let Some(Tracing { settings, .. }) = &self.telemetry_config.tracing else {
             return;
         };
         self.incoming = Incoming::of(headers);
@@ -91,7 +90,7 @@ impl Told {
 
     /// Writes its place in the trace into what is judged and sent on.
     pub(super) fn pass_on(&self, headers: &mut HeaderMap) {
-        let tracing = self.telling.tracing.as_ref();
+        let tracing = self.telemetry_config.tracing.as_ref();
         let propagates = tracing.is_some_and(|tracing| tracing.settings.propagates);
         if let Some((trace, span, sampled)) = self.place.filter(|_| propagates) {
             self.incoming.pass_on(headers, trace, span, sampled);
@@ -103,23 +102,23 @@ impl Told {
 
     /// It is about to be sent, with these headers.
     pub(super) fn forwarded(&mut self, session: &Session, headers: &HeaderMap) {
-        self.request = kept(session, &self.telling, headers);
+        self.request = redacted(session, &self.telemetry_config, headers);
     }
 
     /// It is answered with these.
     pub(super) fn answered(&mut self, session: &Session, headers: &HeaderMap) {
-        let mut kept = self.telling.wants.of_response(headers);
-        keep_tellable(session, &mut kept);
-        self.response = kept;
+        let mut redacted = self.telemetry_config.wants.of_response(headers);
+        redact_headers(session, &mut redacted);
+        self.response = redacted;
     }
 
     /// Whether lines are written as configured here, rather than by the waypoint's own setting.
     pub(super) fn has_logs(&self) -> bool {
-        self.telling.logs.is_some()
+        self.telemetry_config.logs.is_some()
     }
 
     /// Tells of a request that is over; gives what is changed of its labels.
-    pub(super) fn tell(
+    pub(super) fn report(
         &mut self,
         record: &Record,
         report: &HttpRequestReport<'_>,
@@ -170,10 +169,10 @@ impl Told {
         };
         let place = sampled.map(|(trace, span, _)| (trace, span));
         let numbers = place.map(|(trace, span)| (trace.bytes(), span.bytes()));
-        for log in self.telling.logs.iter().flatten() {
-            log.tell(&observation, numbers, &waypoint.http_metrics);
+        for log in self.telemetry_config.logs.iter().flatten() {
+            log.write(&observation, numbers, &waypoint.http_metrics);
         }
-        if let (Some((trace, id)), Some(tracing)) = (place, &self.telling.tracing) {
+        if let (Some((trace, id)), Some(tracing)) = (place, &self.telemetry_config.tracing) {
             let place = Place {
                 trace,
                 id,
@@ -190,15 +189,19 @@ impl Told {
                 .queue
                 .push(&waypoint.http_metrics, Item::Span(Box::new(span)));
         }
-        self.telling.labels(&observation)
+        self.telemetry_config.labels(&observation)
     }
 }
 
 /// The headers that are wanted of a request, without tokens.
-fn kept(session: &Session, telling: &Telling, headers: &HeaderMap) -> HeaderMap {
-    let mut kept = telling.wants.of_request(headers);
-    keep_tellable(session, &mut kept);
-    kept
+fn redacted(
+    session: &Session,
+    telemetry_config: &TelemetryConfig,
+    headers: &HeaderMap,
+) -> HeaderMap {
+    let mut redacted = telemetry_config.wants.of_request(headers);
+    redact_headers(session, &mut redacted);
+    redacted
 }
 
 /// The two ends, in Istio's tags, and the waypoint itself.

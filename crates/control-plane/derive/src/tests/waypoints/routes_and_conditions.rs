@@ -1,4 +1,4 @@
-//! What waypoints are told of routes and policies, and what stands on the objects.
+//! Routes and policies as waypoints get them, and the conditions on their objects.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{
@@ -40,7 +40,7 @@ pub(super) fn parent_conditions(mesh: &TestMesh, namespace: &str, name: &str) ->
 }
 
 #[test]
-fn a_route_leads_to_its_backend_and_follows_it() {
+fn route_forwards_to_its_backend_and_follows_its_changes() {
     let spec = format!("{PARENT}, rules: [{{backendRefs: [{{name: cart-v1, port: 81}}]}}]");
     let mut mesh = TestMesh::of(&all(&[
         SERVICE,
@@ -93,7 +93,7 @@ fn a_route_leads_to_its_backend_and_follows_it() {
 }
 
 #[test]
-fn matches_are_read_and_what_is_unknown_is_answered_with_an_error() {
+fn matches_are_read_and_unknown_fields_refuse_the_rule() {
     let rules = "rules: [{matches: [{path: {type: PathPrefix, value: /api/}, method: GET, \
         headers: [{name: X-User, value: a}], queryParams: [{name: Q, type: RegularExpression, value: '[0-9]+'}]}]}, \
         {filters: [{type: ExternalAuth}]}, {timeouts: {request: 1s, other: 2s}}, {retry: {codes: [200]}}, {sessionPersistence: {type: IP}}, \
@@ -203,7 +203,7 @@ fn a_backend_of_another_namespace_needs_a_grant_that_names_it() {
 }
 
 #[test]
-fn what_is_no_expression_and_what_is_too_much_is_said() {
+fn invalid_expressions_and_exceeded_limits_are_reported() {
     let of = |rules: &str| {
         let spec = format!("{PARENT}, rules: [{rules}]");
         TestMesh::of(&all(&[
@@ -284,7 +284,7 @@ fn a_route_of_another_namespace_is_for_its_own_clients() {
 }
 
 /// The first rule of a route with these rules, and what stands on the route.
-fn told(rule: &str) -> (ambit_model::HttpRouteRule, String) {
+fn published(rule: &str) -> (ambit_model::HttpRouteRule, String) {
     let spec = format!("{PARENT}, rules: [{{{rule}}}]");
     let mesh = TestMesh::of(&all(&[
         SERVICE,
@@ -297,8 +297,8 @@ fn told(rule: &str) -> (ambit_model::HttpRouteRule, String) {
 }
 
 #[test]
-fn filters_and_timeouts_are_told() {
-    let (rule, accepted) = told(
+fn filters_and_timeouts_are_published() {
+    let (rule, accepted) = published(
         "matches: [{path: {value: /a}}], timeouts: {request: 1m30s, backendRequest: 0s}, filters: [\
          {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: X-A, value: '1'}], remove: [X-B]}}, \
          {type: URLRewrite, urlRewrite: {hostname: b.example, path: {type: ReplacePrefixMatch, replacePrefixMatch: ''}}}], \
@@ -328,7 +328,7 @@ fn filters_and_timeouts_are_told() {
     let request = Some(std::time::Duration::from_secs(90));
     assert_eq!(rule.timeouts.request, request);
     assert_eq!(rule.timeouts.backend_request, None);
-    let (rule, _) = told(
+    let (rule, _) = published(
         "filters: [{type: RequestRedirect, requestRedirect: {scheme: https, port: 8443, path: {type: ReplaceFullPath, replaceFullPath: /x}}}]",
     );
     assert_eq!(
@@ -344,7 +344,7 @@ fn filters_and_timeouts_are_told() {
 }
 
 #[test]
-fn filters_that_cannot_be_are_said_and_serve_nothing() {
+fn unusable_filters_are_reported_and_refuse_the_rule() {
     let redirect = "{type: RequestRedirect, requestRedirect: {hostname: a}}";
     let rewrite = "{type: URLRewrite, urlRewrite: {hostname: a}}";
     let prefix = "{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /a}}}";
@@ -417,7 +417,7 @@ fn filters_that_cannot_be_are_said_and_serve_nothing() {
         ("retry: {codes: [500, 1000]}".to_owned(), unsupported),
         ("retry: {budget: 1}".to_owned(), unsupported),
     ] {
-        let (told, accepted) = told(&rule);
+        let (told, accepted) = published(&rule);
         assert_eq!(accepted, expected, "{rule}");
         assert!(told.unsupported.is_some(), "{rule}");
     }
@@ -437,7 +437,7 @@ fn filters_that_cannot_be_are_said_and_serve_nothing() {
         "retry: {backoff: 1.5s}",
         &format!("filters: [{}]", [redirect; 17].join(", ")),
     ] {
-        let (told, _) = told(rule);
+        let (told, _) = published(rule);
         assert_eq!(
             told.unsupported.as_deref(),
             Some("the route cannot be used as it is written"),
@@ -447,8 +447,8 @@ fn filters_that_cannot_be_are_said_and_serve_nothing() {
 }
 
 #[test]
-fn mirrors_cors_and_retries_are_told_as_they_are_written() {
-    let (rule, accepted) = told(
+fn mirrors_cors_and_retries_are_published_as_written() {
+    let (rule, accepted) = published(
         "name: first, retry: {codes: [503, 500, 503], attempts: 70, backoff: 100ms}, filters: [\
          {type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}}}, \
          {type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}, fraction: {numerator: 1, denominator: 3}}}, \
@@ -483,7 +483,7 @@ fn mirrors_cors_and_retries_are_told_as_they_are_written() {
     });
     assert_eq!(rule.filters, [mirror(100, 100), mirror(1, 3), cors]);
     assert_eq!(rule.backends[0].filters, [mirror(20, 100)]);
-    let (rule, _) = told("retry: {}, filters: [{type: CORS, cors: {}}]");
+    let (rule, _) = published("retry: {}, filters: [{type: CORS, cors: {}}]");
     assert_eq!(rule.retry.map(|retry| retry.attempts), Some(2));
     let HttpFilter::Cors(cors) = &rule.filters[0] else {
         panic!("{:?}", rule.filters)
@@ -493,7 +493,7 @@ fn mirrors_cors_and_retries_are_told_as_they_are_written() {
 
 /// A mirror that is not there is said, and harms nobody.
 #[test]
-fn a_mirror_is_there_when_its_service_is_and_may_be_led_to() {
+fn mirror_needs_its_service_and_a_grant() {
     let mirror = |name: &str, namespace: &str| {
         format!(
             "{{type: RequestMirror, requestMirror: {{backendRef: {{name: {name}, namespace: {namespace}, port: 81}}}}}}"
@@ -573,7 +573,7 @@ fn a_section_of_a_parent_is_a_port_by_its_name() {
 }
 
 #[test]
-fn parents_ports_are_told_together_and_parents_that_are_not_there_are_named() {
+fn ports_of_a_parent_are_published_together_and_missing_parents_named() {
     let spec = "parentRefs: [{group: \"\", kind: Service, name: cart, port: 80}, {group: \"\", kind: Service, name: gone}, {group: \"\", kind: Service, name: cart, port: 81}], rules: [{}]";
     let mesh = TestMesh::of(&all(&[
         SERVICE,
@@ -675,7 +675,7 @@ fn a_policy_that_is_attached_elsewhere_is_refused_and_denies_what_it_can() {
 }
 
 #[test]
-fn services_say_which_waypoint_they_have_or_why_none() {
+fn services_report_their_waypoint_or_why_they_have_none() {
     let bound = |labels: &str| {
         SERVICE.replacen(
             "namespace: shop",

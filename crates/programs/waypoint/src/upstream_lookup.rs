@@ -1,5 +1,5 @@
-//! Ways to what is known by name: of services to what their hosts resolve to, below wildcards to the host that a client
-//! names. Whoever owns a name does not say by it what the waypoint calls.
+//! Resolves routes to upstreams: hosts of services by DNS, and hosts below a wildcard that a client names. The owner of a
+//! DNS name cannot make the waypoint call an address of the mesh with it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,12 +11,12 @@ use tokio::time::Instant;
 
 use crate::{
     caller::Caller,
-    upstream::{UpstreamError, Way},
+    upstream::{Upstream, UpstreamError},
     waypoint::Waypoint,
 };
 
-/// Finds the address of a route.
-pub(crate) async fn way(route: Route, waypoint: &Waypoint) -> Result<Way, UpstreamError> {
+/// Resolves a route to an upstream.
+pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstream, UpstreamError> {
     let route = match route {
         Route::NeedsDns(pending) => {
             let host = &pending.hostname;
@@ -37,15 +37,15 @@ pub(crate) async fn way(route: Route, waypoint: &Waypoint) -> Result<Way, Upstre
         known => known,
     };
     let is_of_cluster = is_of_cluster(&route);
-    let way = Way::known(route)?;
-    match waypoint.names.check(way.next_hop().ip()) {
+    let upstream = Upstream::known(route)?;
+    match waypoint.names.check(upstream.next_hop().ip()) {
         Err(Forbidden::Cluster(_)) if is_of_cluster => {}
         checked => checked?,
     }
-    Ok(way)
+    Ok(upstream)
 }
 
-/// Whether an address is a pod's. Where the control plane does not say, there is no answer.
+/// Whether an address is a pod's; an error while the control plane does not answer.
 async fn is_of_pod(waypoint: &Waypoint, ip: IpAddr) -> Result<bool, UpstreamError> {
     let at = ask(waypoint, ip).await?;
     let table = waypoint.state.table();
@@ -53,7 +53,7 @@ async fn is_of_pod(waypoint: &Waypoint, ip: IpAddr) -> Result<bool, UpstreamErro
     Ok(workload.is_some_and(WorkloadRef::is_pod))
 }
 
-/// Asks the control plane what is at an address of the waypoint's network.
+/// Requests the control plane's record of an address of the waypoint's network.
 pub(crate) async fn ask(waypoint: &Waypoint, ip: IpAddr) -> Result<NetworkAddress, UpstreamError> {
     let own = waypoint.local.known().await;
     let network = own.as_ref().map(|own| own.workload.network.clone());
@@ -81,12 +81,12 @@ fn is_of_cluster(route: &Route) -> bool {
     }
 }
 
-/// To a host that a client has named, below a wildcard.
-pub(crate) async fn way_to_host(
+/// Resolves a host below a wildcard, which a client has named.
+pub(crate) async fn resolve_host(
     host: &ArcStr,
     port: u16,
     (waypoint, caller): (&Waypoint, &Caller),
-) -> Result<Way, UpstreamError> {
+) -> Result<Upstream, UpstreamError> {
     // As it stands: without the domains that a resolver may be told to add.
     let of = (caller.identity.clone(), caller.address.ip());
     let known = waypoint.names.of_client(&format!("{host}."), of).await;
@@ -104,14 +104,13 @@ pub(crate) async fn way_to_host(
         Some(why) if good.is_empty() => Err(why),
         _ => {
             let ip = pick(host, &good, false, waypoint.config.ipv6)?;
-            Ok(Way::Plain(SocketAddr::new(ip, port), None))
+            Ok(Upstream::Plain(SocketAddr::new(ip, port), None))
         }
     }
 }
 
-/// Whether a host that a client has named may have an address: not one of the mesh, whose services and pods are
-/// reached under names of their own, and by the policies for these. Where the control plane does not say, it may
-/// not.
+/// Checks that an address which a client's host resolves to is none of the mesh: services and pods are called by names
+/// of their own, under the policies for these. An error while the control plane does not answer.
 async fn may_call(waypoint: &Waypoint, host: &ArcStr, ip: IpAddr) -> Result<(), UpstreamError> {
     waypoint.names.check(ip)?;
     if waypoint.names.is_good(ip) {

@@ -1,0 +1,84 @@
+//! Waypoints that a request or connection has passed, counted in a header: routing loops between waypoints end.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Header with the number of waypoints that a request, or the connection in a tunnel, has passed. Applications never get
+/// it.
+const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
+/// Hops at which a request is in a loop. Each route to a service with another waypoint adds one or two.
+const MAX_HOPS: u8 = 8;
+/// Hops that a mirrored request counts besides. Another waypoint may mirror it once more, and none after that: several
+/// mirrors each would multiply it.
+const MIRROR_HOPS: u8 = 3;
+
+/// Number of waypoints passed before this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hops(u8);
+
+impl Hops {
+    /// Hops of a request that starts here.
+    pub(crate) const NONE: Self = Self(0);
+
+    /// Reads the header; `None` if a loop is suspected.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
+        let text = headers.get(PASSED).and_then(|said| said.to_str().ok());
+        let hops = text.and_then(|text| text.parse().ok()).unwrap_or(0);
+        (hops < MAX_HOPS).then_some(Self(hops))
+    }
+
+    /// Reads and removes the header; `None` if a loop is suspected. A client that forges a high number harms only itself,
+    /// and a low one is corrected by the next waypoint.
+    pub(crate) fn take(headers: &mut HeaderMap) -> Option<Self> {
+        let hops = Self::of(headers);
+        headers.remove(PASSED);
+        hops
+    }
+
+    /// Hops of a mirrored request.
+    pub(crate) fn mirrored(self) -> Self {
+        Self(self.0.saturating_add(MIRROR_HOPS))
+    }
+
+    /// Writes the header for a next waypoint, or removes it.
+    pub(crate) fn write(self, headers: &mut HeaderMap, is_next_waypoint: bool) {
+        if is_next_waypoint {
+            headers.insert(PASSED, HeaderValue::from(u16::from(self.0) + 1));
+        } else {
+            headers.remove(PASSED);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(said: &'static str) -> Option<Hops> {
+        let mut headers = HeaderMap::new();
+        headers.insert(PASSED, HeaderValue::from_static(said));
+        let taken = Hops::take(&mut headers);
+        assert!(headers.is_empty());
+        taken
+    }
+
+    #[test]
+    fn hops_are_limited_and_mirrors_count_more() {
+        assert_eq!(Hops::take(&mut HeaderMap::new()), Some(Hops(0)));
+        assert_eq!(taken("7"), Some(Hops(7)));
+        for said in ["8", "255"] {
+            assert_eq!(taken(said), None, "{said}");
+        }
+        let next = |hops: Hops| {
+            let mut headers = HeaderMap::new();
+            hops.write(&mut headers, true);
+            Hops::take(&mut headers)
+        };
+        let once = next(Hops::NONE.mirrored());
+        assert_eq!(once, Some(Hops(4)));
+        assert_eq!(once.and_then(|once| next(once.mirrored())), None);
+        // No waypoint says that.
+        for said in ["", "-1", "256", "x"] {
+            assert_eq!(taken(said), Some(Hops(0)), "{said}");
+        }
+    }
+}

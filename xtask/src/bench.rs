@@ -44,11 +44,12 @@ fn floods(scale: &str) -> Result<()> {
         "ambit-waypoint",
         "--test",
         "hostile",
-        "floods",
+        "floods::floods_",
     ];
     let mut floods = shell::cargo(&tests);
     floods
-        .args(["--", "--nocapture"])
+        // Nothing else has the machine meanwhile.
+        .args(["--", "--nocapture", "--test-threads=1"])
         .env("AMBIT_FLOODS", scale)
         // What is given back is not counted with the next flood.
         .env("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0");

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod compiled;
+mod floods;
 mod pulled;
 mod scene;
 mod written;

@@ -33,7 +33,7 @@ const HOLDING: &str = r#"(module
     (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
     (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1)))"#;
 /// Asks a service of the mesh about each request, and lets go on what it answers with 200.
-const ASKING: &str = r#"(module
+pub(crate) const ASKING: &str = r#"(module
     (import "env" "proxy_http_call" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
     (import "env" "proxy_continue_stream" (func $continue (param i32) (result i32)))
     (import "env" "proxy_send_local_response" (func $answer (param i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))

@@ -85,6 +85,7 @@ pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     let script = Arc::new(script);
     ambit_rt::spawn("application", async move {
         while let Ok((stream, _)) = listener.accept().await {
+            stream.set_nodelay(true).unwrap();
             let (script, before) = (script.clone(), counted.fetch_add(1, Relaxed));
             ambit_rt::spawn("application connection", async move {
                 script(before, stream).await;

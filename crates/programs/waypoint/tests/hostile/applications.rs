@@ -321,7 +321,7 @@ async fn endpoints_are_called_by_the_family_that_the_client_asked_for() {
 #[tokio::test]
 async fn rules_choose_the_version_that_applications_are_spoken_to_in() {
     let world = World::new().await;
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut telemetry) = tokio::sync::mpsc::unbounded_channel();
     let (application, _) = scripted(move |_, mut stream| {
         let tell = tell.clone();
         async move {
@@ -348,9 +348,9 @@ async fn rules_choose_the_version_that_applications_are_spoken_to_in() {
         };
         world.publish(WaypointUpdate::Destination(record("web"), Box::new(rule)));
         world.client().await.get(VIP, port).await;
-        let first = timeout(LONG, told.recv()).await.unwrap().unwrap();
+        let first = timeout(LONG, telemetry.recv()).await.unwrap().unwrap();
         assert_eq!(&first, expected, "{http_version:?} at {port}");
-        while told.try_recv().is_ok() {}
+        while telemetry.try_recv().is_ok() {}
     }
 }
 

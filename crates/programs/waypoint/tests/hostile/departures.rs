@@ -46,7 +46,7 @@ async fn hanging() -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     (address, all, open)
 }
 
-async fn leave(mut tunnel: TunnelIo, leaving: Leaving) -> Option<TunnelIo> {
+async fn retry_permit(mut tunnel: TunnelIo, leaving: Leaving) -> Option<TunnelIo> {
     match leaving {
         Leaving::Fin => {
             tunnel.shutdown().await.unwrap();
@@ -108,7 +108,7 @@ async fn what_a_client_asked_for_ends_when_it_leaves() {
             .await;
             let mut left = Vec::new();
             for tunnel in held {
-                left.extend(leave(tunnel, *leaving).await);
+                left.extend(retry_permit(tunnel, *leaving).await);
             }
             until(&format!("{what}: over after {leaving:?}"), || {
                 open.load(Relaxed) == 0

@@ -124,9 +124,9 @@ async fn what_follows_an_answer_is_never_the_answer_to_another_request() {
 async fn headers_and_interim_answers_without_end_are_bounded_and_end_with_their_client() {
     let world = World::new().await;
     let ended = Arc::new(Notify::new());
-    let told = ended.clone();
+    let telemetry = ended.clone();
     let (interim, _) = scripted(move |_, mut stream| {
-        let told = told.clone();
+        let telemetry = telemetry.clone();
         async move {
             head(&mut stream).await;
             while stream
@@ -134,7 +134,7 @@ async fn headers_and_interim_answers_without_end_are_bounded_and_end_with_their_
                 .await
                 .is_ok()
             {}
-            told.notify_one();
+            telemetry.notify_one();
         }
     })
     .await;

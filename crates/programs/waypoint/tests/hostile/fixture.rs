@@ -24,9 +24,8 @@ use ambit_testkit::{FakeCa, Pki, build};
 use ambit_tls::WorkloadCert;
 use ambit_waypoint::{
     config::Config,
-    exporting,
     published::Published,
-    server,
+    server, telemetry_export,
     waypoint::{Surroundings, Waypoint},
 };
 use ambit_xds::{Resource, WaypointUpdate};
@@ -138,13 +137,14 @@ impl World {
             metrics,
             http_metrics,
         };
-        let waypoint = Arc::new(Waypoint::new(config, surroundings));
+        let waypoint = Arc::new(Waypoint::new(config.clone(), surroundings));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
+        let listener = ambit_sys::socket::adopt(listener, &config.tuning).unwrap();
+        let listener = listener.listener;
         let address = listener.local_addr().unwrap();
         let workers = Workers::start(1).unwrap();
         server::serve(&waypoint, &workers, vec![listener], &Gate::default());
-        ambit_rt::spawn("telemetry", exporting::run(waypoint.clone()));
+        ambit_rt::spawn("telemetry", telemetry_export::run(waypoint.clone()));
         let world = Self {
             pki,
             state,
@@ -345,6 +345,8 @@ impl World {
         let expected = [build::identity("ns", "waypoint")];
         let config = certificate.client_config(&expected).unwrap();
         let stream = TcpStream::connect(self.address).await.unwrap();
+        // As node proxies do: small frames do not wait for acknowledgements.
+        stream.set_nodelay(true).unwrap();
         let address = stream.local_addr().unwrap();
         let stream = tls::connect(stream, config, LONG).await.unwrap();
         (stream, address)

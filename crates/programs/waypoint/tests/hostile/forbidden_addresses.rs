@@ -92,7 +92,7 @@ fn mirrored() -> WaypointUpdate {
     )
 }
 
-fn told(is_log: bool) -> WaypointUpdate {
+fn telemetry(is_log: bool) -> WaypointUpdate {
     let collector = OtlpCollector {
         service: name("target"),
         port: HTTP2,
@@ -210,7 +210,7 @@ async fn provoke(world: &World, cause: Cause) {
         }
         Cause::Mirror => world.publish(mirrored()),
         Cause::SpanCollector | Cause::LogCollector => {
-            world.publish(told(matches!(cause, Cause::LogCollector)));
+            world.publish(telemetry(matches!(cause, Cause::LogCollector)));
         }
         Cause::GrpcProvider => world.publish(custom(ProviderProtocol::Grpc)),
         Cause::HttpProvider => {

@@ -152,10 +152,15 @@ impl Scene {
         });
     }
 
-    pub(crate) fn publish(&self, told: WaypointService) {
-        let name = told.service.hostname.split('.').next().unwrap_or_default();
+    pub(crate) fn publish(&self, telemetry: WaypointService) {
+        let name = telemetry
+            .service
+            .hostname
+            .split('.')
+            .next()
+            .unwrap_or_default();
         let record = arcstr::format!("gw/{name}");
-        let update = WaypointUpdate::Service(record, Box::new(told));
+        let update = WaypointUpdate::Service(record, Box::new(telemetry));
         self.world.publish(update);
     }
 

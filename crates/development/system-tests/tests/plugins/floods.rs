@@ -1,0 +1,94 @@
+//! A client whose requests make a plugin call a slow service, as often as it can: the plugin's calls for others go on, and
+//! the waypoint holds a bounded number of bytes for them.
+
+use std::{
+    io::Write as _,
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use ambit_system_tests::{Conversation, Place, answer_ok, is_whole, options, read_head};
+
+use crate::{scene::Scene, written::ASKING};
+
+/// Requests of the client that wait for the plugin at the same time: more than one caller's share of calls in flight.
+const REQUESTS: usize = 600;
+/// The waypoint's process may have so many bytes.
+const MEMORY: usize = 256 << 20;
+
+/// The service that the plugin calls.
+const SLOW: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: slow, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8095}]
+";
+
+#[test]
+fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
+    let mut options = options();
+    let memory = MEMORY.to_string();
+    options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), memory);
+    let scene = Scene::with(SLOW, options);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = calls.clone();
+    scene.mesh.serve("shop/server", 8095, move |mut stream| {
+        while read_head(&mut stream)?.is_some() {
+            count.fetch_add(1, SeqCst);
+            // As slow as what is looked up elsewhere, and within the plugin's patience.
+            std::thread::sleep(Duration::from_secs(1));
+            answer_ok(&mut stream, "")?;
+        }
+        Ok(())
+    });
+    scene.module("asking", &ASKING.replace("many.shop", "slow.shop"));
+    scene.plugin("asking", "phase: AUTHZ");
+    scene.until_answers("the plugin lets requests go on", "", |answer| {
+        answer.contains(" 200 ") && calls.load(SeqCst) > 0
+    });
+
+    let pod = SocketAddr::new(scene.mesh.ip("shop/a"), 8090);
+    let place = || Place::Pod("legacy/client".to_owned());
+    let before = calls.load(SeqCst);
+    let flood: Vec<TcpStream> = (0..REQUESTS)
+        .map(|_| {
+            let mut stream = scene.mesh.client().dial(place(), pod).unwrap();
+            stream
+                .write_all(b"GET /x HTTP/1.1\r\nHost: many\r\n\r\n")
+                .unwrap();
+            stream
+        })
+        .collect();
+    for _ in 0..5 {
+        let answer = scene.ask("");
+        assert!(answer.contains(" 200 "), "{answer}");
+    }
+    let (mut allowed, mut refused) = (0, 0);
+    for stream in flood {
+        let mut connection = Conversation::over(stream).unwrap();
+        match connection.raw(b"", is_whole).unwrap().get(9..12) {
+            Some("200") => allowed += 1,
+            Some("401") => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    // Those that were not called for are answered by the plugin, which got nothing.
+    assert!(allowed > 0 && refused > REQUESTS / 2, "{allowed} {refused}");
+    let called = calls.load(SeqCst) - before;
+    assert!(called < REQUESTS / 2, "{called} calls");
+    let metrics = scene.metrics();
+    let held = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("ambit_memory_budget_held_bytes "));
+    assert!(
+        held.is_some_and(|held| held.parse::<usize>().unwrap() < MEMORY / 4),
+        "{held:?}"
+    );
+}

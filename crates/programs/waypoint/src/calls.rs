@@ -125,7 +125,7 @@ pub(crate) async fn request(
             .write(request.headers_mut(), upstream.leads_to_waypoint());
         // A connection that waited may have been closed by its endpoint in the meantime.
         while let Some(pooled) = pool.take(&key, &DestinationLimits::default()) {
-            match pooled.send(pool, request).await {
+            match pooled.send(pool, request, None).await {
                 Ok(response) => return Ok(response),
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
@@ -149,9 +149,13 @@ pub(crate) async fn request(
         {
             Ok(stream) => {
                 let checkout = pool
-                    .begin(&key, stream, Keep::under(&DestinationLimits::default()))
+                    .begin(
+                        &key,
+                        stream,
+                        (Keep::under(&DestinationLimits::default()), None),
+                    )
                     .await?;
-                let sent = checkout.send(pool, request).await;
+                let sent = checkout.send(pool, request, None).await;
                 return sent.map_err(|error| error.into_error().into());
             }
             Err(error) => try_another(&upstream, &mut failed, error)?,

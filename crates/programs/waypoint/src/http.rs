@@ -62,7 +62,8 @@ use tokio::{
 
 use crate::{
     config::{HeaderLimits, WEBSOCKET},
-    message::{Tasks, Version},
+    fair_share::FairShare,
+    message::{SharedTasks, Version},
     session::Session,
     wire::{Wire, WithTrailers},
 };
@@ -196,7 +197,7 @@ where
             let limit = session.shard.waypoint.config.headers_timeout;
             let most = session.shard.waypoint.config.headers.bytes;
             let io = HeaderBlocks::new(io, (limit, most), session.memory.clone());
-            let mut builder = http2_builder(window.bytes(), most);
+            let mut builder = http2_builder((window.bytes(), most), &session.share);
             let upgrades = &session.shard.waypoint.config.upgrades;
             if upgrades.iter().any(|one| one == WEBSOCKET) {
                 builder.enable_connect_protocol();
@@ -233,9 +234,12 @@ fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
 }
 
 /// A server of HTTP/2 that receives as many bytes before they are read, and header sections of so many bytes.
-fn http2_builder(window: usize, headers: usize) -> conn::http2::Builder<Tasks> {
+fn http2_builder(
+    (window, headers): (usize, usize),
+    share: &FairShare,
+) -> conn::http2::Builder<SharedTasks> {
     let bytes = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
-    let mut builder = conn::http2::Builder::new(Tasks);
+    let mut builder = conn::http2::Builder::new(SharedTasks(share.clone()));
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(bytes(headers))

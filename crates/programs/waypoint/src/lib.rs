@@ -1,8 +1,7 @@
 //! The waypoint: HTTP understood, authorized, routed and measured for the pods it covers.
 //!
-//! A tunnel's way: [`server`] takes it, `target` finds what it asks for and `caller` who asks; what is inside is
-//! relayed as it is (`tcp`) or understood as HTTP (`http`), and goes out through `upstream`. What the control
-//! plane says of the waypoint is in [`published`].
+//! [`server`] accepts a tunnel, `target` finds its destination and `caller` its caller. The content is proxied as TCP
+//! (`tcp`) or as HTTP (`http`), to an `upstream`. [`published`] has the configuration from the control plane.
 #![forbid(unsafe_code)]
 
 pub mod app;
@@ -15,6 +14,7 @@ pub mod command;
 pub mod config;
 mod destination;
 mod extensions;
+mod fair_share;
 mod headers;
 mod hops;
 mod http;

@@ -5,6 +5,8 @@ use http::{Request, Uri, uri::Scheme};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::rt::Executor;
 
+use crate::fair_share::FairShare;
+
 /// A version of HTTP, as far as connections differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Version {
@@ -34,6 +36,19 @@ pub(crate) fn secure(request: &mut Request<Body>) {
     }
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;
+    }
+}
+
+/// Runs the requests of one caller's HTTP/2 connection within its share.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedTasks(pub(crate) FairShare);
+
+impl<F> Executor<F> for SharedTasks
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        ambit_rt::spawn("http2 stream", self.0.run(task));
     }
 }
 

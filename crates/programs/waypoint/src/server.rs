@@ -15,6 +15,7 @@ use crate::{
     attachment_lookup,
     caller::{Caller, CallerError},
     extensions::Slots,
+    fair_share::{FairShare, FairShares},
     headers,
     hops::Hops,
     http::{self as l7, NotHttp},
@@ -67,6 +68,7 @@ impl StreamError {
 /// What all tunnels of one connection have in common.
 #[derive(Debug)]
 struct Client {
+    share: FairShare,
     shard: Arc<Shard>,
     peer: SocketAddr,
     local: SocketAddr,
@@ -102,6 +104,7 @@ fn serve_on_worker(
         mirrors: Mirrors::default(),
         stalls: Stalls::new(waypoint.config.streams.stall_timeout),
         checks: InFlightChecks::default(),
+        shares: FairShares::default(),
         retries: Budgets::default(),
         extensions: Slots::default(),
         waypoint,
@@ -168,7 +171,9 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         Ok(windows) => windows,
         Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
     };
+    let share = shard.shares.of(identity.as_ref(), peer.ip());
     let client = Arc::new(Client {
+        share: share.clone(),
         shard,
         peer,
         local,
@@ -189,12 +194,10 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         let open = client.shard.waypoint.lifecycle.drain_watcher().open_work();
-        ambit_rt::spawn(
-            "tunnel",
-            serve_tunnel(client.clone(), incoming, asked, open),
-        );
+        let serving = serve_tunnel(client.clone(), incoming, asked, open);
+        ambit_rt::spawn("tunnel", client.share.run(serving));
     });
-    serving.await;
+    share.run(serving).await;
 }
 
 async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, open: OpenWork) {

@@ -17,6 +17,7 @@ use crate::{
     attachment_lookup,
     attachments::Attachments,
     caller::Caller,
+    fair_share::FairShare,
     hops::Hops,
     in_flight_checks::{CheckPermit, CheckService},
     memory::ConnectionMemory,
@@ -47,6 +48,8 @@ pub(crate) struct Session {
     pub(crate) hops: Hops,
     /// What its requests may hold.
     pub(crate) memory: ConnectionMemory,
+    /// Time of its tasks.
+    pub(crate) share: FairShare,
     /// What applies to its requests, and as of which change of what is published.
     attachments: Mutex<(u64, Arc<Attachments>)>,
     /// The caller in metrics, once its record is known.
@@ -65,10 +68,14 @@ impl Session {
         let waypoint = &shard.waypoint;
         let memory = &waypoint.memory;
         let memory = memory.connection(caller.identity.as_ref(), caller.address.ip());
+        let share = shard
+            .shares
+            .of(caller.identity.as_ref(), caller.address.ip());
         let revision = waypoint.published.revision();
         let attachments = Arc::new(attachment_lookup::find(waypoint, &target, &caller));
         Self {
             memory,
+            share,
             attachments: Mutex::new((revision, attachments)),
             shard,
             caller,
@@ -98,6 +105,7 @@ impl Session {
             target,
             hops: self.hops,
             memory: self.memory.clone(),
+            share: self.share.clone(),
             attachments: Mutex::new((revision, attachments)),
             source: self.source.clone(),
             open: self.open.clone(),

@@ -16,6 +16,7 @@ use http_body_util::{BodyExt as _, Limited};
 use crate::{
     calls::{self, CallFor, Callee},
     extensions::Slots,
+    fair_share::FairShares,
     hops::Hops,
     in_flight_checks::InFlightChecks,
     message::{self, Version},
@@ -50,6 +51,7 @@ pub async fn run(waypoint: Arc<Waypoint>) {
         mirrors: Mirrors::default(),
         stalls: Stalls::new(waypoint.config.streams.stall_timeout),
         checks: InFlightChecks::default(),
+        shares: FairShares::default(),
         extensions: Slots::default(),
         retries: Budgets::default(),
         waypoint,

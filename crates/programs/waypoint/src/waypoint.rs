@@ -24,6 +24,7 @@ use crate::{
     config::Config,
     destination::RuleContext,
     extensions::Slots,
+    fair_share::FairShares,
     in_flight_checks::InFlightChecks,
     memory::{Memory, MemoryLimits},
     mirrors::Mirrors,
@@ -87,6 +88,8 @@ pub(crate) struct Shard {
     pub(crate) stalls: Stalls,
     /// Calls to authorization providers and rate-limit services that have not been answered yet.
     pub(crate) checks: InFlightChecks,
+    /// Time of callers' tasks.
+    pub(crate) shares: FairShares,
     /// How many requests may be sent again.
     pub(crate) retries: Budgets,
     pub(crate) extensions: Slots,

@@ -29,6 +29,11 @@ const FREE_TRAILERS: usize = 64;
 /// What a client of HTTP/2 sends first (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
+/// Bytes of blocks that are decoded before other tasks of the worker come first: each may be a field, of up to 4 KiB.
+const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
+/// Bytes that are read at once while much of what comes is header blocks, and how much of them that is.
+const DENSE_READ_BYTES: usize = 512;
+const DENSE_BLOCK_BYTES: usize = DENSE_READ_BYTES / 2;
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
@@ -66,6 +71,16 @@ enum Event {
     Payload(Head, usize),
     /// All of it is there.
     End(Head),
+}
+
+impl Event {
+    /// Bytes of header blocks that came.
+    fn block_bytes(self) -> usize {
+        match self {
+            Self::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => bytes,
+            Self::Begin(_) | Self::Payload(..) | Self::End(_) => 0,
+        }
+    }
 }
 
 /// Finds frames in the bytes of one direction.
@@ -221,6 +236,10 @@ pub(super) struct HeaderBlocks<IO> {
     until: Option<Pin<Box<Sleep>>>,
     memory: ConnectionMemory,
     permit: Option<Permit>,
+    /// Bytes of blocks since other tasks came first.
+    block_bytes: usize,
+    /// Whether little is read at once, so that little is decoded. So it begins.
+    is_dense: bool,
 }
 
 impl<IO> HeaderBlocks<IO> {
@@ -237,6 +256,8 @@ impl<IO> HeaderBlocks<IO> {
             until: None,
             memory,
             permit: None,
+            block_bytes: 0,
+            is_dense: true,
         }
     }
 
@@ -272,18 +293,30 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
         {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, TooSlow)));
         }
+        if this.block_bytes >= MAX_BLOCK_BYTES_PER_POLL {
+            this.block_bytes = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buf.filled().len();
-        let read = Pin::new(&mut this.io).poll_read(cx, buf);
+        let read = match this.is_dense {
+            true => poll_read_some(Pin::new(&mut this.io), cx, buf, DENSE_READ_BYTES),
+            false => Pin::new(&mut this.io).poll_read(cx, buf),
+        };
         let new = buf.filled().get(before..).unwrap_or_default();
         if new.is_empty() {
+            this.block_bytes = 0;
             return read;
         }
-        let mut has_ended = false;
+        let (mut has_ended, mut block_bytes) = (false, 0);
         let blocks = &mut this.blocks;
         this.from_client.advance(new, |event| {
             blocks.received(event);
             has_ended |= blocks.open.is_none();
+            block_bytes += event.block_bytes();
         });
+        this.block_bytes += block_bytes;
+        this.is_dense = block_bytes > DENSE_BLOCK_BYTES;
         this.charge()?;
         if has_ended {
             this.until = None;
@@ -296,6 +329,22 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
         }
         read
     }
+}
+
+/// Reads so many bytes at most.
+fn poll_read_some<IO: AsyncRead>(
+    io: Pin<&mut IO>,
+    cx: &mut Context<'_>,
+    buf: &mut ReadBuf<'_>,
+    most: usize,
+) -> Poll<io::Result<()>> {
+    let room = buf.remaining().min(most);
+    let unfilled = buf.initialize_unfilled_to(room);
+    let mut some = ReadBuf::new(unfilled);
+    let read = io.poll_read(cx, &mut some);
+    let bytes = some.filled().len();
+    buf.advance(bytes);
+    read
 }
 
 impl<IO: AsyncWrite + Unpin> HeaderBlocks<IO> {

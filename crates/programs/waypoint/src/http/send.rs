@@ -174,19 +174,16 @@ pub(super) async fn send(
     let active = session.shard.retries.active(destination.account(session));
     let mut retry_permit: Option<RetryPermit> = None;
     let mut failed: Vec<ArcStr> = Vec::new();
-    let mut upstream = destination
-        .upstream(session, &own, ruled, (&failed, sticky))
-        .await;
+    let choose = async |failed: &[ArcStr]| {
+        let chosen = destination.upstream(session, &own, ruled, (failed, sticky));
+        chosen.await
+    };
+    let mut upstream = choose(&failed).await;
     loop {
         let (to, held) = upstream?;
         let to = &to;
         let mut chosen = Chosen::of(destination, session, to);
-        failed.extend(
-            chosen
-                .workload
-                .iter()
-                .map(|workload| workload.uid().clone()),
-        );
+        failed.extend(chosen.workload.iter().map(|one| one.uid().clone()));
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         tell_waypoint(&mut request, to, hops, retry_mark);
         // Without an endpoint of its own choice it is the next waypoint that speaks to one.
@@ -240,21 +237,12 @@ pub(super) async fn send(
             tokio::time::sleep(wait).await;
         }
         // To another if there is one: this one would be asked to do what it has just failed to do.
-        upstream = destination
-            .upstream(session, &own, ruled, (&failed, sticky))
-            .await;
+        upstream = choose(&failed).await;
         if upstream.is_err() && retrying.may_try_the_same() {
             failed.clear();
-            upstream = destination
-                .upstream(session, &own, ruled, (&failed, sticky))
-                .await;
+            upstream = choose(&failed).await;
         }
-        if upstream.is_err()
-            || matches!(
-                (destination, &session.target),
-                (Destination::Target, Target::Pod { .. })
-            )
-        {
+        if upstream.is_err() || is_one_pod(destination, session) {
             return ended;
         }
         // Only now: who reads the body until then goes on if this is the end.
@@ -263,6 +251,12 @@ pub(super) async fn send(
             None => return ended,
         };
     }
+}
+
+/// Whether there is no other endpoint: the request is for one pod.
+fn is_one_pod(destination: &Destination, session: &Session) -> bool {
+    let of = (destination, &session.target);
+    matches!(of, (Destination::Target, Target::Pod { .. }))
 }
 
 /// Bytes that an endpoint may send of a response before they are read: a stream's window in HTTP/2. HTTP/1 reads no more
@@ -404,7 +398,7 @@ async fn attempt(
     } else {
         pool.take(&key, opening.limits)
     } {
-        match pooled.send(pool, request).await {
+        match pooled.send(pool, request, Some(&session.share)).await {
             Ok(response) => return Ok(response),
             Err(mut error) => match error.take_message() {
                 Some(unsent) => request = unsent,
@@ -430,13 +424,16 @@ async fn attempt(
             });
         }
     };
-    checkout.send(pool, request).await.map_err(|mut error| {
-        let unsent = error.take_message();
-        FailedAttempt {
-            unsent,
-            ..sent(error.into_error())
-        }
-    })
+    checkout
+        .send(pool, request, Some(&session.share))
+        .await
+        .map_err(|mut error| {
+            let unsent = error.take_message();
+            FailedAttempt {
+                unsent,
+                ..sent(error.into_error())
+            }
+        })
 }
 
 async fn open(
@@ -461,7 +458,10 @@ async fn open(
         return Ok(upstreams.http.begin_extended(key, stream).await?);
     }
     let keep = Keep::under(opening.limits);
-    Ok(upstreams.http.begin(key, stream, keep).await?)
+    Ok(upstreams
+        .http
+        .begin(key, stream, (keep, Some(&session.share)))
+        .await?)
 }
 
 impl From<NoUpstream> for Failure {

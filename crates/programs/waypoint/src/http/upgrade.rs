@@ -285,7 +285,8 @@ pub(super) fn switch(
         upgrade.ask(all);
     }
     let session = session.clone();
-    ambit_rt::spawn("upgraded connection", async move {
+    let share = session.share.clone();
+    let running = share.run(async move {
         let _permit = permit;
         let (client, server) = match tokio::try_join!(client, server) {
             Ok(both) => both,
@@ -313,5 +314,6 @@ pub(super) fn switch(
             }
         }
     });
+    ambit_rt::spawn("upgraded connection", running);
     Ok(response.map(|_| message::text("")))
 }

@@ -19,12 +19,12 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Stream;
-use crate::wire::Additions;
+use crate::{fair_share::CurrentShare, wire::Additions};
 
 /// Whether a request of HTTP/1 is under way on a connection, and what is written of it besides what hyper writes. Clones
 /// share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct InUse(Arc<Mutex<State>>, Additions);
+pub(crate) struct InUse(Arc<Mutex<State>>, Additions, CurrentShare);
 
 #[derive(Debug, Default)]
 struct State {
@@ -56,6 +56,11 @@ impl InUse {
     /// What is written on the connection besides what hyper writes.
     pub(crate) fn additions(&self) -> &Additions {
         &self.1
+    }
+
+    /// Share of the caller whose request is on the connection.
+    pub(crate) fn share(&self) -> &CurrentShare {
+        &self.2
     }
 
     /// Begins the next request on the connection.

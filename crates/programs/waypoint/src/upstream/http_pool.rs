@@ -31,6 +31,7 @@ use super::{Aborting, InUse, Preamble, Stream, Upstream};
 use crate::{
     applied_services::AppliedServices,
     config::HeaderLimits,
+    fair_share::FairShare,
     message::{Body, Tasks, Version},
     origination::TlsKey,
     wire::{Wire, WithTrailers},
@@ -323,12 +324,12 @@ impl HttpPool {
         })
     }
 
-    /// Begins HTTP on a new connection.
+    /// Begins HTTP on a new connection. One of HTTP/2 is run within the share of its caller.
     pub(crate) async fn begin(
         &self,
         key: &HttpKey,
         stream: Stream,
-        keep: Keep,
+        (keep, share): (Keep, Option<&FairShare>),
     ) -> hyper::Result<Checkout> {
         let life = Life::new(keep);
         let mut slot = None;
@@ -342,21 +343,24 @@ impl HttpPool {
                     .max_headers(self.1.fields);
                 let io = Wire::new(io, in_use.additions().clone());
                 let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-                ambit_rt::spawn("http1 upstream", async move {
+                let running = in_use.share().run(async move {
                     if let Err(error) = connection.with_upgrades().await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
                     }
                 });
+                ambit_rt::spawn("http1 upstream", running);
                 HttpSender::Http1(sender, in_use)
             }
             Version::Http2 => {
                 let (sender, connection) =
                     http2_builder(self.1).handshake(TokioIo::new(io)).await?;
-                ambit_rt::spawn("http2 upstream", async move {
+                in_use.share().set(share);
+                let running = in_use.share().run(async move {
                     if let Err(error) = connection.await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
                     }
                 });
+                ambit_rt::spawn("http2 upstream", running);
                 if !life.is_over() {
                     slot = Some(self.share(key, sender.clone(), life));
                 }
@@ -507,7 +511,7 @@ impl State {
 }
 
 impl Checkout {
-    /// Sends a request. A connection of HTTP/1 goes back to the pool when it can take another.
+    /// Sends a request. A connection of HTTP/1 runs within the share, and goes back to the pool when it can take another.
     ///
     /// # Errors
     /// With the request, if nothing of it was sent.
@@ -515,9 +519,11 @@ impl Checkout {
         self,
         pool: &HttpPool,
         request: Request<Body>,
+        share: Option<&FairShare>,
     ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
         match self.sender {
             HttpSender::Http1(mut sender, in_use) => {
+                in_use.share().set(share);
                 // Until the response is here, dropping this future abandons the request; then dropping the guard.
                 let guard = in_use.begin();
                 let additions = in_use.additions();

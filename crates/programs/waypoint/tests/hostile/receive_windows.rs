@@ -150,7 +150,17 @@ pub(crate) async fn flooding_tunnels(
     let sent = Arc::new(AtomicUsize::new(0));
     let (counted, pki) = (sent.clone(), world.pki.clone());
     let identity = build::identity("ns", name);
-    let listener = TcpListener::bind((ip, 15008)).await.unwrap();
+    // One of a test before may be about to end.
+    // One of a scene before may be about to end.
+    let listener = tokio::time::timeout(LONG, async {
+        loop {
+            match TcpListener::bind((ip, 15008)).await {
+                Ok(listener) => return listener,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    });
+    let listener = listener.await.unwrap();
     let serving = ambit_rt::spawn_abortable("endpoint", async move {
         while let Ok((stream, _)) = listener.accept().await {
             let config = pki.cert(&identity).server_config().unwrap();

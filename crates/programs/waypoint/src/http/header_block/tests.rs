@@ -1,4 +1,9 @@
+//! Header blocks in pieces of every size, what they are charged, and how fast they are read.
+
+use std::{sync::Arc, task::Waker};
+
 use super::*;
+use crate::memory::{Memory, MemoryLimits};
 
 /// Limit of header sections.
 const MOST: usize = 64 << 10;
@@ -86,4 +91,48 @@ fn trailers_are_charged_until_their_request_is_over() {
         blocks.received(event)
     });
     assert_eq!(blocks.bytes(), 0);
+}
+
+/// All reads of a connection to its end: how many bytes each got; `None` where other tasks came first.
+fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
+    let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
+    let memory = memory.connection(None, [10, 0, 0, 1].into());
+    let mut io = HeaderBlocks::new(bytes, (Duration::from_secs(60), MOST), memory);
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut reads = Vec::new();
+    loop {
+        let mut room = [0; 16 << 10];
+        let mut room = ReadBuf::new(&mut room);
+        match Pin::new(&mut io).poll_read(&mut cx, &mut room) {
+            Poll::Pending => reads.push(None),
+            Poll::Ready(read) => {
+                read.unwrap();
+                match room.filled().len() {
+                    0 => return reads,
+                    bytes => reads.push(Some(bytes)),
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn header_blocks_are_read_little_by_little_and_other_tasks_come_between() {
+    let preface = [b'p'; PREFACE_BYTES];
+    let blocks = frame(HEADERS, WHOLE, 1, 1500).repeat(20);
+    let reads_of = |parts: &[&[u8]]| reads(&parts.concat());
+    let dense = reads_of(&[&preface, &blocks]);
+    for turn in dense.split(Option::is_none) {
+        let bytes: usize = turn.iter().flatten().sum();
+        let most = MAX_BLOCK_BYTES_PER_POLL + 2 * DENSE_READ_BYTES;
+        assert!(bytes <= most, "{bytes} bytes");
+    }
+    let all: usize = dense.iter().flatten().sum();
+    assert_eq!(all, preface.len() + blocks.len());
+
+    // Bodies are read as fast as they come.
+    let data = frame(0, 0, 1, 60_000);
+    let sparse = reads_of(&[&preface, &frame(HEADERS, END_HEADERS, 1, 100), &data]);
+    assert!(!sparse.contains(&None), "{sparse:?}");
+    assert!(sparse.len() <= 6, "{sparse:?}");
 }

@@ -11,6 +11,56 @@ use prost::Message;
 
 use super::*;
 
+/// A policy with every field.
+fn full_policy() -> DestinationPolicy {
+    DestinationPolicy {
+        unsupported: Some("tls".into()),
+        balancing: Balancing::RoundRobin,
+        warmup: Some(Warmup {
+            duration: Duration::from_secs(1),
+            minimum_percent: 10,
+            aggression: 1500,
+        }),
+        locality: LocalityPolicy::Anywhere,
+        limits: DestinationLimits {
+            connections: 1,
+            pending: Some(0),
+            requests: 2,
+            requests_per_connection: 3,
+            retries: 4,
+            retry_budget: Some(RetryBudget {
+                share: 20_000,
+                minimum: 3,
+            }),
+            connect_timeout: Some(Duration::from_millis(5)),
+            idle_timeout: Some(Duration::from_millis(6)),
+            max_connection_duration: Some(Duration::from_millis(7)),
+            tcp_idle_timeout: Some(Duration::from_millis(8)),
+            streams_per_connection: 9,
+            keepalive: Some(TcpKeepalive {
+                probes: Some(10),
+                time: None,
+                interval: Some(Duration::from_millis(11)),
+            }),
+        },
+        outliers: Some(OutlierPolicy {
+            local_failures: Some(0),
+            ..OutlierPolicy::default()
+        }),
+        http_version: DestinationHttpVersion::AlwaysHttp2,
+        tls: Some(Arc::new(DestinationTls {
+            server_name: Some("a.example".into()),
+            names: vec!["b.example".into(), "spiffe://c/d".into()],
+            roots: TlsRoots::Pem("pem".into()),
+            client: Some(TlsClientFiles {
+                certificate: "/cert".into(),
+                key: "/key".into(),
+            }),
+        })),
+        proxy_protocol: Some(ProxyProtocol::V2),
+    }
+}
+
 fn policies() -> Vec<DestinationPolicy> {
     let hash = |source, table| DestinationPolicy {
         balancing: Balancing::Hash(HashPolicy {
@@ -37,52 +87,7 @@ fn policies() -> Vec<DestinationPolicy> {
     };
     vec![
         DestinationPolicy::default(),
-        DestinationPolicy {
-            unsupported: Some("tls".into()),
-            balancing: Balancing::RoundRobin,
-            warmup: Some(Warmup {
-                duration: Duration::from_secs(1),
-                minimum_percent: 10,
-                aggression: 1500,
-            }),
-            locality: LocalityPolicy::Anywhere,
-            limits: DestinationLimits {
-                connections: 1,
-                pending: Some(0),
-                requests: 2,
-                requests_per_connection: 3,
-                retries: 4,
-                retry_budget: Some(RetryBudget {
-                    share: 20_000,
-                    minimum: 3,
-                }),
-                connect_timeout: Some(Duration::from_millis(5)),
-                idle_timeout: Some(Duration::from_millis(6)),
-                max_connection_duration: Some(Duration::from_millis(7)),
-                tcp_idle_timeout: Some(Duration::from_millis(8)),
-                streams_per_connection: 9,
-                keepalive: Some(TcpKeepalive {
-                    probes: Some(10),
-                    time: None,
-                    interval: Some(Duration::from_millis(11)),
-                }),
-            },
-            outliers: Some(OutlierPolicy {
-                local_failures: Some(0),
-                ..OutlierPolicy::default()
-            }),
-            http_version: DestinationHttpVersion::AlwaysHttp2,
-            tls: Some(Arc::new(DestinationTls {
-                server_name: Some("a.example".into()),
-                names: vec!["b.example".into(), "spiffe://c/d".into()],
-                roots: TlsRoots::Pem("pem".into()),
-                client: Some(TlsClientFiles {
-                    certificate: "/cert".into(),
-                    key: "/key".into(),
-                }),
-            })),
-            proxy_protocol: Some(ProxyProtocol::V2),
-        },
+        full_policy(),
         DestinationPolicy {
             proxy_protocol: Some(ProxyProtocol::V1),
             ..DestinationPolicy::default()

@@ -1,0 +1,291 @@
+//! Shares of a worker's time: a caller whose tasks are always ready gets a quantum, and then everything else that is
+//! ready comes first. Without it, one caller's hundred tunnels would each be polled before another caller's one.
+//!
+//! A share counts the time of its tasks' polls. Once a quantum is used up, they wait until the worker has been through
+//! its queue; if nothing else is ready, that is at once. Nobody's time is left unused.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use ambit_model::Identity;
+use parking_lot::Mutex;
+
+/// Time of one caller's tasks between two passes of the worker's queue.
+const QUANTUM: Duration = Duration::from_millis(1);
+/// Tasks of one caller that are woken for one quantum: those for which no time is left wait again.
+const MAX_WOKEN: usize = 16;
+
+/// Identity and address of a caller.
+type Caller = (Option<Identity>, IpAddr);
+
+/// The shares of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct FairShares(Arc<Mutex<HashMap<Caller, Weak<Mutex<Usage>>>>>);
+
+/// One caller's share. Clones are the same share.
+#[derive(Clone, Debug)]
+pub(crate) struct FairShare(Arc<Owned>);
+
+/// A share, which leaves the worker's table when it is dropped.
+#[derive(Debug)]
+struct Owned {
+    caller: Caller,
+    usage: Arc<Mutex<Usage>>,
+    shares: Weak<Mutex<HashMap<Caller, Weak<Mutex<Usage>>>>>,
+}
+
+/// Use of one quantum after the other. Pure.
+#[derive(Debug, Default)]
+struct Usage {
+    used: Duration,
+    waiting: VecDeque<Waker>,
+    /// Somebody goes through the worker's queue to begin the next quantum.
+    is_renewed: bool,
+}
+
+/// What a task does that is polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Run,
+    /// Waits; `begins`: the next quantum is to be begun after a pass of the queue.
+    Wait {
+        begins: bool,
+    },
+}
+
+impl Usage {
+    fn turn(&mut self, waker: &Waker) -> Turn {
+        if self.used < QUANTUM {
+            return Turn::Run;
+        }
+        self.waiting.push_back(waker.clone());
+        let begins = !self.is_renewed;
+        self.is_renewed = true;
+        Turn::Wait { begins }
+    }
+
+    /// Begins a quantum, and takes the tasks that it is for; `None`: nobody waits for one.
+    fn renew(&mut self) -> Option<Vec<Waker>> {
+        self.used = Duration::ZERO;
+        if self.waiting.is_empty() {
+            self.is_renewed = false;
+            return None;
+        }
+        let woken = self.waiting.len().min(MAX_WOKEN);
+        Some(self.waiting.drain(..woken).collect())
+    }
+}
+
+impl FairShares {
+    /// The share of a caller, of which there is one as long as any of its tasks has it.
+    pub(crate) fn of(&self, identity: Option<&Identity>, ip: IpAddr) -> FairShare {
+        let caller = (identity.cloned(), ip);
+        let mut shares = self.0.lock();
+        let known = shares.get(&caller).and_then(Weak::upgrade);
+        let usage = known.unwrap_or_else(|| {
+            let new = Arc::default();
+            shares.insert(caller.clone(), Arc::downgrade(&new));
+            new
+        });
+        FairShare(Arc::new(Owned {
+            caller,
+            usage,
+            shares: Arc::downgrade(&self.0),
+        }))
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let Some(shares) = self.shares.upgrade() else {
+            return;
+        };
+        let mut shares = shares.lock();
+        // Under the table's lock nobody takes another one.
+        if Arc::strong_count(&self.usage) == 1 {
+            shares.remove(&self.caller);
+        }
+    }
+}
+
+impl FairShare {
+    /// Runs a task within the share.
+    pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
+        let share = CurrentShare::default();
+        share.set(Some(self));
+        share.run(task)
+    }
+
+    async fn renew(usage: Arc<Mutex<Usage>>) {
+        loop {
+            // Behind whatever is ready, and what the next look at sockets and timers makes ready.
+            tokio::task::yield_now().await;
+            let Some(woken) = usage.lock().renew() else {
+                return;
+            };
+            woken.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+/// The share of whoever uses a connection that callers use in turn. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CurrentShare(Arc<Mutex<Option<FairShare>>>);
+
+impl CurrentShare {
+    /// Has the connection's task run within another share; without any if `None`.
+    pub(crate) fn set(&self, share: Option<&FairShare>) {
+        *self.0.lock() = share.cloned();
+    }
+
+    /// Runs a task within whatever share is the current one.
+    pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
+        Shared {
+            task: Box::pin(task),
+            share: self.clone(),
+        }
+    }
+}
+
+/// A task within a share.
+#[derive(Debug)]
+pub(crate) struct Shared<F> {
+    task: Pin<Box<F>>,
+    share: CurrentShare,
+}
+
+impl<F: Future> Future for Shared<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.get_mut();
+        let usage = {
+            let share = this.share.0.lock();
+            share.as_ref().map(|share| share.0.usage.clone())
+        };
+        let Some(usage) = usage else {
+            return this.task.as_mut().poll(cx);
+        };
+        if let Turn::Wait { begins } = usage.lock().turn(cx.waker()) {
+            if begins {
+                ambit_rt::spawn("fair share", FairShare::renew(usage.clone()));
+            }
+            return Poll::Pending;
+        }
+        let began = Instant::now();
+        let polled = this.task.as_mut().poll(cx);
+        usage.lock().used += began.elapsed();
+        polled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::Cell,
+        sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    };
+
+    use super::*;
+
+    const IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    fn name(account: &str) -> Option<Identity> {
+        Some(Identity::new("td", "ns", account))
+    }
+
+    #[test]
+    fn tasks_wait_once_a_quantum_is_used_and_are_woken_in_turn() {
+        let mut usage = Usage::default();
+        let waker = Waker::noop();
+        assert_eq!(usage.turn(waker), Turn::Run);
+        usage.used = QUANTUM - Duration::from_nanos(1);
+        assert_eq!(usage.turn(waker), Turn::Run);
+        usage.used = QUANTUM;
+        assert_eq!(usage.turn(waker), Turn::Wait { begins: true });
+        for _ in 0..MAX_WOKEN {
+            assert_eq!(usage.turn(waker), Turn::Wait { begins: false });
+        }
+        assert_eq!(usage.renew().unwrap().len(), MAX_WOKEN);
+        assert_eq!(usage.turn(waker), Turn::Run);
+        assert_eq!(usage.renew().unwrap().len(), 1);
+        assert!(usage.renew().is_none());
+        usage.used = QUANTUM;
+        assert_eq!(usage.turn(waker), Turn::Wait { begins: true });
+    }
+
+    #[test]
+    fn a_caller_has_one_share_as_long_as_it_has_any() {
+        let shares = FairShares::default();
+        let one = shares.of(name("a").as_ref(), IP);
+        let same = shares.of(name("a").as_ref(), IP);
+        assert!(Arc::ptr_eq(&one.0.usage, &same.0.usage));
+        let other = shares.of(name("b").as_ref(), IP);
+        assert!(!Arc::ptr_eq(&one.0.usage, &other.0.usage));
+        assert_eq!(shares.0.lock().len(), 2);
+        drop((one, other));
+        assert_eq!(shares.0.lock().len(), 1);
+        drop(same);
+        assert!(shares.0.lock().is_empty());
+    }
+
+    /// Uses the worker for so long, and is ready again.
+    async fn busy(turns: usize) {
+        for _ in 0..turns {
+            let began = Instant::now();
+            while began.elapsed() < QUANTUM {}
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn one_task_comes_between_any_two_quanta_of_another_callers_many() {
+        let shares = FairShares::default();
+        let heavy = shares.of(name("heavy").as_ref(), IP);
+        let light = shares.of(name("light").as_ref(), IP);
+        let turns = Arc::new(AtomicUsize::new(0));
+        for _ in 0..20 {
+            let turns = turns.clone();
+            ambit_rt::spawn(
+                "heavy",
+                heavy.run(async move {
+                    for _ in 0..5 {
+                        busy(1).await;
+                        turns.fetch_add(1, Relaxed);
+                    }
+                }),
+            );
+        }
+        tokio::task::yield_now().await;
+        let most = Cell::new(0);
+        let waits = light.run(async {
+            for _ in 0..20 {
+                let before = turns.load(Relaxed);
+                tokio::task::yield_now().await;
+                most.set(most.get().max(turns.load(Relaxed) - before));
+            }
+        });
+        waits.await;
+        // Two passes of the queue at most, and not twenty tasks.
+        assert!(most.get() <= 3, "{}", most.get());
+        assert!(turns.load(Relaxed) > 0);
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_is_alone_uses_all_of_the_time() {
+        let share = FairShares::default().of(None, IP);
+        let tasks = (0..10).map(|_| ambit_rt::spawn("busy", share.run(busy(5))));
+        let began = Instant::now();
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        let work = QUANTUM * 50;
+        assert!(began.elapsed() < work * 3, "{:?}", began.elapsed());
+    }
+}

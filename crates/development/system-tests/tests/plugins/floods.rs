@@ -75,17 +75,21 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
     let (mut allowed, mut refused) = (0, 0);
     for stream in flood {
         let mut connection = Conversation::over(stream).unwrap();
-        match connection.raw(b"", is_whole).unwrap().get(9..12) {
+        let answer = connection.raw(b"", is_whole).unwrap_or_default();
+        match answer.get(9..12) {
             Some("200") => allowed += 1,
-            Some("401") => refused += 1,
+            // Without a call, or without room for the request or its tunnel.
+            Some("401" | "503") | None => refused += 1,
             other => panic!("{other:?}"),
         }
     }
-    // Those that were not called for are answered by the plugin, which got nothing.
     assert!(allowed > 0 && refused > REQUESTS / 2, "{allowed} {refused}");
     let called = calls.load(SeqCst) - before;
     assert!(called < REQUESTS / 2, "{called} calls");
     let metrics = scene.metrics();
+    // A module that does not run would have refused them, too.
+    let failures = "ambit_wasm_plugin_failures_total{plugin=\"shop/asking\"} 0";
+    assert!(metrics.contains(failures), "{metrics}");
     let held = metrics
         .lines()
         .find_map(|line| line.strip_prefix("ambit_memory_budget_held_bytes "));

@@ -117,9 +117,10 @@ impl Drop for Owned {
 impl FairShare {
     /// Runs a task within the share.
     pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
-        let share = CurrentShare::default();
-        share.set(Some(self));
-        share.run(task)
+        Shared {
+            task: Box::pin(task),
+            share: ShareOf::One(self.clone()),
+        }
     }
 
     async fn renew(usage: Arc<Mutex<Usage>>) {
@@ -148,7 +149,7 @@ impl CurrentShare {
     pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
         Shared {
             task: Box::pin(task),
-            share: self.clone(),
+            share: ShareOf::Whoever(self.clone()),
         }
     }
 }
@@ -157,7 +158,14 @@ impl CurrentShare {
 #[derive(Debug)]
 pub(crate) struct Shared<F> {
     task: Pin<Box<F>>,
-    share: CurrentShare,
+    share: ShareOf,
+}
+
+/// Whose share a task runs in.
+#[derive(Debug)]
+enum ShareOf {
+    One(FairShare),
+    Whoever(CurrentShare),
 }
 
 impl<F: Future> Future for Shared<F> {
@@ -165,12 +173,17 @@ impl<F: Future> Future for Shared<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.get_mut();
-        let usage = {
-            let share = this.share.0.lock();
-            share.as_ref().map(|share| share.0.usage.clone())
-        };
-        let Some(usage) = usage else {
-            return this.task.as_mut().poll(cx);
+        let current;
+        let usage = match &this.share {
+            ShareOf::One(share) => &share.0.usage,
+            ShareOf::Whoever(whose) => {
+                let share = whose.0.lock().clone();
+                let Some(share) = share else {
+                    return this.task.as_mut().poll(cx);
+                };
+                current = share;
+                &current.0.usage
+            }
         };
         if let Turn::Wait { begins } = usage.lock().turn(cx.waker()) {
             if begins {

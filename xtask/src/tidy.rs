@@ -11,6 +11,7 @@ mod claims;
 mod deny;
 mod files;
 mod images;
+mod language;
 mod layers;
 mod modules;
 mod paths;
@@ -32,6 +33,7 @@ pub(crate) fn run() -> Result<()> {
         let sources = source::of(package)?;
         broken.extend(sources.iter().flat_map(files::broken));
         broken.extend(modules::broken(package, &sources));
+        broken.extend(language::broken(package, &sources));
         broken.extend(unused::broken(package, &sources));
         broken.extend(claims::broken(package, &sources));
     }

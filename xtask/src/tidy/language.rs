@@ -67,7 +67,7 @@ const KNOWN: &[(&str, Counts)] = &[
     ("ambit-testkit", counts(9, 0, 2)),
     ("ambit-tls", counts(24, 0, 1)),
     ("ambit-wasm", counts(74, 0, 6)),
-    ("ambit-waypoint", counts(273, 10, 42)),
+    ("ambit-waypoint", counts(26, 10, 42)),
     ("ambit-waypoint-objects", counts(22, 3, 6)),
     ("ambit-wire", counts(49, 0, 3)),
     ("ambit-xds", counts(17, 0, 3)),

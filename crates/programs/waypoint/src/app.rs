@@ -42,13 +42,13 @@ const LEARN: Duration = Duration::from_secs(5);
 /// what is missing.
 const QUEUED: Duration = Duration::from_secs(5);
 
-/// What remains for requests under way when connections were taken up to the last, because no other pod took them.
+/// Grace for requests in flight after the last connections were accepted, when no other pod took them over.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
 /// How many times the linger a pod that is to end may stand in for others of the waypoint, even if nobody calls it.
 const STANDS_IN: u32 = 15;
 
-/// Who started the process.
+/// Starter of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
     /// A user, or a test.
@@ -253,7 +253,7 @@ fn build(
     })
 }
 
-/// What tags of spans may say of the waypoint's environment. The rest of it is nobody's business.
+/// Environment variables that span tags may read; no others are exposed.
 fn telling_environment(config: &Config) -> Vec<(ArcStr, ArcStr)> {
     [
         ("POD_NAME", &config.own.name),
@@ -373,7 +373,7 @@ struct Follower {
     metrics: Arc<Metrics>,
     http_metrics: Arc<HttpMetrics>,
     known: ReadyTask,
-    /// What the next worker starts with.
+    /// State that the next worker process starts with.
     cache: Option<Arc<MeshCache>>,
 }
 

@@ -13,17 +13,17 @@ use std::{net::SocketAddr, slice};
 use ambit_l7::authz::{Scope, ServicePort};
 use ambit_model::NamespacedHostname;
 
-/// What applies to the requests of one tunnel.
+/// Attachments that apply to the requests of one tunnel.
 #[derive(Debug)]
 pub(crate) enum Attachments {
-    /// What is attached to a service.
+    /// Attachments of a service.
     Service {
-        /// The service.
+        /// The called service.
         service: NamespacedHostname,
         /// Its port that is called.
         port: u16,
     },
-    /// What is attached to the services that lead to a pod.
+    /// Attachments of the services that lead to a pod.
     Pod {
         /// The pod's port that is called.
         port: u16,

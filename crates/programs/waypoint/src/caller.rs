@@ -13,7 +13,7 @@ use http::HeaderMap;
 
 use crate::{applied_services::AppliedServices, target::Target};
 
-/// Who calls.
+/// Caller of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// The verified identity; none for plaintext from outside of the mesh.

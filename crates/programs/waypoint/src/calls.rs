@@ -54,7 +54,7 @@ pub(crate) enum CallError {
     Http(#[from] hyper::Error),
 }
 
-/// What is called.
+/// Service that the waypoint itself calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
@@ -67,7 +67,7 @@ pub(crate) struct Callee<'a> {
     pub(crate) on_behalf: Option<&'a OnBehalf>,
 }
 
-/// Who wants a call, and so under which identity it is made.
+/// Owner of a call, which decides the identity that it is made under.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallFor<'a> {
     /// The mesh's settings: the waypoint's own.
@@ -163,13 +163,13 @@ pub(crate) async fn request(
     }
 }
 
-/// Who calls, once rules are known, by which nothing may go in plaintext.
+/// The waypoint's own workload, once rules are known: some forbid plaintext.
 async fn own(shard: &Shard) -> Result<Arc<Local>, CallError> {
     shard.waypoint.published.known().await;
     shard.waypoint.local.known().await.ok_or(CallError::NoOwn)
 }
 
-/// What a rule says of the service, if there is one, and no waypoint of the service's own to follow it.
+/// The rule for the service, if there is one and the service has no waypoint of its own to apply it.
 fn ruled(
     shard: &Shard,
     callee: Callee<'_>,
@@ -272,7 +272,7 @@ fn own_address(own: &Local) -> SocketAddr {
     SocketAddr::new(ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 0)
 }
 
-/// What connections of the waypoint's own begin with, as the callee's rule has it.
+/// PROXY header of the waypoint's own connections, if the callee's rule asks for one.
 fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Preamble> {
     Preamble::of(
         port?.policy(),

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use crate::app::{self, StartedBy};
 
-/// What is printed on request.
+/// Text of `--help`.
 const HELP: &str = "ambit-waypoint: the layer 7 proxy of an ambient mesh
 
 Usage: ambit-waypoint [--no-supervisor] [proxy [waypoint] | version | help]

@@ -35,17 +35,17 @@ pub struct Config {
     /// `GATEWAY_NAME`, in the pod's namespace.
     #[serde(serialize_with = "displayed")]
     pub gateway: GatewayName,
-    /// `NODE_NAME`.
+    /// Node of the pod (`NODE_NAME`).
     pub node: ArcStr,
-    /// `INSTANCE_IP`.
+    /// Address of the pod (`INSTANCE_IP`).
     pub ip: Option<IpAddr>,
-    /// `TRUST_DOMAIN`.
+    /// Trust domain of the mesh (`TRUST_DOMAIN`).
     pub trust_domain: ArcStr,
-    /// `NETWORK`.
+    /// Network of the pod (`NETWORK`).
     pub network: ArcStr,
     /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`.
     pub cluster_id: ArcStr,
-    /// `CLUSTER_DOMAIN`.
+    /// Domain of the cluster (`CLUSTER_DOMAIN`).
     pub cluster_domain: ArcStr,
     /// `XDS_ADDRESS` and companions.
     pub xds: Upstream,
@@ -54,19 +54,19 @@ pub struct Config {
     /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
     #[serde(skip)]
     pub auth_token: Option<String>,
-    /// `SECRET_TTL`.
+    /// Lifetime of certificates (`SECRET_TTL`).
     pub secret_ttl: Duration,
     /// `CRL_PATH`: certificate revocation lists.
     pub crl_path: Option<PathBuf>,
-    /// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`.
+    /// TCP options of connections (`KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`).
     #[serde(skip)]
     pub tuning: Tuning,
-    /// `HTTP2_*`, `POOL_*`.
+    /// HTTP/2 settings of HBONE (`HTTP2_*`, `POOL_*`).
     #[serde(skip)]
     pub http2: Arc<Settings>,
-    /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`.
+    /// Connection setups at once (`AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`).
     pub setup_limits: SetupLimits,
-    /// Worker threads.
+    /// Number of worker threads.
     pub workers: usize,
     /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`: how long requests may go on when
     /// the process is to end.
@@ -106,7 +106,7 @@ pub struct Config {
     pub tls_files: PathBuf,
     /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
     pub metrics_principals: bool,
-    /// `IPV6_ENABLED`.
+    /// Whether the pod uses IPv6 (`IPV6_ENABLED`).
     pub ipv6: bool,
     /// Admin server's port, on the loopback address.
     pub admin_port: u16,
@@ -257,7 +257,7 @@ impl Config {
         })
     }
 
-    /// Its identity.
+    /// Returns the waypoint's identity.
     pub fn identity(&self) -> Identity {
         Identity::new(
             self.trust_domain.clone(),

@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::origination::Origination;
 
-/// What of a waypoint is needed to follow rules.
+/// State and metrics of a waypoint that rules need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleContext<'a> {
     /// Workloads and services.
@@ -101,7 +101,7 @@ impl Connections {
 }
 
 impl Ruled {
-    /// What `before` knows of endpoints is kept.
+    /// Applies a new record and keeps the endpoints' state of `before`.
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
         let ports = known.iter().flat_map(|ports| ports.iter());
@@ -157,7 +157,7 @@ impl Ruled {
     }
 }
 
-/// What a request or connection does not get.
+/// Why a rule leaves a request or connection without an upstream.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoUpstream {
     #[error("{0}")]

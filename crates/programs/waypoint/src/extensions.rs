@@ -22,23 +22,23 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::attachments::Attachments;
-pub(crate) use slot::{CallCause, Instance, OpenStream, RuleContext, Signal, Slots, Tell};
+pub(crate) use slot::{CallCause, Instance, OpenStream, PluginContext, Signal, Slots, Tell};
 
 /// One version of a plugin.
 pub(crate) struct Plugin {
     /// Tells it from other versions and other plugins.
     pub(crate) number: u64,
     pub(crate) config: WaypointExtension,
-    /// `namespace/name`.
+    /// Key of the object, `namespace/name`.
     pub(crate) key: String,
     pub(crate) settings: Arc<Settings>,
-    /// What the module counts; versions go on with it.
+    /// Metrics that the module defines; they survive new versions.
     pub(crate) metrics: Metrics,
     pub(crate) counts: Arc<Counts>,
     state: watch::Sender<State>,
 }
 
-/// What has happened to a plugin.
+/// Counters of a plugin's events.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Instances that failed.
@@ -58,11 +58,11 @@ impl Counts {
 /// Where a plugin's module is.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
-    /// It is being fetched or compiled.
+    /// The module is being fetched or compiled.
     Loading,
-    /// It can be run.
+    /// The module is compiled.
     Ready(Module),
-    /// It cannot be had, and why.
+    /// The module is unavailable, and why.
     Failed(Arc<str>),
 }
 
@@ -130,7 +130,7 @@ impl Plugin {
         })
     }
 
-    /// For `/config_dump`.
+    /// State of the plugin for `/config_dump`.
     fn dump(&self) -> Value {
         let (state, error) = match self.state() {
             State::Loading => ("loading", None),
@@ -178,11 +178,11 @@ impl Chain {
     }
 }
 
-/// What the control plane says of plugins.
+/// Plugins as the control plane configures them.
 #[derive(Debug, Default)]
 pub(crate) struct Extensions {
     entries: BTreeMap<ArcStr, Entry>,
-    /// What each instance may take.
+    /// Limits of each instance.
     pub(crate) limits: Limits,
     last: u64,
     chain: Arc<Chain>,
@@ -226,7 +226,7 @@ impl Extensions {
         }
     }
 
-    /// What requests are given to, anew: after a change, or when a module is there.
+    /// Rebuilds the chain of plugins, after a change or when a module is ready.
     pub(crate) fn renew(&mut self) {
         let mut plugins: Vec<_> = self.entries.values_mut().map(Entry::effective).collect();
         plugins.sort_by(|a, b| a.config.order().cmp(&b.config.order()));
@@ -243,7 +243,7 @@ impl Extensions {
         wanted.collect()
     }
 
-    /// For `/config_dump`.
+    /// State of all plugins for `/config_dump`.
     pub(crate) fn dump(&self) -> Value {
         let all = self.entries.values().map(|entry| {
             let mut one = entry.wanted.dump();

@@ -49,7 +49,7 @@ struct Usage {
     is_renewed: bool,
 }
 
-/// What a task does that is polled.
+/// Decision on one poll of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Run,

@@ -23,7 +23,7 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Who the client is, for applications that believe it: made by the waypoint, or not there.
+/// Header with the client's certificate identity: set by the waypoint, or absent.
 const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
 
 /// In responses: a rate limit refused the request.

@@ -22,7 +22,7 @@ pub(crate) enum CheckService {
     Provider(ArcStr),
     /// All rate-limit services that the RateLimits of one namespace name.
     RateLimits(ArcStr),
-    /// Whatever one plugin calls because of requests.
+    /// Calls of one plugin because of requests.
     Plugin(ArcStr),
 }
 

@@ -7,7 +7,7 @@ use std::sync::{
 
 /// Most requests at once that a worker has mirrors answer.
 const MOST: usize = 256;
-/// What mirrors of a worker do.
+/// Mirrored requests of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Mirrors {
     under_way: Arc<AtomicUsize>,

@@ -19,7 +19,7 @@ use lookups::{LONGEST, Lookups};
 /// Most addresses that are known not to be the mesh's.
 const MAX_GOOD: usize = 4096;
 
-/// See the module.
+/// Resolver of hosts outside the mesh.
 #[derive(Debug)]
 pub(crate) struct Names {
     /// Hosts that objects name.

@@ -23,7 +23,7 @@ use crate::{config::Config, message::Version};
 const FILES: &str = "/etc/certs";
 /// How long files are believed to be as they were.
 const FRESH: Duration = Duration::from_secs(30);
-/// Longest file.
+/// Longest certificate or key file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 /// How long a handshake may take, unless a rule says how long connecting may take.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ pub(crate) enum OriginationError {
     TooLong(String),
 }
 
-/// See the module. Of one port of a service, for as long as the same is said of it.
+/// TLS origination for one port of a service, as long as its configuration is the same.
 #[derive(Debug)]
 pub(crate) struct Origination {
     of: Arc<DestinationTls>,
@@ -64,7 +64,7 @@ pub(crate) struct TlsUpstream<'a> {
     pub(crate) host: &'a str,
 }
 
-/// What tells connections over TLS from each other: those of one may carry requests for it alone.
+/// Pool key of connections over TLS: those of one key may carry each other's requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TlsKey {
     id: u64,
@@ -132,7 +132,7 @@ impl TlsUpstream<'_> {
         said.unwrap_or(self.host)
     }
 
-    /// What the certificate is verified for, one of these; `None` if it is not verified.
+    /// Names of which the certificate must have one; `None` if it is not verified.
     pub(crate) fn identity(&self) -> Option<ArcStr> {
         let of = &self.origination.of;
         match &*of.names {

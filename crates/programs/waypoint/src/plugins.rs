@@ -14,7 +14,7 @@ use ambit_wasm::{Call, CallResponse, Message};
 use tokio::sync::mpsc;
 
 use crate::{
-    extensions::{CallCause, Instance, OpenStream, Plugin, RuleContext, Tell},
+    extensions::{CallCause, Instance, OpenStream, Plugin, PluginContext, Tell},
     waypoint::Shard,
 };
 
@@ -30,25 +30,25 @@ pub(crate) use metrics::PluginMetrics;
 pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result<Instance, String> {
     shard
         .extensions
-        .instance(|| rule_context(shard), plugin)
+        .instance(|| plugin_context(shard), plugin)
         .await
 }
 
 /// Has the plugins of a worker at hand before requests need them.
 pub(crate) async fn follow(shard: Arc<Shard>) {
-    let rule_context = rule_context(&shard);
+    let plugin_context = plugin_context(&shard);
     let mut changes = shard.waypoint.published.watch();
     loop {
         changes.mark_unchanged();
         let chain = shard.waypoint.published.extensions();
-        shard.extensions.follow(&rule_context, chain.as_deref());
+        shard.extensions.follow(&plugin_context, chain.as_deref());
         if changes.changed().await.is_err() {
             return;
         }
     }
 }
 
-fn rule_context(shard: &Arc<Shard>) -> RuleContext {
+fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
     // The shard holds the instances, and not the other way.
     let weak = Arc::downgrade(shard);
     let calls = move |plugin: Arc<Plugin>, call: Call, cause: CallCause| {
@@ -76,7 +76,7 @@ fn rule_context(shard: &Arc<Shard>) -> RuleContext {
         ended
     };
     let streams: Arc<OpenStream> = Arc::new(streams);
-    RuleContext {
+    PluginContext {
         streams,
         shared: shard.waypoint.shared_data.clone(),
         queues: shard.waypoint.queues.clone(),

@@ -40,7 +40,7 @@ type TableKey = (u16, Option<ArcStr>);
 /// A service that the waypoint serves.
 #[derive(Debug)]
 pub struct Served {
-    /// Its name.
+    /// Name of the service.
     pub name: NamespacedHostname,
     /// Whether each call names the host that is meant.
     pub resolves_hosts: bool,
@@ -128,16 +128,16 @@ impl Served {
     }
 }
 
-/// What has been withdrawn, and is counted no more.
+/// Withdrawn object, which is counted no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gone {
-    /// A policy.
+    /// A withdrawn policy.
     Policy(PolicyKey),
-    /// What a rule says of a service.
+    /// A withdrawn destination rule of a service.
     Destination(NamespacedHostname),
 }
 
-/// See the module. Clones share it.
+/// Configuration of this waypoint from the control plane. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Published(Arc<Inner>);
 
@@ -149,7 +149,7 @@ struct Inner {
     exporters: Exporters,
     /// Which addresses are called.
     guard: Guard,
-    /// Counts changes.
+    /// Number of changes so far.
     changes: watch::Sender<u64>,
     /// Whether there is any plugin: requests without one take no lock for it.
     is_extended: AtomicBool,
@@ -170,7 +170,7 @@ struct Known {
     /// Services whose endpoints are treated in a way of their own.
     destinations: HashMap<NamespacedHostname, Arc<Ruled>>,
     destination_names: HashMap<ArcStr, NamespacedHostname>,
-    /// What is told of requests.
+    /// Telemetry configurations, by target.
     tellings: TelemetryConfigs,
     extensions: Extensions,
     limits: Limiters,
@@ -231,7 +231,7 @@ impl Published {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// Until [`Self::is_known`].
+    /// Waits until [`Self::is_known`].
     pub async fn known(&self) {
         let mut changes = self.watch();
         while !self.is_known() {
@@ -246,7 +246,7 @@ impl Published {
         NEEDED.iter().all(|needed| known.complete.contains(needed))
     }
 
-    /// The settings.
+    /// Settings of the Gateway.
     pub fn gateway(&self) -> Arc<WaypointGateway> {
         self.0.known.read().gateway.clone()
     }
@@ -256,7 +256,7 @@ impl Published {
         self.0.known.read().services.get(name).cloned()
     }
 
-    /// What a rule says of a service's endpoints, if there is one.
+    /// Destination rule of a service, if there is one.
     pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<Ruled>> {
         self.0.known.read().destinations.get(name).cloned()
     }
@@ -309,7 +309,7 @@ impl Published {
         &self.0.guard
     }
 
-    /// Who tells collectors.
+    /// Queues for collectors.
     pub(crate) fn exporters(&self) -> &Exporters {
         &self.0.exporters
     }
@@ -321,12 +321,12 @@ impl Published {
         Some(self.0.known.read().extensions.chain().clone())
     }
 
-    /// What each instance of a plugin may take.
+    /// Sets the limits of plugins' instances.
     pub(crate) fn limit_extensions(&self, limits: Limits) {
         self.0.known.write().extensions.limits = limits;
     }
 
-    /// What limits requests; `None` if nothing does.
+    /// Rate limits of requests; `None` without any.
     pub(crate) fn limits(&self) -> Option<Arc<OfRequests>> {
         if !self.0.is_limited.load(Ordering::Acquire) {
             return None;
@@ -350,7 +350,7 @@ impl Published {
         self.0.known.read().extensions.dump()
     }
 
-    /// The policies.
+    /// Policies of the waypoint.
     pub fn policies(&self) -> Arc<Policies> {
         self.0.known.read().policies.clone()
     }

@@ -122,7 +122,7 @@ impl Limiter {
     }
 }
 
-/// All objects.
+/// All rate limits of the waypoint.
 #[derive(Debug, Default)]
 pub(crate) struct Limiters {
     by_record: BTreeMap<ArcStr, Arc<Limiter>>,

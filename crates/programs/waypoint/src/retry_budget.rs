@@ -19,10 +19,10 @@ const LEAST: usize = 3;
 /// How many destinations without requests are remembered.
 const MOST_IDLE: usize = 1024;
 
-/// What has a budget of its own.
+/// Destination with a retry budget of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Account {
-    /// What a tunnel asks for.
+    /// Target address of a tunnel.
     Address(SocketAddr),
     /// A backend of routes.
     Service(NamespacedHostname, u16),

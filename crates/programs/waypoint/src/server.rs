@@ -35,7 +35,7 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// What a handshake of TLS takes at most: its messages may have 64 kB, and are kept twice.
+/// Bytes of a TLS handshake at most: its messages may have 64 kB, and are kept twice.
 const HANDSHAKE_BYTES: usize = 128 << 10;
 
 /// A tunnel that is refused.
@@ -65,7 +65,7 @@ impl StreamError {
     }
 }
 
-/// What all tunnels of one connection have in common.
+/// State of one HBONE connection, common to its tunnels.
 #[derive(Debug)]
 struct Client {
     share: FairShare,
@@ -235,7 +235,7 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, op
     }
 }
 
-/// Who calls, and for what, and how many waypoints that has passed.
+/// Finds the caller, the target and the hops of a tunnel.
 async fn find(client: &Client, incoming: &Incoming) -> Result<(Caller, Target, Hops), StreamError> {
     let authority = incoming.target()?;
     let waypoint = &client.shard.waypoint;

@@ -38,7 +38,7 @@ pub(crate) struct Misdirected {
     host: String,
 }
 
-/// See the module.
+/// One accepted tunnel: its caller, target, and limits.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) shard: Arc<Shard>,
@@ -46,11 +46,11 @@ pub(crate) struct Session {
     pub(crate) target: Target,
     /// How many waypoints the tunnel has passed.
     pub(crate) hops: Hops,
-    /// What its requests may hold.
+    /// Memory budget of the tunnel's requests.
     pub(crate) memory: ConnectionMemory,
     /// Time of its tasks.
     pub(crate) share: FairShare,
-    /// What applies to its requests, and as of which change of what is published.
+    /// Attachments that apply, and the revision of the configuration that they are of.
     attachments: Mutex<(u64, Arc<Attachments>)>,
     /// The caller in metrics, once its record is known.
     source: OnceLock<Arc<Party>>,
@@ -59,7 +59,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// What `caller` asks for. `open` is held until it is over.
+    /// Creates the session of a tunnel from `caller`. `open` is held until it is over.
     pub(crate) fn new(
         shard: Arc<Shard>,
         (caller, target, hops): (Caller, Target, Hops),
@@ -144,7 +144,7 @@ impl Session {
         }
     }
 
-    /// What applies to requests now.
+    /// Attachments that apply to requests now.
     pub(crate) fn attachments(&self) -> Arc<Attachments> {
         let waypoint = &self.shard.waypoint;
         let mut known = self.attachments.lock();
@@ -190,7 +190,7 @@ impl Session {
         checks.begin(identity.as_ref(), address.ip(), service)
     }
 
-    /// What policies judge of a connection that is not HTTP.
+    /// Attributes of a connection that policies match.
     pub(crate) fn connection<'a>(&'a self, sni: Option<&'a str>) -> Connection<'a> {
         Connection {
             source: self.caller.identity.as_ref(),
@@ -220,7 +220,7 @@ impl Session {
         }
     }
 
-    /// What is configured to be told of requests to the target.
+    /// Telemetry configuration of the target.
     pub(crate) fn telemetry_config(&self) -> Option<Arc<TelemetryConfig>> {
         let namespace = match &self.target {
             Target::Service { served, .. } => &served.name.namespace,

@@ -35,20 +35,20 @@ pub(crate) struct Sniffed<IO> {
     ended: bool,
 }
 
-/// What a stream begins with.
+/// Protocol that a stream begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     /// A request or the preface of a version of HTTP.
     Http(Version),
     /// A request line that may be one of HTTP/1.x, and is too long to be recognised.
     LongLine,
-    /// Anything else.
+    /// Any other protocol.
     Other,
     /// Nothing: it ended before its first byte.
     Nothing,
 }
 
-/// What bytes show so far.
+/// Protocol as far as the first bytes show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guess {
     Is(Opening),
@@ -94,7 +94,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         !self.seen.is_empty()
     }
 
-    /// What the stream begins with, if it is TLS. To be called before anything else.
+    /// Returns the ClientHello that the stream begins with, if it is TLS. To be called before anything else.
     ///
     /// # Errors
     /// When it begins as TLS does, and cannot be read.
@@ -194,7 +194,7 @@ fn word(bytes: &[u8], is_part: impl Fn(u8) -> bool) -> (usize, &[u8]) {
     (length, bytes.get(length..).unwrap_or_default())
 }
 
-/// What follows a space: `Some(None)` if nothing is there yet, `None` if something else is.
+/// Bytes after a space: `Some(None)` if nothing is there yet, `None` if something else is.
 fn after_space(bytes: &[u8]) -> Option<Option<&[u8]>> {
     match bytes {
         [] => Some(None),

@@ -22,23 +22,23 @@ use crate::{
 /// The address of a service that has none.
 pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// See the module.
+/// Target of a tunnel.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     /// A service, by its address or name.
     Service {
-        /// Its record.
+        /// Record of the service.
         service: Arc<Service>,
-        /// Its routes.
+        /// Routes of the service.
         served: Arc<Served>,
-        /// What was asked for; by name, the first address of the service.
+        /// Called address; by name, the first address of the service.
         address: SocketAddr,
     },
     /// A pod, by its address.
     Pod {
-        /// Its record.
+        /// Record of the pod.
         workload: WorkloadRef,
-        /// What was asked for.
+        /// Called address of the pod.
         address: SocketAddr,
     },
 }
@@ -196,7 +196,7 @@ impl Target {
         (!ip.is_unspecified()).then_some(ip)
     }
 
-    /// What was asked for.
+    /// Returns the called address.
     pub(crate) fn address(&self) -> SocketAddr {
         match self {
             Self::Service { address, .. } | Self::Pod { address, .. } => *address,
@@ -224,7 +224,7 @@ impl Target {
         }
     }
 
-    /// What it speaks, as far as that is declared.
+    /// Declared protocol of the called port.
     pub(crate) fn app_protocol(&self) -> AppProtocol {
         match self {
             Self::Service {

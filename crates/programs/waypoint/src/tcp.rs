@@ -201,7 +201,8 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-/// What a connection begins with. Bytes that show nothing for a while are no HTTP: their sender may wait for a reply.
+/// Detects the protocol of a connection. Bytes that show nothing for a while are no HTTP: their sender may wait for a
+/// reply.
 async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
     io.first_bytes().await;
     let opening = tokio::time::timeout(UNDECIDED, io.opening()).await;
@@ -319,7 +320,7 @@ impl Opened {
     }
 }
 
-/// What is known of a connection to an endpoint.
+/// State of a connection to an endpoint.
 #[derive(Debug)]
 struct ConnectionContext {
     endpoint: SocketAddr,
@@ -328,7 +329,7 @@ struct ConnectionContext {
     asked: Option<ArcStr>,
 }
 
-/// What is counted as long as a connection lasts, where a rule is followed.
+/// Leases of a destination rule, released when the connection closes.
 #[derive(Debug)]
 struct ConnectionLease {
     port: Arc<Port>,

@@ -30,7 +30,7 @@ pub(crate) struct TelemetryConfig {
     pub(crate) wants: Wants,
 }
 
-/// Tracing configuration.
+/// Tracing configuration of targets.
 #[derive(Debug)]
 pub(crate) struct Tracing {
     pub(crate) settings: TelemetryTracing,
@@ -199,7 +199,7 @@ fn log(sent: TelemetryLog, to: &Exporters, wants: &mut Wants) -> Result<Log, Tel
     })
 }
 
-/// What is told of which targets.
+/// Telemetry configurations by target.
 #[derive(Debug, Default)]
 pub(crate) struct TelemetryConfigs {
     waypoint: Option<Arc<TelemetryConfig>>,

@@ -131,7 +131,7 @@ async fn export(
     }
 }
 
-/// Who tells.
+/// OpenTelemetry resource of the waypoint.
 fn resource(waypoint: &Waypoint) -> Resource {
     let config = &waypoint.config;
     let gateway = &config.gateway;

@@ -20,7 +20,7 @@ const OF_UPSTREAMS: (usize, usize) = (512, 4096);
 const MIN_WINDOW: u32 = 16 << 10;
 /// Bytes of one tunnel that wait to be written to its connection.
 const MAX_SEND_BUFFER: usize = 32 << 10;
-/// What a tunnel takes besides what it carries.
+/// Charged bytes of a tunnel besides its content.
 const TUNNEL_BYTES: usize = 16 << 10;
 
 /// Bytes that one tunnel costs, besides the window that it adds to its connection.
@@ -45,11 +45,11 @@ fn within(configured: &Settings, shared: usize) -> Settings {
     }
 }
 
-/// What a caller's connection may send without being read, whomever it calls for.
+/// Receive windows of a caller's connection, whomever it calls for.
 #[derive(Debug)]
 pub(crate) struct ReceiveWindows {
     permit: Permit,
-    /// What each tunnel adds.
+    /// Window bytes that each tunnel adds.
     of_tunnel: usize,
     /// Most tunnels that were open at once.
     peak: usize,
@@ -82,7 +82,7 @@ impl ReceiveWindows {
     }
 }
 
-/// What an endpoint behind a tunnel may send without being read, which is the caller's for whom it is opened. Other
+/// Receive windows of a connection to an endpoint behind a tunnel, charged to the caller for whom it is opened. Other
 /// callers' tunnels on the same connection are charged to them.
 #[derive(Debug)]
 pub(crate) struct UpstreamWindows<'a> {
@@ -113,7 +113,7 @@ impl<'a> UpstreamWindows<'a> {
         })
     }
 
-    /// What is to be held as long as the tunnel lasts.
+    /// Permit of one tunnel, held as long as it lasts.
     pub(crate) fn tunnel(&mut self) -> Option<Permit> {
         self.tunnel.take()
     }

@@ -82,7 +82,7 @@ pub(crate) struct ConnectOptions<'a> {
     pub(crate) limits: &'a DestinationLimits,
     /// TLS that begins here, with the version of HTTP that is spoken over it.
     pub(crate) tls: Option<(TlsUpstream<'a>, Option<Version>)>,
-    /// What the connection begins with, before TLS.
+    /// PROXY header, sent before TLS.
     pub(crate) preamble: Option<&'a Preamble>,
 }
 

@@ -35,7 +35,7 @@ use crate::{
     upstream::UpstreamPools,
 };
 
-/// One waypoint.
+/// State of one waypoint, shared by its workers.
 #[derive(Debug)]
 pub struct Waypoint {
     pub(crate) config: Arc<Config>,
@@ -46,14 +46,14 @@ pub struct Waypoint {
     pub(crate) local: LocalWorkload,
     pub(crate) dialer: Dialer,
     pub(crate) setups: InFlight,
-    /// What callers may have it hold.
+    /// Memory budgets of callers.
     pub(crate) memory: Memory,
     pub(crate) lifecycle: Lifecycle,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) http_metrics: Arc<HttpMetrics>,
     /// How records name it.
     pub(crate) address: GatewayAddress,
-    /// What plugins share.
+    /// Shared data of plugins.
     pub(crate) shared_data: ambit_wasm::Shared,
     /// Tells plugins that there is something in a queue.
     pub(crate) queues: tokio::sync::watch::Sender<()>,
@@ -63,18 +63,18 @@ pub struct Waypoint {
     tunnels: (Instant, AtomicU64),
 }
 
-/// What a waypoint knows, and where it tells what it does.
+/// Inputs and metrics of a waypoint.
 #[derive(Debug)]
 pub struct Surroundings {
     /// Workloads and services.
     pub state: SharedState,
-    /// What the control plane says of this waypoint.
+    /// Configuration from the control plane.
     pub published: Published,
     /// Where certificates come from.
     pub certificates: Certificates,
-    /// Connections.
+    /// Metrics of connections.
     pub metrics: Arc<Metrics>,
-    /// Requests.
+    /// Metrics of requests.
     pub http_metrics: Arc<HttpMetrics>,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Shard {
 /// The mesh is not known well enough to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotKnown {
-    /// See [`Published::is_known`].
+    /// The configuration is incomplete: see [`Published::is_known`].
     #[error("the control plane has not yet sent this waypoint's policies and services")]
     Published,
     /// The control plane does not name the waypoint's own pod.
@@ -183,7 +183,7 @@ impl Waypoint {
         }
     }
 
-    /// What is open, and how it ends.
+    /// Lifecycle of open connections and the drain.
     pub fn lifecycle(&self) -> &Lifecycle {
         &self.lifecycle
     }

@@ -32,7 +32,7 @@ const MAX_INTERIM_BYTES: usize = 16 << 10;
 /// Bytes that are copied at once while trailers wait.
 const COPIED_BYTES: usize = 16 << 10;
 
-/// What is to be written on a connection besides what hyper writes. Clones share it.
+/// Bytes to write on a connection besides those of hyper. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Additions(Arc<Shared>);
 

@@ -72,10 +72,10 @@ impl Signal {
     }
 }
 
-/// What plugins of a worker have around them.
+/// Environment of a worker's plugins.
 #[derive(Clone)]
-pub(crate) struct RuleContext {
-    /// What all plugins of the waypoint share.
+pub(crate) struct PluginContext {
+    /// Data shared by all plugins of the waypoint.
     pub(crate) shared: Shared,
     /// Changes when a queue gets a message.
     pub(crate) queues: watch::Sender<()>,
@@ -85,12 +85,12 @@ pub(crate) struct RuleContext {
     pub(crate) streams: Arc<OpenStream>,
 }
 
-/// See [`RuleContext::calls`].
+/// See [`PluginContext::calls`].
 type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;
 
-impl fmt::Debug for RuleContext {
+impl fmt::Debug for PluginContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Around").finish_non_exhaustive()
     }
@@ -111,7 +111,7 @@ struct Kept {
 #[derive(Debug)]
 struct Slot {
     plugin: Arc<Plugin>,
-    rule_context: RuleContext,
+    plugin_context: PluginContext,
     inner: Mutex<Inner>,
     changed: watch::Sender<()>,
     died: Notify,
@@ -120,7 +120,7 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Inner {
     stage: Stage,
-    /// Counts instances.
+    /// Number of instances so far.
     generation: u64,
     requests: HashMap<ContextId, Opened>,
     queues: Vec<u32>,
@@ -150,10 +150,10 @@ impl Slots {
     /// With the reason, when there is none.
     pub(crate) async fn instance(
         &self,
-        rule_context: impl FnOnce() -> RuleContext,
+        plugin_context: impl FnOnce() -> PluginContext,
         plugin: &Arc<Plugin>,
     ) -> Result<Instance, String> {
-        let slot = self.slot(rule_context, plugin);
+        let slot = self.slot(plugin_context, plugin);
         let deadline = Instant::now() + STARTING;
         let mut changed = slot.changed.subscribe();
         loop {
@@ -180,14 +180,18 @@ impl Slots {
         }
     }
 
-    fn slot(&self, rule_context: impl FnOnce() -> RuleContext, plugin: &Arc<Plugin>) -> Arc<Slot> {
+    fn slot(
+        &self,
+        plugin_context: impl FnOnce() -> PluginContext,
+        plugin: &Arc<Plugin>,
+    ) -> Arc<Slot> {
         let mut slots = self.0.lock();
         if let Some(kept) = slots.get(&plugin.number) {
             return kept.slot.clone();
         }
         let slot = Arc::new(Slot {
             plugin: plugin.clone(),
-            rule_context: rule_context(),
+            plugin_context: plugin_context(),
             inner: Mutex::default(),
             changed: watch::Sender::new(()),
             died: Notify::new(),
@@ -202,7 +206,7 @@ impl Slots {
     }
 
     /// Starts those of a chain, and ends the others; requests keep theirs.
-    pub(crate) fn follow(&self, rule_context: &RuleContext, chain: Option<&Chain>) {
+    pub(crate) fn follow(&self, plugin_context: &PluginContext, chain: Option<&Chain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
         let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
         let gone: Vec<_> = {
@@ -212,7 +216,7 @@ impl Slots {
         };
         drop(gone);
         for plugin in plugins {
-            let _slot = self.slot(|| rule_context.clone(), plugin);
+            let _slot = self.slot(|| plugin_context.clone(), plugin);
         }
     }
 }
@@ -226,7 +230,7 @@ async fn keep(slot: Arc<Slot>) {
         };
         let (settings, shared) = (
             slot.plugin.settings.clone(),
-            slot.rule_context.shared.clone(),
+            slot.plugin_context.shared.clone(),
         );
         let metrics = slot.plugin.metrics.clone();
         let start = move || Vm::start(&module, settings, shared, metrics);
@@ -282,7 +286,7 @@ impl Slot {
             slot: self.clone(),
             generation,
         };
-        let mut queues = self.rule_context.queues.subscribe();
+        let mut queues = self.plugin_context.queues.subscribe();
         // Whatever it does by itself takes a tenth of the worker's time at most.
         let mut rest = Duration::ZERO;
         loop {
@@ -412,7 +416,7 @@ impl Instance {
                         let kind = call.kind;
                         let slot = &instance.slot;
                         let plugin = slot.plugin.clone();
-                        let response = (slot.rule_context.calls)(plugin, *call, cause).await;
+                        let response = (slot.plugin_context.calls)(plugin, *call, cause).await;
                         let _told = instance.call(|vm| vm.call_ended(token, kind, response));
                     });
                 }
@@ -426,7 +430,7 @@ impl Instance {
                         queues.push(queue);
                     }
                 }
-                Effect::Enqueued(_) => self.slot.rule_context.queues.send_replace(()),
+                Effect::Enqueued(_) => self.slot.plugin_context.queues.send_replace(()),
             }
         }
     }
@@ -442,12 +446,12 @@ impl Instance {
     fn tell_of_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {
-            let mut waiting = self.slot.rule_context.shared.waiting(queue);
+            let mut waiting = self.slot.plugin_context.shared.waiting(queue);
             while waiting > 0 {
                 if self.call(|vm| vm.queue_ready(queue)).is_err() {
                     return;
                 }
-                let left = self.slot.rule_context.shared.waiting(queue);
+                let left = self.slot.plugin_context.shared.waiting(queue);
                 if left >= waiting {
                     break;
                 }

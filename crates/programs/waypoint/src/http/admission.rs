@@ -44,7 +44,7 @@ struct Inner {
     changes: Mutex<watch::Receiver<u64>>,
 }
 
-/// What policies see of a request besides its connection.
+/// Attributes of a request that policies match, besides its connection.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) method: Method,
@@ -54,15 +54,15 @@ pub(super) struct Facts {
     pub(super) headers: HeaderMap,
 }
 
-/// See [`Admission::led_to`].
+/// Backend of a request: type of [`Admission::led_to`].
 #[derive(Clone, Debug)]
 struct Led {
     service: NamespacedHostname,
     port: u16,
     by: RouteOwner,
-    /// What is attached there, if a route of clients leads there.
+    /// Attachments of the backend, if a consumer route forwards there.
     attachments: Option<Arc<Attachments>>,
-    /// What is sent, if that is not what came.
+    /// The request as it is sent, if filters have changed it.
     sent: Option<Arc<Facts>>,
 }
 
@@ -331,7 +331,7 @@ impl Inner {
     }
 }
 
-/// What policies judge of a request before its tokens are looked at.
+/// Attributes of a request before its tokens are verified.
 pub(super) fn facts<'a>(
     session: &'a Session,
     method: &'a str,

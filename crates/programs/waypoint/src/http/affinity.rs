@@ -21,12 +21,12 @@ const SKEW: Duration = Duration::from_secs(60);
 /// Hexadecimal digits of one number.
 const DIGITS: usize = 16;
 
-/// What a request brought.
+/// Session value of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Value {
     backend: u64,
     endpoint: u64,
-    /// Milliseconds.
+    /// Start of the session, in milliseconds since the Unix epoch.
     began: u64,
     seen: u64,
 }
@@ -41,12 +41,12 @@ pub(super) struct Affinity {
     pub(super) endpoint: Option<BackendEndpoint>,
 }
 
-/// What has become of a session's endpoint.
+/// Result of looking up a session's endpoint.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// It is there.
+    /// The endpoint still exists.
     There(BackendEndpoint),
-    /// It is not.
+    /// The endpoint is gone.
     Gone,
     /// The service's own waypoint chooses among its endpoints.
     NotOurs,
@@ -161,7 +161,7 @@ impl Affinity {
         kept
     }
 
-    /// What the answer of an endpoint of a backend says, if that is news.
+    /// Adds the session's header or cookie to a response, if the client needs a new one.
     pub(super) fn change_answer(&self, backend: &HttpBackend, uid: &str, headers: &mut HeaderMap) {
         let Some(backend) = backend_mark(backend) else {
             return;
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    /// What a client sends after an answer.
+    /// Request headers of a client that has stored the cookies of a response.
     fn cookie(answer: &HeaderMap) -> HeaderMap {
         let set = answer[SET_COOKIE].to_str().unwrap();
         let (pair, _) = set.split_once(';').unwrap();

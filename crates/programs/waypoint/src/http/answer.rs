@@ -8,7 +8,7 @@ use crate::message::Body;
 
 /// The body of an answer.
 pub(super) enum Answer {
-    /// Our own.
+    /// Body of the waypoint's own response.
     Own(Body),
     /// The application's, as long as policies admit it, and until a deadline.
     Hops(

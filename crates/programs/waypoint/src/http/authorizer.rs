@@ -33,15 +33,15 @@ use crate::{
 pub(crate) use ask::AskError;
 pub(super) use ask::unary;
 
-/// What became of a request that a provider was asked about.
+/// Result of the external authorization of a request.
 pub(super) enum Authorized {
-    /// It goes on.
+    /// The request is allowed.
     On(Asked),
     /// The provider answers it.
     Answered(Response<Body>),
 }
 
-/// What is known of a request that goes on.
+/// State of a request that external authorization has allowed.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     /// The provider that admitted it, and the headers with which it came.

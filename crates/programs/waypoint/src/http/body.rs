@@ -19,7 +19,7 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// What went through in one direction.
+/// Bytes and messages that passed in one direction.
 #[derive(Clone, Debug)]
 pub(crate) struct Count(Arc<Mutex<Counted>>);
 
@@ -44,7 +44,7 @@ struct Messages {
 }
 
 impl Count {
-    /// Nothing yet.
+    /// Creates a counter at zero.
     pub(crate) fn of(is_grpc: bool) -> Self {
         Self(Arc::new(Mutex::new(Counted {
             messages: is_grpc.then(Messages::default),
@@ -107,7 +107,7 @@ impl Count {
         }
     }
 
-    /// It went through to its end.
+    /// Marks the body as complete.
     pub(crate) fn completed(&self) {
         self.0.lock().is_complete = true;
     }
@@ -194,7 +194,8 @@ where
     B::Error: Into<BodyError>,
     K: Send + 'static,
 {
-    /// It goes on as long as policies admit it, and until the deadline. `keep` is dropped when it has been read, or is given up.
+    /// Streams a body while policies admit the request and until the deadline. `keep` is dropped when it has been read,
+    /// or is given up.
     pub(super) fn body(
         inner: B,
         count: Count,

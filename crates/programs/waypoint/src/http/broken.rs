@@ -132,7 +132,7 @@ fn visible(policies: &str, reader: Option<&str>) -> Option<String> {
     (!visible.is_empty()).then(|| visible.join(", "))
 }
 
-/// What is to be done about an endpoint that does not understand a version of HTTP.
+/// Hint for endpoints that do not speak the expected version of HTTP.
 fn mismatch(version: Version) -> &'static str {
     match version {
         Version::Http1 => {

@@ -21,7 +21,7 @@ use crate::{
 /// Destination of a request or a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// What the tunnel asks for.
+    /// The target of the tunnel.
     Target,
     /// A backend of a route.
     Backend(NamespacedHostname, u16),
@@ -85,7 +85,7 @@ impl Destination {
         }
     }
 
-    /// What the destination speaks, as far as that is declared.
+    /// Declared protocol of the destination's port.
     pub(crate) fn app_protocol(&self, session: &Session) -> AppProtocol {
         match self {
             Self::Target | Self::Host(_) => session.target.app_protocol(),
@@ -170,7 +170,7 @@ impl Destination {
         Some(published.destination(name)?.port(number))
     }
 
-    /// What a rule says of a request to it, if there is one.
+    /// Applies the destination's rule to a request, if there is one.
     pub(super) async fn decision(
         &self,
         session: &Session,

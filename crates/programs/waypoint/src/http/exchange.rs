@@ -312,7 +312,7 @@ fn may_pass(all: &mut HeaderMap) -> bool {
     !headers::has_other_encoding(all) && headers::remove_hop_by_hop(all).is_ok()
 }
 
-/// Who answers first.
+/// Source of the first response.
 enum First {
     /// The endpoint, or nobody.
     Sent(Result<Sent, Failure>),
@@ -356,9 +356,9 @@ async fn first_answer(
     First::Sent(sent)
 }
 
-/// What becomes of a request before it is routed.
+/// Result of the steps before routing.
 enum Admitted {
-    /// It goes on.
+    /// The request is routed next.
     On(Admission, Box<Asked>),
     /// A provider or a plugin answers it.
     Answered(Box<Response<Answer>>),

@@ -66,7 +66,7 @@ impl Drop for Running {
     }
 }
 
-/// What plugins answer while the body is on its way.
+/// Response of a plugin while the body is being sent.
 #[derive(Default)]
 struct Answered {
     response: Mutex<Option<LocalResponse>>,
@@ -81,13 +81,13 @@ impl Answered {
     }
 }
 
-/// What plugins have made of a request so far.
+/// Result of the plugins that have run so far.
 pub(super) enum Extension {
-    /// It goes on as it is.
+    /// The request is unchanged.
     Unchanged,
     /// A plugin saw it, and may have changed it.
     Seen,
-    /// It is answered.
+    /// A plugin has responded.
     Answered(Box<Response<Answer>>),
 }
 
@@ -246,7 +246,7 @@ impl Extended {
         }
     }
 
-    /// What a plugin has answered, of a request that came to nothing for it.
+    /// Takes the response of a plugin to a request that has failed.
     pub(super) fn has_answered(&self) -> Option<Response<Answer>> {
         let response = self.answered.response.lock().take()?;
         Some(self.local(response))
@@ -335,7 +335,7 @@ impl Extended {
 enum Unable {
     /// Its fail strategy counts.
     Failed(String),
-    /// What it made of the request is none.
+    /// The plugin has made the request invalid.
     Refused(Reply),
 }
 
@@ -346,7 +346,7 @@ impl From<Failure> for Unable {
 }
 
 impl Running {
-    /// What becomes of a request, once the plugin does not hold it any more.
+    /// Waits until the plugin continues or ends a request that it holds.
     async fn settled(&self, of: Direction, outcome: Outcome) -> Result<Outcome, Unable> {
         if outcome != Outcome::Paused {
             return Ok(outcome);
@@ -370,7 +370,7 @@ impl Running {
     }
 }
 
-/// What the fail strategy says: an error refuses the request.
+/// Applies the fail strategy: an error refuses the request.
 fn refused_or_left_out(plugin: &Plugin, why: &str) -> Result<(), Reply> {
     if plugin.config.fail_open {
         Counts::add(&plugin.counts.passed);
@@ -488,6 +488,6 @@ fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
     response
 }
 
-/// What a plugin says of its answer for the access log, and the bytes of its body.
+/// Response details of a plugin for the access log, and the length of its body.
 #[derive(Clone, Debug)]
 pub(super) struct Details(String, usize);

@@ -14,7 +14,7 @@ use ambit_telemetry::http::{
 
 use crate::{message::Version, session::Session};
 
-/// What the server answered, if it did, and under which name it is counted.
+/// Violation of HTTP: the server's response, if any, and its name in metrics.
 struct Violation {
     status: u16,
     reason: &'static str,

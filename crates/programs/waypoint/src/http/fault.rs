@@ -55,7 +55,7 @@ fn of(status: u16) -> StatusCode {
     StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// What a status of gRPC is to clients of HTTP, as Envoy has it.
+/// Maps a gRPC status to HTTP, as Envoy does.
 fn http_status(grpc: u8) -> u16 {
     match grpc {
         0 => 200,

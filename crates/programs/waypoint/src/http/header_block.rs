@@ -26,7 +26,7 @@ const FIELD_BYTES: usize = 128;
 const EMPTY_FIELD_BYTES: usize = 32;
 /// Bytes on the wire that are not charged as trailers: those of gRPC and of checksums.
 const FREE_TRAILERS: usize = 64;
-/// What a client of HTTP/2 sends first (RFC 9113, section 3.4).
+/// Connection preface of HTTP/2 clients (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 /// Bytes of blocks that are decoded before other tasks of the worker come first: each may be a field, of up to 4 KiB.
@@ -62,7 +62,7 @@ impl Head {
     }
 }
 
-/// What happens in a direction.
+/// Event of the frames in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// A frame has begun.
@@ -159,14 +159,14 @@ struct Block {
 struct Blocks {
     open: Option<Block>,
     last_stream: u32,
-    /// What trailers are charged, by stream, until their request is over.
+    /// Charged bytes of trailers, by stream, until their request is over.
     trailers: HashMap<u32, usize>,
     /// Limit of header sections.
     most: usize,
 }
 
 impl Blocks {
-    /// What a block of so many bytes on the wire takes at most.
+    /// Upper bound of the memory for a decoded block of so many bytes on the wire.
     fn decoded(&self, wire: usize) -> usize {
         let most = (self.most / EMPTY_FIELD_BYTES) * FIELD_BYTES;
         wire.saturating_mul(FIELD_BYTES).min(most)

@@ -59,7 +59,7 @@ impl RequestPacing {
         Serving(self.0.clone())
     }
 
-    /// What is written on the connection besides what hyper writes.
+    /// Bytes written on the connection besides those of hyper.
     pub(super) fn additions(&self) -> &Additions {
         &self.0.additions
     }
@@ -105,7 +105,7 @@ impl Drop for Serving {
     }
 }
 
-/// The connection.
+/// A connection with a timeout for header sections.
 #[derive(Debug)]
 pub(super) struct Paced<IO> {
     io: IO,
@@ -114,7 +114,7 @@ pub(super) struct Paced<IO> {
     /// Until when a header section may go on, and after how many requests it began.
     until: Option<(usize, Pin<Box<Sleep>>)>,
     memory: ConnectionMemory,
-    /// What there is of that header section.
+    /// Memory of the header section so far.
     begun: Option<Permit>,
 }
 

@@ -34,7 +34,7 @@ const LOCAL: &str = "local_rate_limited";
 const GLOBAL: &str = "request_rate_limited";
 const NOTHING: &str = "rate_limiter_error";
 
-/// What the answer to a request, whoever gives it, is to say of limits.
+/// Rate-limit headers for the response, whoever makes it.
 #[derive(Debug, Default)]
 pub(super) struct Limited {
     /// The tightest limit of those that clients are told of.
@@ -42,7 +42,7 @@ pub(super) struct Limited {
     is_refused: bool,
     /// Until the client may come again.
     after: Option<Duration>,
-    /// What rate-limit services say.
+    /// Headers from rate-limit services.
     said: Vec<HeaderOption>,
 }
 
@@ -63,7 +63,7 @@ impl Limited {
         }
     }
 
-    /// Says it.
+    /// Adds the rate-limit headers to a response.
     pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
         changes::apply(headers, &self.said);
         if self.is_refused {
@@ -92,7 +92,7 @@ impl Limited {
     }
 }
 
-/// Rounded up.
+/// Seconds of a duration, rounded up.
 fn seconds(of: Duration) -> u64 {
     of.as_secs() + u64::from(of.subsec_nanos() > 0)
 }
@@ -205,7 +205,7 @@ fn local(
     Ok(())
 }
 
-/// What a rate-limit service has decided, or has not.
+/// Applies the decision of a rate-limit service, or the lack of one.
 fn decide(
     session: &Session,
     config: &RateLimit,
@@ -282,7 +282,7 @@ fn over(
     Err(reply)
 }
 
-/// It is not known whether a request may pass: what is configured for that is done.
+/// Applies the configured behaviour for requests without a decision.
 fn undecided(
     session: &Session,
     config: &RateLimit,

@@ -19,9 +19,9 @@ const MAX_LINGER_BYTES: u64 = 64 << 10;
 /// Why a connection is not served as HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotHttp {
-    /// It begins with something else.
+    /// The first bytes are another protocol's.
     Other,
-    /// It has begun, and its first line does not end in time.
+    /// The first line does not end in time.
     Slow,
     /// Its client sends nothing.
     Silent,

@@ -13,7 +13,7 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use super::idle::{Idle, IdleTimeout};
 use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
 
-/// What a frame counts besides its data.
+/// Charged bytes of a frame besides its data.
 const FRAME_BYTES: usize = 64;
 
 /// Buffered prefix of a body.

@@ -26,14 +26,14 @@ use telemetry::RequestTelemetry;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// See the module. Reports when it is dropped.
+/// Record of a request for metrics, access log and traces. Reports when it is dropped.
 #[derive(Debug)]
 pub(super) struct Record {
     session: Arc<Session>,
     began: Instant,
     started: SystemTime,
     method: Method,
-    /// Without tokens.
+    /// Request target without tokens.
     target: String,
     host: String,
     version: http::Version,
@@ -80,7 +80,7 @@ impl Record {
         }
     }
 
-    /// It has the form in which it is judged and forwarded.
+    /// Records the normalized host and target.
     pub(super) fn formed(&mut self, host: &str, target: &PathAndQuery) {
         host.clone_into(&mut self.host);
         self.target.clear();
@@ -117,7 +117,7 @@ impl Record {
         self.details = Some(details.to_owned());
     }
 
-    /// It is about to be sent, with these headers.
+    /// Records the request headers as they are forwarded.
     pub(super) fn forwarded(&mut self, headers: &HeaderMap) {
         let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
         self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));

@@ -19,7 +19,7 @@ use crate::{
 
 /// The largest body that is kept. Requests with larger ones are not sent again.
 pub(super) const MOST_KEPT: usize = 64 << 10;
-/// What a frame counts besides its data.
+/// Charged bytes of a frame besides its data.
 const FRAME: usize = 64;
 
 /// A body that can be read again from its beginning, as long as it is not too large.
@@ -30,12 +30,12 @@ struct Inner {
     source: Body,
     frames: Vec<Part>,
     bytes: usize,
-    /// What is kept of it, as its caller's budget has it.
+    /// Budget that the buffered body is charged to.
     memory: ConnectionMemory,
     permit: Option<Permit>,
     is_whole: bool,
     is_lost: bool,
-    /// Who reads: whoever began to earlier does not any more.
+    /// Number of the current reader; earlier readers get nothing more.
     turn: u64,
     /// Bytes of all of it, if that is known.
     length: Option<u64>,

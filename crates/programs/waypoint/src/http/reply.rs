@@ -13,13 +13,13 @@ const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
-    /// What happened.
+    /// Response flags for the access log.
     pub(crate) flags: ResponseFlags,
     /// Of a request that is not what HTTP allows: what is wrong with it.
     pub(crate) refused: Option<&'static str>,
-    /// What clients of gRPC get, if that is not what the status means to them.
+    /// gRPC status, if it is not the one that the HTTP status maps to.
     pub(crate) grpc_status: Option<u8>,
-    /// What the client has to prove (RFC 6750).
+    /// Challenge for `WWW-Authenticate` (RFC 6750).
     pub(crate) challenge: Option<HeaderValue>,
     /// For the access log.
     pub(crate) details: Option<&'static str>,

@@ -36,7 +36,7 @@ pub(super) enum RetryPolicy<'a> {
 /// Outcome of one attempt.
 #[derive(Debug)]
 pub(super) enum Outcome<'a> {
-    /// A response.
+    /// The endpoint responded.
     Answer(StatusCode, &'a HeaderMap),
     /// No response; `is_untouched` if the endpoint reports that it has not processed the request.
     Broken { is_untouched: bool },
@@ -165,7 +165,7 @@ mod tests {
         request
     }
 
-    /// What is sent again, of a request of that kind.
+    /// Bodies of the retries of a request, by outcome.
     fn again(again: RetryPolicy<'_>, method: &Method, body: &'static str) -> [bool; 5] {
         let (retrying, _first) = Retrying::of(again, request(method.clone(), body), &memory());
         let none = HeaderMap::new();

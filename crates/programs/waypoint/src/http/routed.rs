@@ -28,11 +28,11 @@ const GRPC_ROUTE: &str = "GRPCRoute";
 /// Kinds of objects in whose name requests for a service of another waypoint are refused.
 const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
 
-/// What becomes of a request.
+/// Result of routing a request.
 pub(super) enum Routed {
-    /// It is sent.
+    /// The request is forwarded.
     On(Taken),
-    /// It is answered here: with another address, or a preflight with what is allowed.
+    /// The route responds itself: a redirect, or a CORS preflight.
     Answered(Response<Body>),
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Taken {
     rule: Option<Chosen>,
 }
 
-/// What was chosen of a rule.
+/// Chosen rule and backend.
 #[derive(Clone, Debug)]
 struct Chosen {
     rule: Arc<Rule>,
@@ -55,7 +55,7 @@ struct Chosen {
     session: Option<Affinity>,
 }
 
-/// What the answer to a request, whoever gives it, is to say of other origins.
+/// CORS headers for the response, whoever makes it.
 #[derive(Debug, Default)]
 pub(super) struct Crossing(Option<(Chosen, Asked)>);
 
@@ -136,12 +136,12 @@ impl Taken {
         applied.map_or_else(Vec::new, |applied| applied.mirrors(&mut rand::rng()))
     }
 
-    /// What is done wrong to this request on purpose.
+    /// Fault that the route injects into this request.
     pub(super) fn fault(&self) -> Option<Injected> {
         self.rule.as_ref()?.applied().fault(&mut rand::rng())
     }
 
-    /// Who has written the rule.
+    /// Owner of the rule.
     pub(super) fn route_owner(&self) -> RouteOwner {
         let rule = self.rule.as_ref();
         RouteOwner::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
@@ -216,7 +216,7 @@ fn leads_nowhere(rule: &Rule, text: &str) -> Reply {
     reply
 }
 
-/// What a backend is, of a request to a port of a service.
+/// Destination of a backend, for a request to a port of a service.
 fn destination<'a>(
     to: &'a HttpBackend,
     (served, port): (&NamespacedHostname, u16),

@@ -47,9 +47,9 @@ pub(super) struct Chosen {
     pub(super) service: Option<Arc<Service>>,
     /// The host outside of the mesh, where it is known.
     pub(super) remote: Option<ArcStr>,
-    /// What its certificate was verified for.
+    /// Verified identity of the host's certificate.
     pub(super) remote_identity: Option<ArcStr>,
-    /// What is counted until the answer's end, where a rule is followed.
+    /// Leases of the destination's rule, released when the response ends.
     held: Option<Arc<(EndpointLease, Arc<DestinationDecision>)>>,
     /// The same at the connection, where streams of it are counted.
     /// On a connection of its own, what abandons the request when it is dropped.
@@ -90,12 +90,12 @@ pub(super) struct Sending<'a> {
     pub(super) sticky: Option<&'a BackendEndpoint>,
 }
 
-/// An answer.
+/// Response of an endpoint.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) response: Response<Incoming>,
     pub(super) chosen: Chosen,
-    /// What happened on the way to it.
+    /// Response flags collected while the request was forwarded.
     pub(super) flags: ResponseFlags,
 }
 
@@ -130,7 +130,7 @@ fn tls_upstream<'a>(
     })
 }
 
-/// What connections to endpoints begin with, as the destination's rule has it.
+/// PROXY header of connections to endpoints, if the destination's rule asks for one.
 fn preamble(
     session: &Session,
     decision: Option<&DestinationDecision>,
@@ -285,7 +285,7 @@ fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_m
     retry_mark.write(headers, is_next);
 }
 
-/// What a try came to.
+/// Result of one attempt.
 struct AttemptResult {
     ended: Result<Sent, Failure>,
     /// Whether that is a reason for another.

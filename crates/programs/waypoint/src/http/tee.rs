@@ -25,7 +25,7 @@ use crate::{
 pub(super) const MOST_BEHIND: usize = 1 << 20;
 /// How many bytes all mirrors of a worker may be behind together.
 const MOST_BEHIND_ALL: usize = 32 << 20;
-/// What a frame counts besides its data.
+/// Charged bytes of a frame besides its data.
 const FRAME: usize = 64;
 
 /// How the copying of a body ended.

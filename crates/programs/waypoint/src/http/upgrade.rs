@@ -43,7 +43,7 @@ use crate::{
     tunnel_windows,
 };
 
-/// What a server shows that it has understood by (RFC 6455, section 1.3).
+/// GUID of the WebSocket handshake (RFC 6455, section 1.3).
 const ACCEPTS: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Bytes of a key (RFC 6455, section 4.1).
 const KEY_BYTES: usize = 16;
@@ -52,7 +52,7 @@ const KEY_BYTES: usize = 16;
 #[derive(Debug)]
 pub(super) struct Upgrade {
     protocol: HeaderValue,
-    /// What an application of HTTP/1.1 answers to, if the protocol is WebSocket.
+    /// Key of the WebSocket handshake with an application of HTTP/1.1.
     key: Option<Key>,
     /// Whether it is asked for by an extended CONNECT.
     is_extended: bool,
@@ -67,7 +67,7 @@ struct Key(HeaderValue);
 #[derive(Clone, Debug)]
 struct Extended(Key);
 
-/// What came as an extended CONNECT becomes the request that it stands for, if WebSocket is among what is passed on.
+/// Turns an extended CONNECT into the upgrade request that it stands for, if WebSocket is allowed.
 pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     if *request.method() != Method::CONNECT || !upgrades.iter().any(|one| one == WEBSOCKET) {
         return;
@@ -103,7 +103,7 @@ impl Leftover {
 }
 
 impl Drop for Leftover {
-    /// What was not switched is closed in order: the server only drops it, and so cuts off the answer.
+    /// Closes a connection that did not switch in order: the server would cut the response off.
     fn drop(&mut self) {
         let Some(connection) = self.0.take() else {
             return;

@@ -10,9 +10,9 @@ use std::sync::{
 pub(crate) enum Scope {
     /// One connection, or the connections of one caller.
     Connection,
-    /// One caller.
+    /// Budget of one caller.
     Caller,
-    /// The process.
+    /// Budget of the process.
     Process,
 }
 

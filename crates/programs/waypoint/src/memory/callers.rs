@@ -14,7 +14,7 @@ use super::{
 /// So many callers are remembered before those that hold nothing are forgotten.
 const REMEMBERED: usize = 1024;
 
-/// What bytes are held for: the reason in metrics.
+/// Purpose of charged bytes: the reason in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Use {
     /// Windows and buffers of a connection, or of a tunnel in it.
@@ -56,7 +56,7 @@ impl Use {
     }
 }
 
-/// Who is calling, as far as budgets go.
+/// Key of a caller's budget.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     identity: Option<Identity>,
@@ -152,9 +152,9 @@ impl Memory {
 /// The budgets of one connection. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionMemory {
-    /// What its requests take.
+    /// Bytes of the caller's requests.
     requests: Account,
-    /// What all connections of the caller take.
+    /// Bytes of the caller's connections.
     connections: Account,
     metrics: Arc<HttpMetrics>,
 }
@@ -191,7 +191,8 @@ impl ConnectionMemory {
         self.counted(Use::Connection, self.connections.take(bytes))
     }
 
-    /// What the windows of a new connection may share: small parts of what is left of its caller's budget and of the
+    /// Bytes that the windows of a new connection may share: small parts of what is left of its caller's budget and of
+    /// the
     /// process's, so that neither a caller's many connections nor many callers with one each find no room.
     pub(crate) fn share_of_windows(&self, (of_caller, of_process): (usize, usize)) -> usize {
         let by_caller = self.connections.left() / of_caller.max(1);

@@ -56,7 +56,7 @@ struct Callers(Arc<Mutex<HashMap<Caller, usize>>>);
 #[derive(Debug)]
 struct Lookup {
     outcome: OnceCell<(Instant, Known)>,
-    /// What counts until it is dropped.
+    /// Permit of the caller, released when it is dropped.
     _of_caller: Option<CallerSlot>,
 }
 

@@ -22,7 +22,7 @@ use crate::{
     waypoint::Shard,
 };
 
-/// Largest answer.
+/// Largest response to a plugin's call, in bytes.
 pub(super) const MAX_ANSWER: usize = 1 << 20;
 /// Of a plugin that names no time.
 const PATIENCE: Duration = Duration::from_secs(5);

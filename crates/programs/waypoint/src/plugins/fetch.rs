@@ -24,7 +24,7 @@ use crate::waypoint::Waypoint;
 /// Largest module, and largest layer of an image.
 const MAX_MODULE: usize = 64 << 20;
 
-/// Fetches modules.
+/// Fetcher of plugins' modules.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
     cache: Cache,
@@ -145,7 +145,7 @@ fn compared(bytes: Vec<u8>, wanted: &str, image: Option<&str>) -> Result<Vec<u8>
     })
 }
 
-/// In hex.
+/// SHA-256 digest in hexadecimal.
 fn digest(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
 }

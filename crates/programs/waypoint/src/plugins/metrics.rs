@@ -18,7 +18,7 @@ use crate::{
     published::Published,
 };
 
-/// See the module.
+/// Metrics of plugins and of their modules.
 #[derive(Debug)]
 pub(crate) struct PluginMetrics(pub(crate) Published);
 
@@ -143,7 +143,7 @@ fn custom(
     Ok(())
 }
 
-/// What a scrape can carry.
+/// Converts a counter to a sample value.
 #[expect(clippy::cast_precision_loss, reason = "scrapes carry floating numbers")]
 fn as_float(of: u64) -> f64 {
     of as f64

@@ -24,7 +24,7 @@ use crate::{
     waypoint::Shard,
 };
 
-/// What a stream ends with whose peer does not say how it ended, or says what is none of gRPC.
+/// gRPC status of streams whose peer ends without a status, or with an invalid one.
 const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
@@ -149,13 +149,13 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
     Ok(Some(waiting.split_to(length).freeze()))
 }
 
-/// What the plugin sends.
+/// Messages that the plugin sends.
 struct Sent {
     messages: Waiting,
     is_over: bool,
 }
 
-/// What waits to be sent; nothing any more once the stream is over.
+/// Messages that wait to be sent; none once the stream is over.
 type Waiting = Arc<Mutex<Option<mpsc::UnboundedReceiver<Message>>>>;
 
 /// Clears it when the stream ends: the connection may keep its body until the peer reads.

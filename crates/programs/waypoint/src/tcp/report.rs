@@ -131,7 +131,7 @@ impl ConnectionReport {
         traffic.series_as(labels, changed)
     }
 
-    /// It is over.
+    /// Reports the end of the connection.
     pub(super) fn over(&self, session: &Session, went: ConnectionRoute<'_>, end: &End) {
         let waypoint = &session.shard.waypoint;
         let report = self.report(session, went, end);

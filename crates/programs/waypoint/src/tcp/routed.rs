@@ -16,7 +16,7 @@ const HELLO: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Routed {
     pub(super) destination: Destination,
-    /// Who has written the route.
+    /// Owner of the route.
     pub(super) by: RouteOwner,
     /// The server name that the client asks for, if that was read.
     pub(super) sni: Option<String>,

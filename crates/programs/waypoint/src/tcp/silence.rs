@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// See the module.
+/// Idle timeout of a connection.
 #[derive(Debug)]
 pub(super) struct Silence(Option<Limited>);
 
@@ -20,7 +20,7 @@ struct Limited {
 }
 
 impl Silence {
-    /// It begins; without a limit it never lasts too long.
+    /// Starts the timeout; without a limit it never expires.
     pub(super) fn of(most: Option<Duration>) -> Self {
         Self(most.map(|most| Limited {
             most,

@@ -29,7 +29,7 @@ const ATTRIBUTE_BYTES: usize = 64;
 /// A span or a log line.
 #[derive(Debug)]
 pub(crate) enum Item {
-    /// A span.
+    /// Finished span of a trace.
     Span(Box<Span>),
     /// A line of an access log.
     Line(Box<Line>),
@@ -86,7 +86,7 @@ impl Drop for Counted {
     }
 }
 
-/// What waits for one collector.
+/// Queue of items for one collector.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
     items: mpsc::Sender<(Item, Counted)>,

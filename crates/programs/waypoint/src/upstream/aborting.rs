@@ -53,7 +53,7 @@ struct Abandoning {
 }
 
 impl InUse {
-    /// What is written on the connection besides what hyper writes.
+    /// Bytes written on the connection besides those of hyper.
     pub(crate) fn additions(&self) -> &Additions {
         &self.1
     }

@@ -62,15 +62,15 @@ const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
 const SETTINGS: Duration = Duration::from_secs(10);
 const SETTINGS_LOOK: Duration = Duration::from_millis(2);
 
-/// What connections are distinguished by.
+/// Key of pooled connections.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HttpKey {
     /// Where the socket or tunnel goes.
     peer: SocketAddr,
-    /// What the tunnel asks for, and whom it expects; none in plaintext.
+    /// Authority and expected identities of the tunnel; none in plaintext.
     tunnel: Option<(String, Vec<Identity>)>,
     version: Version,
-    /// What TLS begins here, if any does.
+    /// TLS origination of the connection.
     tls: Option<TlsKey>,
     /// Caller that has the connection for itself, of HTTP/2.
     caller: Option<(Option<Identity>, IpAddr)>,
@@ -78,7 +78,7 @@ pub(crate) struct HttpKey {
     identity: Option<Identity>,
     /// Services whose attachments the tunnel says to have been applied.
     applied: AppliedServices,
-    /// What the connection begins with.
+    /// PROXY header of the connection.
     preamble: Option<Preamble>,
 }
 
@@ -174,7 +174,7 @@ impl Keep {
     }
 }
 
-/// What a connection is kept for, and how much of that it has done.
+/// Lifetime of a connection and the requests that it has carried.
 #[derive(Clone, Copy, Debug)]
 struct Life {
     keep: Keep,
@@ -259,7 +259,7 @@ struct State {
     most_loads: usize,
 }
 
-/// See the module.
+/// Pool of HTTP connections to endpoints. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 

@@ -13,7 +13,8 @@ use super::Upstream;
 pub(crate) struct Preamble(Box<[u8]>);
 
 impl Preamble {
-    /// That of a connection for `client`, which has called `called`, if the rule wants one. A waypoint that is next
+    /// Returns the header of a connection for `client`, which has called `called`, if the rule wants one. A waypoint
+    /// that is next
     /// speaks HBONE, and expects none.
     pub(crate) fn of(
         policy: &DestinationPolicy,

@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::memory::Permit;
 
-/// See the module.
+/// Connection to an endpoint.
 #[derive(Debug)]
 pub(crate) enum Stream {
     /// As it is.

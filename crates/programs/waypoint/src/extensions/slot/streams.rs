@@ -32,7 +32,7 @@ pub(super) struct OpenedStream {
 impl Instance {
     pub(super) fn open_stream(&self, token: Token, call: Call) {
         let (send, receive) = mpsc::unbounded_channel();
-        let rule_context = &self.slot.rule_context;
+        let plugin_context = &self.slot.plugin_context;
         // The slot holds its streams, and not the other way.
         let slot = Arc::downgrade(&self.slot);
         let generation = self.generation;
@@ -52,7 +52,7 @@ impl Instance {
         let plugin = self.slot.plugin.clone();
         let cause = self.cause(call.context);
         let outstanding = call.outstanding();
-        let streaming = (rule_context.streams)(plugin, (call, cause), receive, Box::new(tell));
+        let streaming = (plugin_context.streams)(plugin, (call, cause), receive, Box::new(tell));
         let work = async move {
             let _outstanding = outstanding;
             streaming.await;

@@ -67,7 +67,7 @@ impl AskError {
         !matches!(self, Self::Unusable | Self::TooMany | Self::Exhausted(_))
     }
 
-    /// For metrics.
+    /// Outcome label of the error in metrics.
     pub(in crate::http) fn outcome(&self) -> &'static str {
         match self {
             Self::Call(_) => "unreachable",

@@ -92,7 +92,7 @@ pub(super) fn query(
     text.try_into().ok()
 }
 
-/// What is not a letter or a digit is written by its bytes.
+/// Percent-encodes every byte that is neither a letter nor a digit.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for byte in text.bytes() {

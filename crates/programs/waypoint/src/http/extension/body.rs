@@ -37,7 +37,7 @@ enum Broken {
     Failed(#[from] Failure),
 }
 
-/// See the module.
+/// A body that one plugin filters.
 pub(super) struct Through {
     of: Direction,
     running: Arc<Running>,
@@ -91,7 +91,7 @@ impl Through {
         through.boxed_unsync()
     }
 
-    /// What becomes of the body after a callback.
+    /// Applies the outcome of a callback to the body.
     fn acted(&mut self, outcome: Result<Outcome, Failure>) -> Result<(), Broken> {
         match outcome {
             Ok(Outcome::Go) => self.released(),

@@ -35,7 +35,7 @@ impl LimitError {
         }
     }
 
-    /// For metrics.
+    /// Outcome label of the error in metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::Nobody(_) => "nobody",

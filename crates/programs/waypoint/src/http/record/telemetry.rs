@@ -26,7 +26,7 @@ pub(super) struct RequestTelemetry {
     request: HeaderMap,
     response: HeaderMap,
     incoming: Incoming,
-    /// What is sent on: the trace, the span, and whether it is recorded.
+    /// Trace context of the forwarded request: trace, span, and whether it is sampled.
     place: Option<(TraceId, SpanId, bool)>,
     /// The name of a request that came without one.
     named: Option<HeaderValue>,
@@ -100,12 +100,12 @@ impl RequestTelemetry {
         }
     }
 
-    /// It is about to be sent, with these headers.
+    /// Records the request headers as they are forwarded.
     pub(super) fn forwarded(&mut self, session: &Session, headers: &HeaderMap) {
         self.request = redacted(session, &self.telemetry_config, headers);
     }
 
-    /// It is answered with these.
+    /// Records the response headers.
     pub(super) fn answered(&mut self, session: &Session, headers: &HeaderMap) {
         let mut redacted = self.telemetry_config.wants.of_response(headers);
         redact_headers(session, &mut redacted);

@@ -17,11 +17,11 @@ pub(super) struct Cache {
     directory: PathBuf,
 }
 
-/// What a plugin asks for.
+/// Key of a cached module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key<'a> {
     pub(super) url: &'a str,
-    /// The digest.
+    /// Expected digest of the module.
     pub(super) wanted: &'a str,
     /// The namespace whose credentials it takes; empty if it takes none.
     pub(super) whose: &'a str,

@@ -34,7 +34,7 @@ pub(super) struct Client {
     caller: Option<Caller>,
 }
 
-/// An answer.
+/// Response of bounded size.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: StatusCode,
@@ -127,7 +127,7 @@ impl Client {
         Ok(ambit_egress::connect_to(host, &addresses).await?)
     }
 
-    /// What is at a URL, after redirects. Credentials go to the first server only.
+    /// Gets a URL, following redirects. Credentials go to the first server only.
     pub(super) async fn get(
         &self,
         url: &str,

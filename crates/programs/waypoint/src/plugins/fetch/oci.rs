@@ -42,7 +42,7 @@ pub(super) struct Image {
     reference: String,
 }
 
-/// What was pulled.
+/// A pulled module.
 pub(super) struct Pulled {
     pub(super) module: Vec<u8>,
     /// Of the manifest, in hex.
@@ -256,7 +256,7 @@ impl Registry<'_> {
         self.client.get(url, &headers, limit).await
     }
 
-    /// What the registry asks for: the password itself, or a token that is had for it.
+    /// Authorization header for a challenge: the password itself, or a token that is exchanged for it.
     async fn authorize(&self, challenge: &Challenge) -> Result<HeaderValue, OciError> {
         let (realm, service) = match challenge {
             Challenge::Basic => return self.basic.clone().ok_or(OciError::NoCredentials),

@@ -67,7 +67,7 @@ struct Connection {
     streams: Arc<Streams>,
 }
 
-/// See the module.
+/// Pooled HTTP/2 connections with their numbers of streams.
 #[derive(Debug, Default)]
 pub(super) struct Counted(HashMap<HttpKey, Vec<Connection>>);
 

@@ -1,6 +1,6 @@
 //! How a registry asks for credentials (`WWW-Authenticate`, RFC 9110, 11.6.1).
 
-/// What is wanted.
+/// Authentication scheme of a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
     /// User and password.

@@ -43,20 +43,20 @@ pub enum DialError {
     /// A step before connecting failed: the certificate, the socket.
     #[error("{text}")]
     Prepare {
-        /// The step.
+        /// Description of the step.
         text: &'static str,
         /// The low-cardinality cause.
         reason: Reason,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// TCP failed.
+    /// The TCP connection failed.
     #[error("cannot connect to {addr}")]
     Connect {
-        /// The peer.
+        /// Address of the peer.
         addr: SocketAddr,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
@@ -66,26 +66,26 @@ pub enum DialError {
          answer within {limit:?}", addr.port()
     )]
     Timeout {
-        /// The peer.
+        /// Address of the peer.
         addr: SocketAddr,
         /// How long we waited.
         limit: Duration,
     },
-    /// TLS failed.
+    /// The TLS handshake failed.
     #[error("cannot agree on TLS with {addr}")]
     Tls {
-        /// The peer.
+        /// Address of the peer.
         addr: SocketAddr,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: HandshakeError,
     },
-    /// HTTP/2 failed.
+    /// The HTTP/2 handshake failed.
     #[error("http2 handshake failed with {addr}")]
     Http2 {
-        /// The peer.
+        /// Address of the peer.
         addr: SocketAddr,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: Http2Error,
     },
@@ -133,9 +133,9 @@ pub enum TunnelError {
     /// The peer answered with this status, and named the policies of the workload that refuse the tunnel.
     #[error("policy {policies} of the workload refused the tunnel (http status: {status})")]
     Denied {
-        /// The status.
+        /// Status of the response.
         status: StatusCode,
-        /// Their names.
+        /// Names of the policies.
         policies: String,
     },
     /// The proxy is draining and opens no more tunnels.

@@ -16,18 +16,19 @@ use tokio::time::Instant;
 /// How long no tunnel of a connection can send anything before the connection counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
-/// What is held as long as a connection lasts, for whoever counts connections.
+/// Permit that is held as long as a connection lasts, for whoever counts connections.
 pub trait Permit: fmt::Debug + Send {}
 
 impl<T: fmt::Debug + Send> Permit for T {}
 
-/// What is known of the workload at the other end of a connection.
+/// Liveness of the workload at the other end of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Liveness {
-    /// It is there.
+    /// The workload is expected to answer.
     #[default]
     Expected,
-    /// It is not ready, or is being ended: its connections are checked often, and go on as long as it answers.
+    /// The workload is not ready, or is terminating: its connections are checked often, and go on as long as it
+    /// answers.
     Doubtful,
     /// The control plane has removed it, or its address is another's: its connections take no more tunnels, and end
     /// when it does not answer, and in any case after a time.
@@ -81,7 +82,7 @@ impl Shared {
         Liveness::from_number(self.liveness.load(Ordering::Acquire))
     }
 
-    /// What is known of the peer now.
+    /// Sets the liveness of the peer.
     pub(crate) fn set_liveness(&self, liveness: Liveness) {
         if liveness == Liveness::Gone {
             self.retired.store(true, Ordering::Relaxed);

@@ -43,7 +43,7 @@ pub struct PoolKey {
     /// The uid of the workload at the other end. An address that becomes another workload's is another key: the
     /// connections to the one before lead nowhere.
     pub workload: ArcStr,
-    /// The peer.
+    /// Address of the peer.
     pub destination: SocketAddr,
     /// The pod's own address.
     pub source_ip: IpAddr,
@@ -68,7 +68,7 @@ struct State {
     draining: bool,
 }
 
-/// See the module. Cheap to clone.
+/// Pool of HBONE connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Pool {
     state: Arc<Mutex<State>>,
@@ -95,9 +95,9 @@ impl WeakPool {
 /// Limits of a connection that is set up, where they are not the pool's, and what is held for them as long as it lasts.
 #[derive(Debug)]
 pub struct Reserved {
-    /// The limits.
+    /// Limits of the connection.
     pub settings: Arc<Settings>,
-    /// What is dropped with the connection.
+    /// Permit that is dropped with the connection.
     pub permit: Box<dyn Permit>,
 }
 

@@ -118,7 +118,7 @@ enum Over {
 struct Ends {
     up: bool,
     down: bool,
-    /// What broke first: the cause of later failures.
+    /// First error: the cause of later failures.
     broken: Option<Box<RelayError>>,
     patience: Patience,
 }

@@ -55,7 +55,7 @@ pub struct Incoming {
 /// Why a request cannot open a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IncomingError {
-    /// Not CONNECT.
+    /// The method is not CONNECT.
     #[error("the method is not CONNECT")]
     Method,
     /// Extended CONNECT, or a target with a path.
@@ -91,7 +91,7 @@ impl Incoming {
         Ok(Authority::parse(authority.as_str().as_bytes())?)
     }
 
-    /// Its headers.
+    /// Returns the request's headers.
     pub fn headers(&self) -> &HeaderMap {
         self.request.headers()
     }

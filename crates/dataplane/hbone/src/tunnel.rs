@@ -108,7 +108,7 @@ impl Tunnel {
     }
 }
 
-/// See [`Tunnel::into_io`].
+/// A tunnel as a byte stream: see [`Tunnel::into_io`].
 #[derive(Debug)]
 pub struct TunnelIo {
     tunnel: Tunnel,

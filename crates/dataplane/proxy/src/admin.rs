@@ -30,16 +30,16 @@ use crate::{
 /// How often a port that is still the old proxy's is tried.
 const PORT_RETRY: Duration = Duration::from_millis(50);
 
-/// What a proxy says of the workloads it stands for.
+/// Dump of a proxy's own workloads.
 type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// What the admin server answers from.
+/// State that the admin server reports.
 pub struct Admin {
     /// The program, for people.
     pub title: &'static str,
-    /// The mesh.
+    /// State of the mesh.
     pub state: SharedState,
-    /// The certificates.
+    /// Certificates of the proxy.
     pub certificates: Certificates,
     /// The configuration, as it is dumped.
     pub config: Value,
@@ -49,7 +49,7 @@ pub struct Admin {
     pub logs: Option<LogHandle>,
     /// Ends the process.
     pub quit: ShutdownTrigger,
-    /// What a local file gave, if the mesh comes from one.
+    /// Content of the local file, if the mesh comes from one.
     pub static_config: Value,
 }
 
@@ -218,7 +218,7 @@ impl Server {
     }
 }
 
-/// What this build is.
+/// Version of this build.
 pub fn version() -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),

@@ -24,7 +24,7 @@ pub trait Failure: Error + From<Cut> + 'static {
 /// A connection that is being set up: on the list, and reported from here on, whatever comes of it.
 #[derive(Debug)]
 pub struct Opening {
-    /// What is known of it so far.
+    /// Report of the connection so far.
     pub report: Report,
     /// Its entry on the list.
     pub tracked: Tracked,
@@ -45,7 +45,7 @@ impl Opening {
         }
     }
 
-    /// It came to nothing.
+    /// Reports that the connection failed.
     pub fn failed(mut self, error: &impl Failure) {
         self.report.failed(error, error.reason());
     }
@@ -54,9 +54,9 @@ impl Opening {
 /// One end of a connection.
 #[derive(Debug)]
 pub enum End {
-    /// A socket.
+    /// A TCP socket.
     Plain(TcpStream),
-    /// A tunnel.
+    /// An HBONE tunnel.
     Tunnel(Tunnel),
     /// A tunnel inside a tunnel.
     Inner(Box<Inner>),
@@ -116,7 +116,7 @@ impl End {
     }
 }
 
-/// What remains of a connection once it is set up.
+/// State of an established connection.
 #[derive(Debug)]
 pub struct Established {
     near: End,

@@ -68,15 +68,15 @@ pub enum Course {
     ThroughWaypoint,
 }
 
-/// What is shown of a connection.
+/// Dump of a connection.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Shown {
     /// The client's address.
     pub src: SocketAddr,
-    /// What it dialled.
+    /// Address that the client dialled.
     pub original_dst: String,
-    /// What it was connected to.
+    /// Address that the proxy connected to.
     pub actual_dst: String,
     /// `HBONE` or `TCP`.
     pub protocol: &'static str,
@@ -86,7 +86,7 @@ pub struct Shown {
 struct Entry {
     way: Way,
     shown: Shown,
-    /// What policies look at; inbound only.
+    /// Attributes that policies match; inbound only.
     peer: Option<Peer>,
     course: Course,
     cut: oneshot::Sender<Cut>,
@@ -98,7 +98,7 @@ struct Inner {
     next: u64,
 }
 
-/// See the module. Clones share it.
+/// Table of open connections. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Connections(Arc<Mutex<Inner>>);
 
@@ -115,7 +115,7 @@ pub struct Tracked {
 pub struct ConnectionDump {
     inbound: Vec<Arrived>,
     outbound: Vec<Shown>,
-    /// Those the proxy does not carry.
+    /// Connections from before the capture, which the proxy does not carry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "clear")]
     pub pre_capture: Vec<Shown>,
@@ -127,7 +127,7 @@ pub struct ConnectionDump {
 struct Arrived {
     #[serde(flatten)]
     shown: Shown,
-    /// That the caller proved; null if it proved none.
+    /// Verified identity of the caller; null without one.
     src_identity: Option<String>,
 }
 
@@ -214,7 +214,7 @@ impl Connections {
         entry.map(|entry| entry.cut.send(why)).is_some()
     }
 
-    /// What is open now.
+    /// Dumps the open connections.
     pub fn dump(&self) -> ConnectionDump {
         let mut dump = ConnectionDump::default();
         for entry in self.0.lock().entries.values() {
@@ -278,7 +278,7 @@ impl Handle {
         }
     }
 
-    /// It gets to the pod this way. To be called before it is authorized.
+    /// Records how the connection reaches the pod. To be called before it is authorized.
     pub fn takes(&self, course: Course) {
         if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
             entry.course = course;

@@ -63,13 +63,13 @@ pub struct XdsSettings {
 
 /// Applies to the state what the control plane publishes.
 pub struct Follower<S> {
-    /// What is known.
+    /// State of the mesh.
     pub state: SharedState,
-    /// Counters.
+    /// Metrics of the proxy.
     pub metrics: Arc<Metrics>,
     /// Called with the first full answer.
     pub synced: S,
-    /// What the next process starts with.
+    /// Cache that the next process starts with.
     pub cache: Option<Arc<MeshCache>>,
 }
 

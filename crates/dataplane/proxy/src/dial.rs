@@ -33,7 +33,7 @@ pub use waits::{Wait, Waits};
 /// How long connecting may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a peer says of itself.
+/// Header with a peer's workload metadata.
 pub const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
@@ -45,11 +45,11 @@ pub enum ConnectError {
     Authority {
         /// As the mesh names it.
         authority: String,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: InvalidUri,
     },
-    /// No tunnel.
+    /// The tunnel could not be opened.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
     /// No tunnel inside the tunnel.
@@ -60,7 +60,7 @@ pub enum ConnectError {
     Departed {
         /// The workload's uid.
         workload: ArcStr,
-        /// Its address.
+        /// Address of the gateway.
         addr: SocketAddr,
     },
     /// No tunnel to a waypoint.
@@ -68,7 +68,7 @@ pub enum ConnectError {
     Waypoint {
         /// As the mesh names it.
         waypoint: ArcStr,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: Box<Self>,
     },
@@ -77,7 +77,7 @@ pub enum ConnectError {
     Plain {
         /// The far end.
         addr: SocketAddr,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: PlainError,
     },
@@ -86,13 +86,13 @@ pub enum ConnectError {
 /// A plain connection that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PlainError {
-    /// No socket.
+    /// The socket could not be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// Refused, or not reachable.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Nobody answered.
+    /// The peer did not answer in time.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }
@@ -149,9 +149,9 @@ pub struct Dialer {
     pub http2: Arc<Settings>,
     /// The node and network of this process, by which [`Self::is_near`] decides.
     pub node: ArcStr,
-    /// See [`Self::node`].
+    /// Network of the proxy: see [`Self::node`].
     pub network: ArcStr,
-    /// What is known of other workloads.
+    /// State of the mesh.
     pub state: SharedState,
     /// Its connections that wait for a waypoint.
     pub waits: Waits,
@@ -181,7 +181,7 @@ impl Dialer {
         }
     }
 
-    /// What sockets of the application's own connections to `destination` need.
+    /// Socket options of the application's own connections to `destination`.
     fn plain_spec(&self, destination: IpAddr) -> OutboundSpec {
         OutboundSpec {
             mark: self.mark,
@@ -312,7 +312,7 @@ impl Dialer {
     }
 }
 
-/// What a CONNECT says of who is calling.
+/// CONNECT headers that describe the caller.
 pub fn tunnel_headers(local: &Local, forwarded: &Forwarded) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(4);
     if let Some(baggage) = &local.baggage {

@@ -26,9 +26,9 @@ pub enum SettingError {
     /// The control plane without TLS.
     #[error("{variable}={address:?}: only https is supported, plain http is refused")]
     PlainHttp {
-        /// The variable.
+        /// Name of the variable.
         variable: &'static str,
-        /// Its text.
+        /// Value of the variable.
         address: String,
     },
 }

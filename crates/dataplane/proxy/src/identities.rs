@@ -22,7 +22,7 @@ const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Where certificates come from.
 #[derive(Clone, Debug)]
 pub struct CertificateSettings {
-    /// The CA.
+    /// Address of the CA.
     pub ca: Upstream,
     /// A path or the token itself.
     pub auth_token: Option<String>,
@@ -30,7 +30,7 @@ pub struct CertificateSettings {
     pub cluster_id: ArcStr,
     /// Identity of the token's own account, if certificates are for that, too.
     pub own: Option<Identity>,
-    /// What the CA is asked for.
+    /// Requested lifetime of certificates.
     pub ttl: Duration,
     /// Certificate revocation lists.
     pub crl_path: Option<PathBuf>,

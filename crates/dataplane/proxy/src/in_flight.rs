@@ -31,12 +31,12 @@ impl Default for SetupLimits {
 /// Which limit was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    /// See [`SetupLimits::source`].
+    /// Limit of [`SetupLimits::source`] reached.
     #[error(
         "{0} connections from this address are being set up already: see AMBIT_MAX_SETUPS_PER_SOURCE"
     )]
     Source(usize),
-    /// See [`SetupLimits::pod`].
+    /// Limit of [`SetupLimits::pod`] reached.
     #[error("{0} connections to the pod are being set up already: see AMBIT_MAX_SETUPS_PER_POD")]
     Pod(usize),
 }
@@ -57,7 +57,7 @@ struct Counts {
     by_source: HashMap<IpAddr, usize>,
 }
 
-/// See the module. Clones share it.
+/// Counts of connections that are being set up. Clones share them.
 #[derive(Clone, Debug)]
 pub struct InFlight {
     counts: Arc<Mutex<Counts>>,

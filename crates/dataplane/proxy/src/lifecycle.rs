@@ -30,7 +30,7 @@ impl Default for Lifecycle {
 }
 
 impl Lifecycle {
-    /// What is open.
+    /// Returns the open connections.
     pub fn connections(&self) -> &Connections {
         &self.connections
     }

@@ -19,9 +19,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// A connection just accepted.
 #[derive(Debug)]
 pub struct Accepted {
-    /// The connection.
+    /// The accepted connection.
     pub stream: TcpStream,
-    /// Who called; canonical.
+    /// Address of the client; canonical.
     pub peer: SocketAddr,
     /// Shutdown waits for it.
     pub open: OpenWork,
@@ -32,7 +32,7 @@ pub struct Accepted {
 #[derive(Debug)]
 pub struct Listeners<P> {
     all: Vec<(TcpListener, P)>,
-    /// Who is asked first, in turn: none keeps the others waiting.
+    /// Listener that is polled first, in turn: none keeps the others waiting.
     first: usize,
 }
 

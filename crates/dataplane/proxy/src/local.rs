@@ -14,11 +14,11 @@ use crate::state::{LOCAL_WORKLOAD_DEADLINE, SharedState};
 /// The record of the instance's own workload, and what follows from it.
 #[derive(Debug)]
 pub struct Local {
-    /// Its record.
+    /// Record of the workload.
     pub workload: Arc<Workload>,
     /// Its name in metrics.
     pub party: Arc<Party>,
-    /// What it says of itself on tunnels.
+    /// Baggage header of the workload's tunnels.
     pub baggage: Option<HeaderValue>,
     /// Whether the record is the control plane's, with the policies that select the pod, or made
     /// from the enrolment alone.

@@ -22,7 +22,7 @@ use crate::state::{NotUnderstoodPolicies, SharedState, Update};
 /// How often a followed file is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What a file may say.
+/// Content of a local file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LocalMesh {
@@ -114,26 +114,26 @@ fn substitute(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Autho
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalMeshError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// It is not what it should be; the text has line and column.
+    /// The file is malformed; the text has line and column.
     #[error("not a local mesh: {0}")]
     Parse(#[source] Box<serde_saphyr::Error>),
     /// An entry lacks the name it is kept by.
     #[error("{list}[{index}] has no {field}")]
     Nameless {
-        /// Which list.
+        /// Name of the list.
         list: &'static str,
         /// Counted from 0.
         index: usize,
-        /// What it lacks.
+        /// Name of the missing field.
         field: &'static str,
     },
 }

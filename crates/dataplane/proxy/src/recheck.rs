@@ -84,7 +84,7 @@ pub enum Objection {
     Policy,
     /// The pod's record names a policy that is not known.
     MissingPolicy,
-    /// It does not come through the pod's waypoint.
+    /// The connection bypasses the pod's waypoint.
     Bypass(Bypass),
 }
 
@@ -189,7 +189,7 @@ impl WaypointGrace {
     }
 }
 
-/// See [`Look`].
+/// Borrowed parts of a [`Look`].
 #[derive(Debug)]
 pub struct WaypointLook<'a> {
     look: Look<'a>,
@@ -217,7 +217,7 @@ pub struct Grace {
 }
 
 impl Grace {
-    /// It begins when the first of them is found.
+    /// Creates a grace that begins when the first such connection is found.
     pub fn new(length: Duration) -> Self {
         Self {
             length,

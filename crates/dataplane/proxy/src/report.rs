@@ -122,7 +122,7 @@ impl Report {
         self.labels.security = SecurityPolicy::MutualTls;
     }
 
-    /// It goes through a tunnel: the tunnel's peer, and the address inside.
+    /// Records that the connection uses a tunnel: the tunnel's peer, and the address inside.
     pub fn tunnel(&mut self, peer: SocketAddr, inside: ArcStr) {
         self.log.dst = peer;
         self.log.dst_hbone = Some(inside);
@@ -135,7 +135,7 @@ impl Report {
         self.metrics.led_to_waypoint();
     }
 
-    /// It is established.
+    /// Reports that the connection is established.
     pub fn opened(&mut self) {
         if !self.led {
             self.counts = Some(self.metrics.traffic().open(&self.labels));
@@ -143,7 +143,7 @@ impl Report {
         self.log.opened();
     }
 
-    /// It failed.
+    /// Reports that the connection failed.
     pub fn failed(&mut self, error: &(dyn Error + 'static), reason: Reason) {
         self.error = Some((chain(error), reason));
     }

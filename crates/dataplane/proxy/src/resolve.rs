@@ -12,9 +12,9 @@ pub enum ResolveError {
     /// The resolver found nothing, or failed.
     #[error("cannot resolve {host}: {why}")]
     Lookup {
-        /// The name.
+        /// Name that was resolved.
         host: ArcStr,
-        /// What the resolver said.
+        /// Error of the resolver.
         why: String,
     },
     /// Still without an address after it was resolved.

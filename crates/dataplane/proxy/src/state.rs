@@ -38,22 +38,22 @@ pub use on_demand::DEMANDS_WAITING;
 /// How long a connection waits for the control plane to publish the pod it belongs to.
 pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What the proxy itself is, from its environment.
+/// Configuration of the proxy from its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateConfig {
     /// `NODE_NAME`: workloads of this node are local. Empty: all are.
     pub node: ArcStr,
-    /// `NETWORK`.
+    /// Network of the proxy (`NETWORK`).
     pub network: ArcStr,
-    /// `CLUSTER_ID`.
+    /// Cluster of the proxy (`CLUSTER_ID`).
     pub cluster_id: ArcStr,
-    /// `TRUST_DOMAIN`.
+    /// Trust domain of the mesh (`TRUST_DOMAIN`).
     pub trust_domain: ArcStr,
-    /// `PREFERED_SERVICE_NAMESPACE`.
+    /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
     pub preferred_service_namespace: Option<ArcStr>,
-    /// What a workload that names an unknown policy means.
+    /// Effect of a workload's policy that is unknown.
     pub missing_policies: MissingPolicies,
-    /// What a policy that is not understood in full means.
+    /// Effect of a policy that is not understood in full.
     pub not_understood: NotUnderstoodPolicies,
 }
 
@@ -125,7 +125,7 @@ impl SharedState {
         }))
     }
 
-    /// What the proxy itself is.
+    /// Returns the configuration.
     pub fn config(&self) -> &StateConfig {
         &self.0.config
     }
@@ -289,7 +289,7 @@ impl SharedState {
         .await
     }
 
-    /// What `look` finds for the local workload when all is known that it needs.
+    /// Result of `look` for the local workload, once all records that it needs are known.
     async fn find(
         &self,
         local: &Workload,
@@ -329,7 +329,7 @@ impl SharedState {
         }
     }
 
-    /// See [`MeshTable::passes_by_waypoint`].
+    /// Whether a connection bypasses a waypoint: see [`MeshTable::passes_by_waypoint`].
     pub fn passes_by_waypoint(&self, local: &Workload, connection: &Connection) -> bool {
         let Connection {
             source, source_ip, ..
@@ -338,7 +338,7 @@ impl SharedState {
         table.passes_by_waypoint(local, source.as_ref(), *source_ip)
     }
 
-    /// See [`MeshTable::bypass`].
+    /// The bypass of a connection: see [`MeshTable::bypass`].
     pub fn bypass(&self, local: &Workload, connection: &Connection) -> Option<Bypass> {
         let Connection {
             source,

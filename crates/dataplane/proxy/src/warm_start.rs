@@ -20,7 +20,7 @@ const MESH: Purpose = Purpose {
     name: "the mesh",
     backing: Backing::Disk,
 };
-/// What waypoints are told may have credentials in it, for registries of plugins.
+/// Cache of waypoints, whose records may have credentials in them, for registries of plugins.
 const MESH_OF_WAYPOINTS: Purpose = Purpose {
     backing: Backing::Memory,
     ..MESH
@@ -67,7 +67,7 @@ fn mesh_of(role: Role) -> Purpose {
     }
 }
 
-/// The mesh.
+/// Cache of the mesh.
 #[derive(Debug)]
 pub struct MeshCache {
     /// The types cached; their tags are their positions.
@@ -107,7 +107,7 @@ impl MeshCache {
         Ok(())
     }
 
-    /// See [`Handler::cache`].
+    /// Stores a record: see [`Handler::cache`].
     pub fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
         let Some(tag) = self.tag(type_url) else {
             return;
@@ -119,7 +119,7 @@ impl MeshCache {
         self.state.lock().0.add(tag, name.as_bytes(), value);
     }
 
-    /// See [`Handler::push_cached`].
+    /// Finishes a push: see [`Handler::push_cached`].
     pub fn push_cached(&self, type_url: &str, complete: bool) {
         let Some(tag) = self.tag(type_url) else {
             return;
@@ -148,7 +148,7 @@ fn cached(entry: Entry) -> Cached {
     }
 }
 
-/// The certificates.
+/// Cache of certificates.
 #[derive(Debug)]
 pub struct WarmCertificates {
     journal: Mutex<Journal>,

@@ -22,7 +22,7 @@ pub(crate) fn current() -> Option<Position> {
     CURRENT.get()
 }
 
-/// What a worker is given to do, on its own thread and runtime.
+/// Job of a worker, run on its own thread and runtime.
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ struct Worker {
     thread: Option<JoinHandle<()>>,
 }
 
-/// See the module. Dropping it ends the threads, and with them what they still serve.
+/// Worker threads. Dropping them ends the threads, and with them what they still serve.
 #[derive(Debug)]
 pub struct Workers(Vec<Worker>);
 

@@ -41,7 +41,7 @@ use crate::{
     termination::Termination,
 };
 
-/// Who started the process.
+/// Starter of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
     /// A user, or a test.
@@ -194,12 +194,12 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     Ok(())
 }
 
-/// What is known of the mesh, kept up to date.
+/// State of the mesh, kept up to date.
 #[derive(Clone, Debug)]
 struct Mesh {
     state: SharedState,
     certificates: Certificates,
-    /// What a local file gave, if the mesh comes from one.
+    /// Content of the local file, if the mesh comes from one.
     static_config: Value,
     /// Turns true with the first full answer of the control plane.
     known: watch::Receiver<bool>,

@@ -10,7 +10,7 @@ use crate::{
     config,
 };
 
-/// What is printed on request.
+/// Text of `--help`.
 const HELP: &str = "ambit-node-proxy: the node's proxy of an ambient mesh
 
 Usage: ambit-node-proxy [--no-supervisor] [proxy [ztunnel] | version | help]

@@ -62,7 +62,7 @@ pub enum ConfigError {
 /// Where the mesh comes from when not from a control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum LocalXds {
-    /// `LOCAL_XDS_PATH`.
+    /// Path of a local file (`LOCAL_XDS_PATH`).
     Path(PathBuf),
     /// `LOCAL_XDS`: the text itself.
     Text(String),
@@ -75,31 +75,31 @@ pub struct Config {
     /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: the proxy's own.
     #[serde(flatten, with = "ambit_mesh_json::PodNameForm")]
     pub own: PodName,
-    /// `NODE_NAME`.
+    /// Name of the node (`NODE_NAME`).
     pub local_node: ArcStr,
-    /// `INSTANCE_IP`.
+    /// Address of the proxy (`INSTANCE_IP`).
     pub local_ip: Option<IpAddr>,
     /// `HOST_IP`: the node's address, from which kubelet may call pods.
     pub node_ip: Option<IpAddr>,
-    /// `TRUST_DOMAIN`.
+    /// Trust domain of the mesh (`TRUST_DOMAIN`).
     pub trust_domain: ArcStr,
-    /// `NETWORK`.
+    /// Network of the node (`NETWORK`).
     pub network: ArcStr,
     /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`.
     pub cluster_id: ArcStr,
-    /// `CLUSTER_DOMAIN`.
+    /// Domain of the cluster (`CLUSTER_DOMAIN`).
     pub cluster_domain: ArcStr,
-    /// `PREFERED_SERVICE_NAMESPACE`.
+    /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
     pub preferred_service_namespace: Option<ArcStr>,
-    /// `INPOD_UDS`.
+    /// Socket of the node agent (`INPOD_UDS`).
     pub inpod_uds: PathBuf,
-    /// `INPOD_PORT_REUSE`.
+    /// Whether pods' listeners use `SO_REUSEPORT` (`INPOD_PORT_REUSE`).
     pub inpod_port_reuse: bool,
-    /// `PACKET_MARK`.
+    /// Mark of the proxy's own packets (`PACKET_MARK`).
     pub packet_mark: Option<u32>,
-    /// `IPV6_ENABLED`.
+    /// Whether pods use IPv6 (`IPV6_ENABLED`).
     pub ipv6_enabled: bool,
-    /// `ENABLE_ORIG_SRC`.
+    /// Preservation of clients' addresses (`ENABLE_ORIG_SRC`).
     #[serde(skip)]
     pub original_source: Transparent,
     /// `XDS_ADDRESS` and companions.
@@ -109,22 +109,22 @@ pub struct Config {
     /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
     #[serde(skip)]
     pub auth_token: Option<String>,
-    /// `XDS_ON_DEMAND`.
+    /// Whether records are requested one by one (`XDS_ON_DEMAND`).
     pub xds_on_demand: bool,
     /// `ISTIO_META_DNS_CAPTURE`: answer the DNS questions of captured pods from the mesh, instead of
     /// passing all of them on. On unless it says other than `true`.
     pub dns_proxy: bool,
     /// `LOCAL_XDS_PATH` or `LOCAL_XDS`.
     pub local_xds: Option<LocalXds>,
-    /// `SECRET_TTL`.
+    /// Lifetime of certificates (`SECRET_TTL`).
     pub secret_ttl: Duration,
-    /// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`.
+    /// TCP options of connections (`KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`).
     #[serde(skip)]
     pub tuning: Tuning,
-    /// `HTTP2_*`, `POOL_*`.
+    /// HTTP/2 settings of HBONE (`HTTP2_*`, `POOL_*`).
     #[serde(skip)]
     pub http2: Arc<Settings>,
-    /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`.
+    /// Longest drain (`CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`).
     pub self_termination_deadline: Duration,
     /// `AMBIT_UNENROLLED_DRAIN`: how long connections of a pod that left the mesh, or is gone, may
     /// go on. Not set: until they end.
@@ -137,13 +137,13 @@ pub struct Config {
     /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`: how many handshakes and connections to
     /// one pod may be in flight at once.
     pub setup_limits: SetupLimits,
-    /// Worker threads.
+    /// Number of worker threads.
     pub num_worker_threads: usize,
-    /// `LOCALHOST_APP_TUNNEL`.
+    /// Whether applications on loopback may be served (`LOCALHOST_APP_TUNNEL`).
     pub localhost_app_tunnel: bool,
-    /// `ENABLE_RESPONSE_BAGGAGE`.
+    /// Whether responses carry baggage (`ENABLE_RESPONSE_BAGGAGE`).
     pub response_baggage: bool,
-    /// `AUTHZ_POLICY_INFO_LOGGING`.
+    /// Whether access logs name policies (`AUTHZ_POLICY_INFO_LOGGING`).
     pub authz_policy_info_logging: bool,
     /// `AMBIT_MISSING_POLICY_ALLOW`: a workload that names an unknown policy is served as if it did
     /// not name it (Istio's behaviour), instead of refused.
@@ -163,7 +163,7 @@ pub struct Config {
     /// `AMBIT_EGRESS_ALLOWED_ADDRESSES`: addresses to which pods' connections are redirected although
     /// [`ambit_egress`] forbids them.
     pub allowed_addresses: Vec<ipnet::IpNet>,
-    /// `CRL_PATH`.
+    /// File of certificate revocation lists (`CRL_PATH`).
     pub crl_path: Option<PathBuf>,
     /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
     pub metrics_principals: bool,

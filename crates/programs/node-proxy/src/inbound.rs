@@ -89,7 +89,7 @@ impl StreamError {
     }
 }
 
-/// What all tunnels of one connection have in common.
+/// State of one HBONE connection, common to its tunnels.
 struct Client {
     shard: Arc<Shard>,
     peer: SocketAddr,
@@ -241,7 +241,7 @@ struct Early {
     slot: Slot,
 }
 
-/// What can be said of a request before the pod's policies are asked.
+/// Validates a request before the pod's policies apply.
 async fn early(
     client: &Client,
     target: Result<Authority, IncomingError>,
@@ -320,7 +320,7 @@ fn answer(pod: &Pod, local: &Local) -> HeaderMap {
     headers
 }
 
-/// What is known of a tunnel before it stands.
+/// Report of a tunnel before it is accepted.
 fn report(client: &Client, incoming: &Incoming, local: &Local, request: &Request) -> Report {
     let pod = &client.shard.pod;
     let mut report = Report::inbound(&pod.metrics, local, client.peer, client.local);
@@ -332,7 +332,7 @@ fn report(client: &Client, incoming: &Incoming, local: &Local, request: &Request
     report
 }
 
-/// Who is calling, by its address, unless it says that it is on another network.
+/// Records the client by its address, unless it is on another network.
 fn note_peer(report: &mut Report, client: &Client, incoming: &Incoming, local: &Local) {
     let foreign = incoming
         .headers()

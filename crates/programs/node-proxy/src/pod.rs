@@ -36,16 +36,16 @@ use crate::config::Config;
 pub(crate) use dns_sockets::DnsSockets;
 pub use listeners::{Captured, PodListeners};
 
-/// What pods' proxies are made from.
+/// Shared parts of all pods' proxies.
 #[derive(Clone, Debug)]
 pub struct Proxy {
-    /// The environment.
+    /// Configuration from the environment.
     pub config: Arc<Config>,
-    /// What is known of the mesh.
+    /// State of the mesh.
     pub state: SharedState,
     /// The pods' certificates.
     pub certificates: Certificates,
-    /// Counters.
+    /// Metrics of connections.
     pub metrics: Arc<Metrics>,
     /// Whether connections are taken now.
     pub gate: Gate,
@@ -54,7 +54,7 @@ pub struct Proxy {
 /// One pod's proxy. Its tasks run on the workers; this is what they share.
 #[derive(Debug)]
 pub struct Pod {
-    /// Kubernetes' uid.
+    /// UID of the pod in Kubernetes.
     pub uid: ArcStr,
     /// Where its sockets live.
     pub netns: Netns,
@@ -64,13 +64,13 @@ pub struct Pod {
     pub(crate) state: SharedState,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) gate: Gate,
-    /// Its record.
+    /// Record of the pod.
     pub(crate) local: LocalWorkload,
     /// Decides to which addresses its connections may be redirected.
     pub(crate) guard: Guard,
     /// Makes its connections to others.
     pub(crate) dialer: Dialer,
-    /// What is being set up.
+    /// Connections that are being set up.
     pub(crate) in_flight: InFlight,
     /// Its listeners' numbers, whichever process has them.
     listeners: HashSet<u64>,
@@ -174,7 +174,7 @@ impl Pod {
         Self::with(proxy, "".into(), name, Vec::new(), netns, false, &[])
     }
 
-    /// Its name.
+    /// Returns the pod's name.
     pub fn name(&self) -> &PodName {
         self.local.name()
     }
@@ -184,7 +184,7 @@ impl Pod {
         &self.dialer.identity
     }
 
-    /// What is open.
+    /// Returns the pod's open connections.
     pub fn connections(&self) -> &Connections {
         self.lifecycle.connections()
     }
@@ -207,7 +207,7 @@ impl Pod {
             || addresses_in(&self.netns).is_ok_and(|found| named(&found))
     }
 
-    /// See [`Dialer::is_near`].
+    /// Whether an address is on this node: see [`Dialer::is_near`].
     pub fn is_near(&self, ip: IpAddr) -> bool {
         self.dialer.is_near(ip)
     }
@@ -241,12 +241,12 @@ impl Pod {
         self.gate.is_open() || self.surrendered.load(Ordering::Relaxed)
     }
 
-    /// See [`Lifecycle::finish`].
+    /// Drains the pod: see [`Lifecycle::finish`].
     pub async fn finish(&self, limit: Option<Duration>) {
         self.lifecycle.finish(limit).await;
     }
 
-    /// See [`Lifecycle::stop_now`].
+    /// Ends the pod's connections: see [`Lifecycle::stop_now`].
     pub fn stop_now(&self) {
         self.lifecycle.stop_now();
     }

@@ -11,9 +11,9 @@ use ambit_zds::{PodUid, Request, WorkloadInfo};
 /// A pod that was served before this process.
 #[derive(Debug)]
 pub(crate) struct RestoredPod {
-    /// Kubernetes' uid.
+    /// UID of the pod in Kubernetes.
     pub(crate) uid: PodUid,
-    /// Who it is.
+    /// Workload of the pod.
     pub(crate) info: WorkloadInfo,
     /// Its network namespace.
     pub(crate) netns: Netns,
@@ -24,10 +24,10 @@ pub(crate) struct RestoredPod {
 /// An item that is no pod.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
-    /// What is said about it cannot be read.
+    /// The description cannot be read.
     #[error("cannot read what is said about it")]
     About(#[from] ZdsDecodeError),
-    /// It is about another pod, or none.
+    /// The description is of another pod, or of none.
     #[error("what is said about it is about something else")]
     Another,
     /// Its namespace is missing.
@@ -35,7 +35,7 @@ pub(crate) enum RestoreError {
     Netns(#[source] std::io::Error),
 }
 
-/// What is said about a pod: its enrolment, as the agent sends it.
+/// Description of a pod: its enrolment, as the agent sends it.
 pub(crate) fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
     encode_request(&Request::Add {
         uid: uid.clone(),

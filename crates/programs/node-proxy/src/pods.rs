@@ -36,7 +36,7 @@ use crate::{
 /// How often a proxy that was followed looks for listeners of its successor's own.
 const LOOK_FOR_OTHERS: Duration = Duration::from_millis(200);
 
-/// What is served now, for dumps and for the end of the process.
+/// Pods that are served now, for dumps and for the end of the process.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
     inner: Arc<Mutex<Inner>>,
@@ -159,7 +159,7 @@ impl Enrolment {
         }
     }
 
-    /// What is served.
+    /// Returns the pods that are served.
     pub fn served(&self) -> Served {
         self.served.clone()
     }

@@ -179,7 +179,7 @@ async fn sleep(pause: Option<Duration>) {
     }
 }
 
-/// What becomes of a connection.
+/// Decision on a connection.
 struct Verdict {
     decision: Decision,
     bypass: Option<Bypass>,

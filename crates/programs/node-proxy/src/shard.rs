@@ -15,14 +15,14 @@ use crate::{
     pod::{Captured, Pod, PodListeners},
 };
 
-/// See the module.
+/// Pods' listeners on one worker.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) pod: Arc<Pod>,
     pub(crate) pool: Pool,
 }
 
-/// What is connected to, and so what becomes of a connection.
+/// Listener of a connection, which decides how it is handled.
 #[derive(Clone, Debug)]
 enum Port {
     Outbound,

@@ -23,7 +23,7 @@ const CUT: Duration = Duration::from_secs(1);
 
 type Record = watch::Receiver<Option<Enrolled>>;
 
-/// What is left to do for a process that is asked to end.
+/// Remaining work of a process that is terminating.
 #[derive(Debug)]
 pub(crate) struct Termination {
     pub(crate) config: Arc<Config>,

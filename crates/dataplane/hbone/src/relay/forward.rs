@@ -16,7 +16,7 @@ use crate::{Tunnel, piece::Piece};
 #[derive(Debug, Default)]
 pub(super) struct Forward {
     received: Received,
-    /// What the other tunnel is taking.
+    /// Bytes that the other tunnel is taking.
     pending: Bytes,
 }
 

@@ -15,10 +15,10 @@ pub(super) struct Received {
     pub(super) last: Last,
 }
 
-/// What follows the received frames.
+/// End of the received frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Last {
-    /// Further frames.
+    /// More frames follow.
     #[default]
     Nothing,
     /// The end of data.

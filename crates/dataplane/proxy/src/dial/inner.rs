@@ -48,7 +48,7 @@ pub struct Inner {
 }
 
 impl Inner {
-    /// Its bytes.
+    /// Returns the inner tunnel.
     pub fn tunnel(&mut self) -> &mut Tunnel {
         &mut self.tunnel
     }

@@ -80,7 +80,7 @@ impl Departures {
     }
 }
 
-/// What the table knows of the workload with this uid at this address.
+/// Liveness of the workload with this uid at this address.
 fn liveness(table: &MeshTable, uid: &str, ip: IpAddr) -> Liveness {
     let Some(workload) = table.workload(uid) else {
         return Liveness::Gone;

@@ -32,7 +32,7 @@ pub async fn follow_identities(state: SharedState, mut report: impl FnMut(Identi
     }
 }
 
-/// What happened between two states: of each identity, whether a workload of it is captured.
+/// Difference of two states: of each identity, whether a workload of it is captured.
 fn difference(
     before: &BTreeMap<Identity, bool>,
     now: &BTreeMap<Identity, bool>,

@@ -18,7 +18,7 @@ pub enum MeshConfigError {
     Parse {
         /// `PROXY_CONFIG` or the file.
         origin: &'static str,
-        /// What is wrong, and where.
+        /// Cause, with its place in the text.
         #[source]
         source: Box<serde_saphyr::Error>,
     },
@@ -42,7 +42,7 @@ struct MeshConfig {
 }
 
 impl ProxyConfig {
-    /// What is set here wins over `base`.
+    /// Returns `base` with the settings that are given here.
     fn over(self, mut base: Self) -> Self {
         base.proxy_metadata.extend(self.proxy_metadata);
         Self {

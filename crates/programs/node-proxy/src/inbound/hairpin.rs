@@ -54,7 +54,7 @@ impl HairpinError {
         }
     }
 
-    /// What a client that came with a tunnel is told.
+    /// Status of the response to the client's tunnel.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Connect(error) => error.status().unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
@@ -117,7 +117,7 @@ async fn find(
     }
 }
 
-/// What the waypoint is told: the client's own words, and not the pod's, but for who the client is.
+/// Headers for the waypoint: those of the client's tunnel, and who the client is.
 fn headers(
     local: &Local,
     who: &Peer,

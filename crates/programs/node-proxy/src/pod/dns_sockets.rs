@@ -83,7 +83,7 @@ impl DnsSockets {
         Ok(())
     }
 
-    /// Their descriptors.
+    /// File descriptors of the sockets.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let udp = self.udp.iter().map(AsFd::as_fd);
         udp.chain(self.tcp.iter().map(AsFd::as_fd))

@@ -20,7 +20,7 @@ use crate::config::Config;
 pub struct PodListeners {
     /// 15001 and 15006, if the pod is captured.
     pub captured: Option<Captured>,
-    /// 15008.
+    /// HBONE listener on port 15008.
     pub hbone: TcpListener,
     /// 15053, in one of the sets.
     pub(crate) dns: Option<DnsSockets>,
@@ -29,14 +29,14 @@ pub struct PodListeners {
 /// Where the pod's redirection leads.
 #[derive(Debug)]
 pub struct Captured {
-    /// 15001.
+    /// Outbound listener on port 15001.
     pub outbound: TcpListener,
-    /// 15006.
+    /// Plaintext inbound listener on port 15006.
     pub plaintext: TcpListener,
 }
 
 impl PodListeners {
-    /// Their descriptors.
+    /// File descriptors of the listeners.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let captured = self.captured.iter();
         captured

@@ -24,7 +24,7 @@ const DECLARATIONS: &[&str] = &[
 /// Findings of crates from before the rules. They may only shrink: a crate that has fewer gets the smaller numbers, one
 /// that has none goes off the list. Doc comments, names of tests, private words.
 const KNOWN: &[(&str, Counts)] = &[
-    ("ambit-agent", counts(166, 20, 15)),
+    ("ambit-agent", counts(15, 20, 15)),
     ("ambit-authz", counts(10, 1, 3)),
     ("ambit-bench", counts(25, 0, 2)),
     ("ambit-certificates", counts(9, 1, 5)),

@@ -25,7 +25,7 @@ use ambit_zds::PodUid;
 
 use crate::enrolment::Wanted;
 
-/// What the agent does to the node and its pods. Tests put something else in its place.
+/// The agent's actions on the node and its pods. Tests have an implementation of their own.
 pub trait Actions: Send + Sync + 'static {
     /// Finds the namespaces of running pods.
     ///
@@ -99,13 +99,13 @@ pub trait Actions: Send + Sync + 'static {
 /// A pod's redirection stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirected {
-    /// What of it stood before.
+    /// Redirection that was in place before.
     pub before: Stood,
-    /// What is not as an operator would expect it, though the redirection stands. For people.
+    /// Unexpected conditions that do not impair the redirection, as text for operators.
     pub warnings: Vec<String>,
 }
 
-/// What of a pod's redirection was found.
+/// State of a pod's redirection when it was inspected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stood {
     /// All of it.
@@ -133,7 +133,7 @@ pub enum ActionError {
     Scan {
         /// Where they are expected.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
@@ -142,7 +142,7 @@ pub enum ActionError {
     OpenNetns {
         /// Its path on this side.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
@@ -151,14 +151,14 @@ pub enum ActionError {
     Loopback {
         /// Its path on this side.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
     /// Capturing the node itself would cut it off.
     #[error("{path} is the node's own network namespace, which is never captured")]
     NodeNetns {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
     },
     /// Redirection in a pod.
@@ -166,7 +166,7 @@ pub enum ActionError {
     Redirection {
         /// Put or take away.
         what: &'static str,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: RedirectionError,
     },
@@ -181,7 +181,7 @@ pub enum ActionError {
     Probes {
         /// Put or take away.
         what: &'static str,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: RedirectionError,
     },

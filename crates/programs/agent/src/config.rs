@@ -132,24 +132,24 @@ pub enum Discover {
 /// Which connections of the node's processes count as kubelet's probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ProbeExemption {
-    /// Those of kubelet's user to the ports that a pod's probes and lifecycle hooks name.
+    /// Connections of kubelet's user to the ports that a pod's probes and lifecycle hooks name.
     Kubelet,
-    /// Those of every process in the node's network namespace, to every port.
+    /// Connections of every process in the node's network namespace, to every port.
     Node,
 }
 
 /// Settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Who belongs to the mesh.
+    /// The enablement selector is invalid.
     #[error(transparent)]
     Selector(#[from] SelectorError),
     /// Not an address.
     #[error("{value:?} is not an address to serve {purpose} at, such as 0.0.0.0:15014")]
     Address {
-        /// What would be served there.
+        /// Purpose of the address.
         purpose: &'static str,
-        /// The text.
+        /// Value of the option.
         value: String,
     },
     /// The node's namespace.
@@ -157,7 +157,7 @@ pub enum ConfigError {
     HostNetns {
         /// Where it is expected.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },

@@ -27,7 +27,7 @@ enum Pod {
     Before(EnrolledPod),
 }
 
-/// What is to be in the file.
+/// Desired content of the file.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     /// Every pod is known.
@@ -35,7 +35,7 @@ struct Wanted {
     pods: Pods,
 }
 
-/// See the module.
+/// File with the enrolled pods of the node.
 #[derive(Debug)]
 pub(crate) struct EnrolledFile {
     wanted: watch::Sender<Wanted>,

@@ -44,7 +44,7 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(u64);
 
-/// What happened.
+/// Event of the enrolment.
 #[derive(Debug)]
 pub enum Event<N> {
     /// The source has sent something.
@@ -57,25 +57,25 @@ pub enum Event<N> {
     Scanned(BTreeMap<PodUid, N>),
     /// A step has ended; the error is for people.
     StepDone {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
-        /// Which step.
+        /// Number of the step.
         id: StepId,
         /// How it ended.
         result: Result<(), String>,
     },
     /// Redirection of a pod did not stand as it should, and now does.
     Repaired {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
-        /// For people.
+        /// Text for operators.
         what: String,
     },
     /// A pod's redirection stands, but not all is as an operator would expect it. Empty: it is.
     Warned {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
-        /// For people.
+        /// Texts for operators.
         warnings: Vec<String>,
     },
     /// A proxy has connected and knows of every pod: what failed for want of one is tried again.
@@ -86,23 +86,23 @@ pub enum Event<N> {
     Tick,
 }
 
-/// What is to be done. Steps of different pods may run at once.
+/// Effect of the enrolment. Steps of different pods may run at once.
 #[derive(Debug, PartialEq)]
 pub enum Effect<N> {
     /// Carry a step out, then report [`Event::StepDone`].
     Step {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
         /// Comes back with the outcome.
         id: StepId,
-        /// What to do.
+        /// Step to run.
         step: Step<N>,
     },
     /// Look for these pods' namespaces, then report [`Event::Scanned`].
     Scan(Vec<Wanted>),
     /// Answer a call of the plugin.
     Answer(RequestId, Reply),
-    /// This pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
+    /// The pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
     Hold(PodUid),
     /// All pods that were there at the start are known: proxies may be let in.
     OpenZds,
@@ -114,11 +114,11 @@ pub enum Effect<N> {
     PruneStatus(BTreeSet<PodName>),
     /// Report to the pod's owner that it cannot be enrolled and why, or that now it is.
     ReportFailure {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
-        /// Its name.
+        /// Name of the pod.
         pod: PodName,
-        /// Why not.
+        /// Failure of the last step, if it failed.
         failure: Option<String>,
     },
 }
@@ -126,18 +126,18 @@ pub enum Effect<N> {
 /// A pod whose namespace is looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The pod.
+    /// UID of the pod.
     pub uid: PodUid,
-    /// What its cgroup is called if not by its uid.
+    /// Name of the pod's cgroup, if not its UID.
     pub cgroup_alias: Option<String>,
     /// Addresses, one of which its namespace must have.
     pub addresses: Vec<IpAddr>,
 }
 
-/// What goes for every pod.
+/// Settings of all pods.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Who belongs.
+    /// Selector of pods that belong to the mesh.
     pub enablement: Enablement,
     /// Redirection before annotations and probe ports.
     pub redirection: RedirectionSpec,
@@ -150,7 +150,7 @@ pub struct Settings {
 pub struct Counts {
     /// Pods that belong to the mesh.
     pub wanted: usize,
-    /// Pods captured.
+    /// Number of captured pods.
     pub captured: usize,
     /// Pods whose last step failed.
     pub failing: usize,
@@ -169,7 +169,7 @@ pub struct Enrolment<N> {
     synced: bool,
     next_step: u64,
     membership: Option<BTreeMap<ArcStr, bool>>,
-    /// What the agent before us has left, until the pods of the start are known.
+    /// Record of the previous agent, until the pods of the start are known.
     record: Option<Record>,
 }
 

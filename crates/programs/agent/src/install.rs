@@ -163,7 +163,7 @@ enum PassError {
     },
 }
 
-/// The loop.
+/// Loop that keeps the plugin installed.
 struct Keeper {
     places: Places,
     wanted: Wanted,

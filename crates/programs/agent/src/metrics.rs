@@ -26,7 +26,7 @@ pub struct EventType {
 /// Labels of `ambit_agent_steps_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StepOutcome {
-    /// Which step.
+    /// Name of the step.
     pub step: &'static str,
     /// `ok` or `failed`.
     pub result: &'static str,
@@ -46,7 +46,7 @@ pub struct Metrics {
     pub plugin_requests: Family<ResponseCode, Counter>,
     /// Events of the source.
     pub reconcile_events: Family<EventType, Counter>,
-    /// Proxies connected.
+    /// Number of connected proxies.
     pub proxies: Gauge,
     /// Steps carried out.
     pub steps: Family<StepOutcome, Counter>,

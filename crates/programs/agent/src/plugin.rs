@@ -51,7 +51,7 @@ pub enum Call {
 pub enum Answer {
     /// To the plugin.
     Reply(Reply),
-    /// To people.
+    /// A report for operators.
     Report(Box<AgentReport>),
 }
 
@@ -67,7 +67,7 @@ struct AddEvent {
     pod_namespace: String,
     #[serde(rename = "IPs", default)]
     ips: Option<Vec<EventAddress>>,
-    /// Ours.
+    /// UID of the agent's pod.
     #[serde(rename = "PodUID", default)]
     pod_uid: String,
 }

@@ -57,28 +57,28 @@ const UNENROLLING: Duration = Duration::from_secs(5);
 /// Why the agent does not run (any longer).
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Settings.
+    /// The settings are invalid.
     #[error("the settings cannot be used")]
     Config(#[from] ConfigError),
-    /// The supervisor.
+    /// The supervisor failed.
     #[error("cannot follow the supervisor")]
     Supervisor(#[from] SupervisorError),
-    /// Logging.
+    /// Logging could not be set up.
     #[error("cannot set up logging")]
     Logging(#[from] LoggingError),
     /// The runtime or signals.
     #[error("cannot start the runtime")]
     Runtime(#[source] io::Error),
-    /// A socket.
+    /// A socket could not be opened.
     #[error("cannot listen at {path}")]
     Socket {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// A port.
+    /// A port could not be opened.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The pods' status.
@@ -280,7 +280,7 @@ async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
     }
 }
 
-/// What does not change while the agent runs.
+/// Identity of the agent, which does not change while it runs.
 struct Identity {
     node: String,
     redirection_backend: String,
@@ -291,7 +291,7 @@ struct Agent<A> {
     enrolment: Enrolment<Netns>,
     waiting: HashMap<RequestId, oneshot::Sender<Answer>>,
     next_request: u64,
-    /// What the source sent may be out of date.
+    /// Whether the source's events may be out of date.
     trouble: bool,
     identity: Identity,
     executor: Executor<A>,

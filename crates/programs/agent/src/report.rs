@@ -16,7 +16,7 @@ use crate::source::Status;
 pub struct AgentReport {
     /// The agent's version.
     pub version: &'static str,
-    /// Its node.
+    /// Name of the node.
     pub node: String,
     /// Everything that was there at the start is known, and the proxies have been let in.
     pub ready: bool,
@@ -29,9 +29,9 @@ pub struct AgentReport {
     pub redirection_backend: String,
     /// Pods that belong to the mesh.
     pub wanted: usize,
-    /// Those of them that are captured.
+    /// Number of captured pods.
     pub captured: usize,
-    /// Those whose last step failed.
+    /// Number of pods whose last step failed.
     pub failing: usize,
     /// Every pod of the node, also those outside the mesh.
     pub pods: Vec<PodReport>,
@@ -41,17 +41,17 @@ pub struct AgentReport {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodReport {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: ArcStr,
-    /// Its name.
+    /// Name of the pod.
     pub name: ArcStr,
-    /// Its uid.
+    /// UID of the pod.
     pub uid: PodUid,
     /// Its service account.
     pub service_account: ArcStr,
-    /// Its addresses.
+    /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
-    /// It belongs to the mesh, whether captured yet or not.
+    /// Whether the pod belongs to the mesh, captured yet or not.
     pub wanted: bool,
     /// How it stands.
     pub state: PodState,
@@ -69,12 +69,12 @@ pub struct PodReport {
     pub redirected: bool,
     /// How often redirection was found changed and repaired.
     pub drifts: u32,
-    /// What is not as an operator would expect it, though the redirection stands. Absent if nothing is.
+    /// Unexpected conditions that do not impair the redirection. Absent without any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// What its annotation should say.
+    /// Desired annotation of the pod.
     pub annotation: Status,
-    /// What its annotation was last seen to say.
+    /// Annotation of the pod as it was last observed.
     pub annotation_seen: Status,
 }
 
@@ -84,16 +84,16 @@ pub struct PodReport {
 pub enum PodState {
     /// In the mesh: listeners and redirection stand.
     Captured,
-    /// It belongs to the mesh, and steps are in flight.
+    /// The pod belongs to the mesh, and steps are in flight.
     Enrolling,
-    /// It belongs to the mesh, and the last step failed; it is tried again.
+    /// The pod belongs to the mesh, and the last step failed; it is retried.
     Failing,
-    /// It belongs to the mesh, and its network namespace has not been found (yet).
+    /// The pod belongs to the mesh, and its network namespace has not been found (yet).
     NoNamespace,
-    /// It leaves the mesh.
+    /// The pod leaves the mesh.
     Leaving,
     /// Not in the mesh.
     Outside,
-    /// It has ended.
+    /// The pod has ended.
     Ended,
 }

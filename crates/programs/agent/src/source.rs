@@ -24,21 +24,21 @@ pub use ambit_k8s_api::enablement::Labels;
 /// A pod of this node, as far as enrolment depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodView {
-    /// Its uid.
+    /// UID of the pod.
     pub uid: PodUid,
     /// Name, namespace, service account.
     #[serde(with = "ambit_mesh_json::PodNameForm")]
     pub name: PodName,
-    /// It shares the node's network namespace.
+    /// Whether the pod shares the node's network namespace.
     pub host_network: bool,
-    /// It has ended: phase Succeeded or Failed.
+    /// Whether the pod has ended: phase Succeeded or Failed.
     pub terminal: bool,
-    /// It is being deleted. Until it has ended it runs on, for as long as it is granted.
+    /// Whether the pod is being deleted. Until it has ended it runs on, for its grace period.
     #[serde(default)]
     pub deleting: bool,
-    /// Its labels.
+    /// Labels of the pod.
     pub labels: Labels,
-    /// Its annotations.
+    /// Annotations of the pod.
     pub annotations: Labels,
     /// The addresses its status names.
     pub addresses: Vec<IpAddr>,
@@ -46,7 +46,7 @@ pub struct PodView {
     /// counts, so that no probe fails until the API server sends the pod.
     #[serde(default)]
     pub probe_ports: Option<Vec<u16>>,
-    /// What its cgroup is called if not by its uid (static pods).
+    /// Name of the pod's cgroup, if not its UID (static pods).
     pub cgroup_alias: Option<String>,
     /// What its annotation says of its capture. Nothing of what stands is read from it, only that the pod
     /// was captured once; it is there to be corrected.
@@ -68,7 +68,7 @@ impl<'a> From<&'a PodView> for PodFacts<'a> {
     }
 }
 
-/// What the agent before us has left of what it knew.
+/// State of the previous agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// Namespaces and their labels.
@@ -77,16 +77,16 @@ pub struct Record {
     pub pods: BTreeSet<PodUid>,
 }
 
-/// What a pod's annotation says of its capture.
+/// Capture status in a pod's annotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// No annotation.
+    /// There is no annotation.
     #[default]
     None,
     /// Being captured, or its capture is in doubt.
     Pending,
-    /// Captured.
+    /// The pod is captured.
     Enabled,
 }
 
@@ -110,7 +110,7 @@ impl Status {
     }
 }
 
-/// What a source sends.
+/// Event of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// A pod of this node is new or has changed.

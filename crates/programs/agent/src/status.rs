@@ -16,7 +16,7 @@ use dir::{StatusDir, StatusError};
 /// Where the pods' status goes.
 #[derive(Clone, Debug)]
 pub enum StatusSink {
-    /// Nowhere.
+    /// Annotations are not written.
     Nowhere,
     /// A directory of manifests.
     Dir(Arc<StatusDir>),

@@ -14,10 +14,10 @@ const HOLDER_SOCKET: &str = "ambit-holder.sock";
 /// Why there is no agent.
 #[derive(Debug, thiserror::Error)]
 pub enum SuperviseError {
-    /// Logging.
+    /// Logging could not be set up.
     #[error("cannot set up logging")]
     Logging(#[from] LoggingError),
-    /// Process 1.
+    /// Process 1 failed.
     #[error("cannot run the agent")]
     Run(#[from] ambit_handover::process::RunError),
 }

@@ -129,7 +129,7 @@ pub fn bind(path: &Path) -> io::Result<(Zds, ZdsServer)> {
     Ok((Zds(sender), ZdsServer { listener, commands }))
 }
 
-/// What a connection's tasks report.
+/// Report of a connection's tasks.
 enum Input {
     Record(ConnectionId, Vec<u8>),
     Broken(ConnectionId, String),

@@ -21,7 +21,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 /// proxies have yet to learn that the pod takes no HBONE any more.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What is wanted for a pod.
+/// Desired state of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Goal {
     /// Captured, with this redirection.
@@ -55,11 +55,11 @@ pub(super) struct Failure {
     pub(super) delay: Duration,
     /// The pod's status says so, or could not be written.
     pub(super) reported: bool,
-    /// For people.
+    /// Text for operators.
     pub(super) text: String,
 }
 
-/// What is to happen next.
+/// Next step of a pod.
 #[derive(Debug)]
 pub(super) enum Next<N> {
     Step(Step<N>),
@@ -91,7 +91,7 @@ pub(super) struct Pod<N> {
     pub(super) look_if_alive: bool,
     /// Where its probes are exempt. Empty addresses: not known.
     pub(super) probes: Option<ProbeTargets>,
-    /// What was written; `None`: nothing, it reads as the source says.
+    /// Annotation that was written; `None` if it was left as observed.
     pub(super) status: Option<Status>,
     pub(super) busy: Option<Busy<N>>,
     pub(super) failure: Option<Failure>,
@@ -104,7 +104,7 @@ pub(super) struct Pod<N> {
     pub(super) capture_is_late: bool,
     /// How often its redirection had to be repaired.
     pub(super) drifts: u32,
-    /// What is not as an operator would expect it, though its redirection stands.
+    /// Unexpected conditions that do not impair the redirection.
     pub(super) warnings: Vec<String>,
     /// The last failure reported to its owner, until the pod is captured.
     pub(super) complaint: Option<String>,

@@ -20,9 +20,9 @@ const MAX_PARKED: usize = 1024;
 /// A pod as the runtime names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WhichPod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: ArcStr,
-    /// Its name.
+    /// Name of the pod.
     pub name: ArcStr,
     /// Its uid, if the runtime said.
     pub uid: Option<PodUid>,
@@ -31,7 +31,7 @@ pub struct WhichPod {
 /// A pod that is being started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniAdd<N> {
-    /// Which.
+    /// Pod that is to be captured.
     pub pod: WhichPod,
     /// Its network namespace.
     pub netns: N,
@@ -50,7 +50,7 @@ pub enum Reply {
     TryLater(String),
     /// A step failed.
     Failed(String),
-    /// It is not to be done.
+    /// The request is refused.
     Refused(String),
 }
 

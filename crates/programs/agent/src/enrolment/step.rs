@@ -22,28 +22,28 @@ pub enum Step<N> {
     Status(WriteStatus),
 }
 
-/// What the node proxies are to do for a pod.
+/// Step of the node proxies for a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProxyStep<N> {
     /// Have the newest proxy serve the pod.
     Announce {
-        /// Who it is.
+        /// Workload of the pod.
         info: WorkloadInfo,
-        /// Where.
+        /// Network namespace of the pod.
         netns: N,
     },
     /// Have every proxy stop serving the pod.
     Withdraw,
 }
 
-/// What is to stand in a pod's network namespace.
+/// Step of the redirection in a pod's network namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RedirectionStep<N> {
     /// Put the redirection in place, or see that it stands.
     Apply {
-        /// Where.
+        /// Network namespace of the pod.
         netns: N,
-        /// What.
+        /// Redirection to install.
         spec: RedirectionSpec,
         /// The capture is late (see `enrolment/late_capture.rs`): if nothing stands yet, connections from
         /// before are closed.
@@ -51,7 +51,7 @@ pub enum RedirectionStep<N> {
     },
     /// Take redirection away, if there is any; connections in the proxy go on.
     Release {
-        /// Where.
+        /// Network namespace of the pod.
         netns: N,
     },
 }
@@ -61,7 +61,7 @@ pub enum RedirectionStep<N> {
 pub enum ProbeStep {
     /// At these addresses and ports, and no others.
     Exempt(ProbeTargets),
-    /// Nowhere.
+    /// Remove the pod's addresses.
     Remove,
 }
 
@@ -79,7 +79,7 @@ pub struct ProbeTargets {
 pub struct WriteStatus {
     /// The pod's name.
     pub pod: PodName,
-    /// What to write.
+    /// Annotation to write.
     pub status: Status,
 }
 

@@ -15,7 +15,7 @@ struct World {
     now: Instant,
     /// Namespaces that a scan finds.
     running: BTreeMap<PodUid, u32>,
-    /// What stands: rules by namespace, pods at the proxy, probes, status.
+    /// State of the fake node: rules by namespace, pods at the proxy, probes, status.
     rules: BTreeSet<u32>,
     served: BTreeMap<PodUid, u32>,
     probes: BTreeMap<PodUid, Vec<IpAddr>>,
@@ -31,7 +31,7 @@ struct World {
     pruned: Option<BTreeSet<PodName>>,
     held: Vec<PodUid>,
     zds_open: bool,
-    /// What was reported to owners of pods.
+    /// Reports to owners of pods.
     complaints: Vec<(PodUid, Option<String>)>,
     /// Namespaces whose connections from before the capture were closed.
     closed: Vec<u32>,

@@ -26,13 +26,13 @@ const CAPABILITIES: [&str; 10] = [
     "mac",
 ];
 
-/// What a runtime may hand to plugins too, and the one everybody has.
+/// Capability that a runtime may hand to plugins too, and the one everybody has.
 const PORT_MAPPINGS: &str = "portMappings";
 
-/// What the plugin is given.
+/// Configuration of the plugin.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What is worth a line.
+    /// Log level of the plugin.
     pub log_level: String,
     /// This agent's run directory, the same here and on the node.
     pub run_dir: PathBuf,

@@ -13,7 +13,7 @@ use rustix::fs::RenameFlags;
 
 use super::plan::Action;
 
-/// What is still being written carries this name and a number; runtimes look at none of them.
+/// Prefix of unfinished files, before a number; runtimes look at none of them.
 const TEMPORARY: &str = ".ambit-cni.tmp.";
 
 /// A file that could not be written.

@@ -82,7 +82,7 @@ impl Installing {
         (self, ended, removed)
     }
 
-    /// This node, if something is to be installed on it.
+    /// Returns this node, if something is to be installed on it.
     async fn node(&self) -> Option<Node> {
         let is_off = {
             let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,11 +9,11 @@ use prometheus_client::{
 /// Labels of `istio_cni_installs_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct InstallResult {
-    /// What became of it.
+    /// Result of the installation.
     pub result: &'static str,
 }
 
-/// The metrics.
+/// Metrics of the installation.
 #[derive(Clone, Debug, Default)]
 pub struct InstallMetrics {
     /// 1 while pods that start reach the plugin.
@@ -23,7 +23,7 @@ pub struct InstallMetrics {
 }
 
 impl InstallMetrics {
-    /// Registers both.
+    /// Registers both metrics.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(

@@ -88,7 +88,7 @@ impl InstallArgs {
         }
     }
 
-    /// What the directory of configurations is to hold.
+    /// Desired content of the directory of configurations.
     pub fn wanted(&self, run_dir: &Path, exclude_namespaces: &[String]) -> Wanted {
         let named = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let net_dir = self.host_cni_net_dir.clone().unwrap_or_else(|| {

@@ -39,7 +39,7 @@ const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 /// configuration could come to call itself through them.
 const READS_DIRECTORY: [&str; 3] = ["multus", "multus-shim", "genie"];
 
-/// What the directory is to hold.
+/// Desired content of the directory.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// How the plugin is reached.
@@ -50,36 +50,36 @@ pub struct Wanted {
     pub own_name: Option<String>,
     /// Permissions of our own configuration.
     pub file_mode: u32,
-    /// What the plugin is given.
+    /// Configuration of the plugin.
     pub entry: Entry,
 }
 
-/// One change.
+/// Change of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Make the file hold this text. One that is there keeps its owner and permissions, and stays if it
     /// no longer holds `expected`.
     Write {
-        /// Its name.
+        /// Name of the file.
         name: String,
-        /// What it is to hold.
+        /// Desired content of the file.
         text: String,
-        /// What it was read to hold.
+        /// Content of the file when it was read.
         expected: Option<String>,
     },
     /// Remove the file.
     Remove {
-        /// Its name.
+        /// Name of the file.
         name: String,
     },
 }
 
-/// What a pass has found and wants done.
+/// Plan of one pass over the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// In order.
+    /// Changes, in order.
     pub actions: Vec<Action>,
-    /// What holds once they are done.
+    /// State once they are done.
     pub state: State,
     /// When to look again even if nothing happens.
     pub look_again: Option<Duration>,
@@ -88,14 +88,14 @@ pub struct Plan {
 /// Whether pods that start now reach the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// They do.
+    /// New pods use the plugin.
     Installed {
         /// How: never `Auto`.
         mode: Mode,
         /// The primary's file, or ours when standing alone.
         file: String,
     },
-    /// They do not.
+    /// New pods do not use the plugin yet.
     Waiting(String),
     /// A file is being written; what held before goes on.
     Settling,

@@ -15,12 +15,12 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-/// What is known of our `DaemonSet`.
+/// Result of looking up our `DaemonSet`.
 #[derive(Debug)]
 pub enum Lookup {
-    /// It is there.
+    /// The `DaemonSet` exists.
     Found(Box<DaemonSet>),
-    /// It is not.
+    /// The `DaemonSet` does not exist.
     Absent,
     /// The API server does not let us ask: its status code.
     Refused(u16),
@@ -28,12 +28,12 @@ pub enum Lookup {
     Unreachable(String),
 }
 
-/// What becomes of the plugin, and why.
+/// Decision about the plugin, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It stays for the agent after us.
+    /// The plugin stays for the next agent.
     Keep(String),
-    /// It goes.
+    /// The plugin is removed.
     Remove(String),
 }
 

@@ -35,7 +35,7 @@ pub(super) use self::{probes::ProbeExecutor, proxies::ProxyExecutor};
 /// Steps that may block, carried out at once.
 const PARALLEL_STEPS: usize = 8;
 
-/// See the module.
+/// Runs the steps of the enrolment.
 pub(super) struct Executor<A> {
     pub(super) proxies: ProxyExecutor,
     pub(super) probes: ProbeExecutor,
@@ -67,7 +67,7 @@ impl Report {
 }
 
 impl<A: Actions> Executor<A> {
-    /// What happens comes back through `events`.
+    /// Creates an executor that reports through `events`.
     pub(super) fn new(
         actions: Arc<A>,
         zds: Zds,

@@ -128,11 +128,11 @@ impl PodSource for KubernetesSource {
     }
 }
 
-/// What has been sent, and what is still to be confirmed.
+/// Events that have been sent, and those still to be confirmed.
 #[derive(Debug)]
 struct Progress {
     known: LastKnown,
-    /// What the agent before us knew, until it is taken up or not needed.
+    /// State of the previous agent, until it is taken up or not needed.
     before: Option<LastKnown>,
     /// Taken up from `before`, and not confirmed by a listing.
     unconfirmed_pods: BTreeSet<PodUid>,
@@ -160,7 +160,7 @@ impl Progress {
         }
     }
 
-    /// What the agent before us knew, the first time.
+    /// Takes the state of the previous agent, the first time.
     fn record(&mut self) -> Option<SourceEvent> {
         if std::mem::replace(&mut self.recorded, true) {
             return None;

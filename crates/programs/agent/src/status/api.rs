@@ -94,7 +94,7 @@ struct Writer {
     client: Client,
     recorder: Recorder,
     book: Book,
-    /// What was reported of pods last, and when.
+    /// Last reports about pods, with their times.
     reported: BTreeMap<PodUid, (String, Instant)>,
 }
 
@@ -186,7 +186,7 @@ fn event(type_: EventType, reason: &str, mut note: String) -> Event {
     }
 }
 
-/// What an operator can do about a failure.
+/// Advice for operators about a failure.
 fn advice(text: &str) -> &'static str {
     if text.contains("no node proxy") {
         "See whether the node proxy's pod (app=ztunnel) runs on this node; the pod is tried again \

@@ -19,7 +19,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// Writings at once.
 const PARALLEL: usize = 8;
 
-/// One writing.
+/// Patch of one annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Patch {
     pub(super) uid: PodUid,
@@ -55,7 +55,7 @@ pub(super) struct Book {
 }
 
 impl Book {
-    /// What the annotation is to say. Only the latest counts.
+    /// Sets the desired annotation. Only the latest counts.
     pub(super) fn desire(&mut self, uid: PodUid, pod: PodName, status: Status) {
         if status == Status::None && !self.pods.contains_key(&uid) {
             // Its object is gone, and the annotation with it.
@@ -67,7 +67,7 @@ impl Book {
         entry.pause = RETRY.0;
     }
 
-    /// What the annotation says.
+    /// Records the observed annotation.
     pub(super) fn observed(&mut self, uid: PodUid, pod: PodName, status: Status) {
         self.entry(uid, pod).observed = Some(status);
     }
@@ -98,7 +98,7 @@ impl Book {
         })
     }
 
-    /// What is to be written now.
+    /// Takes the patches that are due.
     pub(super) fn due(&mut self, now: Instant) -> Vec<Patch> {
         let mut room = PARALLEL - self.pods.values().filter(|entry| entry.writing).count();
         let mut patches = Vec::new();

@@ -15,7 +15,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// See the module. Cheap to clone.
+/// Runs kubelet probes' steps. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::process) struct ProbeExecutor(mpsc::UnboundedSender<Job>);
 

@@ -10,7 +10,7 @@ use ambit_zds::{DeliverError, PodUid};
 use super::Report;
 use crate::{enrolled::EnrolledFile, enrolment::ProxyStep, zds::Zds};
 
-/// See the module. What proxies are ordered is also recorded for those that start without the agent.
+/// Runs the steps of node proxies. They are also recorded for proxies that start without the agent.
 pub(in crate::process) struct ProxyExecutor {
     zds: Zds,
     enrolled: EnrolledFile,

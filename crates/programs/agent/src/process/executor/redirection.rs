@@ -13,7 +13,7 @@ use crate::{
     enrolment::{Event, RedirectionStep},
 };
 
-/// See the module.
+/// Runs the steps of redirections.
 pub(super) struct RedirectionExecutor<A> {
     actions: Arc<A>,
     slots: Arc<Semaphore>,
@@ -21,9 +21,9 @@ pub(super) struct RedirectionExecutor<A> {
 
 /// How putting redirection in place ended well.
 enum Applied {
-    /// It stands as it did, or as it was to.
+    /// The redirection is in place, unchanged or as requested.
     Stands,
-    /// This did not stand before.
+    /// The redirection was repaired, from this state.
     Repaired(String),
     /// Nothing stood, and the capture was late: connections from before are being closed.
     Closing,
@@ -96,7 +96,7 @@ async fn put_in_place<A: Actions>(
     report.done(flatten(applied));
 }
 
-/// What the work came to, if it has ended at all.
+/// Result of a task, or why it did not end by itself.
 fn flatten<T, E: std::error::Error>(
     outcome: Result<Result<T, ActionError>, E>,
 ) -> Result<(), String> {

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use super::Report;
 use crate::{enrolment::WriteStatus, status::StatusSink};
 
-/// See the module.
+/// Writes the annotations of pods.
 pub(super) struct StatusExecutor {
     sink: StatusSink,
     slots: Arc<Semaphore>,

@@ -35,7 +35,7 @@ struct Content<K> {
     known: K,
 }
 
-/// Removes it.
+/// Removes the file.
 pub(super) fn remove(run_dir: &Path) {
     let path = run_dir.join(FILE);
     match fs::remove_file(&path) {
@@ -61,7 +61,7 @@ impl File {
         }
     }
 
-    /// What an agent of this node knew last, if it left anything that can be read.
+    /// Reads the last state of this node's agents, if there is a readable one.
     pub(super) fn read(&self) -> Option<LastKnown> {
         let bytes = fs::read(&self.path).ok()?;
         match serde_json::from_slice::<Content<LastKnown>>(&bytes) {

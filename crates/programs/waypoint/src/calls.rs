@@ -127,9 +127,9 @@ pub(crate) async fn request(
         while let Some(pooled) = pool.take(&key, &DestinationLimits::default()) {
             match pooled.send(pool, request, None).await {
                 Ok(response) => return Ok(response),
-                Err(mut error) => match error.take_message() {
+                Err(error) => match error.unsent {
                     Some(unsent) => request = unsent,
-                    None => return Err(error.into_error().into()),
+                    None => return Err(error.error.into()),
                 },
             }
         }
@@ -156,7 +156,7 @@ pub(crate) async fn request(
                     )
                     .await?;
                 let sent = checkout.send(pool, request, None).await;
-                return sent.map_err(|error| error.into_error().into());
+                return sent.map_err(|error| error.error.into());
             }
             Err(error) => try_another(&upstream, &mut failed, error)?,
         }

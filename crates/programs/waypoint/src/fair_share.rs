@@ -27,9 +27,12 @@ const MAX_WOKEN: usize = 16;
 /// Identity and address of a caller.
 type Caller = (Option<Identity>, IpAddr);
 
+/// Shares of one worker by caller, as long as tasks run in them.
+type Table = HashMap<Caller, Weak<Owned>>;
+
 /// The shares of one worker.
 #[derive(Debug, Default)]
-pub(crate) struct FairShares(Arc<Mutex<HashMap<Caller, Weak<Mutex<Usage>>>>>);
+pub(crate) struct FairShares(Arc<Mutex<Table>>);
 
 /// One caller's share. Clones are the same share.
 #[derive(Clone, Debug)]
@@ -39,8 +42,8 @@ pub(crate) struct FairShare(Arc<Owned>);
 #[derive(Debug)]
 struct Owned {
     caller: Caller,
-    usage: Arc<Mutex<Usage>>,
-    shares: Weak<Mutex<HashMap<Caller, Weak<Mutex<Usage>>>>>,
+    usage: Mutex<Usage>,
+    table: Weak<Mutex<Table>>,
 }
 
 /// Use of one quantum after the other. Pure.
@@ -49,7 +52,7 @@ struct Usage {
     used: Duration,
     /// Tasks in the order in which they began to wait, each once.
     waiting: VecDeque<Arc<Waiter>>,
-    /// Somebody goes through the worker's queue to begin the next quantum.
+    /// Whether a task passes the worker's queue to begin the next quantum.
     is_renewed: bool,
 }
 
@@ -112,34 +115,32 @@ impl FairShares {
     /// The share of a caller, of which there is one as long as any of its tasks has it.
     pub(crate) fn of(&self, identity: Option<&Identity>, ip: IpAddr) -> FairShare {
         let caller = (identity.cloned(), ip);
-        let mut shares = self.0.lock();
-        let known = shares.get(&caller).and_then(Weak::upgrade);
-        let usage = known.unwrap_or_else(|| {
-            // A share whose last task went during a pass of the queue has stayed.
-            if shares.len().is_power_of_two() {
-                shares.retain(|_, share| share.strong_count() > 0);
-            }
-            let new = Arc::default();
-            shares.insert(caller.clone(), Arc::downgrade(&new));
-            new
+        let mut table = self.0.lock();
+        if let Some(known) = table.get(&caller).and_then(Weak::upgrade) {
+            return FairShare(known);
+        }
+        let new = Arc::new(Owned {
+            caller: caller.clone(),
+            usage: Mutex::default(),
+            table: Arc::downgrade(&self.0),
         });
-        FairShare(Arc::new(Owned {
-            caller,
-            usage,
-            shares: Arc::downgrade(&self.0),
-        }))
+        table.insert(caller, Arc::downgrade(&new));
+        FairShare(new)
     }
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let Some(shares) = self.shares.upgrade() else {
+        let Some(table) = self.table.upgrade() else {
             return;
         };
-        let mut shares = shares.lock();
-        // Under the table's lock nobody takes another one.
-        if Arc::strong_count(&self.usage) == 1 {
-            shares.remove(&self.caller);
+        let mut table = table.lock();
+        // The caller may have a new one already.
+        if table
+            .get(&self.caller)
+            .is_some_and(|one| one.strong_count() == 0)
+        {
+            table.remove(&self.caller);
         }
     }
 }
@@ -147,18 +148,15 @@ impl Drop for Owned {
 impl FairShare {
     /// Runs a task within the share.
     pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
-        Shared {
-            task: Box::pin(task),
-            share: ShareOf::One(self.clone()),
-            waiter: None,
-        }
+        TaskShare::Fixed(self.clone()).run(task)
     }
 
-    async fn renew(usage: Arc<Mutex<Usage>>) {
+    /// Begins quanta as long as tasks wait for them.
+    async fn renew(self) {
         loop {
-            // Behind whatever is ready, and what the next look at sockets and timers makes ready.
+            // Behind all ready tasks, and those that the next look at sockets and timers makes ready.
             tokio::task::yield_now().await;
-            let Some(woken) = usage.lock().renew() else {
+            let Some(woken) = self.0.usage.lock().renew() else {
                 return;
             };
             woken.iter().for_each(|waiter| waiter.wake());
@@ -166,21 +164,32 @@ impl FairShare {
     }
 }
 
-/// The share of whoever uses a connection that callers use in turn. Clones are the same.
+/// Share of the caller that uses a connection now. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CurrentShare(Arc<Mutex<Option<FairShare>>>);
 
 impl CurrentShare {
-    /// Has the connection's task run within another share; without any if `None`.
+    /// Has the connection's tasks run within another share; without any if `None`.
     pub(crate) fn set(&self, share: Option<&FairShare>) {
         *self.0.lock() = share.cloned();
     }
+}
 
-    /// Runs a task within whatever share is the current one.
+/// Share of a task.
+#[derive(Clone, Debug)]
+pub(crate) enum TaskShare {
+    /// The same caller's all the time.
+    Fixed(FairShare),
+    /// The share of a connection's present caller.
+    Current(CurrentShare),
+}
+
+impl TaskShare {
+    /// Runs a task within the share.
     pub(crate) fn run<F: Future>(&self, task: F) -> Shared<F> {
         Shared {
             task: Box::pin(task),
-            share: ShareOf::Whoever(self.clone()),
+            share: self.clone(),
             waiter: None,
         }
     }
@@ -190,31 +199,24 @@ impl CurrentShare {
 #[derive(Debug)]
 pub(crate) struct Shared<F> {
     task: Pin<Box<F>>,
-    share: ShareOf,
-    /// Of the last wait, and the share that it was in.
-    waiter: Option<(Weak<Mutex<Usage>>, Arc<Waiter>)>,
+    share: TaskShare,
+    /// Waiter of the last wait, and the share in which that was.
+    waiter: Option<(Weak<Owned>, Arc<Waiter>)>,
 }
 
 /// The waiter of a task in a share: that of its last wait, if that was in the same.
 fn waiter_in<'a>(
-    known: &'a mut Option<(Weak<Mutex<Usage>>, Arc<Waiter>)>,
-    usage: &Arc<Mutex<Usage>>,
+    known: &'a mut Option<(Weak<Owned>, Arc<Waiter>)>,
+    share: &FairShare,
     waker: &Waker,
 ) -> &'a Arc<Waiter> {
-    let own = Arc::downgrade(usage);
-    if !known.as_ref().is_some_and(|(last, _)| last.ptr_eq(&own)) {
-        *known = None;
-    }
-    let (_, waiter) = known.get_or_insert_with(|| (own, Waiter::new(waker)));
-    waiter.waker.lock().clone_from(waker);
-    waiter
-}
-
-/// Whose share a task runs in.
-#[derive(Debug)]
-enum ShareOf {
-    One(FairShare),
-    Whoever(CurrentShare),
+    let own = Arc::downgrade(&share.0);
+    let known = match known {
+        Some((last, _)) if !last.ptr_eq(&own) => known.insert((own, Waiter::new(waker))),
+        known => known.get_or_insert_with(|| (own, Waiter::new(waker))),
+    };
+    known.1.waker.lock().clone_from(waker);
+    &known.1
 }
 
 impl<F: Future> Future for Shared<F> {
@@ -223,31 +225,30 @@ impl<F: Future> Future for Shared<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.get_mut();
         let current;
-        let usage = match &this.share {
-            ShareOf::One(share) => &share.0.usage,
-            ShareOf::Whoever(whose) => {
-                let share = whose.0.lock().clone();
+        let share = match &this.share {
+            TaskShare::Fixed(share) => share,
+            TaskShare::Current(of) => {
+                let share = of.0.lock().clone();
                 let Some(share) = share else {
                     return this.task.as_mut().poll(cx);
                 };
                 current = share;
-                &current.0.usage
+                &current
             }
         };
-        let mut state = usage.lock();
-        if !state.has_time() {
-            let waiter = waiter_in(&mut this.waiter, usage, cx.waker());
-            let begins = state.wait(waiter);
-            drop(state);
+        let mut usage = share.0.usage.lock();
+        if !usage.has_time() {
+            let begins = usage.wait(waiter_in(&mut this.waiter, share, cx.waker()));
+            drop(usage);
             if begins {
-                ambit_rt::spawn("fair share", FairShare::renew(usage.clone()));
+                ambit_rt::spawn("fair share", share.clone().renew());
             }
             return Poll::Pending;
         }
-        drop(state);
+        drop(usage);
         let began = Instant::now();
         let polled = this.task.as_mut().poll(cx);
-        usage.lock().used += began.elapsed();
+        share.0.usage.lock().used += began.elapsed();
         polled
     }
 }
@@ -311,9 +312,9 @@ mod tests {
         let shares = FairShares::default();
         let one = shares.of(name("a").as_ref(), IP);
         let same = shares.of(name("a").as_ref(), IP);
-        assert!(Arc::ptr_eq(&one.0.usage, &same.0.usage));
+        assert!(Arc::ptr_eq(&one.0, &same.0));
         let other = shares.of(name("b").as_ref(), IP);
-        assert!(!Arc::ptr_eq(&one.0.usage, &other.0.usage));
+        assert!(!Arc::ptr_eq(&one.0, &other.0));
         assert_eq!(shares.0.lock().len(), 2);
         drop((one, other));
         assert_eq!(shares.0.lock().len(), 1);

@@ -62,8 +62,8 @@ use tokio::{
 
 use crate::{
     config::{HeaderLimits, WEBSOCKET},
-    fair_share::FairShare,
-    message::{SharedTasks, Version},
+    fair_share::{FairShare, TaskShare},
+    message::{Tasks, Version},
     session::Session,
     wire::{Wire, WithTrailers},
 };
@@ -237,9 +237,9 @@ fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
 fn http2_builder(
     (window, headers): (usize, usize),
     share: &FairShare,
-) -> conn::http2::Builder<SharedTasks> {
+) -> conn::http2::Builder<Tasks> {
     let bytes = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
-    let mut builder = conn::http2::Builder::new(SharedTasks(share.clone()));
+    let mut builder = conn::http2::Builder::new(Tasks(TaskShare::Fixed(share.clone())));
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(bytes(headers))

@@ -5,7 +5,7 @@ use http::{Request, Uri, uri::Scheme};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::rt::Executor;
 
-use crate::fair_share::FairShare;
+use crate::fair_share::TaskShare;
 
 /// A version of HTTP, as far as connections differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,28 +39,15 @@ pub(crate) fn secure(request: &mut Request<Body>) {
     }
 }
 
-/// Runs the requests of one caller's HTTP/2 connection within its share.
+/// Runs the tasks that an HTTP/2 connection starts, within its share.
 #[derive(Clone, Debug)]
-pub(crate) struct SharedTasks(pub(crate) FairShare);
-
-impl<F> Executor<F> for SharedTasks
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        ambit_rt::spawn("http2 stream", self.0.run(task));
-    }
-}
-
-/// Runs what HTTP/2 connections start.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tasks;
+pub(crate) struct Tasks(pub(crate) TaskShare);
 
 impl<F> Executor<F> for Tasks
 where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, task: F) {
-        ambit_rt::spawn("http2 stream", task);
+        ambit_rt::spawn("http2 stream", self.0.run(task));
     }
 }

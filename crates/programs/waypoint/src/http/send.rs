@@ -400,9 +400,9 @@ async fn attempt(
     } {
         match pooled.send(pool, request, Some(&session.share)).await {
             Ok(response) => return Ok(response),
-            Err(mut error) => match error.take_message() {
+            Err(error) => match error.unsent {
                 Some(unsent) => request = unsent,
-                None => return Err(sent(error.into_error())),
+                None => return Err(sent(error.error)),
             },
         }
     }
@@ -424,16 +424,11 @@ async fn attempt(
             });
         }
     };
-    checkout
-        .send(pool, request, Some(&session.share))
-        .await
-        .map_err(|mut error| {
-            let unsent = error.take_message();
-            FailedAttempt {
-                unsent,
-                ..sent(error.into_error())
-            }
-        })
+    let responded = checkout.send(pool, request, Some(&session.share)).await;
+    responded.map_err(|error| FailedAttempt {
+        unsent: error.unsent,
+        ..sent(error.error)
+    })
 }
 
 async fn open(
@@ -455,7 +450,10 @@ async fn open(
     let connecting = upstreams.connect(memory, upstream, own, &forwarded, (None, applied), opening);
     let stream = connecting.await?;
     if is_connect {
-        return Ok(upstreams.http.begin_extended(key, stream).await?);
+        return Ok(upstreams
+            .http
+            .begin_extended(key, stream, &session.share)
+            .await?);
     }
     let keep = Keep::under(opening.limits);
     Ok(upstreams

@@ -26,12 +26,13 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use super::{Aborting, InUse, Preamble, Stream, Upstream};
 use crate::{
     applied_services::AppliedServices,
     config::HeaderLimits,
-    fair_share::FairShare,
+    fair_share::{FairShare, TaskShare},
     message::{Body, Tasks, Version},
     origination::TlsKey,
     wire::{Wire, WithTrailers},
@@ -84,27 +85,22 @@ pub(crate) struct HttpKey {
 
 impl HttpKey {
     pub(crate) fn new(upstream: &Upstream, version: Version) -> Self {
-        match upstream {
-            Upstream::Plain(peer, _) => Self {
-                peer: *peer,
-                tunnel: None,
-                version,
-                tls: None,
-                caller: None,
-                identity: None,
-                applied: AppliedServices::default(),
-                preamble: None,
-            },
-            Upstream::Tunnel(route) => Self {
-                peer: route.addr,
-                tunnel: Some((route.authority.clone(), route.expected.to_vec())),
-                version,
-                tls: None,
-                caller: None,
-                identity: None,
-                applied: AppliedServices::default(),
-                preamble: None,
-            },
+        let (peer, tunnel) = match upstream {
+            Upstream::Plain(peer, _) => (*peer, None),
+            Upstream::Tunnel(route) => {
+                let tunnel = (route.authority.clone(), route.expected.to_vec());
+                (route.addr, Some(tunnel))
+            }
+        };
+        Self {
+            peer,
+            tunnel,
+            version,
+            tls: None,
+            caller: None,
+            identity: None,
+            applied: AppliedServices::default(),
+            preamble: None,
         }
     }
 
@@ -231,6 +227,8 @@ pub(crate) struct Checkout {
     /// With the request that it is for; none of a connection for one alone.
     life: Option<Life>,
     stream: Option<StreamSlot>,
+    /// Error of a new connection of HTTP/2, once that has failed.
+    failure: Option<oneshot::Receiver<hyper::Error>>,
 }
 
 #[derive(Debug)]
@@ -284,8 +282,8 @@ pub(crate) enum BeginError {
     NotOffered,
 }
 
-fn http2_builder(limits: HeaderLimits) -> http2::Builder<Tasks> {
-    let mut builder = http2::Builder::new(Tasks);
+fn http2_builder(limits: HeaderLimits, share: &TaskShare) -> http2::Builder<Tasks> {
+    let mut builder = http2::Builder::new(Tasks(share.clone()));
     builder
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.bytes).unwrap_or(u32::MAX))
@@ -321,6 +319,7 @@ impl HttpPool {
             key: key.clone(),
             life: Some(life.further()),
             stream,
+            failure: None,
         })
     }
 
@@ -332,8 +331,9 @@ impl HttpPool {
         (keep, share): (Keep, Option<&FairShare>),
     ) -> hyper::Result<Checkout> {
         let life = Life::new(keep);
-        let mut slot = None;
+        let (mut slot, mut failure) = (None, None);
         let in_use = InUse::default();
+        let task_share = TaskShare::Current(in_use.share().clone());
         let io = Aborting::new(stream, in_use.clone());
         let sender = match key.version {
             Version::Http1 => {
@@ -343,7 +343,7 @@ impl HttpPool {
                     .max_headers(self.1.fields);
                 let io = Wire::new(io, in_use.additions().clone());
                 let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-                let running = in_use.share().run(async move {
+                let running = task_share.run(async move {
                     if let Err(error) = connection.with_upgrades().await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
                     }
@@ -352,12 +352,16 @@ impl HttpPool {
                 HttpSender::Http1(sender, in_use)
             }
             Version::Http2 => {
-                let (sender, connection) =
-                    http2_builder(self.1).handshake(TokioIo::new(io)).await?;
                 in_use.share().set(share);
-                let running = in_use.share().run(async move {
+                let builder = http2_builder(self.1, &task_share);
+                let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+                let (failed, failing) = oneshot::channel();
+                failure = Some(failing);
+                let running = task_share.run(async move {
                     if let Err(error) = connection.await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
+                        // Nobody waits for it unless the first request was not sent.
+                        let _unread = failed.send(error);
                     }
                 });
                 ambit_rt::spawn("http2 upstream", running);
@@ -372,6 +376,7 @@ impl HttpPool {
             key: key.clone(),
             life: Some(life),
             stream: slot,
+            failure,
         })
     }
 
@@ -403,8 +408,10 @@ impl HttpPool {
         &self,
         key: &HttpKey,
         stream: Stream,
+        share: &FairShare,
     ) -> Result<Checkout, BeginError> {
-        let mut builder = http2_builder(self.1);
+        let task_share = TaskShare::Fixed(share.clone());
+        let mut builder = http2_builder(self.1, &task_share);
         // Until the endpoint's settings are here, it allows no streams.
         builder.initial_max_send_streams(0);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
@@ -418,16 +425,18 @@ impl HttpPool {
         if !connection.is_extended_connect_protocol_enabled() {
             return Err(BeginError::NotOffered);
         }
-        ambit_rt::spawn("http2 upstream", async move {
+        let running = task_share.run(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to an endpoint ended");
             }
         });
+        ambit_rt::spawn("http2 upstream", running);
         Ok(Checkout {
             sender: HttpSender::Http2(sender),
             key: key.clone(),
             life: None,
             stream: None,
+            failure: None,
         })
     }
 
@@ -510,6 +519,42 @@ impl State {
     }
 }
 
+/// A request that failed on its connection.
+#[derive(Debug)]
+pub(crate) struct SendError {
+    pub(crate) error: hyper::Error,
+    /// The request, if nothing of it was sent.
+    pub(crate) unsent: Option<Request<Body>>,
+}
+
+impl SendError {
+    /// The cause of a request that was not sent is the failure of its new connection: that the endpoint does not speak
+    /// HTTP/2, for instance.
+    async fn of(
+        mut error: TrySendError<Request<Body>>,
+        failure: Option<oneshot::Receiver<hyper::Error>>,
+    ) -> Self {
+        let unsent = error.take_message();
+        let cause = match failure.filter(|_| unsent.is_some()) {
+            Some(failure) => failure.await.ok(),
+            None => None,
+        };
+        Self {
+            error: cause.unwrap_or_else(|| error.into_error()),
+            unsent,
+        }
+    }
+}
+
+impl From<TrySendError<Request<Body>>> for SendError {
+    fn from(mut error: TrySendError<Request<Body>>) -> Self {
+        Self {
+            unsent: error.take_message(),
+            error: error.into_error(),
+        }
+    }
+}
+
 impl Checkout {
     /// Sends a request. A connection of HTTP/1 runs within the share, and goes back to the pool when it can take another.
     ///
@@ -520,7 +565,7 @@ impl Checkout {
         pool: &HttpPool,
         request: Request<Body>,
         share: Option<&FairShare>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+    ) -> Result<Response<Incoming>, SendError> {
         match self.sender {
             HttpSender::Http1(mut sender, in_use) => {
                 in_use.share().set(share);
@@ -556,7 +601,11 @@ impl Checkout {
                 if let Err(error) = sender.ready().await {
                     tracing::debug!(%error, "a connection to an endpoint has ended");
                 }
-                let mut response = sender.try_send_request(request).await?;
+                let sent = sender.try_send_request(request).await;
+                let mut response = match sent {
+                    Ok(response) => response,
+                    Err(error) => return Err(SendError::of(error, self.failure).await),
+                };
                 if let Some(stream) = self.stream {
                     response.extensions_mut().insert(stream);
                 }

@@ -24,7 +24,7 @@ mod marks;
 mod narrower_hosts;
 mod published;
 mod references;
-mod replaced;
+pub(crate) mod replaced;
 mod reserved;
 mod served;
 mod standing;

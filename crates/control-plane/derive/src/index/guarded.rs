@@ -11,23 +11,23 @@ use super::{Index, attachment::Consent, binding::Takers, kind::MeshKind};
 /// A Gateway as understood.
 type GatewayInput = <Gateway as MeshKind>::Input;
 
-/// What policies that enforce something are attached to.
+/// Targets of policies that enforce something.
 #[derive(Debug, Default)]
 pub(super) struct Guarded {
     gateways: BTreeSet<GatewayName>,
     classes: BTreeSet<ArcStr>,
     /// Waypoints of Services and ServiceEntries.
     serving: BTreeSet<GatewayName>,
-    /// Namespaces of those.
+    /// Namespaces of the targeted Services.
     namespaces: BTreeSet<ArcStr>,
 }
 
-/// What of a waypoint policies are attached to.
+/// Relation of policies to a waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
-    /// The Gateway or its class.
+    /// Policies target the Gateway or its class.
     Gateway,
-    /// What it is to serve.
+    /// Policies target Services or pods that it is to serve.
     Served,
 }
 
@@ -44,7 +44,7 @@ fn enforces(kind: Kind) -> bool {
 }
 
 impl Guarded {
-    /// What of a waypoint policies are attached to, if any are.
+    /// Relation of the policies to a waypoint, if there is any.
     pub(super) fn concerns(&self, index: &Index, gateway: &GatewayInput) -> Option<Concern> {
         let name = &gateway.name;
         if self.gateways.contains(name) || self.classes.contains(&gateway.class) {
@@ -81,7 +81,7 @@ impl Index {
         }
     }
 
-    /// What policies that enforce something are attached to, and Services that waypoints call over TLS.
+    /// Collects targets of policies that enforce something, and Services that waypoints call over TLS.
     pub(super) fn guarded(&self) -> Guarded {
         let mut guarded = Guarded::default();
         for target in self.policy_targets.names() {

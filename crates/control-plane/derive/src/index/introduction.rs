@@ -71,7 +71,8 @@ struct Kept {
 }
 
 impl Introductions {
-    /// A Gateway is of this UID, or is gone. Of one that is new here, its status says what its waypoint replaces.
+    /// Follows the UID of a Gateway, or its deletion. Of a new Gateway, takes over what its status has of objects that
+    /// keep another waypoint.
     pub(super) fn follow(
         &mut self,
         name: &GatewayName,
@@ -165,14 +166,6 @@ pub(crate) fn has_been_ready(status: &Value) -> bool {
     let addresses = status.get("addresses").and_then(Value::as_array);
     conditions.any(|one| says(&one, "type", INTRODUCED.name) && says(&one, "status", "True"))
         || addresses.is_some_and(|addresses| !addresses.is_empty())
-}
-
-/// Objects that keep another waypoint until a Gateway's has been ready, as its status says; none once it has been.
-pub(crate) fn replaced(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
-    match has_been_ready(status) {
-        true => BTreeMap::new(),
-        false => replaced::read(status),
-    }
 }
 
 /// A label that names a waypoint, or none.
@@ -357,11 +350,13 @@ impl Index {
         })
     }
 
-    /// The condition of a waypoint that says which objects keep another until it has been ready.
+    /// Condition of a waypoint with the objects that keep another until it has been ready.
     pub(crate) fn replaced_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
+        if !self.introductions.is_on_hold(gateway) {
+            return None;
+        }
         let kept = self.introductions.kept.iter();
-        let waiting = kept
-            .filter(|(_, kept)| kept.awaited == *gateway && self.introductions.is_on_hold(gateway));
+        let waiting = kept.filter(|(_, kept)| kept.awaited == *gateway);
         replaced::verdict(waiting.map(|(holder, kept)| (holder, &kept.gateway)))
     }
 

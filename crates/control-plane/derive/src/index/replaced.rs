@@ -47,7 +47,7 @@ pub(super) fn verdict<'a>(
 }
 
 /// Objects and the waypoints that they keep, as the status of a Gateway has them. What is not understood is left out.
-pub(super) fn read(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
+pub(crate) fn read(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
     let text = |one: &Value, field: &str| Some(one.get(field)?.as_str()?.to_owned());
     let conditions = conditions(status).into_iter();
     let mut own = conditions.filter(|one| text(one, "type").as_deref() == Some(REPLACES.name));

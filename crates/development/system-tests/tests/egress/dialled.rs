@@ -2,12 +2,12 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr},
 };
 
 use ambit_system_tests::{Mesh, Place, answer_ok, read_head, until};
 
-use crate::outside::{log, mesh, waypoint};
+use crate::outside::{listen, log, mesh, waypoint};
 
 const HTTP: u16 = 8080;
 const TCP: u16 = 8091;
@@ -41,45 +41,34 @@ fn denies(entry: &str, rule: &str) -> String {
     )
 }
 
-/// Addresses outside the mesh that nothing but the waypoint reaches: they are in its pod's own network. Servers there
-/// say which one was called, over HTTP and where they speak first.
-fn serve(mesh: &Mesh, ip: Ipv4Addr) {
+/// Serves HTTP, and connections where the server speaks first, in the waypoint's own pod; both name the address that was
+/// called. Returns the pod.
+fn serve(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods;
     let pod = pods.iter().find(|pod| pod.namespace == "egress").unwrap();
     let pod = format!("egress/{}", pod.name);
-    let add = ["ip", "address", "add", &format!("{ip}/32"), "dev", "lo"];
-    let added = mesh.client().output(&pod, &add).unwrap();
-    assert_eq!(added.code, 0, "{}", added.stderr);
-    let listen = |port| {
-        let address = SocketAddr::from((ip, port));
-        mesh.client()
-            .listen(Place::Pod(pod.clone()), address)
-            .unwrap()
-    };
-    serve_at(listen(HTTP), move |stream| {
-        while read_head(stream)?.is_some() {
-            answer_ok(stream, &format!("this is {ip}\n"))?;
+    let place = || Place::Pod(pod.clone());
+    listen(mesh, place(), HTTP, |mut stream| {
+        let ip = stream.local_addr()?.ip();
+        while read_head(&mut stream)?.is_some() {
+            answer_ok(&mut stream, &format!("this is {ip}\n"))?;
         }
         Ok(())
     });
-    serve_at(listen(TCP), move |stream| {
+    listen(mesh, place(), TCP, |mut stream| {
+        let ip = stream.local_addr()?.ip();
         stream.write_all(ip.to_string().as_bytes())?;
         let mut reader = stream.try_clone()?;
-        std::io::copy(&mut reader, stream).map(drop)
+        std::io::copy(&mut reader, &mut stream).map(drop)
     });
+    pod
 }
 
-fn serve_at(
-    listener: TcpListener,
-    serve: impl Fn(&mut TcpStream) -> std::io::Result<()> + Clone + Send + 'static,
-) {
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().filter_map(Result::ok) {
-            let serve = serve.clone();
-            // How a connection ends is what the test looks at from its other end.
-            std::thread::spawn(move || serve(&mut stream));
-        }
-    });
+/// Gives a pod an address that nothing but the pod itself reaches.
+fn add_address(mesh: &Mesh, pod: &str, ip: Ipv4Addr) {
+    let add = ["ip", "address", "add", &format!("{ip}/32"), "dev", "lo"];
+    let added = mesh.client().output(pod, &add).unwrap();
+    assert_eq!(added.code, 0, "{}", added.stderr);
 }
 
 fn get(mesh: &Mesh, ip: Ipv4Addr, path: &str) -> String {
@@ -87,7 +76,7 @@ fn get(mesh: &Mesh, ip: Ipv4Addr, path: &str) -> String {
         .body
 }
 
-/// What a server that speaks first says, and whether a byte comes back.
+/// Returns the greeting of a server that speaks first, if a byte comes back after it.
 fn greeting(mesh: &Mesh, ip: Ipv4Addr) -> Option<String> {
     let place = Place::Pod("shop/client".to_owned());
     let address = SocketAddr::from((ip, TCP));
@@ -106,8 +95,9 @@ fn the_address_that_was_dialled_is_called_if_policies_allow_it() {
     waypoint(&mesh, &[]);
     let web = [1, 2].map(|last| Ipv4Addr::new(203, 0, 113, last));
     let raw = [1, 2].map(|last| Ipv4Addr::new(198, 51, 100, last));
+    let pod = serve(&mesh);
     for ip in web.into_iter().chain(raw) {
-        serve(&mesh, ip);
+        add_address(&mesh, &pod, ip);
     }
     // Addresses by themselves, and a network.
     let http = "{number: 8080, name: http, protocol: HTTP}";

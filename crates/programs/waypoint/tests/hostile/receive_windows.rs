@@ -151,16 +151,18 @@ pub(crate) async fn flooding_tunnels(
     let (counted, pki) = (sent.clone(), world.pki.clone());
     let identity = build::identity("ns", name);
     // One of a test before may be about to end.
-    // One of a scene before may be about to end.
-    let listener = tokio::time::timeout(LONG, async {
-        loop {
-            match TcpListener::bind((ip, 15008)).await {
-                Ok(listener) => return listener,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        }
-    });
-    let listener = listener.await.unwrap();
+    let mut bound = None;
+    until(
+        "the endpoint of an earlier scene has released the port",
+        || {
+            bound = std::net::TcpListener::bind((ip, 15008)).ok();
+            bound.is_some()
+        },
+    )
+    .await;
+    let bound = bound.unwrap();
+    bound.set_nonblocking(true).unwrap();
+    let listener = TcpListener::from_std(bound).unwrap();
     let serving = ambit_rt::spawn_abortable("endpoint", async move {
         while let Ok((stream, _)) = listener.accept().await {
             let config = pki.cert(&identity).server_config().unwrap();

@@ -22,6 +22,7 @@ use crate::{
     index::{
         Consent, Index, Serves, foreign, inbound_binding, introduction,
         kind::{Change, Extent, Followed, MeshKind, Read, Rendered, field},
+        replaced,
     },
     problem::{FieldError, Note},
 };
@@ -49,7 +50,7 @@ pub(crate) struct GatewayInput {
     pub(crate) address: Option<foreign::Address>,
     /// Whether its status says that its waypoint has been ready.
     pub(crate) has_been_ready: bool,
-    /// Objects that keep another waypoint until its own has been ready, as its status says.
+    /// Objects that keep another waypoint until its own has been ready, from its status.
     pub(crate) replaced: BTreeMap<ObjectKey, GatewayName>,
     /// Whether it asks for addresses of its own.
     pub(crate) names_addresses: bool,
@@ -98,7 +99,7 @@ impl MeshKind for Gateway {
             inbound_binding,
             address: foreign::address(&self.status),
             has_been_ready: introduction::has_been_ready(&self.status),
-            replaced: introduction::replaced(&self.status),
+            replaced: replaced::read(&self.status),
             names_addresses: !self.spec.addresses.is_empty(),
             client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
                 .is_some_and(|value| value == "true"),
@@ -126,7 +127,7 @@ impl MeshKind for Gateway {
             consent: Consent::Nobody,
             address: None,
             has_been_ready: introduction::has_been_ready(&self.status),
-            replaced: introduction::replaced(&self.status),
+            replaced: replaced::read(&self.status),
             names_addresses: false,
             inbound_binding: None,
             client_identity_header: false,

@@ -354,14 +354,14 @@ fn restarted_control_plane_knows_what_rebound_objects_keep() {
         assert_eq!(with_condition(&next, &before, "b"), next);
         before.apply(&after);
         assert_bound(&before, "a");
-        let told = with_condition(&next, &before, "b");
+        let written = with_condition(&next, &before, "b");
 
         // Nothing of the label before is known to the one that starts.
-        let mut restarted = mesh(&[&after, &ready, &told]);
+        let mut restarted = mesh(&[&after, &ready, &written]);
         assert_bound(&restarted, "a");
-        assert_eq!(with_condition(&next, &restarted, "b"), told);
-        // What is written on another Gateway is nobody's.
-        let other = all(&[&for_all("b", "u2"), &told.replace("name: b", "name: c")]);
+        assert_eq!(with_condition(&next, &restarted, "b"), written);
+        // A condition of another Gateway has no effect.
+        let other = all(&[&for_all("b", "u2"), &written.replace("name: b", "name: c")]);
         assert_bound(&mesh(&[&after, &ready, &other]), "");
 
         restarted.apply(&pod_of("b", true));

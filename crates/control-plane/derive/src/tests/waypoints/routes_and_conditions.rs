@@ -260,8 +260,8 @@ fn a_route_of_another_namespace_is_for_its_own_clients() {
         &route("own", "shop", &spec),
         &route("far", "bank", &spec),
     ]));
-    let told = &mesh.waypoint_services[&format!("bank/wp {HOST}")].routes;
-    let names: Vec<_> = told
+    let record = &mesh.waypoint_services[&format!("bank/wp {HOST}")].routes;
+    let names: Vec<_> = record
         .iter()
         .map(|route| (route.name.to_string(), route.clients.as_deref()))
         .collect();
@@ -417,9 +417,9 @@ fn unusable_filters_are_reported_and_refuse_the_rule() {
         ("retry: {codes: [500, 1000]}".to_owned(), unsupported),
         ("retry: {budget: 1}".to_owned(), unsupported),
     ] {
-        let (told, accepted) = published(&rule);
+        let (record, accepted) = published(&rule);
         assert_eq!(accepted, expected, "{rule}");
-        assert!(told.unsupported.is_some(), "{rule}");
+        assert!(record.unsupported.is_some(), "{rule}");
     }
     // What cannot be read is refused as a whole: nothing of the route is followed.
     for rule in [
@@ -437,9 +437,9 @@ fn unusable_filters_are_reported_and_refuse_the_rule() {
         "retry: {backoff: 1.5s}",
         &format!("filters: [{}]", [redirect; 17].join(", ")),
     ] {
-        let (told, _) = published(rule);
+        let (record, _) = published(rule);
         assert_eq!(
-            told.unsupported.as_deref(),
+            record.unsupported.as_deref(),
             Some("the route cannot be used as it is written"),
             "{rule}"
         );
@@ -629,9 +629,9 @@ fn a_policy_goes_to_the_waypoints_of_its_targets() {
         let unbound = verdict(&mesh, Kind::AuthorizationPolicy, namespace, "p");
         assert!(unbound.starts_with("false"), "{target}: {unbound}");
         mesh.apply(&gateway("wp", ""));
-        let told = &mesh.waypoint_policies[&format!("shop/wp {namespace}/p")];
+        let record = &mesh.waypoint_policies[&format!("shop/wp {namespace}/p")];
         assert_eq!(
-            (told.for_gateway, told.services.len()),
+            (record.for_gateway, record.services.len()),
             (for_gateway, services),
             "{target}"
         );
@@ -666,8 +666,8 @@ fn a_policy_that_is_attached_elsewhere_is_refused_and_denies_what_it_can() {
         "{:?}",
         mesh.problems()
     );
-    let told = &mesh.waypoint_policies["shop/wp shop/p"];
-    assert!(told.not_understood.is_some() && told.services.len() == 1);
+    let record = &mesh.waypoint_policies["shop/wp shop/p"];
+    assert!(record.not_understood.is_some() && record.services.len() == 1);
     let foreign = attached("evil", "{kind: Service, name: cart, namespace: shop}");
     let mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &foreign]));
     assert!(mesh.waypoint_policies.is_empty());

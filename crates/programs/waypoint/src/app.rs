@@ -222,7 +222,7 @@ fn build(
         keys,
     )?;
     let published = Published::default();
-    published.exporters().know(telling_environment(config));
+    published.exporters().know(span_environment(config));
     published.limit_extensions(Limits {
         start: config.plugins.start,
         callback: config.plugins.callback,
@@ -254,7 +254,7 @@ fn build(
 }
 
 /// Environment variables that span tags may read; no others are exposed.
-fn telling_environment(config: &Config) -> Vec<(ArcStr, ArcStr)> {
+fn span_environment(config: &Config) -> Vec<(ArcStr, ArcStr)> {
     [
         ("POD_NAME", &config.own.name),
         ("HOSTNAME", &config.own.name),

@@ -21,7 +21,7 @@ impl Hops {
 
     /// Reads the header; `None` if a loop is suspected.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
-        let text = headers.get(PASSED).and_then(|said| said.to_str().ok());
+        let text = headers.get(PASSED).and_then(|value| value.to_str().ok());
         let hops = text.and_then(|text| text.parse().ok()).unwrap_or(0);
         (hops < MAX_HOPS).then_some(Self(hops))
     }
@@ -53,9 +53,9 @@ impl Hops {
 mod tests {
     use super::*;
 
-    fn taken(said: &'static str) -> Option<Hops> {
+    fn taken(value: &'static str) -> Option<Hops> {
         let mut headers = HeaderMap::new();
-        headers.insert(PASSED, HeaderValue::from_static(said));
+        headers.insert(PASSED, HeaderValue::from_static(value));
         let taken = Hops::take(&mut headers);
         assert!(headers.is_empty());
         taken
@@ -65,8 +65,8 @@ mod tests {
     fn hops_are_limited_and_mirrors_count_more() {
         assert_eq!(Hops::take(&mut HeaderMap::new()), Some(Hops(0)));
         assert_eq!(taken("7"), Some(Hops(7)));
-        for said in ["8", "255"] {
-            assert_eq!(taken(said), None, "{said}");
+        for value in ["8", "255"] {
+            assert_eq!(taken(value), None, "{value}");
         }
         let next = |hops: Hops| {
             let mut headers = HeaderMap::new();
@@ -76,9 +76,9 @@ mod tests {
         let once = next(Hops::NONE.mirrored());
         assert_eq!(once, Some(Hops(4)));
         assert_eq!(once.and_then(|once| next(once.mirrored())), None);
-        // No waypoint says that.
-        for said in ["", "-1", "256", "x"] {
-            assert_eq!(taken(said), Some(Hops(0)), "{said}");
+        // No waypoint writes that.
+        for value in ["", "-1", "256", "x"] {
+            assert_eq!(taken(value), Some(Hops(0)), "{value}");
         }
     }
 }

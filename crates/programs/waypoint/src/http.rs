@@ -110,20 +110,20 @@ where
     let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
     let requests = session.clone();
     let ending = drain.clone();
-    let header_timeout = RequestPacing::default();
-    let begins = header_timeout.clone();
+    let pacing = RequestPacing::default();
+    let begins = pacing.clone();
     let cancels = session.shard.waypoint.config.streams.cancel_on_half_close;
-    let ahead = cancels.then(|| header_timeout.clone());
+    let ahead = cancels.then(|| pacing.clone());
     // A response of HTTP/1 that is not read holds the whole connection.
     let unread = Arc::new(Notify::new());
     let stalled = unread.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let (session, ending) = (requests.clone(), ending.clone());
         let serving = begins.begin();
-        let (header_timeout, stalled) = (begins.clone(), stalled.clone());
+        let (pacing, stalled) = (begins.clone(), stalled.clone());
         // Clients of HTTP/1.0 know neither chunks nor interim responses.
         let is_http11 = request.version() == http::Version::HTTP_11;
-        let interim = is_http11.then(|| header_timeout.additions().clone());
+        let interim = is_http11.then(|| pacing.additions().clone());
         if let Some(interim) = &interim {
             interim.begin_interim();
             request.extensions_mut().insert(Interim(interim.clone()));
@@ -134,7 +134,7 @@ where
         async move {
             let (permit, refused) =
                 admitted.map_or_else(|reply| (None, Some(reply)), |permit| (Some(permit), None));
-            let watch = (&header_timeout, &stalled);
+            let watch = (&pacing, &stalled);
             let mut response = exchange::respond(session.clone(), request, refused, watch).await;
             response = response.map(|body| charged::charged(body, &session.memory));
             let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
@@ -149,10 +149,10 @@ where
                 }
                 _ => Some(serving),
             };
-            header_timeout.additions().end_interim();
+            pacing.additions().end_interim();
             let has_length = !is_http11 || response.headers().contains_key(CONTENT_LENGTH);
             Ok::<_, Infallible>(response.map(|body| Answered {
-                body: WithTrailers::new(body, header_timeout.additions(), has_length),
+                body: WithTrailers::new(body, pacing.additions(), has_length),
                 _serving: serving,
                 _permit: permit,
             }))
@@ -162,9 +162,9 @@ where
         Version::Http1 => {
             let limit = session.shard.waypoint.config.headers_timeout;
             let memory = session.memory.clone();
-            let io = HalfClose::new(Linger::new(io, header_timeout.clone()), ahead);
-            let additions = header_timeout.additions().clone();
-            let io = Paced::new(io, (header_timeout, limit), memory);
+            let io = HalfClose::new(Linger::new(io, pacing.clone()), ahead);
+            let additions = pacing.additions().clone();
+            let io = Paced::new(io, (pacing, limit), memory);
             let io = TokioIo::new(Wire::new(io, additions));
             let connection = http1_builder(session.shard.waypoint.config.headers)
                 .serve_connection(io, service)

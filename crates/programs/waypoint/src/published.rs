@@ -171,7 +171,7 @@ struct Known {
     destinations: HashMap<NamespacedHostname, Arc<Ruled>>,
     destination_names: HashMap<ArcStr, NamespacedHostname>,
     /// Telemetry configurations, by target.
-    tellings: TelemetryConfigs,
+    telemetry_configs: TelemetryConfigs,
     extensions: Extensions,
     limits: Limiters,
     /// The types of which all records have been received once.
@@ -210,7 +210,7 @@ impl Published {
             let removed = removed.collect();
             self.0
                 .tells
-                .store(!known.tellings.is_empty(), Ordering::Relaxed);
+                .store(!known.telemetry_configs.is_empty(), Ordering::Relaxed);
             let is_extended = !known.extensions.chain().0.is_empty();
             self.0.is_extended.store(is_extended, Ordering::Release);
             let is_limited = !known.limits.is_empty();
@@ -273,7 +273,7 @@ impl Published {
         self.0
             .known
             .read()
-            .tellings
+            .telemetry_configs
             .of(services, namespace)
             .cloned()
     }
@@ -454,13 +454,16 @@ impl Known {
             WaypointUpdate::Telemetry(record, sent) => {
                 let scope = sent.scope.clone();
                 match TelemetryConfig::new(*sent, exporters) {
-                    Ok(telemetry_config) => self.tellings.insert(record, scope, telemetry_config),
+                    Ok(telemetry_config) => {
+                        self.telemetry_configs
+                            .insert(record, scope, telemetry_config)
+                    }
                     Err(error) => {
                         tracing::warn!(%record, %error, "telemetry that cannot be used, what was told before stays");
                     }
                 }
             }
-            WaypointUpdate::TelemetryGone(record) => self.tellings.remove(&record),
+            WaypointUpdate::TelemetryGone(record) => self.telemetry_configs.remove(&record),
             WaypointUpdate::RateLimit(record, config) => self.limits.put(record, *config),
             WaypointUpdate::RateLimitGone(record) => self.limits.remove(&record),
             WaypointUpdate::Extension(record, config) => self.extensions.put(record, *config),

@@ -1,4 +1,4 @@
-//! What may be told of a request that nobody has authenticated yet, or whose token is forwarded.
+//! Redaction of requests that are not authenticated yet, or whose token is forwarded.
 
 use super::{
     requests::{all, get, object},
@@ -6,7 +6,7 @@ use super::{
 };
 
 #[test]
-fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
+fn tokens_are_redacted_whichever_step_refuses_the_request() {
     let issuer = Issuer::new("a");
     let rule = JwtRule {
         headers: vec![("x-jwt".into(), "JWT ".into())],
@@ -16,7 +16,8 @@ fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
         ..issuer.rule()
     };
     let mut both = all(vec![rule]);
-    let told = |all: &Authentications, target: &str| all.redacted_target(&[], target).into_owned();
+    let redacted =
+        |all: &Authentications, target: &str| all.redacted_target(&[], target).into_owned();
     for (sent, expected) in [
         ("/a", "/a"),
         ("/a?x=1", "/a?x=1"),
@@ -28,11 +29,11 @@ fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
         ("http://host/?token=secret", "http://host/"),
         ("/a?y=?token=1&token=secret", "/a?y=?token=1"),
     ] {
-        assert_eq!(told(&both, sent), expected, "{sent}");
+        assert_eq!(redacted(&both, sent), expected, "{sent}");
     }
     // The default places of another rule count besides.
     both.insert(object("ns/b", vec![Issuer::new("b").rule()]));
-    assert_eq!(told(&both, "/a?access_token=s&token=s&x"), "/a?x");
+    assert_eq!(redacted(&both, "/a?access_token=s&token=s&x"), "/a?x");
     let mut sent = get(&[
         ("x-jwt", "jwt secret"),
         ("authorization", "Bearer secret"),
@@ -69,11 +70,11 @@ fn what_is_told_of_a_request_has_no_tokens_whoever_refuses_it() {
         ..object("ns/c", Vec::new())
     };
     both.insert(broken);
-    assert_eq!(told(&both, "/a?x=1"), "/a");
+    assert_eq!(redacted(&both, "/a?x=1"), "/a");
     let mut sent = get(&[("x-any", "secret")]);
     both.redact_headers(&[], &mut sent.headers);
     assert!(sent.headers.is_empty());
 
     let none = Authentications::default();
-    assert_eq!(told(&none, "/a?token=x"), "/a?token=x");
+    assert_eq!(redacted(&none, "/a?token=x"), "/a?token=x");
 }

@@ -1,5 +1,5 @@
-//! What `ambit policy explain` says is what requests get: policies drawn at random, every caller, every address, with a
-//! waypoint and without.
+//! `ambit policy explain` predicts what requests get: policies drawn at random, every caller and address, with a waypoint
+//! and without.
 
 use ambit_system_tests::{Mesh, PAIR, until, with_waypoint};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
@@ -74,18 +74,23 @@ fn policies(rng: &mut StdRng, round: u32, sources: &[String]) -> String {
     text
 }
 
-/// Whether the command says that the request is allowed.
+/// Whether the explanation allows the request, and its text.
 fn explained(mesh: &Mesh, from: &str, (to, port): (&str, &str)) -> (bool, String) {
     let question = [
         "policy", "explain", "--from", from, "--to", to, "--port", port, "-o", "json",
     ];
-    let said = mesh.ambit(&question);
-    let reports: serde_json::Value = serde_json::from_str(&said.stdout)
-        .unwrap_or_else(|error| panic!("{from} to {to}: {error}: {}", said.stdout));
+    let explanation = mesh.ambit(&question);
+    let reports: serde_json::Value = serde_json::from_str(&explanation.stdout)
+        .unwrap_or_else(|error| panic!("{from} to {to}: {error}: {}", explanation.stdout));
     let all = reports.as_array().expect("a list of reports");
     let is_allowed = all.iter().all(|report| report["allowed"] == true);
-    assert_eq!(said.code, i32::from(!is_allowed), "{}", said.stdout);
-    (is_allowed, said.stdout)
+    assert_eq!(
+        explanation.code,
+        i32::from(!is_allowed),
+        "{}",
+        explanation.stdout
+    );
+    (is_allowed, explanation.stdout)
 }
 
 fn compare(mesh: &Mesh, seed: u64) {
@@ -113,12 +118,12 @@ fn compare(mesh: &Mesh, seed: u64) {
                 if from == "legacy/client" && port == "80" {
                     continue;
                 }
-                let (is_allowed, said) = explained(mesh, from, (to, port));
+                let (is_allowed, explanation) = explained(mesh, from, (to, port));
                 let answer = mesh.get(from, &format!("http://{to}:{port}/"));
                 assert_eq!(
                     answer.succeeded(),
                     is_allowed,
-                    "round {round}, {from} to {to}:{port}: {}\n{said}\n{policies}",
+                    "round {round}, {from} to {to}:{port}: {}\n{explanation}\n{policies}",
                     answer.body
                 );
                 outcomes[usize::from(is_allowed)] += 1;

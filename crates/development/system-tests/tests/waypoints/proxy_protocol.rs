@@ -27,8 +27,8 @@ spec:
   - {name: http-tls, port: 81, targetPort: 8143}
 ";
 
-/// What nginx says of the connection, as `CLIENT PORT SERVER PORT`.
-const SAYS: &str = "$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr $proxy_protocol_server_port";
+/// Response of nginx: `CLIENT PORT SERVER PORT`, from the header.
+const FIELDS: &str = "$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr $proxy_protocol_server_port";
 
 fn pod(scratch: &std::path::Path) -> String {
     let config = scratch.join("nginx.conf");
@@ -42,10 +42,10 @@ fn pod(scratch: &std::path::Path) -> String {
         "worker_processes 1; daemon off; error_log /dev/null; pid {}; user root;
 events {{}}
 http {{ access_log off;
-  server {{ listen {HTTP} proxy_protocol; location / {{ return 200 \"{SAYS}\"; }} }}
+  server {{ listen {HTTP} proxy_protocol; location / {{ return 200 \"{FIELDS}\"; }} }}
   server {{
     listen {TLS} ssl proxy_protocol; ssl_certificate {certificate}; ssl_certificate_key {private};
-    location / {{ return 200 \"{SAYS} $ssl_server_name\"; }}
+    location / {{ return 200 \"{FIELDS} $ssl_server_name\"; }}
   }} }}
 \n",
         pid.display(),
@@ -101,11 +101,11 @@ fn ask(mesh: &Mesh, to: SocketAddr) -> Option<(u16, [String; 2])> {
     Some((own, bodies))
 }
 
-/// Reads a header (haproxy's `proxy-protocol.txt`, 2.1 and 2.2, of IPv4) and says what nginx says.
-fn says_who_connects(mut stream: TcpStream) -> io::Result<()> {
+/// Reads a header (haproxy's `proxy-protocol.txt`, 2.1 and 2.2, of IPv4) and responds as nginx does.
+fn respond_with_header(mut stream: TcpStream) -> io::Result<()> {
     let mut first = [0; 16];
     stream.read_exact(&mut first)?;
-    let said = if first.starts_with(b"PROXY TCP4 ") {
+    let expected = if first.starts_with(b"PROXY TCP4 ") {
         let mut line = first[11..].to_vec();
         while !line.ends_with(b"\r\n") {
             let mut byte = [0];
@@ -123,20 +123,20 @@ fn says_who_connects(mut stream: TcpStream) -> io::Result<()> {
         let port = |at: usize| u16::from_be_bytes([of[at], of[at + 1]]);
         format!("{} {} {} {}", ip(0), port(8), ip(4), port(10))
     };
-    stream.write_all(said.as_bytes())
+    stream.write_all(expected.as_bytes())
 }
 
 #[test]
 fn endpoints_learn_who_has_called_what_in_both_versions() {
     let scratch = tempfile::tempdir().unwrap();
     let (mesh, _) = with_waypoint(&format!("{}{SERVICE}", pod(scratch.path())));
-    mesh.serve("shop/nginx", TCP, says_who_connects);
+    mesh.serve("shop/nginx", TCP, respond_with_header);
     let client = mesh.ip("shop/client");
     let at = |port| mesh.service("nginx.shop.svc", port);
     for version in ["version: V1", "version: V2", ""] {
         mesh.apply("rule", &rule(version));
         let mut ports = BTreeSet::new();
-        let said = |own: u16, to: SocketAddr, sni: &str| {
+        let expected = |own: u16, to: SocketAddr, sni: &str| {
             let (ip, port) = (to.ip(), to.port());
             format!("{client} {own} {ip} {port}{sni}")
         };
@@ -148,8 +148,10 @@ fn endpoints_learn_who_has_called_what_in_both_versions() {
                     let Some((own, answers)) = ask(&mesh, to) else {
                         return false;
                     };
-                    let is_said = answers.iter().all(|answer| *answer == said(own, to, sni));
-                    is_said && {
+                    let is_expected = answers
+                        .iter()
+                        .all(|answer| *answer == expected(own, to, sni));
+                    is_expected && {
                         ports.insert(own);
                         ports.len() > 1
                     }
@@ -164,10 +166,10 @@ fn endpoints_learn_who_has_called_what_in_both_versions() {
                 let mut stream = mesh.client().dial(place, to).unwrap();
                 let own = stream.local_addr().unwrap().port();
                 let mut answer = String::new();
-                stream.read_to_string(&mut answer).is_ok() && answer == said(own, to, "")
+                stream.read_to_string(&mut answer).is_ok() && answer == expected(own, to, "")
             },
         );
-        // Between versions, connections that nginx cannot read are told from those of the version before.
+        // Between versions, connections without a header show that the next version's rule is in force.
         mesh.remove("rule");
         until("nginx refuses connections without a header", || {
             ask(&mesh, at(80)).is_none_or(|(_, answers)| !answers[0].contains(&client.to_string()))

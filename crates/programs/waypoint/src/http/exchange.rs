@@ -54,7 +54,7 @@ pub(super) async fn respond(
     mut session: Arc<Session>,
     mut request: Request<Incoming>,
     mut refused: Option<Reply>,
-    (header_timeout, unread): (&RequestPacing, &Arc<Notify>),
+    (pacing, unread): (&RequestPacing, &Arc<Notify>),
 ) -> Response<Body> {
     // Of a host that cannot be one the request is refused below.
     if let Ok(host) = form::host(&request) {
@@ -72,7 +72,7 @@ pub(super) async fn respond(
     if request.body().is_end_stream() {
         record.received.completed();
     }
-    header_timeout.reads(record.received.clone());
+    pacing.reads(record.received.clone());
     let mut crossing = Crossing::default();
     let mut limited = Limited::default();
     let mut extended = Extended::of(&session, is_grpc);

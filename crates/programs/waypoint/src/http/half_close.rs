@@ -33,7 +33,7 @@ pub(super) struct ClientClosed;
 pub(super) struct HalfClose<IO> {
     io: IO,
     /// None: half-closed clients get their responses.
-    header_timeout: Option<RequestPacing>,
+    pacing: Option<RequestPacing>,
     ahead: BytesMut,
     /// Nothing more is read from the client.
     is_over: bool,
@@ -43,10 +43,10 @@ pub(super) struct HalfClose<IO> {
 
 impl<IO> HalfClose<IO> {
     /// Requests are cancelled if there is a `pace`, which knows of the requests on the connection.
-    pub(super) fn new(io: IO, header_timeout: Option<RequestPacing>) -> Self {
+    pub(super) fn new(io: IO, pacing: Option<RequestPacing>) -> Self {
         Self {
             io,
-            header_timeout,
+            pacing,
             ahead: BytesMut::new(),
             is_over: false,
             is_truncated: false,
@@ -57,10 +57,10 @@ impl<IO> HalfClose<IO> {
 impl<IO: AsyncRead + Unpin> HalfClose<IO> {
     /// Reads ahead while a response is on its way.
     fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(header_timeout) = &self.header_timeout else {
+        let Some(pacing) = &self.pacing else {
             return Ok(());
         };
-        while header_timeout.is_serving() {
+        while pacing.is_serving() {
             if self.is_over {
                 return Err(io::Error::new(
                     io::ErrorKind::ConnectionAborted,
@@ -69,7 +69,7 @@ impl<IO: AsyncRead + Unpin> HalfClose<IO> {
             }
             let is_full = self.ahead.len() >= MAX_AHEAD_BYTES;
             // More of a body is for its reader to ask for.
-            if is_full && !header_timeout.has_whole_request() {
+            if is_full && !pacing.has_whole_request() {
                 return Ok(());
             }
             let mut space = [0; READ_BYTES];
@@ -160,18 +160,14 @@ mod tests {
         impl Sized,
     ) {
         let (client, server) = tokio::io::duplex(1 << 20);
-        let header_timeout = RequestPacing::default();
-        let serving = header_timeout.begin();
+        let pacing = RequestPacing::default();
+        let serving = pacing.begin();
         let count = Count::of(false);
         if is_whole {
             count.completed();
         }
-        header_timeout.reads(count);
-        (
-            client,
-            HalfClose::new(server, Some(header_timeout)),
-            serving,
-        )
+        pacing.reads(count);
+        (client, HalfClose::new(server, Some(pacing)), serving)
     }
 
     #[tokio::test]

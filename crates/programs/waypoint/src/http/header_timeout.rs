@@ -109,7 +109,7 @@ impl Drop for Serving {
 #[derive(Debug)]
 pub(super) struct Paced<IO> {
     io: IO,
-    header_timeout: RequestPacing,
+    pacing: RequestPacing,
     limit: Duration,
     /// Until when a header section may go on, and after how many requests it began.
     until: Option<(usize, Pin<Box<Sleep>>)>,
@@ -121,12 +121,12 @@ pub(super) struct Paced<IO> {
 impl<IO> Paced<IO> {
     pub(super) fn new(
         io: IO,
-        (header_timeout, limit): (RequestPacing, Duration),
+        (pacing, limit): (RequestPacing, Duration),
         memory: ConnectionMemory,
     ) -> Self {
         Self {
             io,
-            header_timeout,
+            pacing,
             limit,
             until: None,
             memory,
@@ -142,8 +142,8 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let begun = this.header_timeout.0.begun.load(Relaxed);
-        let is_served = this.header_timeout.0.served.load(Relaxed) > 0;
+        let begun = this.pacing.0.begun.load(Relaxed);
+        let is_served = this.pacing.0.served.load(Relaxed) > 0;
         this.until
             .take_if(|(number, _)| is_served || *number != begun);
         if this.until.is_none() {
@@ -261,8 +261,8 @@ mod tests {
     fn paced<IO>(io: IO, process: usize) -> (Memory, Paced<IO>) {
         let memory = Memory::new(MemoryLimits::of(process), Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
-        let header_timeout = (RequestPacing::default(), Duration::from_secs(60));
-        (memory, Paced::new(io, header_timeout, connection))
+        let pacing = (RequestPacing::default(), Duration::from_secs(60));
+        (memory, Paced::new(io, pacing, connection))
     }
 
     #[tokio::test]
@@ -292,7 +292,7 @@ mod tests {
         near.write_all(&[b'h'; 900]).await.unwrap();
         paced.read_exact(&mut [0; 900]).await.unwrap();
         assert_eq!(memory.held(), 900);
-        let serving = paced.header_timeout.begin();
+        let serving = paced.pacing.begin();
         near.write_all(b"body").await.unwrap();
         paced.read_exact(&mut [0; 4]).await.unwrap();
         assert_eq!(memory.held(), 0);

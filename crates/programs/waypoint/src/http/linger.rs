@@ -27,7 +27,7 @@ const READ_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub(super) struct Linger<IO> {
     io: IO,
-    header_timeout: RequestPacing,
+    pacing: RequestPacing,
     closing: Option<Closing>,
 }
 
@@ -69,10 +69,10 @@ impl Closing {
 
 impl<IO> Linger<IO> {
     /// `pace` knows whether the last request has been read to its end.
-    pub(super) fn new(io: IO, header_timeout: RequestPacing) -> Self {
+    pub(super) fn new(io: IO, pacing: RequestPacing) -> Self {
         Self {
             io,
-            header_timeout,
+            pacing,
             closing: None,
         }
     }
@@ -105,7 +105,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Linger<IO> {
         let this = self.get_mut();
         if this.closing.is_none() {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            if !this.header_timeout.has_cut_request() {
+            if !this.pacing.has_cut_request() {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -123,13 +123,13 @@ mod tests {
 
     fn lingering(is_whole: bool) -> (tokio::io::DuplexStream, Linger<tokio::io::DuplexStream>) {
         let (client, server) = duplex(1 << 10);
-        let header_timeout = RequestPacing::default();
+        let pacing = RequestPacing::default();
         let count = Count::of(false);
         if is_whole {
             count.completed();
         }
-        header_timeout.reads(count);
-        (client, Linger::new(server, header_timeout))
+        pacing.reads(count);
+        (client, Linger::new(server, pacing))
     }
 
     #[tokio::test(start_paused = true)]

@@ -192,8 +192,7 @@ impl ConnectionMemory {
     }
 
     /// Bytes that the windows of a new connection may share: small parts of what is left of its caller's budget and of
-    /// the
-    /// process's, so that neither a caller's many connections nor many callers with one each find no room.
+    /// the process's, so that neither a caller's many connections nor many callers with one each find no room.
     pub(crate) fn share_of_windows(&self, (of_caller, of_process): (usize, usize)) -> usize {
         let by_caller = self.connections.left() / of_caller.max(1);
         let by_process = self.connections.left_at_root() / of_process.max(1);

@@ -13,9 +13,8 @@ use super::Upstream;
 pub(crate) struct Preamble(Box<[u8]>);
 
 impl Preamble {
-    /// Returns the header of a connection for `client`, which has called `called`, if the rule wants one. A waypoint
-    /// that is next
-    /// speaks HBONE, and expects none.
+    /// Returns the header of a connection for `client`, which has called `called`, if the rule asks for one. A next
+    /// waypoint speaks HBONE, and gets none.
     pub(crate) fn of(
         policy: &DestinationPolicy,
         upstream: &Upstream,

@@ -1,17 +1,15 @@
 //! Servers: HTTP that says who called, and an echo. A thread for every connection.
 
+mod request;
+
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, BufReader, Write},
     net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream},
     process::ExitCode,
     thread,
     time::Duration,
 };
 
-use super::http1::MAX_HEAD;
-
-/// More header lines than any of our clients sends.
-const MAX_HEADERS: u32 = 100;
 /// What a slow answer says, again and again, and how often.
 const LINE: &str = "still here\n";
 const LINE_EVERY: Duration = Duration::from_millis(100);
@@ -92,7 +90,7 @@ pub(super) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool)
         body.len()
     );
     let mut reader = BufReader::new(stream.try_clone()?);
-    while let Some(request) = request_line(&mut reader)? {
+    while let Some(request) = request::read(&mut reader)? {
         if !quiet {
             println!("{} from {peer}", request.trim());
         }
@@ -124,38 +122,9 @@ fn answer_slowly(stream: &mut TcpStream, lines: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads one request's head and gives its first line; `None` when the client has finished or sends
-/// more than a head may hold.
-fn request_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
-    let mut first = String::new();
-    for lines in 0..MAX_HEADERS {
-        let mut line = String::new();
-        if reader.take(MAX_HEAD).read_line(&mut line)? == 0 {
-            return Ok(None);
-        }
-        if line.trim().is_empty() {
-            return Ok(Some(first));
-        }
-        if lines == 0 {
-            first = line;
-        }
-    }
-    Ok(None)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn requests_of_one_connection_are_told_apart() {
-        let mut reader =
-            io::Cursor::new("GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b HTTP/1.1\r\n\r\n");
-        let mut next = || request_line(&mut reader).unwrap();
-        assert_eq!(next().as_deref(), Some("GET /a HTTP/1.1\r\n"));
-        assert_eq!(next().as_deref(), Some("GET /b HTTP/1.1\r\n"));
-        assert_eq!(next(), None);
-    }
 
     #[test]
     fn only_a_path_of_its_own_is_answered_slowly() {
@@ -163,11 +132,5 @@ mod tests {
         for request in ["GET / HTTP/1.1\r\n", "GET /slowly/x HTTP/1.1\r\n", ""] {
             assert_eq!(lines(request), None, "{request}");
         }
-    }
-
-    #[test]
-    fn an_endless_head_is_given_up() {
-        let mut reader = io::Cursor::new("a: b\r\n".repeat(1000));
-        assert_eq!(request_line(&mut reader).unwrap(), None);
     }
 }

@@ -15,6 +15,7 @@ mod language;
 mod layers;
 mod modules;
 mod paths;
+mod recipes;
 mod source;
 mod trees;
 mod unused;
@@ -27,6 +28,7 @@ pub(crate) fn run() -> Result<()> {
     broken.extend(trees::broken(&workspace));
     broken.extend(deny::broken(&workspace)?);
     broken.extend(images::broken()?);
+    broken.extend(recipes::broken()?);
     let manifest = fs::read_to_string(shell::root().join("Cargo.toml"))?;
     broken.extend(unused::of_workspace(&manifest, &workspace)?);
     for package in workspace.ours() {

@@ -19,9 +19,8 @@ use std::sync::Arc;
 
 use ambit_k8s_api::enablement::Enablement;
 use ambit_model::{
-    ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname,
-    PathNormalization, PolicyKey, RateLimit, TelemetryScope, WaypointDestination,
-    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload, WorkloadUid,
+    ArcStr, Authorization, IsWaypointRecord, NamespacedHostname, PathNormalization, PolicyKey,
+    WaypointRecord, WaypointRecordKey, Workload, WorkloadUid,
 };
 use ipnet::IpNet;
 
@@ -175,22 +174,8 @@ pub struct Delta {
     pub services: Changed<NamespacedHostname, ServiceRecord>,
     /// Policies.
     pub policies: Changed<PolicyKey, Authorization>,
-    /// Settings of waypoints.
-    pub waypoint_gateways: Changed<GatewayName, WaypointGateway>,
-    /// What each waypoint serves.
-    pub waypoint_services: Changed<(GatewayName, NamespacedHostname), WaypointService>,
-    /// What each waypoint enforces.
-    pub waypoint_policies: Changed<(GatewayName, PolicyKey), HttpPolicy>,
-    /// How each waypoint treats the endpoints of services.
-    pub waypoint_destinations: Changed<(GatewayName, NamespacedHostname), WaypointDestination>,
-    /// What each waypoint authenticates by.
-    pub waypoint_authentications: Changed<(GatewayName, PolicyKey), Authentication>,
-    /// How many requests each waypoint lets pass.
-    pub waypoint_rate_limits: Changed<(GatewayName, PolicyKey), RateLimit>,
-    /// What each waypoint tells of requests.
-    pub waypoint_telemetry: Changed<(GatewayName, TelemetryScope), WaypointTelemetry>,
-    /// What runs in each waypoint.
-    pub waypoint_extensions: Changed<(GatewayName, PolicyKey), WaypointExtension>,
+    /// Records of waypoints.
+    pub waypoint_records: Changed<WaypointRecordKey, WaypointRecord>,
 }
 
 impl Delta {
@@ -203,27 +188,24 @@ impl Delta {
         self.workloads.sort_by(|a, b| a.0.cmp(&b.0));
         self.services.sort_by(|a, b| a.0.cmp(&b.0));
         self.policies.sort_by(|a, b| a.0.cmp(&b.0));
-        self.waypoint_gateways.sort_by(|a, b| a.0.cmp(&b.0));
-        self.waypoint_services.sort_by(|a, b| a.0.cmp(&b.0));
-        self.waypoint_policies.sort_by(|a, b| a.0.cmp(&b.0));
-        self.waypoint_destinations.sort_by(|a, b| a.0.cmp(&b.0));
-        self.waypoint_authentications.sort_by(|a, b| a.0.cmp(&b.0));
-        self.waypoint_rate_limits.sort_by(|a, b| a.0.cmp(&b.0));
-        self.waypoint_telemetry.sort_by(|a, b| a.0.cmp(&b.0));
-        self.waypoint_extensions.sort_by(|a, b| a.0.cmp(&b.0));
+        self.waypoint_records.sort_by(|a, b| a.0.cmp(&b.0));
     }
 
     /// How many records changed.
     pub fn len(&self) -> usize {
-        let of_waypoints = self.waypoint_gateways.len()
-            + self.waypoint_services.len()
-            + self.waypoint_policies.len()
-            + self.waypoint_destinations.len()
-            + self.waypoint_authentications.len()
-            + self.waypoint_rate_limits.len()
-            + self.waypoint_telemetry.len()
-            + self.waypoint_extensions.len();
-        self.workloads.len() + self.services.len() + self.policies.len() + of_waypoints
+        self.workloads.len()
+            + self.services.len()
+            + self.policies.len()
+            + self.waypoint_records.len()
+    }
+
+    /// Changed records of waypoints of one type.
+    pub fn records_of<R: IsWaypointRecord>(
+        &self,
+    ) -> impl Iterator<Item = (&WaypointRecordKey, Option<&R>)> {
+        let all = self.waypoint_records.iter();
+        let of_type = all.filter(|(key, _)| key.record_type == R::TYPE);
+        of_type.map(|(key, record)| (key, record.as_deref().and_then(R::of)))
     }
 }
 

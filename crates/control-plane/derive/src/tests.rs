@@ -15,13 +15,30 @@ use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Object, ObjectKey};
 use ambit_model::{
-    Authentication, Authorization, HttpPolicy, RateLimit, Service, TelemetryScope,
-    WaypointDestination, WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry,
-    Workload,
+    Authentication, Authorization, HttpPolicy, IsWaypointRecord, RateLimit, Service,
+    WaypointDestination, WaypointExtension, WaypointGateway, WaypointRecordType, WaypointService,
+    WaypointTelemetry, Workload,
 };
 
 use super::*;
 use crate::problem::Problem;
+
+/// Takes over the records of one type; names are `GATEWAY`, `verb` and the record's own.
+fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
+    all: &mut BTreeMap<String, R>,
+    names: &mut Vec<String>,
+    delta: &Delta,
+    verb: &str,
+) {
+    for (key, record) in delta.records_of::<R>() {
+        let name = match (R::TYPE, key.name.as_str()) {
+            (WaypointRecordType::Gateway, _) => format!("gateway {}", key.gateway),
+            (_, "") => format!("{}{verb}all", key.gateway),
+            (_, name) => format!("{}{verb}{name}", key.gateway),
+        };
+        put(all, names, name, record.cloned());
+    }
+}
 
 /// An index with the records as somebody who reads its deltas knows them.
 pub(crate) struct TestMesh {
@@ -134,56 +151,29 @@ impl TestMesh {
                 policy.as_deref().cloned(),
             );
         }
-        for (name, gateway) in &delta.waypoint_gateways {
-            let (all, gateway) = (&mut self.waypoint_gateways, gateway.as_deref().cloned());
-            put(all, &mut names, format!("gateway {name}"), gateway);
-        }
-        for ((gateway, name), service) in &delta.waypoint_services {
-            let (all, service) = (&mut self.waypoint_services, service.as_deref().cloned());
-            put(all, &mut names, format!("{gateway} {name}"), service);
-        }
-        for ((gateway, name), policy) in &delta.waypoint_policies {
-            let (all, policy) = (&mut self.waypoint_policies, policy.as_deref().cloned());
-            put(all, &mut names, format!("{gateway} {name}"), policy);
-        }
-        for ((gateway, name), record) in &delta.waypoint_destinations {
-            let (all, record) = (&mut self.waypoint_destinations, record.as_deref().cloned());
-            put(all, &mut names, format!("{gateway} to {name}"), record);
-        }
-        for ((gateway, name), record) in &delta.waypoint_authentications {
-            let (all, record) = (
-                &mut self.waypoint_authentications,
-                record.as_deref().cloned(),
-            );
-            put(all, &mut names, format!("{gateway} by {name}"), record);
-        }
-        for ((gateway, scope), record) in &delta.waypoint_telemetry {
-            let (all, record) = (&mut self.waypoint_telemetry, record.as_deref().cloned());
-            let scope = match scope {
-                TelemetryScope::Waypoint => "all".to_owned(),
-                TelemetryScope::Namespace(namespace) => namespace.to_string(),
-                TelemetryScope::Service(service) => service.to_string(),
-            };
-            put(
-                all,
-                &mut names,
-                format!("{gateway} tells of {scope}"),
-                record,
-            );
-        }
-        for ((gateway, name), record) in &delta.waypoint_rate_limits {
-            let (all, record) = (&mut self.waypoint_rate_limits, record.as_deref().cloned());
-            put(
-                all,
-                &mut names,
-                format!("{gateway} limits by {name}"),
-                record,
-            );
-        }
-        for ((gateway, name), record) in &delta.waypoint_extensions {
-            let (all, record) = (&mut self.waypoint_extensions, record.as_deref().cloned());
-            put(all, &mut names, format!("{gateway} runs {name}"), record);
-        }
+        put_records(&mut self.waypoint_gateways, &mut names, &delta, "");
+        put_records(&mut self.waypoint_services, &mut names, &delta, " ");
+        put_records(&mut self.waypoint_policies, &mut names, &delta, " ");
+        put_records(&mut self.waypoint_destinations, &mut names, &delta, " to ");
+        put_records(
+            &mut self.waypoint_authentications,
+            &mut names,
+            &delta,
+            " by ",
+        );
+        put_records(
+            &mut self.waypoint_telemetry,
+            &mut names,
+            &delta,
+            " tells of ",
+        );
+        put_records(
+            &mut self.waypoint_rate_limits,
+            &mut names,
+            &delta,
+            " limits by ",
+        );
+        put_records(&mut self.waypoint_extensions, &mut names, &delta, " runs ");
         assert!(self.index.flush().is_empty(), "a second flush has nothing");
         names
     }

@@ -6,16 +6,14 @@
 
 use std::time::Instant;
 
-use ambit_model::{
-    ArcStr, Authentication, Authorization, HttpPolicy, RateLimit, Service, WaypointDestination,
-    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
-};
+use ambit_model::{ArcStr, Authorization, Service, WaypointRecord, WaypointRecordType, Workload};
 use ambit_wire::{
     decode::{
-        self, AddressRecord, AuthenticationNotUnderstood, DecodeError, ExtensionNotUnderstood,
-        HttpNotUnderstood, LeanDeltaResponse, LeanResource, NotUnderstood, RateLimitNotUnderstood,
+        self, AddressRecord, DecodeError, LeanDeltaResponse, LeanResource, NotUnderstood,
+        Substitute,
     },
     encode::ADDRESS_TYPE_URL,
+    records,
 };
 use ambit_xds_core::{Effect, Ending, Push};
 use bytes::Bytes;
@@ -59,45 +57,17 @@ pub enum Update {
     AddressGone(ArcStr),
     /// A policy is gone: its name (`namespace/name`).
     PolicyGone(ArcStr),
-    /// What a waypoint is told.
+    /// A record of a waypoint is new, has changed or is gone.
     Waypoint(WaypointUpdate),
 }
 
-/// One change of what a waypoint is told besides workloads and services.
+/// Change of a record of a waypoint.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WaypointUpdate {
-    /// Its settings.
-    Gateway(Box<WaypointGateway>),
-    /// Its Gateway is gone.
-    GatewayGone,
-    /// A service that it serves, under the name of the record.
-    Service(ArcStr, Box<WaypointService>),
-    /// A record of a service is gone.
-    ServiceGone(ArcStr),
-    /// A policy, under the name of the record, or a fail-closed substitute of it.
-    Policy(ArcStr, Box<HttpPolicy>),
-    /// A record of a policy is gone.
-    PolicyGone(ArcStr),
-    /// How endpoints of a service are treated, under the name of the record.
-    Destination(ArcStr, Box<WaypointDestination>),
-    /// A record of that is gone.
-    DestinationGone(ArcStr),
-    /// Who requests come from, under the name of the record, or a fail-closed substitute of it.
-    Authentication(ArcStr, Box<Authentication>),
-    /// A record of that is gone.
-    AuthenticationGone(ArcStr),
-    /// How many requests pass, under the name of the record, or a substitute of it that decides nothing.
-    RateLimit(ArcStr, Box<RateLimit>),
-    /// A record of that is gone.
-    RateLimitGone(ArcStr),
-    /// What is told of requests, under the name of the record.
-    Telemetry(ArcStr, Box<WaypointTelemetry>),
-    /// A record of that is gone.
-    TelemetryGone(ArcStr),
-    /// A plugin, under the name of the record.
-    Extension(ArcStr, Box<WaypointExtension>),
-    /// A record of a plugin is gone.
-    ExtensionGone(ArcStr),
+    /// A record is new or has changed, or a substitute replaces it: name of the resource, and contents.
+    Put(ArcStr, WaypointRecord),
+    /// A record is gone: its type, and name of the resource.
+    Gone(WaypointRecordType, ArcStr),
 }
 
 /// The cached form of a resource, for [`crate::Client::restore`].
@@ -122,7 +92,7 @@ pub trait Handler: Send + 'static {
     fn policies_known(&self) {}
 
     /// A push of a type that is for waypoints was processed: all existing ones are known, except for refused ones.
-    fn waypoint_known(&self, _resource: Resource) {}
+    fn waypoint_known(&self, _of: WaypointRecordType) {}
 
     /// This resource was accepted, or is gone. What is cached in this order can be restored.
     fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
@@ -206,7 +176,7 @@ fn tell_known<H: Handler>(kind: Option<Resource>, handler: &H) {
     match kind {
         Some(Resource::Address) => handler.addresses_known(),
         Some(Resource::Policy) => handler.policies_known(),
-        Some(of_waypoint) => handler.waypoint_known(of_waypoint),
+        Some(Resource::Waypoint(of)) => handler.waypoint_known(of),
         None => {}
     }
 }
@@ -273,7 +243,7 @@ impl<'a, H: Handler> Batch<'a, H> {
         }
     }
 
-    /// What a resource says; with the error, if it is not understood and a substitute takes its place.
+    /// Contents of a resource; with the error, if it is not understood and a substitute takes its place.
     fn read(
         &self,
         kind: Resource,
@@ -281,97 +251,45 @@ impl<'a, H: Handler> Batch<'a, H> {
         resource: &LeanResource,
     ) -> Result<(Update, Option<DecodeError>), DecodeError> {
         let value = resource.value();
-        let update = match kind {
+        match kind {
             Resource::Address => {
                 let (update, unknown) = address(name, resource)?;
                 if unknown > 0 {
                     self.handler.unknown_fields(ADDRESS_TYPE_URL, unknown);
                 }
-                update
+                Ok((update, None))
             }
-            Resource::Policy => match decode::policy(name, &value) {
-                Ok(policy) => Update::Policy(policy),
-                Err(NotUnderstood { error, substitute }) => {
-                    self.may_replace(&error)?;
-                    log_substitute(&substitute);
-                    return Ok((Update::Policy(*substitute), Some(error)));
-                }
-            },
-            Resource::WaypointGateway => Update::Waypoint(WaypointUpdate::Gateway(Box::new(
-                decode::waypoint_gateway(&value)?,
-            ))),
-            Resource::WaypointService => Update::Waypoint(WaypointUpdate::Service(
-                name.clone(),
-                Box::new(decode::waypoint_service(&value)?),
-            )),
-            Resource::WaypointDestination => Update::Waypoint(WaypointUpdate::Destination(
-                name.clone(),
-                Box::new(decode::waypoint_destination(&value)?),
-            )),
-            Resource::WaypointAuthentication => {
-                let of_waypoint = |authentication| {
-                    Update::Waypoint(WaypointUpdate::Authentication(name.clone(), authentication))
-                };
-                match decode::waypoint_authentication(name, &value) {
-                    Ok(authentication) => of_waypoint(Box::new(authentication)),
-                    Err(AuthenticationNotUnderstood { error, substitute }) => {
-                        self.may_replace(&error)?;
-                        tracing::error!(object = %substitute.key, %error, "authentication not understood, every request to what it is attached to is refused");
-                        return Ok((of_waypoint(substitute), Some(error)));
-                    }
-                }
+            Resource::Policy => {
+                let (policy, error) = self.or_substitute(name, decode::policy(name, &value))?;
+                Ok((Update::Policy(policy), error))
             }
-            Resource::WaypointExtension => {
-                let of_waypoint = |extension| {
-                    Update::Waypoint(WaypointUpdate::Extension(name.clone(), extension))
-                };
-                match decode::waypoint_extension(name, &value) {
-                    Ok(extension) => of_waypoint(Box::new(extension)),
-                    Err(ExtensionNotUnderstood { error, substitute }) => {
-                        let (plugin, fail_open) = (substitute.key(), substitute.fail_open);
-                        tracing::error!(plugin, %error, fail_open, "plugin not understood, requests are decided as if it had failed");
-                        return Ok((of_waypoint(substitute), Some(error)));
-                    }
-                }
+            Resource::Waypoint(of) => {
+                let read = records::decode(of, name, &value);
+                let (record, error) = self.or_substitute(name, read)?;
+                let update = WaypointUpdate::Put(name.clone(), record);
+                Ok((Update::Waypoint(update), error))
             }
-            Resource::WaypointRateLimit => {
-                let of_waypoint =
-                    |limit| Update::Waypoint(WaypointUpdate::RateLimit(name.clone(), limit));
-                match decode::waypoint_rate_limit(name, &value) {
-                    Ok(limit) => of_waypoint(Box::new(limit)),
-                    Err(RateLimitNotUnderstood { error, substitute }) => {
-                        let (limit, fail_open) = (&substitute.key, substitute.fail_open);
-                        tracing::error!(%limit, %error, fail_open, "rate limit not understood, requests to what it is attached to pass as it says for that case");
-                        return Ok((of_waypoint(substitute), Some(error)));
-                    }
-                }
-            }
-            Resource::WaypointTelemetry => Update::Waypoint(WaypointUpdate::Telemetry(
-                name.clone(),
-                Box::new(decode::waypoint_telemetry(&value)?),
-            )),
-            Resource::WaypointPolicy => {
-                let of_waypoint =
-                    |policy| Update::Waypoint(WaypointUpdate::Policy(name.clone(), policy));
-                match decode::waypoint_policy(name, &value) {
-                    Ok(policy) => of_waypoint(Box::new(policy)),
-                    Err(HttpNotUnderstood { error, substitute }) => {
-                        self.may_replace(&error)?;
-                        let dry_run = substitute.dry_run;
-                        tracing::error!(policy = %substitute.key, %error, dry_run, "policy not understood, it denies every request to what it is attached to");
-                        return Ok((of_waypoint(substitute), Some(error)));
-                    }
-                }
-            }
-        };
-        Ok((update, None))
+        }
     }
 
-    /// Whether a policy that is not understood is replaced by one that denies.
-    fn may_replace(&self, error: &DecodeError) -> Result<(), DecodeError> {
-        match self.intake.not_understood {
-            NotUnderstoodPolicies::KeepLastGood => Err(error.clone()),
-            NotUnderstoodPolicies::Deny => Ok(()),
+    /// A record, or its substitute with the error if it is not understood.
+    fn or_substitute<T>(
+        &self,
+        name: &ArcStr,
+        read: Result<T, NotUnderstood<T>>,
+    ) -> Result<(T, Option<DecodeError>), DecodeError> {
+        let NotUnderstood { error, substitute } = match read {
+            Ok(record) => return Ok((record, None)),
+            Err(refused) => refused,
+        };
+        let keeps_policies = self.intake.not_understood == NotUnderstoodPolicies::KeepLastGood;
+        match substitute {
+            Some(substitute) if !(substitute.is_policy && keeps_policies) => {
+                let Substitute { record, effect, .. } = substitute;
+                tracing::error!(%name, %error, effect, "record not understood, a substitute takes its place");
+                Ok((*record, Some(error)))
+            }
+            _ => Err(error),
         }
     }
 
@@ -391,24 +309,7 @@ impl<'a, H: Handler> Batch<'a, H> {
         self.updates.push(match kind {
             Some(Resource::Address) => Update::AddressGone(name),
             Some(Resource::Policy) => Update::PolicyGone(name),
-            Some(Resource::WaypointGateway) => Update::Waypoint(WaypointUpdate::GatewayGone),
-            Some(Resource::WaypointService) => Update::Waypoint(WaypointUpdate::ServiceGone(name)),
-            Some(Resource::WaypointPolicy) => Update::Waypoint(WaypointUpdate::PolicyGone(name)),
-            Some(Resource::WaypointDestination) => {
-                Update::Waypoint(WaypointUpdate::DestinationGone(name))
-            }
-            Some(Resource::WaypointAuthentication) => {
-                Update::Waypoint(WaypointUpdate::AuthenticationGone(name))
-            }
-            Some(Resource::WaypointRateLimit) => {
-                Update::Waypoint(WaypointUpdate::RateLimitGone(name))
-            }
-            Some(Resource::WaypointTelemetry) => {
-                Update::Waypoint(WaypointUpdate::TelemetryGone(name))
-            }
-            Some(Resource::WaypointExtension) => {
-                Update::Waypoint(WaypointUpdate::ExtensionGone(name))
-            }
+            Some(Resource::Waypoint(of)) => Update::Waypoint(WaypointUpdate::Gone(of, name)),
             None => return,
         });
         if self.updates.len() >= BATCH {
@@ -443,16 +344,6 @@ impl<'a, H: Handler> Batch<'a, H> {
                     .cache(type_url, &name, &Cached::Resource(bytes));
             }
         }
-    }
-}
-
-/// Logs the effect of a fail-closed substitute.
-fn log_substitute(policy: &Authorization) {
-    let (name, scope, error) = (policy.key(), policy.scope, policy.not_understood.as_deref());
-    if policy.dry_run {
-        tracing::error!(policy = %name, ?scope, error, "dry-run policy not understood, it denies nothing");
-    } else {
-        tracing::error!(policy = %name, ?scope, error, "policy not understood, it denies every connection in its scope");
     }
 }
 

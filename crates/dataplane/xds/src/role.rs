@@ -1,10 +1,9 @@
 //! What a client is, and so which types of resources it follows.
 
-use ambit_wire::encode::{
-    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_AUTHENTICATION_TYPE_URL,
-    WAYPOINT_DESTINATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_PLUGIN_TYPE_URL,
-    WAYPOINT_POLICY_TYPE_URL, WAYPOINT_RATE_LIMIT_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
-    WAYPOINT_TELEMETRY_TYPE_URL,
+use ambit_model::WaypointRecordType;
+use ambit_wire::{
+    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
+    records,
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
@@ -25,22 +24,8 @@ pub enum Resource {
     Address,
     /// Policies of layer 4.
     Policy,
-    /// The settings of a waypoint.
-    WaypointGateway,
-    /// The services that a waypoint serves.
-    WaypointService,
-    /// The policies of a waypoint.
-    WaypointPolicy,
-    /// How a waypoint treats the endpoints of services.
-    WaypointDestination,
-    /// Who requests to a waypoint come from, by JSON web tokens.
-    WaypointAuthentication,
-    /// How many requests a waypoint lets pass.
-    WaypointRateLimit,
-    /// What a waypoint tells of requests.
-    WaypointTelemetry,
-    /// The plugins of a waypoint.
-    WaypointExtension,
+    /// Records of a waypoint.
+    Waypoint(WaypointRecordType),
 }
 
 /// The place of [`Resource::Address`], the one type that is asked for on demand, for every role.
@@ -55,41 +40,33 @@ impl Role {
         }
     }
 
-    fn resources(self) -> &'static [Resource] {
-        match self {
-            Self::NodeProxy => &[Resource::Address, Resource::Policy],
-            Self::Waypoint => &[
-                Resource::Address,
-                Resource::WaypointGateway,
-                Resource::WaypointService,
-                Resource::WaypointPolicy,
-                Resource::WaypointDestination,
-                Resource::WaypointAuthentication,
-                Resource::WaypointRateLimit,
-                Resource::WaypointTelemetry,
-                Resource::WaypointExtension,
-            ],
-        }
+    /// Types of a role. Waypoints receive settings and policies in the order of pushes.
+    fn resources(self) -> impl Iterator<Item = Resource> {
+        let (own, of_waypoints): (&[_], &[_]) = match self {
+            Self::NodeProxy => (&[Resource::Address, Resource::Policy], &[]),
+            Self::Waypoint => (&[Resource::Address], WaypointRecordType::ALL),
+        };
+        let own = own.iter().copied();
+        own.chain(of_waypoints.iter().copied().map(Resource::Waypoint))
     }
 
     /// The URLs of the types that a client follows.
     pub fn type_urls(self) -> impl Iterator<Item = &'static str> {
-        self.resources().iter().map(|resource| resource.type_url())
+        self.resources().map(Resource::type_url)
     }
 
     /// The types that a client follows, in the order of their [`Kind`].
     pub(crate) fn types(self, on_demand: bool) -> Vec<TypeConfig> {
-        let resources = self.resources().iter();
-        let config = |resource: &Resource| TypeConfig {
+        let config = |resource: Resource| TypeConfig {
             type_url: resource.type_url().into(),
-            on_demand: on_demand && *resource == Resource::Address,
+            on_demand: on_demand && resource == Resource::Address,
         };
-        resources.map(config).collect()
+        self.resources().map(config).collect()
     }
 
     /// The type of a [`Kind`].
     pub(crate) fn resource(self, kind: Kind) -> Option<Resource> {
-        self.resources().get(kind).copied()
+        self.resources().nth(kind)
     }
 }
 
@@ -99,14 +76,7 @@ impl Resource {
         match self {
             Self::Address => ADDRESS_TYPE_URL,
             Self::Policy => AUTHORIZATION_TYPE_URL,
-            Self::WaypointGateway => WAYPOINT_GATEWAY_TYPE_URL,
-            Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
-            Self::WaypointPolicy => WAYPOINT_POLICY_TYPE_URL,
-            Self::WaypointDestination => WAYPOINT_DESTINATION_TYPE_URL,
-            Self::WaypointAuthentication => WAYPOINT_AUTHENTICATION_TYPE_URL,
-            Self::WaypointRateLimit => WAYPOINT_RATE_LIMIT_TYPE_URL,
-            Self::WaypointTelemetry => WAYPOINT_TELEMETRY_TYPE_URL,
-            Self::WaypointExtension => WAYPOINT_PLUGIN_TYPE_URL,
+            Self::Waypoint(of) => records::type_url(of),
         }
     }
 }

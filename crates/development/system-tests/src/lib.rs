@@ -334,6 +334,14 @@ impl Mesh {
         Hanging { mesh, name, node }
     }
 
+    /// Waits until a pod has an answer from an echo.
+    pub fn until_answered(&self, from: &str, address: SocketAddr) {
+        until(&format!("{address} answers {from}"), || {
+            self.dial(from, address)
+                .is_ok_and(|mut echo| echo.say("probe").is_ok())
+        });
+    }
+
     /// Waits until new connections of pods carry only TLS: capture is in force at once, but every client's
     /// proxy must also have received that the server supports HBONE.
     pub fn until_only_tls(&self, from: &str, address: SocketAddr) {

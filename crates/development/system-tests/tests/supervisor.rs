@@ -144,8 +144,10 @@ fn a_new_pods_first_connection_is_its_last_try() {
 #[test]
 fn a_new_pods_first_connection_does_not_wait_until_the_control_plane_has_heard_of_it() {
     let mesh = Mesh::up(PAIR);
-    // The node's proxy knows the server and has a certificate for the account.
+    // The node's proxy has a certificate for the account, and knows that the server is ready.
     mesh.until_only_tls("shop/client", SocketAddr::new(mesh.ip("shop/server"), 9000));
+    let service = mesh.service("server.shop", 9000);
+    mesh.until_answered("shop/client", service);
     let _away = mesh.hang("control", None);
     mesh.apply("new", &new_pod("new", "client"));
     first_answer(&mesh, "shop/new");

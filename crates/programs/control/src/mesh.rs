@@ -263,7 +263,7 @@ impl Follower {
         }
         let mut store = self.mesh.store.write();
         let changed = store.update(&delta);
-        let records = ResourceType::ALL.iter().copied();
+        let records = ResourceType::all();
         let records: Vec<_> = records
             .filter(|of| of.is_whole_collection())
             .map(|of| (of, store.count(of.collection())))

@@ -146,8 +146,8 @@ impl Records {
         let entries = |collection| store.entries(collection).cloned().collect();
         Self {
             revision: store.revision(),
-            addresses: entries(Collection::ADDRESSES),
-            policies: entries(Collection::POLICIES),
+            addresses: entries(Collection::Addresses),
+            policies: entries(Collection::Policies),
         }
     }
 

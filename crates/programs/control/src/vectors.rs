@@ -116,7 +116,7 @@ fn workload_of(parts: &mut Parts) -> &mut workload::Workload {
 }
 
 fn decode(collection: Collection, bytes: &[u8]) -> Parts {
-    if collection == Collection::ADDRESSES {
+    if collection == Collection::Addresses {
         Parts::Address(Box::new(workload::Address::decode(bytes).unwrap()))
     } else {
         Parts::Policy(Box::new(security::Authorization::decode(bytes).unwrap()))
@@ -247,8 +247,8 @@ async fn assert_records_are_istios(server: &ApiServer) {
         .map(|(name, alter, _)| (*name, alter))
         .collect();
     for (collection, name) in [
-        (Collection::ADDRESSES, "address.jsonl"),
-        (Collection::POLICIES, "authorization.jsonl"),
+        (Collection::Addresses, "address.jsonl"),
+        (Collection::Policies, "authorization.jsonl"),
     ] {
         let theirs = recorded(name);
         for entry in store.entries(collection) {
@@ -262,7 +262,7 @@ async fn assert_records_are_istios(server: &ApiServer) {
                 continue;
             };
             // Istio gives policies no version, so that each is sent again on every reconnection.
-            let version = (collection == Collection::ADDRESSES).then_some(version);
+            let version = (collection == Collection::Addresses).then_some(version);
             let same_version = version.is_none_or(|version| version == ours.version);
             if ours.value == bytes && same_version {
                 continue;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_derive::Delta;
 use ambit_k8s_api::Kind;
-use ambit_model::{GatewayName, PolicyKey};
+use ambit_model::{GatewayName, IsWaypointRecord as _, PolicyKey, RateLimit, WaypointRecordType};
 use parking_lot::RwLock;
 
 use crate::auth::Caller;
@@ -25,23 +25,31 @@ impl Waypoints {
     /// Takes over what changed. Returns whether there was anything to learn.
     pub fn update(&self, delta: &Delta) -> bool {
         let mut known = self.0.write();
-        let is_news = known.is_none()
-            || !delta.waypoint_gateways.is_empty()
-            || !delta.waypoint_extensions.is_empty()
-            || !delta.waypoint_rate_limits.is_empty();
+        let mut is_news = known.is_none();
         let known = known.get_or_insert_default();
-        for (name, gateway) in &delta.waypoint_gateways {
-            match gateway {
-                Some(_) => known.gateways.insert(name.clone()),
-                None => known.gateways.remove(name),
+        for (key, record) in &delta.waypoint_records {
+            let record = record.as_deref();
+            let caller = match key.record_type {
+                WaypointRecordType::Gateway => {
+                    match record {
+                        Some(_) => known.gateways.insert(key.gateway.clone()),
+                        None => known.gateways.remove(&key.gateway),
+                    };
+                    None
+                }
+                WaypointRecordType::Extension => Some((Kind::WasmPlugin, record.is_some())),
+                WaypointRecordType::RateLimit => {
+                    let limit = record.and_then(RateLimit::of);
+                    let calls = limit.is_some_and(|limit| limit.global.is_some());
+                    Some((Kind::RateLimit, calls))
+                }
+                _ => continue,
             };
-        }
-        for ((gateway, plugin), record) in &delta.waypoint_extensions {
-            known.set(gateway, (Kind::WasmPlugin, plugin), record.is_some());
-        }
-        for ((gateway, limit), record) in &delta.waypoint_rate_limits {
-            let calls = record.as_ref().is_some_and(|limit| limit.global.is_some());
-            known.set(gateway, (Kind::RateLimit, limit), calls);
+            is_news = true;
+            if let Some((kind, calls)) = caller {
+                let object = PolicyKey::of_record(&key.name);
+                known.set(&key.gateway, (kind, &object), calls);
+            }
         }
         is_news
     }

@@ -18,7 +18,7 @@ use ambit_control::{
     run::{self, Running},
 };
 use ambit_control_channel::{CallHeaders, ChannelConfig, RootCa, TokenSource};
-use ambit_model::Identity;
+use ambit_model::{Identity, WaypointGateway, WaypointService};
 use ambit_tls::{TlsSettings, WorkloadCert};
 use ambit_wire::{
     citadel::{
@@ -28,10 +28,8 @@ use ambit_wire::{
         DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status as XdsStatus,
         aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
     },
-    encode::{
-        ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_GATEWAY_TYPE_URL,
-        WAYPOINT_SERVICE_TYPE_URL,
-    },
+    encode::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL},
+    records::RecordCodec as _,
     workload,
 };
 use clap::Parser;
@@ -1025,8 +1023,8 @@ async fn a_waypoint_is_told_what_it_serves_and_gets_its_own_certificate_while_it
     };
     let mut names = Vec::new();
     for url in [
-        WAYPOINT_GATEWAY_TYPE_URL,
-        WAYPOINT_SERVICE_TYPE_URL,
+        WaypointGateway::TYPE_URL,
+        WaypointService::TYPE_URL,
         ADDRESS_TYPE_URL,
     ] {
         stream.send(request(url)).await;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
-use ambit_model::{ArcStr, NamespacedHostname};
+use ambit_model::{ArcStr, NamespacedHostname, WaypointRecordType};
 use ambit_proxy::{
     SharedState, Workers,
     admin::{self, Admin, Ports},
@@ -19,7 +19,7 @@ use ambit_rt::{
 };
 use ambit_telemetry::{Metrics, XdsTermination, http::HttpMetrics};
 use ambit_wasm::Limits;
-use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Resource, Role, Update};
+use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Role, Update};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -410,8 +410,8 @@ impl Handler for Follower {
         self.state.mark_addresses_known();
     }
 
-    fn waypoint_known(&self, resource: Resource) {
-        self.published.complete(resource);
+    fn waypoint_known(&self, of: WaypointRecordType) {
+        self.published.complete(of);
         if self.published.is_known() {
             self.known.ready();
         }

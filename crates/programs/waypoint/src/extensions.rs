@@ -21,7 +21,10 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::attachments::Attachments;
+use crate::{
+    attachments::Attachments,
+    record_store::{Gone, RecordStore},
+};
 pub(crate) use slot::{CallCause, Instance, OpenStream, PluginContext, Signal, Slots, Tell};
 
 /// One version of a plugin.
@@ -195,9 +198,13 @@ struct Entry {
     good: Option<Arc<Plugin>>,
 }
 
-impl Extensions {
-    /// A plugin is new or has changed, by the name of its record.
-    pub(crate) fn put(&mut self, record: ArcStr, config: WaypointExtension) {
+impl RecordStore for Extensions {
+    type Record = WaypointExtension;
+
+    /// Requests would pass unseen.
+    const IS_NEEDED: bool = true;
+
+    fn put(&mut self, record: ArcStr, config: WaypointExtension) {
         let before = self.entries.remove(&record);
         let same = before
             .as_ref()
@@ -220,12 +227,16 @@ impl Extensions {
         self.renew();
     }
 
-    pub(crate) fn remove(&mut self, record: &str) {
+    fn remove(&mut self, record: &ArcStr) -> Option<Gone> {
         if self.entries.remove(record).is_some() {
             self.renew();
         }
+        None
     }
+}
 
+impl Extensions {
+    /// A plugin is new or has changed, by the name of its record.
     /// Rebuilds the chain of plugins, after a change or when a module is ready.
     pub(crate) fn renew(&mut self) {
         let mut plugins: Vec<_> = self.entries.values_mut().map(Entry::effective).collect();

@@ -31,6 +31,7 @@ mod origination;
 mod plugins;
 pub mod published;
 mod rate_limits;
+mod record_store;
 mod retry_budget;
 mod retry_mark;
 mod route_owner;

@@ -1,8 +1,13 @@
 //! What the control plane says of this waypoint: its settings, the services that it serves with their routes, and
 //! its policies, and whose tokens it takes.
 
+mod destinations;
+mod policies;
+mod served;
+mod settings;
+
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,19 +16,14 @@ use std::{
 
 use ambit_egress::Guard;
 use ambit_jwt::Authentications;
-use ambit_l7::{
-    authz::Policies,
-    route::{RouteTable, concerns},
-    stream::StreamTable,
-};
+use ambit_l7::authz::Policies;
 use ambit_model::{
-    ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PodGrant, PolicyKey,
-    StreamRoute, WaypointExtension, WaypointGateway, WaypointService,
+    ArcStr, NamespacedHostname, WaypointExtension, WaypointGateway, WaypointRecord,
+    WaypointRecordType,
 };
-use ambit_route::WorkloadRef;
 use ambit_wasm::Limits;
-use ambit_xds::{Resource, WaypointUpdate};
-use parking_lot::{Mutex, RwLock};
+use ambit_xds::WaypointUpdate;
+use parking_lot::RwLock;
 use tokio::sync::watch;
 
 use crate::{
@@ -31,122 +31,28 @@ use crate::{
     destination::Ruled,
     extensions::{Chain, Extensions, Plugin},
     rate_limits::{Limiters, OfRequests},
+    record_store::RecordStore,
     telemetry_config::{Exporters, TelemetryConfig, TelemetryConfigs},
 };
 
-/// A port, and the namespace of the clients that a table is for; `None` for everybody.
-type TableKey = (u16, Option<ArcStr>);
+use destinations::Destinations;
+use policies::{AuthenticationStore, PolicyStore};
+pub use served::Served;
+use served::Services;
+use settings::Settings;
 
-/// A service that the waypoint serves.
-#[derive(Debug)]
-pub struct Served {
-    /// Name of the service.
-    pub name: NamespacedHostname,
-    /// Whether each call names the host that is meant.
-    pub resolves_hosts: bool,
-    /// Pods of other namespaces that what is attached to it is for.
-    grantors: Vec<PodGrant>,
-    routes: Vec<HttpRoute>,
-    /// Of the ports that were asked for, by the namespace of the clients that they are for.
-    tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
-    tls_routes: Vec<StreamRoute>,
-    tcp_routes: Vec<StreamRoute>,
-    stream_tables: Mutex<HashMap<TableKey, Arc<StreamTable>>>,
-}
-
-impl Served {
-    fn new(service: WaypointService) -> Self {
-        Self {
-            name: service.service,
-            resolves_hosts: service.resolves_hosts,
-            grantors: service.grantors,
-            routes: service.routes,
-            tables: Mutex::default(),
-            tls_routes: service.tls_routes,
-            tcp_routes: service.tcp_routes,
-            stream_tables: Mutex::default(),
-        }
-    }
-
-    /// Whether what is attached to it is for requests to a pod that is one of its endpoints: one of its own namespace,
-    /// or of one that lets it.
-    pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
-        let is_granted = |grant: &PodGrant| {
-            let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
-            grant.namespace == *pod.namespace() && is_pod
-        };
-        self.name.namespace == *pod.namespace() || self.grantors.iter().any(is_granted)
-    }
-
-    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for
-    /// everybody.
-    pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
-        let is_own = |route: &&HttpRoute| {
-            client.is_some() && route.clients.as_deref() == client && concerns(route, port)
-        };
-        let own = self.routes.iter().find(is_own);
-        let clients = own.and_then(|route| route.clients.clone());
-        let mut tables = self.tables.lock();
-        let table = tables.entry((port, clients.clone()));
-        table
-            .or_insert_with(|| Arc::new(RouteTable::new(&self.routes, port, clients.as_deref())))
-            .clone()
-    }
-
-    /// The routes of connections to a port for a client of a namespace.
-    pub fn stream_routes(&self, port: u16, client: Option<&str>) -> Arc<StreamTable> {
-        let mut routes = self.tls_routes.iter().chain(&self.tcp_routes);
-        // One table does for all clients without routes of their own.
-        let own = routes.find(|route| client.is_some() && route.clients.as_deref() == client);
-        let client = own.and_then(|route| route.clients.clone());
-        let mut tables = self.stream_tables.lock();
-        let table = tables.entry((port, client.clone()));
-        table
-            .or_insert_with(|| {
-                let (tls, tcp) = (&self.tls_routes, &self.tcp_routes);
-                Arc::new(StreamTable::new(tls, tcp, port, client.as_deref()))
-            })
-            .clone()
-    }
-
-    /// The services that its routes lead to, mirrors among them.
-    fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
-        let rules = || self.routes.iter().flat_map(|route| &route.rules);
-        let backends = || rules().flat_map(|rule| &rule.backends);
-        let filters = rules().flat_map(|rule| &rule.filters);
-        let filters = filters.chain(backends().flat_map(|backend| &backend.filters));
-        let mirrors = filters.filter_map(|filter| match filter {
-            HttpFilter::Mirror(mirror) => Some(&mirror.service),
-            _ => None,
-        });
-        let of_requests =
-            backends().filter_map(|backend: &HttpBackend| backend.service.as_ref().ok());
-        let routes = self.tls_routes.iter().chain(&self.tcp_routes);
-        let backends = routes.flat_map(|route| &route.backends);
-        let of_connections = backends.filter_map(|backend| backend.service.as_ref().ok());
-        of_requests.chain(mirrors).chain(of_connections)
-    }
-}
-
-/// Withdrawn object, which is counted no more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Gone {
-    /// A withdrawn policy.
-    Policy(PolicyKey),
-    /// A withdrawn destination rule of a service.
-    Destination(NamespacedHostname),
-}
+pub use crate::record_store::Gone;
 
 /// Configuration of this waypoint from the control plane. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Published(Arc<Inner>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
     known: RwLock<Known>,
     /// Whether the control plane says what is told of requests.
     tells: AtomicBool,
-    exporters: Exporters,
+    exporters: Arc<Exporters>,
     /// Which addresses are called.
     guard: Guard,
     /// Number of changes so far.
@@ -157,56 +63,93 @@ struct Inner {
     is_limited: AtomicBool,
 }
 
+impl Default for Inner {
+    fn default() -> Self {
+        let (exporters, guard) = (Arc::<Exporters>::default(), Guard::default());
+        let known = Known {
+            telemetry_configs: TelemetryConfigs::new(Arc::clone(&exporters)),
+            settings: Settings {
+                guard: guard.clone(),
+                ..Settings::default()
+            },
+            ..Known::default()
+        };
+        Self {
+            known: RwLock::new(known),
+            tells: AtomicBool::default(),
+            exporters,
+            guard,
+            changes: watch::Sender::default(),
+            is_extended: AtomicBool::default(),
+            is_limited: AtomicBool::default(),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Known {
-    gateway: Arc<WaypointGateway>,
-    services: HashMap<NamespacedHostname, Arc<Served>>,
-    policies: Arc<Policies>,
-    /// Keys by the names of records.
-    service_names: HashMap<ArcStr, NamespacedHostname>,
-    policy_names: HashMap<ArcStr, PolicyKey>,
-    authentications: Arc<Authentications>,
-    authentication_names: HashMap<ArcStr, PolicyKey>,
-    /// Services whose endpoints are treated in a way of their own.
-    destinations: HashMap<NamespacedHostname, Arc<Ruled>>,
-    destination_names: HashMap<ArcStr, NamespacedHostname>,
-    /// Telemetry configurations, by target.
+    settings: Settings,
+    services: Services,
+    policies: PolicyStore,
+    authentications: AuthenticationStore,
+    destinations: Destinations,
     telemetry_configs: TelemetryConfigs,
     extensions: Extensions,
     limits: Limiters,
-    /// The types of which all records have been received once.
-    complete: Vec<Resource>,
+    /// Types of which all records have been received once.
+    complete: Vec<WaypointRecordType>,
 }
 
-/// The types that have to be known before anything is served.
-const NEEDED: [Resource; 7] = [
-    Resource::WaypointGateway,
-    Resource::WaypointService,
-    // It may say that endpoints are spoken to in TLS alone.
-    Resource::WaypointDestination,
-    Resource::WaypointPolicy,
-    Resource::WaypointAuthentication,
-    // Without it a request would pass by those that are to see it.
-    Resource::WaypointExtension,
-    // Likewise.
-    Resource::WaypointRateLimit,
-];
+/// Assigns each type of record to the store that keeps it.
+macro_rules! stores {
+    ($($variant:ident: $field:ident,)*) => {
+        impl Known {
+            /// Applies a change, and gives what is no longer counted.
+            fn apply(&mut self, update: WaypointUpdate) -> Option<Gone> {
+                match update {
+                    $(
+                        WaypointUpdate::Put(resource, WaypointRecord::$variant(record)) => {
+                            RecordStore::put(&mut self.$field, resource, *record);
+                            None
+                        }
+                        WaypointUpdate::Gone(WaypointRecordType::$variant, resource) => {
+                            RecordStore::remove(&mut self.$field, &resource)
+                        }
+                    )*
+                }
+            }
+
+            /// Whether records of a type have to be known before anything is served.
+            fn is_needed(&self, of: WaypointRecordType) -> bool {
+                match of {
+                    $(WaypointRecordType::$variant => is_needed(&self.$field),)*
+                }
+            }
+        }
+    };
+}
+
+stores! {
+    Policy: policies,
+    Gateway: settings,
+    Service: services,
+    Destination: destinations,
+    Authentication: authentications,
+    Extension: extensions,
+    Telemetry: telemetry_configs,
+    RateLimit: limits,
+}
+
+fn is_needed<S: RecordStore>(_store: &S) -> bool {
+    S::IS_NEEDED
+}
 
 impl Published {
     /// Applies changes; gives what is no more.
     pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<Gone> {
         let removed = {
             let mut known = self.0.known.write();
-            let exporters = &self.0.exporters;
-            let updates = updates.into_iter().inspect(|update| {
-                if let WaypointUpdate::Gateway(gateway) = update {
-                    let cluster = gateway.cluster_addresses.clone();
-                    self.0
-                        .guard
-                        .update(gateway.allowed_addresses.clone(), cluster);
-                }
-            });
-            let removed = updates.filter_map(|update| known.apply(update, exporters));
+            let removed = updates.into_iter().filter_map(|update| known.apply(update));
             let removed = removed.collect();
             self.0
                 .tells
@@ -222,7 +165,7 @@ impl Published {
     }
 
     /// All records of a type have been received.
-    pub fn complete(&self, of: Resource) {
+    pub fn complete(&self, of: WaypointRecordType) {
         let mut known = self.0.known.write();
         if !known.complete.contains(&of) {
             known.complete.push(of);
@@ -243,12 +186,13 @@ impl Published {
     /// Whether settings, services and policies have all been received once: before, nothing can be judged.
     pub fn is_known(&self) -> bool {
         let known = self.0.known.read();
-        NEEDED.iter().all(|needed| known.complete.contains(needed))
+        let mut all = WaypointRecordType::ALL.iter();
+        all.all(|of| !known.is_needed(*of) || known.complete.contains(of))
     }
 
     /// Settings of the Gateway.
     pub fn gateway(&self) -> Arc<WaypointGateway> {
-        self.0.known.read().gateway.clone()
+        self.0.known.read().settings.gateway.clone()
     }
 
     /// A service, if the waypoint serves it.
@@ -313,6 +257,7 @@ impl Published {
     pub(crate) fn exporters(&self) -> &Exporters {
         &self.0.exporters
     }
+
     /// The plugins that requests are given to; `None` if there are none.
     pub(crate) fn extensions(&self) -> Option<Arc<Chain>> {
         if !self.0.is_extended.load(Ordering::Acquire) {
@@ -352,12 +297,12 @@ impl Published {
 
     /// Policies of the waypoint.
     pub fn policies(&self) -> Arc<Policies> {
-        self.0.known.read().policies.clone()
+        self.0.known.read().policies.all.clone()
     }
 
     /// Whose tokens are taken.
     pub fn authentications(&self) -> Arc<Authentications> {
-        self.0.known.read().authentications.clone()
+        self.0.known.read().authentications.all.clone()
     }
 
     /// The services whose records are needed: those that are served, and those that routes lead to.
@@ -370,6 +315,7 @@ impl Published {
             .collect();
         let providers = known
             .policies
+            .all
             .iter()
             .filter_map(|policy| policy.provider.as_ref());
         let places = providers.filter_map(|provider| provider.place.as_ref().ok());
@@ -404,78 +350,10 @@ impl Published {
     }
 }
 
-impl Known {
-    /// Applies a change; gives what is no more by it.
-    fn apply(&mut self, update: WaypointUpdate, exporters: &Exporters) -> Option<Gone> {
-        match update {
-            WaypointUpdate::Gateway(gateway) => self.gateway = Arc::new(*gateway),
-            // Its pods are about to be ended; requests under way keep their settings.
-            WaypointUpdate::GatewayGone => {}
-            WaypointUpdate::Service(record, service) => {
-                let served = Served::new(*service);
-                self.service_names.insert(record, served.name.clone());
-                self.services.insert(served.name.clone(), Arc::new(served));
-            }
-            WaypointUpdate::ServiceGone(record) => {
-                if let Some(name) = self.service_names.remove(&record) {
-                    self.services.remove(&name);
-                }
-            }
-            WaypointUpdate::Policy(record, policy) => {
-                self.policy_names.insert(record, policy.key.clone());
-                Arc::make_mut(&mut self.policies).insert(*policy);
-            }
-            WaypointUpdate::PolicyGone(record) => {
-                let key = self.policy_names.remove(&record)?;
-                Arc::make_mut(&mut self.policies).remove(&key);
-                return Some(Gone::Policy(key));
-            }
-            WaypointUpdate::Authentication(record, authentication) => {
-                self.authentication_names
-                    .insert(record, authentication.key.clone());
-                Arc::make_mut(&mut self.authentications).insert(*authentication);
-            }
-            WaypointUpdate::AuthenticationGone(record) => {
-                let key = self.authentication_names.remove(&record)?;
-                Arc::make_mut(&mut self.authentications).remove(&key);
-            }
-            WaypointUpdate::Destination(record, destination) => {
-                let name = destination.service.clone();
-                let before = self.destinations.get(&name);
-                let ruled = Ruled::new(*destination, before.map(|before| &**before));
-                self.destination_names.insert(record, name.clone());
-                self.destinations.insert(name, Arc::new(ruled));
-            }
-            WaypointUpdate::DestinationGone(record) => {
-                let name = self.destination_names.remove(&record)?;
-                self.destinations.remove(&name);
-                return Some(Gone::Destination(name));
-            }
-            WaypointUpdate::Telemetry(record, sent) => {
-                let scope = sent.scope.clone();
-                match TelemetryConfig::new(*sent, exporters) {
-                    Ok(telemetry_config) => {
-                        self.telemetry_configs
-                            .insert(record, scope, telemetry_config)
-                    }
-                    Err(error) => {
-                        tracing::warn!(%record, %error, "telemetry that cannot be used, what was told before stays");
-                    }
-                }
-            }
-            WaypointUpdate::TelemetryGone(record) => self.telemetry_configs.remove(&record),
-            WaypointUpdate::RateLimit(record, config) => self.limits.put(record, *config),
-            WaypointUpdate::RateLimitGone(record) => self.limits.remove(&record),
-            WaypointUpdate::Extension(record, config) => self.extensions.put(record, *config),
-            WaypointUpdate::ExtensionGone(record) => self.extensions.remove(&record),
-        }
-        None
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use ambit_l7::authz::Scope;
+    use ambit_model::{HttpBackend, HttpRoute, PolicyKey, WaypointService};
 
     use super::*;
 
@@ -494,22 +372,23 @@ mod tests {
             rules: vec![rule],
             ..HttpRoute::default()
         };
-        WaypointUpdate::Service(
-            arcstr::format!("gw/w/ns/{name}"),
-            Box::new(WaypointService {
-                service: NamespacedHostname::new("ns", name),
-                routes: vec![route],
-                ..WaypointService::default()
-            }),
-        )
+        let service = WaypointService {
+            service: NamespacedHostname::new("ns", name),
+            routes: vec![route],
+            ..WaypointService::default()
+        };
+        WaypointUpdate::Put(arcstr::format!("gw/w/ns/{name}"), service.into())
     }
 
     #[test]
     fn nothing_is_known_before_every_type_was_received() {
         let published = Published::default();
-        for needed in NEEDED {
-            assert!(!published.is_known(), "{needed:?}");
-            published.complete(needed);
+        for needed in WaypointRecordType::ALL {
+            // Requests are served without telemetry.
+            if *needed != WaypointRecordType::Telemetry {
+                assert!(!published.is_known(), "{needed:?}");
+                published.complete(*needed);
+            }
         }
         assert!(published.is_known());
     }
@@ -527,45 +406,11 @@ mod tests {
                 .service(&NamespacedHostname::new("ns", "b"))
                 .is_none()
         );
-        published.apply([WaypointUpdate::ServiceGone("gw/w/ns/a".into())]);
+        published.apply([WaypointUpdate::Gone(
+            WaypointRecordType::Service,
+            "gw/w/ns/a".into(),
+        )]);
         assert!(published.needed().is_empty());
-    }
-
-    #[test]
-    fn a_clients_namespace_has_its_own_routes_on_the_ports_that_they_are_for() {
-        let route = |name: &str, clients: Option<&str>, ports: &[u16]| HttpRoute {
-            name: ambit_model::RouteName {
-                name: name.into(),
-                ..Default::default()
-            },
-            ports: ports.to_vec(),
-            clients: clients.map(ArcStr::from),
-            rules: vec![ambit_model::HttpRouteRule::default()],
-        };
-        let served = Served::new(WaypointService {
-            service: NamespacedHostname::new("ns", "a"),
-            routes: vec![route("all", None, &[]), route("own", Some("bank"), &[80])],
-            ..WaypointService::default()
-        });
-        let of = |port, client| {
-            let headers = http::HeaderMap::new();
-            let table = served.routes(port, client);
-            let request = ambit_l7::route::RouteRequest {
-                method: "GET",
-                path: "/",
-                query: None,
-                host: "",
-                headers: &headers,
-            };
-            match table.choose(&request) {
-                ambit_l7::route::Choice::Rule(rule, _) => rule.route.name.to_string(),
-                other => format!("{other:?}"),
-            }
-        };
-        assert_eq!(of(80, Some("bank")), "own");
-        assert_eq!(of(81, Some("bank")), "all");
-        assert_eq!(of(80, Some("shop")), "all");
-        assert_eq!(of(80, None), "all");
     }
 
     #[test]
@@ -577,10 +422,10 @@ mod tests {
             ..Default::default()
         };
         let record = ArcStr::from("gw/w/ns/p");
-        published.apply([WaypointUpdate::Policy(record.clone(), Box::new(policy))]);
+        published.apply([WaypointUpdate::Put(record.clone(), policy.into())]);
         assert_eq!(published.policies().iter().count(), 1);
         assert!(!published.policies().need_http(Scope::Pod(&[])));
-        let removed = published.apply([WaypointUpdate::PolicyGone(record)]);
+        let removed = published.apply([WaypointUpdate::Gone(WaypointRecordType::Policy, record)]);
         assert_eq!(removed, [Gone::Policy(PolicyKey::of_record("ns/p"))]);
         assert_eq!(published.policies().iter().count(), 0);
     }

@@ -14,6 +14,8 @@ use ambit_model::{ArcStr, GlobalLimit, LocalLimit, NamespacedHostname, RateLimit
 use ambit_resilience::{Buckets, Rate, Verdict};
 use parking_lot::Mutex;
 
+use crate::record_store::{Gone, RecordStore};
+
 /// An object, ready for requests.
 #[derive(Debug)]
 pub(crate) struct Limiter {
@@ -153,19 +155,27 @@ impl OfRequests {
     }
 }
 
+impl RecordStore for Limiters {
+    type Record = RateLimit;
+
+    /// Requests would pass uncounted.
+    const IS_NEEDED: bool = true;
+
+    fn put(&mut self, resource: ArcStr, record: RateLimit) {
+        let before = self.by_record.get(&resource).map(|before| &**before);
+        let limiter = Arc::new(Limiter::new(record, before, Instant::now()));
+        self.by_record.insert(resource, limiter);
+        self.sort();
+    }
+
+    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+        self.by_record.remove(resource);
+        self.sort();
+        None
+    }
+}
+
 impl Limiters {
-    pub(crate) fn put(&mut self, record: ArcStr, config: RateLimit) {
-        let before = self.by_record.get(&record).map(|before| &**before);
-        let limiter = Arc::new(Limiter::new(config, before, Instant::now()));
-        self.by_record.insert(record, limiter);
-        self.sort();
-    }
-
-    pub(crate) fn remove(&mut self, record: &ArcStr) {
-        self.by_record.remove(record);
-        self.sort();
-    }
-
     fn sort(&mut self) {
         let is_of_all = |one: &&Arc<Limiter>| one.config.for_gateway;
         let services = self.by_record.values().flat_map(|one| &one.config.services);

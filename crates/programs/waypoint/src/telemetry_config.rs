@@ -17,6 +17,8 @@ use ambit_observation::{
 use ambit_telemetry::http::{Changed, FamilyRule, Relabel};
 use http::HeaderName;
 
+use crate::record_store::{Gone, RecordStore};
+
 pub(crate) use queue::{Begun, Exporters, Item, Queue};
 
 /// Telemetry configuration of some targets.
@@ -205,40 +207,55 @@ pub(crate) struct TelemetryConfigs {
     waypoint: Option<Arc<TelemetryConfig>>,
     namespaces: HashMap<ArcStr, Arc<TelemetryConfig>>,
     services: HashMap<NamespacedHostname, Arc<TelemetryConfig>>,
-    /// By the names of records.
-    names: HashMap<ArcStr, TelemetryScope>,
+    /// Targets by the names of resources.
+    targets: HashMap<ArcStr, TelemetryScope>,
+    exporters: Arc<Exporters>,
 }
 
-impl TelemetryConfigs {
-    /// Something is told as it is said now.
-    pub(crate) fn insert(
-        &mut self,
-        record: ArcStr,
-        scope: TelemetryScope,
-        telemetry_config: TelemetryConfig,
-    ) {
-        let telemetry_config = Arc::new(telemetry_config);
-        self.names.insert(record, scope.clone());
-        match scope {
-            TelemetryScope::Waypoint => self.waypoint = Some(telemetry_config),
-            TelemetryScope::Namespace(name) => drop(self.namespaces.insert(name, telemetry_config)),
-            TelemetryScope::Service(name) => drop(self.services.insert(name, telemetry_config)),
+impl RecordStore for TelemetryConfigs {
+    type Record = WaypointTelemetry;
+
+    /// Requests are served without it.
+    const IS_NEEDED: bool = false;
+
+    fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {
+        let target = record.scope.clone();
+        let config = match TelemetryConfig::new(record, &self.exporters) {
+            Ok(config) => Arc::new(config),
+            Err(error) => {
+                tracing::warn!(%resource, %error, "telemetry that cannot be used, the configuration before it stays");
+                return;
+            }
+        };
+        self.targets.insert(resource, target.clone());
+        match target {
+            TelemetryScope::Waypoint => self.waypoint = Some(config),
+            TelemetryScope::Namespace(name) => drop(self.namespaces.insert(name, config)),
+            TelemetryScope::Service(name) => drop(self.services.insert(name, config)),
         }
     }
 
-    /// A record is gone.
-    pub(crate) fn remove(&mut self, record: &ArcStr) {
-        match self.names.remove(record) {
-            Some(TelemetryScope::Waypoint) => self.waypoint = None,
-            Some(TelemetryScope::Namespace(name)) => drop(self.namespaces.remove(&name)),
-            Some(TelemetryScope::Service(name)) => drop(self.services.remove(&name)),
-            None => {}
+    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+        match self.targets.remove(resource)? {
+            TelemetryScope::Waypoint => self.waypoint = None,
+            TelemetryScope::Namespace(name) => drop(self.namespaces.remove(&name)),
+            TelemetryScope::Service(name) => drop(self.services.remove(&name)),
+        }
+        None
+    }
+}
+
+impl TelemetryConfigs {
+    pub(crate) fn new(exporters: Arc<Exporters>) -> Self {
+        Self {
+            exporters,
+            ..Self::default()
         }
     }
 
     /// Whether nothing is told but by the waypoint's own settings.
     pub(crate) fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.targets.is_empty()
     }
 
     /// The telemetry of requests that concern these services, of which the first that has any of its own counts; else

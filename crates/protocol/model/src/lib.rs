@@ -21,6 +21,7 @@ mod service;
 mod stream_route;
 mod telemetry;
 mod waypoint;
+mod waypoint_record;
 mod waypoint_rule;
 mod workload;
 
@@ -69,6 +70,9 @@ pub use telemetry::{
     TelemetryTag, TelemetryTagValue, TelemetryTracing, WaypointTelemetry,
 };
 pub use waypoint::{GatewayName, PathNormalization, PodGrant, WaypointGateway, WaypointService};
+pub use waypoint_record::{
+    IsWaypointRecord, WaypointRecord, WaypointRecordKey, WaypointRecordType,
+};
 pub use waypoint_rule::WaypointRule;
 pub use workload::{
     AppTunnel, AppTunnelProtocol, EndpointWaypoint, Locality, NetworkMode, PodName, Protocol,

@@ -5,19 +5,12 @@
 //! unknown extensions and unknown fields of workloads and services: they are ignored (fields are
 //! counted). In a policy they refuse it. Decoded addresses are canonical.
 
-mod authentication;
 mod delta;
-mod destination;
-mod extension;
-mod parts;
 mod policy;
-mod provider;
-mod rate_limit;
 mod service;
-mod telemetry;
+mod strict;
 #[cfg(test)]
 mod tests;
-mod waypoint;
 mod workload;
 
 use std::net::IpAddr;
@@ -29,13 +22,11 @@ use prost::Message;
 use crate::workload as wire;
 
 pub use crate::unknown::UnknownField;
-pub use authentication::{AuthenticationNotUnderstood, waypoint_authentication};
-pub use destination::waypoint_destination;
-pub use extension::{ExtensionNotUnderstood, waypoint_extension};
-pub use policy::{NotUnderstood, policy};
-pub use rate_limit::{RateLimitNotUnderstood, waypoint_rate_limit};
-pub use telemetry::waypoint_telemetry;
-pub use waypoint::{HttpNotUnderstood, waypoint_gateway, waypoint_policy, waypoint_service};
+pub use policy::policy;
+pub use strict::{NotUnderstood, Substitute};
+
+pub(crate) use policy::{accounts, nets, ports, texts};
+pub(crate) use strict::{under_own_name, whole};
 
 use crate::unknown::{ISTIO_SECURITY_AUTHORIZATION, ISTIO_WORKLOAD_ADDRESS};
 
@@ -51,7 +42,7 @@ pub struct DecodeError {
 
 /// What is wrong with a field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum Refusal {
+pub(crate) enum Refusal {
     #[error("not the protobuf message it should be: {0}")]
     Malformed(#[source] prost::DecodeError),
     #[error("is missing")]
@@ -89,11 +80,11 @@ enum Refusal {
 }
 
 impl DecodeError {
-    fn new(field: &'static str, reason: Refusal) -> Self {
+    pub(crate) fn new(field: &'static str, reason: Refusal) -> Self {
         Self { field, reason }
     }
 
-    fn missing(field: &'static str) -> Self {
+    pub(crate) fn missing(field: &'static str) -> Self {
         Self::new(field, Refusal::Missing)
     }
 
@@ -151,13 +142,13 @@ impl TryFrom<wire::Address> for AddressRecord {
 /// refused.
 pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
     let policy: crate::security::Authorization =
-        parts::whole("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
+        whole("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
     policy.try_into()
 }
 
 // === parts shared by several records ===
 
-fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
+pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
     let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
         (Ok(four), _) => IpAddr::from(four),
         (_, Ok(sixteen)) => IpAddr::from(sixteen),
@@ -167,7 +158,7 @@ fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
 }
 
 /// A prefix; one of IPv4-mapped addresses becomes the IPv4 prefix it is.
-fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, DecodeError> {
+pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, DecodeError> {
     let too_long = || DecodeError::new(field, Refusal::PrefixLength(length));
     let address = ip(field, bytes)?;
     let mapped = address.is_ipv4() && bytes.len() == 16;
@@ -185,11 +176,11 @@ fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, Decod
         .map_err(|_| too_long())
 }
 
-fn port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
+pub(crate) fn port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
     u16::try_from(port).map_err(|_| DecodeError::new(field, Refusal::Port(port)))
 }
 
-fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, DecodeError> {
+pub(crate) fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, DecodeError> {
     T::try_from(value).map_err(|_| DecodeError::new(field, Refusal::UnknownValue(value)))
 }
 

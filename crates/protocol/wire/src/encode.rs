@@ -3,14 +3,6 @@
 //! Encoding is total and deterministic: the same record has the same bytes on every replica, since a
 //! resource version is derived from them.
 
-mod authentication;
-mod destination;
-mod extension;
-mod provider;
-mod rate_limit;
-mod telemetry;
-mod waypoint;
-
 use std::net::IpAddr;
 
 use ambit_model as model;
@@ -20,15 +12,6 @@ use prost::Message;
 use prost_types::Any;
 
 use crate::{ambit, security, workload};
-
-pub use authentication::WAYPOINT_AUTHENTICATION_TYPE_URL;
-pub use destination::WAYPOINT_DESTINATION_TYPE_URL;
-pub use extension::WAYPOINT_PLUGIN_TYPE_URL;
-pub use rate_limit::WAYPOINT_RATE_LIMIT_TYPE_URL;
-pub use telemetry::WAYPOINT_TELEMETRY_TYPE_URL;
-pub use waypoint::{
-    WAYPOINT_GATEWAY_TYPE_URL, WAYPOINT_POLICY_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
-};
 
 /// Type URL of WDS records (both kinds).
 pub const ADDRESS_TYPE_URL: &str = "type.googleapis.com/istio.workload.Address";

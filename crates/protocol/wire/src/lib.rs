@@ -52,6 +52,7 @@ pub mod enrolled;
 mod envoy;
 pub mod ext_authz;
 pub mod rate_limit_service;
+pub mod records;
 mod unknown;
 pub mod zds_codec;
 

@@ -11,14 +11,10 @@ use prost::{
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
-pub(crate) use schema::{
-    AMBIT_V1_WAYPOINTAUTHENTICATION, AMBIT_V1_WAYPOINTDESTINATION, AMBIT_V1_WAYPOINTEXTENSION,
-    AMBIT_V1_WAYPOINTGATEWAY, AMBIT_V1_WAYPOINTPOLICY, AMBIT_V1_WAYPOINTRATELIMIT,
-    AMBIT_V1_WAYPOINTSERVICE, AMBIT_V1_WAYPOINTTELEMETRY, ISTIO_SECURITY_AUTHORIZATION,
-    ISTIO_WORKLOAD_ADDRESS,
-};
+pub(crate) use schema::*;
 
 #[rustfmt::skip]
+#[expect(dead_code, reason = "some messages are named like records and are none")]
 mod schema {
     use super::Message;
     include!("generated/schema.rs");

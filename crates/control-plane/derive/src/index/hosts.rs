@@ -133,7 +133,7 @@ impl Index {
             let mut binding = gateways.clone();
             binding.retain(|one| awaited.as_ref() != Some(one));
             let refusals = self.refusals(key, &record.service, &binding);
-            rendered.waypoint_services.extend(refusals);
+            rendered.add(refusals);
             for gateway in gateways {
                 let service = WaypointService {
                     service: record.service.namespaced_hostname(),
@@ -145,10 +145,10 @@ impl Index {
                         .is_some_and(|entry| entry.resolves_named(host)),
                     grantors: grantors.clone(),
                 };
-                rendered.waypoint_services.push((gateway, service));
+                rendered.add([(gateway, service)]);
             }
             let destinations = self.destinations(key, host);
-            rendered.waypoint_destinations.extend(destinations);
+            rendered.add(destinations);
             rendered.services.push(record);
         }
         rendered

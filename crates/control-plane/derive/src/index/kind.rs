@@ -7,10 +7,7 @@
 use std::fmt;
 
 use ambit_k8s_api::{ObjectKey, ObjectMeta, ObjectType};
-use ambit_model::{
-    ArcStr, Authentication, Authorization, GatewayName, HttpPolicy, RateLimit, WaypointDestination,
-    WaypointExtension, WaypointGateway, WaypointService, WaypointTelemetry, Workload,
-};
+use ambit_model::{ArcStr, Authorization, GatewayName, WaypointRecord, Workload};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -91,16 +88,31 @@ pub(crate) struct Rendered {
     pub(crate) workloads: Vec<Workload>,
     pub(crate) services: Vec<ServiceRecord>,
     pub(crate) policies: Vec<Authorization>,
-    pub(crate) waypoint_gateways: Vec<WaypointGateway>,
-    pub(crate) waypoint_services: Vec<(GatewayName, WaypointService)>,
-    pub(crate) waypoint_policies: Vec<(GatewayName, HttpPolicy)>,
-    pub(crate) waypoint_destinations: Vec<(GatewayName, WaypointDestination)>,
-    pub(crate) waypoint_authentications: Vec<(GatewayName, Authentication)>,
-    pub(crate) waypoint_rate_limits: Vec<(GatewayName, RateLimit)>,
-    pub(crate) waypoint_telemetry: Vec<(GatewayName, WaypointTelemetry)>,
-    pub(crate) waypoint_extensions: Vec<(GatewayName, WaypointExtension)>,
+    /// Records of waypoints, each with its Gateway.
+    pub(crate) waypoint_records: Vec<(GatewayName, WaypointRecord)>,
     /// What of an object has no effect because of other objects.
     pub(crate) conflicts: Vec<Note>,
+}
+
+impl Rendered {
+    /// Adds records of waypoints.
+    pub(crate) fn add<R: Into<WaypointRecord>>(
+        &mut self,
+        records: impl IntoIterator<Item = (GatewayName, R)>,
+    ) {
+        let records = records.into_iter();
+        self.waypoint_records
+            .extend(records.map(|(gateway, record)| (gateway, record.into())));
+    }
+
+    /// Nothing but records of waypoints.
+    pub(crate) fn at_waypoints<R: Into<WaypointRecord>>(
+        records: impl IntoIterator<Item = (GatewayName, R)>,
+    ) -> Self {
+        let mut rendered = Self::default();
+        rendered.add(records);
+        rendered
+    }
 }
 
 /// How an object that declares a host stands among others that do.

@@ -3,9 +3,8 @@
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use ambit_model::{
-    Authentication, Authorization, GatewayName, HttpPolicy, NamespacedHostname, PolicyKey,
-    RateLimit, TelemetryScope, WaypointDestination, WaypointExtension, WaypointGateway,
-    WaypointService, WaypointTelemetry, Workload, WorkloadUid,
+    Authorization, NamespacedHostname, PolicyKey, WaypointRecord, WaypointRecordKey, Workload,
+    WorkloadUid,
 };
 
 use super::Maker;
@@ -17,14 +16,7 @@ pub(super) struct Published {
     workloads: Records<WorkloadUid, Workload>,
     services: Records<NamespacedHostname, ServiceRecord>,
     policies: Records<PolicyKey, Authorization>,
-    waypoint_gateways: Records<GatewayName, WaypointGateway>,
-    waypoint_services: Records<(GatewayName, NamespacedHostname), WaypointService>,
-    waypoint_policies: Records<(GatewayName, PolicyKey), HttpPolicy>,
-    waypoint_destinations: Records<(GatewayName, NamespacedHostname), WaypointDestination>,
-    waypoint_authentications: Records<(GatewayName, PolicyKey), Authentication>,
-    waypoint_rate_limits: Records<(GatewayName, PolicyKey), RateLimit>,
-    waypoint_telemetry: Records<(GatewayName, TelemetryScope), WaypointTelemetry>,
-    waypoint_extensions: Records<(GatewayName, PolicyKey), WaypointExtension>,
+    waypoint_records: Records<WaypointRecordKey, WaypointRecord>,
 }
 
 impl Published {
@@ -34,14 +26,7 @@ impl Published {
             workloads,
             services,
             policies,
-            waypoint_gateways,
-            waypoint_services,
-            waypoint_policies,
-            waypoint_destinations,
-            waypoint_authentications,
-            waypoint_rate_limits,
-            waypoint_telemetry,
-            waypoint_extensions,
+            waypoint_records,
             conflicts: _,
         } = new;
         let named = workloads.into_iter().map(|one| (one.uid.clone(), one));
@@ -51,38 +36,11 @@ impl Published {
         self.services.replace(maker, named, &mut delta.services);
         let named = policies.into_iter().map(|one| (one.key(), one));
         self.policies.replace(maker, named, &mut delta.policies);
-        let named = waypoint_gateways.into_iter();
-        let named = named.map(|one| (one.gateway.clone(), one));
-        self.waypoint_gateways
-            .replace(maker, named, &mut delta.waypoint_gateways);
-        let named = waypoint_services.into_iter();
-        let named = named.map(|(gateway, one)| ((gateway, one.service.clone()), one));
-        self.waypoint_services
-            .replace(maker, named, &mut delta.waypoint_services);
-        let named = waypoint_policies.into_iter();
-        let named = named.map(|(gateway, one)| ((gateway, one.key.clone()), one));
-        self.waypoint_policies
-            .replace(maker, named, &mut delta.waypoint_policies);
-        let named = waypoint_destinations.into_iter();
-        let named = named.map(|(gateway, one)| ((gateway, one.service.clone()), one));
-        self.waypoint_destinations
-            .replace(maker, named, &mut delta.waypoint_destinations);
-        let named = waypoint_authentications.into_iter();
-        let named = named.map(|(gateway, one)| ((gateway, one.key.clone()), one));
-        self.waypoint_authentications
-            .replace(maker, named, &mut delta.waypoint_authentications);
-        let named = waypoint_rate_limits.into_iter();
-        let named = named.map(|(gateway, one)| ((gateway, one.key.clone()), one));
-        self.waypoint_rate_limits
-            .replace(maker, named, &mut delta.waypoint_rate_limits);
-        let named = waypoint_telemetry.into_iter();
-        let named = named.map(|(gateway, one)| ((gateway, one.scope.clone()), one));
-        self.waypoint_telemetry
-            .replace(maker, named, &mut delta.waypoint_telemetry);
-        let named = waypoint_extensions.into_iter();
-        let named = named.map(|(gateway, one)| ((gateway, PolicyKey::of_record(&one.key())), one));
-        self.waypoint_extensions
-            .replace(maker, named, &mut delta.waypoint_extensions);
+        let named = waypoint_records
+            .into_iter()
+            .map(|(gateway, one)| (WaypointRecordKey::new(gateway, &one), one));
+        self.waypoint_records
+            .replace(maker, named, &mut delta.waypoint_records);
     }
 }
 

@@ -13,8 +13,9 @@ use ambit_derive::{Delta, Index, MeshConfig, PodDirectory, Severity};
 use ambit_k8s_api::{Object, ObjectEvent, ObjectKey, labels};
 use ambit_l7::authz::{self as l7, Scope, ServicePort};
 use ambit_model::{
-    Action, Authorization, GatewayName, HttpPolicy, Identity, NamespacedHostname, PolicyKey,
-    Protocol, Service, WaypointGateway, Workload, WorkloadUid,
+    Action, Authorization, GatewayName, HttpPolicy, Identity, IsWaypointRecord, NamespacedHostname,
+    PolicyKey, Protocol, Service, WaypointGateway, WaypointRecord, WaypointRecordKey,
+    WaypointService, Workload, WorkloadUid,
 };
 
 use super::{
@@ -184,29 +185,26 @@ struct Records {
     workloads: BTreeMap<WorkloadUid, Arc<Workload>>,
     services: BTreeMap<NamespacedHostname, Arc<Service>>,
     policies: BTreeMap<PolicyKey, Arc<Authorization>>,
-    served: BTreeSet<(GatewayName, NamespacedHostname)>,
-    gateways: BTreeMap<GatewayName, Arc<WaypointGateway>>,
-    at_waypoints: BTreeMap<(GatewayName, PolicyKey), Arc<HttpPolicy>>,
+    of_waypoints: BTreeMap<WaypointRecordKey, Arc<WaypointRecord>>,
 }
 
 impl Records {
     fn update(&mut self, delta: Delta) {
         lay(&mut self.workloads, delta.workloads);
         lay(&mut self.policies, delta.policies);
-        lay(&mut self.at_waypoints, delta.waypoint_policies);
-        lay(&mut self.gateways, delta.waypoint_gateways);
+        lay(&mut self.of_waypoints, delta.waypoint_records);
         for (name, record) in delta.services {
             match record {
                 Some(record) => self.services.insert(name, Arc::new(record.service.clone())),
                 None => self.services.remove(&name),
             };
         }
-        for (name, record) in delta.waypoint_services {
-            match record {
-                Some(_) => self.served.insert(name),
-                None => self.served.remove(&name),
-            };
-        }
+    }
+
+    /// Records of waypoints of one type.
+    fn of_waypoints<R: IsWaypointRecord>(&self) -> impl Iterator<Item = (&GatewayName, &R)> {
+        let all = self.of_waypoints.iter();
+        all.filter_map(|(key, record)| Some((&key.gateway, R::of(record)?)))
     }
 }
 
@@ -224,7 +222,7 @@ struct Mesh {
     by_address: HashMap<IpAddr, Arc<Workload>>,
     services: Vec<Arc<Service>>,
     served: BTreeSet<(GatewayName, NamespacedHostname)>,
-    gateways: BTreeMap<GatewayName, Arc<WaypointGateway>>,
+    gateways: BTreeMap<GatewayName, WaypointGateway>,
     policies: PolicySet,
     at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
     /// The readings that admit the most and the least of what metrics tell.
@@ -245,7 +243,7 @@ impl Mesh {
         }
         let at_waypoints = |told: Told| {
             let mut all = BTreeMap::<_, AtWaypoint>::new();
-            for ((gateway, _), policy) in &records.at_waypoints {
+            for (gateway, policy) in records.of_waypoints::<HttpPolicy>() {
                 let at = all.entry(gateway.clone());
                 at.or_insert_with(|| AtWaypoint::new(told)).insert(policy);
             }
@@ -256,11 +254,15 @@ impl Mesh {
             let workload = Arc::clone(workload);
             each.map(move |ip| (ip, Arc::clone(&workload)))
         };
+        let services = records.of_waypoints::<WaypointService>();
+        let services = services.map(|(gateway, one)| (gateway.clone(), one.service.clone()));
+        let settings = records.of_waypoints::<WaypointGateway>();
+        let settings = settings.map(|(gateway, one)| (gateway.clone(), one.clone()));
         Self {
             by_address: records.workloads.values().flat_map(addresses).collect(),
             services: records.services.values().cloned().collect(),
-            served: records.served.clone(),
-            gateways: records.gateways.clone(),
+            served: services.collect(),
+            gateways: settings.collect(),
             policies,
             by_metrics,
             at_waypoints: at_waypoints(Told::ByLogs),

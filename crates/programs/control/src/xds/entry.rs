@@ -1,38 +1,23 @@
 //! A record as it is sent: encoded once, with its version and what it can be found by.
 
 use ambit_derive::ServiceRecord;
-use ambit_model::{ArcStr, Authorization, NetworkMode, Workload};
-use ambit_wire::{security, workload};
+use ambit_model::{
+    ArcStr, Authorization, NetworkMode, WaypointRecord, WaypointRecordType, Workload,
+};
+use ambit_wire::{records, security, workload};
 use bytes::Bytes;
 use prost::Message;
 use xxhash_rust::xxh64::xxh64;
 
-/// A set of records with names of its own. Further ones are further values; the store makes them as they are
-/// written to.
+/// Set of records with names of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Collection(&'static str);
-
-impl Collection {
+pub enum Collection {
     /// Workloads and services.
-    pub const ADDRESSES: Self = Self("addresses");
-    /// Policies.
-    pub const POLICIES: Self = Self("policies");
-    /// Settings of waypoints.
-    pub const WAYPOINT_GATEWAYS: Self = Self("waypoint gateways");
-    /// What waypoints serve.
-    pub const WAYPOINT_SERVICES: Self = Self("waypoint services");
-    /// What waypoints enforce.
-    pub const WAYPOINT_POLICIES: Self = Self("waypoint policies");
-    /// How waypoints treat the endpoints of services.
-    pub const WAYPOINT_DESTINATIONS: Self = Self("waypoint destinations");
-    /// What waypoints authenticate by.
-    pub const WAYPOINT_AUTHENTICATIONS: Self = Self("waypoint authentications");
-    /// How many requests waypoints let pass.
-    pub const WAYPOINT_RATE_LIMITS: Self = Self("waypoint rate limits");
-    /// What waypoints tell of requests.
-    pub const WAYPOINT_TELEMETRY: Self = Self("waypoint telemetry");
-    /// What runs in waypoints.
-    pub const WAYPOINT_EXTENSIONS: Self = Self("waypoint extensions");
+    Addresses,
+    /// Policies of layer 4.
+    Policies,
+    /// Records of waypoints of one type.
+    Waypoint(WaypointRecordType),
 }
 
 /// What a record is.
@@ -128,9 +113,9 @@ impl Entry {
         )
     }
 
-    /// A record of waypoints, by its name.
-    pub(super) fn waypoint(name: ArcStr, sent: &impl Message) -> Self {
-        let value = sent.encode_to_vec().into();
+    /// Record of a waypoint, under the name of the resource.
+    pub(super) fn waypoint(name: ArcStr, record: &WaypointRecord) -> Self {
+        let value = records::encode(record).into();
         Self::new(name, value, Vec::new(), EntryKind::Waypoint)
     }
 

@@ -190,8 +190,8 @@ impl Session {
                 pushes.push(self.push(batch, store));
             }
         }
-        for kind in ResourceType::ALL.iter().filter(|kind| kind.is_referenced()) {
-            if let Some(gone) = self.removable(*kind, store) {
+        for kind in ResourceType::all().filter(|kind| kind.is_referenced()) {
+            if let Some(gone) = self.removable(kind, store) {
                 pushes.push(self.push(gone, store));
             }
         }

@@ -6,8 +6,7 @@ use std::{
 };
 
 use ambit_derive::Delta;
-use ambit_model::{ArcStr, TelemetryScope};
-use ambit_wire::ambit;
+use ambit_model::ArcStr;
 
 use super::{
     batch::Batches,
@@ -52,73 +51,23 @@ impl Store {
         let before = self.revision;
         for (uid, workload) in &delta.workloads {
             let entry = workload.as_deref().map(Entry::workload);
-            self.put(Collection::ADDRESSES, uid, entry);
+            self.put(Collection::Addresses, uid, entry);
         }
         for (name, service) in &delta.services {
             let entry = service.as_deref().map(Entry::service);
-            self.put(Collection::ADDRESSES, &name.to_string().into(), entry);
+            self.put(Collection::Addresses, &name.to_string().into(), entry);
         }
         for (key, policy) in &delta.policies {
             let entry = policy.as_deref().map(Entry::policy);
-            self.put(Collection::POLICIES, &key.to_string().into(), entry);
+            self.put(Collection::Policies, &key.to_string().into(), entry);
         }
-        self.update_waypoints(delta);
+        for (key, record) in &delta.waypoint_records {
+            let name = ArcStr::from(key.to_string());
+            let entry = record.as_deref();
+            let entry = entry.map(|record| Entry::waypoint(name.clone(), record));
+            self.put(Collection::Waypoint(key.record_type), &name, entry);
+        }
         usize::try_from(self.revision - before).unwrap_or(usize::MAX)
-    }
-
-    fn update_waypoints(&mut self, delta: &Delta) {
-        for (gateway, record) in &delta.waypoint_gateways {
-            let name = ArcStr::from(gateway.to_string());
-            let record = record.as_deref().map(ambit::WaypointGateway::from);
-            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
-            self.put(Collection::WAYPOINT_GATEWAYS, &name, entry);
-        }
-        for ((gateway, service), record) in &delta.waypoint_services {
-            let name = arcstr::format!("{gateway}/{service}");
-            let record = record.as_deref().map(ambit::WaypointService::from);
-            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
-            self.put(Collection::WAYPOINT_SERVICES, &name, entry);
-        }
-        for ((gateway, policy), record) in &delta.waypoint_policies {
-            let name = arcstr::format!("{gateway}/{policy}");
-            let record = record.as_deref().map(ambit::WaypointPolicy::from);
-            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
-            self.put(Collection::WAYPOINT_POLICIES, &name, entry);
-        }
-        for ((gateway, service), record) in &delta.waypoint_destinations {
-            let name = arcstr::format!("{gateway}/{service}");
-            let record = record.as_deref().map(ambit::WaypointDestination::from);
-            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
-            self.put(Collection::WAYPOINT_DESTINATIONS, &name, entry);
-        }
-        for ((gateway, object), record) in &delta.waypoint_authentications {
-            let name = arcstr::format!("{gateway}/{object}");
-            let record = record.as_deref().map(ambit::WaypointAuthentication::from);
-            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
-            self.put(Collection::WAYPOINT_AUTHENTICATIONS, &name, entry);
-        }
-        for ((gateway, scope), record) in &delta.waypoint_telemetry {
-            let name = match scope {
-                TelemetryScope::Waypoint => ArcStr::from(gateway.to_string()),
-                TelemetryScope::Namespace(namespace) => arcstr::format!("{gateway}/{namespace}"),
-                TelemetryScope::Service(service) => arcstr::format!("{gateway}/{service}"),
-            };
-            let record = record.as_deref().map(ambit::WaypointTelemetry::from);
-            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
-            self.put(Collection::WAYPOINT_TELEMETRY, &name, entry);
-        }
-        for ((gateway, object), record) in &delta.waypoint_rate_limits {
-            let name = arcstr::format!("{gateway}/{object}");
-            let record = record.as_deref().map(ambit::WaypointRateLimit::from);
-            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
-            self.put(Collection::WAYPOINT_RATE_LIMITS, &name, entry);
-        }
-        for ((gateway, plugin), record) in &delta.waypoint_extensions {
-            let name = arcstr::format!("{gateway}/{plugin}");
-            let record = record.as_deref().map(ambit::WaypointExtension::from);
-            let entry = record.map(|sent| Entry::waypoint(name.clone(), &sent));
-            self.put(Collection::WAYPOINT_EXTENSIONS, &name, entry);
-        }
     }
 
     fn put(&mut self, collection: Collection, name: &ArcStr, new: Option<Entry>) {

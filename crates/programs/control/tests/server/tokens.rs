@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use ambit_wire::encode::{WAYPOINT_POLICY_TYPE_URL, WORKLOAD_TYPE_URL};
+use ambit_model::HttpPolicy;
+use ambit_wire::encode::WORKLOAD_TYPE_URL;
 use futures_util::{StreamExt, stream};
 
 use super::*;
@@ -103,9 +104,9 @@ spec: {selector: {matchLabels: {app: web}}, rules: [{from: [{source: {principals
 "#;
 
 const TYPES: [&str; 6] = [
-    WAYPOINT_GATEWAY_TYPE_URL,
-    WAYPOINT_SERVICE_TYPE_URL,
-    WAYPOINT_POLICY_TYPE_URL,
+    WaypointGateway::TYPE_URL,
+    WaypointService::TYPE_URL,
+    HttpPolicy::TYPE_URL,
     AUTHORIZATION_TYPE_URL,
     WORKLOAD_TYPE_URL,
     ADDRESS_TYPE_URL,

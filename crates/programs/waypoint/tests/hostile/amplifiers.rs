@@ -7,7 +7,8 @@ use std::sync::{
 };
 
 use ambit_model::{
-    HttpFilter, HttpMirror, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, WaypointService,
+    HttpFilter, HttpMirror, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, WaypointRecord,
+    WaypointService,
 };
 use ambit_testkit::until;
 use ambit_xds::WaypointUpdate;
@@ -75,9 +76,9 @@ fn to_itself(world: &World, filters: Vec<HttpFilter>, retry: Option<HttpRetry>) 
         rules: vec![rule],
         ..HttpRoute::default()
     };
-    world.publish(WaypointUpdate::Service(
+    world.publish(WaypointUpdate::Put(
         "gw/web".into(),
-        Box::new(WaypointService {
+        WaypointRecord::from(WaypointService {
             service: service("web"),
             routes: vec![route],
             ..WaypointService::default()

@@ -7,6 +7,7 @@ use std::sync::{
 
 use ambit_model::{
     DestinationHttpVersion, DestinationPolicy, NamespacedHostname, WaypointDestination,
+    WaypointRecord,
 };
 use ambit_testkit::build;
 use ambit_xds::WaypointUpdate;
@@ -346,7 +347,10 @@ async fn rules_choose_the_version_that_applications_are_spoken_to_in() {
             },
             ..WaypointDestination::unruled(service.clone())
         };
-        world.publish(WaypointUpdate::Destination(record("web"), Box::new(rule)));
+        world.publish(WaypointUpdate::Put(
+            record("web"),
+            WaypointRecord::from(rule),
+        ));
         world.client().await.get(VIP, port).await;
         let first = timeout(LONG, telemetry.recv()).await.unwrap().unwrap();
         assert_eq!(&first, expected, "{http_version:?} at {port}");

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpPolicy, HttpProvider, HttpRule, HttpValue,
     NamespacedHostname, PolicyKey, Provider, ProviderBody, ProviderProtocol, StringMatch,
+    WaypointRecord, WaypointRecordType,
 };
 use ambit_testkit::{build, until};
 use ambit_xds::WaypointUpdate;
@@ -61,7 +62,7 @@ fn custom(name: &str, provider: Provider) -> WaypointUpdate {
         provider: Some(Arc::new(provider)),
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Policy(record(name), Box::new(policy))
+    WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
 }
 
 /// A provider of gRPC that gives every question the same answer; what it was asked.
@@ -223,7 +224,10 @@ async fn what_a_provider_sets_is_judged_by_the_other_policies() {
         }],
         ..HttpPolicy::default()
     };
-    world.publish(WaypointUpdate::Policy(record("guests"), Box::new(guests)));
+    world.publish(WaypointUpdate::Put(
+        record("guests"),
+        WaypointRecord::from(guests),
+    ));
     assert_eq!(world.client().await.get(VIP, HTTP1).await, 403);
     assert!(strict.received().is_empty());
 }
@@ -368,7 +372,10 @@ async fn without_one_provider_that_can_be_asked_everything_is_denied() {
         fail_open: true,
         ..good
     };
-    world.publish(WaypointUpdate::PolicyGone(record("other")));
+    world.publish(WaypointUpdate::Gone(
+        WaypointRecordType::Policy,
+        record("other"),
+    ));
     world.publish(custom("ask", missing));
     assert_eq!(client.get(VIP, HTTP1).await, 403);
     assert_eq!((asked.lock().len(), strict.received().len()), (1, 1));

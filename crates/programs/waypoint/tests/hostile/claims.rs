@@ -2,7 +2,7 @@
 
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpPolicy, HttpRule, HttpValue, PolicyKey,
-    StringMatch, WaypointGateway,
+    StringMatch, WaypointGateway, WaypointRecord,
 };
 use ambit_xds::WaypointUpdate;
 use bytes::Bytes;
@@ -160,10 +160,13 @@ async fn no_spelling_of_a_claim_reaches_the_application_wherever_it_is() {
 #[tokio::test]
 async fn the_waypoints_own_claim_is_the_only_one() {
     let (world, mut application) = world().await;
-    world.publish(WaypointUpdate::Gateway(Box::new(WaypointGateway {
-        client_identity_header: true,
-        ..WaypointGateway::default()
-    })));
+    world.publish(WaypointUpdate::Put(
+        "gw".into(),
+        WaypointRecord::from(WaypointGateway {
+            client_identity_header: true,
+            ..WaypointGateway::default()
+        }),
+    ));
     let client = world.client().await;
     let forged = "GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nX-Forwarded-Client-Cert: forged\r\n\
         X_Forwarded_Client_Cert: forged\r\nX-Real-IP: 192.0.2.1\r\nForwarded: for=192.0.2.1\r\n\r\n";
@@ -209,7 +212,10 @@ async fn trailers_cannot_say_what_policies_have_judged() {
         }],
         ..HttpPolicy::default()
     };
-    world.publish(WaypointUpdate::Policy(record("role"), Box::new(policy)));
+    world.publish(WaypointUpdate::Put(
+        record("role"),
+        WaypointRecord::from(policy),
+    ));
     let said = client.say(VIP, HTTP1, request).await;
     assert_eq!(said.statuses(), [200]);
     assert!(!got(&mut application).contains("root"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ambit_model::{
     Authentication, HeaderChanges, HttpFilter, HttpMirror, HttpPathMatch, HttpRouteMatch,
     HttpRouteRule, JwtKeys, JwtRule, LocalLimit, PathChange, PolicyKey, RateLimit, StreamBackend,
-    StreamRoute, WaypointExtension, WaypointService,
+    StreamRoute, WaypointExtension, WaypointRecord, WaypointRecordType, WaypointService,
 };
 use ambit_testkit::until;
 use ambit_xds::WaypointUpdate;
@@ -34,7 +34,7 @@ fn tokens(of: &str) -> WaypointUpdate {
         rules: vec![rule],
         ..Authentication::default()
     };
-    WaypointUpdate::Authentication(record(of), Box::new(authentication))
+    WaypointUpdate::Put(record(of), WaypointRecord::from(authentication))
 }
 
 /// So many requests for one path.
@@ -56,7 +56,7 @@ fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
         local: vec![limit],
         ..RateLimit::default()
     };
-    WaypointUpdate::RateLimit(record(of), Box::new(object))
+    WaypointUpdate::Put(record(of), WaypointRecord::from(object))
 }
 
 /// A plugin without which requests go on, since it is not supported: whether it is attached is what counts here.
@@ -69,7 +69,7 @@ fn plugin(of: &str) -> WaypointUpdate {
         unsupported: Some("a test".into()),
         ..WaypointExtension::default()
     };
-    WaypointUpdate::Extension(record(of), Box::new(extension))
+    WaypointUpdate::Put(record(of), WaypointRecord::from(extension))
 }
 
 fn full(path: &str) -> HttpFilter {
@@ -193,11 +193,11 @@ async fn clients_routes_pass_no_tokens_and_no_plugins() {
     for (attached, gone) in [
         (
             tokens("back"),
-            WaypointUpdate::AuthenticationGone(record("back")),
+            WaypointUpdate::Gone(WaypointRecordType::Authentication, record("back")),
         ),
         (
             plugin("back"),
-            WaypointUpdate::ExtensionGone(record("back")),
+            WaypointUpdate::Gone(WaypointRecordType::Extension, record("back")),
         ),
     ] {
         scene.world.publish(attached);
@@ -240,15 +240,15 @@ async fn clients_routes_of_connections_pass_no_tokens_and_no_plugins() {
     let cases = [
         (
             limit("back", "/x", 1),
-            WaypointUpdate::RateLimitGone(record("back")),
+            WaypointUpdate::Gone(WaypointRecordType::RateLimit, record("back")),
         ),
         (
             tokens("back"),
-            WaypointUpdate::AuthenticationGone(record("back")),
+            WaypointUpdate::Gone(WaypointRecordType::Authentication, record("back")),
         ),
         (
             plugin("back"),
-            WaypointUpdate::ExtensionGone(record("back")),
+            WaypointUpdate::Gone(WaypointRecordType::Extension, record("back")),
         ),
     ];
     for (clients, is_let) in [(None, true), (Some("ns"), false)] {

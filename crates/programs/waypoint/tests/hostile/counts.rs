@@ -1,6 +1,6 @@
 //! What is counted of connections that are not HTTP, and of policies that are no more.
 
-use ambit_model::{HttpAction, HttpPolicy, HttpRule, PolicyKey};
+use ambit_model::{HttpAction, HttpPolicy, HttpRule, PolicyKey, WaypointRecord};
 use ambit_testkit::until;
 use ambit_xds::WaypointUpdate;
 use tokio::{
@@ -24,7 +24,7 @@ fn policy(name: &str, action: HttpAction, dry_run: bool) -> WaypointUpdate {
         rules: vec![HttpRule::default()],
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Policy(record(name), Box::new(policy))
+    WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
 }
 
 #[tokio::test]

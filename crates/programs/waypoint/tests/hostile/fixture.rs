@@ -10,7 +10,10 @@ use std::{
 use ambit_certificates::{Certificates, CertificatesOptions};
 use ambit_handover::Gate;
 use ambit_hbone::{ClientConnection, Settings, TunnelError, TunnelIo, client, tls};
-use ambit_model::{AppProtocol, ArcStr, NamespacedHostname, WaypointService};
+use ambit_model::{
+    AppProtocol, ArcStr, NamespacedHostname, WaypointGateway, WaypointRecord, WaypointRecordType,
+    WaypointService,
+};
 use ambit_proxy::{
     SharedState, Workers,
     state::{StateConfig, Update},
@@ -28,7 +31,7 @@ use ambit_waypoint::{
     server, telemetry_export,
     waypoint::{Surroundings, Waypoint},
 };
-use ambit_xds::{Resource, WaypointUpdate};
+use ambit_xds::WaypointUpdate;
 use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
@@ -155,17 +158,12 @@ impl World {
             _workers: workers,
         };
         world.workload(build::workload("waypoint", &["127.0.0.1"]));
-        world.publish(WaypointUpdate::Gateway(Box::default()));
-        for of in [
-            Resource::WaypointGateway,
-            Resource::WaypointService,
-            Resource::WaypointDestination,
-            Resource::WaypointPolicy,
-            Resource::WaypointAuthentication,
-            Resource::WaypointExtension,
-            Resource::WaypointRateLimit,
-        ] {
-            world.published.complete(of);
+        world.publish(WaypointUpdate::Put(
+            "gw".into(),
+            WaypointGateway::default().into(),
+        ));
+        for of in WaypointRecordType::ALL {
+            world.published.complete(*of);
         }
         world
     }
@@ -201,9 +199,9 @@ impl World {
             let targets = ports.map(|port| (port, application.port()));
             self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
         }
-        self.publish(WaypointUpdate::Service(
+        self.publish(WaypointUpdate::Put(
             arcstr::format!("gw/{name}"),
-            Box::new(WaypointService {
+            WaypointRecord::from(WaypointService {
                 service: hostname,
                 ..WaypointService::default()
             }),
@@ -220,9 +218,9 @@ impl World {
         let record = build::workload(name, &[ip]);
         let targets = [(TCP, TCP)];
         self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
-        self.publish(WaypointUpdate::Service(
+        self.publish(WaypointUpdate::Put(
             arcstr::format!("gw/{name}"),
-            Box::new(WaypointService {
+            WaypointRecord::from(WaypointService {
                 service: hostname,
                 ..WaypointService::default()
             }),
@@ -239,9 +237,9 @@ impl World {
         let record = build::plain_workload(&format!("{name}-0"), &ips);
         let targets = [(HTTP1, port)];
         self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
-        self.publish(WaypointUpdate::Service(
+        self.publish(WaypointUpdate::Put(
             arcstr::format!("gw/{name}"),
-            Box::new(WaypointService {
+            WaypointRecord::from(WaypointService {
                 service: hostname,
                 ..WaypointService::default()
             }),
@@ -263,9 +261,9 @@ impl World {
             record = build::endpoint_of(record, &format!("ns/{hostname}"), &targets);
         }
         self.workload(record);
-        self.publish(WaypointUpdate::Service(
+        self.publish(WaypointUpdate::Put(
             arcstr::format!("gw/{name}"),
-            Box::new(WaypointService {
+            WaypointRecord::from(WaypointService {
                 service: hostname,
                 ..WaypointService::default()
             }),

@@ -15,7 +15,7 @@ use ambit_model::{
     GlobalLimit, HttpAction, HttpFilter, HttpMirror, HttpPolicy, HttpProvider, HttpRoute,
     HttpRouteMatch, HttpRouteRule, HttpRule, LimitDescriptor, LimitValue, NamespacedHostname,
     OtlpCollector, PolicyKey, Provider, ProviderProtocol, RateLimit, TelemetryLog,
-    TelemetryTracing, WaypointGateway, WaypointService, WaypointTelemetry,
+    TelemetryTracing, WaypointGateway, WaypointRecord, WaypointService, WaypointTelemetry,
 };
 use ambit_testkit::{build, until};
 use ambit_xds::WaypointUpdate;
@@ -82,9 +82,9 @@ fn mirrored() -> WaypointUpdate {
         rules: vec![rule],
         ..HttpRoute::default()
     };
-    WaypointUpdate::Service(
+    WaypointUpdate::Put(
         "gw/web".into(),
-        Box::new(WaypointService {
+        WaypointRecord::from(WaypointService {
             service: name("web"),
             routes: vec![route],
             ..WaypointService::default()
@@ -120,7 +120,7 @@ fn telemetry(is_log: bool) -> WaypointUpdate {
         logs: is_log.then(|| vec![log]),
         ..WaypointTelemetry::default()
     };
-    WaypointUpdate::Telemetry(record("telemetry"), Box::new(telemetry))
+    WaypointUpdate::Put(record("telemetry"), WaypointRecord::from(telemetry))
 }
 
 fn custom(protocol: ProviderProtocol) -> WaypointUpdate {
@@ -145,7 +145,7 @@ fn custom(protocol: ProviderProtocol) -> WaypointUpdate {
         provider: Some(Arc::new(provider)),
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Policy(record("ask"), Box::new(policy))
+    WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
 }
 
 fn limited() -> WaypointUpdate {
@@ -165,7 +165,7 @@ fn limited() -> WaypointUpdate {
         global: Some(global),
         ..RateLimit::default()
     };
-    WaypointUpdate::RateLimit(record("limit"), Box::new(object))
+    WaypointUpdate::Put(record("limit"), WaypointRecord::from(object))
 }
 
 /// A machine's own service, which counts who connects and says nothing.
@@ -278,10 +278,13 @@ async fn no_object_points_a_waypoint_at_its_own_machine() {
 async fn endpoints_at_forbidden_addresses_are_refused_by_name() {
     let world = World::new().await;
     let api_server = IpAddr::from([10, 255, 255, 254]);
-    world.publish(WaypointUpdate::Gateway(Box::new(WaypointGateway {
-        cluster_addresses: [api_server].into(),
-        ..WaypointGateway::default()
-    })));
+    world.publish(WaypointUpdate::Put(
+        "gw".into(),
+        WaypointRecord::from(WaypointGateway {
+            cluster_addresses: [api_server].into(),
+            ..WaypointGateway::default()
+        }),
+    ));
     let client = world.client().await;
     let forbidden = [
         api_server,

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use ambit_model::{
     GlobalLimit, HttpAction, HttpPolicy, HttpProvider, HttpRule, LimitDescriptor, LimitValue,
-    NamespacedHostname, PolicyKey, Provider, ProviderProtocol, RateLimit,
+    NamespacedHostname, PolicyKey, Provider, ProviderProtocol, RateLimit, WaypointRecord,
 };
 use ambit_testkit::{build, until};
 use ambit_xds::WaypointUpdate;
@@ -46,7 +46,7 @@ fn custom(fail_open: bool) -> WaypointUpdate {
         provider: Some(Arc::new(provider)),
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Policy(record("ask"), Box::new(policy))
+    WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
 }
 
 /// A RateLimit for `limited` that fails open.
@@ -68,7 +68,7 @@ fn limit() -> WaypointUpdate {
         fail_open: true,
         ..RateLimit::default()
     };
-    WaypointUpdate::RateLimit(record("limit"), Box::new(object))
+    WaypointUpdate::Put(record("limit"), WaypointRecord::from(object))
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use ambit_model::{
     HttpAction, HttpPolicy, HttpRule, NamespacedHostname, PolicyKey, Provider, ProviderBody,
-    ProviderProtocol,
+    ProviderProtocol, WaypointRecord,
 };
 use ambit_testkit::{build, until};
 use ambit_xds::WaypointUpdate;
@@ -53,7 +53,7 @@ fn custom() -> WaypointUpdate {
         provider: Some(Arc::new(provider)),
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Policy(record("ask"), Box::new(policy))
+    WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
 }
 
 /// A provider that takes no more of a check than the window of its connection, and allows those that fit.

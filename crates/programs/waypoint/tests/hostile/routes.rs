@@ -13,7 +13,7 @@ use ambit_model::{
     HttpCondition, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect,
     HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule, HttpValue, HttpValueMatch,
     NamespacedHostname, PathChange, PathPattern, PolicyKey, RouteName, StreamBackend, StreamRoute,
-    StringMatch, WaypointDestination, WaypointService,
+    StringMatch, WaypointDestination, WaypointRecord, WaypointService,
 };
 use ambit_testkit::{build, until};
 use ambit_xds::WaypointUpdate;
@@ -102,7 +102,7 @@ fn deny_rule(name: &str, of: &[&str], rule: HttpRule) -> WaypointUpdate {
         rules: vec![rule],
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Policy(record(name), Box::new(policy))
+    WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
 }
 
 fn paths(paths: &[&str]) -> HttpOperation {
@@ -160,7 +160,7 @@ impl Scene {
             .next()
             .unwrap_or_default();
         let record = arcstr::format!("gw/{name}");
-        let update = WaypointUpdate::Service(record, Box::new(telemetry));
+        let update = WaypointUpdate::Put(record, WaypointRecord::from(telemetry));
         self.world.publish(update);
     }
 
@@ -500,7 +500,7 @@ async fn a_subset_of_another_service_is_not_past_that_ones_policies() {
         ports: BTreeMap::new(),
         subsets: [("v1".into(), subset)].into(),
     };
-    let update = WaypointUpdate::Destination(record("back"), Box::new(destination));
+    let update = WaypointUpdate::Put(record("back"), WaypointRecord::from(destination));
     scene.world.publish(update);
     let v1 = HttpBackend {
         subset: Some("v1".into()),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPathMatch, HttpPolicy,
     HttpRouteMatch, HttpRule, HttpValue, LimitKey, LocalLimit, PathPattern, PolicyKey, RateLimit,
-    StringMatch,
+    StringMatch, WaypointRecord,
 };
 use ambit_xds::WaypointUpdate;
 
@@ -134,7 +134,7 @@ fn deny(name: &str, rule: HttpRule) -> WaypointUpdate {
         rules: vec![rule],
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Policy(record(name), Box::new(policy))
+    WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
 }
 
 fn to(operation: HttpOperation) -> HttpRule {
@@ -306,7 +306,10 @@ async fn no_spelling_of_a_limited_request_is_counted_apart() {
         local: vec![limit],
         ..RateLimit::default()
     };
-    world.publish(WaypointUpdate::RateLimit(record("login"), Box::new(object)));
+    world.publish(WaypointUpdate::Put(
+        record("login"),
+        WaypointRecord::from(object),
+    ));
     let mut statuses = Vec::new();
     for line in [
         "POST /login",

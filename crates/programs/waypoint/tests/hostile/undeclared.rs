@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use ambit_model::{
     AppProtocol, Authentication, Destination, GatewayAddress, HBONE_PORT, HttpAction,
     HttpOperation, HttpPolicy, HttpRule, LocalLimit, NamespacedHostname, PolicyKey, Provider,
-    ProviderProtocol, RateLimit, WaypointExtension,
+    ProviderProtocol, RateLimit, WaypointExtension, WaypointRecord, WaypointRecordType,
 };
 use ambit_proxy::state::Update;
 use ambit_testkit::{build, until};
@@ -160,28 +160,28 @@ fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     };
     vec![
         (
-            WaypointUpdate::Policy(at("paths"), Box::new(secret_paths())),
-            WaypointUpdate::PolicyGone(at("paths")),
+            WaypointUpdate::Put(at("paths"), WaypointRecord::from(secret_paths())),
+            WaypointUpdate::Gone(WaypointRecordType::Policy, at("paths")),
             "AuthorizationPolicy ns/paths",
         ),
         (
-            WaypointUpdate::Policy(at("custom"), Box::new(custom)),
-            WaypointUpdate::PolicyGone(at("custom")),
+            WaypointUpdate::Put(at("custom"), WaypointRecord::from(custom)),
+            WaypointUpdate::Gone(WaypointRecordType::Policy, at("custom")),
             "AuthorizationPolicy ns/custom",
         ),
         (
-            WaypointUpdate::Authentication(at("tokens"), Box::new(tokens)),
-            WaypointUpdate::AuthenticationGone(at("tokens")),
+            WaypointUpdate::Put(at("tokens"), WaypointRecord::from(tokens)),
+            WaypointUpdate::Gone(WaypointRecordType::Authentication, at("tokens")),
             "RequestAuthentication ns/tokens",
         ),
         (
-            WaypointUpdate::RateLimit(at("limit"), Box::new(limit)),
-            WaypointUpdate::RateLimitGone(at("limit")),
+            WaypointUpdate::Put(at("limit"), WaypointRecord::from(limit)),
+            WaypointUpdate::Gone(WaypointRecordType::RateLimit, at("limit")),
             "rate limit ns/limit",
         ),
         (
-            WaypointUpdate::Extension(at("plugin"), Box::new(plugin)),
-            WaypointUpdate::ExtensionGone(at("plugin")),
+            WaypointUpdate::Put(at("plugin"), WaypointRecord::from(plugin)),
+            WaypointUpdate::Gone(WaypointRecordType::Extension, at("plugin")),
             "plugin ns/plugin",
         ),
     ]
@@ -232,7 +232,10 @@ async fn every_spelling_of_a_request_is_judged_on_undeclared_ports() {
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
     let policy = Box::new(secret_paths());
-    world.publish(WaypointUpdate::Policy(record("paths"), policy));
+    world.publish(WaypointUpdate::Put(
+        record("paths"),
+        WaypointRecord::Policy(policy),
+    ));
     for bytes in REQUESTS {
         let said = world.client().await.say(VIP, UNDECLARED, bytes).await;
         let what = format!("{}: {:?}", bytes.escape_ascii(), said.text());
@@ -274,7 +277,10 @@ async fn clients_that_send_no_whole_line_are_refused_by_name_where_requests_are_
     read.unwrap().unwrap();
     assert_eq!(application.take(), b"SELECT 1;");
     let policy = Box::new(secret_paths());
-    world.publish(WaypointUpdate::Policy(record("paths"), policy));
+    world.publish(WaypointUpdate::Put(
+        record("paths"),
+        WaypointRecord::Policy(policy),
+    ));
     for (bytes, reason) in [(&b""[..], "not_http"), (b"GET /secret", "headers_too_slow")] {
         let before = world.refused(reason);
         let client = world.client().await;

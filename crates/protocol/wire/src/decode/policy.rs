@@ -7,32 +7,31 @@ use ambit_model::{self as model, PolicyKey};
 use ipnet::IpNet;
 use prost::Message;
 
-use super::{DecodeError, Refusal, authorization, known, parts::under_own_name, port, prefix};
+use super::{
+    DecodeError, NotUnderstood, Refusal, Substitute, authorization, known, port, prefix,
+    under_own_name,
+};
 use crate::security as wire;
-
-/// A policy that is not understood in full.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{error}")]
-pub struct NotUnderstood {
-    /// The field that is not understood.
-    pub error: DecodeError,
-    /// A deny-all with the policy's name and scope, see [`model::Authorization::substitute`].
-    pub substitute: Box<model::Authorization>,
-}
 
 /// Decodes the policy that was sent under a name (`namespace/name`).
 ///
 /// # Errors
-/// When it is not understood in full.
-pub fn policy(name: &str, bytes: &[u8]) -> Result<model::Authorization, NotUnderstood> {
-    let key = PolicyKey::of_record(name);
-    let read = authorization(bytes).and_then(|policy| {
-        let own = policy.key();
-        under_own_name(policy, own, &key, "authorization.name")
-    });
-    read.map_err(|error| NotUnderstood {
-        substitute: Box::new(substitute(key, bytes, error.to_string().into())),
-        error,
+/// When it is not understood in full; with a deny-all of its name and scope, see [`model::Authorization::substitute`].
+pub fn policy(
+    name: &str,
+    bytes: &[u8],
+) -> Result<model::Authorization, NotUnderstood<model::Authorization>> {
+    let (read, key) = (authorization(bytes), model::Authorization::key);
+    under_own_name(name, "authorization.name", read, key, |key, why| {
+        let record = Box::new(substitute(key, bytes, why));
+        Substitute {
+            effect: match record.dry_run {
+                true => "none, it is a dry run",
+                false => "every connection in its scope is denied",
+            },
+            record,
+            is_policy: true,
+        }
     })
 }
 
@@ -148,7 +147,7 @@ impl TryFrom<wire::Match> for model::Match {
     }
 }
 
-pub(super) fn texts(
+pub(crate) fn texts(
     field: &'static str,
     from: Vec<wire::StringMatch>,
 ) -> Result<Vec<model::StringMatch>, DecodeError> {
@@ -168,17 +167,17 @@ pub(super) fn texts(
         .collect()
 }
 
-pub(super) fn nets(field: &'static str, from: &[wire::Address]) -> Result<Vec<IpNet>, DecodeError> {
+pub(crate) fn nets(field: &'static str, from: &[wire::Address]) -> Result<Vec<IpNet>, DecodeError> {
     from.iter()
         .map(|net| prefix(field, &net.address, net.length))
         .collect()
 }
 
-pub(super) fn ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
+pub(crate) fn ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
     from.into_iter().map(|number| port(field, number)).collect()
 }
 
-pub(super) fn accounts(
+pub(crate) fn accounts(
     field: &'static str,
     from: Vec<wire::ServiceAccountMatch>,
 ) -> Result<Vec<model::ServiceAccountMatch>, DecodeError> {

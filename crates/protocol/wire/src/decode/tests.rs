@@ -481,11 +481,11 @@ fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
         ..security::Authorization::default()
     };
     let substitute = |name: &str, bytes: &[u8]| {
-        let substitute = policy(name, bytes).unwrap_err().substitute;
+        let substitute = policy(name, bytes).unwrap_err().substitute_record();
         assert_eq!(substitute.action, model::Action::Deny);
         assert_eq!(substitute.rules, [model::Rule::new()]);
         assert!(substitute.not_understood.is_some());
-        *substitute
+        substitute
     };
     const UNKNOWN: &[u8] = &[0x9a, 0x06, 0];
     for (scope, expected) in [

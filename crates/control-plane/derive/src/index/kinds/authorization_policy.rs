@@ -112,8 +112,7 @@ impl MeshKind for AuthorizationPolicy {
 
     fn render(index: &Index, _: &ObjectKey, policy: &PolicyInput) -> Rendered {
         let attached = policy.attached.as_ref();
-        Rendered {
-            waypoint_policies: attached.map(|one| one.render(index)).unwrap_or_default(),
+        let mut rendered = Rendered {
             policies: policy.sent.clone().into_iter().collect(),
             conflicts: policy
                 .note(index)
@@ -121,7 +120,9 @@ impl MeshKind for AuthorizationPolicy {
                 .chain(attached.and_then(|one| one.note(index)))
                 .collect(),
             ..Rendered::default()
-        }
+        };
+        rendered.add(attached.map(|one| one.render(index)).unwrap_or_default());
+        rendered
     }
 
     fn standing(index: &Index, _: &ObjectKey, policy: &PolicyInput) -> Option<Standing> {

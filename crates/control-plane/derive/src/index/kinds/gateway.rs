@@ -216,13 +216,14 @@ impl MeshKind for Gateway {
             );
             notes
         });
-        let told = waypoint_telemetry.into_iter();
-        Rendered {
-            waypoint_telemetry: told.map(|one| (gateway.name.clone(), one)).collect(),
-            waypoint_gateways: record.into_iter().collect(),
+        let mut rendered = Rendered {
             conflicts: conflicts.unwrap_or_default(),
             ..Rendered::default()
-        }
+        };
+        rendered.add(record.map(|one| (gateway.name.clone(), one)));
+        let telemetry = waypoint_telemetry.into_iter();
+        rendered.add(telemetry.map(|one| (gateway.name.clone(), one)));
+        rendered
     }
 }
 

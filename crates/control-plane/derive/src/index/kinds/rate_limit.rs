@@ -155,10 +155,7 @@ impl MeshKind for RateLimit {
             };
             (gateway, limit)
         });
-        Rendered {
-            waypoint_rate_limits: told.collect(),
-            ..Rendered::default()
-        }
+        Rendered::at_waypoints(told)
     }
 
     fn standing(index: &Index, key: &ObjectKey, input: &RateLimitInput) -> Option<Standing> {

@@ -124,10 +124,7 @@ impl MeshKind for RequestAuthentication {
             };
             (gateway, told)
         });
-        Rendered {
-            waypoint_authentications: waypoints.collect(),
-            ..Rendered::default()
-        }
+        Rendered::at_waypoints(waypoints)
     }
 
     fn standing(index: &Index, _: &ObjectKey, input: &AuthenticationInput) -> Option<Standing> {

@@ -140,10 +140,7 @@ impl MeshKind for WasmPlugin {
             };
             (gateway, extension)
         });
-        Rendered {
-            waypoint_extensions: told.collect(),
-            ..Rendered::default()
-        }
+        Rendered::at_waypoints(told)
     }
 
     fn standing(index: &Index, _: &ObjectKey, plugin: &PluginInput) -> Option<Standing> {

@@ -1,7 +1,10 @@
 //! The reserved identities under which waypoints call for objects.
 
 use ambit_derive::Delta;
-use ambit_model::{GlobalLimit, PolicyKey, RateLimit};
+use ambit_model::{
+    GlobalLimit, PolicyKey, RateLimit, WaypointExtension, WaypointGateway, WaypointRecord,
+    WaypointRecordKey,
+};
 
 use super::*;
 
@@ -16,14 +19,22 @@ fn object(namespace: &str) -> PolicyKey {
     }
 }
 
+fn plugin() -> WaypointExtension {
+    let object = object("shop");
+    WaypointExtension {
+        namespace: object.namespace,
+        name: object.name,
+        ..WaypointExtension::default()
+    }
+}
+
 /// Waypoint `shop/wp` with a plugin of `shop` and rate limits of `bank` and `local` attached, of which the latter has no
 /// service to call; and waypoint `shop/idle` with nothing.
 fn waypoints() -> Arc<Waypoints> {
-    let limit = |global| {
-        Some(Arc::new(RateLimit {
-            global,
-            ..RateLimit::default()
-        }))
+    let limit = |namespace, global| RateLimit {
+        key: object(namespace),
+        global,
+        ..RateLimit::default()
     };
     let calls = GlobalLimit {
         place: Err("none".into()),
@@ -32,14 +43,18 @@ fn waypoints() -> Arc<Waypoints> {
         hits: 1,
         descriptors: Vec::new(),
     };
-    let known = |name: &str| (gateway(name), Some(Arc::default()));
+    let changed = |of: &str, record: WaypointRecord| {
+        let key = WaypointRecordKey::new(gateway(of), &record);
+        (key, Some(Arc::new(record)))
+    };
     let waypoints = Waypoints::default();
     waypoints.update(&Delta {
-        waypoint_gateways: vec![known("wp"), known("idle")],
-        waypoint_extensions: vec![((gateway("wp"), object("shop")), Some(Arc::default()))],
-        waypoint_rate_limits: vec![
-            ((gateway("wp"), object("bank")), limit(Some(calls))),
-            ((gateway("wp"), object("local")), limit(None)),
+        waypoint_records: vec![
+            changed("wp", WaypointGateway::default().into()),
+            changed("idle", WaypointGateway::default().into()),
+            changed("wp", plugin().into()),
+            changed("wp", limit("bank", Some(calls)).into()),
+            changed("wp", limit("local", None).into()),
         ],
         ..Delta::default()
     });
@@ -89,7 +104,10 @@ fn waypoints_get_reserved_identities_of_namespaces_they_call_for() {
     }
     // The plugin is removed.
     waypoints.update(&Delta {
-        waypoint_extensions: vec![((gateway("wp"), object("shop")), None)],
+        waypoint_records: vec![(
+            WaypointRecordKey::new(gateway("wp"), &plugin().into()),
+            None,
+        )],
         ..Delta::default()
     });
     let decided = requested("wp-1", "wp", &of_shop);

@@ -179,14 +179,14 @@ fn on_demand() -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         resource_names_subscribe: vec!["*".into()],
         resource_names_unsubscribe: vec!["*".into()],
-        ..first(ResourceType::ADDRESS)
+        ..first(ResourceType::Address)
     }
 }
 
 fn demand(key: &str) -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         resource_names_subscribe: vec![key.into()],
-        ..first(ResourceType::ADDRESS)
+        ..first(ResourceType::Address)
     }
 }
 
@@ -210,7 +210,7 @@ fn names(response: &DeltaDiscoveryResponse) -> Vec<&str> {
 fn a_wildcard_client_gets_everything_then_changes_then_removals() {
     let mut store = store(&[pod("a", "n9", 1, Some("s"), 1), service("s", 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::ADDRESS), &store);
+    let responses = peer.send(&first(ResourceType::Address), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/a", "shop/s"]);
     assert!(
         responses[0]
@@ -242,7 +242,7 @@ fn a_wildcard_client_gets_everything_then_changes_then_removals() {
 fn nothing_is_sent_while_a_push_is_unanswered_and_then_all_at_once() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::ADDRESS), &store);
+    let responses = peer.send(&first(ResourceType::Address), &store);
     for capacity in 2..6 {
         store.update(&pod("a", "", 1, None, capacity));
         store.update(&pod("b", "", 2, None, capacity));
@@ -256,14 +256,14 @@ fn nothing_is_sent_while_a_push_is_unanswered_and_then_all_at_once() {
 fn a_stale_nonce_is_no_answer() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::ADDRESS), &store);
+    let responses = peer.send(&first(ResourceType::Address), &store);
     store.update(&pod("a", "", 1, None, 2));
     let mut stale = responses[0].clone();
     stale.nonce = "1-1-0".into();
     assert!(peer.ack(&stale, &store).is_empty());
     let request = DeltaDiscoveryRequest {
         response_nonce: "x".into(),
-        ..first(ResourceType::ADDRESS)
+        ..first(ResourceType::Address)
     };
     let (outcome, _) = peer.session.on_request(&request, &store).unwrap();
     assert!(outcome.stale);
@@ -274,14 +274,14 @@ fn a_stale_nonce_is_no_answer() {
 fn a_rejection_is_kept_and_nothing_is_sent_again_before_a_change() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::ADDRESS), &store);
+    let responses = peer.send(&first(ResourceType::Address), &store);
     let nack = DeltaDiscoveryRequest {
         response_nonce: responses[0].nonce.clone(),
         error_detail: Some(Status {
             message: "a: bad".into(),
             ..Status::default()
         }),
-        ..first(ResourceType::ADDRESS)
+        ..first(ResourceType::Address)
     };
     let (outcome, pushes) = peer.session.on_request(&nack, &store).unwrap();
     assert!(outcome.rejected && pushes.is_empty());
@@ -305,19 +305,19 @@ fn a_reconnecting_client_gets_only_what_it_lacks() {
         policy("p", false),
     ]);
     let mut peer = Peer::new();
-    peer.send(&first(ResourceType::ADDRESS), &store);
-    peer.send(&first(ResourceType::AUTHORIZATION), &store);
+    peer.send(&first(ResourceType::Address), &store);
+    peer.send(&first(ResourceType::Authorization), &store);
     let claimed = |kind: ResourceType| -> HashMap<String, String> {
         peer.known[&kind].clone().into_iter().collect()
     };
-    let addresses = claimed(ResourceType::ADDRESS);
-    let policies = claimed(ResourceType::AUTHORIZATION);
+    let addresses = claimed(ResourceType::Address);
+    let policies = claimed(ResourceType::Authorization);
     store.update(&pod("b", "", 2, None, 9));
     store.update(&no_pod("c"));
     let mut again = Peer::new();
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: addresses,
-        ..first(ResourceType::ADDRESS)
+        ..first(ResourceType::Address)
     };
     let responses = again.send(&request, &store);
     assert_eq!(
@@ -330,7 +330,7 @@ fn a_reconnecting_client_gets_only_what_it_lacks() {
     // Nothing is missing: an empty answer all the same.
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: policies,
-        ..first(ResourceType::AUTHORIZATION)
+        ..first(ResourceType::Authorization)
     };
     let responses = again.send(&request, &store);
     assert_eq!((responses.len(), responses[0].resources.len()), (1, 0));
@@ -340,8 +340,8 @@ fn a_reconnecting_client_gets_only_what_it_lacks() {
 fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
     let mut peer = Peer::new();
-    let addresses = peer.send(&first(ResourceType::ADDRESS), &store);
-    let policies = peer.send(&first(ResourceType::AUTHORIZATION), &store);
+    let addresses = peer.send(&first(ResourceType::Address), &store);
+    let policies = peer.send(&first(ResourceType::Authorization), &store);
     peer.ack(&addresses[0], &store);
     peer.ack(&policies[0], &store);
     store.update(&policy("p", false));
@@ -355,7 +355,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let responses = peer.changed(&store);
     assert_eq!(
         kinds(&responses),
-        [ResourceType::AUTHORIZATION, ResourceType::ADDRESS]
+        [ResourceType::Authorization, ResourceType::Address]
     );
     // While the policies are unanswered, new workloads wait for new policies.
     peer.ack(&responses[1], &store);
@@ -365,7 +365,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let responses = peer.ack(&responses[0], &store);
     assert_eq!(
         kinds(&responses),
-        [ResourceType::AUTHORIZATION, ResourceType::ADDRESS]
+        [ResourceType::Authorization, ResourceType::Address]
     );
     for response in &responses {
         peer.ack(response, &store);
@@ -376,7 +376,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
     let responses = peer.changed(&store);
     assert_eq!(
         kinds(&responses),
-        [ResourceType::AUTHORIZATION, ResourceType::ADDRESS]
+        [ResourceType::Authorization, ResourceType::Address]
     );
     assert_eq!(peer.ack(&responses[0], &store), []);
     let gone = peer.ack(&responses[1], &store);
@@ -386,7 +386,7 @@ fn policies_arrive_before_the_workloads_that_name_them_and_go_after() {
 /// A client that has been sent everything there is and has answered.
 fn settled(store: &Store) -> Peer {
     let mut peer = Peer::new();
-    for kind in [ResourceType::ADDRESS, ResourceType::AUTHORIZATION] {
+    for kind in [ResourceType::Address, ResourceType::Authorization] {
         for response in peer.send(&first(kind), store) {
             assert_eq!(peer.ack(&response, store), []);
         }
@@ -442,7 +442,7 @@ fn a_policy_that_is_back_before_it_was_removed_stays() {
     assert_eq!(peer.ack(&pushed[0], &store), []);
     let gone = peer.ack(&back[0], &store);
     assert_eq!(removed_policies(&gone), ["shop/q"]);
-    let known = &peer.known[&ResourceType::AUTHORIZATION];
+    let known = &peer.known[&ResourceType::Authorization];
     assert_eq!(known.keys().collect::<Vec<_>>(), ["shop/p"]);
 }
 
@@ -460,8 +460,8 @@ fn a_reconnecting_client_loses_a_policy_after_the_workloads_that_named_it() {
         };
         again.send(&request, &store)
     };
-    let addresses = begin(ResourceType::ADDRESS);
-    let policies = begin(ResourceType::AUTHORIZATION);
+    let addresses = begin(ResourceType::Address);
+    let policies = begin(ResourceType::Authorization);
     assert_eq!(removed_policies(&policies), [""; 0]);
     assert_eq!(again.ack(&policies[0], &store), []);
     let gone = again.ack(&addresses[0], &store);
@@ -529,7 +529,7 @@ fn single_records_come_with_what_belongs_to_them() {
 fn the_workload_type_has_workloads_only_in_their_own_form() {
     let store = store(&[pod("a", "", 1, Some("s"), 5), service("s", 1)]);
     let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::WORKLOAD), &store);
+    let responses = peer.send(&first(ResourceType::Workload), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/a"]);
     let any = responses[0].resources[0].resource.as_ref().unwrap();
     assert_eq!(any.type_url, ambit_wire::encode::WORKLOAD_TYPE_URL);
@@ -561,7 +561,7 @@ fn hostile_requests_are_refused_or_ignored() {
     );
     let many = DeltaDiscoveryRequest {
         resource_names_subscribe: vec![String::new(); MAX_NAMES + 1],
-        ..first(ResourceType::ADDRESS)
+        ..first(ResourceType::Address)
     };
     assert_eq!(
         peer.session.on_request(&many, &store).unwrap_err(),
@@ -577,7 +577,7 @@ fn hostile_requests_are_refused_or_ignored() {
             .collect();
         let request = DeltaDiscoveryRequest {
             resource_names_subscribe: names,
-            ..first(ResourceType::ADDRESS)
+            ..first(ResourceType::Address)
         };
         refused |= peer.session.on_request(&request, &store).is_err();
     }
@@ -652,9 +652,9 @@ impl Slow {
     fn connect(&mut self, store: &Store) {
         self.queue.clear();
         self.peer.session = Session::new(client(), 7);
-        for kind in [ResourceType::ADDRESS, ResourceType::AUTHORIZATION] {
+        for kind in [ResourceType::Address, ResourceType::Authorization] {
             let known = self.peer.known.get(&kind).cloned().unwrap_or_default();
-            let base = if self.on_demand && kind == ResourceType::ADDRESS {
+            let base = if self.on_demand && kind == ResourceType::Address {
                 on_demand()
             } else {
                 first(kind)
@@ -788,18 +788,18 @@ proptest! {
         }
         all.settle(&store);
         some.settle(&store);
-        let addresses = expected(&store, Collection::ADDRESSES);
-        let policies = expected(&store, Collection::POLICIES);
+        let addresses = expected(&store, Collection::Addresses);
+        let policies = expected(&store, Collection::Policies);
         let known = |client: &Slow, kind| client.peer.known.get(&kind).cloned().unwrap_or_default();
-        prop_assert_eq!(&known(&all, ResourceType::ADDRESS), &addresses);
-        prop_assert_eq!(&known(&all, ResourceType::AUTHORIZATION), &policies);
-        prop_assert_eq!(&known(&some, ResourceType::AUTHORIZATION), &policies);
+        prop_assert_eq!(&known(&all, ResourceType::Address), &addresses);
+        prop_assert_eq!(&known(&all, ResourceType::Authorization), &policies);
+        prop_assert_eq!(&known(&some, ResourceType::Authorization), &policies);
         // The other holds nothing outdated, and everything that it must.
-        let held = known(&some, ResourceType::ADDRESS);
+        let held = known(&some, ResourceType::Address);
         for (name, version) in &held {
             prop_assert_eq!(addresses.get(name), Some(version), "{} is outdated", name);
         }
-        for entry in store.entries(Collection::ADDRESSES) {
+        for entry in store.entries(Collection::Addresses) {
             let asked = |name: &ArcStr| some.asked.contains(name.as_str());
             let by_place = match &entry.kind {
                 EntryKind::Workload { node, services } => {
@@ -817,7 +817,7 @@ proptest! {
 /// Opens a stream of a client of everything and acknowledges what it gets; gives the pushes.
 fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
     let mut session = Session::new(client(), seed);
-    let request = first(ResourceType::ADDRESS);
+    let request = first(ResourceType::Address);
     let (_, pushes) = session.on_request(&request, store).unwrap();
     let answer = DeltaDiscoveryRequest {
         response_nonce: pushes[0].nonce.clone(),
@@ -847,13 +847,13 @@ fn a_new_client_may_begin_with_an_older_state_and_is_sent_at_once_what_changed_s
     let (_first, sending) = opened(&store, 1);
     store.update(&no_pod("a"));
     let mut late = Peer::new();
-    let responses = late.send(&first(ResourceType::ADDRESS), &store);
+    let responses = late.send(&first(ResourceType::Address), &store);
     assert_eq!(names(&responses[0]), names(&decode(&sending[0])));
     let responses = late.ack(&responses[0], &store);
     assert_eq!(responses[0].removed_resources, ["c1//Pod/shop/a"]);
     drop(sending);
     let mut later = Peer::new();
-    let responses = later.send(&first(ResourceType::ADDRESS), &store);
+    let responses = later.send(&first(ResourceType::Address), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/b"]);
 }
 

@@ -2,7 +2,8 @@
 
 use ambit_model::{
     Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, RateLimit,
-    WaypointDestination, WaypointExtension, WaypointGateway, WaypointService,
+    WaypointDestination, WaypointExtension, WaypointGateway, WaypointRecord, WaypointRecordKey,
+    WaypointRecordType, WaypointService,
 };
 
 use super::*;
@@ -45,25 +46,33 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         key: key.clone(),
         ..HttpPolicy::default()
     };
+    let records: [WaypointRecord; 7] = [
+        settings.into(),
+        destination.into(),
+        service.into(),
+        authentication.into(),
+        policy.into(),
+        limit.into(),
+        extension.into(),
+    ];
+    let changed = |record: WaypointRecord| {
+        let key = WaypointRecordKey::new(gateway.clone(), &record);
+        (key, Some(Arc::new(record)))
+    };
     Delta {
-        waypoint_gateways: vec![(gateway.clone(), Some(Arc::new(settings)))],
-        waypoint_destinations: vec![((gateway.clone(), name.clone()), Some(Arc::new(destination)))],
-        waypoint_services: vec![((gateway.clone(), name), Some(Arc::new(service)))],
-        waypoint_authentications: vec![(
-            (gateway.clone(), key.clone()),
-            Some(Arc::new(authentication)),
-        )],
-        waypoint_policies: vec![((gateway.clone(), key.clone()), Some(Arc::new(policy)))],
-        waypoint_rate_limits: vec![((gateway.clone(), key.clone()), Some(Arc::new(limit)))],
-        waypoint_extensions: vec![((gateway.clone(), key), Some(Arc::new(extension)))],
+        waypoint_records: records.map(changed).into(),
         ..Delta::default()
     }
 }
 
 fn no_service(gateway: &GatewayName, service: &str) -> Delta {
-    let name = NamespacedHostname::new("shop", service);
+    let service = WaypointService {
+        service: NamespacedHostname::new("shop", service),
+        ..WaypointService::default()
+    };
+    let key = WaypointRecordKey::new(gateway.clone(), &service.into());
     Delta {
-        waypoint_services: vec![((gateway.clone(), name), None)],
+        waypoint_records: vec![(key, None)],
         ..Delta::default()
     }
 }
@@ -80,13 +89,13 @@ fn waypoint(gateway: &GatewayName) -> Peer {
 }
 
 const OF_WAYPOINTS: [ResourceType; 7] = [
-    ResourceType::WAYPOINT_POLICY,
-    ResourceType::WAYPOINT_GATEWAY,
-    ResourceType::WAYPOINT_SERVICE,
-    ResourceType::WAYPOINT_DESTINATION,
-    ResourceType::WAYPOINT_AUTHENTICATION,
-    ResourceType::WAYPOINT_EXTENSION,
-    ResourceType::WAYPOINT_RATE_LIMIT,
+    ResourceType::Waypoint(WaypointRecordType::Policy),
+    ResourceType::Waypoint(WaypointRecordType::Gateway),
+    ResourceType::Waypoint(WaypointRecordType::Service),
+    ResourceType::Waypoint(WaypointRecordType::Destination),
+    ResourceType::Waypoint(WaypointRecordType::Authentication),
+    ResourceType::Waypoint(WaypointRecordType::Extension),
+    ResourceType::Waypoint(WaypointRecordType::RateLimit),
 ];
 
 #[test]
@@ -135,11 +144,11 @@ fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
         let response = responses.find(|one| one.type_url == kind.type_url());
         response.unwrap()
     };
-    let services = of(ResourceType::WAYPOINT_SERVICE);
+    let services = of(ResourceType::Waypoint(WaypointRecordType::Service));
     assert_eq!(names(services), ["shop/wp/shop/b"]);
     assert_eq!(services.removed_resources, ["shop/wp/shop/a"]);
     assert_eq!(
-        names(of(ResourceType::WAYPOINT_DESTINATION)),
+        names(of(ResourceType::Waypoint(WaypointRecordType::Destination))),
         ["shop/wp/shop/b"]
     );
 }
@@ -154,7 +163,7 @@ fn a_waypoint_that_claims_records_of_others_learns_nothing() {
     let request = DeltaDiscoveryRequest {
         resource_names_subscribe: vec!["bank/wp/shop/a".into()],
         initial_resource_versions: [("bank/wp/shop/a".to_owned(), "1".to_owned())].into(),
-        ..first(ResourceType::WAYPOINT_SERVICE)
+        ..first(ResourceType::Waypoint(WaypointRecordType::Service))
     };
     let responses = waypoint(&own).send(&request, &store);
     assert_eq!(names(&responses[0]), ["shop/wp/shop/a"]);
@@ -170,10 +179,10 @@ fn a_waypoint_gets_addresses_that_it_names_and_no_policies_of_node_proxies() {
         policy("p", false),
     ]);
     for request in [
-        first(ResourceType::ADDRESS),
+        first(ResourceType::Address),
         DeltaDiscoveryRequest {
             resource_names_subscribe: vec!["*".into()],
-            ..first(ResourceType::ADDRESS)
+            ..first(ResourceType::Address)
         },
         on_demand(),
     ] {
@@ -193,7 +202,7 @@ fn a_waypoint_gets_addresses_that_it_names_and_no_policies_of_node_proxies() {
     store.update(&pod("b", "", 2, Some("s"), 1));
     store.update(&pod("c", NODE, 3, None, 1));
     assert_eq!(names(&peer.changed(&store)[0]), ["c1//Pod/shop/b"]);
-    for kind in [ResourceType::AUTHORIZATION, ResourceType::WORKLOAD] {
+    for kind in [ResourceType::Authorization, ResourceType::Workload] {
         assert_eq!(peer.send(&first(kind), &store), [], "{kind:?}");
     }
 }

@@ -1,23 +1,40 @@
-//! How waypoints treat endpoints. As in [`super::waypoint`] nothing is ignored.
+//! Treatment of the endpoints of a service: connections, TLS, load balancing, ejection.
+
+mod encode;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ambit_model as model;
+use prost::Message as _;
 
 use super::{
-    DecodeError, known,
-    parts::{all, hostname, optional, whole},
-    port,
+    RecordCodec,
+    read::{all, hostname, optional},
 };
-use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTDESTINATION};
+use crate::{
+    ambit as wire,
+    decode::{DecodeError, NotUnderstood, known, port, whole},
+    unknown::AMBIT_V1_WAYPOINTDESTINATION,
+};
 
-/// Decodes how the endpoints of a service are treated.
-///
-/// # Errors
-/// When it is not understood in full.
-pub fn waypoint_destination(bytes: &[u8]) -> Result<model::WaypointDestination, DecodeError> {
-    let from: wire::WaypointDestination =
-        whole("waypoint_destination", &AMBIT_V1_WAYPOINTDESTINATION, bytes)?;
+impl RecordCodec for model::WaypointDestination {
+    const TYPE_URL: &'static str = "type.googleapis.com/ambit.v1.WaypointDestination";
+    const SHORT_NAME: &'static str = "WPDDS";
+
+    fn encode(&self) -> Vec<u8> {
+        wire::WaypointDestination::from(self).encode_to_vec()
+    }
+
+    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
+        let read = whole("waypoint_destination", &AMBIT_V1_WAYPOINTDESTINATION, bytes)
+            .and_then(destination);
+        read.map_err(NotUnderstood::without_substitute)
+    }
+}
+
+fn destination(from: wire::WaypointDestination) -> Result<model::WaypointDestination, DecodeError> {
     let mut subsets = BTreeMap::new();
     for of in from.subsets {
         let name = optional(of.name);
@@ -223,6 +240,3 @@ fn limits(from: wire::DestinationLimits) -> model::DestinationLimits {
         }),
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,16 +1,21 @@
 //! Encoded and decoded, and broken.
 
+use std::{sync::Arc, time::Duration};
+
 use ambit_model::{
-    FaultStatus, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpCors,
-    HttpFault, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy, HttpProvider,
-    HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpRule,
-    HttpSession, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname,
+    FaultStatus, GatewayName, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition,
+    HttpCors, HttpFault, HttpFilter, HttpMirror, HttpOperation, HttpPathMatch, HttpPolicy,
+    HttpProvider, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
+    HttpRule, HttpSession, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname,
     PathChange, PathNormalization, PathPattern, PodGrant, PolicyKey, Provider, ProviderBody,
     ProviderProtocol, RouteName, ServiceAccountMatch, Share, StreamBackend, StreamRoute,
     StringMatch, WaypointGateway, WaypointService,
 };
 
+use prost::Message as _;
+
 use super::*;
+use crate::ambit as wire;
 
 fn full_policy() -> HttpPolicy {
     let text = |text: &str| StringMatch::from_pattern(text);
@@ -101,7 +106,10 @@ fn bytes(policy: &HttpPolicy) -> Vec<u8> {
 #[test]
 fn policies_read_back_what_was_written() {
     let policy = full_policy();
-    assert_eq!(waypoint_policy("gw/w/shop/p", &bytes(&policy)), Ok(policy));
+    assert_eq!(
+        model::HttpPolicy::decode("gw/w/shop/p", &bytes(&policy)),
+        Ok(policy)
+    );
 }
 
 #[test]
@@ -141,7 +149,10 @@ fn routes_of_connections_read_back_what_was_written() {
         }],
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();
-    assert_eq!(waypoint_service(&encoded), Ok(service));
+    assert_eq!(
+        model::WaypointService::decode("gw/w", &encoded),
+        Ok(service)
+    );
 }
 
 #[test]
@@ -245,7 +256,10 @@ fn services_read_back_what_was_written() {
         ..WaypointService::default()
     };
     let encoded = wire::WaypointService::from(&service).encode_to_vec();
-    assert_eq!(waypoint_service(&encoded), Ok(service));
+    assert_eq!(
+        model::WaypointService::decode("gw/w", &encoded),
+        Ok(service)
+    );
 }
 
 #[test]
@@ -262,7 +276,10 @@ fn settings_read_back_what_was_written() {
         services_alone: true,
     };
     let encoded = wire::WaypointGateway::from(&settings).encode_to_vec();
-    assert_eq!(waypoint_gateway(&encoded), Ok(settings));
+    assert_eq!(
+        model::WaypointGateway::decode("gw/w", &encoded),
+        Ok(settings)
+    );
 }
 
 #[test]
@@ -273,9 +290,9 @@ fn a_policy_with_an_unknown_field_denies_what_it_is_attached_to() {
     let mut encoded = bytes(&policy);
     // Field 100, a varint: a condition of a later version.
     encoded.extend([0xa0, 0x06, 0x01]);
-    let refused = waypoint_policy("gw/w/shop/p", &encoded).unwrap_err();
+    let refused = model::HttpPolicy::decode("gw/w/shop/p", &encoded).unwrap_err();
     assert!(refused.error.to_string().contains("100"), "{refused}");
-    let substitute = *refused.substitute;
+    let substitute = refused.substitute_record();
     assert_eq!(substitute.services, policy.services);
     assert!(!substitute.for_gateway);
     assert_eq!(substitute.action, HttpAction::Deny);
@@ -284,14 +301,15 @@ fn a_policy_with_an_unknown_field_denies_what_it_is_attached_to() {
 
 #[test]
 fn bytes_that_are_no_policy_deny_everything() {
-    let refused = waypoint_policy("gw/w/shop/p", &[0xff, 0xff]).unwrap_err();
-    assert!(refused.substitute.for_gateway);
-    assert_eq!(refused.substitute.key, PolicyKey::of_record("shop/p"));
+    let refused = model::HttpPolicy::decode("gw/w/shop/p", &[0xff, 0xff]).unwrap_err();
+    let substitute = refused.substitute_record();
+    assert!(substitute.for_gateway);
+    assert_eq!(substitute.key, PolicyKey::of_record("shop/p"));
 }
 
 #[test]
 fn a_policy_under_anothers_name_is_refused() {
-    let refused = waypoint_policy("gw/w/shop/other", &bytes(&full_policy())).unwrap_err();
+    let refused = model::HttpPolicy::decode("gw/w/shop/other", &bytes(&full_policy())).unwrap_err();
     assert!(refused.error.to_string().contains("shop/p"), "{refused}");
 }
 
@@ -316,7 +334,7 @@ fn a_service_with_an_unknown_field_anywhere_in_its_routes_is_refused() {
     let of_rule = |rule: &[u8]| {
         let route = [route.encode_to_vec(), field(3, rule)].concat();
         let service = [sent.encode_to_vec(), field(2, &route)].concat();
-        waypoint_service(&service)
+        model::WaypointService::decode("gw/w", &service)
     };
     assert_eq!(of_rule(&[]).unwrap().routes[0].rules.len(), 1);
     for rule in [unknown.to_vec(), field(1, unknown), field(2, unknown)] {
@@ -346,7 +364,10 @@ fn faults_that_cannot_be_are_refused() {
             routes: vec![route],
             ..Default::default()
         };
-        waypoint_service(&sent.encode_to_vec()).unwrap_err().field()
+        model::WaypointService::decode("gw/w", &sent.encode_to_vec())
+            .unwrap_err()
+            .error
+            .field()
     };
     let abort = |status, denominator| wire::HttpFault {
         abort: Some(wire::HttpFaultAbort {

@@ -1,11 +1,14 @@
-//! Providers that decide about requests.
+//! Providers that decide about requests, within the policies that name them.
 
 use std::time::Duration;
 
 use ambit_model as model;
 
-use super::{DecodeError, Refusal, parts::hostname, policy::texts, port};
-use crate::ambit as wire;
+use super::{read::hostname, write};
+use crate::{
+    ambit as wire,
+    decode::{DecodeError, Refusal, port, texts},
+};
 
 pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, DecodeError> {
     let status = from.status_on_error;
@@ -49,4 +52,48 @@ fn of_http(from: wire::HttpProvider) -> Result<model::HttpProvider, DecodeError>
         to_client_allowed: texts("http_provider.to_client_allowed", from.to_client_allowed)?,
         to_client_denied: texts("http_provider.to_client_denied", from.to_client_denied)?,
     })
+}
+
+impl From<&model::Provider> for wire::WaypointProvider {
+    fn from(from: &model::Provider) -> Self {
+        let (place, refused) = match &from.place {
+            Ok(place) => (Some(place), String::new()),
+            Err(why) => (None, why.to_string()),
+        };
+        Self {
+            name: from.name.to_string(),
+            refused,
+            service: place.map(|(service, _)| service.into()),
+            port: place.map_or(0, |(_, port)| (*port).into()),
+            timeout: write::milliseconds(Some(from.timeout)),
+            status_on_error: from.status_on_error.into(),
+            fail_open: from.fail_open,
+            body: from.body.map(|body| wire::ProviderBody {
+                max_bytes: body.max_bytes,
+                allow_partial: body.allow_partial,
+                as_bytes: body.as_bytes,
+            }),
+            http: match &from.protocol {
+                model::ProviderProtocol::Grpc => None,
+                model::ProviderProtocol::Http(http) => Some(http.into()),
+            },
+        }
+    }
+}
+
+impl From<&model::HttpProvider> for wire::HttpProvider {
+    fn from(from: &model::HttpProvider) -> Self {
+        let header = |(name, value): &(model::ArcStr, model::ArcStr)| wire::HttpHeader {
+            name: name.to_string(),
+            value: value.to_string(),
+        };
+        Self {
+            path_prefix: from.path_prefix.to_string(),
+            headers: write::all(&from.headers),
+            added: from.added.iter().map(header).collect(),
+            to_application: write::all(&from.to_application),
+            to_client_allowed: write::all(&from.to_client_allowed),
+            to_client_denied: write::all(&from.to_client_denied),
+        }
+    }
 }

@@ -1,14 +1,11 @@
-//! How waypoints treat endpoints, as it is sent.
+//! Encoding of the treatment of endpoints.
 
 use std::collections::BTreeMap;
 
 use ambit_model as model;
 
-use super::waypoint::{milliseconds, optional};
+use super::super::write;
 use crate::ambit as wire;
-
-/// Type URL of how waypoints treat the endpoints of services.
-pub const WAYPOINT_DESTINATION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.WaypointDestination";
 
 impl From<&model::WaypointDestination> for wire::WaypointDestination {
     fn from(from: &model::WaypointDestination) -> Self {
@@ -49,11 +46,11 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
             }
         };
         Self {
-            unsupported: optional(from.unsupported.as_ref()),
+            unsupported: write::optional(from.unsupported.as_ref()),
             balancing: balancing.into(),
             hash: hash.map(Into::into),
             warmup: from.warmup.map(|warmup| wire::DestinationWarmup {
-                duration: milliseconds(Some(warmup.duration)),
+                duration: write::milliseconds(Some(warmup.duration)),
                 minimum_percent: warmup.minimum_percent,
                 aggression: warmup.aggression,
             }),
@@ -63,8 +60,8 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
                 server_errors: of.server_errors,
                 gateway_errors: of.gateway_errors,
                 local_failures: of.local_failures,
-                interval: milliseconds(Some(of.interval)),
-                base_ejection: milliseconds(Some(of.base_ejection)),
+                interval: write::milliseconds(Some(of.interval)),
+                base_ejection: write::milliseconds(Some(of.base_ejection)),
                 max_ejection_percent: of.max_ejection_percent,
                 min_health_percent: of.min_health_percent,
             }),
@@ -94,7 +91,7 @@ impl From<&model::DestinationTls> for wire::DestinationTls {
         use wire::destination_tls::Roots;
         let client = from.client.as_ref();
         Self {
-            server_name: optional(from.server_name.as_ref()),
+            server_name: write::optional(from.server_name.as_ref()),
             names: from.names.iter().map(ToString::to_string).collect(),
             roots: match &from.roots {
                 model::TlsRoots::System => None,
@@ -102,8 +99,8 @@ impl From<&model::DestinationTls> for wire::DestinationTls {
                 model::TlsRoots::File(path) => Some(Roots::File(path.to_string())),
                 model::TlsRoots::Unverified => Some(Roots::Unverified(true)),
             },
-            certificate_file: optional(client.map(|files| &files.certificate)),
-            key_file: optional(client.map(|files| &files.key)),
+            certificate_file: write::optional(client.map(|files| &files.certificate)),
+            key_file: write::optional(client.map(|files| &files.key)),
         }
     }
 }
@@ -115,8 +112,8 @@ impl From<&model::HashPolicy> for wire::DestinationHash {
             model::HashSource::Header(name) => Source::Header(name.to_string()),
             model::HashSource::Cookie(cookie) => Source::Cookie(wire::DestinationCookie {
                 name: cookie.name.to_string(),
-                path: optional(cookie.path.as_ref()),
-                ttl: cookie.ttl.map(|ttl| milliseconds(Some(ttl))),
+                path: write::optional(cookie.path.as_ref()),
+                ttl: cookie.ttl.map(|ttl| write::milliseconds(Some(ttl))),
                 attributes: cookie
                     .attributes
                     .iter()
@@ -186,9 +183,9 @@ fn shares(from: &model::LocalityShares) -> wire::DestinationShares {
 
 fn place(from: &model::LocalityPattern) -> wire::DestinationPlace {
     wire::DestinationPlace {
-        region: optional(from.region.as_ref()),
-        zone: optional(from.zone.as_ref()),
-        subzone: optional(from.subzone.as_ref()),
+        region: write::optional(from.region.as_ref()),
+        zone: write::optional(from.zone.as_ref()),
+        subzone: write::optional(from.subzone.as_ref()),
     }
 }
 
@@ -203,7 +200,7 @@ fn label(from: &model::LocalityLabel) -> wire::DestinationLabel {
     };
     wire::DestinationLabel {
         key: key.into(),
-        value: optional(from.value.as_ref()),
+        value: write::optional(from.value.as_ref()),
     }
 }
 
@@ -220,15 +217,15 @@ fn limits(from: &model::DestinationLimits) -> wire::DestinationLimits {
                 share: budget.share,
                 minimum: budget.minimum,
             }),
-        connect_timeout: milliseconds(from.connect_timeout),
-        idle_timeout: milliseconds(from.idle_timeout),
-        max_connection_duration: milliseconds(from.max_connection_duration),
-        tcp_idle_timeout: milliseconds(from.tcp_idle_timeout),
+        connect_timeout: write::milliseconds(from.connect_timeout),
+        idle_timeout: write::milliseconds(from.idle_timeout),
+        max_connection_duration: write::milliseconds(from.max_connection_duration),
+        tcp_idle_timeout: write::milliseconds(from.tcp_idle_timeout),
         streams_per_connection: from.streams_per_connection,
         keepalive: from.keepalive.map(|of| wire::DestinationKeepalive {
             probes: of.probes.unwrap_or_default(),
-            time: milliseconds(of.time),
-            interval: milliseconds(of.interval),
+            time: write::milliseconds(of.time),
+            interval: write::milliseconds(of.interval),
         }),
     }
 }

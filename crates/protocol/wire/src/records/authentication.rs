@@ -1,48 +1,48 @@
-//! Who requests come from, by JSON web tokens. As in [`super::waypoint`] nothing is ignored: of an object that is not
-//! understood there is a substitute that refuses everything.
+//! Authentication of requests by JSON web tokens. An object that is not understood in full has a substitute that refuses
+//! everything.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
-    DecodeError,
-    parts::{all, hostname, optional, places, policy_part, under_own_name, whole},
+    RecordCodec,
+    read::{all, hostname, object_part, optional, places},
+    write,
 };
-use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTAUTHENTICATION, workload};
+use crate::{
+    ambit as wire,
+    decode::{DecodeError, NotUnderstood, Substitute, under_own_name, whole},
+    unknown::AMBIT_V1_WAYPOINTAUTHENTICATION,
+    workload,
+};
 
-/// An object that is not understood in full.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{error}")]
-pub struct AuthenticationNotUnderstood {
-    /// The field that is not understood.
-    pub error: DecodeError,
-    /// Refuses everything that the object is attached to, as far as that can be read, else everything.
-    pub substitute: Box<model::Authentication>,
-}
+impl RecordCodec for model::Authentication {
+    const TYPE_URL: &'static str = "type.googleapis.com/ambit.v1.WaypointAuthentication";
+    const SHORT_NAME: &'static str = "WPADS";
 
-/// Decodes the object that was sent under a name (`<gateway>/namespace/name`).
-///
-/// # Errors
-/// When it is not understood in full.
-pub fn waypoint_authentication(
-    name: &str,
-    bytes: &[u8],
-) -> Result<model::Authentication, AuthenticationNotUnderstood> {
-    let named = PolicyKey::of_record(policy_part(name));
-    let read = whole(
-        "waypoint_authentication",
-        &AMBIT_V1_WAYPOINTAUTHENTICATION,
-        bytes,
-    );
-    let read = read.and_then(authentication);
-    let read = read.and_then(|read| {
-        let own = read.key.clone();
-        under_own_name(read, own, &named, "waypoint_authentication.name")
-    });
-    read.map_err(|error| AuthenticationNotUnderstood {
-        substitute: Box::new(substitute(named, bytes, error.to_string().into())),
-        error,
-    })
+    fn encode(&self) -> Vec<u8> {
+        wire::WaypointAuthentication::from(self).encode_to_vec()
+    }
+
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
+        let read = whole(
+            "waypoint_authentication",
+            &AMBIT_V1_WAYPOINTAUTHENTICATION,
+            bytes,
+        )
+        .and_then(authentication);
+        under_own_name(
+            object_part(name),
+            "waypoint_authentication.name",
+            read,
+            |read| read.key.clone(),
+            |key, why| Substitute {
+                record: Box::new(substitute(key, bytes, why)),
+                effect: "every request to what it is attached to is refused",
+                is_policy: true,
+            },
+        )
+    }
 }
 
 /// Where an object applies.
@@ -113,6 +113,49 @@ fn rule(from: wire::JwtRule) -> Result<model::JwtRule, DecodeError> {
     })
 }
 
+impl From<&model::Authentication> for wire::WaypointAuthentication {
+    fn from(from: &model::Authentication) -> Self {
+        Self {
+            namespace: from.key.namespace.to_string(),
+            name: from.key.name.to_string(),
+            for_gateway: from.for_gateway,
+            services: write::all::<_, workload::NamespacedHostname>(&from.services),
+            rules: write::all(&from.rules),
+            not_understood: write::optional(from.not_understood.as_ref()),
+        }
+    }
+}
+
+impl From<&model::JwtRule> for wire::JwtRule {
+    fn from(from: &model::JwtRule) -> Self {
+        use wire::jwt_rule::Keys;
+        let pairs = |all: &[(model::ArcStr, model::ArcStr)]| {
+            let one = |(name, value): &(model::ArcStr, model::ArcStr)| wire::HttpHeader {
+                name: name.to_string(),
+                value: value.to_string(),
+            };
+            all.iter().map(one).collect()
+        };
+        Self {
+            issuer: from.issuer.to_string(),
+            audiences: write::texts(&from.audiences),
+            keys: Some(match &from.keys {
+                model::JwtKeys::Known(keys) => Keys::KeySet(keys.to_string()),
+                model::JwtKeys::Pending => Keys::Pending(true),
+                model::JwtKeys::Unavailable(why) => Keys::Unavailable(why.to_string()),
+            }),
+            key_source: from.key_source.to_string(),
+            headers: pairs(&from.headers),
+            params: write::texts(&from.params),
+            cookies: write::texts(&from.cookies),
+            payload_header: write::optional(from.payload_header.as_ref()),
+            claim_headers: pairs(&from.claim_headers),
+            forward_token: from.forward_token,
+            words: write::texts(&from.words),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,14 +191,14 @@ mod tests {
     #[test]
     fn what_is_sent_is_what_is_read() {
         let sent = wire::WaypointAuthentication::from(&every_field()).encode_to_vec();
-        let read = waypoint_authentication("gw/w/ns/ra", &sent);
+        let read = model::Authentication::decode("gw/w/ns/ra", &sent);
         assert_eq!(read, Ok(every_field()));
     }
 
     #[test]
     fn what_is_not_understood_refuses_everything_that_it_is_attached_to() {
         let sent = wire::WaypointAuthentication::from(&every_field()).encode_to_vec();
-        // A field that nobody knows, another object's name, keys that are not said, a text cut off.
+        // A field that nobody knows, another object's name, keys that are missing, a text cut off.
         let unknown = [&sent[..], &[0xf8, 0x07, 1]].concat();
         let mut keyless = wire::WaypointAuthentication::from(&every_field());
         keyless.rules[0].keys = None;
@@ -164,12 +207,13 @@ mod tests {
             ("gw/w/ns/other", sent.clone()),
             ("gw/w/ns/ra", keyless.encode_to_vec()),
         ] {
-            let refused = waypoint_authentication(name, &bytes).unwrap_err();
-            assert!(refused.substitute.not_understood.is_some());
-            assert_eq!(refused.substitute.services, every_field().services);
-            assert!(refused.substitute.rules.is_empty());
+            let refused = model::Authentication::decode(name, &bytes).unwrap_err();
+            let substitute = refused.substitute_record();
+            assert!(substitute.not_understood.is_some());
+            assert_eq!(substitute.services, every_field().services);
+            assert!(substitute.rules.is_empty());
         }
-        let cut = waypoint_authentication("gw/w/ns/ra", &sent[..sent.len() - 1]).unwrap_err();
-        assert!(cut.substitute.for_gateway);
+        let cut = model::Authentication::decode("gw/w/ns/ra", &sent[..sent.len() - 1]).unwrap_err();
+        assert!(cut.substitute_record().for_gateway);
     }
 }

@@ -141,7 +141,10 @@ fn destinations_read_back_what_was_written() {
             policy,
         };
         let encoded = wire::WaypointDestination::from(&destination).encode_to_vec();
-        assert_eq!(waypoint_destination(&encoded), Ok(destination));
+        assert_eq!(
+            model::WaypointDestination::decode("gw/w", &encoded),
+            Ok(destination)
+        );
     }
 }
 
@@ -157,7 +160,7 @@ fn what_is_not_understood_in_full_is_refused() {
     let refused = |change: fn(&mut wire::DestinationPolicy)| {
         let mut sent = encoded.clone();
         change(sent.policy.as_mut().unwrap());
-        waypoint_destination(&sent.encode_to_vec()).unwrap_err()
+        model::WaypointDestination::decode("gw/w", &sent.encode_to_vec()).unwrap_err()
     };
     refused(|policy| policy.balancing = 99);
     refused(|policy| {
@@ -170,6 +173,6 @@ fn what_is_not_understood_in_full_is_refused() {
     let mut later = encoded.encode_to_vec();
     // Field 100, a varint.
     later.extend([0xa0, 0x06, 0x01]);
-    assert!(waypoint_destination(&later).is_err());
-    assert!(waypoint_destination(&[]).is_err());
+    assert!(model::WaypointDestination::decode("gw/w", &later).is_err());
+    assert!(model::WaypointDestination::decode("gw/w", &[]).is_err());
 }

@@ -1,5 +1,5 @@
-//! Rate limits of waypoints. One that is not understood in full has a substitute that decides nothing: what it is
-//! attached to passes or not as it says for that case.
+//! Rate limits. One that is not understood in full has a substitute that decides nothing: requests to what it is attached
+//! to pass or not as it says for that case.
 
 use std::time::Duration;
 
@@ -7,42 +7,41 @@ use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
-    DecodeError,
-    parts::{all, hostname, optional, places, policy_part, under_own_name, whole},
-    port,
-    waypoint::route_match,
+    RecordCodec,
+    http_route::route_match,
+    read::{all, hostname, object_part, optional, places},
+    write,
 };
-use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTRATELIMIT, workload};
+use crate::{
+    ambit as wire,
+    decode::{DecodeError, NotUnderstood, Substitute, port, under_own_name, whole},
+    unknown::AMBIT_V1_WAYPOINTRATELIMIT,
+    workload,
+};
 
-/// A rate limit that is not understood in full.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{error}")]
-pub struct RateLimitNotUnderstood {
-    /// The field that is not understood.
-    pub error: DecodeError,
-    /// Decides nothing.
-    pub substitute: Box<model::RateLimit>,
-}
+impl RecordCodec for model::RateLimit {
+    const TYPE_URL: &'static str = "type.googleapis.com/ambit.v1.WaypointRateLimit";
+    const SHORT_NAME: &'static str = "WPRDS";
 
-/// Decodes the rate limit that was sent under a name (`<gateway>/namespace/name`).
-///
-/// # Errors
-/// When it is not understood in full.
-pub fn waypoint_rate_limit(
-    name: &str,
-    bytes: &[u8],
-) -> Result<model::RateLimit, RateLimitNotUnderstood> {
-    let named = PolicyKey::of_record(policy_part(name));
-    let read = whole("waypoint_rate_limit", &AMBIT_V1_WAYPOINTRATELIMIT, bytes);
-    let read = read.and_then(rate_limit);
-    let read = read.and_then(|read| {
-        let own = read.key.clone();
-        under_own_name(read, own, &named, "waypoint_rate_limit.name")
-    });
-    read.map_err(|error| RateLimitNotUnderstood {
-        substitute: Box::new(substitute(named, bytes, error.to_string().into())),
-        error,
-    })
+    fn encode(&self) -> Vec<u8> {
+        wire::WaypointRateLimit::from(self).encode_to_vec()
+    }
+
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
+        let read =
+            whole("waypoint_rate_limit", &AMBIT_V1_WAYPOINTRATELIMIT, bytes).and_then(rate_limit);
+        under_own_name(
+            object_part(name),
+            "waypoint_rate_limit.name",
+            read,
+            |read| read.key.clone(),
+            |key, why| Substitute {
+                record: Box::new(substitute(key, bytes, why)),
+                effect: "requests to what it is attached to pass as it says for that case",
+                is_policy: false,
+            },
+        )
+    }
 }
 
 fn rate_limit(from: wire::WaypointRateLimit) -> Result<model::RateLimit, DecodeError> {
@@ -164,6 +163,87 @@ fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::RateLi
     }
 }
 
+impl From<&model::RateLimit> for wire::WaypointRateLimit {
+    fn from(from: &model::RateLimit) -> Self {
+        Self {
+            namespace: from.key.namespace.to_string(),
+            name: from.key.name.to_string(),
+            for_gateway: from.for_gateway,
+            services: from.services.iter().map(Into::into).collect(),
+            local: write::all(&from.local),
+            global: from.global.as_ref().map(Into::into),
+            dry_run: from.dry_run,
+            fail_open: from.fail_open,
+            tells: from.tells,
+            not_understood: write::optional(from.not_understood.as_ref()),
+        }
+    }
+}
+
+impl From<&model::LocalLimit> for wire::LocalLimit {
+    fn from(from: &model::LocalLimit) -> Self {
+        Self {
+            matches: write::all(&from.matches),
+            by: write::all(&from.by),
+            requests: from.requests,
+            per: write::milliseconds(Some(from.per)),
+            burst: from.burst,
+            buckets: from.buckets,
+        }
+    }
+}
+
+impl From<&model::LimitKey> for wire::LimitKey {
+    fn from(from: &model::LimitKey) -> Self {
+        use wire::limit_key::Kind;
+        Self {
+            kind: Some(match from {
+                model::LimitKey::Principal => Kind::Principal(true),
+                model::LimitKey::Namespace => Kind::Namespace(true),
+                model::LimitKey::Address => Kind::Address(true),
+                model::LimitKey::Header(name) => Kind::Header(name.to_string()),
+                model::LimitKey::Method => Kind::Method(true),
+                model::LimitKey::Path => Kind::Path(true),
+            }),
+        }
+    }
+}
+
+impl From<&model::GlobalLimit> for wire::GlobalLimit {
+    fn from(from: &model::GlobalLimit) -> Self {
+        use wire::global_limit::Place;
+        let (place, port) = match &from.place {
+            Ok((service, port)) => (Place::Service(service.into()), *port),
+            Err(error) => (Place::Error(error.to_string()), 0),
+        };
+        Self {
+            place: Some(place),
+            port: port.into(),
+            domain: from.domain.to_string(),
+            timeout: write::milliseconds(Some(from.timeout)),
+            hits: from.hits,
+            descriptors: write::all(&from.descriptors),
+        }
+    }
+}
+
+impl From<&model::LimitDescriptor> for wire::LimitDescriptor {
+    fn from(from: &model::LimitDescriptor) -> Self {
+        use wire::limit_entry::Value;
+        let entry = |(key, value): &(model::ArcStr, model::LimitValue)| wire::LimitEntry {
+            key: key.to_string(),
+            value: Some(match value {
+                model::LimitValue::Text(text) => Value::Text(text.to_string()),
+                model::LimitValue::Of(key) => Value::Of(key.into()),
+            }),
+        };
+        Self {
+            matches: write::all(&from.matches),
+            entries: from.entries.iter().map(entry).collect(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ambit_model::{
@@ -218,8 +298,8 @@ mod tests {
         }
     }
 
-    fn read(sent: &wire::WaypointRateLimit) -> Result<RateLimit, RateLimitNotUnderstood> {
-        waypoint_rate_limit("ns/gw/shop/l", &sent.encode_to_vec())
+    fn read(sent: &wire::WaypointRateLimit) -> Result<RateLimit, NotUnderstood<RateLimit>> {
+        model::RateLimit::decode("ns/gw/shop/l", &sent.encode_to_vec())
     }
 
     #[test]
@@ -238,7 +318,7 @@ mod tests {
         sent.local[0].requests = 0;
         let refused = read(&sent).unwrap_err();
         assert_eq!(refused.error.field(), "local_limit.requests");
-        let substitute = refused.substitute;
+        let substitute = refused.substitute_record();
         assert!(substitute.local.is_empty() && substitute.global.is_none());
         assert!(substitute.not_understood.is_some());
         assert!(substitute.fail_open && substitute.dry_run && substitute.for_gateway);

@@ -9,7 +9,7 @@ use ambit_model::{
 };
 use prost::Message;
 
-use super::waypoint_telemetry;
+use super::RecordCodec as _;
 use crate::ambit as wire;
 
 fn telemetry() -> WaypointTelemetry {
@@ -89,7 +89,7 @@ fn telemetry_arrives_as_it_was_sent() {
                 ..telemetry()
             };
             let bytes = wire::WaypointTelemetry::from(&sent).encode_to_vec();
-            assert_eq!(waypoint_telemetry(&bytes), Ok(sent));
+            assert_eq!(WaypointTelemetry::decode("gw/w", &bytes), Ok(sent));
         }
     }
 }
@@ -98,11 +98,11 @@ fn telemetry_arrives_as_it_was_sent() {
 fn telemetry_that_is_not_understood_is_refused() {
     let mut sent = wire::WaypointTelemetry::from(&telemetry());
     sent.metrics[0].family = 99;
-    assert!(waypoint_telemetry(&sent.encode_to_vec()).is_err());
+    assert!(WaypointTelemetry::decode("gw/w", &sent.encode_to_vec()).is_err());
     let mut sent = wire::WaypointTelemetry::from(&telemetry());
     sent.tracing.as_mut().unwrap().collector = None;
-    assert!(waypoint_telemetry(&sent.encode_to_vec()).is_err());
+    assert!(WaypointTelemetry::decode("gw/w", &sent.encode_to_vec()).is_err());
     let mut later = wire::WaypointTelemetry::from(&telemetry()).encode_to_vec();
     later.extend([0xf8, 0x06, 1]);
-    assert!(waypoint_telemetry(&later).is_err());
+    assert!(WaypointTelemetry::decode("gw/w", &later).is_err());
 }

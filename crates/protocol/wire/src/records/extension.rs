@@ -1,44 +1,43 @@
-//! Plugins of waypoints. A plugin that is not understood in full has a substitute that is not run: what it was attached
-//! to is decided as if it had failed.
+//! Plugins. One that is not understood in full has a substitute that is not run, and fails as far as the plugin does.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
-    DecodeError, known,
-    parts::{all, hostname, optional, places, policy_part, under_own_name, whole},
-    port,
+    RecordCodec,
+    read::{all, hostname, object_part, optional, places},
+    write,
 };
-use crate::{ambit as wire, unknown::AMBIT_V1_WAYPOINTEXTENSION, workload};
+use crate::{
+    ambit as wire,
+    decode::{DecodeError, NotUnderstood, Substitute, known, port, under_own_name, whole},
+    unknown::AMBIT_V1_WAYPOINTEXTENSION,
+    workload,
+};
 
-/// A plugin that is not understood in full.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{error}")]
-pub struct ExtensionNotUnderstood {
-    /// The field that is not understood.
-    pub error: DecodeError,
-    /// Is not run, and fails as far as the plugin does.
-    pub substitute: Box<model::WaypointExtension>,
-}
+impl RecordCodec for model::WaypointExtension {
+    const TYPE_URL: &'static str = "type.googleapis.com/ambit.v1.WaypointExtension";
+    const SHORT_NAME: &'static str = "WPXDS";
 
-/// Decodes the plugin that was sent under a name (`<gateway>/namespace/name`).
-///
-/// # Errors
-/// When it is not understood in full.
-pub fn waypoint_extension(
-    name: &str,
-    bytes: &[u8],
-) -> Result<model::WaypointExtension, ExtensionNotUnderstood> {
-    let named = PolicyKey::of_record(policy_part(name));
-    let read = whole("waypoint_extension", &AMBIT_V1_WAYPOINTEXTENSION, bytes).and_then(extension);
-    let read = read.and_then(|read| {
-        let own = PolicyKey::of_record(&read.key());
-        under_own_name(read, own, &named, "waypoint_extension.name")
-    });
-    read.map_err(|error| ExtensionNotUnderstood {
-        substitute: Box::new(substitute(named, bytes, error.to_string().into())),
-        error,
-    })
+    fn encode(&self) -> Vec<u8> {
+        wire::WaypointExtension::from(self).encode_to_vec()
+    }
+
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
+        let read =
+            whole("waypoint_extension", &AMBIT_V1_WAYPOINTEXTENSION, bytes).and_then(extension);
+        under_own_name(
+            object_part(name),
+            "waypoint_extension.name",
+            read,
+            |read| PolicyKey::of_record(&read.key()),
+            |key, why| Substitute {
+                record: Box::new(substitute(key, bytes, why)),
+                effect: "requests are decided as if it had failed",
+                is_policy: false,
+            },
+        )
+    }
 }
 
 fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, DecodeError> {
@@ -104,6 +103,43 @@ fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Waypoi
     }
 }
 
+impl From<&model::WaypointExtension> for wire::WaypointExtension {
+    fn from(from: &model::WaypointExtension) -> Self {
+        let phase = match from.phase {
+            model::ExtensionPhase::Authn => wire::ExtensionPhase::Authn,
+            model::ExtensionPhase::Authz => wire::ExtensionPhase::Authz,
+            model::ExtensionPhase::Stats => wire::ExtensionPhase::Stats,
+            model::ExtensionPhase::Unspecified => wire::ExtensionPhase::UnspecifiedPhase,
+        };
+        let environment = from.environment.iter();
+        Self {
+            namespace: from.namespace.to_string(),
+            name: from.name.to_string(),
+            for_gateway: from.for_gateway,
+            services: from.services.iter().map(Into::into).collect(),
+            phase: phase.into(),
+            priority: from.priority,
+            created: from.created.to_string(),
+            url: from.url.to_string(),
+            sha256: from.sha256.to_string(),
+            always_pull: from.always_pull,
+            pull_secret: from.pull_secret.clone().into(),
+            fail_open: from.fail_open,
+            plugin_name: from.plugin_name.to_string(),
+            configuration: from.configuration.to_string(),
+            environment: environment
+                .map(|(name, value)| wire::ExtensionVariable {
+                    name: name.to_string(),
+                    value: value.to_string(),
+                })
+                .collect(),
+            ports: from.ports.iter().map(|port| (*port).into()).collect(),
+            callees: from.callees.iter().map(Into::into).collect(),
+            unsupported: write::optional(from.unsupported.as_ref()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,28 +170,32 @@ mod tests {
     #[test]
     fn a_plugin_is_read_as_it_was_sent() {
         let sent = wire::WaypointExtension::from(&plugin()).encode_to_vec();
-        assert_eq!(waypoint_extension("ns/gw/shop/tag", &sent), Ok(plugin()));
+        assert_eq!(
+            model::WaypointExtension::decode("ns/gw/shop/tag", &sent),
+            Ok(plugin())
+        );
     }
 
     #[test]
     fn what_is_not_understood_fails_as_far_as_the_plugin_does() {
         let mut sent = wire::WaypointExtension::from(&plugin());
         sent.phase = 77;
-        let refused = waypoint_extension("ns/gw/shop/tag", &sent.encode_to_vec()).unwrap_err();
-        let substitute = refused.substitute;
+        let refused =
+            model::WaypointExtension::decode("ns/gw/shop/tag", &sent.encode_to_vec()).unwrap_err();
+        let substitute = refused.substitute_record();
         assert!(substitute.unsupported.is_some() && substitute.fail_open && substitute.for_gateway);
         assert_eq!(
             (substitute.key(), &substitute.services),
             ("shop/tag".to_owned(), &plugin().services)
         );
-        let other = waypoint_extension(
+        let other = model::WaypointExtension::decode(
             "ns/gw/shop/other",
             &wire::WaypointExtension::from(&plugin()).encode_to_vec(),
         );
-        assert_eq!(other.unwrap_err().substitute.key(), "shop/other");
-        let nonsense = waypoint_extension("ns/gw/shop/tag", &[255, 255])
+        assert_eq!(other.unwrap_err().substitute_record().key(), "shop/other");
+        let nonsense = model::WaypointExtension::decode("ns/gw/shop/tag", &[255, 255])
             .unwrap_err()
-            .substitute;
+            .substitute_record();
         assert!(nonsense.for_gateway && !nonsense.fail_open);
     }
 }

@@ -1,0 +1,45 @@
+//! Destination rules of services.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ambit_model::{ArcStr, NamespacedHostname, WaypointDestination};
+
+use crate::{
+    destination::Ruled,
+    record_store::{Gone, RecordStore},
+};
+
+/// Services whose endpoints have settings of their own.
+#[derive(Debug, Default)]
+pub(super) struct Destinations {
+    by_service: HashMap<NamespacedHostname, Arc<Ruled>>,
+    /// Services by the names of resources.
+    services: HashMap<ArcStr, NamespacedHostname>,
+}
+
+impl Destinations {
+    pub(super) fn get(&self, service: &NamespacedHostname) -> Option<&Arc<Ruled>> {
+        self.by_service.get(service)
+    }
+}
+
+impl RecordStore for Destinations {
+    type Record = WaypointDestination;
+
+    /// A rule may restrict connections to endpoints to TLS.
+    const IS_NEEDED: bool = true;
+
+    fn put(&mut self, resource: ArcStr, record: WaypointDestination) {
+        let name = record.service.clone();
+        let before = self.by_service.get(&name);
+        let ruled = Ruled::new(record, before.map(|before| &**before));
+        self.services.insert(resource, name.clone());
+        self.by_service.insert(name, Arc::new(ruled));
+    }
+
+    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+        let name = self.services.remove(resource)?;
+        self.by_service.remove(&name);
+        Some(Gone::Destination(name))
+    }
+}

@@ -1,0 +1,59 @@
+//! Policies and authentications of requests.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ambit_jwt::Authentications;
+use ambit_l7::authz::Policies;
+use ambit_model::{ArcStr, Authentication, HttpPolicy, PolicyKey};
+
+use crate::record_store::{Gone, RecordStore};
+
+/// Policies in force.
+#[derive(Debug, Default)]
+pub(super) struct PolicyStore {
+    pub(super) all: Arc<Policies>,
+    /// Keys by the names of resources.
+    keys: HashMap<ArcStr, PolicyKey>,
+}
+
+impl RecordStore for PolicyStore {
+    type Record = HttpPolicy;
+
+    const IS_NEEDED: bool = true;
+
+    fn put(&mut self, resource: ArcStr, record: HttpPolicy) {
+        self.keys.insert(resource, record.key.clone());
+        Arc::make_mut(&mut self.all).insert(record);
+    }
+
+    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+        let key = self.keys.remove(resource)?;
+        Arc::make_mut(&mut self.all).remove(&key);
+        Some(Gone::Policy(key))
+    }
+}
+
+/// Authentications in force.
+#[derive(Debug, Default)]
+pub(super) struct AuthenticationStore {
+    pub(super) all: Arc<Authentications>,
+    /// Keys by the names of resources.
+    keys: HashMap<ArcStr, PolicyKey>,
+}
+
+impl RecordStore for AuthenticationStore {
+    type Record = Authentication;
+
+    const IS_NEEDED: bool = true;
+
+    fn put(&mut self, resource: ArcStr, record: Authentication) {
+        self.keys.insert(resource, record.key.clone());
+        Arc::make_mut(&mut self.all).insert(record);
+    }
+
+    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+        let key = self.keys.remove(resource)?;
+        Arc::make_mut(&mut self.all).remove(&key);
+        None
+    }
+}

@@ -1,0 +1,188 @@
+//! Services that the waypoint serves, with the tables of their routes.
+
+use std::{collections::HashMap, sync::Arc};
+
+use ambit_l7::{
+    route::{RouteTable, concerns},
+    stream::StreamTable,
+};
+use ambit_model::{
+    ArcStr, HttpBackend, HttpFilter, HttpRoute, NamespacedHostname, PodGrant, StreamRoute,
+    WaypointService,
+};
+use ambit_route::WorkloadRef;
+use parking_lot::Mutex;
+
+use crate::record_store::{Gone, RecordStore};
+
+/// A port, and the namespace of the clients that a table is for; `None` for everybody.
+type TableKey = (u16, Option<ArcStr>);
+
+/// A service that the waypoint serves.
+#[derive(Debug)]
+pub struct Served {
+    /// Name of the service.
+    pub name: NamespacedHostname,
+    /// Whether each call names the host that is meant.
+    pub resolves_hosts: bool,
+    /// Pods of other namespaces that what is attached to it is for.
+    grantors: Vec<PodGrant>,
+    routes: Vec<HttpRoute>,
+    /// Of the ports that were asked for, by the namespace of the clients that they are for.
+    tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
+    tls_routes: Vec<StreamRoute>,
+    tcp_routes: Vec<StreamRoute>,
+    stream_tables: Mutex<HashMap<TableKey, Arc<StreamTable>>>,
+}
+
+impl Served {
+    pub(super) fn new(service: WaypointService) -> Self {
+        Self {
+            name: service.service,
+            resolves_hosts: service.resolves_hosts,
+            grantors: service.grantors,
+            routes: service.routes,
+            tables: Mutex::default(),
+            tls_routes: service.tls_routes,
+            tcp_routes: service.tcp_routes,
+            stream_tables: Mutex::default(),
+        }
+    }
+
+    /// Whether what is attached to it is for requests to a pod that is one of its endpoints: one of its own namespace,
+    /// or of one that lets it.
+    pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
+        let is_granted = |grant: &PodGrant| {
+            let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
+            grant.namespace == *pod.namespace() && is_pod
+        };
+        self.name.namespace == *pod.namespace() || self.grantors.iter().any(is_granted)
+    }
+
+    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for
+    /// everybody.
+    pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
+        let is_own = |route: &&HttpRoute| {
+            client.is_some() && route.clients.as_deref() == client && concerns(route, port)
+        };
+        let own = self.routes.iter().find(is_own);
+        let clients = own.and_then(|route| route.clients.clone());
+        let mut tables = self.tables.lock();
+        let table = tables.entry((port, clients.clone()));
+        table
+            .or_insert_with(|| Arc::new(RouteTable::new(&self.routes, port, clients.as_deref())))
+            .clone()
+    }
+
+    /// The routes of connections to a port for a client of a namespace.
+    pub fn stream_routes(&self, port: u16, client: Option<&str>) -> Arc<StreamTable> {
+        let mut routes = self.tls_routes.iter().chain(&self.tcp_routes);
+        // One table does for all clients without routes of their own.
+        let own = routes.find(|route| client.is_some() && route.clients.as_deref() == client);
+        let client = own.and_then(|route| route.clients.clone());
+        let mut tables = self.stream_tables.lock();
+        let table = tables.entry((port, client.clone()));
+        table
+            .or_insert_with(|| {
+                let (tls, tcp) = (&self.tls_routes, &self.tcp_routes);
+                Arc::new(StreamTable::new(tls, tcp, port, client.as_deref()))
+            })
+            .clone()
+    }
+
+    /// The services that its routes lead to, mirrors among them.
+    pub(super) fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
+        let rules = || self.routes.iter().flat_map(|route| &route.rules);
+        let backends = || rules().flat_map(|rule| &rule.backends);
+        let filters = rules().flat_map(|rule| &rule.filters);
+        let filters = filters.chain(backends().flat_map(|backend| &backend.filters));
+        let mirrors = filters.filter_map(|filter| match filter {
+            HttpFilter::Mirror(mirror) => Some(&mirror.service),
+            _ => None,
+        });
+        let of_requests =
+            backends().filter_map(|backend: &HttpBackend| backend.service.as_ref().ok());
+        let routes = self.tls_routes.iter().chain(&self.tcp_routes);
+        let backends = routes.flat_map(|route| &route.backends);
+        let of_connections = backends.filter_map(|backend| backend.service.as_ref().ok());
+        of_requests.chain(mirrors).chain(of_connections)
+    }
+}
+
+/// Served services, by name.
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    by_name: HashMap<NamespacedHostname, Arc<Served>>,
+    /// Names by those of resources.
+    names: HashMap<ArcStr, NamespacedHostname>,
+}
+
+impl Services {
+    pub(super) fn get(&self, name: &NamespacedHostname) -> Option<&Arc<Served>> {
+        self.by_name.get(name)
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &Arc<Served>> {
+        self.by_name.values()
+    }
+}
+
+impl RecordStore for Services {
+    type Record = WaypointService;
+
+    const IS_NEEDED: bool = true;
+
+    fn put(&mut self, resource: ArcStr, record: WaypointService) {
+        let served = Served::new(record);
+        self.names.insert(resource, served.name.clone());
+        self.by_name.insert(served.name.clone(), Arc::new(served));
+    }
+
+    fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+        let name = self.names.remove(resource)?;
+        self.by_name.remove(&name);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_namespace_has_its_own_routes_on_the_ports_that_they_are_for() {
+        let route = |name: &str, clients: Option<&str>, ports: &[u16]| HttpRoute {
+            name: ambit_model::RouteName {
+                name: name.into(),
+                ..Default::default()
+            },
+            ports: ports.to_vec(),
+            clients: clients.map(ArcStr::from),
+            rules: vec![ambit_model::HttpRouteRule::default()],
+        };
+        let served = Served::new(WaypointService {
+            service: NamespacedHostname::new("ns", "a"),
+            routes: vec![route("all", None, &[]), route("own", Some("bank"), &[80])],
+            ..WaypointService::default()
+        });
+        let of = |port, client| {
+            let headers = http::HeaderMap::new();
+            let table = served.routes(port, client);
+            let request = ambit_l7::route::RouteRequest {
+                method: "GET",
+                path: "/",
+                query: None,
+                host: "",
+                headers: &headers,
+            };
+            match table.choose(&request) {
+                ambit_l7::route::Choice::Rule(rule, _) => rule.route.name.to_string(),
+                other => format!("{other:?}"),
+            }
+        };
+        assert_eq!(of(80, Some("bank")), "own");
+        assert_eq!(of(81, Some("bank")), "all");
+        assert_eq!(of(80, Some("shop")), "all");
+        assert_eq!(of(80, None), "all");
+    }
+}

@@ -1,0 +1,28 @@
+//! Records of one type, in the form that requests need.
+
+use ambit_model::{ArcStr, NamespacedHostname, PolicyKey};
+
+/// Withdrawn object, which is counted no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// A withdrawn policy.
+    Policy(PolicyKey),
+    /// A withdrawn destination rule of a service.
+    Destination(NamespacedHostname),
+}
+
+/// Records of one type.
+pub(crate) trait RecordStore {
+    /// Type of the records.
+    type Record;
+
+    /// Whether nothing is served before all records of the type have been received.
+    const IS_NEEDED: bool;
+
+    /// Puts a record in the place of that of the same resource. One that cannot be used is reported, and the record
+    /// before it stays.
+    fn put(&mut self, resource: ArcStr, record: Self::Record);
+
+    /// Removes the record of a resource, and gives what is no longer counted.
+    fn remove(&mut self, resource: &ArcStr) -> Option<Gone>;
+}

@@ -1,0 +1,87 @@
+//! Decoding of records of which nothing may be ignored, and what takes the place of one that is not understood.
+
+use ambit_model::{self as model, PolicyKey};
+use prost::Message;
+
+use super::{DecodeError, Refusal};
+use crate::unknown;
+
+/// Record that is not understood in full.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct NotUnderstood<T> {
+    /// Field that is not understood.
+    pub error: DecodeError,
+    /// Record that takes its place; `None` if its last good version stays.
+    pub substitute: Option<Substitute<T>>,
+}
+
+/// Record that takes the place of one that is not understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Substitute<T> {
+    /// Contents of the record.
+    pub record: Box<T>,
+    /// Effect on traffic, for logs.
+    pub effect: &'static str,
+    /// Whether it denies in the place of a policy: whoever prefers a policy's last good version keeps that.
+    pub is_policy: bool,
+}
+
+impl<T> NotUnderstood<T> {
+    /// Error of a record whose last good version stays.
+    pub(crate) fn without_substitute(error: DecodeError) -> Self {
+        Self {
+            error,
+            substitute: None,
+        }
+    }
+}
+
+#[cfg(test)]
+impl<T> NotUnderstood<T> {
+    pub(crate) fn substitute_record(self) -> T {
+        *self.substitute.unwrap().record
+    }
+}
+
+/// Message in full: one with a field that this build does not know is refused.
+pub(crate) fn whole<M: Message + Default>(
+    field: &'static str,
+    schema: &'static unknown::Message,
+    bytes: &[u8],
+) -> Result<M, DecodeError> {
+    let malformed = |source| DecodeError::new(field, Refusal::Malformed(source));
+    let message = M::decode(bytes).map_err(malformed)?;
+    let mut unknown = None;
+    schema
+        .unknown_fields(bytes, &mut |field| {
+            unknown.get_or_insert(field);
+        })
+        .map_err(malformed)?;
+    match unknown {
+        Some(field) => Err(DecodeError::new(
+            field.message,
+            Refusal::UnknownField(field.number),
+        )),
+        None => Ok(message),
+    }
+}
+
+/// Record that was sent under the name (`namespace/name`) that it has itself, or else its substitute under that name.
+pub(crate) fn under_own_name<T>(
+    name: &str,
+    field: &'static str,
+    read: Result<T, DecodeError>,
+    key: impl FnOnce(&T) -> PolicyKey,
+    substitute: impl FnOnce(PolicyKey, model::ArcStr) -> Substitute<T>,
+) -> Result<T, NotUnderstood<T>> {
+    let named = PolicyKey::of_record(name);
+    let read = read.and_then(|read| match key(&read) {
+        own if own == named => Ok(read),
+        own => Err(DecodeError::new(field, Refusal::OtherPolicy(own))),
+    });
+    read.map_err(|error| NotUnderstood {
+        substitute: Some(substitute(named, error.to_string().into())),
+        error,
+    })
+}

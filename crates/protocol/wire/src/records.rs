@@ -1,0 +1,108 @@
+//! Records of waypoints: each type is a module here, with its name on xDS streams, its encoding, and its strict decoding.
+//! See `proto/waypoint.proto` for the messages.
+//!
+//! Encoding is total and deterministic, as that of WDS records. In decoding nothing is ignored: a record with a field
+//! that this build does not know is [not understood](NotUnderstood), and what restricts requests has a substitute.
+//!
+//! A further type is a module with a [`RecordCodec`], a line in [`ambit_model::for_each_waypoint_record`], and a store
+//! in the waypoint.
+
+mod authentication;
+mod destination;
+mod extension;
+mod gateway;
+mod http_filter;
+mod http_route;
+mod policy;
+mod provider;
+mod rate_limit;
+mod read;
+mod service;
+mod stream_route;
+mod telemetry;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use ambit_model::{
+    self as model, IsWaypointRecord, WaypointRecord, WaypointRecordType, for_each_waypoint_record,
+};
+
+use crate::decode::{NotUnderstood, Substitute};
+
+/// Codec of a type of record.
+pub trait RecordCodec: IsWaypointRecord {
+    /// Type URL of the resources.
+    const TYPE_URL: &'static str;
+    /// Short name of the type, for status and metrics.
+    const SHORT_NAME: &'static str;
+
+    /// Encodes the record as its protobuf message.
+    fn encode(&self) -> Vec<u8>;
+
+    /// Decodes the record that was sent under a name (`namespace/gateway` or `namespace/gateway/NAME`).
+    ///
+    /// # Errors
+    /// If the record is not understood in full.
+    fn decode(name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>>;
+}
+
+macro_rules! define {
+    ($($variant:ident($record:ident),)*) => {
+        /// Type URL of the resources of a type.
+        pub fn type_url(of: WaypointRecordType) -> &'static str {
+            match of {
+                $(WaypointRecordType::$variant => model::$record::TYPE_URL,)*
+            }
+        }
+
+        /// Short name of a type, for status and metrics.
+        pub fn short_name(of: WaypointRecordType) -> &'static str {
+            match of {
+                $(WaypointRecordType::$variant => model::$record::SHORT_NAME,)*
+            }
+        }
+
+        /// Encodes a record as the protobuf message of its type.
+        pub fn encode(record: &WaypointRecord) -> Vec<u8> {
+            match record {
+                $(WaypointRecord::$variant(record) => record.encode(),)*
+            }
+        }
+
+        /// Decodes a record of a type, see [`RecordCodec::decode`].
+        ///
+        /// # Errors
+        /// If the record is not understood in full.
+        pub fn decode(
+            of: WaypointRecordType,
+            name: &str,
+            bytes: &[u8],
+        ) -> Result<WaypointRecord, NotUnderstood<WaypointRecord>> {
+            match of {
+                $(
+                    WaypointRecordType::$variant => model::$record::decode(name, bytes)
+                        .map(Into::into)
+                        .map_err(NotUnderstood::into_record),
+                )*
+            }
+        }
+    };
+}
+
+for_each_waypoint_record!(define);
+
+impl<T: Into<WaypointRecord>> NotUnderstood<T> {
+    fn into_record(self) -> NotUnderstood<WaypointRecord> {
+        let any = |of: Substitute<T>| Substitute {
+            record: Box::new((*of.record).into()),
+            effect: of.effect,
+            is_policy: of.is_policy,
+        };
+        NotUnderstood {
+            error: self.error,
+            substitute: self.substitute.map(any),
+        }
+    }
+}

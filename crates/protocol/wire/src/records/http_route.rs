@@ -1,0 +1,224 @@
+//! Routes of requests, within the services that have them.
+
+use std::time::Duration;
+
+use ambit_model as model;
+
+use super::{
+    http_filter::filter,
+    read::{all, hostname, optional},
+    write,
+};
+use crate::{
+    ambit as wire,
+    decode::{DecodeError, Refusal, port, ports},
+};
+
+pub(super) fn route(from: wire::HttpRoute) -> Result<model::HttpRoute, DecodeError> {
+    Ok(model::HttpRoute {
+        name: route_name("http_route.name", from.name)?,
+        ports: ports("http_route.ports", from.ports)?,
+        rules: all(from.rules, route_rule)?,
+        clients: optional(from.clients),
+    })
+}
+
+pub(super) fn route_name(
+    field: &'static str,
+    from: Option<wire::RouteName>,
+) -> Result<model::RouteName, DecodeError> {
+    let from = from.ok_or_else(|| DecodeError::missing(field))?;
+    Ok(model::RouteName {
+        kind: from.kind.into(),
+        namespace: from.namespace.into(),
+        name: from.name.into(),
+    })
+}
+
+fn route_rule(from: wire::HttpRouteRule) -> Result<model::HttpRouteRule, DecodeError> {
+    let timeouts = from.timeouts.unwrap_or_default();
+    let timeout = |of: u64| (of > 0).then(|| Duration::from_millis(of));
+    Ok(model::HttpRouteRule {
+        filters: all(from.filters, filter)?,
+        timeouts: model::HttpTimeouts {
+            request: timeout(timeouts.request),
+            backend_request: timeout(timeouts.backend_request),
+        },
+        name: optional(from.name),
+        retry: from.retry.map(retry).transpose()?,
+        session: from.session.map(session).transpose()?,
+        matches: all(from.matches, route_match)?,
+        backends: all(from.backends, backend)?,
+        unsupported: optional(from.unsupported),
+    })
+}
+
+fn session(from: wire::HttpSession) -> Result<model::HttpSession, DecodeError> {
+    let timeout = |of: u64| (of > 0).then(|| Duration::from_millis(of));
+    Ok(model::HttpSession {
+        name: optional(from.name).ok_or_else(|| DecodeError::missing("http_session.name"))?,
+        is_header: from.header,
+        is_permanent: from.permanent,
+        absolute_timeout: timeout(from.absolute_timeout),
+        idle_timeout: timeout(from.idle_timeout),
+    })
+}
+
+fn retry(from: wire::HttpRetry) -> Result<model::HttpRetry, DecodeError> {
+    let code = |code: u32| match u16::try_from(code) {
+        Ok(code @ 400..=599) => Ok(code),
+        _ => Err(DecodeError::new("http_retry.codes", Refusal::Status(code))),
+    };
+    Ok(model::HttpRetry {
+        codes: all(from.codes, code)?,
+        attempts: from.attempts,
+        backoff: (from.backoff > 0).then(|| Duration::from_millis(from.backoff)),
+    })
+}
+
+pub(super) fn route_match(
+    from: wire::HttpRouteMatch,
+) -> Result<model::HttpRouteMatch, DecodeError> {
+    use wire::http_path_match::Kind;
+    let path = |path: wire::HttpPathMatch| match path.kind {
+        Some(Kind::Exact(text)) => Ok(model::HttpPathMatch::Exact(text.into())),
+        Some(Kind::Prefix(text)) => Ok(model::HttpPathMatch::Prefix(text.into())),
+        Some(Kind::Regex(text)) => Ok(model::HttpPathMatch::Regex(text.into())),
+        None => Err(DecodeError::missing("http_path_match.kind")),
+    };
+    Ok(model::HttpRouteMatch {
+        path: from.path.map(path).transpose()?,
+        method: optional(from.method),
+        headers: all(from.headers, named)?,
+        query_params: all(from.query_params, named)?,
+    })
+}
+
+fn named(
+    from: wire::HttpNamedMatch,
+) -> Result<(model::ArcStr, model::HttpValueMatch), DecodeError> {
+    use wire::http_named_match::Kind;
+    let value = match from.kind {
+        Some(Kind::Exact(text)) => model::HttpValueMatch::Exact(text.into()),
+        Some(Kind::Regex(text)) => model::HttpValueMatch::Regex(text.into()),
+        None => return Err(DecodeError::missing("http_named_match.kind")),
+    };
+    if from.name.is_empty() {
+        return Err(DecodeError::missing("http_named_match.name"));
+    }
+    Ok((from.name.into(), value))
+}
+
+fn backend(from: wire::HttpBackend) -> Result<model::HttpBackend, DecodeError> {
+    use wire::http_backend::Destination;
+    const FIELD: &str = "http_backend.destination";
+    let service = match from.destination {
+        Some(Destination::Service(name)) => Ok(hostname(FIELD, Some(name))?),
+        Some(Destination::Error(error)) => Err(error.into()),
+        None => return Err(DecodeError::missing(FIELD)),
+    };
+    Ok(model::HttpBackend {
+        service,
+        port: port("http_backend.port", from.port)?,
+        weight: from.weight,
+        filters: all(from.filters, filter)?,
+        subset: optional(from.subset),
+    })
+}
+
+impl From<&model::HttpRoute> for wire::HttpRoute {
+    fn from(from: &model::HttpRoute) -> Self {
+        Self {
+            name: Some((&from.name).into()),
+            ports: from.ports.iter().copied().map(u32::from).collect(),
+            rules: write::all(&from.rules),
+            clients: write::optional(from.clients.as_ref()),
+        }
+    }
+}
+
+impl From<&model::RouteName> for wire::RouteName {
+    fn from(from: &model::RouteName) -> Self {
+        Self {
+            kind: from.kind.to_string(),
+            namespace: from.namespace.to_string(),
+            name: from.name.to_string(),
+        }
+    }
+}
+
+impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
+    fn from(from: &model::HttpRouteRule) -> Self {
+        Self {
+            matches: write::all(&from.matches),
+            backends: write::all(&from.backends),
+            unsupported: write::optional(from.unsupported.as_ref()),
+            filters: write::all(&from.filters),
+            timeouts: Some(wire::HttpTimeouts {
+                request: write::milliseconds(from.timeouts.request),
+                backend_request: write::milliseconds(from.timeouts.backend_request),
+            }),
+            retry: from.retry.as_ref().map(|retry| wire::HttpRetry {
+                codes: retry.codes.iter().copied().map(u32::from).collect(),
+                attempts: retry.attempts,
+                backoff: write::milliseconds(retry.backoff),
+            }),
+            name: write::optional(from.name.as_ref()),
+            session: from.session.as_ref().map(|session| wire::HttpSession {
+                name: session.name.to_string(),
+                header: session.is_header,
+                permanent: session.is_permanent,
+                absolute_timeout: write::milliseconds(session.absolute_timeout),
+                idle_timeout: write::milliseconds(session.idle_timeout),
+            }),
+        }
+    }
+}
+
+impl From<&model::HttpRouteMatch> for wire::HttpRouteMatch {
+    fn from(from: &model::HttpRouteMatch) -> Self {
+        use wire::http_path_match::Kind;
+        let path = |path: &model::HttpPathMatch| match path {
+            model::HttpPathMatch::Exact(text) => Kind::Exact(text.to_string()),
+            model::HttpPathMatch::Prefix(text) => Kind::Prefix(text.to_string()),
+            model::HttpPathMatch::Regex(text) => Kind::Regex(text.to_string()),
+        };
+        Self {
+            path: from.path.as_ref().map(|one| wire::HttpPathMatch {
+                kind: Some(path(one)),
+            }),
+            method: write::optional(from.method.as_ref()),
+            headers: from.headers.iter().map(named_match).collect(),
+            query_params: from.query_params.iter().map(named_match).collect(),
+        }
+    }
+}
+
+fn named_match((name, value): &(model::ArcStr, model::HttpValueMatch)) -> wire::HttpNamedMatch {
+    use wire::http_named_match::Kind;
+    let kind = match value {
+        model::HttpValueMatch::Exact(text) => Kind::Exact(text.to_string()),
+        model::HttpValueMatch::Regex(text) => Kind::Regex(text.to_string()),
+    };
+    wire::HttpNamedMatch {
+        name: name.to_string(),
+        kind: Some(kind),
+    }
+}
+
+impl From<&model::HttpBackend> for wire::HttpBackend {
+    fn from(from: &model::HttpBackend) -> Self {
+        use wire::http_backend::Destination;
+        let destination = match &from.service {
+            Ok(service) => Destination::Service(service.into()),
+            Err(error) => Destination::Error(error.to_string()),
+        };
+        Self {
+            destination: Some(destination),
+            port: from.port.into(),
+            weight: from.weight,
+            filters: write::all(&from.filters),
+            subset: write::optional(from.subset.as_ref()),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Decodings that records have in common.
+
+use ambit_model as model;
+
+use crate::{decode::DecodeError, workload};
+
+pub(super) fn all<W, M>(
+    from: Vec<W>,
+    one: impl Fn(W) -> Result<M, DecodeError>,
+) -> Result<Vec<M>, DecodeError> {
+    from.into_iter().map(one).collect()
+}
+
+pub(super) fn hostname(
+    field: &'static str,
+    name: Option<workload::NamespacedHostname>,
+) -> Result<model::NamespacedHostname, DecodeError> {
+    let name = name.filter(|name| !name.hostname.is_empty());
+    let name = name.ok_or_else(|| DecodeError::missing(field))?;
+    Ok(model::NamespacedHostname::new(
+        name.namespace,
+        name.hostname,
+    ))
+}
+
+pub(super) fn optional(text: String) -> Option<model::ArcStr> {
+    (!text.is_empty()).then(|| text.into())
+}
+
+/// Part of a resource's name that follows the Gateway.
+pub(super) fn object_part(name: &str) -> &str {
+    name.splitn(3, '/').nth(2).unwrap_or(name)
+}
+
+/// Where the substitute of an object applies, whether that is to the whole gateway first: there, if no service can be
+/// read.
+pub(super) fn places(
+    for_gateway: bool,
+    services: Vec<workload::NamespacedHostname>,
+) -> (bool, Vec<model::NamespacedHostname>) {
+    let name = |name: workload::NamespacedHostname| {
+        model::NamespacedHostname::new(name.namespace, name.hostname)
+    };
+    let services: Vec<_> = services.into_iter().map(name).collect();
+    (for_gateway || services.is_empty(), services)
+}

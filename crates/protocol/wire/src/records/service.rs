@@ -1,0 +1,71 @@
+//! Services that a waypoint serves, with their routes.
+
+use ambit_model as model;
+use prost::Message as _;
+
+use super::{
+    RecordCodec,
+    http_route::route,
+    read::{all, hostname},
+    stream_route::stream_route,
+    write,
+};
+use crate::{
+    ambit as wire,
+    decode::{DecodeError, NotUnderstood, whole},
+    unknown::AMBIT_V1_WAYPOINTSERVICE,
+};
+
+impl RecordCodec for model::WaypointService {
+    const TYPE_URL: &'static str = "type.googleapis.com/ambit.v1.WaypointService";
+    const SHORT_NAME: &'static str = "WPSDS";
+
+    fn encode(&self) -> Vec<u8> {
+        wire::WaypointService::from(self).encode_to_vec()
+    }
+
+    fn decode(_name: &str, bytes: &[u8]) -> Result<Self, NotUnderstood<Self>> {
+        let read = whole("waypoint_service", &AMBIT_V1_WAYPOINTSERVICE, bytes).and_then(service);
+        read.map_err(NotUnderstood::without_substitute)
+    }
+}
+
+fn service(from: wire::WaypointService) -> Result<model::WaypointService, DecodeError> {
+    Ok(model::WaypointService {
+        service: hostname("waypoint_service.service", from.service)?,
+        routes: all(from.routes, route)?,
+        tcp_routes: all(from.tcp_routes, stream_route)?,
+        tls_routes: all(from.tls_routes, stream_route)?,
+        resolves_hosts: from.resolves_hosts,
+        grantors: from.grantors.into_iter().map(pod_grant).collect(),
+    })
+}
+
+fn pod_grant(from: wire::PodGrant) -> model::PodGrant {
+    model::PodGrant {
+        namespace: from.namespace.into(),
+        pod: from.pod.into(),
+    }
+}
+
+impl From<&model::WaypointService> for wire::WaypointService {
+    fn from(from: &model::WaypointService) -> Self {
+        Self {
+            service: Some((&from.service).into()),
+            routes: write::all(&from.routes),
+            tcp_routes: write::all(&from.tcp_routes),
+            tls_routes: write::all(&from.tls_routes),
+            resolves_hosts: from.resolves_hosts,
+            grantors: write::all(&from.grantors),
+        }
+    }
+}
+
+impl From<&model::PodGrant> for wire::PodGrant {
+    fn from(from: &model::PodGrant) -> Self {
+        Self {
+            namespace: from.namespace.to_string(),
+            pod: from.pod.to_string(),
+        }
+    }
+}

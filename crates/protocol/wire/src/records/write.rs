@@ -1,0 +1,24 @@
+//! Encodings that records have in common.
+
+use std::time::Duration;
+
+use ambit_model as model;
+
+/// Milliseconds of a duration, rounded up: what is there is not zero, which is none.
+pub(super) fn milliseconds(of: Option<Duration>) -> u64 {
+    let whole = |of: Duration| of.as_nanos().div_ceil(1_000_000);
+    of.map_or(0, |of| u64::try_from(whole(of)).unwrap_or(u64::MAX))
+}
+
+pub(super) fn all<'a, M, W: From<&'a M>>(from: &'a [M]) -> Vec<W> {
+    from.iter().map(Into::into).collect()
+}
+
+pub(super) fn texts(of: &[model::ArcStr]) -> Vec<String> {
+    of.iter().map(ToString::to_string).collect()
+}
+
+/// Text of a field whose empty text is none.
+pub(super) fn optional(text: Option<&model::ArcStr>) -> String {
+    text.map(ToString::to_string).unwrap_or_default()
+}

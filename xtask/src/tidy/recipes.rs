@@ -1,0 +1,205 @@
+//! Files that ARCHITECTURE.md names: each exists; and its recipes name every file that they need, which an example that
+//! was made by each of them shows.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use anyhow::{Context, Result};
+
+use crate::shell;
+
+/// Endings of names that are files.
+const ENDINGS: [&str; 5] = [".rs", ".proto", ".yaml", ".md", ".toml"];
+
+/// Recipe of ARCHITECTURE.md, and what was made by it.
+struct Recipe {
+    /// Heading of the section.
+    title: &'static str,
+    /// Text for `NAME` in paths of the section.
+    name: &'static str,
+    /// Texts that only files of the example have.
+    marks: &'static [&'static str],
+}
+
+const RECIPES: &[Recipe] = &[
+    Recipe {
+        title: "### A new kind of object",
+        name: "http_fault",
+        marks: &["HTTPFault,", "HTTPFault;", "for HTTPFault", "httpfaults"],
+    },
+    Recipe {
+        title: "### A new type of record",
+        name: "telemetry",
+        marks: &["WaypointTelemetry", "WAYPOINTTELEMETRY", "    Telemetry: "],
+    },
+    Recipe {
+        title: "### A new filter of routes",
+        name: "cors",
+        marks: &["HttpCors", "HttpFilter::Cors", "mod cors"],
+    },
+];
+
+/// Fails to read a file, or gives every broken rule.
+pub(super) fn broken() -> Result<Vec<String>> {
+    let root = shell::root();
+    let mut files = Vec::new();
+    for part in ["crates", "charts", "xtask", "fuzz", "build", "examples"] {
+        list(&root, &root.join(part), &mut files)?;
+    }
+    let document = root.join("ARCHITECTURE.md");
+    let text = fs::read_to_string(&document).context("cannot read ARCHITECTURE.md")?;
+    let mut broken = missing(&text, &files);
+    for recipe in RECIPES {
+        broken.extend(forgotten(recipe, &text, &files, |path| {
+            fs::read_to_string(root.join(path)).unwrap_or_default()
+        }));
+    }
+    Ok(broken)
+}
+
+/// Paths of all files below a directory, from the root.
+fn list(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<()> {
+    let entries = fs::read_dir(directory);
+    for entry in entries.with_context(|| format!("cannot list {}", directory.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            if path.file_name().is_none_or(|name| name != "target") {
+                list(root, &path, files)?;
+            }
+        } else if let Ok(path) = path.strip_prefix(root) {
+            files.push(path.to_string_lossy().into_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Paths in backticks: with a folder, and an ending of files.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter(|one| {
+        let is_file = ENDINGS.iter().any(|ending| one.ends_with(ending));
+        one.contains('/') && is_file && !one.contains([' ', '*', '$', '<', '{', '\n'])
+    })
+}
+
+fn is_at(file: &str, path: &str) -> bool {
+    let before = file.strip_suffix(path);
+    before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
+}
+
+/// Paths without a file.
+fn missing(text: &str, files: &[String]) -> Vec<String> {
+    let named = paths(text).filter(|path| !path.contains("NAME"));
+    let gone = named.filter(|path| !files.iter().any(|file| is_at(file, path)));
+    gone.map(|path| format!("ARCHITECTURE.md names {path}, which is no file"))
+        .collect()
+}
+
+/// Files of a recipe's example that the recipe does not name, and the other way round.
+fn forgotten(
+    recipe: &Recipe,
+    text: &str,
+    files: &[String],
+    read: impl Fn(&str) -> String,
+) -> Vec<String> {
+    let title = recipe.title;
+    let Some((_, section)) = text.split_once(&format!("{title}\n")) else {
+        return vec![format!("ARCHITECTURE.md has no section {title:?}")];
+    };
+    let end = section.find("\n##").unwrap_or(section.len());
+    let section = section.get(..end).unwrap_or_default();
+    let named: BTreeSet<String> = paths(section)
+        .map(|path| path.replace("NAME", recipe.name))
+        .collect();
+    let is_marked = |file: &String| {
+        let text = read(file);
+        recipe.marks.iter().any(|mark| text.contains(mark))
+    };
+    let is_named = |file: &String| {
+        // A file goes with the folder of its own modules.
+        named.iter().any(|path| {
+            let folder = path.strip_suffix(".rs").unwrap_or(path);
+            is_at(file, path) || format!("/{file}").contains(&format!("/{folder}/"))
+        })
+    };
+    let shipped: Vec<_> = files.iter().filter(|file| is_shipped(file)).collect();
+    let mut broken = Vec::new();
+    for file in shipped
+        .iter()
+        .filter(|file| is_marked(file) && !is_named(file))
+    {
+        broken.push(format!(
+            "{title:?} of ARCHITECTURE.md does not name {file}, which {} needs",
+            recipe.name
+        ));
+    }
+    for path in &named {
+        let mut found = files.iter().filter(|file| is_at(file, path));
+        if !found.any(|file| is_marked(file)) {
+            broken.push(format!(
+                "{title:?} of ARCHITECTURE.md names {path}, which {} does not need",
+                recipe.name
+            ));
+        }
+    }
+    broken
+}
+
+/// Whether a file is code or a contract of what is shipped, and not generated from another.
+fn is_shipped(file: &str) -> bool {
+    let is_code = [".rs", ".proto", ".yaml"]
+        .iter()
+        .any(|end| file.ends_with(end));
+    let is_test = file.contains("/tests/") || file.ends_with("/tests.rs");
+    let is_elsewhere = file.contains("/generated/") || file.contains("/development/");
+    is_code && file.starts_with("crates/") && !is_test && !is_elsewhere
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECIPE: Recipe = Recipe {
+        title: "### A new thing",
+        name: "knob",
+        marks: &["Knob"],
+    };
+
+    fn found(section: &str) -> Vec<String> {
+        let text =
+            format!("# A\n\n### A new thing\n\n{section}\n\n### Another\n\n`a/src/other.rs`\n");
+        let files = [
+            "a/src/knob.rs",
+            "a/src/knob/tests.rs",
+            "b/src/table.rs",
+            "b/src/far.rs",
+        ];
+        let files = files.map(|file| format!("crates/{file}"));
+        forgotten(&RECIPE, &text, &files, |file| match file {
+            "crates/b/src/far.rs" => "fn far() {}".to_owned(),
+            _ => "use Knob;".to_owned(),
+        })
+    }
+
+    #[test]
+    fn recipes_name_each_file_and_no_other() {
+        assert_eq!(found("`a/src/NAME.rs` and `b/src/table.rs`"), [""; 0]);
+        let forgotten = found("`a/src/NAME.rs`");
+        assert!(
+            forgotten[0].contains("does not name crates/b/src/table.rs"),
+            "{forgotten:?}"
+        );
+        let idle = found("`a/src/NAME.rs`, `b/src/table.rs`, `b/src/far.rs`");
+        assert!(idle[0].contains("does not need"), "{idle:?}");
+    }
+
+    #[test]
+    fn a_path_without_a_file_is_found() {
+        let files = ["crates/a/src/lib.rs".to_owned()];
+        assert_eq!(
+            missing("`a/src/lib.rs`, `lib.rs` and `a/b/*.rs`", &files),
+            [""; 0]
+        );
+        assert_eq!(missing("`b/src/lib.rs`", &files).len(), 1);
+        assert_eq!(missing("`rc/lib.rs`", &files).len(), 1);
+    }
+}

@@ -12,7 +12,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     setup::ensure(setup::Purpose::Cluster)?;
     let mut args = args.to_vec();
     if args.iter().any(|arg| arg == "load") && !args.iter().any(|arg| arg.ends_with(".tar")) {
-        let archives = images::for_cluster()?;
+        let archives = images::for_cluster(&images::debug()?)?;
         args.extend(archives.iter().map(|path| path.display().to_string()));
     }
     let status = command()?.args(&args).status()?;

@@ -50,9 +50,9 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The images for the cluster of tests and development: quickly built, named as it expects them.
-pub(crate) fn for_cluster() -> Result<Vec<PathBuf>> {
-    in_cluster(&debug()?, "cluster/ambit")
+/// Images of programs that are there, for the cluster of tests and development: named as it expects them.
+pub(crate) fn for_cluster(programs: &Path) -> Result<Vec<PathBuf>> {
+    in_cluster(programs, "cluster/ambit")
 }
 
 /// The images for the cluster of benchmarks, of the programs that are measured.
@@ -78,8 +78,8 @@ fn release() -> Result<PathBuf> {
     Ok(target.join("release"))
 }
 
-/// Builds as the tests do: other features would mean other builds of the libraries.
-fn debug() -> Result<PathBuf> {
+/// Builds the programs quickly; gives the directory.
+pub(crate) fn debug() -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["build", "--bins", "--workspace"]);
     shell::run("build the binaries", &mut cargo)?;
     Ok(shell::target_dir().join("debug"))

@@ -12,26 +12,13 @@ use crate::{fuzz, images, outside, proto, setup, shell, tidy};
 use lane::{Lane, Priority};
 use suite::Kind;
 
+/// How long each fuzz target runs, beside its corpus.
+const FUZZ_SECONDS: u32 = 5;
+
 /// All checks and tests; or the tests of the crate that is named first, for which the rest goes to `cargo test`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if let Some((name, rest)) = arguments.split_first() {
-        let name = name.trim_start_matches("ambit-");
-        let package = format!("ambit-{name}");
-        let tests = setup::Tests::of(name);
-        tests.ensure()?;
-        if tests.binaries {
-            build_binaries()?;
-        }
-        if tests.outside {
-            outside::build()?;
-        }
-        if package == "ambit-cluster-tests" {
-            images::for_cluster()?;
-        }
-        return shell::run(
-            &package,
-            shell::cargo(&["test", "--package", &package]).args(rest),
-        );
+        return of_crate(name, rest);
     }
     setup::Tests::all().ensure()?;
     tidy::run()?;
@@ -40,34 +27,59 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         &mut shell::cargo(&["fmt", "--all", "--check"]),
     )?;
     proto::generate(true)?;
-    build_binaries()?;
-    outside::build()?;
-    images::for_cluster()?;
     let suites = suite::build()?;
+    outside::build()?;
+    images::for_cluster(&shell::target_dir().join("debug"))?;
     let (clusters, others): (Vec<_>, Vec<_>) = suites
         .into_iter()
         .partition(|suite| suite.kind == Kind::Cluster);
     let (labs, units): (Vec<_>, Vec<_>) = others
         .into_iter()
         .partition(|suite| suite.kind == Kind::Lab);
-    // Suites on clusters and in labs mostly wait: both run at once, and what computes runs beside them, at a lower
+    // Suites on clusters and in labs mostly wait: they run at once, and what computes runs beside them, at a lower
     // priority. The fuzz targets are built in a directory of their own, and the lints last, since cargo locks the one
     // that they share.
+    let mut fuzzing = Lane::suites("fuzz", Priority::Low, Vec::new())
+        .command("build the fuzz targets", fuzz::build());
+    for (name, command) in fuzz::runs(FUZZ_SECONDS)? {
+        fuzzing = fuzzing.command(&format!("fuzz {name}"), command);
+    }
     let durations = lane::run(vec![
-        Lane::suites("clusters", Priority::Normal, clusters),
+        Lane::suites("clusters", Priority::Normal, clusters).at_once(2),
         Lane::suites("labs", Priority::Normal, labs),
         Lane::suites("units", Priority::Low, units)
-            .command("build the fuzz targets", fuzz::build())
             .command("lints", lints())
+            .command("the programs without features of tests", programs_alone())
             .command(
                 "examples in documentation",
                 shell::cargo(&["test", "--workspace", "--doc", "--quiet"]),
             ),
+        fuzzing,
     ])?;
-    fuzz::run(None)?;
     durations.print();
     eprintln!("==> all checks passed");
     Ok(())
+}
+
+/// The tests of the crate `name`; `rest` goes to `cargo test`.
+fn of_crate(name: &str, rest: &[String]) -> Result<()> {
+    let name = name.trim_start_matches("ambit-");
+    let package = format!("ambit-{name}");
+    let tests = setup::Tests::of(name);
+    tests.ensure()?;
+    if tests.binaries {
+        build_binaries()?;
+    }
+    if tests.outside {
+        outside::build()?;
+    }
+    if package == "ambit-cluster-tests" {
+        images::for_cluster(&shell::target_dir().join("debug"))?;
+    }
+    shell::run(
+        &package,
+        shell::cargo(&["test", "--package", &package]).args(rest),
+    )
 }
 
 /// Formatting and lints.
@@ -86,6 +98,11 @@ fn build_binaries() -> Result<()> {
         "build the binaries",
         &mut shell::cargo(&["build", "--workspace", "--bins"]),
     )
+}
+
+/// Checks that the programs compile as they are shipped: the tests' build has features of tests in it.
+fn programs_alone() -> Command {
+    shell::cargo(&["check", "--workspace", "--bins", "--quiet"])
 }
 
 fn lints() -> Command {

@@ -1,6 +1,7 @@
-//! Lanes: suites and commands that run one after another, beside those of other lanes.
+//! Lanes: suites and commands that run in order, one or a few at once, beside those of other lanes.
 
 use std::{
+    collections::VecDeque,
     io::{self, Write as _},
     process::{Command, Output},
     sync::Mutex,
@@ -13,11 +14,13 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::{durations::Durations, suite::Suite};
 use crate::shell;
 
-/// Suites and commands that run in order.
+/// Suites and commands that are started in order.
 pub(super) struct Lane {
     name: &'static str,
     priority: Priority,
-    steps: Vec<Step>,
+    /// How many steps run at once.
+    at_once: usize,
+    steps: VecDeque<Step>,
 }
 
 /// How much of the processors a lane gets while others want them.
@@ -44,13 +47,20 @@ impl Lane {
         Self {
             name,
             priority,
+            at_once: 1,
             steps: suites.into_iter().map(step).collect(),
         }
     }
 
+    /// The lane with so many steps at once.
+    pub(super) fn at_once(mut self, steps: usize) -> Self {
+        self.at_once = steps;
+        self
+    }
+
     /// Adds a command after the last step.
     pub(super) fn command(mut self, name: &str, command: Command) -> Self {
-        self.steps.push(Step {
+        self.steps.push_back(Step {
             name: name.to_owned(),
             command,
             is_suite: false,
@@ -59,7 +69,7 @@ impl Lane {
     }
 }
 
-/// Runs the lanes side by side to their ends. A step's output is printed when it ends, in one piece.
+/// Runs the lanes side by side to their ends, each step when one before it in its lane has ended. A step's output is printed when it ends, in one piece.
 ///
 /// # Errors
 /// Names every step that failed; the steps after it run all the same.
@@ -71,15 +81,24 @@ pub(super) fn run(lanes: Vec<Lane>) -> Result<Durations> {
             let (durations, failed) = (&durations, &failed);
             scope.spawn(move || {
                 let start = Instant::now();
-                for step in lane.steps {
-                    let name = step.name.clone();
-                    if let Err(error) = run_step(step, lane.priority, durations) {
-                        eprintln!("==> FAILED: {name}: {error:#}");
-                        lock(failed).push(name);
+                let (name, priority) = (lane.name, lane.priority);
+                let steps = Mutex::new(lane.steps);
+                let next = || lock(&steps).pop_front();
+                thread::scope(|scope| {
+                    for _ in 0..lane.at_once {
+                        scope.spawn(|| {
+                            while let Some(step) = next() {
+                                let name = step.name.clone();
+                                if let Err(error) = run_step(step, priority, durations) {
+                                    eprintln!("==> FAILED: {name}: {error:#}");
+                                    lock(failed).push(name);
+                                }
+                            }
+                        });
                     }
-                }
+                });
                 let seconds = start.elapsed().as_secs_f64();
-                eprintln!("==> all of the lane {}: {seconds:.1} s", lane.name);
+                eprintln!("==> all of the lane {name}: {seconds:.1} s");
             });
         }
     });
@@ -145,16 +164,33 @@ mod tests {
     }
 
     #[test]
+    fn a_lane_runs_as_many_steps_at_once_as_it_has_places() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        // Each waits for the other's file.
+        let meet = |own: &str, other: &str| {
+            shell_step(&format!(
+                "touch {}; for _ in $(seq 1000); do test -e {} && exit; sleep 0.01; done; exit 1",
+                at(own),
+                at(other)
+            ))
+        };
+        let lane = Lane::suites("test", Priority::Normal, Vec::new())
+            .at_once(2)
+            .command("first", meet("a", "b"))
+            .command("second", meet("b", "a"));
+        assert!(run(vec![lane]).is_ok());
+    }
+
+    #[test]
     fn a_failed_step_is_named_and_later_steps_run() {
-        let directory = std::env::temp_dir().join(format!("ambit-lane-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let file = directory.join("ran");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ran");
         let lane = Lane::suites("test", Priority::Low, Vec::new())
             .command("first", shell_step("exit 3"))
             .command("second", shell_step(&format!("touch {}", file.display())));
         let error = run(vec![lane]).err().map(|error| error.to_string());
         assert_eq!(error.as_deref(), Some("failed: first"));
         assert!(file.exists());
-        std::fs::remove_dir_all(directory).unwrap();
     }
 }

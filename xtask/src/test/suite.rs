@@ -68,17 +68,19 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the test programs of all crates.
+/// Builds the programs and the test programs of all crates, in one go: of two builds each would want the libraries with
+/// other features, and so build most of them again.
 ///
 /// # Errors
-/// If they do not compile, or cargo names none.
+/// If they do not compile, or cargo names no test.
 pub(super) fn build() -> Result<Vec<Suite>> {
-    eprintln!("==> build the tests");
+    eprintln!("==> build the programs and the tests");
     let start = Instant::now();
     let mut cargo = shell::cargo(&[
-        "test",
+        "build",
         "--workspace",
-        "--no-run",
+        "--bins",
+        "--tests",
         "--quiet",
         "--message-format=json-render-diagnostics",
     ]);
@@ -99,7 +101,7 @@ pub(super) fn build() -> Result<Vec<Suite>> {
     ensure!(!suites.is_empty(), "cargo named no test program");
     suites.sort_by(|a, b| a.name.cmp(&b.name));
     eprintln!(
-        "    build the tests: {:.1} s, {} programs",
+        "    build the programs and the tests: {:.1} s, {} test programs",
         start.elapsed().as_secs_f64(),
         suites.len()
     );

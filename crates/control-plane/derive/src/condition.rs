@@ -12,11 +12,11 @@ pub(crate) const LONGEST: usize = 1000;
 /// A type of condition, as objects of some kind have it.
 #[derive(Clone, Copy, Debug)]
 pub struct ConditionType {
-    /// Its `type`.
+    /// `type` of the condition.
     pub name: &'static str,
     /// The field manager that it is written under.
     pub manager: &'static str,
-    /// What should stand there; nothing if `None`.
+    /// Verdict on an object; the condition is removed if `None`.
     pub verdict: fn(&Subject<'_>) -> Option<Verdict>,
     /// Whether it reports problems, so that they need no event of their own.
     pub reports_problems: bool,
@@ -27,7 +27,7 @@ pub struct ConditionType {
 /// Parts of objects that have conditions of their own: a list in the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartsType {
-    /// The field.
+    /// Field of the status.
     pub list: &'static str,
     /// The field manager that it is written under.
     pub manager: &'static str,
@@ -35,7 +35,7 @@ pub struct PartsType {
     pub is_shared: bool,
 }
 
-/// What stands on an object because of others.
+/// State of an object that depends on other objects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Standing {
     /// Of its waypoint.
@@ -53,7 +53,7 @@ pub struct Standing {
 pub struct Part {
     /// The fields that tell it from others.
     pub identity: BTreeMap<&'static str, Value>,
-    /// Further fields.
+    /// Further fields of the entry.
     pub fields: BTreeMap<&'static str, Value>,
     /// Its conditions, by type.
     pub conditions: Vec<(&'static str, Verdict)>,
@@ -62,13 +62,13 @@ pub struct Part {
 /// An object that is judged.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
-    /// What is wrong with it.
+    /// Problems of the object.
     pub problems: &'a [Problem],
     /// Of a policy: whether any of it is in force.
     pub in_force: bool,
     /// Whether it is attached to other objects, of which waypoints take care.
     pub is_attached: bool,
-    /// What stands on it because of others.
+    /// State of the object that depends on others.
     pub standing: Option<&'a Standing>,
 }
 
@@ -182,25 +182,25 @@ pub(crate) const REPLACES: ConditionType = ConditionType {
     needs_standing: true,
 };
 
-/// What a condition says.
+/// Contents of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Its `status`.
+    /// Whether its `status` is `True`.
     pub is_true: bool,
-    /// Its `reason`.
+    /// `reason` of the condition.
     pub reason: &'static str,
-    /// Its `message`.
+    /// `message` of the condition.
     pub message: String,
     /// Whether somebody should look at it.
     pub is_trouble: bool,
 }
 
-/// What of an attached policy is in force, and where.
+/// Whether, and where, an attached policy is in force.
 fn at_waypoints(subject: &Subject<'_>) -> Option<Verdict> {
     subject.is_attached.then(|| with_problems(subject))?
 }
 
-/// What stands on an object, and what is wrong with it.
+/// State of an object with its problems.
 fn with_problems(subject: &Subject<'_>) -> Option<Verdict> {
     let mut problems = subject.problems.iter();
     if problems.any(|problem| problem.severity == Severity::Error) {

@@ -68,12 +68,12 @@ use served::Served;
 pub(crate) use standing::names;
 pub(crate) use workloads::{Services, canonical};
 
-/// What records are made from: the unit in which they are marked as stale and rendered anew.
+/// Maker of records: the unit in which they are marked as stale and rendered anew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Maker {
     /// A host, with all objects that declare it.
     Host(ArcStr),
-    /// One object.
+    /// Maker of an object's own records.
     Object(ObjectKey),
     /// The mesh: the policy that refuses all plaintext.
     StaticStrict,
@@ -91,7 +91,7 @@ impl Maker {
     }
 }
 
-/// See the module above.
+/// Index of the mesh's objects, as described for the module.
 #[derive(Debug)]
 pub struct Index {
     pub(crate) config: MeshConfig,
@@ -141,7 +141,7 @@ pub struct Index {
     pub(crate) policy_targets: References<ObjectKey>,
     /// Plugins by the Secrets that they name.
     pub(crate) pull_secrets: References<ObjectKey>,
-    /// What is known of key sets that are fetched.
+    /// States of key sets that are fetched.
     key_sets: HashMap<KeySource, KeyState>,
     /// The waypoints of services' endpoints.
     served: Served<NamespacedHostname>,
@@ -150,20 +150,20 @@ pub struct Index {
     instances: Instances,
     /// Waypoints that bind, and those that wait.
     introductions: introduction::Introductions,
-    /// What stands on objects because of others.
+    /// States of objects that depend on others.
     standings: BTreeMap<ObjectKey, Standing>,
     /// Objects of which that changed since they were last asked for.
     standings_changed: BTreeSet<ObjectKey>,
     /// Objects in whose place is a substitute, because no usable form of them is known.
     substitutes: BTreeSet<ObjectKey>,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
-    /// What of an object has no effect because of other objects.
+    /// Problems of objects for which parts of them have no effect because of others.
     conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
     /// Objects whose conflicts changed since they were last asked for.
     conflicts_changed: BTreeSet<ObjectKey>,
     /// Objects whose problems changed since they were last asked for.
     problems_changed: BTreeSet<ObjectKey>,
-    /// What must be rendered anew.
+    /// Makers whose records must be rendered anew.
     stale: BTreeSet<Maker>,
     published: Published,
 }
@@ -342,7 +342,7 @@ impl Index {
 
     // === what is known ===
 
-    /// What an object was understood to be.
+    /// Input that an object was understood as.
     pub(crate) fn get<K: Stored>(&self, key: &ObjectKey) -> Option<&K::Input> {
         self.objects(&key.namespace)?.all::<K>().get(&key.name)
     }
@@ -371,7 +371,7 @@ impl Index {
 
     // === what is wrong ===
 
-    /// What is wrong with objects now.
+    /// Problems of objects now.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         let own = self.problems.values().flatten();
         own.chain(self.conflicts.values().flatten())

@@ -31,7 +31,7 @@ pub use index::{
 pub use pod_directory::{PodDirectory, PodFacts};
 pub use problem::{FieldError, Problem, Severity};
 
-/// What holds for the whole mesh.
+/// Settings of the whole mesh.
 #[derive(Clone, Debug)]
 pub struct MeshConfig {
     /// Name of this cluster, first part of workload uids.
@@ -45,11 +45,11 @@ pub struct MeshConfig {
     /// Whether `istio.io/dry-run` policies are sent. Node proxies that do not know the flag enforce
     /// them, so they are left out otherwise.
     pub dry_run_policies: bool,
-    /// What attaches pods and services to waypoints.
+    /// Labels that attach pods and services to waypoints.
     pub waypoint_attachment: WaypointAttachment,
     /// Callers that are routed through the waypoints of workloads.
     pub workload_waypoints: WorkloadWaypoints,
-    /// What becomes of connections whose waypoint cannot be found.
+    /// Treatment of connections whose waypoint cannot be found.
     pub waypoint_missing: WaypointMissing,
     /// When a waypoint begins to bind what names it.
     pub waypoint_binding: WaypointBinding,
@@ -89,14 +89,14 @@ pub enum ServicePolicyScope {
 /// Whether routes need a `ReferenceGrant` to lead to services of other namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReferenceGrants {
-    /// They do, as the Gateway API has it.
+    /// References need a grant, as the Gateway API has it.
     #[default]
     Required,
-    /// They do not, as in Istio.
+    /// References need no grant, as in Istio.
     Ignored,
 }
 
-/// What attaches pods and services to waypoints.
+/// Labels that attach pods and services to waypoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointAttachment {
     /// Labels, and where there are none the waypoints themselves: each takes its service account or its
@@ -117,13 +117,13 @@ pub enum WorkloadWaypoints {
     Istio,
 }
 
-/// What becomes of connections whose waypoint cannot be found.
+/// Treatment of connections whose waypoint cannot be found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointMissing {
-    /// They are refused.
+    /// Connections are refused.
     #[default]
     Refuse,
-    /// They go without one, as in Istio.
+    /// Connections pass without a waypoint, as in Istio.
     Allow,
 }
 
@@ -168,11 +168,11 @@ pub type Changed<N, R> = Vec<(N, Option<Arc<R>>)>;
 /// The records that changed; `None` is a record that is gone. Sorted by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Workloads.
+    /// Records of workloads.
     pub workloads: Changed<WorkloadUid, Workload>,
-    /// Services.
+    /// Records of services.
     pub services: Changed<NamespacedHostname, ServiceRecord>,
-    /// Policies.
+    /// Policies of layer 4.
     pub policies: Changed<PolicyKey, Authorization>,
     /// Records of waypoints.
     pub waypoint_records: Changed<WaypointRecordKey, WaypointRecord>,

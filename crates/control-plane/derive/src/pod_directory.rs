@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ambit_model::ArcStr;
 
-/// What the certificate authority must know of a pod.
+/// Facts about a pod that the certificate authority needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFacts {
     /// Kubernetes uid; empty if unknown.
     pub uid: String,
-    /// Service account.
+    /// Service account of the pod.
     pub service_account: ArcStr,
     /// Node; empty while not scheduled.
     pub node: ArcStr,
     /// Neither succeeded nor failed.
     pub live: bool,
-    /// It belongs to the mesh, so that its node's proxy serves it: it is captured, or is about to be.
+    /// Whether the pod belongs to the mesh, so that its node's proxy serves it: it is captured, or is about to be.
     pub enrolled: bool,
     /// The Gateway whose label it carries.
     pub gateway: Option<ArcStr>,

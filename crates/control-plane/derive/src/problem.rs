@@ -18,14 +18,14 @@ pub enum Severity {
 /// Something wrong with one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
-    /// How bad.
+    /// Severity of the problem.
     pub severity: Severity,
-    /// The object.
+    /// Key of the object.
     #[serde(serialize_with = "as_text")]
     pub object: ObjectKey,
     /// Path of the field, for instance `spec.rules[0].from[1].source.ipBlocks[0]`.
     pub field: String,
-    /// What is wrong and what to do.
+    /// Problem, and how to solve it.
     pub message: String,
     /// File and line, where known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,7 +47,7 @@ impl fmt::Display for Problem {
 pub struct FieldError {
     /// Path of the field.
     pub field: String,
-    /// What is wrong and what to do.
+    /// Problem, and how to solve it.
     pub message: String,
 }
 

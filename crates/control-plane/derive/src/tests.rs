@@ -270,7 +270,7 @@ pub(crate) fn cart(replacements: &[(&str, &str)]) -> String {
     text
 }
 
-/// Joins documents.
+/// Documents joined into one text.
 pub(crate) fn all(documents: &[&str]) -> String {
     documents.join("\n---\n")
 }

@@ -35,7 +35,7 @@ fn every_bad_manifest_gives_the_message_it_promises() {
     assert!(count > 10);
 }
 
-/// What is said about a manifest that lies beside a good one, which must be published.
+/// Problems of a manifest that lies beside a good one, which must be published.
 fn problems(name: &str, text: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join(name), text).unwrap();

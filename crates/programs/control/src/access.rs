@@ -196,7 +196,7 @@ impl Roles for Access {
     }
 }
 
-/// Reads `namespace/name,namespace/name`.
+/// Parses a list, `namespace/name,namespace/name`.
 pub fn parse_accounts(text: &str) -> Result<Accounts, String> {
     text.split(',')
         .map(str::trim)

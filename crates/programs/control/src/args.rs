@@ -118,19 +118,19 @@ pub struct Args {
     /// enforce them.
     #[arg(long, env = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY")]
     pub dry_run_policies: bool,
-    /// What attaches pods and services to waypoints.
+    /// Labels that attach pods and services to waypoints.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_ATTACHMENT")]
     pub waypoint_attachment: Attachment,
     /// Which callers are led through the waypoints of workloads; `istio` with `--waypoint-attachment labels` alone.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WORKLOAD_WAYPOINTS")]
     pub workload_waypoints: WorkloadWaypoints,
-    /// What becomes of connections whose waypoint cannot be found.
+    /// Treatment of connections whose waypoint cannot be found.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
     pub waypoint_missing: Missing,
     /// When a waypoint begins to bind what names it.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_BINDING")]
     pub waypoint_binding: Binding,
-    /// What node proxies were installed to do with connections to addresses that nothing in the mesh has.
+    /// Treatment of connections to addresses outside of the mesh, as node proxies were installed.
     #[arg(
         long,
         value_enum,
@@ -171,7 +171,7 @@ pub struct Args {
     pub service_policy_scope: PolicyScope,
 }
 
-/// See [`Args::service_policy_scope`].
+/// Values of [`Args::service_policy_scope`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PolicyScope {
     /// Requests to Services and to their pods.
@@ -186,17 +186,17 @@ fn ttl(text: &str) -> Result<Duration, String> {
     ttl.ok_or_else(|| "a duration of at least a minute is expected, such as 24h".to_owned())
 }
 
-/// See [`Args::reference_grants`].
+/// Values of [`Args::reference_grants`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Grants {
-    /// They do.
+    /// References need a grant.
     #[default]
     Required,
-    /// They do not, as in Istio.
+    /// References need no grant, as in Istio.
     Ignored,
 }
 
-/// See [`Args::workload_waypoints`].
+/// Values of [`Args::workload_waypoints`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum WorkloadWaypoints {
     /// All, whoever calls and by whatever address.
@@ -215,7 +215,7 @@ impl From<WorkloadWaypoints> for ambit_derive::WorkloadWaypoints {
     }
 }
 
-/// See [`Args::waypoint_attachment`].
+/// Values of [`Args::waypoint_attachment`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Attachment {
     /// Labels, and where there are none each waypoint takes its service account or its namespace.
@@ -225,17 +225,17 @@ pub enum Attachment {
     Labels,
 }
 
-/// See [`Args::waypoint_missing`].
+/// Values of [`Args::waypoint_missing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Missing {
-    /// They are refused.
+    /// Connections are refused.
     #[default]
     Refuse,
-    /// They go without one, as in Istio.
+    /// Connections pass without a waypoint, as in Istio.
     Allow,
 }
 
-/// See [`Args::waypoint_binding`].
+/// Values of [`Args::waypoint_binding`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Binding {
     /// When it has been ready once, or policies are attached to it or to what it is to serve.
@@ -245,19 +245,19 @@ pub enum Binding {
     Strict,
 }
 
-/// See [`Args::outbound_traffic_policy`].
+/// Values of [`Args::outbound_traffic_policy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Outbound {
-    /// They go on, outside of the mesh.
+    /// Connections leave the mesh.
     #[default]
     #[value(alias = "ALLOW_ANY")]
     AllowAny,
-    /// They are refused.
+    /// Connections are refused.
     #[value(alias = "REGISTRY_ONLY")]
     RegistryOnly,
 }
 
-/// See [`Args::path_normalization`].
+/// Values of [`Args::path_normalization`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Normalization {
     /// Not at all.

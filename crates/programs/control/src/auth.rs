@@ -27,9 +27,9 @@ const MAX_TOKEN: usize = 16 * 1024;
 /// A caller whose token was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Kubernetes namespace.
+    /// Namespace of the service account.
     pub namespace: ArcStr,
-    /// Service account.
+    /// Name of the service account.
     pub service_account: ArcStr,
     /// The pod the token is bound to.
     pub pod: Option<BoundPod>,
@@ -38,9 +38,9 @@ pub struct Caller {
 /// The pod a token is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundPod {
-    /// Its name.
+    /// Name of the pod.
     pub name: ArcStr,
-    /// Its uid.
+    /// UID of the pod.
     pub uid: String,
 }
 
@@ -69,10 +69,10 @@ pub enum TokenError {
     /// By none of the keys.
     #[error("the token is signed by none of the configured keys")]
     Signature,
-    /// Too old.
+    /// Token that has expired.
     #[error("the token has expired")]
     Expired,
-    /// Too young.
+    /// Token that is not valid yet.
     #[error("the token is not valid yet")]
     Immature,
     /// For somebody else.
@@ -103,9 +103,9 @@ pub enum TokenError {
 /// A pending answer.
 pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + Send + 'a>>;
 
-/// Verifies tokens.
+/// Verifier of tokens.
 pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
-    /// Who presents this token, from this address.
+    /// Caller who presents this token, from this address.
     fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a>;
 }
 
@@ -115,9 +115,9 @@ pub enum KeysError {
     /// The file cannot be read.
     #[error("cannot read the token keys {path}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: std::io::Error,
     },
@@ -126,17 +126,17 @@ pub enum KeysError {
         "{path} holds no usable public key: give PEM public keys (EC P-256, P-384, RSA or Ed25519) or a JWKS"
     )]
     NoKey {
-        /// The file.
+        /// Path of the file.
         path: String,
     },
     /// A key of it cannot be used.
     #[error("key {number} of {path} cannot be used")]
     Key {
-        /// The file.
+        /// Path of the file.
         path: String,
         /// Which, counted from 1.
         number: usize,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: jsonwebtoken::errors::Error,
     },

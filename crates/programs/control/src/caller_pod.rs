@@ -24,7 +24,7 @@ pub enum Denied {
     /// Not an identity.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
     BadIdentity(String),
-    /// Another mesh's.
+    /// Trust domain of another mesh.
     #[error("{0} is of another trust domain")]
     TrustDomain(String),
     /// A token that is bound to no pod names no node.
@@ -76,7 +76,7 @@ pub enum Denied {
     NotOfWaypoint {
         /// The caller's pod.
         pod: String,
-        /// The waypoint.
+        /// Gateway of the waypoint.
         waypoint: GatewayName,
     },
     /// Which accounts are waypoints' is not known yet.
@@ -100,7 +100,7 @@ impl Denied {
     }
 }
 
-/// What accounts are for.
+/// Roles of accounts.
 pub trait Roles {
     /// Whether the caller is a node proxy.
     fn is_trusted_node(&self, caller: &Caller) -> bool;

@@ -2,10 +2,10 @@
 
 use ambit_k8s_api::ObjectEvent;
 
-/// What happened since the last change.
+/// Events since the last change.
 #[derive(Debug, Default)]
 pub struct Change {
-    /// In order.
+    /// Events in their order.
     pub events: Vec<ObjectEvent>,
     /// Every manifest that cannot be read now, as text; `None` if that is as before.
     pub manifests: Option<Vec<String>>,

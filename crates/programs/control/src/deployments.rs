@@ -88,7 +88,7 @@ fn serves_v1(definition: &CustomResourceDefinition) -> bool {
     versions.any(|version| version.name == "v1" && version.served)
 }
 
-/// What is followed.
+/// Objects that are followed.
 struct Watches {
     class: Watch<DynamicObject, Class>,
     gateways: Watch<DynamicObject, Box<Gateway>>,

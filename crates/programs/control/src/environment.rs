@@ -23,14 +23,14 @@ const LEASE: &str = "ambit-control-leader";
 /// First and longest pause while the Kubernetes API cannot be asked at the start.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// What everything else is built on.
+/// Environment that everything else is built on.
 #[derive(Debug)]
 pub struct Environment {
     /// Where objects come from.
     pub source: Source,
-    /// Who signs.
+    /// Publisher of the authority that signs.
     pub publisher: TrustPublisher,
-    /// Who verifies tokens.
+    /// Verifier of tokens.
     pub authenticator: Arc<dyn Authenticator>,
     /// The cluster, if there is one.
     pub cluster: Option<Cluster>,
@@ -39,7 +39,7 @@ pub struct Environment {
 /// A cluster that this replica works in.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Its API.
+    /// Client of the cluster's API.
     pub client: Client,
     /// Whether this replica writes for all.
     pub leads: watch::Receiver<bool>,

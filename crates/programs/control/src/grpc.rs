@@ -24,8 +24,7 @@ pub use caller_state::CallerState;
 
 /// Streams of one connection at once.
 const MAX_STREAMS: u32 = 128;
-/// What may be sent to us on one stream, and on one connection, before we read it: anybody may send that
-/// much.
+/// Bytes that a client may send on one stream, and on one connection, before they are read: anybody may send that much.
 const WINDOWS: (u32, u32) = (128 << 10, 512 << 10);
 /// Connections of callers that stay.
 const MAX_LASTING: usize = 16_384;
@@ -46,14 +45,14 @@ impl ConnectionEnd {
     }
 }
 
-/// What connections are served with.
+/// Services and limits of connections.
 #[derive(Clone, Debug)]
 pub struct Serving {
-    /// The services.
+    /// Routes to the services.
     pub routes: Routes,
     /// How long a connection lasts, spread by a tenth.
     pub age: Duration,
-    /// Counters.
+    /// Counters of connections.
     pub metrics: Arc<Metrics>,
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct KeySets {
     guard: Guard,
 }
 
-/// What the follower of objects has to do with key sets.
+/// Event between the follower of objects and key sets.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A set was fetched, or could not be.
@@ -63,7 +63,7 @@ impl KeySets {
         self.guard.update(Vec::new(), cluster);
     }
 
-    /// What is wanted from now on.
+    /// Sets the key sets that are wanted from now on.
     pub(crate) fn want(&self, sources: BTreeSet<KeySource>) {
         self.wanted.send_if_modified(|known| {
             let differs = *known != sources;

@@ -59,13 +59,13 @@ const QUEUE: usize = 1024;
 /// Most updates taken at once.
 const BATCH: usize = 512;
 
-/// What a watch reports.
+/// Report of a watch.
 #[derive(Debug)]
 enum Update {
     Object(ObjectEvent),
     /// Every object of the kind that existed at the start was reported.
     Listed(Kind),
-    /// What hinders following the kind's definition; nothing if `None`.
+    /// Reason why the kind's definition cannot be followed; none if `None`.
     Definition(Kind, Option<String>),
 }
 
@@ -75,7 +75,7 @@ pub struct Informers {
     updates: mpsc::Receiver<Update>,
     /// Kinds that are not listed yet.
     waiting: BTreeSet<Kind>,
-    /// What hinders following definitions.
+    /// Reasons why definitions cannot be followed.
     definitions: BTreeMap<Kind, String>,
 }
 
@@ -136,7 +136,7 @@ struct Start {
     /// Whether the service account may read them.
     secrets: bool,
     updates: Updates,
-    /// See [`definitions`].
+    /// Changes of [`definitions`].
     definitions: signal::Receiver<u64>,
     waiting: BTreeSet<Kind>,
 }

@@ -31,14 +31,14 @@ const MAX_DELAY: Duration = Duration::from_millis(100);
 /// Surveys that wait for the index.
 const SURVEYS: usize = 4;
 
-/// What other parts see of the mesh.
+/// Mesh as other parts of the process see it.
 #[derive(Clone, Debug)]
 pub struct Mesh {
-    /// The records.
+    /// Records that are published.
     pub store: Arc<RwLock<Store>>,
-    /// The pods.
+    /// Pods of the mesh.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// What is wrong with objects by themselves; [`Mesh::survey`] has all.
+    /// Problems of objects by themselves; [`Mesh::survey`] has all.
     pub problems: Arc<RwLock<Problems>>,
     surveys: mpsc::Sender<oneshot::Sender<Vec<Problem>>>,
     /// Grows with every publication; 0 until the first.
@@ -233,7 +233,7 @@ impl Follower {
         );
     }
 
-    /// What one object says may lose its effect through another one.
+    /// Reports objects of which parts lose their effect through others.
     fn report_conflicts(&mut self) {
         for key in self.index.take_changed_conflicts() {
             if let Some(reports) = &self.reports {
@@ -280,7 +280,7 @@ impl Follower {
     }
 }
 
-/// What became of an object, if it is of interest.
+/// Report on an object, if anybody needs it.
 fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {

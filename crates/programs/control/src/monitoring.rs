@@ -28,16 +28,16 @@ use crate::{
 /// Debug pages in the making: each of a large mesh takes much memory.
 static PAGES: Semaphore = Semaphore::const_new(1);
 
-/// What the server answers from.
+/// State that the server answers from.
 #[derive(Clone, Debug)]
 pub struct Monitoring {
     /// The records and problems.
     pub mesh: Mesh,
-    /// Counters.
+    /// Counters of the process.
     pub metrics: Arc<Metrics>,
-    /// Open streams.
+    /// Streams that are open.
     pub sessions: Sessions,
-    /// Readiness.
+    /// Readiness of the process.
     pub readiness: Readiness,
 }
 
@@ -99,7 +99,7 @@ async fn page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Respon
         .unwrap_or_else(|_| text(500, "the page cannot be made\n"))
 }
 
-/// Who is connected and what they acknowledged.
+/// Client that is connected, with what it has acknowledged.
 fn client(status: &SessionStatus) -> Value {
     let subscriptions: serde_json::Map<_, _> = status
         .subscriptions

@@ -266,7 +266,7 @@ fn lead(
     Ok(())
 }
 
-/// What was said of waypoints, and what this control plane knows itself.
+/// Settings of waypoints in the file, with those that this control plane has itself.
 fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
     let settings: Settings = serde_json::from_str(text).context("--waypoints")?;
     Ok(Settings {

@@ -7,7 +7,7 @@ use crate::{change::Change, kubernetes::Informers};
 /// A source of objects.
 #[derive(Debug)]
 pub enum Source {
-    /// Files.
+    /// Files in directories.
     Manifests(ManifestDirs),
     /// The API server.
     Kubernetes(Informers),

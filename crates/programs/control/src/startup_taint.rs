@@ -30,7 +30,7 @@ struct Tainted {
     others: Vec<Taint>,
 }
 
-/// What is known of nodes and pods. Pure.
+/// State of nodes and pods. Pure.
 #[derive(Debug, Default)]
 struct Board {
     tainted: BTreeMap<Box<str>, Tainted>,

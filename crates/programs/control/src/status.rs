@@ -39,16 +39,16 @@ pub(crate) use book::Book;
 /// The name under which events are written.
 const CONTROLLER: &str = "ambit-control";
 
-/// What became of objects, for who writes conditions.
+/// Report on an object, for the writers of conditions.
 #[derive(Clone, Debug)]
 pub enum Report {
     /// An object was taken in, or could not be.
     Seen(Box<Seen>),
-    /// What is wrong with it changed, because of other objects.
+    /// Change of an object's problems, because of other objects.
     Problems(ObjectKey, Vec<Problem>),
-    /// What stands on it because of others changed.
+    /// Change of an object's state that depends on others.
     Standing(ObjectKey, Standing),
-    /// It is gone.
+    /// Object that is gone.
     Gone(ObjectKey),
     /// Every object that existed at the start was reported.
     Complete,
@@ -57,26 +57,26 @@ pub enum Report {
 /// An object and what became of it.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Which.
+    /// Key of the object.
     pub key: ObjectKey,
     /// Everything the API says about it.
     pub facts: Facts,
-    /// What is wrong with it.
+    /// Problems of the object.
     pub problems: Vec<Problem>,
     /// Whether the problems are others than before.
     pub is_news: bool,
     /// Of a policy: whether any of it is in force.
     pub in_force: bool,
-    /// What stands on it because of others; `None` if that is not known yet.
+    /// State of the object that depends on others; `None` if it is not known yet.
     pub standing: Option<Standing>,
 }
 
-/// What the writer must know of an object itself.
+/// Facts about an object itself that the writer needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
-    /// `group/version`.
+    /// API version, `group/version`.
     pub api_version: String,
-    /// Its uid.
+    /// UID of the object.
     pub uid: String,
     /// Counts changes of what is wished.
     pub generation: Option<i64>,
@@ -84,7 +84,7 @@ pub struct Facts {
     pub is_attached: bool,
     /// Its conditions as they stand.
     pub conditions: Vec<Value>,
-    /// Those of its parts.
+    /// Conditions of its parts.
     pub parts: Vec<Value>,
     /// The addresses of its hosts: of ServiceEntries.
     pub addresses: addresses::Addresses,
@@ -96,7 +96,7 @@ pub(crate) fn concerns(kind: Kind) -> bool {
 }
 
 impl Facts {
-    /// Those of an object.
+    /// Facts about an object.
     pub fn of(object: &Object) -> Self {
         let metadata = object.metadata();
         Self {
@@ -124,7 +124,7 @@ impl Facts {
         }
     }
 
-    /// Those of an object that cannot be read.
+    /// Facts about an object that cannot be read.
     pub fn of_unreadable(kind: Kind, value: &Value) -> Self {
         let text = |pointer: &str| {
             let value = value.pointer(pointer).and_then(Value::as_str);

@@ -845,7 +845,7 @@ fn define_kinds(cluster: &Cluster) {
     );
 }
 
-/// What the chart's roles grant the control plane is what it asks for, no more and no less.
+/// Rights that the chart's roles grant are those that the control plane uses, no more and no less.
 #[tokio::test]
 async fn the_roles_are_what_is_used() {
     let cluster = Cluster::with_gateways();
@@ -1036,7 +1036,7 @@ const ONLY_READ: [(&str, &str, &str); 3] = [
     ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
 ];
 
-/// What has conditions of ours in its status.
+/// Collections of objects with conditions of ours in their status.
 const WITH_CONDITIONS: &[&str] = &[
     SERVICES,
     ENTRIES,
@@ -1139,7 +1139,7 @@ impl Cluster {
         );
     }
 
-    /// What the API server says of who applies an object of `way`: its label, and these fields of `spec`.
+    /// Sets our field manager on an object of `way`: on its label, and these fields of `spec`.
     fn applied_by_us(&self, collection: &str, fields: Value) {
         let mut object = self.server.get(collection, "shop", "way").unwrap();
         object["metadata"]["managedFields"] = json!([{
@@ -1219,7 +1219,7 @@ async fn a_gateway_gets_a_waypoint_that_is_made_again_and_programmed_when_it_is_
     assert_eq!(gateway["status"]["addresses"][0]["value"], "10.96.0.9");
 }
 
-/// That a waypoint has been ready stands on its Gateway, where the next control plane reads it.
+/// Readiness of a waypoint is kept on its Gateway, where the next control plane reads it.
 #[tokio::test]
 async fn waypoint_that_was_ready_binds_after_a_restart() {
     let cluster = Cluster::with_gateways();

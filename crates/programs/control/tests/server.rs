@@ -874,7 +874,7 @@ async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
     plane.running.stop().await;
 }
 
-/// What our own client hands to its node proxy, as texts.
+/// Updates that our own client hands to its node proxy, as texts.
 struct Published(std::sync::mpsc::Sender<String>);
 
 impl ambit_xds::Handler for Published {

@@ -20,7 +20,7 @@ pub enum Authority {
     Host {
         /// Lower-case name without a trailing dot.
         host: ArcStr,
-        /// Never 0.
+        /// Port of the authority, never 0.
         port: u16,
     },
 }

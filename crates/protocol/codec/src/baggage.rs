@@ -16,19 +16,19 @@ const MAX_ENTRIES: usize = 64;
 /// A peer's description of its workload. Empty texts are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Baggage {
-    /// `k8s.cluster.name`.
+    /// Value of `k8s.cluster.name`.
     pub cluster: ArcStr,
-    /// `k8s.namespace.name`.
+    /// Value of `k8s.namespace.name`.
     pub namespace: ArcStr,
     /// Kind and name of the owner: `k8s.deployment.name` and its siblings.
     pub workload: Option<(WorkloadKind, ArcStr)>,
-    /// `service.name`.
+    /// Value of `service.name`.
     pub service_name: ArcStr,
-    /// `service.version`.
+    /// Value of `service.version`.
     pub service_version: ArcStr,
-    /// `cloud.region`.
+    /// Value of `cloud.region`.
     pub region: ArcStr,
-    /// `cloud.availability_zone`.
+    /// Value of `cloud.availability_zone`.
     pub zone: ArcStr,
 }
 

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// What is beyond is cut off, and replaced by dots.
+/// Longest text; the rest is cut off, and replaced by dots.
 const MAX_BYTES: usize = 1024;
 
 /// Appends a text for a line of text: `"`, `\`, control characters and what is not ASCII as `\xNN`.

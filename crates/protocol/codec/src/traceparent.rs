@@ -8,9 +8,9 @@ const LENGTH: usize = 55;
 /// The id of one tunnelled connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceParent {
-    /// Never 0.
+    /// Id of the trace, never 0.
     pub trace_id: u128,
-    /// Never 0.
+    /// Id of the parent span, never 0.
     pub span_id: u64,
 }
 

@@ -8,7 +8,7 @@ use serde_with::{DeserializeAs, DisplayFromStr, SerializeAs, serde_as};
 
 use crate::forms;
 
-/// See [`GatewayAddress`].
+/// JSON form of [`GatewayAddress`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "GatewayAddress", rename_all = "camelCase")]

@@ -9,7 +9,7 @@ use serde_with::{DeserializeAs, SerializeAs, serde_as};
 
 use crate::forms;
 
-/// See [`Scope`].
+/// JSON form of [`Scope`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Scope")]
 enum ScopeForm {
@@ -18,7 +18,7 @@ enum ScopeForm {
     WorkloadSelector,
 }
 
-/// See [`Action`].
+/// JSON form of [`Action`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Action")]
 enum ActionForm {
@@ -26,7 +26,7 @@ enum ActionForm {
     Deny,
 }
 
-/// See [`Authorization`].
+/// JSON form of [`Authorization`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(
@@ -49,7 +49,7 @@ struct AuthorizationForm {
     not_understood: Option<ArcStr>,
 }
 
-/// See [`Match`].
+/// JSON form of [`Match`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(
@@ -91,7 +91,7 @@ struct MatchForm {
     not_destination_ports: Vec<u16>,
 }
 
-/// See [`ServiceAccountMatch`].
+/// JSON form of [`ServiceAccountMatch`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "ServiceAccountMatch", rename_all = "camelCase")]
 struct ServiceAccountForm {
@@ -99,7 +99,7 @@ struct ServiceAccountForm {
     service_account: ArcStr,
 }
 
-/// See [`StringMatch`].
+/// JSON form of [`StringMatch`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "StringMatch")]
 pub(crate) enum StringMatchForm {
@@ -110,7 +110,7 @@ pub(crate) enum StringMatchForm {
     Presence,
 }
 
-/// What Istio's node proxy prints where there is nothing to say.
+/// Empty list, which Istio's node proxy prints where there is nothing.
 mod empty_list {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 

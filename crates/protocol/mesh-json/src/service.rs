@@ -15,7 +15,7 @@ use crate::{
     names::{GatewayForm, PortsForm},
 };
 
-/// See [`IpFamilies`].
+/// JSON form of [`IpFamilies`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "IpFamilies")]
 enum IpFamiliesForm {
@@ -26,7 +26,7 @@ enum IpFamiliesForm {
     Dual,
 }
 
-/// See [`AppProtocol`].
+/// JSON form of [`AppProtocol`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "AppProtocol", rename_all = "UPPERCASE")]
 enum AppProtocolForm {
@@ -38,7 +38,7 @@ enum AppProtocolForm {
     Tcp,
 }
 
-/// See [`Visibility`].
+/// JSON form of [`Visibility`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Visibility")]
 enum VisibilityForm {
@@ -46,7 +46,7 @@ enum VisibilityForm {
     Namespace,
 }
 
-/// See [`LbScope`].
+/// JSON form of [`LbScope`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "LbScope")]
 enum LbScopeForm {
@@ -58,7 +58,7 @@ enum LbScopeForm {
     Network,
 }
 
-/// See [`LbMode`].
+/// JSON form of [`LbMode`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "LbMode")]
 enum LbModeForm {
@@ -68,7 +68,7 @@ enum LbModeForm {
     Passthrough,
 }
 
-/// See [`HealthPolicy`].
+/// JSON form of [`HealthPolicy`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "HealthPolicy")]
 enum HealthPolicyForm {
@@ -76,7 +76,7 @@ enum HealthPolicyForm {
     AllowAll,
 }
 
-/// See [`LoadBalancing`].
+/// JSON form of [`LoadBalancing`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(
@@ -93,7 +93,7 @@ struct LoadBalancingForm {
     health_policy: HealthPolicy,
 }
 
-/// See [`CidrVip`].
+/// JSON form of [`CidrVip`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "CidrVip")]
 struct CidrVipForm {
@@ -101,7 +101,7 @@ struct CidrVipForm {
     cidr: IpNet,
 }
 
-/// See [`WeightedWaypoint`].
+/// JSON form of [`WeightedWaypoint`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "WeightedWaypoint")]
@@ -111,7 +111,7 @@ struct WeightedWaypointForm {
     weight: u32,
 }
 
-/// See [`Service`].
+/// JSON form of [`Service`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(

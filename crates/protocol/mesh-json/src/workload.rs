@@ -22,7 +22,7 @@ use crate::{
     policy::StringMatchForm,
 };
 
-/// See [`Protocol`].
+/// JSON form of [`Protocol`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Protocol", rename_all = "UPPERCASE")]
 enum ProtocolForm {
@@ -30,7 +30,7 @@ enum ProtocolForm {
     Hbone,
 }
 
-/// See [`NetworkMode`].
+/// JSON form of [`NetworkMode`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "NetworkMode")]
 enum NetworkModeForm {
@@ -38,7 +38,7 @@ enum NetworkModeForm {
     HostNetwork,
 }
 
-/// See [`WorkloadStatus`].
+/// JSON form of [`WorkloadStatus`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "WorkloadStatus")]
 enum StatusForm {
@@ -46,7 +46,7 @@ enum StatusForm {
     Unhealthy,
 }
 
-/// See [`WorkloadKind`].
+/// JSON form of [`WorkloadKind`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "WorkloadKind", rename_all = "lowercase")]
 enum KindForm {
@@ -56,7 +56,7 @@ enum KindForm {
     Job,
 }
 
-/// See [`AppTunnel`].
+/// JSON form of [`AppTunnel`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "AppTunnel")]
@@ -67,7 +67,7 @@ struct AppTunnelForm {
     port: Option<u16>,
 }
 
-/// See [`AppTunnelProtocol`].
+/// JSON form of [`AppTunnelProtocol`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "AppTunnelProtocol", rename_all = "UPPERCASE")]
 enum AppTunnelProtocolForm {
@@ -75,7 +75,7 @@ enum AppTunnelProtocolForm {
     Proxy,
 }
 
-/// See [`Locality`].
+/// JSON form of [`Locality`].
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Locality", default = "Locality::default")]
 struct LocalityForm {
@@ -84,7 +84,7 @@ struct LocalityForm {
     subzone: ArcStr,
 }
 
-/// See [`EndpointWaypoint`].
+/// JSON form of [`EndpointWaypoint`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "EndpointWaypoint", rename_all = "camelCase")]
@@ -103,7 +103,7 @@ struct EndpointWaypointForm {
     rules: Option<Vec<WaypointRule>>,
 }
 
-/// See [`WaypointRule`].
+/// JSON form of [`WaypointRule`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "WaypointRule", rename_all = "camelCase", deny_unknown_fields)]
@@ -123,7 +123,7 @@ fn yes() -> bool {
     true
 }
 
-/// See [`PodName`]. For fields too: `#[serde(with = "ambit_mesh_json::PodNameForm")]`.
+/// JSON form of [`PodName`]. For fields too: `#[serde(with = "ambit_mesh_json::PodNameForm")]`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(remote = "PodName", rename_all = "camelCase")]
 pub struct PodNameForm {
@@ -132,7 +132,7 @@ pub struct PodNameForm {
     service_account: ArcStr,
 }
 
-/// See [`Workload`].
+/// JSON form of [`Workload`].
 #[serde_as]
 #[derive(Serialize, Deserialize)]
 #[serde(

@@ -8,13 +8,13 @@ use crate::{NamespacedHostname, PolicyKey};
 /// One object. A token that is there must be valid; a request without one passes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authentication {
-    /// The object.
+    /// Key of the RequestAuthentication.
     pub key: PolicyKey,
     /// Whether it concerns all that goes through the waypoint, rather than [`Self::services`].
     pub for_gateway: bool,
     /// The services it is attached to.
     pub services: Vec<NamespacedHostname>,
-    /// The issuers.
+    /// Rules, one for each issuer.
     pub rules: Vec<JwtRule>,
     /// Set on a fail-closed substitute: why the original is not understood in full. Everything is refused.
     pub not_understood: Option<ArcStr>,
@@ -27,7 +27,7 @@ pub struct JwtRule {
     pub issuer: ArcStr,
     /// One of them must be in the claim `aud`; any if empty.
     pub audiences: Vec<ArcStr>,
-    /// The keys.
+    /// Keys that tokens are verified with.
     pub keys: JwtKeys,
     /// Where they come from; empty for those that are given with the rule.
     pub key_source: ArcStr,
@@ -55,7 +55,7 @@ pub enum JwtKeys {
     Known(ArcStr),
     /// Nobody has tried yet to fetch them: who knows them from before goes on with them.
     Pending,
-    /// They cannot be had, for a reason: no token is valid.
+    /// Keys that cannot be fetched, for a reason: no token is valid.
     Unavailable(ArcStr),
 }
 

@@ -88,7 +88,7 @@ pub struct DestinationPolicy {
 pub enum ProxyProtocol {
     /// A line of text.
     V1,
-    /// Binary.
+    /// Binary header (version 2).
     V2,
 }
 
@@ -98,7 +98,7 @@ pub enum DestinationHttpVersion {
     /// The one that the port declares, the client's without a declaration.
     #[default]
     AsDeclared,
-    /// The client's.
+    /// Protocol that the client speaks.
     AsClient,
     /// HTTP/2, whatever the client speaks.
     AlwaysHttp2,
@@ -109,24 +109,24 @@ pub enum DestinationHttpVersion {
 pub struct DestinationTls {
     /// The server name that is asked for; `None` is the service's host, or of a wildcard the host that is called.
     pub server_name: Option<ArcStr>,
-    /// What the endpoint's certificate must be for, any one of them: host names, addresses and URIs. Empty is the
-    /// server name that is asked for.
+    /// Subject alternative names, of which the endpoint's certificate must have one: host names, addresses and URIs.
+    /// Empty is the server name that is asked for.
     pub names: Vec<ArcStr>,
-    /// Who may have signed it.
+    /// Authorities that the certificate must be signed by.
     pub roots: TlsRoots,
-    /// What the waypoint shows of itself.
+    /// Client certificate of the waypoint.
     pub client: Option<TlsClientFiles>,
 }
 
 /// The authorities that are believed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TlsRoots {
-    /// Those of the waypoint's system.
+    /// Roots of the waypoint's system.
     #[default]
     System,
-    /// These certificates.
+    /// Roots in PEM.
     Pem(ArcStr),
-    /// Those of a file at the waypoint.
+    /// Roots in a file at the waypoint.
     File(ArcStr),
     /// Anybody: certificates are not verified.
     Unverified,
@@ -149,16 +149,16 @@ pub enum Balancing {
     LeastRequest,
     /// One after the other.
     RoundRobin,
-    /// Any.
+    /// Endpoint chosen at random.
     Random,
     /// The same for requests that have something in common.
     Hash(HashPolicy),
 }
 
-/// See [`Balancing::Hash`].
+/// Settings of [`Balancing::Hash`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashPolicy {
-    /// What requests have in common.
+    /// Part of requests that is hashed.
     pub source: HashSource,
     /// How a hash becomes an endpoint.
     pub table: HashTable,
@@ -167,7 +167,7 @@ pub struct HashPolicy {
     pub balance_factor: u32,
 }
 
-/// What is hashed.
+/// Part of a request that is hashed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HashSource {
     /// All values of a header; the name is in lower case.
@@ -180,10 +180,10 @@ pub enum HashSource {
     Query(ArcStr),
 }
 
-/// See [`HashSource::Cookie`].
+/// Cookie of [`HashSource::Cookie`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HashCookie {
-    /// Its name.
+    /// Name of the cookie.
     pub name: ArcStr,
     /// Of the cookie that is set.
     pub path: Option<ArcStr>,
@@ -193,7 +193,7 @@ pub struct HashCookie {
     pub attributes: Vec<(ArcStr, ArcStr)>,
 }
 
-/// See [`HashPolicy::table`].
+/// Table of [`HashPolicy::table`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HashTable {
     /// A ring with at least this many points.
@@ -213,7 +213,7 @@ impl Default for HashTable {
 pub struct Warmup {
     /// Until it gets as much as the others.
     pub duration: Duration,
-    /// What it gets at least, in percent.
+    /// Least share of its requests that an endpoint gets at the start of its warm-up, in percent.
     pub minimum_percent: u32,
     /// In thousandths: 1000 is growth with time, more is faster growth at first.
     pub aggression: u32,
@@ -225,7 +225,7 @@ pub enum LocalityPolicy {
     /// As the service itself has it (`trafficDistribution`).
     #[default]
     OfService,
-    /// It does not matter.
+    /// Endpoints at any place are equal.
     Anywhere,
     /// Shares of what comes from places; the first whose `from` the waypoint is in counts.
     Distribute(Vec<LocalityShares>),
@@ -236,7 +236,7 @@ pub enum LocalityPolicy {
     Priority(Vec<LocalityLabel>),
 }
 
-/// See [`LocalityPolicy::Distribute`].
+/// Shares of [`LocalityPolicy::Distribute`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalityShares {
     /// The waypoint's place.
@@ -256,10 +256,10 @@ pub struct LocalityPattern {
     pub subzone: Option<ArcStr>,
 }
 
-/// What of an endpoint's place is compared with the waypoint's, or with a value.
+/// Label of an endpoint's place that is compared with the waypoint's, or with a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalityLabel {
-    /// What.
+    /// Key of the label.
     pub key: LocalityKey,
     /// With what, if not with the waypoint's own.
     pub value: Option<ArcStr>,
@@ -268,17 +268,17 @@ pub struct LocalityLabel {
 /// The labels of places, as WDS has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalityKey {
-    /// `topology.kubernetes.io/region`
+    /// Value of the label `topology.kubernetes.io/region`.
     Region,
-    /// `topology.kubernetes.io/zone`
+    /// Value of the label `topology.kubernetes.io/zone`.
     Zone,
-    /// `topology.istio.io/subzone`
+    /// Value of the label `topology.istio.io/subzone`.
     Subzone,
-    /// `kubernetes.io/hostname`
+    /// Value of the label `kubernetes.io/hostname`.
     Node,
-    /// `topology.istio.io/network`
+    /// Value of the label `topology.istio.io/network`.
     Network,
-    /// `topology.istio.io/cluster`
+    /// Value of the label `topology.istio.io/cluster`.
     Cluster,
 }
 
@@ -318,7 +318,7 @@ pub struct TcpKeepalive {
     pub probes: Option<u32>,
     /// Silence before the first.
     pub time: Option<Duration>,
-    /// Between them.
+    /// Time between two probes.
     pub interval: Option<Duration>,
 }
 
@@ -327,7 +327,7 @@ pub struct TcpKeepalive {
 pub struct RetryBudget {
     /// Of the requests under way, in thousandths of a percent.
     pub share: u32,
-    /// What is allowed in any case.
+    /// Number of retries that is allowed in any case.
     pub minimum: u32,
 }
 

@@ -11,7 +11,7 @@ use crate::NamespacedHostname;
 pub struct WaypointExtension {
     /// Namespace of the object that says so.
     pub namespace: ArcStr,
-    /// Its name.
+    /// Name of the WasmPlugin.
     pub name: ArcStr,
     /// For all that goes through the waypoint.
     pub for_gateway: bool,
@@ -35,7 +35,7 @@ pub struct WaypointExtension {
     pub fail_open: bool,
     /// Which of the module's plugins.
     pub plugin_name: ArcStr,
-    /// Its configuration.
+    /// Configuration that the module reads at its start.
     pub configuration: ArcStr,
     /// The environment of the module.
     pub environment: BTreeMap<ArcStr, ArcStr>,
@@ -44,7 +44,7 @@ pub struct WaypointExtension {
     /// Services of other namespaces that it may call, because ReferenceGrants there allow it. A hostname that begins with
     /// `*.` stands for all Services of its namespace.
     pub callees: Vec<NamespacedHostname>,
-    /// What of it is not supported: it is not run, and requests are decided as if it had failed.
+    /// Setting that is not supported: the plugin is not run, and requests are decided as if it had failed.
     pub unsupported: Option<ArcStr>,
 }
 
@@ -55,15 +55,15 @@ pub enum ExtensionPhase {
     Authn,
     /// Before policies judge.
     Authz,
-    /// Afterwards.
+    /// After policies, before statistics.
     Stats,
-    /// Last.
+    /// Last in the chain.
     #[default]
     Unspecified,
 }
 
 impl WaypointExtension {
-    /// `namespace/name`.
+    /// Key of the object, `namespace/name`.
     pub fn key(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }

@@ -18,7 +18,7 @@ pub enum HttpAction {
     /// Allows. Where there is such a policy, what none of them allows is denied.
     #[default]
     Allow,
-    /// Denies.
+    /// Requests that match are denied.
     Deny,
     /// Is noted in the access log.
     Audit,
@@ -26,10 +26,10 @@ pub enum HttpAction {
     Custom,
 }
 
-/// One policy.
+/// AuthorizationPolicy that a waypoint enforces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpPolicy {
-    /// The object.
+    /// Key of the AuthorizationPolicy.
     pub key: PolicyKey,
     /// Whether it concerns all that goes through the waypoint, rather than [`Self::services`].
     pub for_gateway: bool,
@@ -43,22 +43,22 @@ pub struct HttpPolicy {
     pub rules: Vec<HttpRule>,
     /// Set on a fail-closed substitute: why the original is not understood in full.
     pub not_understood: Option<ArcStr>,
-    /// Who is asked, of [`HttpAction::Custom`].
+    /// Provider that decides, of [`HttpAction::Custom`].
     pub provider: Option<Arc<Provider>>,
 }
 
-/// See the module.
+/// Rule of a policy, as described for the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpRule {
-    /// Who calls; anybody if empty.
+    /// Sources, of which one must match; any caller if empty.
     pub sources: Vec<HttpSource>,
-    /// What is called; anything if empty.
+    /// Operations, of which one must match; any request if empty.
     pub operations: Vec<HttpOperation>,
     /// All must match.
     pub conditions: Vec<HttpCondition>,
 }
 
-/// Who calls. All fields that are given must match.
+/// Caller of a request. All fields that are given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpSource {
@@ -82,7 +82,7 @@ pub struct HttpSource {
     pub not_request_principals: Vec<StringMatch>,
 }
 
-/// What is called. All fields that are given must match.
+/// Operation of a request. All fields that are given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpOperation {
@@ -108,43 +108,43 @@ pub enum PathPattern {
     Template(ArcStr),
 }
 
-/// What a condition looks at.
+/// Attribute of a request that a condition compares.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HttpAttribute {
     /// `request.headers[X]`, by lower-case name.
     Header(ArcStr),
-    /// `source.ip`.
+    /// Value of the attribute `source.ip`.
     SourceIp,
-    /// `remote.ip`.
+    /// Value of the attribute `remote.ip`.
     RemoteIp,
-    /// `source.namespace`.
+    /// Value of the attribute `source.namespace`.
     SourceNamespace,
     /// `source.serviceAccount`, as `namespace/name`.
     SourceServiceAccount,
-    /// `source.trustDomain`.
+    /// Value of the attribute `source.trustDomain`.
     SourceTrustDomain,
-    /// `source.principal`.
+    /// Value of the attribute `source.principal`.
     SourcePrincipal,
-    /// `destination.ip`.
+    /// Value of the attribute `destination.ip`.
     DestinationIp,
-    /// `destination.port`.
+    /// Value of the attribute `destination.port`.
     DestinationPort,
-    /// `connection.sni`.
+    /// Value of the attribute `connection.sni`.
     ConnectionSni,
     /// `request.auth.principal`, as `issuer/subject`.
     RequestPrincipal,
-    /// `request.auth.audiences`.
+    /// Value of the attribute `request.auth.audiences`.
     RequestAudiences,
-    /// `request.auth.presenter`.
+    /// Value of the attribute `request.auth.presenter`.
     RequestPresenter,
     /// `request.auth.claims[a][b]`, by the names.
     RequestClaim(Vec<ArcStr>),
 }
 
-/// One condition.
+/// Condition of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpCondition {
-    /// What is looked at.
+    /// Attribute that is compared.
     pub attribute: HttpAttribute,
     /// One of them must match, unless there are none.
     pub values: Vec<HttpValue>,
@@ -152,13 +152,13 @@ pub struct HttpCondition {
     pub not_values: Vec<HttpValue>,
 }
 
-/// What an attribute is compared with.
+/// Value that an attribute is compared with.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HttpValue {
-    /// Texts.
+    /// Pattern of a text.
     Text(StringMatch),
-    /// Addresses.
+    /// Prefix of addresses.
     Net(IpNet),
-    /// Ports.
+    /// Number of a port.
     Port(u16),
 }

@@ -58,9 +58,9 @@ pub fn is_reserved_header(name: &str) -> bool {
 pub struct RouteName {
     /// For instance `HTTPRoute`.
     pub kind: ArcStr,
-    /// Its namespace.
+    /// Namespace of the route.
     pub namespace: ArcStr,
-    /// Its name.
+    /// Name of the route.
     pub name: ArcStr,
 }
 
@@ -73,7 +73,7 @@ impl fmt::Display for RouteName {
 /// A route as it concerns one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpRoute {
-    /// The object.
+    /// Name of the HTTPRoute or GRPCRoute.
     pub name: RouteName,
     /// The service's ports that it concerns; all of them if empty.
     pub ports: Vec<u16>,
@@ -87,11 +87,11 @@ pub struct HttpRoute {
 /// One rule of a route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpRouteRule {
-    /// What logs call it, besides the route.
+    /// Name of the rule, which logs give beside the route's.
     pub name: Option<ArcStr>,
     /// Any one suffices; none at all matches every request.
     pub matches: Vec<HttpRouteMatch>,
-    /// What is done with requests and answers.
+    /// Filters of requests and responses.
     pub filters: Vec<HttpFilter>,
     /// Where the requests go, by weight. None, or a total weight of zero: requests are answered with 500.
     pub backends: Vec<HttpBackend>,
@@ -125,7 +125,7 @@ pub struct HttpSession {
 pub struct HttpRouteMatch {
     /// The normalized path, without the query.
     pub path: Option<HttpPathMatch>,
-    /// The method.
+    /// Method of the request.
     pub method: Option<ArcStr>,
     /// Headers, by lower-case name; the first of several with one name counts.
     pub headers: Vec<(ArcStr, HttpValueMatch)>,
@@ -136,7 +136,7 @@ pub struct HttpRouteMatch {
 /// How a path is compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HttpPathMatch {
-    /// Equal.
+    /// Path that is equal.
     Exact(ArcStr),
     /// Equal, or below it segment by segment; never ends with a slash but as `/` itself.
     Prefix(ArcStr),
@@ -147,7 +147,7 @@ pub enum HttpPathMatch {
 /// How a header or a parameter is compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HttpValueMatch {
-    /// Equal.
+    /// Value that is equal.
     Exact(ArcStr),
     /// As a whole, by a regular expression in RE2's syntax.
     Regex(ArcStr),
@@ -164,7 +164,7 @@ pub struct HttpBackend {
     pub subset: Option<ArcStr>,
     /// Its share relative to the others.
     pub weight: u32,
-    /// What is done with the requests that go here and their answers, after what the rule does.
+    /// Filters of the backend's requests and responses, after those of the rule.
     pub filters: Vec<HttpFilter>,
 }
 
@@ -183,20 +183,20 @@ pub enum HttpFilter {
     Mirror(HttpMirror),
     /// Which scripts of other origins may read the answer.
     Cors(HttpCors),
-    /// What is done wrong on purpose.
+    /// Faults injected on purpose.
     Fault(HttpFault),
 }
 
-/// See [`HttpFilter::Fault`].
+/// Faults of [`HttpFilter::Fault`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpFault {
-    /// What requests wait, and which of them.
+    /// Delay of requests, and the share of them that is delayed.
     pub delay: Option<(Duration, Share)>,
-    /// What requests are answered with, and which of them; after the wait.
+    /// Status that requests are answered with, and the share of them; after the delay.
     pub abort: Option<(FaultStatus, Share)>,
 }
 
-/// What a request is answered with.
+/// Status of an injected response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultStatus {
     /// A status of HTTP, 200 to 599.
@@ -225,7 +225,7 @@ pub struct HeaderChanges {
     pub remove: Vec<ArcStr>,
 }
 
-/// Another path.
+/// Replacement of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathChange {
     /// In place of all of it.
@@ -234,27 +234,27 @@ pub enum PathChange {
     Prefix(ArcStr),
 }
 
-/// See [`HttpFilter::Redirect`]. What is not given stays.
+/// Redirect of [`HttpFilter::Redirect`]. Parts that are not given stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpRedirect {
     /// `http` or `https`.
     pub scheme: Option<ArcStr>,
-    /// The host.
+    /// Host of the new location.
     pub hostname: Option<ArcStr>,
     /// The port; that of the scheme if one is given, else that of the service.
     pub port: Option<u16>,
-    /// The path.
+    /// Path of the new location.
     pub path: Option<PathChange>,
     /// 301, 302, 303, 307 or 308.
     pub status: u16,
 }
 
-/// See [`HttpFilter::Rewrite`]. What is not given stays.
+/// Rewrite of [`HttpFilter::Rewrite`]. Parts that are not given stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpRewrite {
-    /// The host.
+    /// Host that the backend receives.
     pub hostname: Option<ArcStr>,
-    /// The path.
+    /// Path that the backend receives.
     pub path: Option<PathChange>,
 }
 
@@ -267,10 +267,10 @@ pub struct HttpTimeouts {
     pub backend_request: Option<Duration>,
 }
 
-/// See [`HttpFilter::Mirror`].
+/// Mirror of [`HttpFilter::Mirror`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpMirror {
-    /// The service.
+    /// Service that gets the copies.
     pub service: NamespacedHostname,
     /// A port of the service.
     pub port: u16,
@@ -280,7 +280,7 @@ pub struct HttpMirror {
     pub denominator: u32,
 }
 
-/// See [`HttpFilter::Cors`]. Lists hold `*` alone, or none.
+/// Settings of [`HttpFilter::Cors`]. Lists hold `*` alone, or none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpCors {
     /// `scheme://host` with or without a port; the host may begin with `*`, which stands for one or more labels.
@@ -305,6 +305,6 @@ pub struct HttpRetry {
     pub codes: Vec<u16>,
     /// How often at most.
     pub attempts: u32,
-    /// What is waited at least before each; short and by chance if `None`.
+    /// Least delay before each retry; short and random if `None`.
     pub backoff: Option<Duration>,
 }

@@ -9,7 +9,7 @@ use arcstr::ArcStr;
 pub struct Identity {
     /// For instance `cluster.local`.
     pub trust_domain: ArcStr,
-    /// Kubernetes namespace.
+    /// Namespace of the service account.
     pub namespace: ArcStr,
     /// Kubernetes service account.
     pub service_account: ArcStr,

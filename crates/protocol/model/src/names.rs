@@ -111,7 +111,7 @@ impl FromStr for NamespacedHostname {
     }
 }
 
-/// What a [`GatewayAddress`] points at.
+/// Destination of a [`GatewayAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Destination {
     /// A VIP or workload address.

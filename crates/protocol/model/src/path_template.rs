@@ -23,7 +23,7 @@ enum Segment {
 /// Why a text is no template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathTemplateError {
-    /// It is no path.
+    /// Text that does not begin with a slash.
     #[error("a path template begins with a slash")]
     NoSlash,
     /// Segments that are neither text nor an operator.

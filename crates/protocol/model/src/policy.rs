@@ -8,12 +8,12 @@ use std::fmt;
 use arcstr::ArcStr;
 use ipnet::IpNet;
 
-/// `namespace/name`.
+/// Key of a policy, `namespace/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyKey {
     /// Namespace of the policy.
     pub namespace: ArcStr,
-    /// Its name.
+    /// Name of the policy.
     pub name: ArcStr,
 }
 
@@ -40,28 +40,28 @@ pub enum Scope {
     /// All of the mesh.
     #[default]
     Global,
-    /// Those of the policy's namespace.
+    /// Workloads of the policy's namespace.
     Namespace,
-    /// Those that list it.
+    /// Workloads that list the policy.
     WorkloadSelector,
 }
 
 /// The effect of a match.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Allows.
+    /// Connections that match are allowed.
     #[default]
     Allow,
-    /// Denies.
+    /// Connections that match are denied.
     Deny,
 }
 
-/// One policy.
+/// AuthorizationPolicy of layer 4.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorization {
-    /// Name.
+    /// Name of the policy.
     pub name: ArcStr,
-    /// Namespace.
+    /// Namespace of the policy.
     pub namespace: ArcStr,
     /// The workloads it applies to.
     pub scope: Scope,
@@ -69,7 +69,7 @@ pub struct Authorization {
     pub action: Action,
     /// Any one suffices; none at all never matches.
     pub rules: Vec<Rule>,
-    /// Only logged.
+    /// Decisions are logged and not enforced.
     pub dry_run: bool,
     /// Set on a fail-closed substitute policy: why the original is not understood in full. A substitute
     /// refuses every connection in its scope.
@@ -143,22 +143,22 @@ impl Match {
 /// A service account, trust domain ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceAccountMatch {
-    /// Kubernetes namespace.
+    /// Namespace of the service account.
     pub namespace: ArcStr,
-    /// Account name.
+    /// Name of the service account.
     pub service_account: ArcStr,
 }
 
 /// How a text is compared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StringMatch {
-    /// Equal.
+    /// Text that is equal.
     Exact(ArcStr),
-    /// Starts with.
+    /// Beginning of the text.
     Prefix(ArcStr),
-    /// Ends with.
+    /// Ending of the text.
     Suffix(ArcStr),
-    /// Not empty.
+    /// Any text but the empty one.
     Presence,
 }
 

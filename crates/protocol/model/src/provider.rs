@@ -6,7 +6,7 @@ use arcstr::ArcStr;
 
 use crate::{NamespacedHostname, StringMatch};
 
-/// One provider.
+/// External authorizer of CUSTOM policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provider {
     /// Its name in MeshConfig.
@@ -19,7 +19,7 @@ pub struct Provider {
     pub status_on_error: u16,
     /// Whether they pass instead.
     pub fail_open: bool,
-    /// What it gets of requests' bodies, if anything.
+    /// Part of requests' bodies that the provider receives, if any.
     pub body: Option<ProviderBody>,
     /// How it is asked.
     pub protocol: ProviderProtocol,
@@ -28,7 +28,7 @@ pub struct Provider {
 /// How much of a request's body a provider gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProviderBody {
-    /// At most.
+    /// Largest part of a body, in bytes.
     pub max_bytes: u32,
     /// Of a larger one its beginning; otherwise the request is refused.
     pub allow_partial: bool,
@@ -39,13 +39,14 @@ pub struct ProviderBody {
 /// How a provider is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProviderProtocol {
-    /// `envoy.service.auth.v3.Authorization`.
+    /// gRPC service `envoy.service.auth.v3.Authorization`.
     Grpc,
     /// By a request like the one that it is about.
     Http(HttpProvider),
 }
 
-/// What a provider of HTTP gets, and what is taken over of its answers. Names of headers are in lower case.
+/// Headers that a provider over HTTP receives, and those that are taken over from its answers. Names of headers are in
+/// lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpProvider {
     /// Before the path.

@@ -9,15 +9,15 @@ use crate::{HttpRouteMatch, NamespacedHostname, PolicyKey};
 /// An object that limits requests, as one waypoint is told of it. A request passes if each of its limits lets it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RateLimit {
-    /// The object.
+    /// Key of the RateLimit.
     pub key: PolicyKey,
     /// For all that goes through the waypoint.
     pub for_gateway: bool,
     /// For requests to these.
     pub services: Vec<NamespacedHostname>,
-    /// What each process of the waypoint counts by itself.
+    /// Limits that each process of the waypoint counts by itself.
     pub local: Vec<LocalLimit>,
-    /// What a rate-limit service counts.
+    /// Limits that a rate-limit service counts.
     pub global: Option<GlobalLimit>,
     /// Whether requests over a limit are only counted.
     pub dry_run: bool,
@@ -34,7 +34,7 @@ pub struct RateLimit {
 pub struct LocalLimit {
     /// Which requests are counted: those that any of these matches, all if there are none.
     pub matches: Vec<HttpRouteMatch>,
-    /// What those have in common that are counted together; all of them together if empty.
+    /// Attributes by which requests are counted apart; all of them together if empty.
     pub by: Vec<LimitKey>,
     /// So many ...
     pub requests: u32,
@@ -46,7 +46,7 @@ pub struct LocalLimit {
     pub buckets: u32,
 }
 
-/// What of a request tells it from others.
+/// Attribute of a request by which it is counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LimitKey {
     /// The identity of its caller; those without one are one.
@@ -57,13 +57,13 @@ pub enum LimitKey {
     Address,
     /// A header, by lower-case name; requests without it are one.
     Header(ArcStr),
-    /// Its method.
+    /// Method of the request.
     Method,
     /// Its normalized path, without the query.
     Path,
 }
 
-/// What a rate-limit service is asked.
+/// Call of a rate-limit service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GlobalLimit {
     /// The service and its port; an error if there is none: nothing is decided then.
@@ -74,7 +74,7 @@ pub struct GlobalLimit {
     pub timeout: Duration,
     /// As how many a request counts.
     pub hits: u32,
-    /// What a request is said to be; those that have no value for an entry are left out.
+    /// Descriptors of a request; those that have no value for an entry are left out.
     pub descriptors: Vec<LimitDescriptor>,
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 /// The `response_flags` of a connection (Istio's node proxy contract).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// No failure.
+    /// No failure happened.
     #[default]
     None,
     /// Denied by authorization, at its start or later.

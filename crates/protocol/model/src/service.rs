@@ -10,11 +10,11 @@ use crate::{GatewayAddress, NamespacedHostname, NetworkAddress, PortMap};
 /// The address families that clients may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IpFamilies {
-    /// IPv4 only.
+    /// Addresses of IPv4 only.
     Ipv4,
-    /// IPv6 only.
+    /// Addresses of IPv6 only.
     Ipv6,
-    /// Both.
+    /// Addresses of both families.
     Dual,
 }
 
@@ -32,34 +32,34 @@ impl IpFamilies {
 /// The clients that see the service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Visibility {
-    /// All.
+    /// Clients of all namespaces.
     #[default]
     Public,
-    /// Those of the service's namespace.
+    /// Clients of the service's namespace.
     Namespace,
 }
 
 /// A property that a client and an endpoint may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LbScope {
-    /// Same region.
+    /// Endpoints in the same region.
     Region,
-    /// Same zone.
+    /// Endpoints in the same zone.
     Zone,
-    /// Same subzone.
+    /// Endpoints in the same subzone.
     Subzone,
-    /// Same node.
+    /// Endpoints on the same node.
     Node,
-    /// Same cluster.
+    /// Endpoints of the same cluster.
     Cluster,
-    /// Same network.
+    /// Endpoints of the same network.
     Network,
 }
 
 /// How scopes select endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LbMode {
-    /// All endpoints.
+    /// Endpoints at any place.
     #[default]
     Standard,
     /// Only endpoints that match every scope.
@@ -73,10 +73,10 @@ pub enum LbMode {
 /// The endpoints that may be chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HealthPolicy {
-    /// Healthy ones.
+    /// Healthy endpoints alone.
     #[default]
     OnlyHealthy,
-    /// All.
+    /// All endpoints, healthy or not.
     AllowAll,
 }
 
@@ -91,17 +91,17 @@ pub struct LoadBalancing {
     pub health_policy: HealthPolicy,
 }
 
-/// What a port of a service speaks.
+/// Application protocol of a service's port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AppProtocol {
-    /// Not said.
+    /// Protocol that nobody declares.
     #[default]
     Unknown,
-    /// HTTP/1.1.
+    /// HTTP/1.1 in plaintext.
     Http11,
-    /// HTTP/2.
+    /// HTTP/2 in plaintext.
     Http2,
-    /// gRPC.
+    /// gRPC over HTTP/2.
     Grpc,
     /// TLS of the application's own.
     Tls,
@@ -112,16 +112,16 @@ pub enum AppProtocol {
 /// A virtual prefix: every address in it belongs to the service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CidrVip {
-    /// Network name.
+    /// Name of the network.
     pub network: ArcStr,
-    /// The prefix.
+    /// Prefix of virtual addresses.
     pub cidr: IpNet,
 }
 
 /// One of several waypoints with its share of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightedWaypoint {
-    /// The waypoint.
+    /// Address of the waypoint.
     pub destination: GatewayAddress,
     /// Its share relative to the others.
     pub weight: u32,
@@ -131,19 +131,19 @@ pub struct WeightedWaypoint {
 /// with the workloads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
-    /// Object name.
+    /// Name of the object.
     pub name: ArcStr,
-    /// Kubernetes namespace.
+    /// Namespace of the object.
     pub namespace: ArcStr,
-    /// Host name.
+    /// Host name of the service.
     pub hostname: ArcStr,
-    /// Virtual addresses.
+    /// Virtual addresses of the service.
     pub vips: Vec<NetworkAddress>,
-    /// Virtual prefixes.
+    /// Virtual prefixes of the service.
     pub cidr_vips: Vec<CidrVip>,
     /// Service port to target port; target 0 is a named port that each endpoint maps itself.
     pub ports: PortMap,
-    /// What its ports speak, of those that say so.
+    /// Application protocols of the ports that declare one.
     pub app_protocols: BTreeMap<u16, AppProtocol>,
     /// SPIFFE ids that endpoints may also present.
     pub subject_alt_names: Vec<ArcStr>,
@@ -170,7 +170,7 @@ impl Service {
         NamespacedHostname::new(self.namespace.clone(), self.hostname.clone())
     }
 
-    /// What a port speaks.
+    /// Application protocol of a port.
     pub fn app_protocol(&self, port: u16) -> AppProtocol {
         self.app_protocols.get(&port).copied().unwrap_or_default()
     }

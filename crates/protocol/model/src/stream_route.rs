@@ -7,7 +7,7 @@ use crate::{NamespacedHostname, RouteName};
 /// A route as it concerns one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamRoute {
-    /// The object.
+    /// Name of the TCPRoute or TLSRoute.
     pub name: RouteName,
     /// The service's ports that it concerns; all of them if empty.
     pub ports: Vec<u16>,

@@ -6,7 +6,7 @@ use arcstr::ArcStr;
 
 use crate::NamespacedHostname;
 
-/// What a record of telemetry is for.
+/// Target of a telemetry record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TelemetryScope {
     /// All that goes through the waypoint, but what other records are for.
@@ -14,11 +14,11 @@ pub enum TelemetryScope {
     Waypoint,
     /// Services and pods of a namespace.
     Namespace(ArcStr),
-    /// A service.
+    /// Requests to a service.
     Service(NamespacedHostname),
 }
 
-/// What a waypoint tells of the requests to a scope: all of it, merged.
+/// Telemetry of the requests to a target: all that applies to it, merged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WaypointTelemetry {
     /// Of which requests.
@@ -34,9 +34,9 @@ pub struct WaypointTelemetry {
 /// A collector of OpenTelemetry's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OtlpCollector {
-    /// The service.
+    /// Service of the collector.
     pub service: NamespacedHostname,
-    /// Its port.
+    /// Port of the service.
     pub port: u16,
     /// The path of OTLP over HTTP; over gRPC without.
     pub http_path: Option<ArcStr>,
@@ -49,7 +49,7 @@ pub struct OtlpCollector {
 /// How requests are traced.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TelemetryTracing {
-    /// Who gets spans.
+    /// Collector that receives spans.
     pub collector: OtlpCollector,
     /// Of ten thousand requests of which nobody has decided, so many are recorded.
     pub sampling: u32,
@@ -59,7 +59,7 @@ pub struct TelemetryTracing {
     pub istio_tags: bool,
     /// Whether what is sent on says which trace it is part of; else headers of traces pass as they came.
     pub propagates: bool,
-    /// Further tags.
+    /// Further tags of spans.
     pub tags: Vec<TelemetryTag>,
     /// Most bytes of a tag that a peer chose.
     pub max_tag: u32,
@@ -68,7 +68,7 @@ pub struct TelemetryTracing {
 /// A tag of spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TelemetryTag {
-    /// Its name.
+    /// Name of the tag.
     pub name: ArcStr,
     /// Where its value comes from.
     pub value: TelemetryTagValue,
@@ -77,7 +77,7 @@ pub struct TelemetryTag {
 /// Where the value of a tag comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TelemetryTagValue {
-    /// Always this.
+    /// Text that is always the same.
     Literal(ArcStr),
     /// A variable of the waypoint's environment, and what is said without it.
     Environment(ArcStr, ArcStr),
@@ -90,7 +90,7 @@ pub enum TelemetryTagValue {
 /// One access log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TelemetryLog {
-    /// Who gets it; standard output without.
+    /// Collector that receives the log; standard output without.
     pub collector: Option<OtlpCollector>,
     /// A name for it at the collector.
     pub name: ArcStr,
@@ -144,10 +144,10 @@ impl TelemetryFamily {
     ];
 }
 
-/// What is changed of a metric.
+/// Changes of a metric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TelemetryMetric {
-    /// Which.
+    /// Family of the metric.
     pub family: TelemetryFamily,
     /// There is none.
     pub disabled: bool,

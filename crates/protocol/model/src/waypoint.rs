@@ -11,9 +11,9 @@ use crate::{HttpRoute, NamespacedHostname, ParseNameError, StreamRoute};
 /// The name of the `Gateway` object that a waypoint is made from. Written `namespace/name`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GatewayName {
-    /// Its namespace.
+    /// Namespace of the Gateway.
     pub namespace: ArcStr,
-    /// Its name.
+    /// Name of the Gateway.
     pub name: ArcStr,
 }
 

@@ -12,7 +12,7 @@ use crate::{
 /// How a workload takes connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// Plain TCP.
+    /// Plain TCP, without a tunnel.
     #[default]
     Tcp,
     /// HTTP/2 CONNECT over mTLS on port 15008.
@@ -32,7 +32,7 @@ pub enum NetworkMode {
 /// Health as the control plane reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WorkloadStatus {
-    /// Receives traffic.
+    /// Workload that receives traffic.
     #[default]
     Healthy,
     /// Not ready, or going away.
@@ -42,14 +42,14 @@ pub enum WorkloadStatus {
 /// The kind of a workload's owner; for telemetry only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WorkloadKind {
-    /// A Deployment.
+    /// Pods of a Deployment.
     #[default]
     Deployment,
-    /// A CronJob.
+    /// Pods of a CronJob.
     Cronjob,
     /// A bare pod (what Istio's control plane always sends).
     Pod,
-    /// A Job.
+    /// Pods of a Job.
     Job,
 }
 
@@ -74,10 +74,10 @@ pub struct AppTunnel {
     pub port: Option<u16>,
 }
 
-/// See [`AppTunnel`].
+/// Protocol of an [`AppTunnel`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AppTunnelProtocol {
-    /// Nothing.
+    /// No protocol before the application's.
     #[default]
     None,
     /// A PROXY protocol v2 header with the client's identity in TLV 0xD0.
@@ -87,11 +87,11 @@ pub enum AppTunnelProtocol {
 /// The location of a workload; empty parts are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Locality {
-    /// Cloud region.
+    /// Region of the cloud.
     pub region: ArcStr,
-    /// Availability zone.
+    /// Zone of the region.
     pub zone: ArcStr,
-    /// Subzone.
+    /// Subzone of the zone.
     pub subzone: ArcStr,
 }
 
@@ -105,11 +105,11 @@ impl Locality {
 /// A pod as the enrolment contract (ZDS) names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodName {
-    /// Pod name.
+    /// Name of the pod.
     pub name: ArcStr,
-    /// Kubernetes namespace.
+    /// Namespace of the pod.
     pub namespace: ArcStr,
-    /// Service account.
+    /// Service account of the pod.
     pub service_account: ArcStr,
 }
 
@@ -126,7 +126,7 @@ pub struct Workload {
     pub uid: WorkloadUid,
     /// Pod (or entry) name.
     pub name: ArcStr,
-    /// Kubernetes namespace.
+    /// Namespace of the workload.
     pub namespace: ArcStr,
     /// Its addresses, canonical; may be empty (see `hostname` and `network_gateway`).
     pub workload_ips: Vec<IpAddr>,
@@ -160,7 +160,7 @@ pub struct Workload {
     pub node: ArcStr,
     /// Names (`namespace/name`) of the selector policies that apply to it.
     pub authorization_policies: Vec<ArcStr>,
-    /// Health.
+    /// Health of the workload.
     pub status: WorkloadStatus,
     /// Cluster it belongs to.
     pub cluster_id: ArcStr,
@@ -179,20 +179,20 @@ pub struct Workload {
 /// The waypoint of one endpoint, attached by namespace or service account rather than by label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointWaypoint {
-    /// The waypoint.
+    /// Address of the waypoint.
     pub waypoint: GatewayAddress,
     /// The identities its pods run under.
     pub identities: Vec<Identity>,
     /// The destination sends all traffic that did not come from the waypoint through it.
     pub enforce: bool,
-    /// What did not come from the waypoint is refused by the destination, and not sent through it: a waypoint that
-    /// is not told whose connection that is would take it for one of the destination's own.
+    /// Whether the destination refuses connections that did not come from the waypoint, instead of sending them through
+    /// it: a waypoint that does not learn whose connection that is would take it for one of the destination's own.
     pub refuse: bool,
     /// The waypoint serves services too: what was addressed to a service is sent to it with the service as
     /// target, rather than the endpoint.
     pub for_services: bool,
-    /// What the layer 7 rules of the waypoint, and of the services of the workload, could concern. `None`: the control
-    /// plane does not say.
+    /// Rules of layer 7 at the waypoint, and for the services of the workload, that could concern a connection. `None`:
+    /// the control plane does not send them.
     pub rules: Option<Vec<WaypointRule>>,
 }
 

@@ -40,7 +40,7 @@ pub struct DecodeError {
     reason: Refusal,
 }
 
-/// What is wrong with a field.
+/// Reason why a field is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("not the protobuf message it should be: {0}")]
@@ -97,9 +97,9 @@ impl DecodeError {
 /// A WDS record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AddressRecord {
-    /// A workload.
+    /// Record of a workload.
     Workload(Box<model::Workload>),
-    /// A service.
+    /// Record of a service.
     Service(Box<model::Service>),
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// The file's name.
 pub const ENROLLED_FILE: &str = "ambit-pods.json";
 
-/// What the file holds.
+/// Contents of the file of enrolled pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Enrolled {
@@ -22,19 +22,19 @@ pub struct Enrolled {
     pub pods: Vec<EnrolledPod>,
 }
 
-/// One pod.
+/// Pod that is enrolled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnrolledPod {
-    /// Kubernetes UID.
+    /// Kubernetes UID of the pod.
     pub uid: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
     /// Its service account.
     pub service_account: String,
-    /// Its addresses.
+    /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
     /// Its network namespace, if the container runtime has bound that to a name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ impl Enrolled {
         serde_json::to_vec(self)
     }
 
-    /// Reads them.
+    /// Decodes the file's contents.
     ///
     /// # Errors
     /// When they are not such a file.

@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-/// `envoy.config.core.v3.HeaderValue`.
+/// Header of Envoy's API, `envoy.config.core.v3.HeaderValue`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct HeaderValue {
     #[prost(string, tag = "1")]

@@ -21,7 +21,7 @@ pub const CHECK_PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
 /// One end of what is asked about.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer<'a> {
-    /// Its address.
+    /// Address of the peer.
     pub address: SocketAddr,
     /// Its identity, if it has proven one.
     pub principal: Option<&'a str>,
@@ -32,13 +32,13 @@ pub struct Peer<'a> {
 pub struct HttpCheck {
     /// Which one it is, in logs.
     pub id: String,
-    /// Its method.
+    /// Method of the request.
     pub method: String,
     /// Names in lower case, each once.
     pub headers: HashMap<String, String>,
     /// With the query.
     pub path: String,
-    /// Its authority.
+    /// Authority of the request.
     pub host: String,
     /// Of its content; `None` if that is not known.
     pub size: Option<u64>,
@@ -50,12 +50,12 @@ pub struct HttpCheck {
     pub body_as_bytes: bool,
 }
 
-/// What is asked.
+/// Question about a request, `envoy.service.auth.v3.CheckRequest`.
 #[derive(Clone, Debug)]
 pub struct Check<'a> {
-    /// Who calls.
+    /// Caller of the request.
     pub source: Peer<'a>,
-    /// What is called.
+    /// Destination of the request.
     pub destination: Peer<'a>,
     /// When it came.
     pub time: SystemTime,
@@ -70,7 +70,7 @@ pub struct Check<'a> {
 pub struct HeaderOption {
     /// As it was sent.
     pub name: String,
-    /// The same.
+    /// Value of the header.
     pub value: Vec<u8>,
     /// In which way.
     pub how: HeaderChange,
@@ -81,7 +81,7 @@ pub struct HeaderOption {
 pub enum HeaderChange {
     /// In place of those that are there.
     Set,
-    /// Beside them.
+    /// Beside values that are there.
     Append,
     /// If there is none.
     AddIfAbsent,
@@ -89,16 +89,16 @@ pub enum HeaderChange {
     SetIfPresent,
 }
 
-/// What is answered.
+/// Answer of an authorizer, `envoy.service.auth.v3.CheckResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It may pass.
+    /// The request may pass.
     Allowed(Allowed),
-    /// It may not.
+    /// The request is denied.
     Denied(Denied),
 }
 
-/// What becomes of a request that may pass.
+/// Changes of a request that may pass, and of its response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// Of the request.
@@ -113,33 +113,33 @@ pub struct Allowed {
     pub query_remove: Vec<String>,
 }
 
-/// What the client gets instead.
+/// Response that the client of a denied request gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Denied {
-    /// 403 without.
+    /// Status of the response; 403 without.
     pub status: Option<u16>,
-    /// Headers.
+    /// Headers of the response.
     pub headers: Vec<HeaderOption>,
-    /// Content.
+    /// Body of the response.
     pub body: Vec<u8>,
 }
 
 /// An answer that cannot be believed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// Not protobuf.
+    /// Bytes that are not protobuf.
     #[error("the answer is no CheckResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
     /// Nothing is in it.
     #[error("the answer says neither yes nor no")]
     Empty,
-    /// It allows, and says with what to deny; or the reverse.
+    /// Status that allows with a response that denies, or the reverse.
     #[error("the answer contradicts itself")]
     Contradiction,
 }
 
 impl Check<'_> {
-    /// The message.
+    /// Encodes the protobuf message.
     pub fn encode(self) -> Vec<u8> {
         let of_epoch = self.time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = prost_types::Timestamp {

@@ -15,18 +15,18 @@ mod proto;
 pub const SHOULD_RATE_LIMIT_PATH: &str =
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// What is asked.
+/// Question about a request, `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// Whose limits are meant.
     pub domain: String,
-    /// What the request is said to be: keys with their values.
+    /// Descriptors of the request: keys with their values.
     pub descriptors: Vec<Vec<(String, String)>>,
     /// As how many it counts.
     pub hits: u32,
 }
 
-/// What is answered.
+/// Answer of the service, `envoy.service.ratelimit.v3.RateLimitResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Whether it is over a limit.
@@ -37,7 +37,7 @@ pub struct Answer {
     pub answer_headers: Vec<(String, Vec<u8>)>,
     /// For the request.
     pub request_headers: Vec<(String, Vec<u8>)>,
-    /// What the client of a request over a limit gets.
+    /// Body of the response to a request over a limit.
     pub body: Vec<u8>,
 }
 
@@ -57,7 +57,7 @@ pub struct Met {
 /// An answer that cannot be believed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// Not protobuf.
+    /// Bytes that are not protobuf.
     #[error("the answer is no RateLimitResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
     /// UNKNOWN, or a code that the API does not have.
@@ -66,7 +66,7 @@ pub enum AnswerError {
 }
 
 impl Question {
-    /// The message.
+    /// Encodes the protobuf message.
     pub fn encode(self) -> Vec<u8> {
         let entry = |(key, value)| proto::Entry { key, value };
         let descriptors = self.descriptors.into_iter();

@@ -32,7 +32,7 @@ pub(crate) struct Message {
 pub struct UnknownField {
     /// The message it is in, with its package.
     pub message: &'static str,
-    /// Its number.
+    /// Number of the field.
     pub number: u32,
 }
 

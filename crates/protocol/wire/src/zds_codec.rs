@@ -12,19 +12,19 @@ use crate::zds::{self, workload_request, workload_response};
 /// Why a record is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ZdsDecodeError {
-    /// Not protobuf.
+    /// Bytes that are not protobuf.
     #[error("the record does not decode as {what}")]
     Protobuf {
-        /// What was expected.
+        /// Expected message or value.
         what: &'static str,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: prost::DecodeError,
     },
     /// A message without its payload.
     #[error("the {what} is empty")]
     Empty {
-        /// What was expected.
+        /// Expected message or value.
         what: &'static str,
     },
     /// A request names no pod.
@@ -33,9 +33,9 @@ pub enum ZdsDecodeError {
     /// An address is neither 4 nor 16 bytes long.
     #[error("an address of pod {uid} is {len} bytes long, not 4 or 16")]
     Address {
-        /// The pod.
+        /// UID of the pod.
         uid: String,
-        /// Its length.
+        /// Length of the UID.
         len: usize,
     },
 }

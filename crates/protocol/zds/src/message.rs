@@ -31,19 +31,19 @@ pub struct WorkloadInfo {
 pub enum Request {
     /// Serve this pod. The one request that carries a network namespace.
     Add {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
         /// `None` only from a broken agent: a protocol error.
         info: Option<WorkloadInfo>,
     },
     /// Continue to serve this pod, whose namespace the agent does not hold. Only within the snapshot.
     Keep {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
     },
     /// Stop serving this pod.
     Del {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
     },
     /// The end of the snapshot: pods of the node that it did not name are to be stopped.

@@ -31,16 +31,16 @@ pub enum ProxyEvent<N> {
     Malformed(String),
     /// The requested start has succeeded: the pod's proxy listens.
     Started {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
-        /// The start.
+        /// Generation of the start.
         generation: Generation,
     },
     /// The requested start has failed; nothing of it is left.
     StartFailed {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
-        /// The start.
+        /// Generation of the start.
         generation: Generation,
         /// The cause, as text for operators.
         error: String,
@@ -55,7 +55,7 @@ pub enum ProxyEffect<N> {
     /// Open the pod's listeners, then report [`ProxyEvent::Started`] or
     /// [`ProxyEvent::StartFailed`] with the same generation.
     Start {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
         /// To be reported with the outcome.
         generation: Generation,
@@ -66,7 +66,7 @@ pub enum ProxyEffect<N> {
     },
     /// The pod is served already, but its description has changed.
     Update {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
         /// The instance that serves it.
         generation: Generation,
@@ -75,11 +75,11 @@ pub enum ProxyEffect<N> {
     },
     /// Stop this instance (also one whose start has not been reported yet).
     Stop {
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
-        /// The instance.
+        /// Generation of the instance.
         generation: Generation,
-        /// The reason.
+        /// Reason of the stop.
         reason: StopReason,
     },
     /// Answer the last request.

@@ -30,11 +30,11 @@ pub struct Ticket(pub u64);
 pub enum RegistryEvent<N> {
     /// A proxy connected.
     Accepted(ConnectionId),
-    /// It sent its hello.
+    /// Hello of the node proxy.
     Hello(ConnectionId),
-    /// It answered.
+    /// Acknowledgement of a message.
     Ack(ConnectionId, Ack),
-    /// It sent a record other than [`Registry::expects`] says.
+    /// Record other than [`Registry::expects`] names.
     Unexpected(ConnectionId, String),
     /// Its connection is gone.
     Closed(ConnectionId),
@@ -42,11 +42,11 @@ pub enum RegistryEvent<N> {
     Add {
         /// Settled when a proxy serves it.
         ticket: Ticket,
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
-        /// Its description.
+        /// Description of the pod.
         info: WorkloadInfo,
-        /// Its namespace.
+        /// Network namespace of the pod.
         netns: N,
     },
     /// A pod from before, whose namespace is not known: a proxy that serves it is to continue.
@@ -55,7 +55,7 @@ pub enum RegistryEvent<N> {
     Del {
         /// Settled when every proxy has stopped serving it.
         ticket: Ticket,
-        /// The pod.
+        /// UID of the pod.
         uid: PodUid,
     },
     /// Time has passed; see [`Registry::deadline`].

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 
 use super::Index;
 
-/// See the module above.
+/// Owners of addresses, as described for the module.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
     owners: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
@@ -94,8 +94,8 @@ impl Index {
         owners.find(|owner| !self.is_left_out(&owner.namespace))
     }
 
-    /// Who of another namespace owns an address, or one of a prefix. Of a prefix only pods count:
-    /// Services' own addresses come before any prefix.
+    /// Owner in another namespace of an address, or of one in a prefix. Of a prefix only pods count: Services' own
+    /// addresses come before any prefix.
     pub(crate) fn owner_elsewhere(&self, net: &IpNet, namespace: &str) -> Option<&ObjectKey> {
         let is_one = net.prefix_len() == net.max_prefix_len();
         let counts = |owner: &&ObjectKey| is_one || owner.kind == Kind::Pod;

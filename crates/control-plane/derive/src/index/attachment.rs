@@ -33,16 +33,16 @@ const DEFAULT_ACCOUNT: &str = "default";
 /// The controller of waypoints: all Gateways of its classes are waypoints.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";
 
-/// What a waypoint takes care of (`istio.io/waypoint-for`).
+/// Traffic that a waypoint serves (`istio.io/waypoint-for`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Serves {
-    /// Services.
+    /// Traffic to services.
     Services,
     /// Workloads that are called themselves.
     Workloads,
-    /// Both.
+    /// Traffic to services and to pods.
     All,
-    /// Neither.
+    /// No traffic at all.
     Nothing,
 }
 
@@ -69,26 +69,26 @@ impl Serves {
     }
 }
 
-/// Who may use a waypoint.
+/// Namespaces whose objects may use a waypoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Consent {
     /// Its own namespace.
     #[default]
     Same,
-    /// Everybody.
+    /// Objects of all namespaces.
     All,
-    /// Nobody.
+    /// Objects of no namespace.
     Nobody,
     /// Namespaces with such labels.
     Selected(Box<selector::LabelSelector>),
 }
 
-/// What attaches a workload or service to a waypoint.
+/// Label that attaches a workload or service to a waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// Its own labels.
     Own,
-    /// Those of its namespace.
+    /// Labels of the object's namespace.
     Namespace,
     /// A Gateway of its namespace.
     Gateway,
@@ -132,11 +132,11 @@ impl fmt::Display for Obstacle {
 /// The waypoint of a workload or service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attachment {
-    /// What attaches it.
+    /// Origin of the attachment.
     pub(crate) origin: Origin,
-    /// The Gateway.
+    /// Gateway of the waypoint.
     pub(crate) gateway: GatewayName,
-    /// What the waypoint serves, or why there is none.
+    /// Traffic that the waypoint serves, or the reason why there is none.
     pub(crate) outcome: Result<Serves, Obstacle>,
     /// Of a waypoint of another controller: what is known of it.
     pub(crate) foreign: Option<Foreign>,
@@ -235,13 +235,13 @@ impl Index {
         self.objects("")?.all::<GatewayClass>().get(name)
     }
 
-    /// What the labels of a Gateway or its class say that it serves.
+    /// Traffic that a Gateway or its class declares by a label.
     fn declared(&self, gateway: &GatewayInput) -> Option<Serves> {
         let of_class = || self.class(&gateway.class)?.serves;
         gateway.serves.or_else(of_class)
     }
 
-    /// What a waypoint serves of the objects whose labels name it.
+    /// Traffic that a waypoint serves of objects whose labels name it.
     pub(super) fn serves(&self, gateway: &GatewayInput) -> Serves {
         self.declared(gateway).unwrap_or(Serves::Services)
     }
@@ -289,7 +289,7 @@ impl Index {
         found
     }
 
-    /// Those that take pods and services of their namespace by themselves, with what they serve then.
+    /// Gateways that take pods and services of their namespace by themselves, with the traffic that they serve then.
     pub(super) fn takers(
         &self,
         namespace: &str,
@@ -327,7 +327,8 @@ impl Index {
         })
     }
 
-    /// What a label comes to; `unserved` says whether a waypoint for this kind of traffic is none for the object.
+    /// Attachment by a label; `unserved` is whether a waypoint that does not serve this kind of traffic is none for the
+    /// object.
     fn by_label(
         &self,
         namespace: &ArcStr,

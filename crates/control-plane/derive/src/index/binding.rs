@@ -5,12 +5,12 @@ use ambit_model::GatewayName;
 
 use crate::Labels;
 
-/// What labels ask for.
+/// Binding that labels ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Binding {
     /// No waypoint, whatever else would apply.
     Nothing,
-    /// That of a Gateway.
+    /// Binding to a Gateway.
     To(GatewayName),
 }
 
@@ -43,7 +43,7 @@ impl Binding {
 pub(super) enum Takers {
     /// All of them.
     All,
-    /// Those that bind now.
+    /// Attachments that bind now.
     Binding,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Canary {
 }
 
 impl Canary {
-    /// What the labels and annotations of an object of a namespace ask for.
+    /// Selection by the labels and annotations of an object of a namespace.
     pub(crate) fn of(metadata: &ObjectMeta, namespace: &str) -> Option<Self> {
         let labels = metadata.labels.as_ref()?;
         let label = |name: &str| labels.get(name).filter(|value| !value.is_empty());

@@ -14,11 +14,11 @@ use crate::condition::Verdict;
 /// Why a second waypoint is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// No share.
+    /// Text that is no share.
     Weight(String),
-    /// It is the first one.
+    /// Gateway that is the first one too.
     Same,
-    /// It cannot be attached.
+    /// Gateway that cannot be attached.
     Obstacle(GatewayName, Obstacle),
     /// None of its pods is ready.
     NotReady(GatewayName),

@@ -35,7 +35,7 @@ impl ClusterAddresses {
         differs
     }
 
-    /// The addresses.
+    /// All addresses of the cluster.
     pub(crate) fn all(&self) -> BTreeSet<IpAddr> {
         self.0.keys().copied().collect()
     }

@@ -19,11 +19,11 @@ type Entry = <ServiceEntry as MeshKind>::Input;
 /// Namespaces that see an entry, from the fewest to all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Export {
-    /// No namespace.
+    /// Export to no namespace.
     None,
     /// Its own namespace.
     Own,
-    /// All namespaces.
+    /// Export to all namespaces.
     All,
 }
 
@@ -39,7 +39,7 @@ impl Index {
         entry.export.map_or(default, |asked| asked.min(widest))
     }
 
-    /// Who sees a host of an entry; `None`: nobody.
+    /// Visibility of a host of an entry; `None`: no namespace sees it.
     pub(crate) fn visibility(&self, entry: &Entry, host: &str) -> Option<Visibility> {
         if self.reservation(entry, host).is_some() {
             return None;

@@ -11,7 +11,7 @@ pub(super) fn mark(index: &mut Index, key: &ObjectKey) {
     index.mark_leading_to(key);
 }
 
-/// What stands on one: which routes name it.
+/// State of an extension: the routes that name it.
 pub(super) fn standing(index: &Index, key: &ObjectKey) -> Standing {
     let routes: Vec<String> = index
         .route_backends

@@ -37,8 +37,8 @@ pub(crate) enum Address {
     Host(ArcStr),
 }
 
-/// What a Gateway's controller says of where it is: a host name, else the first address. Types of addresses of which
-/// nothing is known are left out.
+/// Address that a Gateway's controller gives: a host name, else the first address. Unknown types of addresses are left
+/// out.
 pub(super) fn address(status: &Value) -> Option<Address> {
     let all = Vec::<StatusAddress>::deserialize(status.get("addresses")?).ok()?;
     let of_type = |wanted: &'static str| {
@@ -73,7 +73,7 @@ impl Foreign {
 }
 
 impl Index {
-    /// What is known of a waypoint of another controller, if the Gateway is that.
+    /// Waypoint of another controller, if the Gateway is that.
     pub(super) fn foreign(&self, gateway: &GatewayInput) -> Option<Foreign> {
         let address = gateway.address.as_ref();
         let address = address.filter(|_| !self.is_waypoint(gateway))?;

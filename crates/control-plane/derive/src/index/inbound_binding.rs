@@ -11,7 +11,7 @@ use crate::problem::Note;
 /// A pod as understood.
 type PodInput = <Pod as MeshKind>::Input;
 
-/// What the annotation of a Gateway or of its class says.
+/// Binding in the annotation of a Gateway or of its class.
 pub(super) fn read(metadata: &ObjectMeta, notes: &mut Vec<Note>) -> Option<AppTunnel> {
     let value = metadata
         .annotations

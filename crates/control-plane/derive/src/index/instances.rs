@@ -197,7 +197,7 @@ impl Index {
         self.waypoint(&gateway).is_none() || pod.is_some_and(is_part)
     }
 
-    /// What is to be said on a Gateway of workloads that are not the waypoint and could be taken for it.
+    /// Notes on a Gateway about workloads that are not the waypoint and could be taken for it.
     pub(crate) fn strangers(&self, gateway: &GatewayName) -> Vec<Note> {
         let Some(objects) = self.objects(&gateway.namespace) else {
             return Vec::new();

@@ -22,7 +22,7 @@ pub struct KeySource {
     pub namespace: Option<ArcStr>,
 }
 
-/// What is known of a key set.
+/// State of a key set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyState {
     /// The set, as it was last had.
@@ -104,7 +104,7 @@ impl Index {
         self.key_sets.retain(|source, _| wanted.contains(source));
     }
 
-    /// What is known of a key set; `None` while nobody has tried to fetch it.
+    /// State of a key set; `None` before the first attempt to fetch it.
     pub(crate) fn keys(&self, source: &KeySource) -> Option<&KeyState> {
         self.key_sets.get(source)
     }

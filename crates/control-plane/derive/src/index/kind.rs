@@ -18,12 +18,12 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// What of the objects of a kind the control plane asks for.
+/// Extent in which the control plane follows a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Nothing.
+    /// No object is followed.
     Nothing,
-    /// That they exist. Nothing waits for the list of them, and nothing hangs on it.
+    /// Existence of objects alone. Nothing waits for the list of them, and nothing depends on it.
     Presence,
     /// Labels and annotations of all.
     Metadata,
@@ -36,7 +36,7 @@ pub enum Extent {
 
 /// How objects of a kind come to the control plane.
 pub trait Followed: ObjectType {
-    /// What is asked for.
+    /// Extent in which the kind is followed.
     const EXTENT: Extent;
 
     /// The object without what the mesh does not read, so that tens of thousands need little memory while
@@ -47,7 +47,7 @@ pub trait Followed: ObjectType {
     }
 }
 
-/// What was understood of an object.
+/// Result of reading an object.
 #[derive(Debug)]
 pub(crate) struct Read<I> {
     /// `None`: it says nothing to the mesh.
@@ -82,7 +82,7 @@ impl<'a, I> Change<'a, I> {
     }
 }
 
-/// What an object, a host or the mesh makes.
+/// Records of an object, a host or the mesh.
 #[derive(Debug, Default)]
 pub(crate) struct Rendered {
     pub(crate) workloads: Vec<Workload>,
@@ -90,7 +90,7 @@ pub(crate) struct Rendered {
     pub(crate) policies: Vec<Authorization>,
     /// Records of waypoints, each with its Gateway.
     pub(crate) waypoint_records: Vec<(GatewayName, WaypointRecord)>,
-    /// What of an object has no effect because of other objects.
+    /// Notes on parts of an object that have no effect because of others.
     pub(crate) conflicts: Vec<Note>,
 }
 
@@ -120,15 +120,15 @@ impl Rendered {
 pub(crate) struct Claim<'a> {
     /// Kubernetes' own services come first.
     pub(crate) is_kubernetes: bool,
-    /// See [`ambit_k8s_api::created`].
+    /// Time of creation, see [`ambit_k8s_api::created`].
     pub(crate) created: &'a str,
     /// Whether every namespace sees it.
     pub(crate) is_public: bool,
 }
 
-/// What the mesh makes of the objects of a kind.
+/// Kind of object in the mesh.
 pub(crate) trait MeshKind: Followed {
-    /// What is understood of an object, and all that is kept of it.
+    /// Input that an object is understood as, and all that is kept of it.
     type Input: Clone + fmt::Debug + PartialEq;
 
     /// Conditions that this control plane writes on objects of the kind.
@@ -140,14 +140,13 @@ pub(crate) trait MeshKind: Followed {
     /// Reads an object. One that cannot be used as it is written is refused as a whole.
     fn read(&self, config: &MeshConfig) -> Result<Read<Self::Input>, FieldError>;
 
-    /// What takes the place of an object that cannot be used and of which no usable form is known, because
-    /// it was written like that or because it was usable before this process began. Of a policy this is the
-    /// refusal of everything in its scope.
+    /// Input for an object that cannot be used and of which no usable form is known, because it was written like that
+    /// or because it was usable before this process began. Of a policy this is the refusal of everything in its scope.
     fn substitute(&self, _config: &MeshConfig) -> Option<Self::Input> {
         None
     }
 
-    /// What can be read of an object that cannot be read as a whole, for [`MeshKind::substitute`].
+    /// Readable part of an object that cannot be read as a whole, for [`MeshKind::substitute`].
     fn readable_part(_metadata: ObjectMeta, _spec: Option<&Value>) -> Option<Self> {
         None
     }
@@ -173,7 +172,7 @@ pub(crate) trait MeshKind: Followed {
         None
     }
 
-    /// What stands on an object because of others. `None`: nothing ever does.
+    /// State of an object that depends on others. `None`: the kind has none.
     fn standing(_index: &Index, _key: &ObjectKey, _input: &Self::Input) -> Option<Standing> {
         None
     }

@@ -64,7 +64,7 @@ pub(crate) trait Stored: MeshKind {
     fn of_mut(objects: &mut Objects) -> &mut BTreeMap<ArcStr, Self::Input>;
 }
 
-/// What is done with an object of which only the key is at hand.
+/// Functions for an object of which only the key is at hand.
 pub(crate) struct Functions {
     pub(crate) conditions: &'static [ConditionType],
     pub(crate) parts: Option<PartsType>,
@@ -111,7 +111,7 @@ fn readable_part<K: MeshKind>(key: &ObjectKey, value: &Value) -> Option<K> {
     K::readable_part(metadata, value.get("spec"))
 }
 
-/// What somebody does with each kind, its type known.
+/// Visitor of kinds, each with its type.
 pub trait KindVisitor {
     /// Called once for each kind.
     fn visit<K: Followed>(&mut self);
@@ -150,7 +150,7 @@ macro_rules! table {
             }
         })*
 
-        /// What is done with objects of a kind.
+        /// Functions for objects of a kind.
         pub(crate) fn functions(kind: Kind) -> &'static Functions {
             match kind {
                 $(Kind::$kind => const { &Functions::of::<$kind>() },)*

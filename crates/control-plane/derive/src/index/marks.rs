@@ -85,7 +85,7 @@ impl Index {
         }
     }
 
-    /// What is attached to a Service or ServiceEntry or leads to it, rather than what it makes itself.
+    /// Marks objects that are attached to a Service or ServiceEntry or send traffic to it, rather than its own records.
     pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
         let policies = self.policy_targets.of(key).cloned();
         let routes = self.route_parents.of(key).cloned();
@@ -176,7 +176,7 @@ impl Index {
         }
     }
 
-    /// What an object with a waypoint of its own makes, and what it is for others.
+    /// Marks the records of an object with a waypoint of its own, and those of others that depend on it.
     pub(super) fn mark_bound(&mut self, key: ObjectKey) {
         match key.kind {
             Kind::Namespace => {
@@ -346,7 +346,7 @@ impl Index {
         self.mark_workloads();
     }
 
-    /// Every workload.
+    /// Marks every workload.
     pub(crate) fn mark_workloads(&mut self) {
         let namespaces: Vec<_> = self.namespaces.keys().cloned().collect();
         for namespace in &namespaces {

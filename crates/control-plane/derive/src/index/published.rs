@@ -10,7 +10,7 @@ use ambit_model::{
 use super::Maker;
 use crate::{Changed, Delta, ServiceRecord, index::kind::Rendered};
 
-/// All records.
+/// Records of all types.
 #[derive(Debug, Default)]
 pub(super) struct Published {
     workloads: Records<WorkloadUid, Workload>,

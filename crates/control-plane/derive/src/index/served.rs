@@ -13,13 +13,13 @@ use ambit_model::{
 /// Which pods a policy of node proxies applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PolicyScope {
-    /// Those that list it, by its `namespace/name`.
+    /// Objects that list it, by its `namespace/name`.
     Listed(ArcStr),
     /// All of a namespace.
     Namespace(ArcStr),
 }
 
-/// See the module above.
+/// Objects behind waypoints, as described for the module.
 #[derive(Debug)]
 pub(crate) struct Served<K> {
     /// Workloads that have a waypoint, with what they belong to.
@@ -92,7 +92,7 @@ impl<K: Clone + Eq + Hash + Ord> Served<K> {
         was_last
     }
 
-    /// What a waypoint stands before.
+    /// Objects behind a waypoint.
     pub(super) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = &K> {
         let all = self.by_key.iter();
         let of_it = all.filter(move |(_, waypoints)| waypoints.contains_key(gateway));

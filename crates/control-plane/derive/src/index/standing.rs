@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Index {
-    /// What stands on an object because of others; `None` until it was judged, and of kinds that are not.
+    /// State of an object that depends on others; `None` until it was judged, and for kinds that have none.
     pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
         self.standings.get(key)
     }
@@ -149,7 +149,7 @@ impl Index {
         }
     }
 
-    /// What stands on an object that uses another controller's waypoint.
+    /// State of an object that uses another controller's waypoint.
     fn attached_to_foreign(&self, gateway: &GatewayName, foreign: &Foreign) -> Verdict {
         let Foreign { class, at } = foreign;
         let accounts = self.instances.accounts(gateway);

@@ -24,7 +24,7 @@ const MAX_TARGETS: usize = 16;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Targets(pub(crate) Vec<ObjectKey>);
 
-/// What an object concerns at one waypoint.
+/// Part of an object that concerns one waypoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Concerned {
     pub(crate) for_gateway: bool,
@@ -45,7 +45,7 @@ pub(crate) fn references<'a>(
 }
 
 impl Targets {
-    /// Those of an object of a namespace.
+    /// Targets of an object of a namespace.
     pub(crate) fn read(
         references: Vec<(String, &PolicyTargetReference)>,
         namespace: &ArcStr,
@@ -78,7 +78,7 @@ impl Targets {
         (!is_nothing).then(|| Self(targets.into_iter().collect()))
     }
 
-    /// What is concerned, at each waypoint.
+    /// Concerned services, by waypoint.
     pub(crate) fn concerned(&self, index: &Index) -> BTreeMap<GatewayName, Concerned> {
         let mut waypoints: BTreeMap<GatewayName, Concerned> = BTreeMap::new();
         for target in &self.0 {
@@ -249,7 +249,7 @@ fn served(index: &Index, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHost
     hosts.into_iter().flat_map(of_host).collect()
 }
 
-/// What can be read of the targets of an object that cannot be read as a whole.
+/// Readable targets of an object that cannot be read as a whole.
 pub(crate) fn readable_references(spec: Option<&Value>) -> Vec<PolicyTargetReference> {
     let one = spec.and_then(|spec| spec.get("targetRef"));
     let several = spec.and_then(|spec| spec.get("targetRefs"));

@@ -16,7 +16,7 @@ use crate::Labels;
 const MAX_ENTRIES: usize = 64;
 
 impl Index {
-    /// What the rules at the waypoint of a pod could concern. `None`: that is not known, since the waypoint is another
+    /// Rules that could concern connections to a pod at its waypoint. `None`: unknown, since the waypoint is another
     /// controller's or cannot be found, or since services of other namespaces may have rules for the pod.
     pub(crate) fn waypoint_rules(
         &self,
@@ -69,7 +69,7 @@ impl Index {
         pod.authorization_policies.iter().any(|one| *one == name)
     }
 
-    /// What a rule could concern of what it is attached to, by the ports of services.
+    /// Parts of its target that a rule could concern, by the ports of services.
     fn scopes(&self, object: &ObjectKey) -> Vec<WaypointRule> {
         match object.kind {
             Kind::AuthorizationPolicy => {

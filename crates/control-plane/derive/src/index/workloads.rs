@@ -12,7 +12,7 @@ use crate::Labels;
 pub(crate) type Services = BTreeMap<NamespacedHostname, PortMap>;
 
 impl Index {
-    /// What every workload has.
+    /// Fields that every workload has.
     pub(crate) fn base(&self, namespace: &ArcStr, name: &ArcStr) -> Workload {
         Workload {
             name: name.clone(),

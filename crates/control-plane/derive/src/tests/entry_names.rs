@@ -31,7 +31,7 @@ fn visibility(mesh: &TestMesh, name: &str) -> Option<Visibility> {
     mesh.services.get(name).map(|service| service.visibility)
 }
 
-/// What stands on the entry `e` of a namespace.
+/// Notes on the entry `e` of a namespace.
 fn noted(mesh: &TestMesh, namespace: &str) -> String {
     let key = ObjectKey::new(Kind::ServiceEntry, namespace, "e");
     let problems = mesh.index.problems_of(&key).into_iter();

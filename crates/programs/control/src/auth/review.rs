@@ -115,7 +115,7 @@ fn hash(token: &str) -> Hash {
     hash
 }
 
-/// Who the reviewed token belongs to.
+/// Caller that the reviewed token belongs to.
 fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
     let status = review.status.as_ref().ok_or(TokenError::Signature)?;
     if status.authenticated != Some(true) {

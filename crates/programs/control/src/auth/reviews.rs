@@ -25,7 +25,7 @@ const EACH: (u32, u32, usize) = (2, 20, 4);
 /// The same in a second and at once for tokens of issuers that no accepted token has named yet: those of
 /// another cluster, or of this one if it has changed its name.
 const STRANGE: (u32, u32) = (5, 50);
-/// Issuers remembered.
+/// Number of issuers that are remembered.
 const ISSUERS: usize = 8;
 
 pub(super) type Hash = [u8; 32];
@@ -54,7 +54,7 @@ impl Reviews {
         }
     }
 
-    /// What was found out about a token lately.
+    /// Recent result for a token.
     pub(super) fn find(&self, hash: &Hash, now: Instant) -> Option<Result<Caller, TokenError>> {
         if let Some(caller) = self.accepted.lock().find(hash, now) {
             return Some(Ok(caller));
@@ -86,7 +86,7 @@ impl Reviews {
         self.rates.take(source, now) && (is_familiar || self.strange.take((), now))
     }
 
-    /// What the API server said of a token.
+    /// Takes the API server's answer for a token.
     pub(super) fn answered(
         &self,
         hash: Hash,
@@ -110,7 +110,7 @@ impl Reviews {
     }
 }
 
-/// What tokens turned out to be, for a moment.
+/// Results for tokens, kept for a moment.
 #[derive(Debug)]
 struct Remembered<T>(HashMap<Hash, (T, Instant)>);
 

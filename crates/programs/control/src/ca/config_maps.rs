@@ -27,7 +27,7 @@ const ROOTS: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
 const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
 /// Namespaces that get none.
 const LEFT_OUT: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
-/// Who writes, in the record of fields.
+/// Field manager of the writes.
 const MANAGER: &str = "ambit-control";
 /// Label that says whose ConfigMap it is.
 const LABEL: &str = "istio.io/config";
@@ -38,7 +38,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 
 type Name = &'static str;
 
-/// What should be in every namespace, and what is. Pure.
+/// ConfigMaps that should be in every namespace, and those that are. Pure.
 #[derive(Debug, Default)]
 struct Copies {
     /// Text that every namespace should have; `None`: no such ConfigMap.

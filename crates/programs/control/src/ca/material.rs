@@ -38,19 +38,19 @@ pub enum CaError {
         FILES.join(", "), CERT_MANAGER_FILES.join(", ")
     )]
     Partial {
-        /// The directory.
+        /// Path of the directory.
         dir: String,
-        /// What is there.
+        /// Files that are there.
         present: String,
-        /// What is not.
+        /// File that is missing.
         missing: String,
     },
     /// A file cannot be read or written.
     #[error("cannot use {path}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
@@ -59,7 +59,7 @@ pub enum CaError {
     Authority {
         /// The directory or secret.
         place: String,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: AuthorityError,
     },
@@ -70,13 +70,13 @@ pub enum CaError {
 pub struct Material {
     /// The certificate that signs.
     pub cert: String,
-    /// Its key.
+    /// Key of the certificate.
     pub key: String,
     /// From it up to the root; may be empty.
     pub chain: String,
     /// The roots, one or more.
     pub roots: String,
-    /// Revoked certificates.
+    /// List of revoked certificates.
     pub crl: Option<String>,
 }
 
@@ -87,13 +87,13 @@ impl std::fmt::Debug for Material {
 }
 
 impl Material {
-    /// That of a new root.
+    /// Material of a new root.
     pub fn new_root(trust_domain: &str) -> Result<Self, AuthorityError> {
         let root = Authority::new_root(trust_domain, ROOT_TTL, SystemTime::now())?;
         Ok(Self::of_root(&root))
     }
 
-    /// That of a root that signs by itself.
+    /// Material of a root that signs by itself.
     pub fn of_root(root: &Authority) -> Self {
         let roots = root.root_pem();
         Self {

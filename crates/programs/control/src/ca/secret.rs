@@ -26,15 +26,15 @@ pub enum SecretError {
     /// The API server refused.
     #[error("cannot {verb} the secret {place}")]
     Api {
-        /// What was tried.
+        /// Verb of the call.
         verb: &'static str,
         /// Namespace and name.
         place: String,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: Box<kube::Error>,
     },
-    /// It is not what it should be.
+    /// Secret whose contents cannot be used.
     #[error(
         "the secret {place} has no usable {key}; mend it, or delete it to have a new root made"
     )]
@@ -49,7 +49,7 @@ pub enum SecretError {
     New(#[source] AuthorityError),
 }
 
-/// The Secret.
+/// Secret of the certificate authority.
 #[derive(Clone, Debug)]
 pub struct CaSecret {
     api: Api<Secret>,
@@ -58,7 +58,7 @@ pub struct CaSecret {
 }
 
 impl CaSecret {
-    /// That of `namespace`.
+    /// Secret in `namespace`.
     pub fn new(client: Client, namespace: &str, trust_domain: &str) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
@@ -149,7 +149,7 @@ impl CaSecret {
         }
     }
 
-    /// What only the leader does.
+    /// Work of the leader alone.
     async fn tend(&self, publisher: &TrustPublisher, there: bool) {
         let trust = publisher.trust();
         if !there {

@@ -27,12 +27,12 @@ use crate::{
 /// Life of a certificate for which none is asked, if the mesh's allow it.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// The service.
+/// Certificate service of Istio's CSR API.
 #[derive(Debug)]
 pub struct CertificateService {
-    /// Who signs at present.
+    /// Authority that signs at present.
     pub trust: watch::Receiver<Arc<Trust>>,
-    /// Who may call.
+    /// Accounts that may call.
     pub access: Arc<Access>,
     /// Which pods run where.
     pub pods: Pods,
@@ -40,7 +40,7 @@ pub struct CertificateService {
     pub trust_domain: ArcStr,
     /// Longest life of a certificate, whoever asks for how much.
     pub max_ttl: Duration,
-    /// Counters.
+    /// Counters of the service.
     pub metrics: Arc<Metrics>,
 }
 

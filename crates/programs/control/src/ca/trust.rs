@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 /// The authority in force and what belongs to it.
 #[derive(Debug)]
 pub struct Trust {
-    /// Who signs.
+    /// Authority that signs.
     pub authority: Authority,
     /// As it is stored.
     pub material: Material,
@@ -20,7 +20,7 @@ pub struct Trust {
 /// Why a new authority is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplaceError {
-    /// It cannot be used at all.
+    /// Material that cannot be used at all.
     #[error(transparent)]
     Unusable(#[from] CaError),
     /// Taking it would cut the mesh in two.
@@ -62,7 +62,7 @@ impl TrustPublisher {
         self.sender.subscribe()
     }
 
-    /// Who signs now.
+    /// Authority that signs now.
     pub fn trust(&self) -> Arc<Trust> {
         Arc::clone(&self.sender.borrow())
     }

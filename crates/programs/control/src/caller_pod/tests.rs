@@ -168,7 +168,7 @@ fn spiffe(namespace: &str, account: &str) -> String {
     format!("spiffe://{TRUST_DOMAIN}/ns/{namespace}/sa/{account}")
 }
 
-/// What a request is refused for, if it is.
+/// Expected refusal of a request, if it is refused.
 type Refusal<'a> = Option<&'a dyn Fn(Identity) -> Denied>;
 
 #[test]

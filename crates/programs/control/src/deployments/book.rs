@@ -16,8 +16,8 @@ use super::{
 
 /// The field manager of everything that is written here.
 pub(super) const MANAGER: &str = "ambit-waypoints";
-/// That of a Deployment's number of pods, from when it is an autoscaler's to say until that says it: a field that
-/// nobody applies any more would go back to one pod.
+/// Field manager of a Deployment's number of pods, from the moment when an autoscaler decides it until the autoscaler
+/// has written it: a field that nobody applies any more would go back to one pod.
 pub(super) const REPLICAS_MANAGER: &str = "ambit-waypoint-replicas";
 
 /// Namespace and name: those of a Gateway and of all its objects.
@@ -35,7 +35,7 @@ pub(super) struct Class {
     pub(super) generation: Option<i64>,
     /// Whether its conditions of this generation say so.
     pub(super) is_accepted: bool,
-    /// What it says of the release of the definitions.
+    /// Release of the definitions that its status names.
     pub(super) release: Option<Release>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Class {
 /// version alone.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Standing {
-    /// Who else applies it, if anybody does.
+    /// Other manager that applies it, if there is one.
     pub(super) other: Option<String>,
     /// Of one that we applied: the Gateway that it was made for, by its unique number.
     pub(super) made_for: Option<String>,
@@ -53,7 +53,7 @@ pub(super) struct Standing {
     pub(super) generation: Option<i64>,
     /// Changes with everything, its status too.
     pub(super) resource_version: Option<String>,
-    /// Its labels.
+    /// Labels of the object.
     pub(super) labels: BTreeMap<String, String>,
     /// Of a Deployment: whether the number of pods is still ours to say; scaling takes it over.
     pub(super) replicas_ours: bool,
@@ -68,7 +68,7 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    /// What all kinds have.
+    /// Fields that all kinds have.
     pub(super) fn of(metadata: &ObjectMeta) -> Self {
         Self {
             other: other_manager(metadata),
@@ -92,7 +92,7 @@ impl Standing {
     }
 }
 
-/// Who applies the label that says that an object is a waypoint's.
+/// Field managers of the label that marks an object as a waypoint's.
 fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     let label = format!("f:{MANAGED}");
     let entries = metadata.managed_fields.iter().flatten();
@@ -105,7 +105,7 @@ fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     appliers.map(|entry| entry.manager.as_deref().unwrap_or_default())
 }
 
-/// Who else than we does.
+/// Field manager of that label other than our own.
 fn other_manager(metadata: &ObjectMeta) -> Option<String> {
     let other = managers(metadata).find(|manager| *manager != MANAGER);
     other.map(str::to_owned)
@@ -129,24 +129,24 @@ pub(super) fn replicas_ours(metadata: &ObjectMeta) -> bool {
     })
 }
 
-/// See [`Book::class_work`].
+/// Work of [`Book::class_work`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ClassWork<'a> {
-    /// It is missing.
+    /// Class that is missing.
     Make,
     /// Its conditions of this generation do not say that waypoints are made, and whether the release of the definitions is
     /// known.
     Say(&'a Release, Option<i64>),
 }
 
-/// What is to be done for a Gateway.
+/// Plan for a Gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Plan {
     /// Write these, and then remove those. What is marked as new must not exist as an object of somebody else.
     Apply(Vec<Write>, Vec<Removal>),
     /// Nothing; and what its status is to say.
     Refuse(Verdict),
-    /// It is a waypoint no longer: nothing is said of it any more, and what was made for it goes.
+    /// Gateway that is a waypoint no longer: its status is left alone, and what was made for it is removed.
     Release(Vec<Removal>),
 }
 
@@ -172,7 +172,7 @@ pub(super) struct Write {
     pub(super) decided_by: Option<String>,
 }
 
-/// See the module above.
+/// State of Gateways and their objects, as described for the module.
 #[derive(Debug)]
 pub(super) struct Book {
     settings: Settings,
@@ -217,7 +217,7 @@ impl Book {
         }
     }
 
-    /// What is to be done about the class of waypoints.
+    /// Work that is due for the class of waypoints.
     pub(super) fn class_work(&self) -> Option<ClassWork<'_>> {
         match &self.class {
             None => Some(ClassWork::Make),
@@ -286,7 +286,7 @@ impl Book {
         }
     }
 
-    /// What is to be done for a Gateway; nothing if it is not ours.
+    /// Plan for a Gateway; none if it is not ours.
     pub(super) fn plan(&self, name: &Name) -> Option<Plan> {
         let gateway = self.gateways.get(name)?;
         if gateway.spec.gateway_class_name != CLASS {
@@ -359,7 +359,7 @@ impl Book {
         })
     }
 
-    /// See [`Write::decided_by`].
+    /// Origin of a value, see [`Write::decided_by`].
     fn decided_by(&self, part: Part, name: &Name) -> Option<String> {
         let standing = self.stands(part, name)?;
         let version = standing.resource_version.clone();
@@ -372,7 +372,7 @@ impl Book {
         (!removals.is_empty()).then_some(Plan::Release(removals))
     }
 
-    /// What was made for a Gateway, of those parts.
+    /// Objects that were made for a Gateway, of those parts.
     fn removals(
         &self,
         name: &Name,
@@ -396,7 +396,7 @@ impl Book {
         made_for.is_some() && made_for == gateway.metadata.uid.as_deref()
     }
 
-    /// What a Gateway's status is to say; nothing if it says so.
+    /// Status that a Gateway should have; none if it has it.
     pub(super) fn status(&self, name: &Name, verdict: &Verdict) -> Option<Value> {
         let gateway = self.gateways.get(name)?;
         status::differing(gateway, verdict)

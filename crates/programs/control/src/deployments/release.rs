@@ -27,7 +27,7 @@ impl Release {
         }
     }
 
-    /// What stands in the conditions of a class.
+    /// Release in the conditions of a class.
     pub(super) fn read(conditions: &[Value]) -> Option<Self> {
         let text = |one: &Value, field: &str| -> String {
             let text = one.get(field).and_then(Value::as_str);

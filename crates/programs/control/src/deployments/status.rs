@@ -5,7 +5,7 @@ use ambit_waypoint_objects::Unusable;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-/// What became of a Gateway.
+/// State of a Gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
     /// Its objects are written.

@@ -17,7 +17,7 @@ use super::{
     status::{Verdict, now},
 };
 
-/// What the class is for; 64 bytes at most.
+/// Description of the class; 64 bytes at most.
 const DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
 
 /// A kind of the Gateway API.

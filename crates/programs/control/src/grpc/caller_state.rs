@@ -22,7 +22,7 @@ const FIRST_CALL: Duration = Duration::from_secs(20);
 /// Calls refused on one connection before it is closed.
 const REFUSALS: u32 = 8;
 
-/// What is known of a connection's caller: among each request's extensions.
+/// State of a connection's caller: among each request's extensions.
 #[derive(Clone, Debug)]
 pub struct CallerState(Arc<Inner>);
 
@@ -40,9 +40,9 @@ enum State {
     Unknown,
     /// An account that has no business here for long.
     Known,
-    /// It holds one of the slots of those that stay.
+    /// Connection that holds one of the slots of those that stay.
     Stays(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
-    /// It keeps presenting what is refused.
+    /// Connection that keeps presenting refused credentials.
     Refused,
 }
 

@@ -19,7 +19,7 @@ const LAST_RETRY: Duration = Duration::from_secs(300);
 /// issuer has withdrawn.
 const BELIEVED: Duration = Duration::from_secs(24 * 3600);
 
-/// See the module.
+/// Schedule of fetches, as described for the module.
 #[derive(Debug)]
 pub(super) struct Book {
     refresh: Duration,
@@ -42,7 +42,7 @@ impl Book {
         }
     }
 
-    /// What is wanted now. What is no more is forgotten.
+    /// Sets the key sets that are wanted now, and forgets others.
     pub(super) fn want(&mut self, sources: &BTreeSet<KeySource>, now: Instant) {
         self.sets.retain(|source, _| sources.contains(source));
         for source in sources {
@@ -54,7 +54,7 @@ impl Book {
         }
     }
 
-    /// What is to be fetched now.
+    /// Key sets that are due to be fetched now.
     pub(super) fn due(&mut self, now: Instant) -> Vec<KeySource> {
         let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
         let due = self.sets.iter_mut();
@@ -75,8 +75,8 @@ impl Book {
         first.filter(|_| fetching < AT_ONCE)
     }
 
-    /// What came of a fetch, and so what is known of the set; `None` if nobody wants it any more. Times are spread by a
-    /// factor.
+    /// Takes the result of a fetch, and gives the state of the set; `None` if it is not wanted any more. Times are
+    /// spread by a factor.
     pub(super) fn fetched<E: std::fmt::Display>(
         &mut self,
         source: &KeySource,

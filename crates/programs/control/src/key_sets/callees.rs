@@ -15,7 +15,7 @@ const QUEUE: usize = 64;
 pub(crate) struct Inquiry {
     /// The namespace of the objects that name the key set.
     pub(crate) namespace: ArcStr,
-    /// The address.
+    /// Address of the callee.
     pub(crate) ip: IpAddr,
     reply: oneshot::Sender<Result<(), ObjectKey>>,
 }
@@ -54,7 +54,7 @@ impl Callees {
         (Self(asked), inquiries)
     }
 
-    /// Those of a host's addresses that may be called for a namespace.
+    /// Addresses of a host that may be called for a namespace.
     ///
     /// # Errors
     /// When there is none.

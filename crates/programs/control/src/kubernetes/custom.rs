@@ -33,14 +33,14 @@ pub(super) struct Follower {
 
 type Read = Result<Object, (InvalidObject, Box<Value>)>;
 
-/// What the cluster says about a kind.
+/// Definition of a kind in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Definition {
     /// Served in this version.
     Served(&'static str),
     /// There, but in no version that is read.
     Unreadable,
-    /// Not there.
+    /// Definition that is not there.
     Absent,
 }
 
@@ -111,9 +111,8 @@ impl Follower {
         self.updates.send(update).await
     }
 
-    /// What the cluster says about the kind. Policies hang on it: that a definition is not there is
-    /// believed only of the definition's own place, and only when it says so twice. Lists of what is
-    /// served are incomplete now and then.
+    /// Definition of the kind. Policies depend on it: its absence is believed only of the definition's own place, and
+    /// only when it is reported twice. Lists of what is served are incomplete now and then.
     async fn definition(&self) -> Result<Definition, kube::Error> {
         let first = self.look().await?;
         if first != Definition::Absent {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 const FIRST: u16 = 1;
 const LAST: u16 = u16::MAX - 1;
 
-/// What a ServiceEntry wants and has.
+/// Addresses that a ServiceEntry needs and has.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Addresses {
     /// When it was made; sorts by age.
@@ -26,12 +26,12 @@ pub struct Addresses {
     wanted: Vec<String>,
     /// Addresses that it was written with.
     own: Vec<IpAddr>,
-    /// What its status says.
+    /// Addresses in its status.
     given: Vec<(String, String)>,
 }
 
 impl Addresses {
-    /// Those of one.
+    /// Addresses of an entry.
     pub(super) fn of(entry: &ServiceEntry) -> Self {
         let spec = &entry.spec;
         let own: Vec<_> = spec
@@ -102,7 +102,7 @@ fn addresses(number: u16) -> [IpAddr; 2] {
     ]
 }
 
-/// Who holds which number.
+/// Owners of numbers.
 #[derive(Debug)]
 pub(super) struct Pool {
     /// Of several holders the first one has it.
@@ -140,7 +140,7 @@ impl Pool {
         younger
     }
 
-    /// It is gone.
+    /// Forgets an entry that is gone.
     pub(super) fn forget(&mut self, key: &ObjectKey) {
         let Some((created, numbers)) = self.of.remove(key) else {
             return;
@@ -155,7 +155,7 @@ impl Pool {
         }
     }
 
-    /// What its status should say of addresses; `None` if it is right.
+    /// Addresses that its status should have; `None` if it has them.
     pub(super) fn give(&mut self, key: &ObjectKey, entry: &Addresses) -> Option<Value> {
         let mut given: Vec<(String, String)> = Vec::new();
         for host in &entry.wanted {

@@ -27,14 +27,14 @@ use super::{
 /// Under which manager addresses are written.
 const ADDRESSES: &str = "ambit-addresses";
 
-/// What leaves the book.
+/// Output of the book.
 #[derive(Debug, Default)]
 pub(crate) struct Out {
     pub(crate) wishes: Vec<Wish>,
     pub(super) remarks: Vec<Remark>,
 }
 
-/// See the module above.
+/// Conditions that are there and should be, as described for the module.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     leads: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Book {
 #[derive(Debug)]
 struct Entry {
     seen: Seen,
-    /// What was asked to be written and is not seen yet, by the condition's type.
+    /// Conditions that were written and are not seen yet, by their types.
     asked: BTreeMap<&'static str, Option<Verdict>>,
     /// The addresses that were asked to be written and are not seen yet.
     asked_addresses: Option<Value>,
@@ -93,7 +93,7 @@ impl Book {
         out
     }
 
-    /// This replica leads from now on, or no more.
+    /// Sets whether this replica leads.
     pub(crate) fn lead(&mut self, leads: bool) -> Out {
         let mut out = Out::default();
         self.leads = leads;
@@ -192,7 +192,7 @@ fn reports_problems(kind: Kind) -> bool {
     conditions(kind).iter().any(|one| one.reports_problems)
 }
 
-/// That nothing of an object is to be written any more.
+/// Wishes that withdraw everything that is to be written of an object.
 fn forget(seen: &Seen) -> impl Iterator<Item = Wish> {
     let managers = conditions(seen.key.kind).iter().map(|one| one.manager);
     let managers = managers.chain(parts(seen.key.kind).map(|of| of.manager));

@@ -73,10 +73,10 @@ impl Batch {
     }
 }
 
-/// One response.
+/// Response to a client.
 #[derive(Clone, Debug)]
 pub struct Push {
-    /// Its nonce.
+    /// Nonce of the response.
     pub nonce: String,
     /// Revision of the store it was made from.
     pub system_version: String,
@@ -116,9 +116,9 @@ struct Step {
 /// Everything, as it was at a revision.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The revision.
+    /// Revision of the store.
     pub revision: u64,
-    /// The records.
+    /// Records of the response.
     pub batch: Arc<Batch>,
 }
 
@@ -160,7 +160,7 @@ impl Batches {
         snapshot
     }
 
-    /// What changed since a revision; `None` if that is too long ago to say.
+    /// Changes since a revision; `None` if that is too long ago to know.
     pub fn step(&self, view: &View, part: Part, from: u64, store: &Store) -> Option<Arc<Batch>> {
         let to = store.revision();
         let mut steps = self.steps.lock();

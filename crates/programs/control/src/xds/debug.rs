@@ -30,19 +30,19 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 /// Requests of one stream.
 const MAX_REQUESTS: usize = 64;
 
-/// What clients have acknowledged (`istioctl proxy-status`).
+/// Type of what clients have acknowledged (`istioctl proxy-status`).
 const SYNC_STATUS: &str = "istio.io/debug/syncz";
-/// Who is connected (`istioctl version`).
+/// Type of who is connected (`istioctl version`).
 const CONNECTIONS: &str = "istio.io/connections";
 const CLIENT_CONFIG: &str = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
 const NODE: &str = "type.googleapis.com/envoy.config.core.v3.Node";
 
-/// What this replica answers with.
+/// State that this replica answers from.
 #[derive(Clone, Debug)]
 pub struct DebugService {
     sessions: Sessions,
     access: Arc<Access>,
-    /// Who answers.
+    /// Name of the replica.
     replica: String,
     cluster_id: String,
     streams: Arc<Semaphore>,

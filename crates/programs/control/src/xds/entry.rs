@@ -20,28 +20,28 @@ pub enum Collection {
     Waypoint(WaypointRecordType),
 }
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryKind {
-    /// A workload.
+    /// Record of a workload.
     Workload {
         /// Node it runs on.
         node: ArcStr,
         /// Names of the services it is an endpoint of.
         services: Vec<ArcStr>,
     },
-    /// A service.
+    /// Record of a service.
     Service,
-    /// A policy.
+    /// Policy of layer 4.
     Policy,
-    /// Of waypoints.
+    /// Record of a waypoint.
     Waypoint,
 }
 
 /// One record as it is sent. Shared by all clients.
 #[derive(Debug)]
 pub struct Entry {
-    /// Resource name.
+    /// Name of the resource.
     pub name: ArcStr,
     /// Hash of `value`, as hex.
     pub version: String,
@@ -49,7 +49,7 @@ pub struct Entry {
     pub value: Bytes,
     /// Further names clients may ask for it by.
     pub aliases: Vec<ArcStr>,
-    /// What it is.
+    /// Kind of the record.
     pub kind: EntryKind,
 }
 

@@ -13,7 +13,7 @@ const TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgate
 /// Longest node id, in bytes.
 const MAX_ID: usize = 1024;
 
-/// A client.
+/// Client as it describes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
     /// Its id as sent.
@@ -30,23 +30,23 @@ pub enum NodeError {
     /// The first request of a stream must say who sends it.
     #[error("the first request carries no node")]
     Missing,
-    /// Not `type~ip~pod.namespace~domain`.
+    /// Id that is not `type~ip~pod.namespace~domain`.
     #[error("the node id is not <type>~<ip>~<pod>.<namespace>~<dns domain>: {0}")]
     BadId(&'static str),
     /// Another namespace than the token's.
     #[error("the token is of namespace {caller}, the node's metadata names {claimed:?}")]
     OtherNamespace {
-        /// The token's.
+        /// Namespace of the token.
         caller: String,
-        /// The node's.
+        /// Namespace in the node's metadata.
         claimed: String,
     },
     /// Another service account than the token's.
     #[error("the token is of service account {caller}, the node's metadata names {claimed:?}")]
     OtherServiceAccount {
-        /// The token's.
+        /// Account of the token.
         caller: String,
-        /// The node's.
+        /// Account in the node's metadata.
         claimed: String,
     },
 }

@@ -15,16 +15,16 @@ pub enum ResourceType {
     Authorization,
     /// Workloads and services.
     Address,
-    /// Workloads alone.
+    /// Workloads without services.
     Workload,
     /// Records of waypoints.
     Waypoint(WaypointRecordType),
 }
 
-/// Who may see records of a type.
+/// Clients that may see records of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Audience {
-    /// Node proxies.
+    /// Node proxies alone.
     NodeProxies,
     /// Node proxies, and waypoints those that they ask for by name.
     Everybody,

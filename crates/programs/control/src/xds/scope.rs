@@ -23,7 +23,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// What it sees of a type of resource; `None`: nothing, as if the type were not served.
+    /// View of a type of resource; `None`: nothing, as if the type were not served.
     pub fn view(&self, of: ResourceType) -> Option<View> {
         let scope = match (&self.waypoint, of.audience()) {
             (None, Audience::NodeProxies | Audience::Everybody) => Scope::All,
@@ -35,18 +35,18 @@ impl Client {
     }
 }
 
-/// Which records.
+/// Scope of a client's view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
     /// All of them.
     All,
     /// All, but only those that are asked for by name.
     Named,
-    /// Those of a Gateway: its name, and what is below it.
+    /// Records of a Gateway: its name, and those below it.
     Gateway(ArcStr),
 }
 
-/// What a client sees of a type of resource. Clients with equal views share what is sent.
+/// View that a client has of a type of resource. Clients with equal views share what is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     of: ResourceType,
@@ -54,7 +54,7 @@ pub struct View {
 }
 
 impl View {
-    /// The type.
+    /// Type of the resources.
     pub fn resource_type(&self) -> ResourceType {
         self.of
     }

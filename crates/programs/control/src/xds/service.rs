@@ -56,7 +56,7 @@ const OLD: &str = "transport is closing: connect anew, so that replicas share th
 /// Streams at once.
 const MAX_STREAMS: usize = 4096;
 
-/// What every stream needs.
+/// State that every stream needs.
 #[derive(Clone, Debug)]
 pub struct Discovery {
     store: Arc<RwLock<Store>>,
@@ -437,7 +437,7 @@ impl StreamMessage for DiscoveryResponse {
 /// Messages as a response's body. What clients share is passed on without being copied.
 struct Messages<M> {
     messages: mpsc::Receiver<Result<M, Status>>,
-    /// What is left of the present message.
+    /// Rest of the present message.
     pieces: VecDeque<Bytes>,
     has_ended: bool,
 }

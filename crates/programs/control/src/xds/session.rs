@@ -33,20 +33,20 @@ const MAX_ERROR: usize = 2048;
 /// Why a stream is closed by us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It subscribes to too much.
+    /// Client that subscribes to too much.
     #[error("a subscription may hold {MAX_NAMES} names of at most {MAX_NAME} bytes")]
     TooManyNames,
-    /// What was removed since its last answer is no longer known.
+    /// Client whose missed removals are no longer known.
     #[error(
         "too many changes since the last acknowledgement: reconnect with the versions you have"
     )]
     TooFarBehind,
 }
 
-/// What a subscription looks like from outside.
+/// Status of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscriptionStatus {
-    /// Its type.
+    /// Type of the resources.
     pub resource_type: ResourceType,
     /// Nonce of the last push; empty before the first.
     pub sent: String,
@@ -60,23 +60,23 @@ pub struct SubscriptionStatus {
     pub error: Option<String>,
 }
 
-/// What one request led to.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// It rejected a push.
+    /// Whether the client rejected a push.
     pub rejected: bool,
-    /// It answered a push that is not the last.
+    /// Whether the client answered a push that is not the last.
     pub stale: bool,
 }
 
 #[derive(Debug)]
 struct Subscription {
-    /// What the client sees of the type.
+    /// View that the client has of the type.
     view: View,
     wildcard: bool,
     /// Names asked for, aliases included.
     explicit: HashSet<ArcStr>,
-    /// What single-record clients have, with versions.
+    /// Records that clients of single records have, with versions.
     known: HashMap<ArcStr, String>,
     /// Revision up to which it was sent.
     cursor: u64,
@@ -90,7 +90,7 @@ struct Subscription {
     error: Option<String>,
 }
 
-/// See the module above.
+/// Session of a client, as described for the module.
 #[derive(Debug)]
 pub struct Session {
     client: Client,
@@ -159,7 +159,7 @@ impl Session {
         Ok((outcome, pushes))
     }
 
-    /// What changed since the last call, for every type whose last push was answered.
+    /// Pushes of changes since the last call, for every type whose last push was answered.
     pub fn on_change(&mut self, store: &Store) -> Result<Vec<Push>, Refused> {
         let mut pushes = Vec::new();
         let kinds: Vec<_> = self.subscriptions.keys().copied().collect();
@@ -390,7 +390,7 @@ impl Subscription {
         Ok(changed.next().is_some())
     }
 
-    /// What a client of everything is sent next.
+    /// Next batch for a client of everything.
     fn step(&self, part: Part, store: &Store) -> Result<Arc<Batch>, Refused> {
         let batch = store.batches().step(&self.view, part, self.cursor, store);
         batch.ok_or(Refused::TooFarBehind)
@@ -523,8 +523,8 @@ impl<'a> Gather<'a> {
         self.found.insert(entry.name.clone());
     }
 
-    /// What the client does not have yet, and what does not exist or is gone. It has all of it from now
-    /// on.
+    /// Batch of records that the client does not have yet, and of names that do not exist or are gone. It has all of it
+    /// from now on.
     fn finish(self, known: &mut HashMap<ArcStr, String>, mut removed: Vec<ArcStr>) -> Arc<Batch> {
         let mut resources = Vec::new();
         for name in &self.found {

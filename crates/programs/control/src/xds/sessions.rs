@@ -19,8 +19,8 @@ pub struct SessionStatus {
     pub caller: Caller,
     /// Where it connected from.
     pub peer: String,
-    /// Since when.
+    /// Time of the connection.
     pub since: SystemTime,
-    /// Its subscriptions.
+    /// Subscriptions of the client.
     pub subscriptions: Vec<SubscriptionStatus>,
 }

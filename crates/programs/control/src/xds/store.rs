@@ -75,7 +75,7 @@ impl Store {
         records.put(&mut self.revision, name, new);
     }
 
-    /// What is sent to many clients, made once.
+    /// Batches for many clients, made once.
     pub fn batches(&self) -> &Batches {
         &self.batches
     }
@@ -85,7 +85,7 @@ impl Store {
         self.revision
     }
 
-    /// One record.
+    /// Record of a name.
     pub fn entry(&self, collection: Collection, name: &str) -> Option<&Arc<Entry>> {
         self.collections.get(&collection)?.entries.get(name)
     }

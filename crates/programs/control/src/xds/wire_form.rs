@@ -66,7 +66,7 @@ pub(super) fn message(
     std::iter::once(first.freeze()).chain(rest.iter().cloned())
 }
 
-/// What records and names of records that are gone add to a response, in pieces.
+/// Bytes that records, and names of records that are gone, add to a response, in pieces.
 pub(super) fn encode(
     resource_type: ResourceType,
     resources: &[Arc<Entry>],

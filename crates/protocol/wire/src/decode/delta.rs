@@ -43,10 +43,10 @@ pub struct LeanResource {
     pub version: String,
     #[prost(message, optional, tag = "2")]
     resource: Option<LeanAny>,
-    /// The name.
+    /// Name of the resource.
     #[prost(string, tag = "3")]
     pub name: String,
-    /// Other names.
+    /// Other names of the resource.
     #[prost(string, repeated, tag = "4")]
     pub aliases: Vec<String>,
 }

@@ -96,7 +96,8 @@ fn weighted_waypoint(from: wire::WeightedWaypoint) -> Result<model::WeightedWayp
     })
 }
 
-/// Those that are said. A protocol of a later version is one that this build cannot understand: not said.
+/// Application protocols that ports declare. A protocol of a later version, which this build cannot understand, counts
+/// as none.
 fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtocol>, DecodeError> {
     use wire::AppProtocol as Wire;
     let mut protocols = BTreeMap::new();

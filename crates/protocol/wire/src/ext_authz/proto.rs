@@ -145,7 +145,7 @@ pub(super) struct QueryParameter {
 pub(super) struct HeaderValueOption {
     #[prost(message, optional, tag = "1")]
     pub(super) header: Option<HeaderValue>,
-    /// A `google.protobuf.BoolValue`.
+    /// Protobuf message `google.protobuf.BoolValue`.
     #[prost(message, optional, tag = "2")]
     pub(super) append: Option<bool>,
     #[prost(int32, tag = "3")]

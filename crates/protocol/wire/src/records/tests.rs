@@ -313,7 +313,7 @@ fn a_policy_under_anothers_name_is_refused() {
     assert!(refused.error.to_string().contains("shop/p"), "{refused}");
 }
 
-/// What a later version says of a rule is not left out: the service keeps the routes that it had.
+/// A rule with a field of a later version is not taken without it: the service keeps the routes that it had.
 #[test]
 fn a_service_with_an_unknown_field_anywhere_in_its_routes_is_refused() {
     fn field(number: u8, of: &[u8]) -> Vec<u8> {

@@ -214,7 +214,7 @@ pub(crate) struct PolicyInput {
     pub(crate) selector: Option<Labels>,
     /// The first field that names callers.
     callers: Option<String>,
-    /// What waypoints enforce.
+    /// Part that waypoints enforce.
     pub(crate) attached: Option<Attached>,
     /// Hash of its action and rules; `None` for those that have no effect or are not understood.
     content: Option<u64>,
@@ -292,7 +292,7 @@ impl PolicyInput {
         Ok((input, notes))
     }
 
-    /// What of it has no effect because of waypoints.
+    /// Note on the part that has no effect because of waypoints.
     fn note(&self, index: &Index) -> Option<Note> {
         callers::note(index, self)
     }
@@ -317,7 +317,7 @@ impl PolicyInput {
         Some(Self::sent(policy, config, Action::Deny, everything, false))
     }
 
-    /// What node proxies enforce: these rules, in the scope that the policy's selector and namespace tell.
+    /// Policy that node proxies enforce: these rules, in the scope of the policy's selector and namespace.
     fn sent(
         policy: &AuthorizationPolicy,
         config: &MeshConfig,

@@ -39,7 +39,7 @@ pub(crate) struct BackendTlsInput {
     tls: Result<TlsInput, Refused>,
 }
 
-/// What a policy is attached to.
+/// Target of a policy.
 #[derive(Clone, Debug, PartialEq)]
 struct Target {
     key: ObjectKey,
@@ -47,7 +47,7 @@ struct Target {
     port: Option<ArcStr>,
 }
 
-/// What is wished.
+/// TLS that a policy asks for.
 #[derive(Clone, Debug, PartialEq)]
 struct TlsInput {
     hostname: ArcStr,
@@ -84,7 +84,7 @@ impl Refused {
     }
 }
 
-/// What a policy comes to at a service.
+/// Effect of a policy at a service.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendTls {
     /// The port; all of them if `None`.
@@ -178,7 +178,7 @@ impl MeshKind for BackendTLSPolicy {
 }
 
 impl BackendTlsInput {
-    /// What it is attached to.
+    /// Targets of the policy.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
         self.targets.iter().map(|target| &target.key)
     }
@@ -187,7 +187,7 @@ impl BackendTlsInput {
         (&self.created, &self.key.name)
     }
 
-    /// What waypoints are told, or why nothing may be sent.
+    /// Settings for waypoints, or the reason why nothing may be sent.
     fn resolved(&self, index: &Index) -> Result<Arc<DestinationTls>, Refused> {
         let tls = self.tls.as_ref().map_err(Clone::clone)?;
         let roots = match &tls.roots {
@@ -226,7 +226,8 @@ impl BackendTlsInput {
 }
 
 impl Index {
-    /// What policies say of the TLS with a Service's or ServiceEntry's endpoints; what comes later counts.
+    /// Effects of policies on the TLS with a Service's or ServiceEntry's endpoints; later ones come before earlier
+    /// ones.
     pub(crate) fn backend_tls(&self, key: &ObjectKey) -> Vec<BackendTls> {
         let one = |(policy, port): (&BackendTlsInput, Option<u16>)| BackendTls {
             port,
@@ -298,7 +299,7 @@ impl Index {
         }
     }
 
-    /// What waypoints are told of a service's TLS, and what stands on the policies for it.
+    /// Marks the records of a service's TLS, and the states of the policies for it.
     fn mark_tls_of(&mut self, target: &ObjectKey) {
         for host in self.hosts_of(target) {
             self.mark_only_host(host);

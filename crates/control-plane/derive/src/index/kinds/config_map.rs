@@ -25,9 +25,9 @@ pub(crate) use callee::host;
 use providers::ExtensionProvider;
 pub(crate) use settings::MeshSettings;
 
-/// Its name.
+/// Name of the ConfigMap.
 const NAME: &str = "istio";
-/// What of it is the MeshConfig.
+/// Key of the MeshConfig in it.
 const KEY: &str = "mesh";
 /// Where others have certificates of authorities.
 const AUTHORITIES: &str = "ca.crt";
@@ -47,7 +47,7 @@ impl Followed for ConfigMap {
     }
 }
 
-/// What is read of a ConfigMap.
+/// Input of a ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum MapInput {
     /// Settings of the mesh.
@@ -120,7 +120,7 @@ impl MeshKind for ConfigMap {
     }
 }
 
-/// What is wrong with a field of the MeshConfig.
+/// Error in a field of the MeshConfig.
 fn error(at: &str, message: impl Into<String>) -> FieldError {
     let dot = if at.is_empty() { "" } else { "." };
     FieldError::new(format!("data.{KEY}{dot}{at}"), message)

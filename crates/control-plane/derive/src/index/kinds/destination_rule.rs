@@ -281,8 +281,8 @@ impl Index {
         rule.is_some_and(|rule| rule.subsets.contains_key(subset))
     }
 
-    /// What the waypoints that reach a host of an object are told of its endpoints, and those that may call it
-    /// themselves (see [`super::callers`]).
+    /// Destinations of an object's host for the waypoints that reach it, and for those that may call it themselves (see
+    /// [`super::callers`]).
     pub(crate) fn destinations(
         &self,
         key: &ObjectKey,
@@ -368,7 +368,7 @@ impl Index {
         }
     }
 
-    /// What waypoints are told of the endpoints of an object's hosts.
+    /// Marks the destination records of an object's hosts.
     pub(crate) fn mark_destinations_of(&mut self, key: &ObjectKey) {
         for host in self.hosts_of(key) {
             self.mark_rules_of(&host);

@@ -41,7 +41,7 @@ pub(crate) struct GatewayInput {
     /// The revision that it names.
     pub(crate) revision: Option<ArcStr>,
     pub(crate) created: String,
-    /// What it says that it serves.
+    /// Traffic that the Gateway declares to serve.
     pub(crate) serves: Option<Serves>,
     /// The one service account whose pods it takes.
     pub(crate) account: Option<ArcStr>,
@@ -260,7 +260,7 @@ fn is_hbone(listener: &Listener) -> bool {
     listener.protocol == "HBONE" && listener.port == i32::from(HBONE_PORT)
 }
 
-/// What stands on a listener; the words are Istio's.
+/// Conditions of a listener, in Istio's words.
 fn judge((name, is_good): &(String, bool)) -> Part {
     let expected = "a waypoint has exactly one listener, of protocol HBONE and on port 15008";
     let verdict = |is_true: bool, is_trouble: bool, reason: &'static str| Verdict {
@@ -297,7 +297,7 @@ fn judge((name, is_good): &(String, bool)) -> Part {
     }
 }
 
-/// What a Gateway or its class says that it serves.
+/// Traffic that the labels of a Gateway or its class declare.
 pub(super) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError> {
     let Some(value) = all.and_then(|all| all.get(labels::WAYPOINT_FOR)) else {
         return Ok(None);
@@ -311,7 +311,8 @@ pub(super) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError>
     Serves::read(value).map(Some).ok_or_else(unknown)
 }
 
-/// Who may use the waypoint: what the listener says of routes to which tunnels are handed over, else its HBONE listener.
+/// Namespaces that may use the waypoint: those that the listener allows which receives tunnels, else those of its HBONE
+/// listener.
 fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<Note>) -> Consent {
     let is_behind = |one: &Listener| {
         let port = binding.and_then(|binding| binding.port).map(i32::from);

@@ -20,9 +20,9 @@ impl Followed for GatewayClass {
 /// A class as the mesh sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ClassInput {
-    /// Who takes care of its Gateways.
+    /// Controller of its Gateways.
     pub(crate) controller: ArcStr,
-    /// What waypoints of the class serve, if they do not say so themselves.
+    /// Traffic that waypoints of the class serve, unless they declare it themselves.
     pub(crate) serves: Option<Serves>,
     /// How tunnels are handed over to pods of the class's Gateways, if those do not say so themselves.
     pub(crate) inbound_binding: Option<AppTunnel>,

@@ -220,7 +220,7 @@ impl PodInput {
         index.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
     }
 
-    /// What the certificate authority has to know of it.
+    /// Facts about the pod for the certificate authority.
     pub(crate) fn facts(&self, index: &Index) -> PodFacts {
         let gateway = self.labels.get(labels::GATEWAY_NAME);
         PodFacts {

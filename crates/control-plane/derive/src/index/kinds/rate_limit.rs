@@ -47,9 +47,9 @@ impl RateLimitInput {
 /// The rate-limit service, which may not be there.
 #[derive(Clone, Debug, PartialEq)]
 struct Callee {
-    /// The Service.
+    /// Key of the Service.
     object: ObjectKey,
-    /// `namespace/host`.
+    /// Service as written, `namespace/host`.
     service: String,
     port: u16,
 }

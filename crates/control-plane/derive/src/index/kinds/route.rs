@@ -114,16 +114,16 @@ pub(crate) struct AttachedRoute<'a> {
     parent: &'a ObjectKey,
 }
 
-/// What a route says.
+/// Rules of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Rules {
-    /// Of requests.
+    /// Rules for requests.
     Http(Vec<RuleInput>),
-    /// Of connections.
+    /// Rules for connections.
     Stream(StreamInput),
 }
 
-/// What of a rule cannot be done.
+/// Part of a rule that is not supported.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Unsupported {
     /// For a condition.
@@ -131,9 +131,9 @@ pub(crate) struct Unsupported {
     pub(in crate::index::kinds) text: ArcStr,
 }
 
-/// What the kinds of routes differ in.
+/// Differences between the kinds of routes.
 pub(super) trait RouteObject: ObjectType {
-    /// What it is attached to.
+    /// Parents of the route.
     fn parent_refs(&self) -> &[ParentReference];
 
     /// Sets the part that can be read of an object that cannot be read as a whole.
@@ -212,7 +212,7 @@ fn read<K: RouteObject>(object: &K) -> Result<Read<RouteInput>, FieldError> {
     Ok(Read::of(Some(route(object, parents, rules)), notes))
 }
 
-/// That the names of hosts say nothing.
+/// Notes that names of hosts have no effect.
 pub(super) fn note_hostnames(hostnames: &[String], notes: &mut Vec<Note>) {
     if !hostnames.is_empty() {
         let message = "has no effect on routes of services: all requests to the service match";
@@ -308,7 +308,7 @@ impl Rules {
         errors.flatten().collect()
     }
 
-    /// What in them is not supported.
+    /// Parts of the rules that are not supported.
     fn unsupported(&self) -> Vec<&Unsupported> {
         match self {
             Self::Http(rules) => rules.iter().filter_map(RuleInput::unsupported).collect(),

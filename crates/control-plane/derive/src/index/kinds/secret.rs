@@ -18,7 +18,7 @@ use crate::{
     problem::FieldError,
 };
 
-/// Longest credentials.
+/// Longest credentials, in bytes.
 const MAX_BYTES: usize = 64 << 10;
 
 impl Followed for Secret {

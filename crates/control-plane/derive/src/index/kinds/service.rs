@@ -106,9 +106,9 @@ impl MeshKind for Service {
 /// A service as it is sent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceRecord {
-    /// The record.
+    /// Record of the service.
     pub service: model::Service,
-    /// What its ports speak, in their order: two ports may have one number, of which one is UDP's.
+    /// Application protocols of its ports, in their order: two ports may have one number, of which one is UDP's.
     pub app_protocols: Vec<AppProtocol>,
     /// Whether ingress gateways send through its waypoint rather than to its endpoints.
     pub ingress_use_waypoint: bool,
@@ -433,7 +433,7 @@ fn read_families(spec: &ServiceSpec) -> Result<Option<IpFamilies>, FieldError> {
     }
 }
 
-/// What a port speaks, by `appProtocol`, else by the prefix of its name, else by its number.
+/// Application protocol of a port, by `appProtocol`, else by the prefix of its name, else by its number.
 pub(crate) fn app_protocol(declared: Option<&str>, name: &str, number: u16) -> AppProtocol {
     let by_word = |word: &str| match word {
         "http" => Some(AppProtocol::Http11),

@@ -125,7 +125,7 @@ fn taken_by<'a>(index: &'a Index, entry: &ServiceEntryInput, net: &IpNet) -> Opt
     owner.filter(|_| entry.resolution != Resolution::None)
 }
 
-/// What proxies leave out of an address of an entry, or why it is not published.
+/// Part of an entry's address that proxies leave out, or the reason why it is not published.
 fn conflict(index: &Index, entry: &ServiceEntryInput, net: &IpNet) -> Option<String> {
     let taken = taken_by(index, entry, net);
     if let Some(owner) = taken.filter(|_| is_prefix(net)) {
@@ -145,7 +145,7 @@ fn conflict(index: &Index, entry: &ServiceEntryInput, net: &IpNet) -> Option<Str
     ))
 }
 
-/// What of an entry has no effect because of other objects, or of the mesh's settings.
+/// Notes on parts of an entry that have no effect because of other objects, or of the mesh's settings.
 fn conflicts(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Note> {
     let endpoints = entry.endpoints.iter().enumerate();
     let endpoints = endpoints.filter_map(|(number, endpoint)| {
@@ -264,7 +264,7 @@ pub(crate) struct EntryPort {
     protocol: String,
 }
 
-/// A ServiceEntry.
+/// Input of a ServiceEntry.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ServiceEntryInput {
     pub(crate) name: ArcStr,
@@ -278,7 +278,7 @@ pub(crate) struct ServiceEntryInput {
     pub(crate) resolution: Resolution,
     subject_alt_names: Vec<ArcStr>,
     distribution: Option<String>,
-    /// What it asks for; `None`: nothing.
+    /// Export that the entry asks for; `None`: no field.
     pub(crate) export: Option<Export>,
     pub(crate) created: String,
     /// The waypoint that its labels name.
@@ -461,7 +461,7 @@ impl ServiceEntryInput {
     }
 }
 
-/// What of hosts that are wildcards cannot be resolved.
+/// Notes wildcard hosts that cannot be resolved.
 fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
     let spec = &entry.spec;
     if !spec.hosts.iter().any(|host| host.starts_with('*')) || !spec.endpoints.is_empty() {

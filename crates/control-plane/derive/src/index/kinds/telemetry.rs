@@ -36,7 +36,7 @@ impl Followed for Telemetry {
 pub(crate) struct TelemetryInput {
     key: ObjectKey,
     created: String,
-    /// What it is attached to; its whole namespace if empty, or the mesh.
+    /// Targets of the object; its whole namespace if empty, or the mesh.
     targets: Vec<ObjectKey>,
     tracing: Vec<TracingPart>,
     logs: Vec<LogPart>,
@@ -127,7 +127,7 @@ fn verdict(index: &Index, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
     }
 }
 
-/// What a waypoint is told, and what of it has no effect.
+/// Telemetry of a waypoint, and notes on parts that have no effect.
 pub(super) fn render(index: &Index, gateway: &GatewayName) -> (Vec<WaypointTelemetry>, Vec<Note>) {
     let scopes = index.telemetry_scopes_of(gateway);
     let mut records = Vec::new();

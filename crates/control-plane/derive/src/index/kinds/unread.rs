@@ -50,8 +50,8 @@ unread! {
     VirtualService EnvoyFilter
 }
 
-/// What is to be said on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose
-/// labels, or whose services' labels, name it. Whether one of them means this waypoint in particular is not read.
+/// Note on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose labels, or whose
+/// services' labels, name it. Whether one of them means this waypoint in particular is not read.
 pub(super) fn note(index: &Index, gateway: &GatewayName) -> Option<Note> {
     let mut namespaces: BTreeSet<&ArcStr> =
         [&gateway.namespace, &index.config.root_namespace].into();

@@ -29,7 +29,7 @@ use crate::{
 
 /// Longest configuration of a plugin.
 const MAX_CONFIGURATION: usize = 256 << 10;
-/// Longest URL.
+/// Longest URL, in bytes.
 const MAX_URL: usize = 2048;
 /// Most variables, and their longest value.
 const MAX_VARIABLES: usize = 64;
@@ -172,7 +172,7 @@ impl MeshKind for WasmPlugin {
 }
 
 impl PluginInput {
-    /// What its Secret says, if there is one that can be used.
+    /// Credentials of its Secret, if there is one that can be used.
     fn credentials(&self, index: &Index) -> Option<Vec<u8>> {
         let credentials = index.get::<Secret>(self.pull_secret.as_ref()?)?;
         Some(credentials.0.to_vec())

@@ -315,7 +315,7 @@ pub(super) fn port_number(port: u32) -> Result<u16, String> {
         .ok_or_else(|| format!("{port} is not a port, 1 to 65535"))
 }
 
-/// A WorkloadEntry.
+/// Input of a WorkloadEntry.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorkloadEntryInput {
     pub(crate) name: ArcStr,

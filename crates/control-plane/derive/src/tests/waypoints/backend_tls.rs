@@ -46,7 +46,7 @@ fn tls(mesh: &TestMesh) -> DestinationTls {
     DestinationTls::clone(&policy.tls.expect("TLS"))
 }
 
-/// What stands on a policy: its conditions at the one ancestor.
+/// State of a policy: its conditions at the one ancestor.
 fn standing(mesh: &TestMesh, name: &str) -> String {
     let key = ObjectKey::new(Kind::BackendTLSPolicy, "shop", name);
     let standing = mesh.index.standing(&key).expect("a standing");

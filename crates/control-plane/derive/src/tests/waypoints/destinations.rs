@@ -41,7 +41,7 @@ fn policy(traffic_policy: &str) -> (DestinationPolicy, Vec<String>) {
     (policy, mesh.problems())
 }
 
-/// What is wrong with a rule that cannot be used; it says nothing.
+/// Error of a rule that cannot be used; it has no record.
 fn refused(traffic_policy: &str) -> String {
     let spec = format!("host: cart, trafficPolicy: {{{traffic_policy}}}");
     let mesh = with(&rule("r", "shop", &spec));

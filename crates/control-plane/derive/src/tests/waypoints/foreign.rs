@@ -22,7 +22,7 @@ fn foreign(more_metadata: &str, addresses: &str) -> String {
         + &format!("status: {{addresses: {addresses}}}\n")
 }
 
-/// What stands on the Service `cart`, as a sentence.
+/// State of the Service `cart`, as a sentence.
 fn said(mesh: &TestMesh) -> String {
     let key = ObjectKey::new(Kind::Service, "shop", "cart");
     let standing = mesh.index.standing(&key).unwrap();

@@ -45,7 +45,7 @@ fn mesh((kind, version, spec): (Kind, &str, &str), target: &str) -> TestMesh {
     mesh
 }
 
-/// What the object refuses at the waypoint `shop/wp`: all, or these services; `None` if it is not there.
+/// Services that the object refuses at the waypoint `shop/wp`: all, or these; `None` if it is not there.
 fn refused(mesh: &TestMesh, kind: Kind) -> Option<(bool, Vec<String>)> {
     let (for_gateway, services, is_refusal) = match kind {
         Kind::AuthorizationPolicy => {

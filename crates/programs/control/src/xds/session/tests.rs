@@ -751,7 +751,7 @@ fn key(number: u8) -> String {
     }
 }
 
-/// What a client must hold: version by name.
+/// Records that a client must hold: version by name.
 fn expected(store: &Store, collection: Collection) -> BTreeMap<String, String> {
     store
         .entries(collection)

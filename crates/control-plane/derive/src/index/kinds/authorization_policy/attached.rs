@@ -60,7 +60,7 @@ impl Attached {
         })
     }
 
-    /// What each waypoint is sent.
+    /// Policy of each waypoint.
     pub(super) fn render(&self, index: &Index) -> Vec<(GatewayName, HttpPolicy)> {
         let waypoints = self.targets.concerned(index).into_iter();
         let provider = self.provider.as_ref();
@@ -77,7 +77,7 @@ impl Attached {
         waypoints.map(policy).collect()
     }
 
-    /// What keeps its provider from being asked.
+    /// Note on the reason why its provider is not called.
     pub(super) fn note(&self, index: &Index) -> Option<Note> {
         let provider = index.authorizer(self.provider.as_ref()?);
         let Err(why) = &provider.place else {

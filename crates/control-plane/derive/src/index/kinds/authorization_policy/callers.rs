@@ -30,7 +30,7 @@ pub(super) fn field(rules: &[PolicyRule]) -> Option<String> {
     })
 }
 
-/// What is to be said of such a policy, if it applies to pods behind waypoints that make it moot.
+/// Note on such a policy, if it applies to pods behind waypoints that make it moot.
 pub(super) fn note(index: &Index, input: &PolicyInput) -> Option<Note> {
     let field = input.callers.as_deref()?;
     let policy = input.sent.as_ref()?;
@@ -47,7 +47,7 @@ pub(super) fn note(index: &Index, input: &PolicyInput) -> Option<Note> {
     Some(Note::new(field, message))
 }
 
-/// What is to be said on a waypoint's Gateway of the policies that it makes moot.
+/// Note on a waypoint's Gateway about the policies that it makes moot.
 pub(in crate::index) fn gateway_note(index: &Index, gateway: &GatewayName) -> Option<Note> {
     let mut found = BTreeSet::new();
     let mut check = |namespace: &str, name: Option<&str>, scope: Scope| {

@@ -11,7 +11,7 @@ use crate::{
 /// How many ports a note names.
 const NAMED: usize = 3;
 
-/// What of the targets' ports is refused because of the provider.
+/// Note on ports of the targets that are refused because of the provider.
 pub(super) fn note(index: &Index, provider: &Provider, targets: &Targets) -> Option<Note> {
     if provider.protocol == ProviderProtocol::Grpc {
         return None;

@@ -280,7 +280,7 @@ impl Reader<'_> {
     }
 }
 
-/// What a condition looks at; `None` for what is not supported.
+/// Attribute that a condition compares; `None` if it is not supported.
 fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
     use HttpAttribute as A;
     Ok(Some(match key {

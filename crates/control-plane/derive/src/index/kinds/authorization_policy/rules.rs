@@ -14,8 +14,8 @@ use ambit_model::{Action, ArcStr, Clause, Match, Rule, StringMatch};
 use super::values::{list, matches_nobody, names, net, port, service_account};
 use crate::problem::{FieldError, Note};
 
-/// What a rule became: usually one rule, several where sources had to be taken apart, none where the
-/// rule is about requests.
+/// Conversion of a rule: usually to one rule, to several where sources had to be taken apart, to none where the rule is
+/// about requests.
 pub(super) fn convert(
     rule: &PolicyRule,
     action: Action,

@@ -87,7 +87,7 @@ pub(super) fn net(text: &str) -> Result<IpNet, String> {
         .map_err(|_| format!("{text:?} is neither an IP address nor a prefix"))
 }
 
-/// A port.
+/// Parses a port.
 pub(super) fn port(text: &str) -> Result<u16, String> {
     text.parse::<u16>()
         .ok()

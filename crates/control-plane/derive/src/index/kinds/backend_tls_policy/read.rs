@@ -30,7 +30,7 @@ pub(super) fn input(policy: &BackendTLSPolicy) -> BackendTlsInput {
     }
 }
 
-/// What a reference names, if it is of a kind that has waypoints.
+/// Target of a reference, if it is of a kind that has waypoints.
 fn target(reference: &TlsTargetReference, namespace: &str) -> Option<Target> {
     let kind = match (reference.group.as_str(), reference.kind.as_str()) {
         ("" | "core", "Service") => Kind::Service,

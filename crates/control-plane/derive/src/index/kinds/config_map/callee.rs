@@ -52,7 +52,7 @@ impl Index {
         claim.is_some_and(|claim| claim.is_public || key.namespace == self.config.root_namespace)
     }
 
-    /// Those whose waypoints call a host: which service that is may be another now.
+    /// Marks objects whose waypoints call a host: the host may be another service now.
     pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
         let callers: Vec<_> = self.callees.of(host).cloned().collect();
         if callers.is_empty() {

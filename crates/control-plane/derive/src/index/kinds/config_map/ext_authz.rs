@@ -16,7 +16,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// The kinds.
+/// Fields of the kinds of providers.
 pub(super) const GRPC: &str = "envoyExtAuthzGrpc";
 pub(super) const HTTP: &str = "envoyExtAuthzHttp";
 

@@ -13,14 +13,14 @@ use crate::problem::{FieldError, Note};
 
 /// Kinds of providers that something is made of.
 const SUPPORTED: [&str; 2] = [ext_authz::GRPC, ext_authz::HTTP];
-/// Those that telemetry names.
+/// Providers of telemetry.
 const OF_TELEMETRY: [&str; 4] = [
     "envoyFileAccessLog",
     "envoyOtelAls",
     "opentelemetry",
     "prometheus",
 ];
-/// Those that Istio has besides.
+/// Further providers of Istio, which are not supported.
 const UNSUPPORTED: [&str; 9] = [
     "zipkin",
     "lightstep",
@@ -36,14 +36,14 @@ const UNSUPPORTED: [&str; 9] = [
 /// The field of MeshConfig that lists them.
 pub(super) const FIELD: &str = "extensionProviders";
 
-/// One provider.
+/// Provider of `extensionProviders`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ExtensionProvider {
-    /// Its name.
+    /// Name of the provider.
     pub(crate) name: ArcStr,
     /// The name of the one field that says what it is, such as `envoyExtAuthzGrpc`.
     pub(crate) kind: ArcStr,
-    /// What stands in that field.
+    /// Contents of that field.
     pub(crate) settings: Map<String, Value>,
     /// Of one that decides about requests.
     pub(super) authorizer: Option<Authorizer>,

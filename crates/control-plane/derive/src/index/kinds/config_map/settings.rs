@@ -18,10 +18,10 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// What of MeshConfig is followed.
+/// Settings of the MeshConfig that are followed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MeshSettings {
-    /// By name.
+    /// Providers by name.
     pub(crate) providers: BTreeMap<ArcStr, ExtensionProvider>,
     /// How waypoints normalize paths; `None`: as the control plane's flags have it.
     pub(crate) path_normalization: Option<PathNormalization>,
@@ -31,7 +31,7 @@ pub(crate) struct MeshSettings {
     pub(crate) default_export: Option<Export>,
     /// Namespaces whose objects the mesh sees; all if there are none.
     pub(crate) discovery_selectors: Vec<LabelSelector>,
-    /// What is told of requests.
+    /// Telemetry of requests.
     pub(crate) telemetry: MeshTelemetry,
 }
 
@@ -191,7 +191,7 @@ fn binding(config: &MeshConfig) -> &'static str {
     }
 }
 
-/// What cannot change while the mesh runs, and on which security hangs.
+/// Checks a setting that cannot change while the mesh runs, and on which security depends.
 fn same(name: &str, value: &Value, ours: &str, why: &str) -> Result<(), FieldError> {
     if value.as_str() == Some(ours) {
         return Ok(());
@@ -202,7 +202,7 @@ fn same(name: &str, value: &Value, ours: &str, why: &str) -> Result<(), FieldErr
     Err(error(name, message))
 }
 
-/// What the chart sets at the start, and nothing while the mesh runs.
+/// Notes a setting that the chart sets at the start, and that cannot change while the mesh runs.
 fn unlike(name: &str, value: &Value, ours: &str, notes: &mut Vec<Note>) {
     if value.as_str() != Some(ours) {
         let message = format!(

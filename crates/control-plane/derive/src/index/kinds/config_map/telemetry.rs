@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::error;
 use crate::problem::{FieldError, Note};
 
-/// What is read here of the fields of MeshConfig.
+/// Fields of MeshConfig that are read here.
 pub(super) const FIELDS: [&str; 4] = [
     "accessLogEncoding",
     "accessLogFile",
@@ -15,7 +15,7 @@ pub(super) const FIELDS: [&str; 4] = [
     "defaultProviders",
 ];
 
-/// See the module.
+/// Telemetry settings, as described for the module.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MeshTelemetry {
     /// Names of providers.

@@ -161,7 +161,7 @@ fn token<'a>(at: &str, name: &'a str) -> Result<&'a str, FieldError> {
     Ok(name)
 }
 
-/// What may stand in an attribute of a cookie.
+/// Text that may be an attribute of a cookie.
 fn attribute(at: String, text: &str) -> Result<ArcStr, FieldError> {
     let is_part = |byte: u8| (b' '..=b'~').contains(&byte) && byte != b';';
     if !text.bytes().all(is_part) {

@@ -16,11 +16,11 @@ use ambit_model::{
     ProxyProtocol, RetryBudget as Budget, TcpKeepalive,
 };
 
-/// What of a policy is not done.
+/// Note on a part of a policy that is not supported.
 const TUNNEL: &str = "tunnels through another proxy are not supported";
 /// Most ports with settings of their own.
 const MAX_PORTS: usize = 4096;
-/// What Linux takes is 32767 seconds.
+/// Longest time of keepalives: Linux takes up to 32767 seconds.
 const MAX_KEEPALIVE: Duration = Duration::from_secs(9 * 3600);
 
 type Policies = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
@@ -72,8 +72,8 @@ fn one(
     Ok((policy, ports))
 }
 
-/// What a subset says in place of its rule, setting by setting; as in Istio, what it says of all ports comes before what
-/// the rule says of one.
+/// Policy of a subset, which replaces that of its rule setting by setting; as in Istio, the subset's for all ports
+/// comes before the rule's for one.
 pub(super) fn of_subset(
     rule: Option<&TrafficPolicy>,
     subset: Option<&TrafficPolicy>,
@@ -120,7 +120,7 @@ fn refuse_tunnel(
     }
 }
 
-/// What is said of single ports, in its order.
+/// Settings of single ports, in their order.
 fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)>, FieldError> {
     let at = format!("{at}.portLevelSettings");
     if from.port_level_settings.len() > MAX_PORTS {

@@ -21,7 +21,7 @@ pub(crate) const FILES: &str = "/etc/certs";
 /// Most names that a certificate may have to have.
 const MAX_NAMES: usize = 64;
 
-/// What TLS there is, or why nothing may be sent at all.
+/// TLS settings, or the reason why nothing may be sent at all.
 type Wished = Result<Option<Arc<DestinationTls>>, ArcStr>;
 
 pub(super) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished {

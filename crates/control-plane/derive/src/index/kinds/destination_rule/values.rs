@@ -78,7 +78,7 @@ pub(crate) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, F
     Ok(Some(duration))
 }
 
-/// A duration.
+/// Parses a duration.
 pub(super) fn duration_or_zero(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
     let Some(text) = of else {
         return Ok(None);

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::problem::Note;
 
-/// What a Gateway's own settings say.
+/// Settings of a Gateway's own `proxy.istio.io/config`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ProxyConfig {
     /// How many proxies before the mesh add to `x-forwarded-for` and are trusted; `None`: as in the mesh.

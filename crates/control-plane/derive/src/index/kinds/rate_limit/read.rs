@@ -53,7 +53,7 @@ fn local_limit(from: &LocalRateLimit, at: &str) -> Result<LocalLimit, FieldError
     })
 }
 
-/// What is asked, but not yet of whom.
+/// Question to a rate-limit service that is not resolved yet.
 pub(super) fn global(from: &GlobalRateLimit) -> Result<GlobalLimit, FieldError> {
     const AT: &str = "spec.global";
     if from.domain.is_empty() || from.domain.len() > MOST_TEXT {

@@ -13,7 +13,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// One destination.
+/// Destination of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendInput {
     pub(super) to: Reference,
@@ -23,17 +23,17 @@ pub(crate) struct BackendInput {
     pub(super) filters: Vec<FilterInput>,
 }
 
-/// What a destination has a share of.
+/// Traffic of which a destination has a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// Requests.
+    /// Share of requests.
     Requests,
-    /// Connections.
+    /// Share of connections.
     Connections,
 }
 
 impl Share {
-    /// What becomes of it where there is no destination.
+    /// Effect where there is no destination.
     pub(super) fn refused(self) -> &'static str {
         match self {
             Self::Requests => "its share of requests is answered with an error",

@@ -12,7 +12,7 @@ use crate::{index::Index, problem::FieldError};
 pub(crate) struct ExtensionInput(ObjectKey);
 
 impl ExtensionInput {
-    /// The object.
+    /// Key of the object that the filter names.
     pub(super) fn target(&self) -> &ObjectKey {
         &self.0
     }
@@ -22,7 +22,7 @@ impl ExtensionInput {
         self.0.kind == other.0.kind
     }
 
-    /// What the object says now.
+    /// Filter as the object has it now.
     pub(super) fn find(&self, index: &Index) -> Result<HttpFilter, Unresolved> {
         let key = &self.0;
         let found = match key.kind {

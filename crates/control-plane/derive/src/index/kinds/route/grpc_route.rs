@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{RouteObject, Rules, http_route::RuleInput, note_hostnames, reader::Reader};
 use crate::problem::{FieldError, Note};
 
-/// What GRPCRoute may do with requests, of what HTTPRoute may.
+/// Filters of HTTPRoute that GRPCRoute has too.
 const FILTERS: [&str; 4] = [
     "RequestHeaderModifier",
     "ResponseHeaderModifier",

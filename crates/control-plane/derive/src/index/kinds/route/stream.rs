@@ -22,7 +22,7 @@ use crate::{
 /// Most server names of a route.
 const MOST_HOSTNAMES: usize = 1024;
 
-/// See the module.
+/// Input of a route of connections, as described for the module.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StreamInput {
     /// Server names in lower case; all if empty.

@@ -6,7 +6,7 @@ use ambit_model::{GatewayName, TelemetryScope};
 use super::{TelemetryInput, is_for, is_gateway};
 use crate::index::Index;
 
-/// See the module.
+/// Levels of telemetry, as described for the module.
 pub(super) fn of<'a>(
     index: &'a Index,
     gateway: &GatewayName,

@@ -17,7 +17,7 @@ const SAMPLING: u32 = 100;
 /// Its longest tag.
 const MAX_TAG: u32 = 256;
 
-/// What a waypoint is told, and what of it has no effect.
+/// Telemetry of a target, merged, and notes on parts that have no effect.
 pub(super) fn merge(
     index: &Index,
     levels: &[&TelemetryInput],
@@ -81,7 +81,7 @@ fn tracing(
     })
 }
 
-/// What is known of one provider of logs.
+/// State of one provider of logs.
 #[derive(Clone, Debug, Default)]
 struct Logging {
     is_disabled: bool,

@@ -40,7 +40,7 @@ fn of_another_kind(name: &str, kind: &str, what: &str) -> String {
     format!("the provider {name} is of the kind {kind}, which is not supported for {what}")
 }
 
-/// Who gets spans.
+/// Collector that receives spans.
 pub(super) fn tracer(index: &Index, name: &str) -> Result<OtlpCollector, String> {
     let provider = index
         .extension_provider(name)
@@ -55,7 +55,7 @@ pub(super) fn tracer(index: &Index, name: &str) -> Result<OtlpCollector, String>
     collector(index, name, &provider.settings)
 }
 
-/// Who gets lines.
+/// Destination of log lines.
 pub(super) fn logger(index: &Index, name: &str) -> Result<Logger, String> {
     let of_mesh = index
         .settings()

@@ -11,7 +11,7 @@ use crate::problem::{FieldError, Note};
 /// Most tags, and most labels of a metric that are changed.
 const MAX_TAGS: usize = 64;
 
-/// What an object says of tracing. What is `None` is as it is farther away.
+/// Tracing settings of an object. A `None` is inherited from a wider level.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TracingPart {
     pub(crate) providers: Vec<ArcStr>,
@@ -21,11 +21,11 @@ pub(crate) struct TracingPart {
     pub(crate) tags: Option<Vec<TelemetryTag>>,
     pub(crate) by_request_id: Option<bool>,
     pub(crate) istio_tags: Option<bool>,
-    /// What is sent on does not say which trace it is part of.
+    /// Whether requests are sent on without their trace context.
     pub(crate) is_kept_to_itself: Option<bool>,
 }
 
-/// What an object says of access logs.
+/// Access log settings of an object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct LogPart {
     pub(crate) providers: Vec<ArcStr>,
@@ -33,7 +33,7 @@ pub(crate) struct LogPart {
     pub(crate) filter: Option<ArcStr>,
 }
 
-/// What an object says of metrics.
+/// Metric settings of an object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MetricPart {
     pub(crate) providers: Vec<ArcStr>,

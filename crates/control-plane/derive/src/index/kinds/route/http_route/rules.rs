@@ -31,7 +31,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// One rule.
+/// Rule of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RuleInput {
     name: Option<ArcStr>,
@@ -102,7 +102,7 @@ impl RuleInput {
         filters::mirrors(&self.filters).chain(of_backends)
     }
 
-    /// What in it is not supported.
+    /// Part of the rule that is not supported.
     pub(in super::super) fn unsupported(&self) -> Option<&Unsupported> {
         self.unsupported.as_ref()
     }
@@ -196,7 +196,7 @@ pub(super) fn read(
 }
 
 impl Reader<'_> {
-    /// What filters of a rule need of the rest of it.
+    /// Checks that the rest of the rule fits its filters.
     fn check_filters(
         &mut self,
         at: &str,

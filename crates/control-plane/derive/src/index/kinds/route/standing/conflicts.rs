@@ -15,7 +15,7 @@ pub(super) struct Conflict {
     pub(super) text: String,
 }
 
-/// What is in the way of a route on a port of a service.
+/// Conflict of a route on a port of a service.
 pub(super) fn of(
     index: &Index,
     route: &RouteInput,

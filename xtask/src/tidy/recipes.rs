@@ -134,7 +134,7 @@ fn forgotten(
     }
     for path in &named {
         let mut found = files.iter().filter(|file| is_at(file, path));
-        if !found.any(|file| is_marked(file)) {
+        if !found.any(is_marked) {
             broken.push(format!(
                 "{title:?} of ARCHITECTURE.md names {path}, which {} does not need",
                 recipe.name

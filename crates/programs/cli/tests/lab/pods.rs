@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use crate::support::{Lab, PATIENCE, SERVE, SLEEP, pod, service};
+use crate::support::{Lab, PATIENCE, SERVE, SLEEP, pod, service, wait_until};
 
 #[test]
 fn a_command_in_a_pod_gives_its_exit_code_and_output() {
@@ -94,28 +94,21 @@ fn manifests_are_followed_while_the_lab_is_up() {
     lab.wait_for("the new pod", |status| {
         status.contains("b ") && status.matches("1/1").count() == 2
     });
-    assert_eq!(
-        lab.exec("a", &["ambit", "lab-tool", "get", "http://b"]).0,
-        0
-    );
+    let get = ["ambit", "lab-tool", "get", "http://b"];
+    // Ready from its start, for it has no probe; it listens a moment later.
+    lab.wait_for("an answer", |_| lab.exec("a", &get).0 == 0);
     lab.write(
         "bad.yaml",
         "apiVersion: v1\nkind: Pod\nmetadata: {name: B!}\n",
     );
     lab.wait_for("the problem", |status| status.contains("bad.yaml:1"));
-    assert_eq!(
-        lab.exec("a", &["ambit", "lab-tool", "get", "http://b"]).0,
-        0
-    );
+    assert_eq!(lab.exec("a", &get).0, 0);
     lab.remove("bad.yaml");
     lab.remove("b.yaml");
     lab.wait_for("the end of the pod", |status| {
         !status.contains("problem") && status.matches("1/1").count() == 1
     });
-    assert_eq!(
-        lab.exec("a", &["ambit", "lab-tool", "get", "http://b"]).0,
-        6
-    );
+    assert_eq!(lab.exec("a", &get).0, 6);
 }
 
 #[test]
@@ -242,8 +235,11 @@ fn the_plugins_of_others_wire_pods_too() {
             &(pod("client", SLEEP) + &pod("web", SERVE) + &service("web", "")),
         );
         lab.up(&["--primary-cni", plugin, "--nodes", "1"]);
-        let (code, answer) = lab.exec("client", &["ambit", "lab-tool", "get", "http://web"]);
-        assert_eq!(code, 0, "{plugin}: {answer}");
+        // The pod is ready before its server listens: it has no probe.
+        wait_until(&format!("the server answers over {plugin}"), || {
+            let get = ["ambit", "lab-tool", "get", "http://web"];
+            lab.exec("client", &get).0 == 0
+        });
         if matches!(plugin, "lab" | "bridge") {
             bridge_keeps_its_address(&lab);
         }

@@ -69,7 +69,8 @@ impl Lane {
     }
 }
 
-/// Runs the lanes side by side to their ends, each step when one before it in its lane has ended. A step's output is printed when it ends, in one piece.
+/// Runs the lanes side by side to their ends, each step when one before it in its lane has ended. Steps that run at once
+/// have different values of `AMBIT_TEST_PLACE`, counted from 0. A step's output is printed when it ends, in one piece.
 ///
 /// # Errors
 /// Names every step that failed; the steps after it run all the same.
@@ -85,10 +86,12 @@ pub(super) fn run(lanes: Vec<Lane>) -> Result<Durations> {
                 let steps = Mutex::new(lane.steps);
                 let next = || lock(&steps).pop_front();
                 thread::scope(|scope| {
-                    for _ in 0..lane.at_once {
-                        scope.spawn(|| {
-                            while let Some(step) = next() {
+                    for place in 0..lane.at_once {
+                        let next = &next;
+                        scope.spawn(move || {
+                            while let Some(mut step) = next() {
                                 let name = step.name.clone();
+                                step.command.env("AMBIT_TEST_PLACE", place.to_string());
                                 if let Err(error) = run_step(step, priority, durations) {
                                     eprintln!("==> FAILED: {name}: {error:#}");
                                     lock(failed).push(name);

@@ -113,6 +113,11 @@ impl Compiled {
 type Valid<'a> = (String, Vec<(&'a Rule, Arc<Verified>)>);
 
 impl Authentications {
+    /// All objects, by key.
+    pub fn iter(&self) -> impl Iterator<Item = &Authentication> {
+        self.all.values().map(|compiled| &compiled.from)
+    }
+
     /// Puts an object in force in place of what had its name. False if it is the same.
     pub fn insert(&mut self, from: Authentication) -> bool {
         let before = self.all.get(&from.key).cloned();

@@ -9,7 +9,7 @@ use std::{
             Ordering::{Relaxed, Release},
         },
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use ambit_model::{ArcStr, DestinationPolicy, OutlierPolicy};
@@ -64,6 +64,17 @@ pub struct Wish<'a> {
     pub failed: &'a [ArcStr],
     /// The uid of the endpoint that it is to go to, as long as that is there and not ejected.
     pub preferred: Option<&'a ArcStr>,
+}
+
+/// State of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointState {
+    /// UID of the workload.
+    pub uid: ArcStr,
+    /// Number of requests under way.
+    pub requests: u32,
+    /// Rest of the ejection; `None` if it is not ejected.
+    pub ejected_for: Option<Duration>,
 }
 
 /// Why no endpoint is chosen.
@@ -260,6 +271,20 @@ impl<E> Destination<E> {
     /// What is under way at it.
     pub fn limits(&self) -> &Limits {
         &self.state.limits
+    }
+
+    /// State of each endpoint that requests may go to.
+    pub fn endpoints(&self, now: Instant) -> Vec<EndpointState> {
+        let pool = self.current.read().pool.clone();
+        let outliers = self.state.outliers.lock();
+        let state = |(host, _): &(Arc<Host>, Candidate<E>)| EndpointState {
+            uid: host.uid.clone(),
+            requests: host.active.load(Relaxed),
+            ejected_for: outliers
+                .until(&host.uid)
+                .map(|until| until.saturating_duration_since(now)),
+        };
+        pool.hosts.iter().map(state).collect()
     }
 
     /// How many of its endpoints are ejected.

@@ -17,7 +17,7 @@ mod outliers;
 mod pool;
 mod rates;
 
-pub use destination::{Chosen, Destination, NoEndpoint, Wish};
+pub use destination::{Chosen, Destination, EndpointState, NoEndpoint, Wish};
 pub use hashing::hash;
 pub use host::Candidate;
 pub use limits::{Limits, Overflow, Slot};

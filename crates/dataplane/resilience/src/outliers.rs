@@ -121,6 +121,11 @@ impl Outliers {
         records.filter(|record| record.until.is_some()).count()
     }
 
+    /// End of an endpoint's ejection.
+    pub(crate) fn until(&self, uid: &ArcStr) -> Option<Instant> {
+        self.0.get(uid)?.until
+    }
+
     /// Ejects an endpoint, one of `total`, unless too many are or it is.
     pub(crate) fn eject(
         &mut self,

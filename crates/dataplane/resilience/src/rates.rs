@@ -59,6 +59,11 @@ pub struct Verdict {
 }
 
 impl Buckets {
+    /// Number of keys that are counted apart at present.
+    pub fn keys(&self) -> usize {
+        self.full_at.len()
+    }
+
     /// Full ones, `most` of which are kept apart: all further ones are one.
     pub fn new(rate: Rate, most: usize, now: Instant) -> Self {
         Self {

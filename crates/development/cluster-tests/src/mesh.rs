@@ -173,7 +173,13 @@ impl Mesh {
     fn up() -> Self {
         match std::env::var("AMBIT_TEST_SLOT") {
             Ok(number) => Self::on(number.parse().expect("a slot's number"), None, &[]),
-            Err(_) => Self::on(Slot::TESTS, Some(hold(Slot::TESTS, &[])), &[]),
+            Err(_) => {
+                let slot = match std::env::var("AMBIT_TEST_PLACE").as_deref() {
+                    Ok("1") => Slot::MORE_TESTS,
+                    _ => Slot::TESTS,
+                };
+                Self::on(slot, Some(hold(slot, &[])), &[])
+            }
         }
     }
 

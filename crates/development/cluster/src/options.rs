@@ -75,6 +75,8 @@ impl Slot {
     pub const TESTS: Self = Self(1);
     /// For tests about a cluster as a whole.
     pub const OWN: Self = Self(2);
+    /// The cluster that tests of a second process share, beside those of a first.
+    pub const MORE_TESTS: Self = Self(3);
     /// The cluster of the benchmarks.
     pub const BENCHMARKS: Self = Self(4);
 

@@ -22,7 +22,7 @@ use ambit_wasm::Limits;
 use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Role, Update};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::{
@@ -140,7 +140,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         config: serde_json::to_value(&*config).context("the configuration cannot be dumped")?,
         workload_state: Box::new({
             let published = waypoint.published.clone();
-            move || json!({"plugins": published.dump_extensions()})
+            move || published.dump()
         }),
         logs: Some(logs),
         quit: shutdown.trigger(),

@@ -13,14 +13,16 @@ use ambit_model::{
 };
 use ambit_proxy::state::SharedState;
 use ambit_resilience::{
-    Candidate, Chosen, Destination, Fault, NoEndpoint, Outcome, Overflow, Place, Slot, Wish, hash,
+    Candidate, Chosen, Destination, EndpointState, Fault, NoEndpoint, Outcome, Overflow, Place,
+    Slot, Wish, hash,
 };
 use ambit_route::{BackendEndpoint, BackendRequest, Route, RouteError};
 use ambit_telemetry::http::HttpMetrics;
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::origination::Origination;
+use crate::{origination::Origination, record_store::shown};
 
 /// State and metrics of a waypoint that rules need.
 #[derive(Clone, Copy, Debug)]
@@ -140,6 +142,28 @@ impl Ruled {
         Some(port.clone())
     }
 
+    /// Service that the rule is for.
+    pub(crate) fn service(&self) -> &NamespacedHostname {
+        &self.record.service
+    }
+
+    /// Record with the state of its ports for `/config_dump`.
+    pub(crate) fn dump(&self, now: Instant) -> Value {
+        let mut ports: Vec<_> = {
+            let ports = self.ports.lock();
+            ports
+                .iter()
+                .map(|(key, port)| (key.clone(), port.clone()))
+                .collect()
+        };
+        ports.sort_by(|a, b| a.0.cmp(&b.0));
+        let state = |((subset, number), port): &(PortKey, Arc<Port>)| json!({"port": number, "subset": subset.as_deref(), "endpoints": port.endpoints(now)});
+        json!({
+            "record": shown(&self.record),
+            "ports": ports.iter().map(state).collect::<Value>(),
+        })
+    }
+
     fn new_port(
         &self,
         number: u16,
@@ -189,6 +213,16 @@ impl Port {
             tls: Origination::of(policy.tls.as_ref(), self.tls.as_ref()),
             destination: self.destination.under(policy),
         }
+    }
+
+    /// State of its endpoints for `/config_dump`.
+    fn endpoints(&self, now: Instant) -> Value {
+        let all = self.destination.endpoints(now);
+        let one = |of: &EndpointState| {
+            let rest = of.ejected_for.map(|rest| format!("{}s", rest.as_secs()));
+            json!({"uid": of.uid.as_str(), "requests": of.requests, "ejectedFor": rest})
+        };
+        all.iter().map(one).collect()
     }
 
     pub(crate) fn policy(&self) -> &DestinationPolicy {

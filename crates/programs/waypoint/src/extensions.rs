@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::{
     attachments::Attachments,
-    record_store::{Gone, RecordStore},
+    record_store::{Gone, RecordStore, shown},
 };
 pub(crate) use slot::{CallCause, Instance, OpenStream, PluginContext, Signal, Slots, Tell};
 
@@ -150,6 +150,9 @@ impl Plugin {
         json!({
             "name": self.key,
             "url": self.config.url.as_str(),
+            "forGateway": self.config.for_gateway,
+            "services": shown(&self.config.services),
+            "ports": self.config.ports,
             "phase": phase,
             "priority": self.config.priority,
             "failStrategy": if self.config.fail_open { "FAIL_OPEN" } else { "FAIL_CLOSE" },
@@ -233,6 +236,21 @@ impl RecordStore for Extensions {
         }
         None
     }
+
+    fn dump(&self) -> Value {
+        let all = self.entries.values().map(|entry| {
+            let mut one = entry.wanted.dump();
+            let runs_older = entry.good.is_some();
+            if let (true, Some(fields)) = (runs_older, one.as_object_mut()) {
+                fields.insert(
+                    "runs".to_owned(),
+                    "the last version that could be loaded".into(),
+                );
+            }
+            one
+        });
+        all.collect()
+    }
 }
 
 impl Extensions {
@@ -252,22 +270,6 @@ impl Extensions {
     pub(crate) fn wanted(&self) -> Vec<Arc<Plugin>> {
         let wanted = self.entries.values().map(|entry| entry.wanted.clone());
         wanted.collect()
-    }
-
-    /// State of all plugins for `/config_dump`.
-    pub(crate) fn dump(&self) -> Value {
-        let all = self.entries.values().map(|entry| {
-            let mut one = entry.wanted.dump();
-            let runs_older = entry.good.is_some();
-            if let (true, Some(fields)) = (runs_older, one.as_object_mut()) {
-                fields.insert(
-                    "runs".to_owned(),
-                    "the last version that could be loaded".into(),
-                );
-            }
-            one
-        });
-        all.collect()
     }
 }
 

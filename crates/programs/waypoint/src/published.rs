@@ -24,6 +24,7 @@ use ambit_model::{
 use ambit_wasm::Limits;
 use ambit_xds::WaypointUpdate;
 use parking_lot::RwLock;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::{
@@ -100,9 +101,9 @@ struct Known {
     complete: Vec<WaypointRecordType>,
 }
 
-/// Assigns each type of record to the store that keeps it.
+/// Assigns each type of record to the store that keeps it, and gives its name in `/config_dump`.
 macro_rules! stores {
-    ($($variant:ident: $field:ident,)*) => {
+    ($($variant:ident: $field:ident, $name:literal;)*) => {
         impl Known {
             /// Applies a change, and gives what is no longer counted.
             fn apply(&mut self, update: WaypointUpdate) -> Option<Gone> {
@@ -119,6 +120,11 @@ macro_rules! stores {
                 }
             }
 
+            /// Records of all types with their state.
+            fn dump(&self) -> Value {
+                json!({$($name: RecordStore::dump(&self.$field),)*})
+            }
+
             /// Whether records of a type have to be known before anything is served.
             fn is_needed(&self, of: WaypointRecordType) -> bool {
                 match of {
@@ -130,14 +136,14 @@ macro_rules! stores {
 }
 
 stores! {
-    Policy: policies,
-    Gateway: settings,
-    Service: services,
-    Destination: destinations,
-    Authentication: authentications,
-    Extension: extensions,
-    Telemetry: telemetry_configs,
-    RateLimit: limits,
+    Policy: policies, "policies";
+    Gateway: settings, "gateway";
+    Service: services, "services";
+    Destination: destinations, "destinations";
+    Authentication: authentications, "authentications";
+    Extension: extensions, "plugins";
+    Telemetry: telemetry_configs, "telemetry";
+    RateLimit: limits, "limits";
 }
 
 fn is_needed<S: RecordStore>(_store: &S) -> bool {
@@ -290,9 +296,9 @@ impl Published {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// The plugins, for `/config_dump`.
-    pub(crate) fn dump_extensions(&self) -> serde_json::Value {
-        self.0.known.read().extensions.dump()
+    /// Records with their state for `/config_dump`, without secrets.
+    pub(crate) fn dump(&self) -> Value {
+        self.0.known.read().dump()
     }
 
     /// Policies of the waypoint.

@@ -13,8 +13,9 @@ use ambit_l7::{limits::LimitMatches, route::RouteRequest};
 use ambit_model::{ArcStr, GlobalLimit, LocalLimit, NamespacedHostname, RateLimit};
 use ambit_resilience::{Buckets, Rate, Verdict};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 
-use crate::record_store::{Gone, RecordStore};
+use crate::record_store::{Gone, RecordStore, shown};
 
 /// An object, ready for requests.
 #[derive(Debug)]
@@ -172,6 +173,15 @@ impl RecordStore for Limiters {
         self.by_record.remove(resource);
         self.sort();
         None
+    }
+
+    fn dump(&self) -> Value {
+        let one = |limiter: &Arc<Limiter>| {
+            let keys = limiter.local.iter();
+            let keys = keys.map(|local| local.counted.buckets.lock().keys());
+            json!({"record": shown(&limiter.config), "countedKeys": keys.collect::<Vec<_>>()})
+        };
+        self.by_record.values().map(one).collect()
     }
 }
 

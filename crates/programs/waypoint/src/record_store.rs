@@ -1,6 +1,8 @@
 //! Records of one type, in the form that requests need.
 
 use ambit_model::{ArcStr, NamespacedHostname, PolicyKey};
+use serde::Serialize;
+use serde_json::Value;
 
 /// Withdrawn object, which is counted no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,4 +27,12 @@ pub(crate) trait RecordStore {
 
     /// Removes the record of a resource, and gives what is no longer counted.
     fn remove(&mut self, resource: &ArcStr) -> Option<Gone>;
+
+    /// Records with their state for `/config_dump`, without secrets.
+    fn dump(&self) -> Value;
+}
+
+/// JSON of a record.
+pub(crate) fn shown(of: &impl Serialize) -> Value {
+    serde_json::to_value(of).unwrap_or_else(|error| error.to_string().into())
 }

@@ -4,7 +4,10 @@
 mod line;
 mod queue;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use ambit_model::{
     ArcStr, NamespacedHostname, TelemetryFormat, TelemetryLog, TelemetryScope, TelemetryTagValue,
@@ -16,8 +19,9 @@ use ambit_observation::{
 };
 use ambit_telemetry::http::{Changed, FamilyRule, Relabel};
 use http::HeaderName;
+use serde_json::Value;
 
-use crate::record_store::{Gone, RecordStore};
+use crate::record_store::{Gone, RecordStore, shown};
 
 pub(crate) use queue::{Begun, Exporters, Item, Queue};
 
@@ -209,6 +213,8 @@ pub(crate) struct TelemetryConfigs {
     services: HashMap<NamespacedHostname, Arc<TelemetryConfig>>,
     /// Targets by the names of resources.
     targets: HashMap<ArcStr, TelemetryScope>,
+    /// Records for `/config_dump`: the configurations are compiled.
+    dumped: BTreeMap<ArcStr, Value>,
     exporters: Arc<Exporters>,
 }
 
@@ -220,6 +226,7 @@ impl RecordStore for TelemetryConfigs {
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {
         let target = record.scope.clone();
+        let dumped = shown(&record);
         let config = match TelemetryConfig::new(record, &self.exporters) {
             Ok(config) => Arc::new(config),
             Err(error) => {
@@ -227,6 +234,7 @@ impl RecordStore for TelemetryConfigs {
                 return;
             }
         };
+        self.dumped.insert(resource.clone(), dumped);
         self.targets.insert(resource, target.clone());
         match target {
             TelemetryScope::Waypoint => self.waypoint = Some(config),
@@ -236,12 +244,17 @@ impl RecordStore for TelemetryConfigs {
     }
 
     fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
+        self.dumped.remove(resource);
         match self.targets.remove(resource)? {
             TelemetryScope::Waypoint => self.waypoint = None,
             TelemetryScope::Namespace(name) => drop(self.namespaces.remove(&name)),
             TelemetryScope::Service(name) => drop(self.services.remove(&name)),
         }
         None
+    }
+
+    fn dump(&self) -> Value {
+        self.dumped.values().cloned().collect()
     }
 }
 

@@ -2,11 +2,13 @@
 //! `targetRefs`).
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
-use crate::{NamespacedHostname, PolicyKey};
+use crate::{NamespacedHostname, PolicyKey, json};
 
 /// One object. A token that is there must be valid; a request without one passes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Authentication {
     /// Key of the RequestAuthentication.
     pub key: PolicyKey,
@@ -21,7 +23,8 @@ pub struct Authentication {
 }
 
 /// An issuer whose tokens are taken.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct JwtRule {
     /// The claim `iss`.
     pub issuer: ArcStr,
@@ -49,10 +52,11 @@ pub struct JwtRule {
 }
 
 /// The keys of an issuer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum JwtKeys {
     /// A key set (RFC 7517).
-    Known(ArcStr),
+    Known(#[serde(serialize_with = "json::secret")] ArcStr),
     /// Nobody has tried yet to fetch them: who knows them from before goes on with them.
     Pending,
     /// Keys that cannot be fetched, for a reason: no token is valid.

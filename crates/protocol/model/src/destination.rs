@@ -9,11 +9,13 @@ use std::{
 };
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
-use crate::NamespacedHostname;
+use crate::{NamespacedHostname, json};
 
 /// All that is said of one service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct WaypointDestination {
     /// Its name in WDS.
     pub service: NamespacedHostname,
@@ -26,7 +28,8 @@ pub struct WaypointDestination {
 }
 
 /// Some of the endpoints of a service, and how they are treated in place of the others.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DestinationSubset {
     /// For ports without a policy of their own.
     pub policy: DestinationPolicy,
@@ -61,7 +64,8 @@ impl DestinationSubset {
 }
 
 /// How endpoints are chosen, how many requests they get, and when they are left alone.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DestinationPolicy {
     /// Why nothing may be sent at all: what was wished cannot be done, and doing less would be worse.
     pub unsupported: Option<ArcStr>,
@@ -84,7 +88,8 @@ pub struct DestinationPolicy {
 }
 
 /// Version of the PROXY protocol (haproxy's `proxy-protocol.txt`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ProxyProtocol {
     /// A line of text.
     V1,
@@ -93,7 +98,8 @@ pub enum ProxyProtocol {
 }
 
 /// Choice of the version of HTTP that endpoints are spoken to in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum DestinationHttpVersion {
     /// The one that the port declares, the client's without a declaration.
     #[default]
@@ -105,7 +111,8 @@ pub enum DestinationHttpVersion {
 }
 
 /// TLS that a waypoint begins with the endpoints of a service.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DestinationTls {
     /// The server name that is asked for; `None` is the service's host, or of a wildcard the host that is called.
     pub server_name: Option<ArcStr>,
@@ -119,7 +126,8 @@ pub struct DestinationTls {
 }
 
 /// The authorities that are believed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TlsRoots {
     /// Roots of the waypoint's system.
     #[default]
@@ -133,7 +141,8 @@ pub enum TlsRoots {
 }
 
 /// Files at the waypoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TlsClientFiles {
     /// A certificate and those that sign it.
     pub certificate: ArcStr,
@@ -142,7 +151,8 @@ pub struct TlsClientFiles {
 }
 
 /// Which of several endpoints a request goes to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Balancing {
     /// Of two that are drawn the one with fewer requests under way.
     #[default]
@@ -156,7 +166,8 @@ pub enum Balancing {
 }
 
 /// Settings of [`Balancing::Hash`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HashPolicy {
     /// Part of requests that is hashed.
     pub source: HashSource,
@@ -168,7 +179,8 @@ pub struct HashPolicy {
 }
 
 /// Part of a request that is hashed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HashSource {
     /// All values of a header; the name is in lower case.
     Header(ArcStr),
@@ -181,20 +193,23 @@ pub enum HashSource {
 }
 
 /// Cookie of [`HashSource::Cookie`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HashCookie {
     /// Name of the cookie.
     pub name: ArcStr,
     /// Of the cookie that is set.
     pub path: Option<ArcStr>,
     /// Given: clients without the cookie get one, for this time, or for their session if it is zero.
+    #[serde(serialize_with = "json::optional_duration")]
     pub ttl: Option<Duration>,
     /// Further attributes of the cookie that is set, with their values.
     pub attributes: Vec<(ArcStr, ArcStr)>,
 }
 
 /// Table of [`HashPolicy::table`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HashTable {
     /// A ring with at least this many points.
     Ring(u32),
@@ -209,9 +224,11 @@ impl Default for HashTable {
 }
 
 /// An endpoint that is new gets a growing share of what the others get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Warmup {
     /// Until it gets as much as the others.
+    #[serde(serialize_with = "json::duration")]
     pub duration: Duration,
     /// Least share of its requests that an endpoint gets at the start of its warm-up, in percent.
     pub minimum_percent: u32,
@@ -220,7 +237,8 @@ pub struct Warmup {
 }
 
 /// Where requests go, by where the waypoint and the endpoints are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LocalityPolicy {
     /// As the service itself has it (`trafficDistribution`).
     #[default]
@@ -237,7 +255,8 @@ pub enum LocalityPolicy {
 }
 
 /// Shares of [`LocalityPolicy::Distribute`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LocalityShares {
     /// The waypoint's place.
     pub from: LocalityPattern,
@@ -246,7 +265,8 @@ pub struct LocalityShares {
 }
 
 /// A place, as far as it is given: `region/zone/subzone`, each of which may be left out or `*`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LocalityPattern {
     /// Any if `None`.
     pub region: Option<ArcStr>,
@@ -257,7 +277,8 @@ pub struct LocalityPattern {
 }
 
 /// Label of an endpoint's place that is compared with the waypoint's, or with a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LocalityLabel {
     /// Key of the label.
     pub key: LocalityKey,
@@ -266,7 +287,8 @@ pub struct LocalityLabel {
 }
 
 /// The labels of places, as WDS has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LocalityKey {
     /// Value of the label `topology.kubernetes.io/region`.
     Region,
@@ -283,7 +305,8 @@ pub enum LocalityKey {
 }
 
 /// How much a destination gets at the same time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DestinationLimits {
     /// Connections in use: of TCP, and of HTTP/1, where each carries one request at a time.
     pub connections: u32,
@@ -298,12 +321,16 @@ pub struct DestinationLimits {
     /// In place of [`Self::retries`].
     pub retry_budget: Option<RetryBudget>,
     /// How long connecting may take.
+    #[serde(serialize_with = "json::optional_duration")]
     pub connect_timeout: Option<Duration>,
     /// How long a connection of HTTP without requests is kept.
+    #[serde(serialize_with = "json::optional_duration")]
     pub idle_timeout: Option<Duration>,
     /// How long a connection may last; one of HTTP takes no further requests then, one of TCP ends.
+    #[serde(serialize_with = "json::optional_duration")]
     pub max_connection_duration: Option<Duration>,
     /// Of TCP: how long one may be without a byte of either side.
+    #[serde(serialize_with = "json::optional_duration")]
     pub tcp_idle_timeout: Option<Duration>,
     /// Requests under way on one connection of HTTP/2.
     pub streams_per_connection: u32,
@@ -312,18 +339,22 @@ pub struct DestinationLimits {
 }
 
 /// Probes of connections on which nothing passes; what is `None` is left to the system.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TcpKeepalive {
     /// Unanswered ones until a connection is given up.
     pub probes: Option<u32>,
     /// Silence before the first.
+    #[serde(serialize_with = "json::optional_duration")]
     pub time: Option<Duration>,
     /// Time between two probes.
+    #[serde(serialize_with = "json::optional_duration")]
     pub interval: Option<Duration>,
 }
 
 /// Retries in proportion to requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct RetryBudget {
     /// Of the requests under way, in thousandths of a percent.
     pub share: u32,
@@ -332,7 +363,8 @@ pub struct RetryBudget {
 }
 
 /// When an endpoint is ejected, and for how long. Zero errors never eject.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct OutlierPolicy {
     /// Answers of 5xx in a row.
     pub server_errors: u32,
@@ -341,8 +373,10 @@ pub struct OutlierPolicy {
     /// Given: connections that fail count by themselves, this many in a row. Else they count as 503.
     pub local_failures: Option<u32>,
     /// How long an endpoint is left in before its next ejection is shorter by one [`Self::base_ejection`].
+    #[serde(serialize_with = "json::duration")]
     pub interval: Duration,
     /// The first ejection; each further one is longer by this.
+    #[serde(serialize_with = "json::duration")]
     pub base_ejection: Duration,
     /// Of all endpoints, at most this many percent are ejected; but one of several may always be.
     pub max_ejection_percent: u32,

@@ -3,11 +3,13 @@
 use std::{collections::BTreeMap, fmt};
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
-use crate::NamespacedHostname;
+use crate::{NamespacedHostname, json};
 
 /// A plugin, as one waypoint is told of it.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct WaypointExtension {
     /// Namespace of the object that says so.
     pub namespace: ArcStr,
@@ -30,14 +32,17 @@ pub struct WaypointExtension {
     /// Whether it is fetched anew though it is at hand.
     pub always_pull: bool,
     /// The registry credentials (`.dockerconfigjson`); empty if there are none.
+    #[serde(serialize_with = "json::secret")]
     pub pull_secret: Vec<u8>,
     /// Requests go on without it where it cannot be asked.
     pub fail_open: bool,
     /// Which of the module's plugins.
     pub plugin_name: ArcStr,
     /// Configuration that the module reads at its start.
+    #[serde(serialize_with = "json::secret")]
     pub configuration: ArcStr,
     /// The environment of the module.
+    #[serde(serialize_with = "json::secret_values")]
     pub environment: BTreeMap<ArcStr, ArcStr>,
     /// Only for requests to these ports; for all if empty.
     pub ports: Vec<u16>,
@@ -49,7 +54,8 @@ pub struct WaypointExtension {
 }
 
 /// When in a request's way a plugin is called.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ExtensionPhase {
     /// Before tokens are looked at.
     Authn,

@@ -9,11 +9,13 @@ use std::sync::Arc;
 
 use arcstr::ArcStr;
 use ipnet::IpNet;
+use serde::Serialize;
 
 use crate::{NamespacedHostname, PolicyKey, Provider, ServiceAccountMatch, StringMatch};
 
 /// The effect of a match.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpAction {
     /// Allows. Where there is such a policy, what none of them allows is denied.
     #[default]
@@ -27,7 +29,8 @@ pub enum HttpAction {
 }
 
 /// AuthorizationPolicy that a waypoint enforces.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpPolicy {
     /// Key of the AuthorizationPolicy.
     pub key: PolicyKey,
@@ -48,7 +51,8 @@ pub struct HttpPolicy {
 }
 
 /// Rule of a policy, as described for the module.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpRule {
     /// Sources, of which one must match; any caller if empty.
     pub sources: Vec<HttpSource>,
@@ -59,7 +63,8 @@ pub struct HttpRule {
 }
 
 /// Caller of a request. All fields that are given must match.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpSource {
     /// Without `spiffe://`; `Presence` asks for any identity.
@@ -83,7 +88,8 @@ pub struct HttpSource {
 }
 
 /// Operation of a request. All fields that are given must match.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpOperation {
     /// Compared without regard to case, and with any port unless the pattern has one.
@@ -100,7 +106,8 @@ pub struct HttpOperation {
 }
 
 /// How a path is compared.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum PathPattern {
     /// As other texts.
     Text(StringMatch),
@@ -109,7 +116,8 @@ pub enum PathPattern {
 }
 
 /// Attribute of a request that a condition compares.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpAttribute {
     /// `request.headers[X]`, by lower-case name.
     Header(ArcStr),
@@ -142,7 +150,8 @@ pub enum HttpAttribute {
 }
 
 /// Condition of a rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpCondition {
     /// Attribute that is compared.
     pub attribute: HttpAttribute,
@@ -153,7 +162,8 @@ pub struct HttpCondition {
 }
 
 /// Value that an attribute is compared with.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpValue {
     /// Pattern of a text.
     Text(StringMatch),

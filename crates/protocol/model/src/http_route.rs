@@ -3,8 +3,9 @@
 use std::{fmt, time::Duration};
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
-use crate::NamespacedHostname;
+use crate::{NamespacedHostname, json};
 
 /// Memory that one regular expression of a route may take, in bytes.
 pub const MAX_EXPRESSION: usize = 1 << 18;
@@ -71,7 +72,8 @@ impl fmt::Display for RouteName {
 }
 
 /// A route as it concerns one service.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpRoute {
     /// Name of the HTTPRoute or GRPCRoute.
     pub name: RouteName,
@@ -85,7 +87,8 @@ pub struct HttpRoute {
 }
 
 /// One rule of a route.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpRouteRule {
     /// Name of the rule, which logs give beside the route's.
     pub name: Option<ArcStr>,
@@ -106,7 +109,8 @@ pub struct HttpRouteRule {
 }
 
 /// How the requests of a client are known that belong together: by what the answer to the first of them said.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpSession {
     /// The name of the cookie or header, the latter in lower case.
     pub name: ArcStr,
@@ -115,13 +119,16 @@ pub struct HttpSession {
     /// Whether the client keeps the cookie when it ends.
     pub is_permanent: bool,
     /// How long it lasts at most.
+    #[serde(serialize_with = "json::optional_duration")]
     pub absolute_timeout: Option<Duration>,
     /// How long it lasts without a request.
+    #[serde(serialize_with = "json::optional_duration")]
     pub idle_timeout: Option<Duration>,
 }
 
 /// All parts that are given must match.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpRouteMatch {
     /// The normalized path, without the query.
     pub path: Option<HttpPathMatch>,
@@ -134,7 +141,8 @@ pub struct HttpRouteMatch {
 }
 
 /// How a path is compared.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpPathMatch {
     /// Path that is equal.
     Exact(ArcStr),
@@ -145,7 +153,8 @@ pub enum HttpPathMatch {
 }
 
 /// How a header or a parameter is compared.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpValueMatch {
     /// Value that is equal.
     Exact(ArcStr),
@@ -154,7 +163,8 @@ pub enum HttpValueMatch {
 }
 
 /// One destination of a rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpBackend {
     /// The service; an error if it cannot be used: its share of requests is answered with 500.
     pub service: Result<NamespacedHostname, ArcStr>,
@@ -169,7 +179,8 @@ pub struct HttpBackend {
 }
 
 /// Something that is done with requests or answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpFilter {
     /// Headers of requests.
     RequestHeaders(HeaderChanges),
@@ -188,16 +199,19 @@ pub enum HttpFilter {
 }
 
 /// Faults of [`HttpFilter::Fault`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpFault {
     /// Delay of requests, and the share of them that is delayed.
+    #[serde(serialize_with = "json::delay")]
     pub delay: Option<(Duration, Share)>,
     /// Status that requests are answered with, and the share of them; after the delay.
     pub abort: Option<(FaultStatus, Share)>,
 }
 
 /// Status of an injected response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum FaultStatus {
     /// A status of HTTP, 200 to 599.
     Http(u16),
@@ -206,7 +220,8 @@ pub enum FaultStatus {
 }
 
 /// So many of so many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Share {
     /// So many ...
     pub numerator: u32,
@@ -215,7 +230,8 @@ pub struct Share {
 }
 
 /// Changes of headers, by lower-case name; none of them [reserved](is_reserved_header).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HeaderChanges {
     /// In place of all lines of the name.
     pub set: Vec<(ArcStr, ArcStr)>,
@@ -226,7 +242,8 @@ pub struct HeaderChanges {
 }
 
 /// Replacement of a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum PathChange {
     /// In place of all of it.
     Full(ArcStr),
@@ -235,7 +252,8 @@ pub enum PathChange {
 }
 
 /// Redirect of [`HttpFilter::Redirect`]. Parts that are not given stay.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpRedirect {
     /// `http` or `https`.
     pub scheme: Option<ArcStr>,
@@ -250,7 +268,8 @@ pub struct HttpRedirect {
 }
 
 /// Rewrite of [`HttpFilter::Rewrite`]. Parts that are not given stay.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpRewrite {
     /// Host that the backend receives.
     pub hostname: Option<ArcStr>,
@@ -259,16 +278,20 @@ pub struct HttpRewrite {
 }
 
 /// How long requests may take; for ever if `None`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpTimeouts {
     /// All of it, until the last byte of the answer.
+    #[serde(serialize_with = "json::optional_duration")]
     pub request: Option<Duration>,
     /// One try, until the head of the answer.
+    #[serde(serialize_with = "json::optional_duration")]
     pub backend_request: Option<Duration>,
 }
 
 /// Mirror of [`HttpFilter::Mirror`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpMirror {
     /// Service that gets the copies.
     pub service: NamespacedHostname,
@@ -281,7 +304,8 @@ pub struct HttpMirror {
 }
 
 /// Settings of [`HttpFilter::Cors`]. Lists hold `*` alone, or none.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpCors {
     /// `scheme://host` with or without a port; the host may begin with `*`, which stands for one or more labels.
     pub allow_origins: Vec<ArcStr>,
@@ -299,12 +323,14 @@ pub struct HttpCors {
 
 /// When a request is sent again, whatever its method: when no answer came, and when one came with one of these
 /// statuses. What was sent of its body has to be sent again too, so that requests with large ones are not.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpRetry {
     /// Statuses, 400 to 599.
     pub codes: Vec<u16>,
     /// How often at most.
     pub attempts: u32,
     /// Least delay before each retry; short and random if `None`.
+    #[serde(serialize_with = "json::optional_duration")]
     pub backoff: Option<Duration>,
 }

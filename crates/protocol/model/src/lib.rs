@@ -9,6 +9,7 @@ mod extension;
 mod http_policy;
 mod http_route;
 mod identity;
+mod json;
 mod names;
 mod path_template;
 mod policy;

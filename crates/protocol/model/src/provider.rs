@@ -3,17 +3,20 @@
 use std::time::Duration;
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
-use crate::{NamespacedHostname, StringMatch};
+use crate::{NamespacedHostname, StringMatch, json};
 
 /// External authorizer of CUSTOM policies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Provider {
     /// Its name in MeshConfig.
     pub name: ArcStr,
     /// Where it is; an error says why it cannot be asked: then all that the policy is attached to is denied.
     pub place: Result<(NamespacedHostname, u16), ArcStr>,
     /// How long it may take.
+    #[serde(serialize_with = "json::duration")]
     pub timeout: Duration,
     /// The status of requests about which it does not answer.
     pub status_on_error: u16,
@@ -26,7 +29,8 @@ pub struct Provider {
 }
 
 /// How much of a request's body a provider gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ProviderBody {
     /// Largest part of a body, in bytes.
     pub max_bytes: u32,
@@ -37,7 +41,8 @@ pub struct ProviderBody {
 }
 
 /// How a provider is asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ProviderProtocol {
     /// gRPC service `envoy.service.auth.v3.Authorization`.
     Grpc,
@@ -47,13 +52,15 @@ pub enum ProviderProtocol {
 
 /// Headers that a provider over HTTP receives, and those that are taken over from its answers. Names of headers are in
 /// lower case.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct HttpProvider {
     /// Before the path.
     pub path_prefix: ArcStr,
     /// Which of the request's headers it gets, besides those that it always gets.
     pub headers: Vec<StringMatch>,
     /// Headers that it gets besides.
+    #[serde(serialize_with = "json::secret_values")]
     pub added: Vec<(ArcStr, ArcStr)>,
     /// Which of its headers the application gets.
     pub to_application: Vec<StringMatch>,

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
-use crate::{HttpRouteMatch, NamespacedHostname, PolicyKey};
+use crate::{HttpRouteMatch, NamespacedHostname, PolicyKey, json};
 
 /// An object that limits requests, as one waypoint is told of it. A request passes if each of its limits lets it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct RateLimit {
     /// Key of the RateLimit.
     pub key: PolicyKey,
@@ -30,7 +32,8 @@ pub struct RateLimit {
 }
 
 /// So many requests, in each process of a waypoint, of those that have something in common.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LocalLimit {
     /// Which requests are counted: those that any of these matches, all if there are none.
     pub matches: Vec<HttpRouteMatch>,
@@ -39,6 +42,7 @@ pub struct LocalLimit {
     /// So many ...
     pub requests: u32,
     /// ... in this time.
+    #[serde(serialize_with = "json::duration")]
     pub per: Duration,
     /// At once, after a while without any.
     pub burst: u32,
@@ -47,7 +51,8 @@ pub struct LocalLimit {
 }
 
 /// Attribute of a request by which it is counted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LimitKey {
     /// The identity of its caller; those without one are one.
     Principal,
@@ -64,13 +69,15 @@ pub enum LimitKey {
 }
 
 /// Call of a rate-limit service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct GlobalLimit {
     /// The service and its port; an error if there is none: nothing is decided then.
     pub place: Result<(NamespacedHostname, u16), ArcStr>,
     /// Whose limits are meant, in the service's own configuration.
     pub domain: ArcStr,
     /// How long is waited for an answer.
+    #[serde(serialize_with = "json::duration")]
     pub timeout: Duration,
     /// As how many a request counts.
     pub hits: u32,
@@ -79,7 +86,8 @@ pub struct GlobalLimit {
 }
 
 /// One thing that a request is said to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LimitDescriptor {
     /// Of which requests; of all if empty.
     pub matches: Vec<HttpRouteMatch>,
@@ -88,7 +96,8 @@ pub struct LimitDescriptor {
 }
 
 /// The value of an entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LimitValue {
     /// Always the same.
     Text(ArcStr),

@@ -1,11 +1,13 @@
 //! Routes of connections as waypoints are told them: Gateway API's TCPRoute and TLSRoute with a service as parent.
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
 use crate::{NamespacedHostname, RouteName};
 
 /// A route as it concerns one service.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct StreamRoute {
     /// Name of the TCPRoute or TLSRoute.
     pub name: RouteName,
@@ -24,7 +26,8 @@ pub struct StreamRoute {
 }
 
 /// One destination of a route.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct StreamBackend {
     /// The service; an error if it cannot be used: its share of connections is refused.
     pub service: Result<NamespacedHostname, ArcStr>,

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
-use crate::NamespacedHostname;
+use crate::{NamespacedHostname, json};
 
 /// Target of a telemetry record.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TelemetryScope {
     /// All that goes through the waypoint, but what other records are for.
     #[default]
@@ -19,7 +21,8 @@ pub enum TelemetryScope {
 }
 
 /// Telemetry of the requests to a target: all that applies to it, merged.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct WaypointTelemetry {
     /// Of which requests.
     pub scope: TelemetryScope,
@@ -32,7 +35,8 @@ pub struct WaypointTelemetry {
 }
 
 /// A collector of OpenTelemetry's.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct OtlpCollector {
     /// Service of the collector.
     pub service: NamespacedHostname,
@@ -41,13 +45,16 @@ pub struct OtlpCollector {
     /// The path of OTLP over HTTP; over gRPC without.
     pub http_path: Option<ArcStr>,
     /// How long a call may take; `None` leaves it to the waypoint.
+    #[serde(serialize_with = "json::optional_duration")]
     pub timeout: Option<Duration>,
     /// Headers of calls, names in lower case.
+    #[serde(serialize_with = "json::secret_values")]
     pub headers: Vec<(ArcStr, ArcStr)>,
 }
 
 /// How requests are traced.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TelemetryTracing {
     /// Collector that receives spans.
     pub collector: OtlpCollector,
@@ -66,7 +73,8 @@ pub struct TelemetryTracing {
 }
 
 /// A tag of spans.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TelemetryTag {
     /// Name of the tag.
     pub name: ArcStr,
@@ -75,7 +83,8 @@ pub struct TelemetryTag {
 }
 
 /// Where the value of a tag comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TelemetryTagValue {
     /// Text that is always the same.
     Literal(ArcStr),
@@ -88,7 +97,8 @@ pub enum TelemetryTagValue {
 }
 
 /// One access log.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TelemetryLog {
     /// Collector that receives the log; standard output without.
     pub collector: Option<OtlpCollector>,
@@ -101,7 +111,8 @@ pub struct TelemetryLog {
 }
 
 /// How lines of an access log look.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TelemetryFormat {
     /// As the waypoint has them by itself: Istio's line.
     #[default]
@@ -113,7 +124,8 @@ pub enum TelemetryFormat {
 }
 
 /// A metric of requests, or of connections that are not HTTP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[expect(missing_docs, reason = "the names are Istio's")]
 pub enum TelemetryFamily {
     RequestCount,
@@ -145,7 +157,8 @@ impl TelemetryFamily {
 }
 
 /// Changes of a metric.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct TelemetryMetric {
     /// Family of the metric.
     pub family: TelemetryFamily,

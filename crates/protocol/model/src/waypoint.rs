@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 
 use arcstr::ArcStr;
 use ipnet::IpNet;
+use serde::Serialize;
 
 use crate::{HttpRoute, NamespacedHostname, ParseNameError, StreamRoute};
 
@@ -49,7 +50,8 @@ impl FromStr for GatewayName {
 }
 
 /// The settings of one waypoint.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct WaypointGateway {
     /// Whose settings these are.
     pub gateway: GatewayName,
@@ -70,7 +72,8 @@ pub struct WaypointGateway {
 }
 
 /// How paths are normalized before anything looks at them (Istio's `pathNormalization`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum PathNormalization {
     /// Not at all.
     None,
@@ -85,7 +88,8 @@ pub enum PathNormalization {
 }
 
 /// A service that a waypoint serves: bound to it, or with an endpoint that is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct WaypointService {
     /// Its name in WDS.
     pub service: NamespacedHostname,
@@ -103,7 +107,8 @@ pub struct WaypointService {
 }
 
 /// Lets what is attached to a service of another namespace apply to requests to pods.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PodGrant {
     /// The namespace of the pods.
     pub namespace: ArcStr,

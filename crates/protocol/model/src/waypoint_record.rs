@@ -3,6 +3,7 @@
 use std::fmt;
 
 use arcstr::ArcStr;
+use serde::Serialize;
 
 use crate::{
     Authentication, GatewayName, HttpPolicy, RateLimit, TelemetryScope, WaypointDestination,
@@ -44,7 +45,8 @@ macro_rules! define {
         }
 
         /// Record of a waypoint.
-        #[derive(Clone, Debug, PartialEq)]
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[serde(untagged)]
         pub enum WaypointRecord {
             $(
                 #[doc = concat!("Record of type [`", stringify!($record), "`].")]

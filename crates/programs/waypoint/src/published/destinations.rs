@@ -1,8 +1,9 @@
 //! Destination rules of services.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use ambit_model::{ArcStr, NamespacedHostname, WaypointDestination};
+use serde_json::Value;
 
 use crate::{
     destination::Ruled,
@@ -41,5 +42,12 @@ impl RecordStore for Destinations {
         let name = self.services.remove(resource)?;
         self.by_service.remove(&name);
         Some(Gone::Destination(name))
+    }
+
+    fn dump(&self) -> Value {
+        let mut all: Vec<_> = self.by_service.values().collect();
+        all.sort_by(|a, b| a.service().cmp(b.service()));
+        let now = Instant::now();
+        all.into_iter().map(|ruled| ruled.dump(now)).collect()
     }
 }

@@ -5,8 +5,9 @@ use std::{collections::HashMap, sync::Arc};
 use ambit_jwt::Authentications;
 use ambit_l7::authz::Policies;
 use ambit_model::{ArcStr, Authentication, HttpPolicy, PolicyKey};
+use serde_json::Value;
 
-use crate::record_store::{Gone, RecordStore};
+use crate::record_store::{Gone, RecordStore, shown};
 
 /// Policies in force.
 #[derive(Debug, Default)]
@@ -30,6 +31,12 @@ impl RecordStore for PolicyStore {
         let key = self.keys.remove(resource)?;
         Arc::make_mut(&mut self.all).remove(&key);
         Some(Gone::Policy(key))
+    }
+
+    fn dump(&self) -> Value {
+        let mut all: Vec<_> = self.all.iter().collect();
+        all.sort_by(|a, b| a.key.cmp(&b.key));
+        shown(&all)
     }
 }
 
@@ -55,5 +62,9 @@ impl RecordStore for AuthenticationStore {
         let key = self.keys.remove(resource)?;
         Arc::make_mut(&mut self.all).remove(&key);
         None
+    }
+
+    fn dump(&self) -> Value {
+        shown(&self.all.iter().collect::<Vec<_>>())
     }
 }

@@ -12,8 +12,9 @@ use ambit_model::{
 };
 use ambit_route::WorkloadRef;
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 
-use crate::record_store::{Gone, RecordStore};
+use crate::record_store::{Gone, RecordStore, shown};
 
 /// A port, and the namespace of the clients that a table is for; `None` for everybody.
 type TableKey = (u16, Option<ArcStr>);
@@ -142,6 +143,22 @@ impl RecordStore for Services {
         let name = self.names.remove(resource)?;
         self.by_name.remove(&name);
         None
+    }
+
+    fn dump(&self) -> Value {
+        let mut all: Vec<_> = self.by_name.values().collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        let one = |served: &Arc<Served>| {
+            json!({
+                "service": shown(&served.name),
+                "resolvesHosts": served.resolves_hosts,
+                "grantors": shown(&served.grantors),
+                "routes": shown(&served.routes),
+                "tlsRoutes": shown(&served.tls_routes),
+                "tcpRoutes": shown(&served.tcp_routes),
+            })
+        };
+        all.into_iter().map(one).collect()
     }
 }
 

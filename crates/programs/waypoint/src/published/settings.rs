@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use ambit_egress::Guard;
 use ambit_model::{ArcStr, WaypointGateway};
+use serde_json::Value;
 
-use crate::record_store::{Gone, RecordStore};
+use crate::record_store::{Gone, RecordStore, shown};
 
 /// Settings of the waypoint's Gateway.
 #[derive(Debug, Default)]
@@ -29,5 +30,9 @@ impl RecordStore for Settings {
     /// The waypoint's pods are about to be ended; requests under way keep their settings.
     fn remove(&mut self, _resource: &ArcStr) -> Option<Gone> {
         None
+    }
+
+    fn dump(&self) -> Value {
+        shown(&*self.gateway)
     }
 }

@@ -1,0 +1,169 @@
+//! JSON of waypoints' records, for people and tools that look at what a waypoint holds: names are texts, durations have
+//! units, and secrets are left out.
+
+use std::time::Duration;
+
+use arcstr::ArcStr;
+use serde::{Serialize, Serializer};
+
+use crate::{
+    GatewayName, NamespacedHostname, PolicyKey, RouteName, ServiceAccountMatch, Share, StringMatch,
+};
+
+/// Text in the place of a secret.
+const SECRET: &str = "(secret)";
+
+macro_rules! as_text {
+    ($($name:ident),*) => {
+        $(
+            impl Serialize for $name {
+                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                    serializer.collect_str(self)
+                }
+            }
+        )*
+    };
+}
+
+as_text!(GatewayName, NamespacedHostname, PolicyKey, RouteName);
+
+impl Serialize for ServiceAccountMatch {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{}/{}", self.namespace, self.service_account))
+    }
+}
+
+impl Serialize for StringMatch {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Exact(text) => serializer.serialize_str(text),
+            Self::Prefix(text) => serializer.collect_str(&format_args!("{text}*")),
+            Self::Suffix(text) => serializer.collect_str(&format_args!("*{text}")),
+            Self::Presence => serializer.serialize_str("*"),
+        }
+    }
+}
+
+pub(crate) fn duration<S: Serializer>(of: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{of:?}"))
+}
+
+pub(crate) fn optional_duration<S: Serializer>(
+    of: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match of {
+        Some(of) => duration(of, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+/// Delay of a share of requests.
+pub(crate) fn delay<S: Serializer>(
+    of: &Option<(Duration, Share)>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let of = of.map(|(duration, share)| (format!("{duration:?}"), share));
+    of.serialize(serializer)
+}
+
+/// Secret bytes or text, of which only shows whether there are any.
+pub(crate) fn secret<T: AsRef<[u8]>, S: Serializer>(
+    of: &T,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match of.as_ref() {
+        [] => serializer.serialize_none(),
+        _ => serializer.serialize_str(SECRET),
+    }
+}
+
+/// Names with values that may be secrets.
+pub(crate) fn secret_values<'a, T, S>(of: &'a T, serializer: S) -> Result<S::Ok, S::Error>
+where
+    &'a T: IntoIterator,
+    <&'a T as IntoIterator>::Item: Named<'a>,
+    S: Serializer,
+{
+    let names = of.into_iter().map(|pair| (pair.name(), SECRET));
+    serializer.collect_map(names)
+}
+
+/// Pair of a name and a value.
+pub(crate) trait Named<'a> {
+    fn name(self) -> &'a ArcStr;
+}
+
+impl<'a> Named<'a> for &'a (ArcStr, ArcStr) {
+    fn name(self) -> &'a ArcStr {
+        &self.0
+    }
+}
+
+impl<'a> Named<'a> for (&'a ArcStr, &'a ArcStr) {
+    fn name(self) -> &'a ArcStr {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        HttpProvider, OtlpCollector, RateLimit, WaypointExtension, WaypointGateway, WaypointRecord,
+    };
+
+    fn shown(record: impl Into<WaypointRecord>) -> Value {
+        serde_json::to_value(record.into()).unwrap()
+    }
+
+    #[test]
+    fn secrets_are_left_out() {
+        const PASSWORD: &str = "hunter2";
+        let pair = || ("name".into(), PASSWORD.into());
+        let extension = WaypointExtension {
+            pull_secret: PASSWORD.into(),
+            configuration: PASSWORD.into(),
+            environment: BTreeMap::from([pair()]),
+            ..WaypointExtension::default()
+        };
+        let collector = OtlpCollector {
+            service: NamespacedHostname::new("ns", "otel"),
+            port: 4317,
+            http_path: None,
+            timeout: None,
+            headers: vec![pair()],
+        };
+        let provider = HttpProvider {
+            added: vec![pair()],
+            ..HttpProvider::default()
+        };
+        for value in [
+            shown(extension),
+            serde_json::to_value(collector).unwrap(),
+            serde_json::to_value(provider).unwrap(),
+        ] {
+            let text = value.to_string();
+            assert!(!text.contains(PASSWORD), "{text}");
+            assert!(text.contains(r#""name":"(secret)""#), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_and_durations_are_texts() {
+        let limit = RateLimit {
+            key: PolicyKey::of_record("ns/l"),
+            services: vec![NamespacedHostname::new("ns", "host")],
+            ..RateLimit::default()
+        };
+        let shown = shown(limit);
+        assert_eq!(shown["key"], "ns/l");
+        assert_eq!(shown["services"], json!(["ns/host"]));
+        let gateway = serde_json::to_value(WaypointGateway::default()).unwrap();
+        assert_eq!(gateway["trustedProxies"], 0);
+    }
+}

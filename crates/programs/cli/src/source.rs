@@ -313,7 +313,7 @@ fn split_url(url: &str) -> Result<(String, String), CliError> {
     Ok((host.to_owned(), prefix))
 }
 
-fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
+pub(crate) fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
     stream.set_nonblocking(true)?;
     tokio::net::TcpStream::from_std(stream)
 }

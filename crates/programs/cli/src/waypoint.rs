@@ -4,6 +4,7 @@ mod gateway;
 mod in_cluster;
 mod in_lab;
 mod moot;
+mod records;
 
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use crate::{
 };
 use gateway::Seen;
 use moot::{Migration, Moot};
+use records::{RecordsArgs, Section};
 
 /// See the module.
 #[derive(Debug, Subcommand)]
@@ -30,6 +32,14 @@ pub(crate) enum WaypointCommand {
     List(ListArgs),
     /// Show the conditions of waypoints
     Status(StatusArgs),
+    /// Show the routes of waypoints: matches, backends with their weights
+    Routes(RecordsArgs),
+    /// Show the policies that waypoints enforce
+    Policies(RecordsArgs),
+    /// Show the endpoints that waypoints send requests to, with health and ejections
+    Endpoints(RecordsArgs),
+    /// Show the rate limits of waypoints
+    Limits(RecordsArgs),
     /// Delete waypoints; what is bound to them by label is refused until the label goes
     Delete(DeleteArgs),
 }
@@ -184,6 +194,10 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
             let all = args.list.everywhere();
             output::print(args.list.output, &found, || conditions(&found, all))
         }
+        WaypointCommand::Routes(args) => records::run(Section::Routes, args),
+        WaypointCommand::Policies(args) => records::run(Section::Policies, args),
+        WaypointCommand::Endpoints(args) => records::run(Section::Endpoints, args),
+        WaypointCommand::Limits(args) => records::run(Section::Limits, args),
         WaypointCommand::Delete(args) => delete(args),
     }
 }
@@ -369,6 +383,18 @@ fn delete(args: &DeleteArgs) -> Result<(), CliError> {
         ))?;
     }
     Ok(())
+}
+
+/// Admin interface of a waypoint, on its pod's loopback address.
+const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
+
+/// Error for a waypoint of which no pod runs.
+fn no_pod(gateway: &Seen) -> CliError {
+    let (namespace, name) = (gateway.namespace(), gateway.name());
+    let what = format!("no pod of the waypoint {namespace}/{name} runs");
+    CliError::new(ErrorKind::NotFound, what).hint(format!(
+        "`ambit waypoint status {name} -n {namespace}` shows why"
+    ))
 }
 
 fn absent(name: &str, place: &Where) -> CliError {

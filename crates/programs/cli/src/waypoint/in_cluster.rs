@@ -4,17 +4,21 @@ use std::time::{Duration, Instant};
 
 use ambit_install::{
     cluster::{Cluster, ClusterError},
-    object::ObjectRef,
+    object::{ObjectRef, name},
 };
 use ambit_k8s_api::{
     Kind, Namespace,
-    labels::{DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE},
+    labels::{
+        DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, GATEWAY_NAME, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE,
+    },
 };
+use hyper::Method;
 use serde_json::{Value, json};
 
 use super::{
-    ApplyArgs, Where,
+    ADMIN, ApplyArgs, Where,
     gateway::{API_VERSION, Seen},
+    no_pod,
 };
 use crate::{
     CliError, ErrorKind,
@@ -22,7 +26,7 @@ use crate::{
     enrol,
     install::{failed, progress},
     output::say,
-    rehearsal,
+    reach, rehearsal,
 };
 
 /// Time between two looks.
@@ -39,6 +43,20 @@ pub(super) async fn gateways(target: &Target) -> Result<Vec<Value>, CliError> {
     let cluster = target.cluster().await?;
     let list = cluster.list(API_VERSION, "Gateway", None, None).await;
     list.map_err(refused)
+}
+
+/// Dump of a pod of a waypoint.
+pub(super) async fn dump(target: &Target, gateway: &Seen) -> Result<Vec<u8>, CliError> {
+    let cluster = target.cluster().await?;
+    let (namespace, label) = (
+        gateway.namespace(),
+        format!("{GATEWAY_NAME}={}", gateway.name()),
+    );
+    let pods = reach::pods(&cluster, namespace, &label).await?;
+    let pod = reach::best(&pods, None).ok_or_else(|| no_pod(gateway))?;
+    let (pod, port) = (name(pod), ADMIN.1);
+    let answer = reach::ask_pod(&cluster, namespace, pod, port, Method::GET, "/config_dump").await;
+    Ok(answer?.body)
 }
 
 fn reference(namespace: &str, name: &str) -> ObjectRef {

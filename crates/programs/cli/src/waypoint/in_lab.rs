@@ -6,21 +6,50 @@ use std::{
     time::Duration,
 };
 
-use ambit_lab::Client;
+use ambit_lab::{Client, Place, PodStatus};
 use ambit_model::DEFAULT_TRUST_DOMAIN;
+use hyper::Method;
 use serde_json::Value;
 
-use super::{ApplyArgs, gateway::Seen, unmigratable};
+use super::{ADMIN, ApplyArgs, gateway::Seen, no_pod, unmigratable};
 use crate::{
     CliError, ErrorKind,
+    cluster::wait,
+    http,
     labs::{client_error, find},
     output::say,
+    source::asynchronous,
 };
 
 /// All Gateways.
 pub(super) fn gateways(lab: &str) -> Result<Vec<Value>, CliError> {
     let status = find(lab)?.status().map_err(client_error)?;
     Ok(status.gateways)
+}
+
+/// Dump of a pod of a waypoint: one whose service account has the Gateway's name.
+pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Vec<u8>, CliError> {
+    let client = find(lab)?;
+    let status = client.status().map_err(client_error)?;
+    let is_of = |pod: &&PodStatus| {
+        (pod.namespace.as_str(), pod.service_account.as_str())
+            == (gateway.namespace(), gateway.name())
+    };
+    let mut pods = status.pods.iter().filter(is_of);
+    let pod = pods.clone().find(|pod| pod.ready).or_else(|| pods.next());
+    let pod = pod.ok_or_else(|| no_pod(gateway))?;
+    let name = format!("{}/{}", pod.namespace, pod.name);
+    let stream = client.dial(Place::Pod(name.clone()), ADMIN.into());
+    let stream = stream.map_err(client_error)?;
+    let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
+        let what = format!("the waypoint's pod {name} does not answer");
+        CliError::new(ErrorKind::Unreachable, what).because(error)
+    };
+    wait(async {
+        let stream = asynchronous(stream).map_err(|error| unanswered(error.into()))?;
+        let answer = http::request(stream, Method::GET, "localhost", "/config_dump").await;
+        Ok(answer.map_err(|error| unanswered(error.into()))?.body)
+    })
 }
 
 /// The file of a waypoint that was made here.

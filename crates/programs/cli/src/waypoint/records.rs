@@ -1,0 +1,480 @@
+//! `ambit waypoint routes`, `policies`, `endpoints` and `limits`: what waypoints hold at the moment, from their dumps.
+
+use std::collections::{BTreeMap, HashMap};
+
+use clap::Args;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{ListArgs, Where, absent, gateway::Seen, in_cluster, in_lab};
+use crate::{
+    CliError, ErrorKind,
+    cluster::wait,
+    dump::{Entries, ServiceEntry, WorkloadEntry, or},
+    output::{self, table},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Flags of the commands that show records.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RecordsArgs {
+    /// Only this waypoint
+    #[arg(short, long)]
+    waypoint: Option<String>,
+    #[command(flatten)]
+    list: ListArgs,
+}
+
+/// Part of a waypoint's records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Section {
+    Routes,
+    Policies,
+    Endpoints,
+    Limits,
+}
+
+/// Dump of a waypoint, as far as it is shown.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WaypointDump {
+    workloads: Entries<WorkloadEntry>,
+    services: Entries<ServiceEntry>,
+    /// Records of the waypoint.
+    workload_state: Records,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Records {
+    services: Vec<Served>,
+    policies: Vec<Policy>,
+    destinations: Vec<Ruled>,
+    limits: Vec<Limited>,
+}
+
+/// Service that the waypoint serves.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Served {
+    service: String,
+    routes: Vec<Route>,
+    tls_routes: Vec<StreamRoute>,
+    tcp_routes: Vec<StreamRoute>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Route {
+    name: String,
+    ports: Vec<u16>,
+    clients: Option<String>,
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Rule {
+    matches: Vec<RouteMatch>,
+    filters: Vec<Value>,
+    backends: Vec<Backend>,
+    unsupported: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RouteMatch {
+    path: Option<Map<String, Value>>,
+    method: Option<String>,
+    headers: Vec<(String, Map<String, Value>)>,
+    query_params: Vec<(String, Map<String, Value>)>,
+}
+
+#[derive(Debug, Deserialize)]
+struct StreamRoute {
+    name: String,
+    ports: Vec<u16>,
+    clients: Option<String>,
+    hostnames: Vec<String>,
+    backends: Vec<Backend>,
+    unsupported: Option<String>,
+}
+
+/// Destination of requests or connections: a service, or the reason why there is none.
+#[derive(Debug, Deserialize)]
+struct Backend {
+    service: Result<String, String>,
+    port: u16,
+    weight: u32,
+    subset: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Policy {
+    key: String,
+    for_gateway: bool,
+    services: Vec<String>,
+    action: String,
+    dry_run: bool,
+    rules: Vec<Value>,
+    not_understood: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Ruled {
+    record: RuledRecord,
+    ports: Vec<RuledPort>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RuledRecord {
+    service: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct RuledPort {
+    endpoints: Vec<EndpointState>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct EndpointState {
+    uid: String,
+    requests: u32,
+    ejected_for: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Limited {
+    record: Limit,
+    counted_keys: Vec<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Limit {
+    key: String,
+    for_gateway: bool,
+    services: Vec<String>,
+    local: Vec<LocalLimit>,
+    global: Option<GlobalLimit>,
+    dry_run: bool,
+    not_understood: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct LocalLimit {
+    by: Vec<Value>,
+    requests: u32,
+    per: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct GlobalLimit {
+    place: Result<(String, u16), String>,
+    domain: String,
+}
+
+/// Shows a section of the records of waypoints.
+pub(super) fn run(section: Section, args: &RecordsArgs) -> Result<(), CliError> {
+    let place = &args.list.place;
+    let mut found = args.list.found()?;
+    found.retain(Seen::is_waypoint);
+    if let Some(name) = &args.waypoint {
+        found.retain(|gateway| gateway.name() == name);
+        if found.is_empty() {
+            return Err(absent(name, place));
+        }
+    }
+    let (mut shown, mut rows) = (Vec::new(), Vec::new());
+    for gateway in &found {
+        let name = format!("{}/{}", gateway.namespace(), gateway.name());
+        let dump = dump(place, gateway)?;
+        let parsed = WaypointDump::deserialize(&dump);
+        let parsed = parsed.map_err(|error| unread(&name).because(error))?;
+        shown.push(section.of(&name, &dump));
+        rows.extend(section.rows(&name, &parsed));
+    }
+    output::print(args.list.output, &shown, || table(section.header(), rows))
+}
+
+fn unread(waypoint: &str) -> CliError {
+    let what = format!("the dump of the waypoint {waypoint} is not understood");
+    CliError::new(ErrorKind::Unreachable, what)
+        .hint("is this program of the same version as the waypoint?")
+}
+
+/// Dump of one of a waypoint's pods.
+fn dump(place: &Where, gateway: &Seen) -> Result<Value, CliError> {
+    let bytes = match place.lab() {
+        Some(lab) => in_lab::dump(&lab, gateway)?,
+        None => wait(in_cluster::dump(&place.target, gateway))?,
+    };
+    let name = format!("{}/{}", gateway.namespace(), gateway.name());
+    serde_json::from_slice(&bytes).map_err(|error| unread(&name).because(error))
+}
+
+impl Section {
+    /// Records of the section as the waypoint gives them.
+    fn of(self, waypoint: &str, dump: &Value) -> Value {
+        let records = |name: &str| dump.pointer(&format!("/workloadState/{name}")).cloned();
+        match self {
+            Self::Routes => json!({"waypoint": waypoint, "services": records("services")}),
+            Self::Policies => json!({
+                "waypoint": waypoint,
+                "policies": records("policies"),
+                "authentications": records("authentications"),
+            }),
+            Self::Endpoints => json!({
+                "waypoint": waypoint,
+                "services": dump.get("services"),
+                "destinations": records("destinations"),
+            }),
+            Self::Limits => json!({"waypoint": waypoint, "limits": records("limits")}),
+        }
+    }
+
+    fn header(self) -> &'static [&'static str] {
+        match self {
+            Self::Routes => &[
+                "WAYPOINT", "SERVICE", "PORTS", "ROUTE", "MATCHES", "BACKENDS", "NOTES",
+            ],
+            Self::Policies => &[
+                "WAYPOINT",
+                "POLICY",
+                "ACTION",
+                "APPLIES TO",
+                "RULES",
+                "NOTES",
+            ],
+            Self::Endpoints => &[
+                "WAYPOINT",
+                "SERVICE",
+                "ENDPOINT",
+                "ADDRESS",
+                "HEALTH",
+                "REQUESTS",
+                "EJECTED FOR",
+            ],
+            Self::Limits => &[
+                "WAYPOINT",
+                "LIMIT",
+                "APPLIES TO",
+                "REQUESTS",
+                "KEYS",
+                "NOTES",
+            ],
+        }
+    }
+
+    fn rows(self, waypoint: &str, dump: &WaypointDump) -> Vec<Vec<String>> {
+        let records = &dump.workload_state;
+        let rows: Vec<Vec<String>> = match self {
+            Self::Routes => records.services.iter().flat_map(route_rows).collect(),
+            Self::Policies => records.policies.iter().map(policy_row).collect(),
+            Self::Endpoints => endpoint_rows(dump),
+            Self::Limits => records.limits.iter().map(limit_row).collect(),
+        };
+        let with_waypoint = |row: Vec<String>| [vec![waypoint.to_owned()], row].concat();
+        rows.into_iter().map(with_waypoint).collect()
+    }
+}
+
+fn route_rows(served: &Served) -> Vec<Vec<String>> {
+    let row = |ports: &[u16], route: &str, matches: String, backends: &[Backend], notes: String| {
+        vec![
+            served.service.clone(),
+            numbers(ports),
+            route.to_owned(),
+            matches,
+            list(backends.iter().map(Backend::text)),
+            notes,
+        ]
+    };
+    let mut rows = Vec::new();
+    for route in &served.routes {
+        for rule in &route.rules {
+            let matches = list(rule.matches.iter().map(RouteMatch::text));
+            let filters = rule.filters.iter().filter_map(variant);
+            let clients = route.clients.iter().map(|one| format!("from {one}"));
+            let unsupported = rule.unsupported.iter().map(|why| format!("refused: {why}"));
+            let notes = list(filters.chain(clients).chain(unsupported));
+            rows.push(row(
+                &route.ports,
+                &route.name,
+                matches,
+                &rule.backends,
+                notes,
+            ));
+        }
+    }
+    for route in served.tls_routes.iter().chain(&served.tcp_routes) {
+        let clients = route.clients.iter().map(|one| format!("from {one}"));
+        let unsupported = route
+            .unsupported
+            .iter()
+            .map(|why| format!("refused: {why}"));
+        let matches = list(route.hostnames.iter().cloned());
+        let notes = list(clients.chain(unsupported));
+        rows.push(row(
+            &route.ports,
+            &route.name,
+            matches,
+            &route.backends,
+            notes,
+        ));
+    }
+    if rows.is_empty() {
+        rows.push(row(
+            &[],
+            "",
+            String::new(),
+            &[],
+            "to its endpoints".to_owned(),
+        ));
+    }
+    rows
+}
+
+impl RouteMatch {
+    fn text(&self) -> String {
+        let value = |of: &Map<String, Value>| match of.iter().next() {
+            Some((kind, Value::String(text))) if kind == "exact" => text.clone(),
+            Some((kind, Value::String(text))) if kind == "prefix" => format!("{text}*"),
+            Some((_, Value::String(text))) => format!("~{text}"),
+            _ => String::new(),
+        };
+        let named = |(name, of): &(String, Map<String, Value>)| format!("{name}={}", value(of));
+        let mut parts: Vec<String> = self.method.iter().cloned().collect();
+        parts.extend(self.path.as_ref().map(value));
+        parts.extend(self.headers.iter().map(named));
+        parts.extend(
+            self.query_params
+                .iter()
+                .map(|one| format!("?{}", named(one))),
+        );
+        parts.join(" ")
+    }
+}
+
+impl Backend {
+    fn text(&self) -> String {
+        let place = match &self.service {
+            Ok(service) => format!("{service}:{}", self.port),
+            Err(why) => format!("none ({why})"),
+        };
+        let subset = self.subset.as_ref();
+        let subset = subset
+            .map(|name| format!(" subset {name}"))
+            .unwrap_or_default();
+        format!("{place}{subset} x{}", self.weight)
+    }
+}
+
+fn policy_row(policy: &Policy) -> Vec<String> {
+    let dry_run = policy.dry_run.then(|| "dry run".to_owned());
+    let broken = policy.not_understood.as_ref();
+    let broken = broken.map(|why| format!("not understood, denies everything: {why}"));
+    vec![
+        policy.key.clone(),
+        policy.action.to_uppercase(),
+        scope(policy.for_gateway, &policy.services),
+        policy.rules.len().to_string(),
+        list(dry_run.into_iter().chain(broken)),
+    ]
+}
+
+fn limit_row(limited: &Limited) -> Vec<String> {
+    let limit = &limited.record;
+    let local = limit.local.iter().map(|local| {
+        let by = local.by.iter().filter_map(variant);
+        let by = list(by);
+        let by = if by.is_empty() {
+            by
+        } else {
+            format!(" by {by}")
+        };
+        format!("{} per {}{by}", local.requests, local.per)
+    });
+    let global = limit.global.iter().map(|global| match &global.place {
+        Ok((service, port)) => format!("{} of {service}:{port}", global.domain),
+        Err(why) => format!("{} of nobody ({why})", global.domain),
+    });
+    let dry_run = limit.dry_run.then(|| "dry run".to_owned());
+    let broken = limit.not_understood.as_ref();
+    let broken = broken.map(|why| format!("not understood: {why}"));
+    vec![
+        limit.key.clone(),
+        scope(limit.for_gateway, &limit.services),
+        list(local.chain(global)),
+        limited.counted_keys.iter().sum::<usize>().to_string(),
+        list(dry_run.into_iter().chain(broken)),
+    ]
+}
+
+/// Endpoints of the services that the waypoint serves or routes to, with what it has seen of them.
+fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
+    let workloads = dump.workloads.known();
+    let workloads: HashMap<_, _> = workloads.map(|one| (one.uid.as_str(), one)).collect();
+    let mut states: BTreeMap<(&str, &str), (u32, Option<&str>)> = BTreeMap::new();
+    for ruled in &dump.workload_state.destinations {
+        for endpoint in ruled.ports.iter().flat_map(|port| &port.endpoints) {
+            let state = states
+                .entry((&ruled.record.service, &endpoint.uid))
+                .or_default();
+            state.0 += endpoint.requests;
+            state.1 = state.1.or(endpoint.ejected_for.as_deref());
+        }
+    }
+    let mut rows = Vec::new();
+    for service in dump.services.known() {
+        let name = format!("{}/{}", service.namespace, service.hostname);
+        for endpoint in service.endpoints.iter().flat_map(Entries::known) {
+            let uid = endpoint.workload_uid.as_str();
+            let workload = workloads.get(uid);
+            let state = states.get(&(name.as_str(), uid));
+            rows.push(vec![
+                name.clone(),
+                workload.map_or(uid, |one| &one.name).to_owned(),
+                workload
+                    .map(|one| one.workload_ips.join(","))
+                    .unwrap_or_default(),
+                or(&endpoint.status, "Healthy").to_owned(),
+                state.map(|state| state.0.to_string()).unwrap_or_default(),
+                state
+                    .and_then(|state| state.1)
+                    .unwrap_or_default()
+                    .to_owned(),
+            ]);
+        }
+    }
+    rows.sort();
+    rows
+}
+
+/// Name of an enum's variant, as it is written in JSON: alone, or as the key of its contents.
+fn variant(of: &Value) -> Option<String> {
+    match of {
+        Value::String(name) => Some(name.clone()),
+        Value::Object(map) => map.keys().next().cloned(),
+        _ => None,
+    }
+}
+
+fn scope(for_gateway: bool, services: &[String]) -> String {
+    let gateway = for_gateway.then(|| "the whole waypoint".to_owned());
+    list(gateway.into_iter().chain(services.iter().cloned()))
+}
+
+fn numbers(ports: &[u16]) -> String {
+    list(ports.iter().map(ToString::to_string))
+}
+
+fn list(of: impl Iterator<Item = String>) -> String {
+    of.filter(|one| !one.is_empty())
+        .collect::<Vec<_>>()
+        .join(", ")
+}

@@ -145,6 +145,17 @@ fn an_endpoint_that_fails_is_ejected_and_comes_back() {
     a.status.store(503, SeqCst);
     let ten_by_b = || (0..10).all(|_| scene.who("").as_deref() == Some("b"));
     until("the failing endpoint gets nothing", ten_by_b);
+    until("the ejection is shown", || {
+        scene.who("");
+        let shown = scene.mesh.ambit(&["waypoint", "endpoints"]).stdout;
+        let mut rows = shown
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        // Waypoint, service, endpoint, address, health, requests, rest of the ejection.
+        rows.any(|row| {
+            row.get(2) == Some(&"a") && row.get(6).is_some_and(|rest| rest.ends_with('s'))
+        })
+    });
     // A rule that cannot be used leaves the last one in force.
     scene.apply("{outlierDetection: {interval: -1s}}");
     a.status.store(200, SeqCst);

@@ -23,6 +23,7 @@ mod overlays;
 mod progress;
 mod protocols;
 mod proxy_protocol;
+mod records;
 mod rehearsal;
 mod rehearsal_of_cluster;
 mod rollout;

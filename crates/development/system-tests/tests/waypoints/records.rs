@@ -1,0 +1,106 @@
+//! Records of a waypoint as the command line shows them: those that it holds, at the moment that it is asked, without
+//! secrets.
+
+use ambit_system_tests::{Mesh, until, with_waypoint};
+
+/// In every place where a secret may stand.
+const SECRET: &str = "hunter2";
+
+const OBJECTS: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: app, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: canary, namespace: shop}
+spec:
+  parentRefs: [{group: \"\", kind: Service, name: app}]
+  rules:
+  - matches: [{path: {type: PathPrefix, value: /new}, method: GET}]
+    backendRefs: [{name: app, port: 80, weight: 3}, {name: gone, port: 80, weight: 1}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: only-get, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: app}]
+  rules: [{to: [{operation: {methods: [GET]}}]}]
+---
+apiVersion: ambit.io/v1alpha1
+kind: RateLimit
+metadata: {name: few, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: app}]
+  local: [{requests: 50, per: 1h, by: [{source: Principal}]}]
+---
+apiVersion: extensions.istio.io/v1alpha1
+kind: WasmPlugin
+metadata: {name: tag, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: app}]
+  url: file:///nowhere/tag.wasm
+  failStrategy: FAIL_OPEN
+  pluginConfig: {password: hunter2}
+  vmConfig: {env: [{name: TOKEN, value: hunter2}]}
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: tokens, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: app}]
+  jwtRules: [{issuer: https://i, jwks: '{\"keys\":[{\"kty\":\"oct\",\"k\":\"hunter2\"}]}'}]
+";
+
+fn shown(mesh: &Mesh, section: &str, more: &[&str]) -> String {
+    let said = mesh.ambit(&[&["waypoint", section, "-n", "shop"], more].concat());
+    assert_eq!(said.code, 0, "{section}: {}", said.stdout);
+    said.stdout
+}
+
+#[test]
+fn records_of_a_waypoint_are_shown_without_secrets_and_as_they_change() {
+    let (mesh, _) = with_waypoint("");
+    mesh.apply("objects", OBJECTS);
+    let has = |section: &str, texts: &[&str]| {
+        until(&format!("{section} with {texts:?}"), || {
+            let text = shown(&mesh, section, &[]);
+            texts.iter().all(|one| text.contains(one))
+        });
+    };
+    let app = "shop/app.shop.svc.cluster.local";
+    let backend = format!("{app}:80 x3, none (");
+    has("routes", &["HTTPRoute/shop/canary", "GET /new*", &backend]);
+    has("policies", &["shop/only-get", "ALLOW", app]);
+    has("limits", &["shop/few", "50 per 3600s by principal", app]);
+    has("endpoints", &[app, "Healthy"]);
+    // A change shows, and what is gone does not.
+    mesh.apply(
+        "objects",
+        &OBJECTS
+            .replace("weight: 3", "weight: 7")
+            .replace("name: only-get", "name: only-read"),
+    );
+    has("routes", &[&backend.replace("x3", "x7")]);
+    has("policies", &["shop/only-read"]);
+    assert!(!shown(&mesh, "policies", &[]).contains("only-get"));
+    for section in ["routes", "policies", "endpoints", "limits"] {
+        let json = shown(&mesh, section, &["-o", "json"]);
+        let read: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(read[0]["waypoint"], "shop/waypoint");
+        assert!(!json.contains(SECRET), "{section}: {json}");
+    }
+    let absent = mesh.ambit(&["waypoint", "routes", "-w", "nobody"]);
+    assert_ne!(absent.code, 0);
+
+    // The whole dump of the waypoint, as its own pod has it.
+    let dump = "http://127.0.0.1:15000/config_dump";
+    let dump = mesh.get("shop/waypoint", dump).body;
+    for object in ["shop/tag", "shop/tokens", "shop/few", "canary"] {
+        assert!(dump.contains(object), "{object} in {dump}");
+    }
+    assert!(!dump.contains(SECRET), "{dump}");
+}

@@ -155,6 +155,24 @@ fn routes_of_connections_read_back_what_was_written() {
     );
 }
 
+fn echo_route() -> RouteName {
+    RouteName {
+        kind: "HTTPRoute".into(),
+        namespace: "shop".into(),
+        name: "echo".into(),
+    }
+}
+
+fn session() -> HttpSession {
+    HttpSession {
+        name: "id".into(),
+        is_header: true,
+        is_permanent: true,
+        absolute_timeout: Some(Duration::from_secs(60)),
+        idle_timeout: Some(Duration::from_secs(5)),
+    }
+}
+
 #[test]
 fn services_read_back_what_was_written() {
     let share = Share {
@@ -164,20 +182,10 @@ fn services_read_back_what_was_written() {
     let service = WaypointService {
         service: NamespacedHostname::new("shop", "echo.shop.svc.cluster.local"),
         routes: vec![HttpRoute {
-            name: RouteName {
-                kind: "HTTPRoute".into(),
-                namespace: "shop".into(),
-                name: "echo".into(),
-            },
+            name: echo_route(),
             ports: vec![80],
             rules: vec![HttpRouteRule {
-                session: Some(HttpSession {
-                    name: "id".into(),
-                    is_header: true,
-                    is_permanent: true,
-                    absolute_timeout: Some(Duration::from_secs(60)),
-                    idle_timeout: Some(Duration::from_secs(5)),
-                }),
+                session: Some(session()),
                 matches: vec![HttpRouteMatch {
                     path: Some(HttpPathMatch::Prefix("/a".into())),
                     method: Some("GET".into()),

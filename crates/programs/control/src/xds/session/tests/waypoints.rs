@@ -20,7 +20,7 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         ..WaypointService::default()
     };
     let destination = WaypointDestination {
-        service: name.clone(),
+        service: name,
         policy: DestinationPolicy::default(),
         ports: BTreeMap::new(),
         subsets: BTreeMap::new(),
@@ -43,7 +43,7 @@ fn told(gateway: &GatewayName, service: &str) -> Delta {
         ..RateLimit::default()
     };
     let policy = HttpPolicy {
-        key: key.clone(),
+        key,
         ..HttpPolicy::default()
     };
     let records: [WaypointRecord; 7] = [

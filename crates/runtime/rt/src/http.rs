@@ -22,6 +22,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
     sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
 };
 
 pub use answer::{
@@ -32,6 +33,11 @@ use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 
 /// Connections that an address keeps even if all are in use.
 const FEW: usize = 4;
+
+/// How long sockets of a killed predecessor may be in use.
+const LEFT_BEHIND: Duration = Duration::from_secs(2);
+/// Time between two attempts to take an address over.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A request with its whole body.
 pub type Request = ::http::Request<Bytes>;
@@ -330,6 +336,28 @@ pub async fn bind(address: SocketAddr, purpose: &'static str) -> Result<TcpListe
             purpose,
             source,
         })
+}
+
+/// As [`bind`], but waits a moment for an address that is in use: a process that was killed leaves its sockets, until they
+/// exec, to children that it had just begun to start.
+///
+/// # Errors
+/// As [`bind`]; of an address that stays in use after [`LEFT_BEHIND`].
+pub async fn bind_after_predecessor(
+    address: SocketAddr,
+    purpose: &'static str,
+) -> Result<TcpListener, ListenError> {
+    let end = Instant::now() + LEFT_BEHIND;
+    loop {
+        match bind(address, purpose).await {
+            Err(error)
+                if error.source.kind() == io::ErrorKind::AddrInUse && Instant::now() < end =>
+            {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            bound => return bound,
+        }
+    }
 }
 
 #[cfg(test)]

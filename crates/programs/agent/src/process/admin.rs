@@ -25,7 +25,7 @@ pub(super) async fn serve(
 ) -> Result<(), RunError> {
     let [metrics, health] = args.listen()?;
     if let Some(address) = metrics {
-        let listener = ambit_rt::http::bind(address, "metrics").await?;
+        let listener = ambit_rt::http::bind_after_predecessor(address, "metrics").await?;
         let registry = Arc::new(registry);
         let handler = move |request: Request| {
             let (registry, calls) = (Arc::clone(&registry), calls.clone());
@@ -42,7 +42,7 @@ pub(super) async fn serve(
         spawn("metrics", server);
     }
     if let Some(address) = health {
-        let listener = ambit_rt::http::bind(address, "health").await?;
+        let listener = ambit_rt::http::bind_after_predecessor(address, "health").await?;
         let handler = move |request: Request| {
             let pending = readiness.pending_names();
             std::future::ready(match request.uri().path() {

@@ -197,6 +197,22 @@ async fn a_taken_address_is_named_in_the_error() {
 }
 
 #[tokio::test]
+async fn an_address_is_taken_over_as_soon_as_it_is_free() {
+    within(async {
+        let taken = bind("127.0.0.1:0".parse().unwrap(), "metrics")
+            .await
+            .unwrap();
+        let address = taken.local_addr().unwrap();
+        let mut taking = Box::pin(bind_after_predecessor(address, "metrics"));
+        let early = tokio::time::timeout(LOOK_AGAIN * 3, taking.as_mut()).await;
+        assert!(early.is_err(), "{early:?}");
+        drop(taken);
+        assert_eq!(taking.await.unwrap().local_addr().unwrap(), address);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_unix_socket_is_served_too() {
     within(async {
         let dir = tempfile::tempdir().unwrap();

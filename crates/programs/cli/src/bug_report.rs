@@ -7,7 +7,7 @@ use ambit_install::{
     cluster::Cluster,
     object::{name, namespace_of},
 };
-use ambit_k8s_api::Pod;
+use ambit_k8s_api::{Pod, labels::GATEWAY_NAME};
 use clap::Args;
 use flate2::{Compression, write::GzEncoder};
 use hyper::Method;
@@ -19,7 +19,7 @@ use crate::{
     install::progress,
     output::say,
     reach::{self, AGENT, CONTROL, PROXY},
-    status,
+    status, waypoint,
 };
 
 mod redact;
@@ -35,6 +35,14 @@ const KINDS: &[(&str, &str)] = &[
     ("security.istio.io/v1", "PeerAuthentication"),
     ("networking.istio.io/v1", "ServiceEntry"),
     ("networking.istio.io/v1", "WorkloadEntry"),
+    ("security.istio.io/v1", "RequestAuthentication"),
+    ("networking.istio.io/v1", "DestinationRule"),
+    ("telemetry.istio.io/v1", "Telemetry"),
+    ("extensions.istio.io/v1alpha1", "WasmPlugin"),
+    ("gateway.networking.k8s.io/v1", "GatewayClass"),
+    ("gateway.networking.k8s.io/v1", "Gateway"),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"),
+    ("gateway.networking.k8s.io/v1", "GRPCRoute"),
     ("ambit.io/v1alpha1", "HTTPFault"),
     ("ambit.io/v1alpha1", "RateLimit"),
 ];
@@ -147,18 +155,19 @@ impl Report {
                 .await
                 .unwrap_or_default()
             {
-                let name = name(&pod);
-                for path in *paths {
-                    progress(&format!("{name} {path}"));
-                    let answer =
-                        reach::ask_pod(cluster, namespace, name, *port, Method::GET, path).await;
-                    let answer = match answer {
-                        Ok(answer) => String::from_utf8_lossy(&answer.body).into_owned(),
-                        Err(error) => error.text(),
-                    };
-                    let file = path.trim_start_matches('/').replace('/', "-");
-                    self.text(&format!("pods/{name}/{file}"), &answer);
-                }
+                self.answers(cluster, &pod, *port, paths).await;
+            }
+        }
+        for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
+            let label = format!("{GATEWAY_NAME}={}", gateway.name());
+            for pod in reach::pods(cluster, gateway.namespace(), &label)
+                .await
+                .unwrap_or_default()
+            {
+                self.answers(cluster, &pod, PROXY.1, &["/config_dump"])
+                    .await;
+                self.answers(cluster, &pod, 15020, &["/metrics"]).await;
+                self.logs(cluster, &pod, args.log_lines).await;
             }
         }
         for labels in [AGENT.0, PROXY.0, CONTROL.0] {
@@ -168,6 +177,21 @@ impl Report {
             {
                 self.logs(cluster, &pod, args.log_lines).await;
             }
+        }
+    }
+
+    /// Answers of a pod to questions.
+    async fn answers(&mut self, cluster: &Cluster, pod: &Pod, port: u16, paths: &[&str]) {
+        let (namespace, name) = (namespace_of(pod), name(pod));
+        for path in paths {
+            progress(&format!("{name} {path}"));
+            let answer = reach::ask_pod(cluster, namespace, name, port, Method::GET, path).await;
+            let answer = match answer {
+                Ok(answer) => String::from_utf8_lossy(&answer.body).into_owned(),
+                Err(error) => error.text(),
+            };
+            let file = path.trim_start_matches('/').replace('/', "-");
+            self.text(&format!("pods/{name}/{file}"), &answer);
         }
     }
 

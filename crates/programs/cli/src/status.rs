@@ -6,7 +6,7 @@ use ambit_install::{
     cluster::Cluster,
     object::{name, namespace_of},
 };
-use ambit_k8s_api::{Node, Pod};
+use ambit_k8s_api::{Node, Pod, labels::GATEWAY_NAME};
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
 use hyper::Method;
@@ -20,11 +20,12 @@ use crate::{
     output::{self, Format},
     problems::{self, Page},
     reach::{self, AGENT, CONTROL, PROXY, best, phase},
+    waypoint,
 };
 
 mod report;
 
-use report::{Answered, Gathered, Report, report, words};
+use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
 
 /// Pods that are asked at the same time.
 const AT_ONCE: usize = 8;
@@ -104,13 +105,35 @@ async fn gather(
         }
         None => Vec::new(),
     };
+    let waypoints = match node {
+        // Waypoints belong to no node.
+        Some(_) => Vec::new(),
+        None => waypoints(cluster).await,
+    };
     Ok(Gathered {
         objects,
         nodes,
         agents,
         proxies,
         controls,
+        waypoints,
     })
+}
+
+/// Waypoints of the cluster with the answers of their pods; none where the definitions of Gateways are missing.
+async fn waypoints(cluster: &Cluster) -> Vec<GatheredWaypoint> {
+    let mut gathered = Vec::new();
+    for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
+        let label = format!("{GATEWAY_NAME}={}", gateway.name());
+        let pods = reach::pods(cluster, gateway.namespace(), &label).await;
+        let pods = pods.unwrap_or_default();
+        gathered.push(GatheredWaypoint {
+            name: format!("{}/{}", gateway.namespace(), gateway.name()),
+            is_programmed: gateway.is_programmed(),
+            pods: ask_all(cluster, pods, PROXY.1, "/config_dump").await,
+        });
+    }
+    gathered
 }
 
 async fn ask_all<T: DeserializeOwned>(

@@ -8,6 +8,7 @@ mod records;
 
 use std::time::Duration;
 
+use ambit_install::cluster::Cluster;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ use crate::{
     install::{duration, progress},
     output::{self, Format, say, table},
 };
-use gateway::Seen;
+pub(crate) use gateway::Seen;
 use moot::{Migration, Moot};
 use records::{RecordsArgs, Section};
 
@@ -200,6 +201,15 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
         WaypointCommand::Limits(args) => records::run(Section::Limits, args),
         WaypointCommand::Delete(args) => delete(args),
     }
+}
+
+/// Waypoints of a cluster that this mesh takes care of.
+pub(crate) async fn of_cluster(cluster: &Cluster) -> Result<Vec<Seen>, CliError> {
+    let all = in_cluster::of(cluster).await?;
+    let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
+    found.retain(Seen::is_waypoint);
+    found.sort_by_key(|gateway| (gateway.namespace().to_owned(), gateway.name().to_owned()));
+    Ok(found)
 }
 
 impl Where {

@@ -19,6 +19,10 @@ pub(super) fn object(mut object: Value) -> Value {
     object
 }
 
+/// Fields of policies and plugins that may hold secrets whatever they are named inside: configurations of plugins, and
+/// key sets with symmetric keys.
+const SECRET_FIELDS: [&str; 2] = ["pluginConfig", "jwks"];
+
 /// Values whose key, or whose `name` beside a `value`, says secret.
 fn blot(value: &mut Value) {
     match value {
@@ -29,6 +33,13 @@ fn blot(value: &mut Value) {
                 .and_then(Value::as_str)
                 .is_some_and(is_secret);
             for (key, value) in map {
+                if SECRET_FIELDS.contains(&key.as_str()) {
+                    *value = BLOT.into();
+                    continue;
+                }
+                if key == "vmConfig" {
+                    environment(value);
+                }
                 let secret = is_secret(key) || (named && key == "value");
                 if secret && value.is_string() {
                     *value = BLOT.into();
@@ -38,6 +49,18 @@ fn blot(value: &mut Value) {
             }
         }
         _ => {}
+    }
+}
+
+/// Blots out the values of a plugin's environment.
+fn environment(of: &mut Value) {
+    let all = of.get_mut("env").and_then(Value::as_array_mut);
+    for value in all
+        .into_iter()
+        .flatten()
+        .filter_map(|one| one.get_mut("value"))
+    {
+        *value = BLOT.into();
     }
 }
 
@@ -104,6 +127,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn plugins_and_key_sets_are_blotted_out() {
+        let plugin = json!({"spec": {
+            "url": "oci://registry/tag",
+            "pluginConfig": {"header": "hunter2"},
+            "vmConfig": {"env": [{"name": "PLACE", "value": "hunter2"}]},
+        }});
+        let text = object(plugin).to_string();
+        assert!(
+            !text.contains("hunter2") && text.contains("PLACE"),
+            "{text}"
+        );
+        let rules = json!({"spec": {"jwtRules": [{"issuer": "i", "jwks": "hunter2"}]}});
+        let text = object(rules).to_string();
+        assert!(
+            !text.contains("hunter2") && text.contains("issuer"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn keys_and_tokens_are_blotted_out_and_certificates_stay() {

@@ -34,8 +34,19 @@ pub(crate) struct Gathered {
     pub(crate) proxies: Vec<Answered<ProxyDump>>,
     /// `/debug/syncz` of the control plane.
     pub(crate) controls: Vec<Answered<Vec<XdsClient>>>,
-    /// What the control plane finds wrong with objects.
+    /// Problems of objects that the control plane finds.
     pub(crate) objects: Vec<Problem>,
+    pub(crate) waypoints: Vec<GatheredWaypoint>,
+}
+
+/// Waypoint, and the answers of its pods to `/config_dump`.
+#[derive(Debug)]
+pub(crate) struct GatheredWaypoint {
+    /// Gateway of the waypoint, `namespace/name`.
+    pub(crate) name: String,
+    /// Whether the Gateway has the condition `Programmed`.
+    pub(crate) is_programmed: bool,
+    pub(crate) pods: Vec<Answered<ProxyDump>>,
 }
 
 /// How the mesh is.
@@ -44,7 +55,8 @@ pub(crate) struct Gathered {
 pub(crate) struct Report {
     pub(crate) control_plane: Vec<PartReport>,
     pub(crate) nodes: Vec<NodeReport>,
-    /// What is not as it should be, over all nodes.
+    pub(crate) waypoints: Vec<WaypointReport>,
+    /// Problems of all parts.
     pub(crate) problems: Vec<String>,
 }
 
@@ -75,6 +87,27 @@ pub(crate) struct NodeReport {
     pub(crate) xds: String,
     /// How often redirection was found changed by others, and repaired.
     pub(crate) drifts: i64,
+}
+
+/// State of a waypoint.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct WaypointReport {
+    /// Gateway of the waypoint, `namespace/name`.
+    pub(crate) waypoint: String,
+    pub(crate) programmed: bool,
+    pub(crate) pods: Vec<WaypointPodReport>,
+}
+
+/// State of a waypoint's pod.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct WaypointPodReport {
+    #[serde(flatten)]
+    pub(crate) part: PartReport,
+    pub(crate) certificates: Option<Certificates>,
+    /// State of its xDS stream, as [`NodeReport::xds`].
+    pub(crate) xds: String,
 }
 
 /// The certificates of a node proxy.
@@ -113,6 +146,9 @@ pub(crate) fn report(gathered: &Gathered) -> Report {
         .iter()
         .map(|node| node_report(node, gathered, &clients, &mut problems))
         .collect();
+    let waypoints = gathered.waypoints.iter();
+    let waypoints = waypoints.map(|one| waypoint_report(one, gathered, &clients, &mut problems));
+    let waypoints = waypoints.collect();
     if !gathered.objects.is_empty() {
         let count = gathered.objects.len();
         problems.push(format!(
@@ -122,8 +158,57 @@ pub(crate) fn report(gathered: &Gathered) -> Report {
     Report {
         control_plane,
         nodes,
+        waypoints,
         problems,
     }
+}
+
+fn waypoint_report(
+    gathered: &GatheredWaypoint,
+    all: &Gathered,
+    clients: &[&XdsClient],
+    problems: &mut Vec<String>,
+) -> WaypointReport {
+    let name = &gathered.name;
+    let is_known = all.controls.iter().any(|control| control.answer.is_ok());
+    let pod = |answered: &Answered<ProxyDump>, problems: &mut Vec<String>| {
+        let dump = answered.answer.as_ref().ok();
+        let version = dump.map(|dump| dump.version.version.clone());
+        let part = part(answered, version, problems);
+        let certificates = dump.map(|dump| certificates(&part.pod, &dump.certificates, problems));
+        let xds = xds(answered, clients, is_known);
+        if is_known && xds != "SYNCED" {
+            problems.push(format!("{}: xDS of the waypoint is {xds}", part.pod));
+        }
+        WaypointPodReport {
+            part,
+            certificates,
+            xds,
+        }
+    };
+    let pods: Vec<_> = gathered.pods.iter().map(|one| pod(one, problems)).collect();
+    if !pods.iter().any(|pod| pod.part.ready) {
+        problems.push(format!("{name}: no pod of the waypoint is ready"));
+    }
+    if !gathered.is_programmed {
+        problems.push(format!(
+            "{name}: the waypoint is not programmed; `ambit waypoint status` shows why"
+        ));
+    }
+    WaypointReport {
+        waypoint: name.clone(),
+        programmed: gathered.is_programmed,
+        pods,
+    }
+}
+
+/// State of a proxy's xDS stream.
+fn xds<T>(proxy: &Answered<T>, clients: &[&XdsClient], is_known: bool) -> String {
+    let name = format!("{}.{}", name(&proxy.pod), namespace_of(&proxy.pod));
+    let client = clients.iter().find(|client| client.pod() == name);
+    let state = client.map(|client| client.state());
+    let unconnected = if is_known { NOT_CONNECTED } else { UNKNOWN };
+    state.unwrap_or(unconnected).to_owned()
 }
 
 fn node_report(
@@ -159,10 +244,7 @@ fn node_report(
             let version = dump.map(|dump| dump.version.version.clone());
             report.proxy = Some(part(proxy, version, problems));
             report.certificates = dump.map(|dump| certificates(node, &dump.certificates, problems));
-            let name = format!("{}.{}", name(&proxy.pod), namespace_of(&proxy.pod));
-            if let Some(client) = clients.iter().find(|client| client.pod() == name) {
-                client.state().clone_into(&mut report.xds);
-            }
+            report.xds = xds(proxy, clients, known);
             if known && report.xds != "SYNCED" {
                 problems.push(format!("{node}: xDS of the node proxy is {}", report.xds));
             }
@@ -303,10 +385,44 @@ pub(crate) fn words(report: &Report) -> String {
     ];
     text.push_str("\n\n");
     text.push_str(&table(&header, rows));
+    if !report.waypoints.is_empty() {
+        text.push_str("\n\n");
+        text.push_str(&waypoint_table(&report.waypoints));
+    }
     for problem in &report.problems {
         text.push_str(&format!("\n! {problem}"));
     }
     text
+}
+
+fn waypoint_table(waypoints: &[WaypointReport]) -> String {
+    let rows = waypoints.iter().flat_map(|waypoint| {
+        let name = &waypoint.waypoint;
+        let row = move |pod: Option<&WaypointPodReport>| {
+            let certificates = pod.and_then(|pod| pod.certificates.as_ref());
+            let certificates = certificates.map(|c| format!("{}/{}", c.available, c.total));
+            vec![
+                name.clone(),
+                pod.map_or("-", |pod| &pod.part.pod).to_owned(),
+                version_and_state(pod.map(|pod| &pod.part)),
+                pod.map_or_else(|| "-".to_owned(), |pod| pod.part.restarts.to_string()),
+                certificates.unwrap_or_else(|| "-".to_owned()),
+                pod.map_or("-", |pod| &pod.xds).to_owned(),
+            ]
+        };
+        let missing = waypoint.pods.is_empty().then(|| row(None));
+        let pods = waypoint.pods.iter().map(move |pod| row(Some(pod)));
+        missing.into_iter().chain(pods)
+    });
+    let header = [
+        "WAYPOINT",
+        "POD",
+        "VERSION",
+        "RESTARTS",
+        "CERTIFICATES",
+        "XDS",
+    ];
+    table(&header, rows)
 }
 
 fn version_and_state(part: Option<&PartReport>) -> String {

@@ -41,7 +41,7 @@ pub(super) fn manifest(
 /// A Gateway as it stands.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
-pub(super) struct Seen(Value);
+pub(crate) struct Seen(Value);
 
 impl Seen {
     pub(super) fn new(gateway: Value) -> Self {
@@ -55,16 +55,16 @@ impl Seen {
             .unwrap_or_default()
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.text("/metadata/name")
     }
 
-    pub(super) fn namespace(&self) -> &str {
+    pub(crate) fn namespace(&self) -> &str {
         self.text("/metadata/namespace")
     }
 
     /// Whether it is a waypoint of Ambit's control plane.
-    pub(super) fn is_waypoint(&self) -> bool {
+    pub(crate) fn is_waypoint(&self) -> bool {
         self.class() == CLASS
     }
 
@@ -116,7 +116,7 @@ impl Seen {
     }
 
     /// Whether it is programmed, as it is wished now.
-    pub(super) fn is_programmed(&self) -> bool {
+    pub(crate) fn is_programmed(&self) -> bool {
         let number = |value: Option<&Value>| value.and_then(Value::as_i64);
         let wished = number(self.0.pointer("/metadata/generation"));
         let all = self

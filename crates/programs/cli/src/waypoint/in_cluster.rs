@@ -40,7 +40,11 @@ fn refused(error: ClusterError) -> CliError {
 
 /// All Gateways.
 pub(super) async fn gateways(target: &Target) -> Result<Vec<Value>, CliError> {
-    let cluster = target.cluster().await?;
+    of(&target.cluster().await?).await
+}
+
+/// All Gateways of a cluster.
+pub(super) async fn of(cluster: &Cluster) -> Result<Vec<Value>, CliError> {
     let list = cluster.list(API_VERSION, "Gateway", None, None).await;
     list.map_err(refused)
 }

@@ -60,7 +60,52 @@ fn healthy() -> Gathered {
             ]),
         )],
         objects: Vec::new(),
+        waypoints: Vec::new(),
     }
+}
+
+/// A mesh with a waypoint of one pod.
+fn with_waypoint(pods: Vec<Answered<ProxyDump>>) -> Gathered {
+    let mut gathered = healthy();
+    let streams = json!([
+        {"proxy": "ztunnel~10.0.0.1~ztunnel-1.istio-system~istio-system.svc.cluster.local", "subscriptions": {
+            "a": {"state": "SYNCED"}}},
+        {"proxy": "waypoint~10.0.0.2~way-1.istio-system~istio-system.svc.cluster.local", "subscriptions": {
+            "a": {"state": "SYNCED"}}},
+    ]);
+    gathered.controls = vec![answered("control", "n1", streams)];
+    gathered.waypoints = vec![GatheredWaypoint {
+        name: "shop/way".to_owned(),
+        is_programmed: !pods.is_empty(),
+        pods,
+    }];
+    gathered
+}
+
+#[test]
+fn waypoints_are_reported_with_their_pods() {
+    let dump = json!({
+        "version": {"version": "0.1.0"},
+        "certificates": [{"identity": "x", "state": "Available", "certChain": []}],
+    });
+    let report_of = |pods| report(&with_waypoint(pods));
+    let good = report_of(vec![answered("way-1", "n1", dump.clone())]);
+    assert_eq!(good.problems, Vec::<String>::new());
+    insta::assert_snapshot!(words(&good));
+    let unconnected = report_of(vec![answered("way-2", "n1", dump)]);
+    assert_eq!(
+        unconnected.problems,
+        ["way-2: xDS of the waypoint is not connected"]
+    );
+    let none = report_of(Vec::new());
+    assert_eq!(
+        none.problems,
+        [
+            "shop/way: no pod of the waypoint is ready",
+            "shop/way: the waypoint is not programmed; `ambit waypoint status` shows why"
+        ]
+    );
+    assert!(words(&none).contains("shop/way  -"), "{}", words(&none));
 }
 
 #[test]

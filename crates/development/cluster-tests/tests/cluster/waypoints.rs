@@ -5,6 +5,7 @@ mod faults;
 mod gateways;
 mod introduction;
 mod migration;
+mod operators;
 mod overlays;
 mod requests;
 mod rollouts;

@@ -28,7 +28,7 @@ const KNOWN: &[(&str, Counts)] = &[
     ("ambit-authz", counts(10, 1, 3)),
     ("ambit-bench", counts(25, 0, 2)),
     ("ambit-certificates", counts(9, 1, 5)),
-    ("ambit-cli", counts(191, 2, 23)),
+    ("ambit-cli", counts(0, 2, 23)),
     ("ambit-cluster", counts(8, 0, 1)),
     ("ambit-cluster-tests", counts(7, 10, 5)),
     ("ambit-cni", counts(13, 1, 1)),

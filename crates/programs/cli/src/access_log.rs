@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// One line.
+/// Line of an access log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessLine(BTreeMap<String, String>);
 
@@ -28,7 +28,7 @@ impl AccessLine {
         Some(Self(map))
     }
 
-    /// A field.
+    /// Value of a field.
     pub(crate) fn field(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }

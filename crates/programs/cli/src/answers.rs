@@ -14,7 +14,7 @@ pub(crate) struct AgentStatus {
     pub(crate) version: String,
     /// Pods that belong to the mesh.
     pub(crate) wanted: Option<i64>,
-    /// Those of them that are captured.
+    /// Number of them that are captured.
     pub(crate) captured: Option<i64>,
     /// Node proxies that are connected to the agent.
     pub(crate) proxies: Option<i64>,
@@ -41,9 +41,9 @@ pub(crate) struct AgentPod {
     pub(crate) redirected: bool,
     /// How often redirection was found changed by others, and repaired.
     pub(crate) drifts: i64,
-    /// What the pod's annotation should say.
+    /// Annotation that the pod should have.
     pub(crate) annotation: String,
-    /// What it was last seen to say.
+    /// Annotation that it was last seen with.
     pub(crate) annotation_seen: String,
     #[serde(flatten)]
     pub(crate) more: Map<String, Value>,
@@ -59,7 +59,7 @@ pub(crate) struct XdsClient {
     pub(crate) subscriptions: BTreeMap<String, Subscription>,
 }
 
-/// What a client is subscribed to.
+/// Subscription of a client.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Subscription {

@@ -109,7 +109,7 @@ pub(crate) enum LabCommand {
     Down,
     /// Show nodes, pods, the processes of the mesh, and what is wrong with manifests
     Status {
-        /// Output format
+        /// Format of the output
         #[arg(short, long, value_enum, default_value_t)]
         output: Format,
     },

@@ -54,7 +54,7 @@ const OWN_KINDS: &[(&str, &str)] = &[
     ("apps/v1", "Deployment"),
     ("coordination.k8s.io/v1", "Lease"),
 ];
-/// What is asked of every pod of a part.
+/// Questions to every pod of a part.
 const QUESTIONS: &[(&str, u16, &[&str])] = &[
     (AGENT.0, AGENT.1, &["/v1/status", "/metrics"]),
     (PROXY.0, PROXY.1, &["/config_dump"]),
@@ -72,7 +72,7 @@ const QUESTIONS: &[(&str, u16, &[&str])] = &[
     ),
 ];
 
-/// See the module.
+/// Flags of `ambit bug-report`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BugReportArgs {
     #[command(flatten)]
@@ -90,7 +90,7 @@ pub(crate) struct BugReportArgs {
     log_lines: i64,
 }
 
-/// Writes it.
+/// Writes the archive.
 pub(crate) fn run(args: &BugReportArgs) -> Result<(), CliError> {
     let unwritable = |error: io::Error| {
         let what = format!("cannot write {}", args.output.display());

@@ -38,7 +38,7 @@ mod on_node;
 mod platforms;
 mod rules;
 
-/// See the module.
+/// Flags of `ambit check`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CheckArgs {
     /// Namespaces to check as if they were in the mesh, besides those that are
@@ -48,7 +48,7 @@ pub(crate) struct CheckArgs {
     /// Check this machine as a node instead of the cluster
     #[arg(long, conflicts_with = "namespaces")]
     on_node: bool,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -65,16 +65,16 @@ pub(crate) enum Level {
     Info,
 }
 
-/// Something found.
+/// Finding of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
     pub(crate) level: Level,
-    /// What it is about: an object, or the cluster.
+    /// Subject of the finding: an object, or the cluster.
     pub(crate) about: String,
-    /// What was found.
+    /// Text of the finding.
     pub(crate) finding: String,
-    /// What to do.
+    /// Advice on it.
     pub(crate) advice: String,
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(bad)))
 }
 
-/// What is found in a cluster, for people.
+/// Findings in a cluster, as text.
 pub(crate) async fn report(cluster: &Cluster, mesh_namespace: &str) -> Result<String, CliError> {
     Ok(words(&findings(&take(cluster, mesh_namespace, &[]).await?)))
 }

@@ -40,7 +40,7 @@ impl Default for Target {
 }
 
 impl Target {
-    /// Connects.
+    /// Connects to the cluster.
     pub(crate) async fn cluster(&self) -> Result<Cluster, CliError> {
         let unusable = |error: Box<dyn std::error::Error + Send + Sync>| {
             let error = CliError::new(ErrorKind::Unreachable, "no cluster can be reached")

@@ -40,7 +40,7 @@ const READY: Duration = Duration::from_secs(60);
 /// How long the access log may lag behind.
 const LOG_LAG: Duration = Duration::from_secs(3);
 
-/// The nodes.
+/// Names of the nodes.
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
 /// The built-in example: file name and text.
@@ -456,7 +456,7 @@ fn pod<'a>(status: &'a Status, (namespace, name): (&str, &str)) -> Result<&'a Po
     })
 }
 
-/// What became of a call.
+/// Observed result of a call.
 struct Seen {
     identity: Option<String>,
     path: Way,
@@ -572,12 +572,12 @@ fn wire(status: &Status, reports: &[FlowReport]) -> Result<Vec<String>, CliError
     Ok(faults)
 }
 
-/// `namespace/name`.
+/// Name of a pod, `namespace/name`.
 fn named(pod: &PodStatus) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
-/// `namespace/deployment`.
+/// Name of a pod's Deployment, `namespace/deployment`.
 fn short(pod: &PodStatus) -> String {
     let mut name = pod.name.as_str();
     for _ in 0..2 {

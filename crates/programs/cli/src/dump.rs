@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{CliError, ErrorKind};
 
-/// The dump.
+/// Dump of a proxy.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Dump {
@@ -24,7 +24,7 @@ pub(crate) struct Dump {
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// What of a dump is about the proxy itself, without the records of the whole mesh.
+/// Part of a dump about the proxy itself, without the records of the whole mesh.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ProxyDump {
@@ -32,7 +32,7 @@ pub(crate) struct ProxyDump {
     pub(crate) certificates: Entries<CertificateEntry>,
 }
 
-/// What of a dump is about open connections.
+/// Part of a dump about open connections.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct OpenDump {
@@ -45,14 +45,14 @@ pub(crate) struct OpenDump {
 #[derive(Debug)]
 pub(crate) struct Entries<T>(Vec<Entry<T>>);
 
-/// What is read of an entry, beside the entry as it came, which is what is printed as JSON.
+/// Known fields of an entry, beside the entry as it came, which is printed as JSON.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
     pub(crate) known: T,
     whole: Value,
 }
 
-/// A workload.
+/// Record of a workload.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WorkloadEntry {
@@ -79,18 +79,18 @@ pub(crate) struct EndpointWaypoint {
     pub(crate) identities: Vec<String>,
     /// Everything has to come through it.
     pub(crate) enforce: bool,
-    /// What does not is refused, and not led there.
+    /// Whether connections that do not come from it are refused instead of sent there.
     pub(crate) refuse: bool,
 }
 
-/// A service.
+/// Record of a service.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ServiceEntry {
     pub(crate) name: String,
     pub(crate) namespace: String,
     pub(crate) hostname: String,
-    /// `network/address`.
+    /// Virtual addresses, `network/address`.
     pub(crate) vips: Vec<String>,
     pub(crate) ports: Ports,
     /// None in the control plane's dump.
@@ -119,7 +119,7 @@ pub(crate) struct Waypoint {
 }
 
 impl Waypoint {
-    /// In words.
+    /// Destination as text.
     pub(crate) fn destination(&self) -> String {
         match &self.destination {
             Value::Null => String::new(),
@@ -167,7 +167,7 @@ pub(crate) struct PodEntry {
     pub(crate) state: String,
     #[serde(deserialize_with = "or_default")]
     pub(crate) info: PodInfo,
-    /// By direction.
+    /// Connections by direction.
     #[serde(deserialize_with = "or_default")]
     pub(crate) connections: BTreeMap<String, Vec<Connection>>,
 }
@@ -179,7 +179,7 @@ impl PodEntry {
     }
 }
 
-/// What a pod is called.
+/// Names of a pod.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodInfo {
@@ -200,7 +200,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// What the caller proved, null if nothing; `None` if that is not told.
+    /// Identity that the caller proved, null if none; `None` if the dump does not have it.
     pub(crate) fn src_identity(&self) -> Option<&Value> {
         self.more.get("srcIdentity")
     }
@@ -278,7 +278,7 @@ impl<T> Entries<T> {
         self.0.iter()
     }
 
-    /// What is read of each.
+    /// Known fields of each entry.
     pub(crate) fn known(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|entry| &entry.known)
     }

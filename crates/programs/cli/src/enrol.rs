@@ -21,10 +21,10 @@ use crate::{
 /// Time between two looks at the pods.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// See the module.
+/// Flags of `ambit enrol`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct EnrolArgs {
-    /// The namespaces
+    /// Names of the namespaces
     #[arg(required = true)]
     namespaces: Vec<String>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
     })
 }
 
-/// What decides who belongs, from the agents' settings.
+/// Rules of membership, from the agents' settings.
 pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rules, CliError> {
     let config = cluster
         .read(Some(mesh_namespace), "ambit-agent-config")

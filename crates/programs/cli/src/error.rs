@@ -9,11 +9,11 @@ use ambit_rt::ErrorChain;
 pub enum ErrorKind {
     /// The command makes no sense as given.
     Usage,
-    /// What was named does not exist.
+    /// Object that does not exist.
     NotFound,
     /// The other side cannot be reached or understood.
     Unreachable,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 
@@ -63,7 +63,7 @@ impl CliError {
         self
     }
 
-    /// Its kind.
+    /// Kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

@@ -24,7 +24,7 @@ use crate::{
 };
 pub(crate) use delivery::Delivery;
 
-/// See the module.
+/// Flags of `ambit policy explain`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
@@ -41,12 +41,12 @@ pub(crate) struct ExplainArgs {
     /// As if the client were outside the mesh
     #[arg(long)]
     pub(crate) plaintext: bool,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: Format,
 }
 
-/// What would become of a connection.
+/// Prediction for a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
@@ -63,16 +63,16 @@ pub(crate) struct Report {
     /// The waypoint that it goes through, whose policies are not judged here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waypoint: Option<String>,
-    /// What becomes of the waypoint's own connection to the server.
+    /// Decision on the waypoint's own connection to the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delivery: Option<Delivery>,
-    /// What becomes of it; as far as node proxies decide, on each leg, if it goes through a waypoint.
+    /// Whether it is allowed; as far as node proxies decide, on each leg, if it goes through a waypoint.
     pub(crate) allowed: bool,
     /// The policy that decides.
     pub(crate) decided_by: Option<String>,
-    /// In words.
+    /// Reason as text.
     pub(crate) why: String,
-    /// What every policy that applies makes of it.
+    /// Decision of every policy that applies.
     pub(crate) policies: Vec<PolicyReport>,
     /// Policies the server names that nobody knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]

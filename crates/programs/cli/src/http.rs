@@ -21,7 +21,7 @@ const MAX_ANSWER: usize = 1 << 30;
 /// How long the other side may be silent.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// An answer.
+/// Answer of a server.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// What is made of a server's bytes, and what it was asked.
+    /// Result for a server's bytes, and the request that the server received.
     async fn answer(bytes: &str) -> (Result<(u16, String), RequestError>, String) {
         let (client, mut server) = tokio::io::duplex(1 << 16);
         let serve = async move {

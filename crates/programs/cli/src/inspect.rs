@@ -15,7 +15,7 @@ use crate::{
     source::Source,
 };
 
-/// What most of these commands share.
+/// Flags that most of these commands share.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Inspect {
     #[command(flatten)]
@@ -23,7 +23,7 @@ pub(crate) struct Inspect {
     /// Only this namespace
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: Format,
 }
@@ -40,7 +40,7 @@ impl Inspect {
     }
 }
 
-/// What is in a namespace and has a name there.
+/// Record of a namespace that has a name there.
 trait Named {
     /// Its namespace and name.
     fn name(&self) -> (&str, &str);
@@ -282,7 +282,7 @@ fn open_connections(dump: &Dump, namespace: Option<&str>) -> Vec<PodConnection> 
     all
 }
 
-/// See [`log_level`].
+/// Flags of [`log_level`].
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct LogLevel {
     #[command(flatten)]

@@ -38,7 +38,7 @@ pub(crate) struct Values {
     platform: String,
 }
 
-/// See [`install`].
+/// Flags of [`install`].
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InstallArgs {
     #[command(flatten)]
@@ -59,7 +59,7 @@ pub(crate) struct InstallArgs {
     force_conflicts: bool,
 }
 
-/// See [`upgrade`].
+/// Flags of [`upgrade`].
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UpgradeArgs {
     #[command(flatten)]
@@ -69,7 +69,7 @@ pub(crate) struct UpgradeArgs {
     reset_values: bool,
 }
 
-/// See [`uninstall`].
+/// Flags of [`uninstall`].
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UninstallArgs {
     #[command(flatten)]
@@ -295,7 +295,7 @@ impl Values {
         Ok(platform::detect(&nodes).to_owned())
     }
 
-    /// What `--set global.platform` says wins over what was found, but not over what was asked for.
+    /// Sets the platform: `--set global.platform` comes before what was found, and a flag before both.
     fn choose_platform(&self, overrides: &mut Overrides, platform: &str) -> Result<(), CliError> {
         let set = overrides.text(&["global", "platform"]).is_some();
         if set && self.platform == "auto" {
@@ -328,7 +328,7 @@ fn yaml(object: &Value) -> Result<String, CliError> {
     })
 }
 
-/// What can be done about images that cannot be pulled.
+/// Advice on images that cannot be pulled.
 const IMAGE_HINTS: &[&str] = &[
     "no images of Ambit are published: `cargo xtask images --release` builds them (README, \"Images\"), and \
      --set global.hub=REGISTRY/PATH,global.tag=TAG says where they are",

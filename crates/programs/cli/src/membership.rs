@@ -20,9 +20,9 @@ pub(crate) struct Rules {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Wanted {
-    /// It should; why.
+    /// Pod that belongs to the mesh, and the reason.
     In(String),
-    /// It should not; why.
+    /// Pod that does not belong to the mesh, and the reason.
     Out(String),
     /// Only the agents know.
     Unknown,

@@ -11,12 +11,12 @@ use crate::{CliError, ErrorKind};
 /// The form of a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// Columns
+    /// Columns of text
     #[default]
     Table,
-    /// JSON
+    /// JSON, for programs
     Json,
-    /// YAML
+    /// YAML, for manifests
     Yaml,
 }
 

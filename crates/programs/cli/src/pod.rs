@@ -25,36 +25,36 @@ use crate::{
 };
 use waypoint::Binding;
 
-/// See the module.
+/// Flags of `ambit pod`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PodArgs {
     /// The pod: a name, the beginning of one, or namespace/name
     name: String,
-    /// Its namespace
+    /// Namespace of the pod
     #[arg(short, long, default_value = "default")]
     namespace: String,
     #[command(flatten)]
     target: Target,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
 
-/// What everybody says.
+/// Reports of all parts on a pod.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// `namespace/name`.
+    /// Name of the pod, `namespace/name`.
     pod: String,
     node: String,
     verdict: Verdict,
-    /// What follows from labels and settings.
+    /// Membership by labels and settings.
     wanted: Wanted,
-    /// What the agent wrote on the pod.
+    /// Annotation that the agent wrote on the pod.
     annotation: Captured,
-    /// What the node's agent answers.
+    /// Answer of the node's agent.
     agent: Result<AgentPod, String>,
-    /// What the node's proxy answers.
+    /// Answer of the node's proxy.
     proxy: Result<Proxy, String>,
     /// The waypoint of requests to the pod itself.
     waypoint: Binding,
@@ -64,7 +64,7 @@ pub(crate) struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Proxy {
-    /// It listens in the pod.
+    /// Whether the proxy listens in the pod.
     serves: bool,
     /// Connections it carries for the pod.
     connections: usize,
@@ -83,7 +83,7 @@ pub(crate) struct Proxy {
 pub(crate) enum Verdict {
     /// In the mesh, and everybody agrees.
     In,
-    /// It should be in the mesh, and is not.
+    /// Pod that should be in the mesh, and is not.
     NotYet,
     /// In the mesh, but it should not be any longer.
     Leaving,
@@ -93,7 +93,7 @@ pub(crate) enum Verdict {
     Unclear,
 }
 
-/// Shows it.
+/// Shows the report.
 pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
     let (namespace, wanted) = match args.name.split_once('/') {
         Some((namespace, wanted)) => (namespace, wanted),

@@ -13,7 +13,7 @@ use crate::{
 /// Page of the control plane's debug port.
 pub(crate) const PAGE: &str = "/debug/problems";
 
-/// See the module.
+/// Flags of `ambit problems`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ProblemsArgs {
     #[command(flatten)]
@@ -21,7 +21,7 @@ pub(crate) struct ProblemsArgs {
     /// Only of objects in this namespace
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Problem {
     origin: Option<String>,
 }
 
-/// Lists them.
+/// Lists the problems.
 pub(crate) fn run(args: &ProblemsArgs) -> Result<(), CliError> {
     let mut source = args.source.clone();
     source.control |= source.is_open();

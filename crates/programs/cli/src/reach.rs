@@ -27,9 +27,9 @@ pub(crate) enum Part {
 
 /// Labels by which pods of the mesh are found, and the port where they answer.
 pub(crate) const PROXY: (&str, u16) = ("app=ztunnel", 15000);
-/// See [`PROXY`].
+/// Agents, as [`PROXY`].
 pub(crate) const AGENT: (&str, u16) = ("app=ambit-agent", 15014);
-/// See [`PROXY`].
+/// Control plane, as [`PROXY`].
 pub(crate) const CONTROL: (&str, u16) = ("app=istiod", 15014);
 
 /// Puts a question to a pod of the mesh.

@@ -25,7 +25,7 @@ use judge::Rehearsal;
 use world::World;
 pub(crate) use world::{list, settings};
 
-/// See the module.
+/// Flags of `ambit policy test`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RehearsalArgs {
     /// Manifests with the AuthorizationPolicies and PeerAuthentications to rehearse: files or directories. They go
@@ -50,18 +50,18 @@ pub(crate) struct RehearsalArgs {
     /// Policies that are marked as a dry run are rehearsed, too, as if they were not
     #[arg(long)]
     pub(crate) enforce_dry_run: bool,
-    /// What cannot be decided is a failure, too
+    /// Fail, too, where nothing can be decided
     #[arg(long)]
     pub(crate) strict: bool,
     /// The trust domain; a cluster's is asked for there
     #[arg(long)]
     pub(crate) trust_domain: Option<String>,
-    /// This lab; otherwise the kubeconfig's cluster
+    /// Lab to rehearse in; otherwise the kubeconfig's cluster
     #[arg(long, env = "AMBIT_LAB")]
     pub(crate) lab: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     pub(crate) output: Format,
 }

@@ -26,7 +26,7 @@ use crate::{
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// Flags of `ambit rollout`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RolloutArgs {
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub(crate) struct RolloutArgs {
     /// How long to wait until the proxy that serves each node is a new one, such as 90s or 5m
     #[arg(long, default_value = "5m", value_parser = duration)]
     timeout: Duration,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }

@@ -105,7 +105,7 @@ impl Source {
         }
     }
 
-    /// What flags name; where they leave it open, the node proxies of all nodes.
+    /// Sources that flags name; where they leave it open, the node proxies of all nodes.
     pub(crate) fn all(&self) -> Result<Vec<Self>, CliError> {
         if !self.is_open() {
             return Ok(vec![self.clone()]);
@@ -123,7 +123,7 @@ impl Source {
         Ok(nodes.iter().map(|node| self.at(node)).collect())
     }
 
-    /// Its state.
+    /// State of the source.
     pub(crate) fn dump(&self) -> Result<Dump, CliError> {
         if let Some(file) = &self.file {
             let read = match file.to_str() {

@@ -32,7 +32,7 @@ const AT_ONCE: usize = 8;
 /// How long a pod may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// See the module.
+/// Flags of `ambit status`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
@@ -40,12 +40,12 @@ pub(crate) struct StatusArgs {
     /// Only this node
     #[arg(long)]
     node: Option<String>,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
 
-/// Shows it.
+/// Shows the status.
 pub(crate) fn run(args: &StatusArgs) -> Result<(), CliError> {
     let report = wait(async {
         let cluster = args.target.cluster().await?;
@@ -67,7 +67,7 @@ pub(crate) async fn gather_report(
     Ok((report, words))
 }
 
-/// Asks everybody.
+/// Asks all parts of the mesh.
 async fn gather(
     cluster: &Cluster,
     namespace: &str,

@@ -20,10 +20,10 @@ use clap::Subcommand;
 pub(crate) enum Tool {
     /// Serve HTTP: every answer says who served and who called
     Serve {
-        /// Port
+        /// Port to listen on
         #[arg(long, default_value_t = 8080)]
         port: u16,
-        /// What it calls itself
+        /// Name that its answers give
         #[arg(long, default_value = "server")]
         name: String,
         /// Repeat this text in every answer
@@ -38,20 +38,20 @@ pub(crate) enum Tool {
     },
     /// Serve HTTP: every answer is the head of its request; what is asked below /silent is never answered
     Reflect {
-        /// Port
+        /// Port to listen on
         #[arg(long, default_value_t = 8080)]
         port: u16,
     },
     /// Send back every byte, on every connection
     Echo {
-        /// Port
+        /// Port to listen on
         #[arg(long, default_value_t = 9000)]
         port: u16,
     },
     /// GET a URL; exits with 0 if it succeeded, else with curl's code: 22 for an HTTP error, 7 refused,
     /// 28 timed out, 52 closed, 56 reset, 6 unknown host
     Get {
-        /// http://HOST[:PORT]/PATH
+        /// URL as http://HOST[:PORT]/PATH
         url: String,
         /// Again and again, so many milliseconds apart
         #[arg(long)]
@@ -62,7 +62,7 @@ pub(crate) enum Tool {
     },
     /// Keep a connection open; ends when the other side does
     Hold {
-        /// HOST:PORT
+        /// Target as HOST:PORT
         target: String,
     },
     /// A steady load on keep-alive, new and long-lived connections; prints every failure and a summary

@@ -14,7 +14,7 @@ use crate::{
     reach::{self, AGENT, CONTROL, PROXY},
 };
 
-/// See the module.
+/// Flags of `ambit version`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct VersionArgs {
     #[command(flatten)]
@@ -22,7 +22,7 @@ pub(crate) struct VersionArgs {
     /// Only of this command line
     #[arg(long)]
     client: bool,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -40,7 +40,7 @@ struct Versions {
 #[derive(Debug, Serialize)]
 struct Server {
     kubernetes: String,
-    /// What was installed last.
+    /// Version that was installed last.
     installed: Option<String>,
     /// By part: how many pods have which version.
     parts: BTreeMap<&'static str, BTreeMap<String, usize>>,

@@ -22,14 +22,14 @@ pub(crate) use gateway::Seen;
 use moot::{Migration, Moot};
 use records::{RecordsArgs, Section};
 
-/// See the module.
+/// Commands about waypoints.
 #[derive(Debug, Subcommand)]
 pub(crate) enum WaypointCommand {
     /// Print the manifest of a waypoint
     Generate(Made),
     /// Make a waypoint, or change one
     Apply(ApplyArgs),
-    /// List waypoints
+    /// List the waypoints
     List(ListArgs),
     /// Show the conditions of waypoints
     Status(StatusArgs),
@@ -58,16 +58,16 @@ pub(crate) struct Where {
     target: Target,
 }
 
-/// What a waypoint serves.
+/// Traffic that a waypoint serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum For {
     /// Requests to services
     Service,
     /// Requests to pods themselves
     Workload,
-    /// Both
+    /// Requests to services and to pods
     All,
-    /// Nothing
+    /// No requests at all
     None,
 }
 
@@ -82,13 +82,13 @@ impl For {
     }
 }
 
-/// A waypoint.
+/// Waypoint to make.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Made {
-    /// Its name
+    /// Name of the waypoint
     #[arg(long, default_value = "waypoint", value_parser = usable_name)]
     name: String,
-    /// What it serves
+    /// Traffic that it serves
     #[arg(long = "for", value_enum)]
     serves: Option<For>,
     /// The revision of the control plane that takes care of it
@@ -118,7 +118,7 @@ pub(crate) struct ApplyArgs {
     waypoint_timeout: Duration,
 }
 
-/// What becomes of layer 4 policies that name callers: pods see the waypoint as the caller.
+/// Treatment of layer 4 policies that name callers: pods see the waypoint as the caller.
 #[derive(Clone, Copy, Debug, Args)]
 struct Consent {
     /// Attach copies of such policies to the waypoint, and admit the waypoint to the pods
@@ -136,7 +136,7 @@ pub(crate) struct ListArgs {
     /// Of all namespaces, as without -n
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -152,7 +152,7 @@ pub(crate) struct StatusArgs {
 #[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).args(["names", "all"]))]
 pub(crate) struct DeleteArgs {
-    /// Their names
+    /// Names of the waypoints
     names: Vec<String>,
     /// All of the namespace
     #[arg(long)]
@@ -169,7 +169,7 @@ fn usable_name(name: &str) -> Result<String, String> {
     }
 }
 
-/// Runs it.
+/// Runs a command.
 pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
     match command {
         WaypointCommand::Generate(made) => {

@@ -33,7 +33,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     findings
 }
 
-/// What a policy blocks of captured pods' traffic.
+/// Findings on traffic of captured pods that a policy blocks.
 fn blocked(policy: &NetworkPolicy) -> Vec<Finding> {
     let about = || format!("NetworkPolicy {}/{}", namespace_of(policy), name(policy));
     let mut findings = Vec::new();
@@ -86,7 +86,7 @@ fn blocked(policy: &NetworkPolicy) -> Vec<Finding> {
     findings
 }
 
-/// What a policy of others blocks of the control plane's traffic.
+/// Finding on traffic of the control plane that another's policy blocks.
 fn control_plane_blocked(policy: &NetworkPolicy) -> Option<Finding> {
     let spec = policy.spec.as_ref()?;
     let selected = spec

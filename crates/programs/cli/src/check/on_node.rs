@@ -6,7 +6,7 @@ use ambit_cni_conf::{ConfFile, PLUGIN, directory};
 
 use super::{Finding, Level, rules::version};
 
-/// What capturing by nftables needs; each a module, or built in.
+/// Kernel modules, or built-in parts, that redirection by nftables needs.
 const MODULES: &[(&str, &str)] = &[
     ("nf_tables", "the packet filter itself"),
     ("nft_redir", "redirection"),
@@ -18,7 +18,7 @@ const MODULES: &[(&str, &str)] = &[
 /// Where runtimes look for network configurations, by default.
 const CNI_DIRECTORY: &str = "/etc/cni/net.d";
 
-/// What the kernel and the directories say.
+/// State of the kernel and the directories.
 #[derive(Clone, Debug, Default)]
 struct Node {
     kernel: String,

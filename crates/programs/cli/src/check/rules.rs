@@ -18,7 +18,7 @@ use super::{Finding, Level, Snapshot, is_ours, label, name, namespace_of};
 const OLDEST_MINOR: u64 = 28;
 /// nftables in pods of either family with one table; before it, iptables is used.
 const NFTABLES_KERNEL: (u64, u64) = (5, 2);
-/// What namespaces, marks and transparent sockets need at the least.
+/// Oldest kernel with the namespaces, marks and transparent sockets that are needed.
 const OLDEST_KERNEL: (u64, u64) = (4, 18);
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {

@@ -12,7 +12,7 @@ use ambit_lab::{LogSource, PodStatus, Status};
 use super::{BATCH, Demo, FRONTEND, LOG_LAG, MARKER, READY, named, pod, short};
 use crate::{CliError, ErrorKind, labs, output::say, readiness};
 
-/// What is added to the example: file name and text.
+/// Additions to the example: file name and text.
 const EXAMPLE: [(&str, &str); 2] = [
     (
         "catalog.yaml",
@@ -31,7 +31,7 @@ const SERVERS: [(&str, &str); 2] = [("store", "catalog"), ("store", "catalog-nex
 struct Request {
     from: (&'static str, &'static str),
     path: &'static str,
-    /// Who answers; the waypoint itself refuses.
+    /// Server that answers; `None` if the waypoint itself refuses.
     server: Option<&'static str>,
 }
 
@@ -164,7 +164,7 @@ impl Demo {
     }
 }
 
-/// What a client got.
+/// Answer that a client got.
 struct Answer {
     code: u16,
     text: String,

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{PolicyReport, policy_reports, reason};
 use crate::dump::EndpointWaypoint;
 
-/// What the pod's policies make of the waypoint.
+/// Decision of the pod's policies on the waypoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Delivery {
@@ -19,7 +19,7 @@ pub(crate) struct Delivery {
     pub(crate) allowed: bool,
     /// The policy that decides.
     pub(crate) decided_by: Option<String>,
-    /// In words.
+    /// Reason as text.
     pub(crate) why: String,
     pub(crate) policies: Vec<PolicyReport>,
 }

@@ -42,7 +42,8 @@ fn names(report: &Report) -> impl Iterator<Item = &String> {
     report.decided_by.iter().chain(policies)
 }
 
-/// What the user wrote, if a policy was made for a PeerAuthentication; `strict`: the one that the static policy stands for.
+/// Object that the user wrote, if a policy was made for a PeerAuthentication; `strict`: the one that the static policy
+/// stands for.
 fn written(policy: &str, strict: Option<&str>) -> Option<String> {
     let (namespace, name) = policy.split_once('/')?;
     if name == STATIC_STRICT {

@@ -11,13 +11,13 @@ use ambit_waypoint_objects::CLASS;
 use serde::Serialize;
 use serde_json::Value;
 
-/// What follows from labels and Gateways.
+/// Binding by labels and Gateways.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Binding {
     /// `namespace/name`; nothing if the pod is called directly.
     pub(super) waypoint: Option<String>,
-    /// Why.
+    /// Reason of the binding.
     pub(super) why: String,
 }
 
@@ -139,7 +139,7 @@ fn foreign(gateway: Option<&Gateway>) -> Option<String> {
     })
 }
 
-/// What its Gateway says of a waypoint that nobody can connect to, as the end of a sentence.
+/// State of a waypoint that nobody can connect to, from its Gateway, as the end of a sentence.
 fn unready(gateway: Option<&Gateway>) -> String {
     let conditions = gateway.map(|gateway| conditions(&gateway.status));
     let text = |condition: &Value, field: &str| {

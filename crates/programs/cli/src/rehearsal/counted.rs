@@ -10,7 +10,7 @@ use ambit_model::Identity;
 pub(crate) struct Counted {
     /// Whose metrics tell it.
     pub(crate) at: Counter,
-    /// That the caller proved.
+    /// Identity that the caller proved.
     pub(crate) identity: Option<Identity>,
     /// Labels may be left out or changed (Telemetry): then nobody knows who called, or what.
     pub(crate) tells_caller: bool,
@@ -24,7 +24,7 @@ pub(crate) struct Counted {
     pub(crate) times: usize,
 }
 
-/// Who counted.
+/// Proxy that counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
     /// The node proxy of the pod that was called: connections.

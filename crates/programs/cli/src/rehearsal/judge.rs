@@ -27,11 +27,11 @@ use super::{
     verdict::Verdict,
 };
 
-/// See the module.
+/// Judge of a rehearsal, as described for the module.
 pub(crate) struct Rehearsal {
     now: Mesh,
     then: Mesh,
-    /// What is said of the policies to rehearse.
+    /// Notes on the policies to rehearse.
     notes: Vec<String>,
 }
 
@@ -83,8 +83,8 @@ impl Rehearsal {
         }
     }
 
-    /// What becomes of what was seen, line by line, and of what was counted where no line tells more: logs may begin
-    /// later than counters.
+    /// Report on what was seen, line by line, and on counters where no line has more: logs may begin later than
+    /// counters.
     pub(crate) fn report(&self, lines: &[Observed], counted: &[Counted]) -> Report {
         let mut report = Report {
             notes: self.notes.clone(),
@@ -286,7 +286,7 @@ impl Mesh {
         }
     }
 
-    /// What was called, for people.
+    /// Name of the callee, for people.
     fn whom(&self, seen: &Observed) -> String {
         match (self.service(seen), self.pod(seen.to.ip())) {
             (Some(service), _) => format!("{}/{}", service.namespace, service.name),

@@ -16,23 +16,23 @@ const CUT: &str = "...";
 pub(crate) struct Observed {
     /// Of the caller.
     pub(crate) from: SocketAddr,
-    /// That the caller proved, where the line says so.
+    /// Identity that the caller proved, where the line has it.
     pub(crate) identity: Option<Identity>,
-    /// What was called.
+    /// Address that was called.
     pub(crate) to: SocketAddr,
     pub(crate) at: At,
 }
 
-/// Who saw it.
+/// Proxy that saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     /// The node proxy of the pod that was called.
     Pod,
-    /// A waypoint.
+    /// Seen by a waypoint.
     Waypoint(Seen),
 }
 
-/// What a waypoint saw.
+/// Request as a waypoint saw it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// The service's host name, if it was sent on.

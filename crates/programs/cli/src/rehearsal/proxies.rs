@@ -22,7 +22,7 @@ use crate::{
 const ADMIN: u16 = 15000;
 const METRICS: u16 = 15020;
 
-/// See the module.
+/// Observations of the proxies, as described for the module.
 #[derive(Default)]
 pub(super) struct Told {
     pub(super) open: Vec<Observed>,
@@ -41,7 +41,7 @@ impl Told {
         }
     }
 
-    /// Reads metrics.
+    /// Reads the text of metrics.
     pub(super) fn metrics(&mut self, bytes: &[u8]) {
         self.counted
             .extend(counted::read(&String::from_utf8_lossy(bytes)));

@@ -5,17 +5,17 @@ use ambit_model::{Authorization, HttpAttribute, HttpOperation, HttpPolicy, HttpS
 /// Headers that access logs tell.
 const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
 
-/// What is told of requests.
+/// Source of knowledge about requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    /// What access logs tell: all but most headers, and tokens.
+    /// Access logs: all but most headers, and tokens.
     ByLogs,
-    /// What metrics tell: who calls whom.
+    /// Metrics: callers and callees.
     ByMetrics,
 }
 
 impl Told {
-    /// What is not told.
+    /// Attributes that the source lacks, as text.
     pub(super) fn not(self) -> &'static str {
         match self {
             Self::ByLogs => "logs do not tell: headers or tokens",

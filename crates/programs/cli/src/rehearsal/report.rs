@@ -20,21 +20,21 @@ pub(crate) struct Row {
     pub(crate) why: String,
 }
 
-/// See the module.
+/// Report of a rehearsal, as described for the module.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// Who would be refused, and is not now.
+    /// Calls that would be refused, and are not now.
     pub(crate) refused: Vec<Row>,
-    /// Who would be admitted, and is not now; with what refuses now.
+    /// Calls that would be admitted, and are not now; with the policy that refuses them now.
     pub(crate) admitted: Vec<Row>,
-    /// What cannot be decided, and why.
+    /// Calls that cannot be decided, and the reason.
     pub(crate) undecided: Vec<Row>,
     /// How often somebody is refused now and would be.
     pub(crate) refused_already: usize,
     /// How often somebody would be admitted as now.
     pub(crate) allowed: usize,
-    /// What is to be said of the policies.
+    /// Notes on the policies.
     pub(crate) notes: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ impl Report {
         }
     }
 
-    /// What happened most comes first.
+    /// Sorts rows, the most frequent first.
     pub(crate) fn sort(&mut self) {
         for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {
             rows.sort_by_key(|row| std::cmp::Reverse(row.times));

@@ -1,6 +1,6 @@
 //! What is said of one connection or request.
 
-/// What policies make of something.
+/// Verdict of policies on a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allowed,

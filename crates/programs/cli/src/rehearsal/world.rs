@@ -43,14 +43,14 @@ const LOG_LINES: i64 = 100_000;
 /// The control plane's Deployment, which has the settings of the mesh.
 const CONTROL: &str = "ambit-control";
 
-/// See the module.
+/// Objects of the cluster or lab, as described for the module.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) objects: Vec<ObjectEvent>,
     /// Of logs, and what is open.
     pub(super) lines: Vec<Observed>,
     pub(super) counted: Vec<Counted>,
-    /// What could not be asked.
+    /// Notes on parts that could not be asked.
     pub(super) notes: Vec<String>,
     pub(super) config: MeshConfig,
 }

@@ -17,13 +17,13 @@ use crate::{
 /// A pod of the mesh and what it answered.
 #[derive(Debug)]
 pub(crate) struct Answered<T> {
-    /// The pod.
+    /// Pod of the part.
     pub(crate) pod: Pod,
     /// Its answer, or why there is none.
     pub(crate) answer: Result<T, String>,
 }
 
-/// All answers.
+/// Answers of all parts.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     /// Names of nodes.
@@ -70,7 +70,7 @@ pub(crate) struct PartReport {
     pub(crate) restarts: i64,
 }
 
-/// A node.
+/// State of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeReport {
@@ -79,11 +79,10 @@ pub(crate) struct NodeReport {
     pub(crate) proxy: Option<PartReport>,
     /// Pods that belong to the mesh.
     pub(crate) wanted: Option<i64>,
-    /// Those of them that are captured.
+    /// Number of them that are captured.
     pub(crate) captured: Option<i64>,
     pub(crate) certificates: Option<Certificates>,
-    /// What the control plane says of the proxy's state: SYNCED, STALE, ERROR, not connected, or
-    /// unknown.
+    /// State of the proxy's xDS stream at the control plane: SYNCED, STALE, ERROR, not connected, or unknown.
     pub(crate) xds: String,
     /// How often redirection was found changed by others, and repaired.
     pub(crate) drifts: i64,

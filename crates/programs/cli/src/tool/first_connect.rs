@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// How long to try at all
     #[arg(long, default_value = "60s", value_parser = duration::parse)]
     give_up: Duration,
-    /// What is said: a text to look for in a packet capture
+    /// Text to send, to look for in a packet capture
     #[arg(long, default_value = "ambit-first-connect-in-clear")]
     marker: String,
     /// Wait for ever afterwards, so that the pod stays

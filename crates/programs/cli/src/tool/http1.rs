@@ -18,7 +18,7 @@ const MAX_BODY: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Url {
     pub(super) host: String,
-    /// What to resolve: with the port.
+    /// Name to resolve, with the port.
     pub(super) target: String,
     pub(super) path: String,
 }
@@ -103,7 +103,7 @@ impl Connection {
 struct Answer {
     status: u16,
     body: String,
-    /// `Connection: close`.
+    /// Whether the server said `Connection: close`.
     is_last: bool,
 }
 

@@ -34,7 +34,7 @@ const PROGRESS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to GET, on keep-alive and on new connections: `http://HOST[:PORT]/PATH`
+    /// URL to GET, on keep-alive and on new connections: `http://HOST[:PORT]/PATH`
     #[arg(long)]
     http: Option<String>,
     /// HOST:PORT of a server that sends back every byte, for the long connections
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Requests a second on keep-alive connections
     #[arg(long, default_value_t = 200)]
     rate_keepalive: u32,
-    /// Keep-alive connections
+    /// Number of keep-alive connections
     #[arg(long, default_value_t = 4)]
     connections: u32,
     /// Requests a second on new connections
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// How many of these may wait at a time
     #[arg(long, default_value_t = 4)]
     workers: u32,
-    /// Long connections
+    /// Number of long connections
     #[arg(long, default_value_t = 10)]
     long: u32,
     /// How often each of these says something
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     /// How long to wait for a connection, or for an answer
     #[arg(long, default_value = "2s", value_parser = duration::parse)]
     timeout: Duration,
-    /// What every HTTP answer must contain, for example "called by 10.244.1.7"
+    /// Text that every HTTP answer must contain, for example "called by 10.244.1.7"
     #[arg(long, default_value = "")]
     expect: String,
     /// Print the sums so far every second
@@ -185,7 +185,7 @@ fn print(line: &serde_json::Value) {
     println!("{line}");
 }
 
-/// Who does what, with names resolved: looking them up again and again is not what is measured.
+/// Workers with their tasks, names resolved: looking them up again and again is not what is measured.
 fn workers(args: &Args) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::new();
     let worker = |mode, number, pace, address, task| Worker {

@@ -11,7 +11,7 @@ use super::{http1::MAX_HEAD, serve};
 /// Below it nothing is ever answered.
 const SILENT: &str = "/silent";
 
-/// Serves it.
+/// Serves HTTP that reflects requests.
 pub(super) fn http(port: u16) -> ExitCode {
     serve::serve(port, reflect)
 }

@@ -13,7 +13,7 @@ use hickory_proto::{
     rr::{Name, RecordType},
 };
 
-/// What is asked for over UDP unless told otherwise, as most clients do.
+/// Payload size offered over UDP by default, as by most clients.
 const PAYLOAD: u16 = 1232;
 
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Whom to ask; else the first server of /etc/resolv.conf
     #[arg(long)]
     server: Option<IpAddr>,
-    /// Over TCP
+    /// Resolve over TCP
     #[arg(long)]
     tcp: bool,
     /// Bytes of a datagram that are taken; 0 does without EDNS

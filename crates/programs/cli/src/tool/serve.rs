@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// What a slow answer says, again and again, and how often.
+/// Line of a slow answer, and the time between two.
 const LINE: &str = "still here\n";
 const LINE_EVERY: Duration = Duration::from_millis(100);
 /// The longest slow answer, in lines.

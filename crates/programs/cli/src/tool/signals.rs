@@ -4,7 +4,7 @@ use std::{io, process, thread};
 
 use ambit_rt::Shutdown;
 
-/// What shells report for a process that SIGTERM ended.
+/// Exit code that shells report for a process that SIGTERM ended.
 const TERMINATED: i32 = 128 + 15;
 
 /// From now on SIGTERM and SIGINT end the process, also where it is the first of its container.

@@ -38,7 +38,7 @@ fn refused(error: ClusterError) -> CliError {
     failed(error.into())
 }
 
-/// All Gateways.
+/// Gateways of all namespaces.
 pub(super) async fn gateways(target: &Target) -> Result<Vec<Value>, CliError> {
     of(&target.cluster().await?).await
 }

@@ -21,7 +21,7 @@ use crate::{
     source::asynchronous,
 };
 
-/// All Gateways.
+/// Gateways of all namespaces.
 pub(super) fn gateways(lab: &str) -> Result<Vec<Value>, CliError> {
     let status = find(lab)?.status().map_err(client_error)?;
     Ok(status.gateways)

@@ -20,21 +20,21 @@ pub(super) struct Waypoint<'a> {
     pub(super) name: &'a str,
 }
 
-/// What a policy does to requests that come through the waypoint.
+/// Effect of a policy on requests that come through the waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// The pods refuse the waypoint, and with it every caller.
     RefusesAll,
     /// The waypoint is among the callers that it admits, and so is everybody behind it.
     AdmitsAll,
-    /// It denies nobody who comes through the waypoint.
+    /// Policy that denies nobody who comes through the waypoint.
     DeniesNobody,
 }
 
 /// A policy that a waypoint makes moot.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Moot {
-    /// `namespace/name`.
+    /// Name of the policy, `namespace/name`.
     pub(super) policy: String,
     pub(super) action: PolicyAction,
     pub(super) effect: Effect,
@@ -268,7 +268,7 @@ impl<'a> Policy<'a> {
         }
     }
 
-    /// What the policy's copy is attached to: what has exactly its pods behind it.
+    /// Targets of the policy's copy: those with exactly its pods behind them.
     fn targets(&self, services: &[Value], waypoint: &Waypoint<'_>) -> Result<Value, String> {
         let labels = self.labels();
         if labels.is_empty() {

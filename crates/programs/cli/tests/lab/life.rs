@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::support::{Lab, SLEEP, kill, pod, wait_until, wait_until_gone};
 
-/// What mounts the test's own namespace has; a lab must add none.
+/// Mounts of the test's own namespace; a lab must add none.
 fn mounts() -> String {
     fs::read_to_string("/proc/self/mountinfo").unwrap()
 }

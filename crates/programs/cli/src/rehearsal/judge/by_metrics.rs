@@ -18,7 +18,7 @@ use crate::rehearsal::{
     verdict::Verdict,
 };
 
-/// Who called whom, and who saw it: what metrics and logs both tell.
+/// Caller, callee and observer, which metrics and logs both have.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pair {
     is_at_waypoint: bool,
@@ -28,7 +28,7 @@ pub(super) struct Pair {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Caller {
-    /// Who has proved who he is.
+    /// Caller with a proved identity.
     Proved(String),
     /// A workload, as far as its address tells.
     Named(String),

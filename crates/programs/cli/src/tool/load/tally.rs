@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io, time::Duration};
 
 use serde::Serialize;
 
-/// What kind of connection a request uses.
+/// Kind of connection that a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Mode {
@@ -115,18 +115,18 @@ impl Sums {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally(BTreeMap<Mode, Sums>);
 
-/// What one mode did, as it is printed. Times are milliseconds.
+/// Summary of one mode, as it is printed. Times are milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Summary {
     pub(super) requests: u64,
     pub(super) failed: u64,
-    /// By kind.
+    /// Failures by kind.
     pub(super) failures: BTreeMap<Kind, u64>,
     /// Failures while a connection was being opened, or at its first request.
     pub(super) failed_openings: u64,
     /// Open connections that broke.
     pub(super) broken: u64,
-    /// Connections opened.
+    /// Number of connections opened.
     pub(super) opened: u64,
     /// Requests not sent because an earlier one was not answered in time.
     pub(super) missed: u64,
@@ -176,7 +176,7 @@ impl Tally {
             .all(|sums| sums.heard.len() >= usize::try_from(sums.silent).unwrap_or(usize::MAX))
     }
 
-    /// What to print; silence until `now` counts as a gap.
+    /// Summaries to print; silence until `now` counts as a gap.
     pub(super) fn summaries(&self, now: Duration) -> BTreeMap<Mode, Summary> {
         let summary = |sums: &Sums| {
             let mut sums = sums.clone();

@@ -21,7 +21,7 @@ use crate::tool::http1::{Connection, Url, connect};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     pub(super) start: Instant,
-    /// Since 1970.
+    /// Time since 1970.
     pub(super) unix: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Clock {
     }
 }
 
-/// What is asked of the server.
+/// Task of a worker.
 #[derive(Debug)]
 pub(super) enum Task {
     Get { url: Url, expect: String },

@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     for (name, command) in fuzz::runs(FUZZ_SECONDS)? {
         fuzzing = fuzzing.command(&format!("fuzz {name}"), command);
     }
-    let durations = lane::run(vec![
+    lane::run(vec![
         Lane::suites("clusters", Priority::Normal, clusters).at_once(2),
         Lane::suites("labs", Priority::Normal, labs),
         Lane::suites("units", Priority::Low, units)
@@ -56,7 +56,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             ),
         fuzzing,
     ])?;
-    durations.print();
     eprintln!("==> all checks passed");
     Ok(())
 }

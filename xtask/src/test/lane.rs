@@ -70,11 +70,12 @@ impl Lane {
 }
 
 /// Runs the lanes side by side to their ends, each step when one before it in its lane has ended. Steps that run at once
-/// have different values of `AMBIT_TEST_PLACE`, counted from 0. A step's output is printed when it ends, in one piece.
+/// have different values of `AMBIT_TEST_PLACE`, counted from 0. A step's output is printed when it ends, in one piece; at the end,
+/// the slowest suites and tests.
 ///
 /// # Errors
 /// Names every step that failed; the steps after it run all the same.
-pub(super) fn run(lanes: Vec<Lane>) -> Result<Durations> {
+pub(super) fn run(lanes: Vec<Lane>) -> Result<()> {
     let durations = Mutex::new(Durations::default());
     let failed = Mutex::new(Vec::new());
     thread::scope(|scope| {
@@ -108,12 +109,14 @@ pub(super) fn run(lanes: Vec<Lane>) -> Result<Durations> {
     let failed = failed
         .into_inner()
         .map_err(|_| anyhow!("a lane panicked"))?;
+    let durations = durations
+        .into_inner()
+        .map_err(|_| anyhow!("a lane panicked"))?;
+    durations.print();
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
-    durations
-        .into_inner()
-        .map_err(|_| anyhow!("a lane panicked"))
+    Ok(())
 }
 
 fn run_step(step: Step, priority: Priority, durations: &Mutex<Durations>) -> Result<()> {

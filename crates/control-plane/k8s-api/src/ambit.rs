@@ -28,15 +28,15 @@ custom_resource! {
     RateLimit, RateLimitSpec, "ambit.io", "ratelimits", NamespaceResourceScope, "v1alpha1"
 }
 
-/// See [`RateLimit`].
+/// Specification of a [`RateLimit`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitSpec {
     /// The Services, ServiceEntries and waypoints whose requests it limits.
     pub target_refs: Vec<PolicyTargetReference>,
-    /// What each replica of a waypoint counts by itself.
+    /// Limits that each replica of a waypoint counts by itself.
     pub local: Vec<LocalRateLimit>,
-    /// What a rate-limit service counts.
+    /// Limits that a rate-limit service counts.
     pub global: Option<GlobalRateLimit>,
     /// Requests pass where the limit cannot be decided.
     pub fail_open: bool,
@@ -46,13 +46,13 @@ pub struct RateLimitSpec {
     pub dry_run: bool,
 }
 
-/// See [`RateLimitSpec::local`].
+/// Limit of [`RateLimitSpec::local`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct LocalRateLimit {
     /// Which requests are counted, as in a rule of an HTTPRoute; all without.
     pub matches: Vec<HttpRouteMatch>,
-    /// What those have in common that are counted together; all of them without.
+    /// Attributes by which requests are counted apart; all of them together without.
     pub by: Vec<RateLimitKey>,
     /// So many requests.
     pub requests: i64,
@@ -76,7 +76,7 @@ pub struct RateLimitKey {
     pub request: Option<String>,
 }
 
-/// See [`RateLimitSpec::global`].
+/// Limit of [`RateLimitSpec::global`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct GlobalRateLimit {
@@ -88,7 +88,7 @@ pub struct GlobalRateLimit {
     pub timeout: Option<String>,
     /// As how many a request counts.
     pub hits: Option<i64>,
-    /// What a request is said to be.
+    /// Descriptors of a request.
     pub descriptors: Vec<RateLimitDescriptor>,
 }
 
@@ -96,15 +96,15 @@ pub struct GlobalRateLimit {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitServiceReference {
-    /// Its name.
+    /// Name of the Service.
     pub name: String,
     /// Its namespace: the object's own if left out, or the mesh's root namespace.
     pub namespace: Option<String>,
-    /// Its port.
+    /// Port of the Service.
     pub port: i64,
 }
 
-/// See [`GlobalRateLimit::descriptors`].
+/// Descriptor of [`GlobalRateLimit::descriptors`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitDescriptor {
@@ -118,7 +118,7 @@ pub struct RateLimitDescriptor {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitEntry {
-    /// The key.
+    /// Key of the entry.
     pub key: String,
     /// Always this value.
     pub value: Option<String>,
@@ -130,7 +130,7 @@ pub struct RateLimitEntry {
     pub request: Option<String>,
 }
 
-/// See [`HTTPFault`].
+/// Specification of an [`HTTPFault`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct HttpFaultSpec {
@@ -140,7 +140,7 @@ pub struct HttpFaultSpec {
     pub abort: Option<FaultAbort>,
 }
 
-/// See [`HttpFaultSpec::delay`].
+/// Delay of [`HttpFaultSpec::delay`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct FaultDelay {
@@ -152,7 +152,7 @@ pub struct FaultDelay {
     pub fraction: Option<Fraction>,
 }
 
-/// See [`HttpFaultSpec::abort`].
+/// Response of [`HttpFaultSpec::abort`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct FaultAbort {

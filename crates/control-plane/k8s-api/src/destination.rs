@@ -31,7 +31,7 @@ macro_rules! settings {
 }
 
 settings! {
-    /// See [`DestinationRule`].
+    /// Specification of a [`DestinationRule`].
     DestinationRuleSpec {
         host: String,
         traffic_policy: Option<TrafficPolicy>,
@@ -72,7 +72,7 @@ settings! {
     PortSelector {
         number: i64,
     }
-    /// Which endpoint.
+    /// Choice of an endpoint.
     LoadBalancer {
         simple: Option<SimpleBalancer>,
         consistent_hash: Option<ConsistentHash>,
@@ -106,11 +106,11 @@ settings! {
     RingHash {
         minimum_ring_size: Option<i64>,
     }
-    /// Maglev's table.
+    /// Table of Maglev hashing.
     Maglev {
         table_size: Option<i64>,
     }
-    /// Which places.
+    /// Choice of endpoints by their places.
     LocalityBalancer {
         distribute: Vec<Distribute>,
         failover: Vec<Failover>,
@@ -138,7 +138,7 @@ settings! {
         tcp: Option<TcpPool>,
         http: Option<HttpPool>,
     }
-    /// Connections.
+    /// Limits of connections.
     TcpPool {
         max_connections: Option<i64>,
         connect_timeout: Option<String>,
@@ -152,7 +152,7 @@ settings! {
         time: Option<String>,
         interval: Option<String>,
     }
-    /// Requests.
+    /// Limits of requests.
     HttpPool {
         http1_max_pending_requests: Option<i64>,
         http2_max_requests: Option<i64>,
@@ -163,7 +163,7 @@ settings! {
         use_client_protocol: Option<bool>,
         max_concurrent_streams: Option<i64>,
     }
-    /// Who is left alone.
+    /// Ejection of failing endpoints.
     OutlierDetection {
         consecutive_errors: Option<i64>,
         split_external_local_origin_errors: Option<bool>,
@@ -209,7 +209,7 @@ pub enum SimpleBalancer {
     LeastRequest,
 }
 
-/// What TLS is used.
+/// Mode of TLS with endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]

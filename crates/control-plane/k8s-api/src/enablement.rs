@@ -40,7 +40,7 @@ pub struct EnablementSelector {
     pub namespace_selector: LabelSelector,
 }
 
-/// Who belongs to the mesh.
+/// Rules of membership in the mesh.
 #[derive(Clone, Debug)]
 pub struct Enablement {
     selectors: Vec<EnablementSelector>,
@@ -51,16 +51,16 @@ pub struct Enablement {
     system_namespace: String,
 }
 
-/// What of a pod decides whether it belongs.
+/// Facts about a pod that decide its membership.
 #[derive(Clone, Copy, Debug)]
 pub struct PodFacts<'a> {
     /// Its namespace's name.
     pub namespace: &'a str,
-    /// It shares the node's network namespace.
+    /// Whether it shares the node's network namespace.
     pub host_network: bool,
-    /// Its labels.
+    /// Labels of the pod.
     pub labels: &'a Labels,
-    /// It has a sidecar, which serves it.
+    /// Whether it has a sidecar, which serves it.
     pub has_sidecar: bool,
 }
 
@@ -85,19 +85,19 @@ pub fn has_sidecar(annotations: &Labels) -> bool {
 /// Whether a pod belongs to the mesh, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It belongs by its own label.
+    /// Member by its own label.
     OwnLabel,
-    /// It belongs by its namespace's label.
+    /// Member by its namespace's label.
     NamespaceLabel,
-    /// It belongs by a selector of the agents' settings.
+    /// Member by a selector of the agents' settings.
     Selected,
-    /// It shares the node's network namespace.
+    /// Pod that shares the node's network namespace.
     HostNetwork,
     /// A sidecar serves it.
     Sidecar,
     /// Its namespace is excluded in the agents' settings.
     ExcludedNamespace,
-    /// It is a node proxy itself.
+    /// Pod that is a node proxy itself.
     NodeProxy,
     /// Its own label excludes it.
     OptedOut,
@@ -147,7 +147,7 @@ pub enum SelectorError {
     /// Not YAML, or not selectors.
     #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
     Syntax(String),
-    /// It would match nobody, silently.
+    /// Selector that would match nobody, silently.
     #[error(
         "the enablement selector is wrong: the operator {operator:?} of label {key:?} is not In, NotIn, \
          Exists or DoesNotExist"

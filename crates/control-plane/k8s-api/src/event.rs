@@ -9,7 +9,7 @@ use crate::{InvalidObject, Object, ObjectKey};
 /// Where an object is written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
-    /// The file.
+    /// Path of the file.
     pub file: Arc<Path>,
     /// First line of the document, or the line of a fault; counted from 1.
     pub line: u64,
@@ -21,25 +21,25 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What happened to an object.
+/// Event of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ObjectEvent {
-    /// It is there, or is as it is now.
+    /// Object that is there, or is as it is now.
     Applied {
-        /// The object.
+        /// Object as it is now.
         object: Object,
         /// Where it is written, if in a file.
         origin: Option<Origin>,
     },
-    /// It is there, but cannot be read, and no readable form of it is known to the source.
+    /// Object that is there, but cannot be read, and of which no readable form is known to the source.
     Refused {
-        /// Which.
+        /// Key of the object.
         key: ObjectKey,
-        /// Why.
+        /// Cause of the error.
         error: InvalidObject,
         /// All of it.
         value: Box<Value>,
     },
-    /// It is gone.
+    /// Object that is gone.
     Deleted(ObjectKey),
 }

@@ -38,7 +38,7 @@ custom_resource! {
     Gateway, GatewaySpec, "gateway.networking.k8s.io", "gateways", NamespaceResourceScope
 }
 custom_resource! {
-    /// Who takes care of gateways.
+    /// Class of Gateways, with their controller.
     GatewayClass, GatewayClassSpec, "gateway.networking.k8s.io", "gatewayclasses", ClusterResourceScope
 }
 custom_resource! {
@@ -47,43 +47,43 @@ custom_resource! {
 }
 
 custom_resource! {
-    /// Who of other namespaces may refer to what is in its own.
+    /// Grant of references from other namespaces to objects in its own.
     ReferenceGrant, ReferenceGrantSpec, "gateway.networking.k8s.io", "referencegrants", NamespaceResourceScope
 }
 
-/// See [`Gateway`].
+/// Specification of a [`Gateway`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewaySpec {
-    /// Its class.
+    /// Class of the Gateway.
     pub gateway_class_name: String,
-    /// What it listens for.
+    /// Listeners of the Gateway.
     pub listeners: Vec<Listener>,
     /// Addresses it asks for.
     pub addresses: Vec<GatewayAddress>,
-    /// What is copied to the objects made for it.
+    /// Metadata that objects made for it get.
     pub infrastructure: Option<Infrastructure>,
 }
 
-/// One listener.
+/// Listener of a Gateway.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Listener {
-    /// Its name.
+    /// Name of the listener.
     pub name: String,
-    /// Its port.
+    /// Port of the listener.
     pub port: i32,
     /// Its protocol; `HBONE` for waypoints.
     pub protocol: String,
     /// Host name; of no meaning for waypoints.
     pub hostname: Option<String>,
-    /// Who may be attached.
+    /// Routes that may be attached.
     pub allowed_routes: Option<AllowedRoutes>,
     /// TLS settings; of no meaning for waypoints.
     pub tls: Option<Value>,
 }
 
-/// See [`Listener::allowed_routes`].
+/// Selection of [`Listener::allowed_routes`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AllowedRoutes {
@@ -93,7 +93,7 @@ pub struct AllowedRoutes {
     pub kinds: Vec<Value>,
 }
 
-/// See [`AllowedRoutes::namespaces`].
+/// Selection of [`AllowedRoutes::namespaces`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RouteNamespaces {
@@ -110,11 +110,11 @@ pub struct GatewayAddress {
     /// `IPAddress` (the default) or `Hostname`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// The address.
+    /// Text of the address.
     pub value: String,
 }
 
-/// See [`GatewaySpec::infrastructure`].
+/// Metadata of [`GatewaySpec::infrastructure`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Infrastructure {
@@ -126,27 +126,27 @@ pub struct Infrastructure {
     pub parameters_ref: Option<Value>,
 }
 
-/// See [`GatewayClass`].
+/// Specification of a [`GatewayClass`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewayClassSpec {
     /// The controller, for instance `istio.io/mesh-controller`.
     pub controller_name: String,
-    /// For people.
+    /// Description for people.
     pub description: Option<String>,
-    /// Parameters.
+    /// Reference to parameters.
     pub parameters_ref: Option<Value>,
 }
 
-/// See [`HTTPRoute`].
+/// Specification of an [`HTTPRoute`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteSpec {
-    /// What it is attached to.
+    /// Parents of the route.
     pub parent_refs: Vec<ParentReference>,
     /// Host names; of no meaning for services.
     pub hostnames: Vec<String>,
-    /// Its rules.
+    /// Rules of the route.
     pub rules: Vec<HttpRouteRule>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -163,7 +163,7 @@ pub struct ParentReference {
     pub kind: Option<String>,
     /// Namespace; the route's if left out.
     pub namespace: Option<String>,
-    /// Name.
+    /// Name of the parent.
     pub name: String,
     /// One listener of a gateway.
     pub section_name: Option<String>,
@@ -171,15 +171,15 @@ pub struct ParentReference {
     pub port: Option<i32>,
 }
 
-/// One rule.
+/// Rule of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteRule {
-    /// Its name.
+    /// Name of the rule.
     pub name: Option<String>,
     /// Any one suffices; without any, all requests match.
     pub matches: Vec<HttpRouteMatch>,
-    /// What is done with requests and answers.
+    /// Filters of requests and responses.
     pub filters: Vec<HttpRouteFilter>,
     /// Where requests go.
     pub backend_refs: Vec<HttpBackendRef>,
@@ -194,20 +194,20 @@ pub struct HttpRouteRule {
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`HttpRouteRule::timeouts`]. Durations as in GEP-2257; zero is none.
+/// Timeouts of [`HttpRouteRule::timeouts`]. Durations as in GEP-2257; zero is none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteTimeouts {
     /// All of a request.
     pub request: Option<String>,
-    /// One try.
+    /// Timeout of one try.
     pub backend_request: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`HttpRouteRule::session_persistence`]. Durations as in GEP-2257.
+/// Persistence of [`HttpRouteRule::session_persistence`]. Durations as in GEP-2257.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SessionPersistence {
@@ -227,7 +227,7 @@ pub struct SessionPersistence {
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`SessionPersistence::cookie_config`].
+/// Settings of [`SessionPersistence::cookie_config`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SessionCookie {
@@ -238,7 +238,7 @@ pub struct SessionCookie {
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`HttpRouteRule::retry`].
+/// Retries of [`HttpRouteRule::retry`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteRetry {
@@ -246,7 +246,7 @@ pub struct HttpRouteRetry {
     pub codes: Vec<i32>,
     /// How often at most.
     pub attempts: Option<i32>,
-    /// What is waited at least, as in GEP-2257.
+    /// Least wait before a retry, as in GEP-2257.
     pub backoff: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -260,19 +260,19 @@ pub struct HttpRouteFilter {
     /// Which of the fields below it is.
     #[serde(rename = "type")]
     pub type_: String,
-    /// `RequestHeaderModifier`.
+    /// Settings of `RequestHeaderModifier`.
     pub request_header_modifier: Option<HttpHeaderFilter>,
-    /// `ResponseHeaderModifier`.
+    /// Settings of `ResponseHeaderModifier`.
     pub response_header_modifier: Option<HttpHeaderFilter>,
-    /// `RequestRedirect`.
+    /// Settings of `RequestRedirect`.
     pub request_redirect: Option<HttpRequestRedirect>,
-    /// `URLRewrite`.
+    /// Settings of `URLRewrite`.
     pub url_rewrite: Option<HttpUrlRewrite>,
-    /// `RequestMirror`.
+    /// Settings of `RequestMirror`.
     pub request_mirror: Option<HttpRequestMirror>,
-    /// `CORS`.
+    /// Settings of `CORS`.
     pub cors: Option<HttpCorsFilter>,
-    /// `ExtensionRef`.
+    /// Object of `ExtensionRef`.
     pub extension_ref: Option<LocalObjectReference>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -283,11 +283,11 @@ pub struct HttpRouteFilter {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LocalObjectReference {
-    /// API group.
+    /// API group of the object.
     pub group: String,
-    /// Kind.
+    /// Kind of the object.
     pub kind: String,
-    /// Name.
+    /// Name of the object.
     pub name: String,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -309,13 +309,13 @@ pub struct HttpHeaderFilter {
     pub other: BTreeMap<String, Value>,
 }
 
-/// A header.
+/// Header with its value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpHeader {
-    /// Its name.
+    /// Name of the header.
     pub name: String,
-    /// Its value.
+    /// Value of the header.
     pub value: String,
 }
 
@@ -325,11 +325,11 @@ pub struct HttpHeader {
 pub struct HttpRequestRedirect {
     /// `http` or `https`.
     pub scheme: Option<String>,
-    /// The host.
+    /// Host of the new location.
     pub hostname: Option<String>,
-    /// The path.
+    /// Path of the new location.
     pub path: Option<HttpPathModifier>,
-    /// The port.
+    /// Port of the new location.
     pub port: Option<i32>,
     /// 302 if left out.
     pub status_code: Option<i32>,
@@ -342,9 +342,9 @@ pub struct HttpRequestRedirect {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpUrlRewrite {
-    /// The host.
+    /// Host that the backend receives.
     pub hostname: Option<String>,
-    /// The path.
+    /// Path that the backend receives.
     pub path: Option<HttpPathModifier>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -355,11 +355,11 @@ pub struct HttpUrlRewrite {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRequestMirror {
-    /// The service.
+    /// Service that gets the copies.
     pub backend_ref: BackendReference,
     /// Its share, 0 to 100.
     pub percent: Option<i32>,
-    /// Its share.
+    /// Share of requests that are copied.
     pub fraction: Option<Fraction>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -376,7 +376,7 @@ pub struct BackendReference {
     pub kind: Option<String>,
     /// Namespace; the route's if left out.
     pub namespace: Option<String>,
-    /// Name.
+    /// Name of the Service.
     pub name: String,
     /// Port; needed for services.
     pub port: Option<i32>,
@@ -385,11 +385,11 @@ pub struct BackendReference {
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`HttpRequestMirror::fraction`].
+/// Fraction of [`HttpRequestMirror::fraction`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Fraction {
-    /// So many.
+    /// Numerator of the fraction.
     pub numerator: i32,
     /// Of so many; 100 if left out.
     pub denominator: Option<i32>,
@@ -399,11 +399,11 @@ pub struct Fraction {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpCorsFilter {
-    /// Origins.
+    /// Origins that are allowed.
     pub allow_origins: Vec<String>,
     /// Whether requests may carry credentials; no if left out.
     pub allow_credentials: Option<bool>,
-    /// Methods.
+    /// Methods that are allowed.
     pub allow_methods: Vec<String>,
     /// Headers of requests.
     pub allow_headers: Vec<String>,
@@ -416,16 +416,16 @@ pub struct HttpCorsFilter {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Another path.
+/// Replacement of a path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpPathModifier {
     /// `ReplaceFullPath` or `ReplacePrefixMatch`.
     #[serde(rename = "type")]
     pub type_: String,
-    /// With `ReplaceFullPath`.
+    /// Path of `ReplaceFullPath`.
     pub replace_full_path: Option<String>,
-    /// With `ReplacePrefixMatch`.
+    /// Prefix of `ReplacePrefixMatch`.
     pub replace_prefix_match: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -436,27 +436,27 @@ pub struct HttpPathModifier {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteMatch {
-    /// The path.
+    /// Path of the request.
     pub path: Option<HttpPathMatch>,
-    /// Headers.
+    /// Headers of the request.
     pub headers: Vec<HttpNamedMatch>,
     /// Parameters of the query.
     pub query_params: Vec<HttpNamedMatch>,
-    /// The method.
+    /// Method of the request.
     pub method: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`HttpRouteMatch::path`].
+/// Match of [`HttpRouteMatch::path`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpPathMatch {
     /// `PathPrefix` (the default), `Exact` or `RegularExpression`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// What it is compared with; `/` if left out.
+    /// Value that it is compared with; `/` if left out.
     pub value: Option<String>,
 }
 
@@ -467,13 +467,13 @@ pub struct HttpNamedMatch {
     /// `Exact` (the default) or `RegularExpression`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// Its name.
+    /// Name of the header or parameter.
     pub name: String,
-    /// What it is compared with.
+    /// Value that it is compared with.
     pub value: String,
 }
 
-/// One destination.
+/// Destination of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpBackendRef {
@@ -483,48 +483,48 @@ pub struct HttpBackendRef {
     pub kind: Option<String>,
     /// Namespace; the route's if left out.
     pub namespace: Option<String>,
-    /// Name.
+    /// Name of the Service.
     pub name: String,
     /// Port; needed for services.
     pub port: Option<i32>,
     /// Its share; 1 if left out.
     pub weight: Option<i32>,
-    /// What is done with requests that go here.
+    /// Filters of requests that go here.
     pub filters: Vec<HttpRouteFilter>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`ReferenceGrant`].
+/// Specification of a [`ReferenceGrant`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReferenceGrantSpec {
-    /// Who may refer.
+    /// Objects that may refer.
     pub from: Vec<ReferenceGrantFrom>,
-    /// To what.
+    /// Objects that may be referred to.
     pub to: Vec<ReferenceGrantTo>,
 }
 
-/// See [`ReferenceGrantSpec::from`].
+/// Objects of [`ReferenceGrantSpec::from`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReferenceGrantFrom {
-    /// API group.
+    /// API group of the objects.
     pub group: String,
-    /// Kind.
+    /// Kind of the objects.
     pub kind: String,
-    /// Namespace.
+    /// Namespace of the objects.
     pub namespace: String,
 }
 
-/// See [`ReferenceGrantSpec::to`].
+/// Objects of [`ReferenceGrantSpec::to`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReferenceGrantTo {
     /// API group; empty for the core group.
     pub group: String,
-    /// Kind.
+    /// Kind of the objects.
     pub kind: String,
     /// Name; all of the kind if left out.
     pub name: Option<String>,

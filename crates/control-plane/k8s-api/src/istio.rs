@@ -25,16 +25,16 @@ macro_rules! custom_resource {
             /// Version of the API it was written in.
             #[serde(default)]
             pub api_version: String,
-            /// The kind.
+            /// Kind of the object.
             #[serde(default)]
             pub kind: String,
-            /// Metadata.
+            /// Metadata of the object.
             #[serde(default)]
             pub metadata: ObjectMeta,
-            /// What is wished.
+            /// Specification of the object.
             #[serde(default)]
             pub spec: $spec,
-            /// What controllers wrote.
+            /// Status that controllers wrote.
             #[serde(default, skip_serializing_if = "Value::is_null")]
             pub status: Value,
         }
@@ -75,7 +75,7 @@ macro_rules! custom_resource {
 pub(crate) use custom_resource;
 
 custom_resource! {
-    /// Who may call whom.
+    /// Authorization of callers.
     AuthorizationPolicy, AuthorizationPolicySpec, "security.istio.io", "authorizationpolicies", NamespaceResourceScope
 }
 custom_resource! {
@@ -83,7 +83,7 @@ custom_resource! {
     PeerAuthentication, PeerAuthenticationSpec, "security.istio.io", "peerauthentications", NamespaceResourceScope
 }
 custom_resource! {
-    /// Who requests come from, by JSON web tokens.
+    /// Authentication of requests by JSON web tokens.
     RequestAuthentication, RequestAuthenticationSpec, "security.istio.io", "requestauthentications", NamespaceResourceScope
 }
 custom_resource! {
@@ -99,7 +99,7 @@ custom_resource! {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkloadSelector {
-    /// The labels.
+    /// Labels that must match.
     #[serde(default)]
     pub match_labels: BTreeMap<String, String>,
 }
@@ -108,32 +108,32 @@ pub struct WorkloadSelector {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PolicyTargetReference {
-    /// API group.
+    /// API group of the target.
     pub group: String,
-    /// Kind.
+    /// Kind of the target.
     pub kind: String,
-    /// Name.
+    /// Name of the target.
     pub name: String,
-    /// Namespace.
+    /// Namespace of the target.
     pub namespace: Option<String>,
 }
 
-/// What a matching rule means.
+/// Action of a policy where a rule matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PolicyAction {
-    /// Permits.
+    /// Allows what matches.
     #[default]
     Allow,
-    /// Refuses.
+    /// Denies what matches.
     Deny,
-    /// Only audits.
+    /// Notes what matches.
     Audit,
     /// Asks an external authorizer.
     Custom,
 }
 
-/// See [`AuthorizationPolicy`].
+/// Specification of an [`AuthorizationPolicy`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct AuthorizationPolicySpec {
@@ -145,7 +145,7 @@ pub struct AuthorizationPolicySpec {
     pub target_refs: Vec<PolicyTargetReference>,
     /// Any one suffices; none never matches.
     pub rules: Vec<Rule>,
-    /// What a match means.
+    /// Action where a rule matches.
     pub action: PolicyAction,
     /// Of a CUSTOM policy.
     pub provider: Option<Value>,
@@ -173,23 +173,23 @@ pub struct Rule {
     pub from: Vec<RuleFrom>,
     /// Operations; any one.
     pub to: Vec<RuleTo>,
-    /// Conditions; all.
+    /// Conditions, which must all hold.
     pub when: Vec<Condition>,
 }
 
-/// One source.
+/// Source of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RuleFrom {
-    /// The source.
+    /// Attributes of the source.
     pub source: Option<Source>,
 }
 
-/// One operation.
+/// Operation of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RuleTo {
-    /// The operation.
+    /// Attributes of the operation.
     pub operation: Option<Operation>,
 }
 
@@ -229,7 +229,7 @@ pub struct Operation {
     pub not_paths: Vec<String>,
 }
 
-/// One `when`.
+/// Condition of a rule's `when`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Condition {
@@ -245,38 +245,38 @@ pub struct Condition {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum MtlsMode {
-    /// As inherited.
+    /// Mode of the wider scope.
     #[default]
     Unset,
     /// No mTLS; for a mesh of node proxies the same as permissive.
     Disable,
-    /// Both.
+    /// Plaintext and mTLS.
     Permissive,
-    /// mTLS only.
+    /// Nothing but mTLS.
     Strict,
 }
 
-/// One mode.
+/// Setting of mutual TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct MutualTls {
-    /// The mode.
+    /// Mode of mutual TLS.
     pub mode: MtlsMode,
 }
 
-/// See [`PeerAuthentication`].
+/// Specification of a [`PeerAuthentication`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PeerAuthenticationSpec {
     /// Which workloads; all of the namespace without.
     pub selector: Option<WorkloadSelector>,
-    /// The mode.
+    /// Mode of all ports.
     pub mtls: Option<MutualTls>,
     /// By target port, given as text.
     pub port_level_mtls: BTreeMap<String, MutualTls>,
 }
 
-/// See [`RequestAuthentication`].
+/// Specification of a [`RequestAuthentication`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RequestAuthenticationSpec {
@@ -315,9 +315,9 @@ pub struct JwtRule {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct JwtHeader {
-    /// Its name.
+    /// Name of the header.
     pub name: String,
-    /// What stands before the token.
+    /// Text before the token.
     pub prefix: String,
 }
 
@@ -325,9 +325,9 @@ pub struct JwtHeader {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ClaimToHeader {
-    /// Its name.
+    /// Name of the header.
     pub header: String,
-    /// The claim.
+    /// Claim that it gets.
     pub claim: String,
 }
 
@@ -348,31 +348,31 @@ pub enum Resolution {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ServicePort {
-    /// The number.
+    /// Number of the port.
     pub number: u32,
     /// For instance `HTTP`.
     pub protocol: String,
-    /// Its name.
+    /// Name of the port.
     pub name: String,
     /// Port of the endpoints; `number` without.
     pub target_port: Option<u32>,
 }
 
-/// See [`ServiceEntry`].
+/// Specification of a [`ServiceEntry`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ServiceEntrySpec {
-    /// Host names.
+    /// Host names of the service.
     pub hosts: Vec<String>,
     /// Virtual addresses or prefixes.
     pub addresses: Vec<String>,
-    /// Ports.
+    /// Ports of the service.
     pub ports: Vec<ServicePort>,
     /// Inside or outside of the mesh; not used.
     pub location: Option<String>,
     /// How endpoints are found.
     pub resolution: Resolution,
-    /// The endpoints.
+    /// Endpoints of the service.
     pub endpoints: Vec<WorkloadEntrySpec>,
     /// Pods and workload entries that are endpoints.
     pub workload_selector: Option<LabelSelector>,
@@ -399,7 +399,7 @@ pub struct LabelSelector {
     pub labels: BTreeMap<String, String>,
 }
 
-/// See [`WorkloadEntry`]; also an endpoint of a [`ServiceEntry`].
+/// Specification of a [`WorkloadEntry`]; also an endpoint of a [`ServiceEntry`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct WorkloadEntrySpec {
@@ -407,11 +407,11 @@ pub struct WorkloadEntrySpec {
     pub address: String,
     /// Port name to target port.
     pub ports: BTreeMap<String, u32>,
-    /// Labels.
+    /// Labels of the workload.
     pub labels: BTreeMap<String, String>,
     /// Network of the address.
     pub network: Option<String>,
-    /// `region/zone/subzone`.
+    /// Locality as `region/zone/subzone`.
     pub locality: Option<String>,
     /// Weight in load balancing.
     pub weight: Option<u32>,

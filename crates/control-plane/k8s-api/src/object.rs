@@ -83,7 +83,7 @@ pub trait ObjectType:
     + Sync
     + 'static
 {
-    /// The kind.
+    /// Kind of the objects.
     const OBJECT_KIND: Kind;
 }
 
@@ -133,17 +133,17 @@ macro_rules! kinds {
         pub enum Object { $(#[doc = $doc] $kind(Arc<$kind>),)* }
 
         impl Object {
-            /// Its kind.
+            /// Kind of the object.
             pub fn kind(&self) -> Kind {
                 match self { $(Self::$kind(_) => Kind::$kind,)* }
             }
 
-            /// Its metadata.
+            /// Metadata of the object.
             pub fn metadata(&self) -> &ObjectMeta {
                 match self { $(Self::$kind(object) => &object.metadata,)* }
             }
 
-            /// What it says of its own state.
+            /// Status of the object.
             pub fn status(&self) -> &dyn Status {
                 match self { $(Self::$kind(object) => &**object,)* }
             }
@@ -201,11 +201,11 @@ impl fmt::Display for Kind {
 /// The name of an object; versions of the API do not matter. Printed as `Kind namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: Kind,
     /// Its namespace; empty for kinds without one.
     pub namespace: ArcStr,
-    /// Its name.
+    /// Name of the object.
     pub name: ArcStr,
 }
 
@@ -215,13 +215,13 @@ pub enum ReadKeyError {
     /// Not an object at all.
     #[error("is not an object with kind and metadata")]
     NotAnObject,
-    /// No kind.
+    /// Object without a kind.
     #[error("has no kind")]
     NoKind,
     /// A kind the mesh does not read; not a fault.
     #[error("is a {0}, which the mesh does not read")]
     OtherKind(String),
-    /// No name.
+    /// Object without a name.
     #[error("{0} has no metadata.name")]
     NoName(Kind),
     /// A name that Kubernetes would not accept either.
@@ -231,7 +231,7 @@ pub enum ReadKeyError {
     BadName {
         /// Kind of the object.
         kind: Kind,
-        /// Which field.
+        /// Name of the field.
         field: &'static str,
         /// Its value, shortened.
         value: String,
@@ -315,7 +315,7 @@ impl fmt::Display for ObjectKey {
 pub struct InvalidObject {
     /// Path of the field, for instance `spec.rules[0].from`; `.` for the object itself.
     pub field: String,
-    /// What is wrong with it.
+    /// Problem of the object.
     pub message: String,
 }
 

@@ -11,12 +11,12 @@ const KNOWN: [(u64, u64); 2] = [(1, 0), (1, 6)];
 /// Why it is not known what definitions mean.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownRelease {
-    /// They do not say it.
+    /// Definitions that do not name their release.
     #[error(
         "the definitions of the Gateway API do not say of which release they are (annotation {BUNDLE_VERSION}): install a release's own, v1.0 to v1.6"
     )]
     Unsaid,
-    /// Another one.
+    /// Release that is not known.
     #[error(
         "the definitions of the Gateway API are those of {0}; known are v1.0 to v1.6: what others add has no effect"
     )]

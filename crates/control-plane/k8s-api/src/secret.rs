@@ -15,22 +15,22 @@ pub const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
 /// A Secret, without what the mesh does not read.
 #[derive(Clone, Default, PartialEq, Deserialize)]
 pub struct Secret {
-    /// Metadata.
+    /// Metadata of the Secret.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What is in it, by key.
+    /// Contents by key.
     #[serde(default)]
     pub data: BTreeMap<String, ByteString>,
     /// The same, as manifests may have it.
     #[serde(default, rename = "stringData")]
     pub string_data: BTreeMap<String, String>,
-    /// What is in it.
+    /// Type of the contents.
     #[serde(default, rename = "type")]
     pub secret_type: String,
 }
 
 impl Secret {
-    /// What is under a key; what manifests say as text goes before.
+    /// Contents of a key; those that manifests give as text come first.
     pub fn get(&self, key: &str) -> Option<&[u8]> {
         let text = self.string_data.get(key).map(String::as_bytes);
         text.or_else(|| self.data.get(key).map(|bytes| bytes.0.as_slice()))

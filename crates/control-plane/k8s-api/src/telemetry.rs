@@ -12,7 +12,7 @@ use crate::{
 };
 
 custom_resource! {
-    /// What is measured, logged and traced.
+    /// Metrics, access logs and traces of requests.
     Telemetry, TelemetrySpec, "telemetry.istio.io", "telemetries", NamespaceResourceScope
 }
 
@@ -29,7 +29,7 @@ macro_rules! settings {
 }
 
 settings! {
-    /// See [`Telemetry`].
+    /// Specification of a [`Telemetry`].
     TelemetrySpec {
         selector: Option<WorkloadSelector>,
         target_ref: Option<PolicyTargetReference>,
@@ -59,12 +59,12 @@ settings! {
         formatter: Option<Literal>,
     }
 
-    /// A text.
+    /// Value that is text.
     Literal {
         value: String,
     }
 
-    /// What has a name, and what is said without it.
+    /// Value that is looked up by a name, and the one without it.
     Named {
         name: String,
         default_value: String,
@@ -80,34 +80,34 @@ settings! {
         mode: Option<String>,
     }
 
-    /// What is measured.
+    /// Settings of metrics.
     Metrics {
         providers: Vec<ProviderRef>,
         overrides: Vec<MetricsOverride>,
         reporting_interval: Option<String>,
     }
 
-    /// What is changed of some metrics.
+    /// Changes of some metrics.
     MetricsOverride {
         r#match: Option<MetricSelector>,
         disabled: Option<bool>,
         tag_overrides: BTreeMap<String, TagOverride>,
     }
 
-    /// Which metrics.
+    /// Selection of metrics.
     MetricSelector {
         metric: Option<String>,
         custom_metric: Option<String>,
         mode: Option<String>,
     }
 
-    /// What is changed of a label.
+    /// Change of a label.
     TagOverride {
         operation: Option<String>,
         value: String,
     }
 
-    /// What is logged.
+    /// Settings of access logs.
     AccessLogging {
         r#match: Option<Selector>,
         providers: Vec<ProviderRef>,

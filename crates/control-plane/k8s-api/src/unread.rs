@@ -16,10 +16,10 @@ macro_rules! unread {
             /// Version of the API it was written in.
             #[serde(default)]
             pub api_version: String,
-            /// The kind.
+            /// Kind of the object.
             #[serde(default)]
             pub kind: String,
-            /// Metadata.
+            /// Metadata of the object.
             #[serde(default)]
             pub metadata: ObjectMeta,
         }

@@ -18,16 +18,16 @@ pub struct WasmPlugin {
     /// Version of the API it was written in.
     #[serde(default)]
     pub api_version: String,
-    /// The kind.
+    /// Kind of the object.
     #[serde(default)]
     pub kind: String,
-    /// Metadata.
+    /// Metadata of the object.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What is wished.
+    /// Specification of the object.
     #[serde(default)]
     pub spec: WasmPluginSpec,
-    /// What controllers wrote.
+    /// Status that controllers wrote.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub status: Value,
 }
@@ -63,7 +63,7 @@ impl Status for WasmPlugin {
     }
 }
 
-/// See [`WasmPlugin`].
+/// Specification of a [`WasmPlugin`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -121,42 +121,42 @@ pub enum PluginPhase {
     Stats,
 }
 
-/// What becomes of requests when a plugin cannot be asked.
+/// Treatment of requests whose plugin cannot be called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum FailStrategy {
-    /// They fail.
+    /// Requests fail without it.
     #[default]
     FailClose,
-    /// They go on without it.
+    /// Requests go on without it.
     FailOpen,
-    /// They fail, and it is started anew.
+    /// Requests fail, and the plugin is started anew.
     FailReload,
 }
 
-/// What a plugin is for.
+/// Traffic that a plugin is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PluginType {
-    /// Requests.
+    /// HTTP requests, without a type.
     #[default]
     #[serde(rename = "UNSPECIFIED_PLUGIN_TYPE")]
     Unspecified,
-    /// Requests.
+    /// HTTP requests, by type.
     Http,
-    /// Connections.
+    /// Connections of TCP.
     Network,
 }
 
-/// What a module is given to run with.
+/// Environment of a module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct VmConfig {
-    /// The environment.
+    /// Variables of the environment.
     pub env: Vec<EnvVar>,
 }
 
-/// A variable.
+/// Variable of the environment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -177,7 +177,7 @@ pub enum EnvValueSource {
     Host,
 }
 
-/// Which requests.
+/// Selection of requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -198,10 +198,10 @@ pub enum WorkloadMode {
     ClientAndServer,
 }
 
-/// A port.
+/// Selection of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PortSelector {
-    /// Its number.
+    /// Number of the port.
     pub number: i64,
 }

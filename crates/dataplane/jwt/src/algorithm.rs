@@ -6,7 +6,7 @@ use aws_lc_rs::{
     signature::{self as lc, ParsedPublicKey, RsaParameters, VerificationAlgorithm},
 };
 
-/// An algorithm.
+/// Algorithm of signatures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     Rs256,
@@ -25,7 +25,7 @@ pub(crate) enum Algorithm {
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
 impl Algorithm {
-    /// Those of RSA keys.
+    /// Algorithms of RSA keys.
     pub(crate) const RSA: [Self; 6] = [
         Self::Rs256,
         Self::Rs384,

@@ -12,7 +12,7 @@ use crate::token::Verified;
 /// Most tokens of each of the two generations.
 const GENERATION: usize = 1024;
 
-/// What a token is known by.
+/// Digest that a token is known by.
 pub(crate) type Digest = [u8; 32];
 
 /// Makes digests, with a key of this process.

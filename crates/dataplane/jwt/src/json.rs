@@ -8,20 +8,20 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 /// How deep lists and objects may be within each other.
 const DEEPEST: usize = 16;
 
-/// A value.
+/// Value of JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Json {
-    /// Nothing.
+    /// The value `null`.
     Null,
     /// True or false.
     Bool(bool),
     /// A number, as it is told.
     Number(serde_json::Number),
-    /// A text.
+    /// Value that is text.
     Text(String),
-    /// A list.
+    /// List of values.
     List(Vec<Self>),
-    /// An object.
+    /// Object of names and values.
     Object(BTreeMap<String, Self>),
 }
 

@@ -19,10 +19,10 @@ pub struct KeySet {
     unusable: Vec<String>,
 }
 
-/// What a key is known by, whatever it is called.
+/// Fingerprint that a key is known by, whatever it is called.
 pub(crate) type Fingerprint = [u8; 32];
 
-/// One key.
+/// Key of a set.
 #[derive(Clone)]
 pub(crate) struct Key {
     pub(crate) id: Option<String>,
@@ -41,10 +41,10 @@ impl fmt::Debug for Key {
 /// Why a text is no key set.
 #[derive(Debug, thiserror::Error)]
 pub enum KeySetError {
-    /// It is longer than [`MAX_KEY_SET`].
+    /// Key set that is longer than [`MAX_KEY_SET`].
     #[error("the key set has {0} bytes; at most {MAX_KEY_SET}")]
     TooLong(usize),
-    /// It is no JSON, or has a name twice.
+    /// Text that is no JSON, or has a name twice.
     #[error("the key set is no JSON")]
     Json(#[source] serde_json::Error),
     /// There is no list of keys in it.

@@ -7,14 +7,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::token::TokenError;
 
-/// One place.
+/// Place of tokens in requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// A header of which the token is what follows a prefix.
     Header(HeaderName, String),
     /// A parameter of the query.
     Param(String),
-    /// A cookie.
+    /// Cookie with a token.
     Cookie(String),
 }
 
@@ -120,7 +120,7 @@ fn only<'a>(
     Ok(found)
 }
 
-/// What follows a prefix, which has no case: whoever reads the header after us may not care either.
+/// Text after a prefix, which has no case: whoever reads the header after us may not care either.
 fn after<'a>(prefix: &str, line: &'a HeaderValue) -> Option<Result<Cow<'a, str>, TokenError>> {
     let line = line.as_bytes();
     let begins = line.get(..prefix.len())?;

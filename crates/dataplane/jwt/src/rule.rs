@@ -128,7 +128,7 @@ impl Rule {
         is_of_issuer && self.keys.has(key) && (audiences.is_empty() || is_for())
     }
 
-    /// What applications are told of a valid token.
+    /// Adds what applications receive of a valid token.
     ///
     /// # Errors
     /// When another token has said something else in the same header.

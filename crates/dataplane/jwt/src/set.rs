@@ -20,7 +20,7 @@ use crate::{
     token::{TokenError, Unverified, Verified, sections},
 };
 
-/// What a client asks for before it calls from another origin (the Fetch standard).
+/// Header that a client sends before it calls from another origin (the Fetch standard).
 const REQUEST_METHOD: HeaderName = header::ACCESS_CONTROL_REQUEST_METHOD;
 
 /// All that is to be authenticated at a waypoint. Copies share the rules.
@@ -39,18 +39,18 @@ struct Compiled {
     not_understood: Option<ArcStr>,
 }
 
-/// What of a request matters here.
+/// Parts of a request that are authenticated.
 #[derive(Debug)]
 pub struct RequestParts<'a> {
-    /// The method.
+    /// Method of the request.
     pub method: &'a Method,
     /// The headers; tokens, and what clients may not say, are removed from them, and what applications are told is added.
     pub headers: &'a mut HeaderMap,
-    /// The query.
+    /// Query of the request.
     pub query: Option<&'a str>,
 }
 
-/// What a request has proved.
+/// Claims that a request has proved.
 #[derive(Clone, Debug, Default)]
 pub struct Authenticated {
     tokens: Vec<Arc<Verified>>,
@@ -61,7 +61,7 @@ pub struct Authenticated {
 /// A request is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
-    /// Why.
+    /// Reason of the denial.
     pub why: Denial,
     /// The query without tokens, for logs: none that was sent is written anywhere.
     pub query: Option<Option<String>>,
@@ -302,7 +302,7 @@ impl Authentications {
         Ok(())
     }
 
-    /// What is attached to the waypoint or to these services, each once.
+    /// Objects that are attached to the waypoint or to these services, each once.
     fn compiled(&self, services: &[NamespacedHostname]) -> impl Iterator<Item = &Compiled> {
         let of_services = services.iter().enumerate().flat_map(|(nth, service)| {
             let earlier = services.get(..nth).unwrap_or_default();
@@ -401,7 +401,7 @@ fn insert(list: &mut Vec<Arc<Compiled>>, one: &Arc<Compiled>) {
     }
 }
 
-/// What browsers ask before a request to another origin: they send no token with it.
+/// Whether it is a browser's question before a request to another origin: they send no token with it.
 fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     *method == Method::OPTIONS
         && headers.contains_key(header::ORIGIN)

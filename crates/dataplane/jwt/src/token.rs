@@ -13,7 +13,7 @@ use crate::{
     key_set::{Fingerprint, KeySet},
 };
 
-/// Longest token.
+/// Longest token, in bytes.
 pub const MAX_TOKEN: usize = 16 << 10;
 /// By how much the clocks of who issues a token and of who verifies it may differ.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(60);

@@ -49,16 +49,16 @@ use facts::Facts;
 /// A port of a service, at the address where clients call it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// The service.
+    /// Name of the service.
     pub service: NamespacedHostname,
     /// Its address, with the port.
     pub address: SocketAddr,
 }
 
-/// What a request or a connection is for.
+/// Target of a request or a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope<'a> {
-    /// A service.
+    /// Port of a service.
     Service(&'a NamespacedHostname),
     /// A pod, by its own address, with the service ports that lead to the port that is called.
     Pod(&'a [ServicePort]),
@@ -153,7 +153,7 @@ impl Policies {
         true
     }
 
-    /// What is in force, in no order.
+    /// All policies, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &HttpPolicy> {
         self.all.values().map(|policy| policy.policy())
     }

@@ -69,7 +69,7 @@ impl NormalizedTarget<'_> {
         matches!(self.text, Cow::Owned(_))
     }
 
-    /// Keeps it.
+    /// Keeps the target beyond its source.
     pub fn into_owned(self) -> NormalizedTarget<'static> {
         NormalizedTarget {
             text: Cow::Owned(self.text.into_owned()),
@@ -87,13 +87,13 @@ pub enum PathError {
     /// A control character or a space, raw or escaped.
     #[error("the request's target has a control character or a space")]
     Control,
-    /// `#`.
+    /// Fragment after a `#`.
     #[error("the request's target has a fragment")]
     Fragment,
     /// `%` without two hexadecimal digits.
     #[error("the request's path has a percent sign that escapes nothing")]
     BrokenEscape,
-    /// Overlong UTF-8.
+    /// UTF-8 that is overlong.
     #[error("the request's path has overlong UTF-8")]
     Overlong,
     /// More `..` than there are segments.

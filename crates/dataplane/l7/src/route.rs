@@ -31,10 +31,10 @@ pub use retry::{is_asked_again, wait};
 const BROKEN: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
 
-/// What a request is routed by.
+/// Parts of a request that routes match.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteRequest<'a> {
-    /// Its method.
+    /// Method of the request.
     pub method: &'a str,
     /// Its normalized path, without the query.
     pub path: &'a str,
@@ -42,7 +42,7 @@ pub struct RouteRequest<'a> {
     pub query: Option<&'a str>,
     /// Its host, which is no header in HTTP/2.
     pub host: &'a str,
-    /// Its headers.
+    /// Headers of the request.
     pub headers: &'a HeaderMap,
 }
 
@@ -61,7 +61,7 @@ pub struct Rule {
     pub route: RouteName,
     /// Its place there.
     pub index: usize,
-    /// What logs call it, besides the route.
+    /// Name of the rule, which logs give beside the route's.
     pub name: Option<ArcStr>,
     backends: Vec<Backend>,
     filters: Filters,
@@ -85,7 +85,7 @@ pub struct Backend {
     filters: Filters,
 }
 
-/// What a table says of a request.
+/// Choice of a table for a request.
 #[derive(Debug)]
 pub enum Choice<'a> {
     /// There are no routes: the service leads to itself.
@@ -149,7 +149,7 @@ impl RouteTable {
         self.has_routes
     }
 
-    /// What becomes of a request.
+    /// Choice for a request.
     pub fn choose(&self, request: &RouteRequest<'_>) -> Choice<'_> {
         if !self.has_routes {
             return Choice::Itself;
@@ -198,7 +198,7 @@ impl Rule {
         &self.backends
     }
 
-    /// What is done with a request that goes to the backend in a place; by the rule alone if it goes to none.
+    /// Filters for a request that goes to the backend at an index; those of the rule alone if it goes to none.
     pub fn applied(&self, backend: Option<usize>) -> Applied<'_> {
         let backend = backend.and_then(|index| self.backends.get(index));
         Applied {

@@ -23,10 +23,10 @@ pub struct StreamTable {
     tcp: Option<Arc<StreamRule>>,
 }
 
-/// A route.
+/// Rule of a route of connections.
 #[derive(Debug)]
 pub struct StreamRule {
-    /// Its name.
+    /// Name of the route.
     pub route: RouteName,
     backends: Vec<StreamBackend>,
     /// Why connections that it is for cannot be served.
@@ -35,7 +35,7 @@ pub struct StreamRule {
     pub is_of_clients: bool,
 }
 
-/// What a connection begins with.
+/// Beginning of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening<'a> {
     /// The first message of TLS, and the server name in it in lower case.

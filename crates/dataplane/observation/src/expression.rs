@@ -27,7 +27,7 @@ const DEEPEST: u16 = 24;
 /// Most memory of a compiled regular expression.
 const MAX_REGEX: usize = 64 << 10;
 
-/// What there is to name: Envoy's attributes, as far as they are known here.
+/// Names in expressions: Envoy's attributes, as far as they are known here.
 const ATTRIBUTES: &[(&str, &[&str])] = &[
     (
         "request",
@@ -72,7 +72,7 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("xds", &["route_name", "cluster_name"]),
 ];
 
-/// What may be called, beside operators.
+/// Functions in expressions, beside operators.
 const FUNCTIONS: &[&str] = &[
     "contains",
     "startsWith",
@@ -91,22 +91,22 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 /// An expression cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
-    /// It is too long.
+    /// Text that is too long.
     #[error("is longer than {LONGEST} bytes")]
     TooLong,
-    /// It is none.
+    /// Text that is no expression.
     #[error("is no CEL expression: {0}")]
     Syntax(String),
-    /// It is nested too deeply.
+    /// Expression that is nested too deeply.
     #[error("is nested more than {DEEPEST} levels deep")]
     TooDeep,
-    /// It loops.
+    /// Expression that loops.
     #[error("comprehensions (all, exists, map, filter) are not supported, as in Envoy")]
     Comprehension,
-    /// It names something else.
+    /// Expression that names an unknown attribute.
     #[error("{0} is no attribute of requests that is known here")]
     Attribute(String),
-    /// It calls something else.
+    /// Expression that calls an unknown function.
     #[error("the function {0} is not supported")]
     Function(String),
     /// A regular expression.
@@ -117,7 +117,7 @@ pub enum ExpressionError {
     Message,
 }
 
-/// See the module.
+/// Expression of CEL, as described for the module.
 #[derive(Debug)]
 pub struct Expression {
     root: IdedExpr,

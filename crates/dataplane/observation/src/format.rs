@@ -46,7 +46,7 @@ const DEEPEST: usize = 8;
 /// A format cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// It is too long.
+    /// Text that is too long.
     #[error("is longer than {LONGEST} bytes")]
     TooLong,
     /// JSON that is too deep.
@@ -58,12 +58,12 @@ pub enum FormatError {
     /// An operator that is not known, or not as it has to be.
     #[error("%{0}% {1}")]
     Operator(String, &'static str),
-    /// No object.
+    /// JSON that is no object.
     #[error("is no JSON object")]
     NoObject,
 }
 
-/// See the module.
+/// Format of an access log, as described for the module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Format(Form);
 
@@ -142,7 +142,7 @@ impl Format {
         }
     }
 
-    /// What it makes of a request, as names and values: members of an object, or nothing if it is text.
+    /// Members of an object that it makes of a request, as names and values; none if it is text.
     pub fn members(&self, of: &Observation<'_>) -> Vec<(String, String)> {
         let Form::Json(members) = &self.0 else {
             return Vec::new();

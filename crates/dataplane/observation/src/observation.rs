@@ -8,7 +8,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName};
 
-/// See the module. What is missing is `None`, or empty.
+/// Facts about a request or connection, as described for the module. A missing one is `None`, or empty.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the fields are those of Envoy's access log")]
 pub struct Observation<'a> {
@@ -45,7 +45,7 @@ pub struct Observation<'a> {
     pub trace_id: Option<&'a str>,
     /// Name of the machine that tells it.
     pub hostname: &'a str,
-    /// Those that were asked for by [`Wants`].
+    /// Request headers that were asked for by [`Wants`].
     pub request_headers: &'a HeaderMap,
     /// The same of the answer.
     pub response_headers: &'a HeaderMap,
@@ -81,7 +81,7 @@ impl Ord for HeaderOrder {
 }
 
 impl Wants {
-    /// What others want too.
+    /// Adds headers that others want.
     pub fn add(&mut self, other: &Self) {
         self.all_request |= other.all_request;
         self.all_response |= other.all_response;

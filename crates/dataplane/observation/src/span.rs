@@ -41,7 +41,7 @@ pub type Attribute = (Cow<'static, str>, AttributeValue);
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AttributeValue {
-    /// A text.
+    /// Value that is text.
     Text(String),
     /// A whole number.
     Number(i64),
@@ -50,9 +50,9 @@ pub enum AttributeValue {
 /// An attribute that is configured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tag {
-    /// Its name.
+    /// Name of the tag.
     pub name: ArcStr,
-    /// What it says.
+    /// Source of its value.
     pub source: TagSource,
 }
 
@@ -200,7 +200,7 @@ fn cut(text: &str, most: usize) -> String {
     text.get(..end).unwrap_or_default().to_owned()
 }
 
-/// OpenTelemetry's conventions.
+/// Attributes by OpenTelemetry's conventions.
 fn http(of: &Observation<'_>, all: &mut Attributes) {
     all.text("http.request.method", Some(method(of).unwrap_or("_OTHER")));
     if method(of).is_none() {

@@ -11,7 +11,7 @@ mod tests;
 
 /// The header of W3C's context.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What systems of tracing add to it.
+/// Header in which systems of tracing have their own state.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// Names a request, in Envoy's meshes.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -66,7 +66,7 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// What a request says of the trace that it is part of.
+/// Trace context of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Incoming {
     /// The trace, and the span of who sent it.
@@ -85,7 +85,7 @@ struct Forms {
 }
 
 impl Incoming {
-    /// Reads headers.
+    /// Trace context in headers.
     pub fn of(headers: &HeaderMap) -> Self {
         let w3c = single(headers, &TRACEPARENT).and_then(traceparent);
         let b3 = single(headers, &B3).and_then(b3);

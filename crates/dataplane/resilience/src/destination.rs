@@ -24,7 +24,7 @@ use crate::{
     pool::{Pool, Question},
 };
 
-/// See the crate.
+/// Port of a service under a policy, as described for the crate.
 #[derive(Debug)]
 pub struct Destination<E> {
     policy: DestinationPolicy,
@@ -32,7 +32,7 @@ pub struct Destination<E> {
     current: RwLock<Current<E>>,
 }
 
-/// What outlives changes of the policy.
+/// State that outlives changes of the policy.
 #[derive(Debug)]
 struct State {
     limits: Limits,
@@ -55,7 +55,7 @@ struct Current<E> {
     pool: Arc<Pool<E>>,
 }
 
-/// What a request wishes of an endpoint.
+/// Wish of a request for an endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wish<'a> {
     /// Of what it has in common with others, if that is to matter.
@@ -258,7 +258,7 @@ impl<E: Clone> Destination<E> {
 }
 
 impl<E> Destination<E> {
-    /// What holds for it.
+    /// Policy of the port.
     pub fn policy(&self) -> &DestinationPolicy {
         &self.policy
     }
@@ -268,7 +268,7 @@ impl<E> Destination<E> {
         self.current.read().revision == Some(revision)
     }
 
-    /// What is under way at it.
+    /// Requests and connections under way.
     pub fn limits(&self) -> &Limits {
         &self.state.limits
     }
@@ -294,13 +294,13 @@ impl<E> Destination<E> {
 }
 
 impl<E> Chosen<E> {
-    /// The endpoint.
+    /// Chosen endpoint, if it is still there.
     pub fn endpoint(&self) -> Option<&E> {
         let one = self.pool.hosts.get(self.index);
         one.map(|(_, candidate)| &candidate.endpoint)
     }
 
-    /// Its name.
+    /// UID of the endpoint.
     pub fn uid(&self) -> &ArcStr {
         &self.host.uid
     }

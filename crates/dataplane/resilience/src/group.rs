@@ -10,7 +10,7 @@ use crate::hashing::Table;
 /// Draws before all endpoints are looked at.
 const DRAWS: u32 = 16;
 
-/// See the module.
+/// Group of endpoints, as described for the module.
 #[derive(Debug)]
 pub(crate) struct Group {
     /// Of the requests of its tier.
@@ -22,7 +22,7 @@ pub(crate) struct Group {
     table: Option<Table>,
 }
 
-/// What the pool says of an endpoint at this moment.
+/// State of an endpoint in its pool at this moment.
 pub(crate) trait View {
     /// Whether it may be chosen.
     fn is_usable(&self, index: u32) -> bool;

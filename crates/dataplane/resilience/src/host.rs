@@ -23,11 +23,11 @@ pub struct Candidate<E> {
     pub place: Place,
     /// How well it fits what the service itself prefers; more is better.
     pub rank: u32,
-    /// What it is.
+    /// Endpoint that the pool's user knows.
     pub endpoint: E,
 }
 
-/// What is known of an endpoint for as long as it is one, whatever else changes.
+/// State of an endpoint for as long as it is one, whatever else changes.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) uid: ArcStr,

@@ -7,16 +7,16 @@ use std::sync::{
 
 use ambit_model::DestinationLimits;
 
-/// What there is too much of.
+/// Limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
-    /// Connections.
+    /// Number of connections.
     Connections,
     /// Requests that wait for a connection.
     Pending,
-    /// Requests.
+    /// Number of requests.
     Requests,
-    /// Retries.
+    /// Number of retries.
     Retries,
 }
 
@@ -40,7 +40,7 @@ impl Overflow {
     }
 }
 
-/// What is under way at a destination. Outlives changes of its policy.
+/// Requests and connections under way at a destination. Outlives changes of its policy.
 #[derive(Debug, Default)]
 pub struct Limits {
     pending: Arc<AtomicU32>,

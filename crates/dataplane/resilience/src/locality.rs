@@ -9,11 +9,11 @@ use ambit_model::{
 pub struct Place {
     /// Region, zone and subzone.
     pub locality: Locality,
-    /// The node.
+    /// Name of the node.
     pub node: ArcStr,
-    /// The network.
+    /// Name of the network.
     pub network: ArcStr,
-    /// The cluster.
+    /// Name of the cluster.
     pub cluster: ArcStr,
 }
 

@@ -13,18 +13,18 @@ use crate::host::{Host, clear};
 /// Longest ejection, as Envoy's own; a longer first one stays as it is.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// What came of a request or connection, as far as that is the endpoint's doing.
+/// Outcome of a request or connection, as far as it is the endpoint's doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It answered, with a status of HTTP.
+    /// Answer with a status of HTTP.
     Answered(u16),
-    /// It took a connection of which nothing more is known.
+    /// Connection that was taken, of which nothing more is known.
     Connected,
-    /// It could not be connected, or broke off before it answered, or took too long.
+    /// Connection that failed, broke off before an answer, or took too long.
     Failed,
 }
 
-/// What an endpoint was ejected for.
+/// Fault that an endpoint was ejected for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// Answers of 5xx in a row.
@@ -52,7 +52,7 @@ impl Fault {
 /// An endpoint is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// Why.
+    /// Fault that caused it.
     pub fault: Fault,
     /// For how long.
     pub duration: Duration,

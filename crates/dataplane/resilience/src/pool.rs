@@ -25,7 +25,7 @@ use crate::{
 /// a tier of which less than a third is ejected keeps all requests.
 const OVERPROVISIONING: u32 = 140;
 
-/// See the module.
+/// Pool of endpoints, as described for the module.
 #[derive(Debug)]
 pub(crate) struct Pool<E> {
     pub(crate) hosts: Vec<(Arc<Host>, Candidate<E>)>,
@@ -43,12 +43,12 @@ struct Tier {
     healthy: AtomicU32,
 }
 
-/// What is asked of a pool.
+/// Question to a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question<'a> {
     pub(crate) policy: &'a DestinationPolicy,
     pub(crate) hash: Option<u64>,
-    /// Not these.
+    /// Endpoints that must not be chosen.
     pub(crate) failed: &'a [ambit_model::ArcStr],
     pub(crate) now: Instant,
     /// Counts ejections and their ends.

@@ -21,13 +21,13 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// What one request takes, in nanoseconds.
+    /// Time of a bucket that one request takes, in nanoseconds.
     fn step(&self) -> u64 {
         let per = u64::try_from(self.per.as_nanos()).unwrap_or(u64::MAX);
         (per / u64::from(self.requests.max(1))).max(1)
     }
 
-    /// What a full bucket holds.
+    /// Time that a full bucket holds, in nanoseconds.
     fn depth(&self) -> u64 {
         self.step().saturating_mul(self.burst.max(1).into())
     }
@@ -47,7 +47,7 @@ pub struct Buckets {
     sweep: u64,
 }
 
-/// What a limit says of a request.
+/// Verdict of a limit on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// When it may be tried again, if it may not pass.

@@ -31,11 +31,11 @@ pub struct AccessLog {
     pub src: SocketAddr,
     /// Its workload's (pod's) name.
     pub src_workload: Option<ArcStr>,
-    /// Its namespace.
+    /// Namespace of the source.
     pub src_namespace: Option<ArcStr>,
     /// Its identity, proven by mTLS.
     pub src_identity: Option<Identity>,
-    /// Its cluster.
+    /// Cluster of the source.
     pub src_cluster: Option<ArcStr>,
     /// The address connected to; inbound, the pod's tunnel port.
     pub dst: SocketAddr,
@@ -45,11 +45,11 @@ pub struct AccessLog {
     pub dst_service: Option<ArcStr>,
     /// The server's workload's (pod's) name.
     pub dst_workload: Option<ArcStr>,
-    /// Its namespace.
+    /// Namespace of the destination.
     pub dst_namespace: Option<ArcStr>,
     /// Its identity, proven by mTLS.
     pub dst_identity: Option<Identity>,
-    /// Its cluster.
+    /// Cluster of the destination.
     pub dst_cluster: Option<ArcStr>,
     /// The direction, by which the reporter is known.
     pub direction: Direction,

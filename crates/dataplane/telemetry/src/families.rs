@@ -23,7 +23,7 @@ use crate::{
 /// Why an xDS stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum XdsTermination {
-    /// It could not connect.
+    /// Connection that could not be opened.
     ConnectionError,
     /// A gRPC error.
     Error,
@@ -36,7 +36,7 @@ pub enum XdsTermination {
 /// Why a pod's plaintext pre-capture connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum EarlierCause {
-    /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`.
+    /// Value of the setting `AMBIT_CLOSE_CLEAR_CONNECTIONS`.
     Setting,
     /// A policy now denies it.
     Policy,

@@ -42,9 +42,9 @@ impl EncodeLabelSet for Reporter {
 /// How the connection is protected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SecurityPolicy {
-    /// Mutual TLS.
+    /// Mutual TLS between proxies.
     MutualTls,
-    /// Anything else.
+    /// Anything but mutual TLS.
     #[default]
     Unknown,
 }
@@ -121,11 +121,11 @@ impl Principals {
 /// The service a connection was for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceName {
-    /// Host name.
+    /// Host name of the service.
     pub hostname: ArcStr,
-    /// Namespace.
+    /// Namespace of the service.
     pub namespace: ArcStr,
-    /// Object name.
+    /// Name of the object.
     pub name: ArcStr,
 }
 
@@ -212,7 +212,7 @@ fn principal(party: Option<&Party>) -> String {
         .unwrap_or_default()
 }
 
-/// Who reports, the two ends and the service: the labels that TCP and HTTP share.
+/// Encodes reporter, both ends and the service: the labels that TCP and HTTP share.
 pub(crate) fn encode_parties(labels: &mut impl Put, traffic: &TrafficLabels) -> fmt::Result {
     let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
     labels.put("reporter", traffic.reporter.as_str())?;

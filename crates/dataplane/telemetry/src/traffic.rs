@@ -174,7 +174,7 @@ impl Drop for ConnectionMetrics {
 #[derive(Debug)]
 pub struct Traffic {
     series: Table<TrafficLabels>,
-    /// Those of which labels, or whether they are written, are configured.
+    /// Series whose labels, or whose presence, are configured.
     changed: Table<ChangedLabels>,
     /// Of those, which may be written with others as one.
     retired: Retired<ChangedLabels, TrafficSeries>,
@@ -284,7 +284,7 @@ fn rows_of<K>(table: &Table<K>) -> Vec<(Arc<K>, Arc<TrafficSeries>)> {
         .collect()
 }
 
-/// What is counted in each family. Reasons go with their counts.
+/// Counters of each family. Reasons go with their counts.
 const FAMILIES: [Inherited<ChangedLabels, TrafficSeries>; 4] = [
     Inherited {
         written: |labels| of_family(labels, TelemetryFamily::OpenedConnections),
@@ -469,7 +469,7 @@ impl Labelled {
         }
     }
 
-    /// Those in a family; `None` if it has no such sample.
+    /// Labels in a family; `None` if it has no such sample.
     fn of_family(&self, of: TelemetryFamily, reason: Reason) -> Option<Written> {
         let labels = flagged(self.traffic(), reason)?;
         match self {

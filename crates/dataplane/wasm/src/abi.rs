@@ -1,6 +1,6 @@
 //! Numbers and forms of the ABI: statuses, kinds of maps and buffers, and lists of pairs as bytes.
 
-/// What a function of the host answers.
+/// Result of a function of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Ok = 0,

@@ -20,10 +20,10 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub(crate) u32);
 
-/// What a call is.
+/// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
-    /// A request.
+    /// HTTP request and its response.
     Http,
     /// A call with one message: `body` is that message, without the bytes that frame it.
     Grpc,
@@ -38,18 +38,18 @@ pub struct Call {
     pub upstream: String,
     /// The head; of gRPC without `:authority`.
     pub head: Head,
-    /// The body.
+    /// Body of the request.
     pub body: Bytes,
-    /// The trailers.
+    /// Trailers of the request.
     pub trailers: HeaderMap,
     /// How long the module waits.
     pub timeout: Duration,
-    /// What it is.
+    /// Kind of the call.
     pub kind: CallKind,
     pub(crate) outstanding: Outstanding,
 }
 
-/// What of an instance's calls and streams has not ended. One that the module has cancelled ends when it is dropped.
+/// Calls and streams of an instance that have not ended. One that the module has cancelled ends when it is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     count: AtomicUsize,
@@ -81,29 +81,29 @@ impl Drop for Share {
 }
 
 impl Call {
-    /// What counts the call as one that has not ended, for as long as it is held.
+    /// Guard that counts the call as one that has not ended, for as long as it is held.
     pub fn outstanding(&self) -> Outstanding {
         self.outstanding.clone()
     }
 }
 
-/// What came of a call.
+/// Response to a call.
 #[derive(Clone, Debug, Default)]
 pub struct CallResponse {
     /// Empty if there was no answer.
     pub head: Head,
     /// The body; of gRPC the message.
     pub body: Bytes,
-    /// The trailers.
+    /// Trailers of the response.
     pub trailers: HeaderMap,
     /// Of gRPC: the status, zero for success, and its text.
     pub grpc_status: (u32, String),
 }
 
-/// What a module wants to be done, or has changed.
+/// Effect that a module asks for, or has caused.
 #[derive(Debug)]
 pub enum Effect {
-    /// What [`crate::Vm::outcome`] says of a request may be another now.
+    /// Change after which [`crate::Vm::outcome`] of a request may be another.
     Changed(ContextId),
     /// A call is to be made.
     Call(Token, Box<Call>),
@@ -122,7 +122,7 @@ pub enum Effect {
 /// Most messages that wait, for those without bytes take memory, too.
 const MAX_WAITING: usize = 1024;
 
-/// What a module sends on a stream of gRPC. It counts as unsent, at the instance, until it is dropped.
+/// Message that a module sends on a stream of gRPC. It counts as unsent, at the instance, until it is dropped.
 #[derive(Debug)]
 pub struct Message {
     /// The message, without the bytes that frame it; `None` if there is only the end.
@@ -164,7 +164,7 @@ impl Message {
     }
 }
 
-/// What an instance has sent on all of its streams and the network has not taken.
+/// Bytes that an instance has sent on all of its streams and the network has not taken.
 #[derive(Debug, Default)]
 pub(crate) struct Unsent {
     bytes: AtomicUsize,
@@ -190,7 +190,7 @@ impl Drop for Counted {
     }
 }
 
-/// What happens on a stream of gRPC.
+/// Event on a stream of gRPC.
 #[derive(Clone, Debug)]
 pub enum StreamEvent {
     /// The peer has begun to answer.
@@ -199,6 +199,6 @@ pub enum StreamEvent {
     Message(Bytes),
     /// The peer has ended.
     Trailers(HeaderMap),
-    /// It is over, with a status and its text: nothing follows.
+    /// End of the stream, with a status and its text: nothing follows.
     Closed(u32, String),
 }

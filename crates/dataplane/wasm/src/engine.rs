@@ -44,18 +44,18 @@ impl fmt::Debug for Module {
 /// A module that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// Its size.
+    /// Module that is too large, with its size.
     #[error("the module has {0} bytes, at most {MAX_MODULE} are taken")]
     TooLarge(usize),
-    /// Its bytes.
+    /// Bytes that are no module.
     #[error("this is no WebAssembly module that can be compiled: {0}")]
     Invalid(String),
-    /// It was made for something else.
+    /// Module for another host.
     #[error(
         "the module exports neither proxy_abi_version_0_2_1 nor proxy_abi_version_0_2_0: it is no proxy-wasm plugin"
     )]
     OtherAbi,
-    /// It asks for functions that are not there.
+    /// Module that imports functions which do not exist.
     #[error("the module imports what this host does not have: {0}")]
     Imports(String),
     /// The processor or the system.

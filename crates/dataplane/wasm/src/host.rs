@@ -34,7 +34,7 @@ const ENV: &str = "env";
 /// The module in which those of the system are.
 const WASI: &str = "wasi_snapshot_preview1";
 
-/// What one instance works on.
+/// State that one instance works on.
 pub(crate) struct Host {
     pub(crate) settings: Arc<Settings>,
     pub(crate) shared: Shared,
@@ -43,10 +43,10 @@ pub(crate) struct Host {
     pub(crate) streams: BTreeMap<ContextId, Stream>,
     /// The context that functions work on.
     pub(crate) effective: ContextId,
-    /// What a call brought, while the module is told of it.
+    /// Response of a call, while the module's callback for it runs.
     pub(crate) received: Received,
     pub(crate) effects: Vec<Effect>,
-    /// What of all streams' messages the network has not taken.
+    /// Messages of all streams that the network has not taken.
     pub(crate) unsent: Arc<Unsent>,
     /// Calls and streams under way.
     pub(crate) calls: BTreeMap<u32, Pending>,
@@ -77,7 +77,7 @@ pub(crate) struct Sending {
     pub(crate) is_ended: bool,
 }
 
-/// See [`Host::received`].
+/// Response for [`Host::received`].
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub(crate) headers: Head,

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// How long the engine's clock stands between two calls of [`crate::Engine::tick`].
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// What one instance may take.
+/// Limits of one instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of its memory.

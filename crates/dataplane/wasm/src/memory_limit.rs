@@ -30,7 +30,7 @@ impl ProcessMemory {
     }
 }
 
-/// What one instance may allocate.
+/// Limiter of what one instance may allocate.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     most: usize,

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 /// Most series of one plugin.
 const MAX_SERIES: usize = 1024;
-/// Longest name.
+/// Longest name of a metric.
 const MAX_NAME: usize = 512;
 /// Upper ends of the buckets of histograms.
 pub(crate) const BUCKETS: [u64; 19] = [
@@ -20,14 +20,14 @@ pub(crate) const BUCKETS: [u64; 19] = [
     600_000, 1_800_000, 3_600_000,
 ];
 
-/// What a series is.
+/// Kind of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// It grows.
+    /// Counter, which only grows.
     Counter,
-    /// It is set.
+    /// Gauge, which is set.
     Gauge,
-    /// It sorts values.
+    /// Histogram, which sorts values.
     Histogram,
 }
 

@@ -6,21 +6,21 @@ use bytes::Bytes;
 
 use crate::limits::Limits;
 
-/// What a plugin is.
+/// Settings of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Its name, which it may ask for.
     pub name: String,
     /// Which of the module's plugins it is.
     pub root_id: String,
-    /// Who shares data with it.
+    /// Name under which plugins share data.
     pub vm_id: String,
     /// For the plugin.
     pub configuration: Bytes,
     /// For the instance.
     pub vm_configuration: Bytes,
-    /// The environment.
+    /// Environment of the module.
     pub environment: BTreeMap<String, String>,
-    /// What it may take.
+    /// Limits of an instance.
     pub limits: Limits,
 }

@@ -20,7 +20,7 @@ const MAX_ENTRIES: usize = 16 << 10;
 /// Queues of one `vm_id`.
 const MAX_QUEUES: usize = 32;
 
-/// What all plugins of a waypoint share. Clones share it.
+/// Data that all plugins of a waypoint share. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Shared(Arc<Mutex<Inner>>);
 

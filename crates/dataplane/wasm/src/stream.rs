@@ -26,7 +26,7 @@ pub enum Direction {
 pub struct Head {
     /// `:method` and its like, without their order meaning anything.
     pub pseudo: Vec<(&'static str, String)>,
-    /// Everything else.
+    /// All other headers.
     pub headers: HeaderMap,
 }
 
@@ -67,22 +67,22 @@ pub struct LocalResponse {
     pub details: String,
     /// The headers, without those that frame it.
     pub headers: HeaderMap,
-    /// The body.
+    /// Body of the response.
     pub body: Bytes,
     /// Of gRPC, if it was given.
     pub grpc_status: Option<u32>,
 }
 
-/// What becomes of a request after a callback.
+/// State of a request after a callback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It goes on.
+    /// The request goes on.
     Go,
-    /// It waits until the plugin lets it go on.
+    /// The request waits until the plugin lets it go on.
     Paused,
-    /// It is answered.
+    /// The request is answered by the plugin.
     Answered(LocalResponse),
-    /// It is broken off.
+    /// The request is broken off.
     Closed,
     /// The plugin holds back more of a body than it may.
     TooLarge,
@@ -91,23 +91,23 @@ pub enum Outcome {
 /// A property of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// A text.
+    /// Value that is text.
     Text(String),
     /// A number, as eight bytes.
     Number(i64),
-    /// One byte.
+    /// Value of one byte.
     Bool(bool),
     /// Pairs, as headers are.
     Pairs(Vec<(String, String)>),
 }
 
-/// What the proxy knows of a request besides its headers.
+/// Facts that the proxy knows of a request besides its headers.
 pub trait Facts: Send + Sync {
     /// A property, by its path.
     fn property(&self, path: &[&str]) -> Option<Value>;
 }
 
-/// One request.
+/// Request as an instance knows it.
 pub(crate) struct Stream {
     pub(crate) facts: Arc<dyn Facts>,
     pub(crate) request: Head,
@@ -122,7 +122,7 @@ pub(crate) struct Stream {
     pub(crate) closed: bool,
     /// Set by the module.
     pub(crate) properties: BTreeMap<Vec<u8>, Bytes>,
-    /// It is over, and the module wants to say when it may be forgotten.
+    /// Whether the request is over, and the module decides when it may be forgotten.
     pub(crate) is_done: bool,
 }
 

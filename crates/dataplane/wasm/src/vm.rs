@@ -27,35 +27,35 @@ const MAX_LINGERING: usize = 1024;
 /// Why an instance is not there, or is no more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// It cannot be made.
+    /// Instance that cannot be made.
     #[error("the module cannot be started: {0}")]
     Start(String),
-    /// It does not want to run with what it was given.
+    /// Module that refuses its configuration.
     #[error("the plugin refuses its configuration ({0} returned false)")]
     Configuration(&'static str),
-    /// It trapped.
+    /// Instance that trapped.
     #[error("the module trapped in {callback}: {why}")]
     Trapped {
-        /// What it was told.
+        /// Callback that was running.
         callback: &'static str,
-        /// The trap.
+        /// Message of the trap.
         why: String,
     },
-    /// It took too long.
+    /// Callback that took too long.
     #[error("the module took more than {limit:?} in {callback} and was ended")]
     TooLong {
-        /// What it was told.
+        /// Callback that was running.
         callback: &'static str,
-        /// The limit.
+        /// Limit of its time.
         limit: Duration,
     },
-    /// It failed before, in another request.
+    /// Instance that failed before, in another request.
     #[error("the plugin failed before and is not yet started anew")]
     Dead,
 }
 
 impl Failure {
-    /// For metrics.
+    /// Reason for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Start(_) => "start",
@@ -67,7 +67,7 @@ impl Failure {
     }
 }
 
-/// See the module.
+/// Instance of a module, as described for the module of this crate.
 pub struct Vm {
     store: Store<Host>,
     callbacks: Callbacks,
@@ -179,7 +179,7 @@ impl Vm {
         (period > 0).then(|| Duration::from_millis(period.into()).max(Duration::from_millis(10)))
     }
 
-    /// What the module wants to be done since this was last asked.
+    /// Effects of the module since the last call of this.
     pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.store.data_mut().effects)
     }
@@ -325,7 +325,7 @@ impl Vm {
         trailers.unwrap_or_default()
     }
 
-    /// What becomes of a request now. An answer is given once.
+    /// State of a request now. An answer is given once.
     ///
     /// # Errors
     /// When the instance has failed.
@@ -380,7 +380,7 @@ impl Vm {
         Ok(())
     }
 
-    /// The timer.
+    /// Calls the module's timer.
     ///
     /// # Errors
     /// When the module fails.
@@ -409,7 +409,7 @@ impl Vm {
         self.store.data_mut().streams.get_mut(&id)
     }
 
-    /// What becomes of a request for which the module said what to do.
+    /// State of a request for which the module returned an action.
     fn acted(&mut self, of: Direction, id: ContextId, action: Option<u32>) -> Outcome {
         if let Some(stream) = self.stream(id) {
             *stream.paused(of) = action.unwrap_or(0) != 0;

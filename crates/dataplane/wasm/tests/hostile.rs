@@ -84,7 +84,7 @@ fn ask(vm: &mut Vm) -> (ContextId, Result<Outcome, Failure>) {
     (id, outcome)
 }
 
-/// What becomes of a request in a module with this import, data and statement.
+/// Request in a module with this import, data and statement.
 fn run(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
     let engine = engine();
     let wat = module(import, data, &on_request(statement));

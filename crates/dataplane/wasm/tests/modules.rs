@@ -430,7 +430,7 @@ const STREAM: &str = "(import \"env\" \"proxy_grpc_stream\" (func $open (param i
 /// The number of the stream is at 1024.
 const OPEN: &str = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
 
-/// What is called must give a status.
+/// Statement that calls a function, which must give a status.
 fn gives(status: u32, call: &str) -> String {
     format!("(if (i32.ne {call} (i32.const {status})) (then (unreachable)))")
 }

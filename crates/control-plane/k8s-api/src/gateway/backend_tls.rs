@@ -17,13 +17,13 @@ custom_resource! {
     BackendTLSPolicy, BackendTlsPolicySpec, "gateway.networking.k8s.io", "backendtlspolicies", NamespaceResourceScope
 }
 
-/// See [`BackendTLSPolicy`].
+/// Specification of a [`BackendTLSPolicy`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTlsPolicySpec {
-    /// What it is attached to.
+    /// Targets of the policy.
     pub target_refs: Vec<TlsTargetReference>,
-    /// What is asked of certificates.
+    /// Requirements of certificates.
     pub validation: BackendTlsValidation,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -34,17 +34,17 @@ pub struct BackendTlsPolicySpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TlsTargetReference {
-    /// API group.
+    /// API group of the target.
     pub group: String,
-    /// Kind.
+    /// Kind of the target.
     pub kind: String,
-    /// Name.
+    /// Name of the target.
     pub name: String,
     /// One port of a service, by its name.
     pub section_name: Option<String>,
 }
 
-/// See [`BackendTlsPolicySpec::validation`].
+/// Requirements of [`BackendTlsPolicySpec::validation`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTlsValidation {
@@ -55,7 +55,7 @@ pub struct BackendTlsValidation {
     pub well_known_ca_certificates: Option<String>,
     /// The server name that is asked for.
     pub hostname: String,
-    /// What the certificate must be for, in place of the server name.
+    /// Names of which the certificate must have one, in place of the server name.
     pub subject_alt_names: Vec<SubjectAltName>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

@@ -17,30 +17,30 @@ custom_resource! {
     GRPCRoute, GrpcRouteSpec, "gateway.networking.k8s.io", "grpcroutes", NamespaceResourceScope
 }
 
-/// See [`GRPCRoute`].
+/// Specification of a [`GRPCRoute`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcRouteSpec {
-    /// What it is attached to.
+    /// Parents of the route.
     pub parent_refs: Vec<ParentReference>,
     /// Host names; of no meaning for services.
     pub hostnames: Vec<String>,
-    /// Its rules.
+    /// Rules of the route.
     pub rules: Vec<GrpcRouteRule>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// One rule.
+/// Rule of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcRouteRule {
-    /// Its name.
+    /// Name of the rule.
     pub name: Option<String>,
     /// Any one suffices; without any, all requests match.
     pub matches: Vec<GrpcRouteMatch>,
-    /// What is done with requests and answers.
+    /// Filters of requests and responses.
     pub filters: Vec<HttpRouteFilter>,
     /// Where requests go.
     pub backend_refs: Vec<HttpBackendRef>,
@@ -57,14 +57,14 @@ pub struct GrpcRouteRule {
 pub struct GrpcRouteMatch {
     /// The service and its method.
     pub method: Option<GrpcMethodMatch>,
-    /// Headers.
+    /// Headers of the request.
     pub headers: Vec<HttpNamedMatch>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`GrpcRouteMatch::method`].
+/// Match of [`GrpcRouteMatch::method`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcMethodMatch {

@@ -21,11 +21,11 @@ custom_resource! {
     TLSRoute, TlsRouteSpec, "gateway.networking.k8s.io", "tlsroutes", NamespaceResourceScope
 }
 
-/// See [`TCPRoute`].
+/// Specification of a [`TCPRoute`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TcpRouteSpec {
-    /// What it is attached to.
+    /// Parents of the route.
     pub parent_refs: Vec<ParentReference>,
     /// Its rules, of which the first alone has an effect.
     pub rules: Vec<StreamRouteRule>,
@@ -34,11 +34,11 @@ pub struct TcpRouteSpec {
     pub other: BTreeMap<String, Value>,
 }
 
-/// See [`TLSRoute`].
+/// Specification of a [`TLSRoute`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TlsRouteSpec {
-    /// What it is attached to.
+    /// Parents of the route.
     pub parent_refs: Vec<ParentReference>,
     /// The server names that it is for: exact ones, and those that begin with `*.`; all if empty.
     pub hostnames: Vec<String>,
@@ -49,11 +49,11 @@ pub struct TlsRouteSpec {
     pub other: BTreeMap<String, Value>,
 }
 
-/// One rule.
+/// Rule of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StreamRouteRule {
-    /// Its name.
+    /// Name of the rule.
     pub name: Option<String>,
     /// Where connections go.
     pub backend_refs: Vec<BackendRef>,
@@ -72,7 +72,7 @@ pub struct BackendRef {
     pub kind: Option<String>,
     /// Namespace; the route's if left out.
     pub namespace: Option<String>,
-    /// Name.
+    /// Name of the Service.
     pub name: String,
     /// Port; needed for services.
     pub port: Option<i32>,

@@ -11,24 +11,24 @@ use super::{
     Compiled, Connection, Policies, Request, RuleId, Scope, ServicePort, facts::Facts, first_match,
 };
 
-/// See the module.
+/// Result of looking for a provider to ask, as described for the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asking {
     /// No CUSTOM policy concerns it.
     Nobody,
     /// A provider is to be asked, because of a rule.
     Provider(Arc<Provider>, RuleId),
-    /// It is denied, and why.
+    /// Denial, and its reason.
     Denied(String),
 }
 
 impl Policies {
-    /// Who is to be asked about a request. It is the request as it came, before a provider changes it.
+    /// Providers to ask about a request. It is the request as it came, before a provider changes it.
     pub fn asks(&self, scope: Scope<'_>, request: &Request<'_>) -> Asking {
         self.asked(scope, || Facts::of_request(request))
     }
 
-    /// Who is to be asked about a connection that is not HTTP.
+    /// Providers to ask about a connection that is not HTTP.
     pub fn asks_of_connection(&self, scope: Scope<'_>, connection: &Connection<'_>) -> Asking {
         self.asked(scope, || Facts::of_connection(connection))
     }

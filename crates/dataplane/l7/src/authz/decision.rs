@@ -11,7 +11,7 @@ pub struct HttpDecision {
     pub why: Why,
     /// The dry-run policies that would have denied.
     pub dry_run: Vec<DryRun>,
-    /// What AUDIT policies ask to note.
+    /// Rules of AUDIT policies that matched.
     pub audits: Vec<RuleId>,
 }
 
@@ -28,7 +28,7 @@ pub enum Why {
     NoneAllows,
     /// A policy applies that is not understood in full.
     NotUnderstood {
-        /// Which.
+        /// Key of the policy.
         policy: PolicyKey,
         /// Why it is not understood.
         why: ArcStr,
@@ -38,7 +38,7 @@ pub enum Why {
 /// A rule of a policy, counted from zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleId {
-    /// The policy.
+    /// Key of the policy.
     pub policy: PolicyKey,
     /// The rule's place.
     pub rule: usize,
@@ -56,7 +56,7 @@ impl RuleId {
 /// A dry-run policy that would have denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DryRun {
-    /// The policy.
+    /// Key of the policy.
     pub policy: PolicyKey,
     /// The rule that denies; `None` for an ALLOW policy that does not match when no other does.
     pub rule: Option<usize>,

@@ -17,30 +17,30 @@ pub struct Connection<'a> {
     pub source_ip: IpAddr,
     /// The original client's address, behind trusted proxies; the caller's if there are none.
     pub remote_ip: IpAddr,
-    /// What is called: a service's address and port, or a pod's.
+    /// Address that is called: a service's with its port, or a pod's.
     pub destination: SocketAddr,
     /// The server name of a TLS connection that is passed through.
     pub sni: Option<&'a str>,
 }
 
-/// A request.
+/// Request as policies judge it.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The connection it came on.
     pub connection: Connection<'a>,
-    /// The method.
+    /// Method of the request.
     pub method: &'a str,
     /// The authority: `:authority` or `Host`. Empty if there is none.
     pub host: &'a str,
     /// The normalized path, without the query.
     pub path: &'a str,
-    /// The headers.
+    /// Headers of the request.
     pub headers: &'a HeaderMap,
-    /// What a valid token claims. A request with several is judged once for each, and all have to admit it.
+    /// Claims of a valid token. A request with several is judged once for each, and all have to admit it.
     pub claims: Option<&'a Claims>,
 }
 
-/// What is compared, brought into form.
+/// Attributes in the form in which they are compared.
 pub(super) struct Facts<'a> {
     pub(super) source: Option<&'a Identity>,
     pub(super) source_ip: IpAddr,

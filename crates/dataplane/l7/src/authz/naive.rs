@@ -299,8 +299,8 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
         )
 }
 
-/// What denies has any reading of the values and all of the exceptions; what allows the other way round, but for what
-/// headers name in place of the request's own.
+/// Reads values with all of their readings where the policy denies, and exceptions with their own; the other way round
+/// where it allows, but for headers that take the place of the request's own.
 fn read_as<T>(
     denies: bool,
     (values, exceptions): (&[T], &[T]),

@@ -92,7 +92,7 @@ impl Written {
     }
 }
 
-/// What is written for a byte; `None` for what stays as it is.
+/// Canonical form of a byte; `None` if it stays as it is.
 fn canonical(byte: Byte) -> Option<Written> {
     match byte {
         Byte::Raw(b @ (b'"' | b'<' | b'>' | b'^' | b'`' | b'{' | b'|' | b'}' | 0x80..)) => {

@@ -242,8 +242,8 @@ proptest! {
         }
     }
 
-    /// What is forwarded means to the most lenient application what was sent, where dots cannot resolve what only
-    /// such an application takes for segments.
+    /// A forwarded path means to the most lenient application what was sent, where dots cannot resolve what only such
+    /// an application takes for segments.
     #[test]
     fn normalization_keeps_the_meaning(target in target()) {
         let Ok(normal) = normalize(&target, Base) else { return Ok(()) };

@@ -141,7 +141,7 @@ fn elements<'a>(name: &HeaderName, line: &'a [u8]) -> impl Iterator<Item = &'a [
     })
 }
 
-/// What joins several lines of a header.
+/// Separators between several lines of a header.
 fn separators(name: &HeaderName) -> &'static [&'static [u8]] {
     if *name == header::COOKIE {
         &[b"; "]

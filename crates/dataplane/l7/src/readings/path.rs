@@ -156,8 +156,8 @@ impl Shape {
     }
 }
 
-/// What servers may take a pattern for that begins or ends a path. Of an exact one the path as it is forwarded is
-/// enough: its readings are those of the path.
+/// Readings of a pattern that begins or ends a path. Of an exact one the path as it is forwarded is enough: its
+/// readings are those of the path.
 fn own_readings(pattern: &StringMatch) -> Vec<Shape> {
     match pattern {
         StringMatch::Exact(_) | StringMatch::Presence => Vec::new(),

@@ -34,7 +34,7 @@ pub struct Filters {
 #[derive(Debug)]
 pub struct Redirect {
     to: HttpRedirect,
-    /// What it is answered with.
+    /// Status of the redirect.
     pub status: StatusCode,
 }
 
@@ -59,7 +59,7 @@ pub struct MatchedPath<'a> {
 /// Why a request cannot be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedirectError {
-    /// It has none, and the filter neither.
+    /// Request without a host, for a filter without one.
     #[error("there is no host that the request could be redirected to")]
     NoHost,
     /// Of the changed path.
@@ -226,7 +226,7 @@ pub fn changed(
     path::normalize(&target, mode).map(|normal| normal.as_str().to_owned())
 }
 
-/// What takes a path's place has no query, and begins as paths do.
+/// Checks a replacement of paths: it has no query, and begins as paths do.
 fn check(change: Option<&PathChange>) -> Result<(), ArcStr> {
     let (text, may_be_empty) = match change {
         None => return Ok(()),

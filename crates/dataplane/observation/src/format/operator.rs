@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 
 use crate::{Observation, Wants};
 
-/// What an operator stands for.
+/// Meaning of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Operator {
     what: What,
@@ -15,7 +15,7 @@ pub(super) struct Operator {
     most: Option<usize>,
 }
 
-/// A value.
+/// Value of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Datum<'a> {
     Nothing,
@@ -143,7 +143,7 @@ impl Operator {
         }
     }
 
-    /// Its value.
+    /// Value for a request.
     pub(super) fn datum<'a>(&self, of: &Observation<'a>) -> Datum<'a> {
         let datum = match &self.what {
             What::Simple(name) => simple(name, of),

@@ -7,7 +7,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// See the module.
+/// Metrics of destinations, as described for the module.
 #[derive(Debug, Default)]
 pub struct DestinationMetrics {
     ejections: Family<EjectionLabels, Counter>,

@@ -84,7 +84,7 @@ const CODES: [(ResponseFlag, &str); 22] = [
 pub struct ResponseFlags(u32);
 
 impl ResponseFlags {
-    /// Adds one.
+    /// Adds a flag.
     pub fn insert(&mut self, flag: ResponseFlag) {
         *self = *self | flag;
     }

@@ -12,7 +12,7 @@ use crate::{
     labels::{Labels, Put, encode_parties},
 };
 
-/// The `request_protocol`.
+/// Value of the label `request_protocol`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RequestProtocol {
     /// HTTP of any version.
@@ -64,7 +64,7 @@ pub struct HttpLabels {
     protocol: RequestProtocol,
     code: ResponseCode,
     flags: ResponseFlags,
-    /// What is configured to be different.
+    /// Labels that are configured to be different.
     changed: Option<Changed>,
 }
 

@@ -49,16 +49,16 @@ struct PolicyLabels {
     policy: String,
 }
 
-/// What became of a request that was sent to a mirror as well.
+/// Outcome of a request that was sent to a mirror as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MirrorOutcome {
     /// The mirror answered.
     Answered,
-    /// It could not be reached, or broke off.
+    /// Mirror that could not be reached, or broke off.
     Failed,
-    /// It did not take the body as fast as the original.
+    /// Mirror that did not take the body as fast as the original.
     TooSlow,
-    /// It did not answer in time.
+    /// Mirror that did not answer in time.
     Late,
     /// There were too many already: nothing was sent.
     Busy,
@@ -74,7 +74,7 @@ struct AuthorizedLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RateLimitLabels {
-    /// `namespace/name`.
+    /// Key of the RateLimit, `namespace/name`.
     rate_limit: String,
     kind: &'static str,
     outcome: &'static str,
@@ -85,19 +85,19 @@ struct ProviderLabels {
     provider: String,
 }
 
-/// What is told to collectors.
+/// Signal for collectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Signal {
-    /// Spans.
+    /// Spans of requests.
     Traces,
     /// Lines of access logs.
     Logs,
 }
 
-/// What became of something that a collector was to be told.
+/// Outcome of an item for a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExportOutcome {
-    /// It was taken.
+    /// Item that the collector took.
     Sent,
     /// There was too much to be told already.
     Dropped,
@@ -123,7 +123,7 @@ pub struct HttpMetrics {
     principals: Principals,
     refused: Family<ReasonLabels, Counter>,
     dry_run_denied: Family<PolicyLabels, Counter>,
-    /// What is done about failing endpoints.
+    /// Metrics of failing endpoints.
     pub destinations: DestinationMetrics,
     mirrored: Family<OutcomeLabels, Counter>,
     authorized: Family<AuthorizedLabels, Counter>,

@@ -2,17 +2,17 @@
 
 use ambit_model::{ArcStr, TelemetryFamily};
 
-/// What is changed of the metrics of some requests or connections.
+/// Changes of the metrics of some requests or connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Relabel {
     /// By their place in [`TelemetryFamily::ALL`].
     families: [FamilyRule; TelemetryFamily::ALL.len()],
 }
 
-/// What is changed of one family.
+/// Changes of one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FamilyRule {
-    /// It has no such samples.
+    /// Whether the family has no such samples.
     pub disabled: bool,
     /// Labels, with the place of their value among those of a request; without one the label is left out.
     pub labels: Vec<(ArcStr, Option<usize>)>,
@@ -21,7 +21,7 @@ pub struct FamilyRule {
 /// The changed labels of one request or connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Changed {
-    /// What is changed.
+    /// Changes of labels.
     pub relabel: std::sync::Arc<Relabel>,
     /// Values, by their places.
     pub values: Vec<String>,

@@ -32,7 +32,7 @@ pub struct HttpRequestReport<'a> {
     pub started: SystemTime,
     /// Until its last byte.
     pub duration: Duration,
-    /// The method.
+    /// Method of the request.
     pub method: Option<&'a [u8]>,
     /// Path and query, as forwarded.
     pub path: Option<&'a [u8]>,
@@ -40,7 +40,7 @@ pub struct HttpRequestReport<'a> {
     pub protocol: Option<&'a str>,
     /// The status that the caller got.
     pub response_code: ResponseCode,
-    /// What happened to it.
+    /// Flags of Envoy's for its outcome.
     pub flags: ResponseFlags,
     /// Why the code is what it is, for instance `via_upstream`.
     pub code_details: Option<&'a str>,
@@ -64,7 +64,7 @@ pub struct HttpRequestReport<'a> {
     pub user_agent: Option<&'a [u8]>,
     /// The header `x-request-id`.
     pub request_id: Option<&'a [u8]>,
-    /// The authority.
+    /// Authority of the request.
     pub authority: Option<&'a [u8]>,
     /// The endpoint's address.
     pub upstream_host: Option<SocketAddr>,
@@ -72,7 +72,7 @@ pub struct HttpRequestReport<'a> {
     pub upstream_cluster: Option<&'a str>,
     /// Our address towards the endpoint.
     pub upstream_local: Option<SocketAddr>,
-    /// What the caller called.
+    /// Address that the caller called.
     pub downstream_local: SocketAddr,
     /// The caller's address.
     pub downstream_remote: SocketAddr,
@@ -84,7 +84,7 @@ pub struct HttpRequestReport<'a> {
     pub audited_by: Option<&'a str>,
     /// The host outside of the mesh that it went to, where a wildcard names it or TLS begins here. Added as above.
     pub remote: Option<&'a str>,
-    /// What the certificate of that host was verified for. Added as above.
+    /// Identity that the certificate of that host was verified for. Added as above.
     pub remote_identity: Option<&'a str>,
 }
 
@@ -261,7 +261,7 @@ impl Text<'_> {
         self
     }
 
-    /// What we make.
+    /// Writes a value of our own.
     fn bare(&mut self, value: Option<impl Display>) {
         match value {
             // Writing to a string cannot fail.
@@ -306,7 +306,7 @@ impl Json<'_> {
         self.string(key, value.map(str::as_bytes));
     }
 
-    /// What we make, as a string.
+    /// Writes a value of our own as a string.
     fn display(&mut self, key: &str, value: Option<impl Display>) {
         self.key(key);
         let _ = match value {

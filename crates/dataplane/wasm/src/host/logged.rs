@@ -12,10 +12,10 @@ pub(crate) struct Logged {
     dropped: u64,
 }
 
-/// What becomes of a line.
+/// Decision on a line of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// It is written, after so many were dropped.
+    /// The line is written, after so many were dropped.
     Written(u64),
     Dropped,
 }

@@ -20,7 +20,7 @@ impl From<Status> for Refused {
     }
 }
 
-/// What the module gets as the result of a function.
+/// Result of a function as the module gets it.
 pub(crate) fn answer(result: Result<(), Refused>) -> wasmtime::Result<u32> {
     match result {
         Ok(()) => Ok(Status::Ok as u32),

@@ -52,7 +52,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Since 1970.
+/// Nanoseconds since 1970.
 pub(super) fn nanoseconds() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| {

@@ -14,19 +14,19 @@ use crate::{
     limits::{MAX_LINE, MAX_PIECE},
 };
 
-/// `ENOTSUP`.
+/// WASI's `ENOTSUP` error.
 pub(super) const NOT_SUPPORTED: i32 = 58;
-/// `EBADF`.
+/// WASI's `EBADF` error.
 const BAD_DESCRIPTOR: u32 = 8;
 /// The clock that never goes back.
 const MONOTONIC: u32 = 1;
 /// Bytes of what `poll_oneoff` is asked for, and most of them.
 const SUBSCRIPTION: u32 = 48;
 const MAX_POLLED: u32 = 64;
-/// `EFAULT`.
+/// WASI's `EFAULT` error.
 const BAD_ADDRESS: u32 = 21;
 
-/// What there is.
+/// Names of the functions that exist.
 pub(super) const NAMES: [&str; 15] = [
     "args_get",
     "args_sizes_get",

@@ -5,10 +5,10 @@ use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 use super::Failure;
 use crate::host::Host;
 
-/// Five numbers.
+/// Parameters of five numbers.
 type Five = (u32, u32, u32, u32, u32);
 
-/// See the module. What a module does not have is not called.
+/// Callbacks of a module, as described for the module of this crate. Those that it lacks are not called.
 #[derive(Clone)]
 pub(super) struct Callbacks {
     pub(super) initialize: Option<TypedFunc<(), ()>>,

@@ -10,7 +10,7 @@ use super::{
     fault::{Injected, is_drawn},
 };
 
-/// See the module.
+/// Filters of a rule and a backend together, as described for the module.
 #[derive(Clone, Copy, Debug)]
 pub struct Applied<'a> {
     pub(in crate::route) rule: &'a Filters,
@@ -28,8 +28,7 @@ impl<'a> Applied<'a> {
         self.all().find_map(|filters| filters.redirect.as_ref())
     }
 
-    /// What is rewritten: of what both say, what the backend says. A prefix is always that of the request as it
-    /// came.
+    /// Rewrite of the request: where both have one, the backend's. A prefix is always that of the request as it came.
     pub fn rewrite(self) -> Option<HttpRewrite> {
         let all = self.all().filter_map(|filters| filters.rewrite.as_ref());
         all.cloned().reduce(|rule, backend| HttpRewrite {
@@ -58,7 +57,7 @@ impl<'a> Applied<'a> {
         }
     }
 
-    /// Who may read the answer: as the backend says, else as the rule does.
+    /// CORS settings of the response: the backend's, else the rule's.
     pub fn cors(self) -> Option<&'a Cors> {
         let of_backend = self.backend.and_then(|filters| filters.cors.as_ref());
         of_backend.or(self.rule.cors.as_ref())
@@ -82,7 +81,7 @@ impl<'a> Applied<'a> {
         all.filter(drawn).collect()
     }
 
-    /// What is done wrong to this one request: as the backend says, else as the rule does.
+    /// Fault to inject in this one request: the backend's, else the rule's.
     pub fn fault(self, rng: &mut dyn RngCore) -> Option<Injected> {
         let of_backend = self.backend.and_then(|filters| filters.fault.as_ref());
         let fault = of_backend.or(self.rule.fault.as_ref())?;

@@ -16,7 +16,7 @@ use http::{
 
 const ANY: &str = "*";
 
-/// What applications say of CORS.
+/// CORS headers of applications.
 const SAID: [HeaderName; 6] = [
     ACCESS_CONTROL_ALLOW_CREDENTIALS,
     ACCESS_CONTROL_ALLOW_HEADERS,
@@ -37,7 +37,7 @@ pub struct Cors {
     max_age: HeaderValue,
 }
 
-/// What a request asks of CORS.
+/// CORS question of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The one origin that it has.
@@ -51,7 +51,7 @@ enum Origin {
     Any,
     Pattern {
         scheme: ArcStr,
-        /// What the host ends with, after a wildcard; or all of it.
+        /// End of the host, after a wildcard; or all of it.
         host: ArcStr,
         has_wildcard: bool,
         port: u16,
@@ -67,7 +67,7 @@ enum List {
 }
 
 impl Asked {
-    /// What a request asks, before anything of it is changed.
+    /// Question of a request, before anything of it is changed.
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let one = |name: HeaderName| {
             let mut all = headers.get_all(name).iter();
@@ -178,7 +178,7 @@ impl List {
         Ok(Self::These((!names.is_empty()).then_some(value)))
     }
 
-    /// What a client is told that asks for something: with credentials, a star would not mean all of them.
+    /// Value of a header that allows what is asked for: with credentials, a star would not mean all of it.
     fn allowed(&self, credentials: bool, asked: Option<&HeaderValue>) -> Option<HeaderValue> {
         match self {
             Self::These(names) => names.clone(),

@@ -5,12 +5,12 @@ use std::time::Duration;
 use ambit_model::{FaultStatus, HttpFault, Share};
 use rand::{Rng as _, RngCore};
 
-/// What is done to one request.
+/// Fault of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// It waits.
+    /// Delay before anything else.
     pub delay: Option<Duration>,
-    /// It is answered with this, after the wait.
+    /// Status that it is answered with, after the delay.
     pub abort: Option<FaultStatus>,
 }
 

@@ -198,7 +198,7 @@ fn a_preflight_is_a_question_with_origin_and_method() {
 }
 
 proptest! {
-    /// Whatever origin comes: what a pattern allows is the host itself or below it, nothing beside.
+    /// A pattern allows the host itself and hosts below it, and no other origin.
     #[test]
     fn no_origin_gets_around_a_pattern(origin in "(https://)?[a-c.:@/#\\\\%*\\[\\] ]{0,10}(\\.?a\\.b)?(:443)?") {
         let wild = cors(&["https://*.a.b"], |_| ());

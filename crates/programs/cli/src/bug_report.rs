@@ -66,6 +66,7 @@ const QUESTIONS: &[(&str, u16, &[&str])] = &[
             "/debug/syncz",
             "/debug/problems",
             "/debug/ambientz",
+            "/debug/waypointz",
             "/version",
             "/metrics",
         ],

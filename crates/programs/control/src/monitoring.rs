@@ -4,14 +4,18 @@
 //! only, which is where `kubectl port-forward` and `ambit` ask from. Such pages are made one at a time, on a
 //! thread of their own, from what the store had at a moment.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use ambit_mesh_json::Json;
+use ambit_model::WaypointRecordType;
 use ambit_rt::{
     Readiness,
     http::{Peer, Request, Response, json_pretty, method_not_allowed, not_found, text},
 };
-use ambit_wire::decode::{self, AddressRecord};
+use ambit_wire::{
+    decode::{self, AddressRecord},
+    records,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -77,9 +81,13 @@ impl Monitoring {
                 let records = Records::now(&self.mesh);
                 page(move || records.decode()).await
             }
+            "/debug/waypointz" => {
+                let records = WaypointRecords::now(&self.mesh);
+                page(move || records.decode()).await
+            }
             "/" | "/debug" | "/debug/" => text(
                 200,
-                "/metrics\n/ready\n/version\n/debug/syncz\n/debug/problems\n/debug/ambientz\n",
+                "/metrics\n/ready\n/version\n/debug/syncz\n/debug/problems\n/debug/ambientz\n/debug/waypointz\n",
             ),
             _ => not_found(),
         }
@@ -180,5 +188,52 @@ impl Records {
             "services": services,
             "policies": policies,
         })
+    }
+}
+
+/// Records of waypoints at a moment, as they are sent.
+struct WaypointRecords {
+    revision: u64,
+    entries: Vec<(WaypointRecordType, Arc<Entry>)>,
+}
+
+impl WaypointRecords {
+    fn now(mesh: &Mesh) -> Self {
+        let store = mesh.store.read();
+        let of = |of: &WaypointRecordType| {
+            let entries = store.entries(Collection::Waypoint(*of));
+            entries
+                .map(|entry| (*of, entry.clone()))
+                .collect::<Vec<_>>()
+        };
+        Self {
+            revision: store.revision(),
+            entries: WaypointRecordType::ALL.iter().flat_map(of).collect(),
+        }
+    }
+
+    /// Every record as its waypoint reads it, without secrets, by Gateway and section.
+    fn decode(&self) -> Value {
+        let mut waypoints = BTreeMap::<_, BTreeMap<_, BTreeMap<_, Value>>>::new();
+        for (of, entry) in &self.entries {
+            let record = match records::decode(*of, &entry.name, &entry.value) {
+                Ok(record) => json!({"version": entry.version, "record": record}),
+                Err(error) => {
+                    tracing::error!(name = %entry.name, %error, "a record of ours cannot be read");
+                    continue;
+                }
+            };
+            let mut parts = entry.name.splitn(3, '/');
+            let (namespace, name) = (parts.next(), parts.next());
+            let gateway = format!(
+                "{}/{}",
+                namespace.unwrap_or_default(),
+                name.unwrap_or_default()
+            );
+            let section = waypoints.entry(gateway).or_default().entry(of.section());
+            let name = parts.next().unwrap_or_default().to_owned();
+            section.or_default().insert(name, record);
+        }
+        json!({"revision": self.revision, "waypoints": waypoints})
     }
 }

@@ -851,6 +851,7 @@ async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
     let plane = Plane::start().await;
     for (path, status) in [
         ("/debug/ambientz", "403"),
+        ("/debug/waypointz", "403"),
         ("/debug/config_dump", "403"),
         ("/debug/syncz", "403"),
         ("/debug/problems", "403"),
@@ -1034,6 +1035,18 @@ async fn a_waypoint_is_told_what_it_serves_and_gets_its_own_certificate_while_it
     assert_eq!(
         names,
         ["shop/wp", "shop/wp/shop/api.shop.svc.cluster.local"]
+    );
+    let page = plane.page("/debug/waypointz").await;
+    let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+    let records = &page["waypoints"]["shop/wp"];
+    assert_eq!(
+        records["gateway"][""]["record"]["gateway"], "shop/wp",
+        "{page}"
+    );
+    let service = &records["services"]["shop/api.shop.svc.cluster.local"];
+    assert!(
+        service["version"].is_string() && service["record"]["routes"].is_array(),
+        "{page}"
     );
 
     let own = "spiffe://cluster.local/ns/shop/sa/wp".parse().unwrap();

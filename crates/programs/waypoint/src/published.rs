@@ -24,7 +24,7 @@ use ambit_model::{
 use ambit_wasm::Limits;
 use ambit_xds::WaypointUpdate;
 use parking_lot::RwLock;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use tokio::sync::watch;
 
 use crate::{
@@ -101,9 +101,9 @@ struct Known {
     complete: Vec<WaypointRecordType>,
 }
 
-/// Assigns each type of record to the store that keeps it, and gives its name in `/config_dump`.
+/// Assigns each type of record to the store that keeps it.
 macro_rules! stores {
-    ($($variant:ident: $field:ident, $name:literal;)*) => {
+    ($($variant:ident: $field:ident,)*) => {
         impl Known {
             /// Applies a change, and gives what is no longer counted.
             fn apply(&mut self, update: WaypointUpdate) -> Option<Gone> {
@@ -122,7 +122,12 @@ macro_rules! stores {
 
             /// Records of all types with their state.
             fn dump(&self) -> Value {
-                json!({$($name: RecordStore::dump(&self.$field),)*})
+                let mut all = Map::new();
+                $(
+                    let section = WaypointRecordType::$variant.section().to_owned();
+                    all.insert(section, RecordStore::dump(&self.$field));
+                )*
+                all.into()
             }
 
             /// Whether records of a type have to be known before anything is served.
@@ -136,14 +141,14 @@ macro_rules! stores {
 }
 
 stores! {
-    Policy: policies, "policies";
-    Gateway: settings, "gateway";
-    Service: services, "services";
-    Destination: destinations, "destinations";
-    Authentication: authentications, "authentications";
-    Extension: extensions, "plugins";
-    Telemetry: telemetry_configs, "telemetry";
-    RateLimit: limits, "limits";
+    Policy: policies,
+    Gateway: settings,
+    Service: services,
+    Destination: destinations,
+    Authentication: authentications,
+    Extension: extensions,
+    Telemetry: telemetry_configs,
+    RateLimit: limits,
 }
 
 fn is_needed<S: RecordStore>(_store: &S) -> bool {

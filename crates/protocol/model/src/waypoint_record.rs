@@ -86,6 +86,22 @@ macro_rules! define {
 
 for_each_waypoint_record!(define);
 
+impl WaypointRecordType {
+    /// Name of the records of the type in dumps.
+    pub fn section(self) -> &'static str {
+        match self {
+            Self::Policy => "policies",
+            Self::Gateway => "gateway",
+            Self::Service => "services",
+            Self::Destination => "destinations",
+            Self::Authentication => "authentications",
+            Self::Extension => "plugins",
+            Self::Telemetry => "telemetry",
+            Self::RateLimit => "limits",
+        }
+    }
+}
+
 /// Types of this crate that are records of waypoints.
 pub trait IsWaypointRecord: Sized + 'static {
     /// Type of the record.

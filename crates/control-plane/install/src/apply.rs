@@ -30,16 +30,16 @@ const DELETION: Duration = Duration::from_secs(120);
 /// Why there is no installation.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// Values.
+    /// Error in the values.
     #[error(transparent)]
     Values(#[from] ValuesError),
-    /// Templates.
+    /// Error in the templates.
     #[error(transparent)]
     Render(#[from] RenderError),
     /// The API server.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// What was applied before.
+    /// Error in the inventory of what was applied before.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
     /// There is nothing to upgrade or to take away.
@@ -69,7 +69,7 @@ fn images_in_words(images: &BTreeMap<String, String>) -> String {
 pub struct Plan {
     /// For whom it was rendered.
     pub release: Release,
-    /// What the user set.
+    /// Values that the user set.
     pub overrides: Overrides,
     /// Definitions, applied only where there are none.
     pub crds: Vec<Value>,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 pub struct File {
     /// Its path in the chart.
     pub path: &'static str,
-    /// Its text.
+    /// Text of the file.
     pub text: &'static str,
 }
 
@@ -52,7 +52,7 @@ pub const CRDS: &[File] = files![
     "crds/workloadentries.yaml",
 ];
 
-/// What is said after an installation.
+/// Notes after an installation.
 pub const NOTES: File = File {
     path: "templates/NOTES.txt",
     text: include_str!("../../../../charts/ambit/templates/NOTES.txt"),
@@ -61,7 +61,7 @@ pub const NOTES: File = File {
 /// The values that go where the user says nothing.
 pub const VALUES: &str = include_str!("../../../../charts/ambit/values.yaml");
 
-/// What values may be.
+/// Schema of the values.
 pub const SCHEMA: &str = include_str!("../../../../charts/ambit/values.schema.json");
 
 const METADATA: &str = include_str!("../../../../charts/ambit/Chart.yaml");
@@ -70,7 +70,7 @@ const METADATA: &str = include_str!("../../../../charts/ambit/Chart.yaml");
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
-    /// Name.
+    /// Name of the chart.
     pub name: String,
     /// Version of the chart.
     pub version: String,

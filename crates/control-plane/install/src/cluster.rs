@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::object::ObjectRef;
 
-/// Who owns the fields that are applied.
+/// Field manager of what is applied.
 pub const FIELD_MANAGER: &str = "ambit";
 
 /// The API server refused, or is away.
@@ -22,24 +22,24 @@ pub enum ClusterError {
     /// Another owns a field that would be changed.
     #[error("{object} has fields that another set: {message}; --force-conflicts takes them over")]
     Conflict {
-        /// The object.
+        /// Name of the object.
         object: String,
         /// Which fields, and whose.
         message: String,
     },
-    /// Anything else.
+    /// Any other error of the API.
     #[error("cannot {what}")]
     Api {
-        /// What was attempted.
+        /// Action that was attempted.
         what: String,
-        /// Why not.
+        /// Cause of the error.
         #[source]
         source: Box<kube::Error>,
     },
     /// An answer that is no object.
     #[error("{what} is not what an API server answers")]
     Answer {
-        /// What was asked for.
+        /// Name of what was asked for.
         what: String,
     },
 }
@@ -62,7 +62,7 @@ impl Cluster {
         Self { client }
     }
 
-    /// The client.
+    /// Client of the cluster's API.
     pub fn client(&self) -> Client {
         self.client.clone()
     }

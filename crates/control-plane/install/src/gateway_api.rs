@@ -12,20 +12,20 @@ pub const DEFINITIONS: [&str; 3] = [
     "httproutes.gateway.networking.k8s.io",
 ];
 
-/// What to do about missing ones, or wrong ones.
+/// Advice on missing definitions, or wrong ones.
 pub const ADVICE: &str = "for waypoints and routes install the standard definitions of the Gateway API, \
     v1.0 to v1.6: https://gateway-api.sigs.k8s.io/guides/getting-started/";
 
 /// Why a definition is not one that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// It does not serve `v1`, but these.
+    /// Definition that does not serve `v1`, but these versions.
     NotServed(String),
     /// Of another release.
     Release(UnknownRelease),
 }
 
-/// What is wrong with a definition, if anything is.
+/// Problem of a definition, if there is one.
 pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
     let served = definition.spec.versions.iter();
     let served = served.filter(|version| version.served);
@@ -37,7 +37,7 @@ pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
     known_release(annotations).err().map(Problem::Release)
 }
 
-/// What a cluster has, in a line for whoever installs.
+/// Definitions of a cluster, in a line for whoever installs.
 ///
 /// # Errors
 /// When the API server refuses or is away.

@@ -33,7 +33,7 @@ const DELETION: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Images {
     namespace: String,
-    /// Those it needs: others may still be missing from an attempt before.
+    /// Images that it needs: others may still be missing from an attempt before.
     needed: BTreeSet<String>,
     missing_since: Option<Instant>,
     next_look: Instant,

@@ -19,13 +19,13 @@ const KEY: &str = "inventory.json";
 pub struct Inventory {
     /// Version of the mesh.
     pub version: String,
-    /// What the user set.
+    /// Values that the user set.
     pub values: Value,
     /// Whether the namespace was made by the installation.
     pub made_namespace: bool,
     /// Definitions that the installation made.
     pub crds: Vec<ObjectRef>,
-    /// Everything else.
+    /// All other objects.
     pub objects: Vec<ObjectRef>,
 }
 
@@ -51,7 +51,7 @@ impl Inventory {
         platform.and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Its ConfigMap.
+    /// ConfigMap that keeps the inventory.
     pub fn config_map(&self, namespace: &str) -> Value {
         let text = serde_json::to_string_pretty(self).unwrap_or_default();
         json!({
@@ -66,7 +66,7 @@ impl Inventory {
         })
     }
 
-    /// What this one has and `next` has not, in the order in which to delete.
+    /// Objects that this one has and `next` has not, in the order in which to delete.
     pub fn pruned(&self, next: &[ObjectRef]) -> Vec<ObjectRef> {
         let gone = self
             .objects
@@ -96,8 +96,8 @@ pub fn labels() -> Value {
     })
 }
 
-/// What depends on others goes before them. The node agents go first of all: they unenrol the pods,
-/// which needs the node proxies.
+/// Sorts objects so that those that depend on others go before them. The node agents go first of all: they unenrol the
+/// pods, which needs the node proxies.
 pub fn removal_order(mut objects: Vec<ObjectRef>) -> Vec<ObjectRef> {
     objects.sort_by(|a, b| rank(&b.kind).cmp(&rank(&a.kind)).then_with(|| a.cmp(b)));
     objects

@@ -9,23 +9,23 @@ use kube::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What an object is called.
+/// Reference to an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectRef {
-    /// `apps/v1`.
+    /// API version, such as `apps/v1`.
     pub api_version: String,
-    /// Kind.
+    /// Kind of the object.
     pub kind: String,
     /// Namespace; none for what is of the whole cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Name.
+    /// Name of the object.
     pub name: String,
 }
 
 impl ObjectRef {
-    /// What the object calls itself; none if it has no kind or name.
+    /// Reference to an object; none if it has no kind or name.
     pub fn of(object: &Value) -> Option<Self> {
         let text = |value: Option<&Value>| value.and_then(Value::as_str).map(ToOwned::to_owned);
         let metadata = object.get("metadata")?;

@@ -16,7 +16,7 @@ pub const PLATFORMS: &[&str] = &[
     "microk8s",
 ];
 
-/// What is recognised by a node.
+/// Sign of a platform on a node.
 struct Sign {
     platform: &'static str,
     /// Part of a label's name.

@@ -20,7 +20,7 @@ use crate::{
 
 /// The label that puts pods and namespaces into the mesh.
 pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
-/// Its value.
+/// Value of that label.
 pub const AMBIENT: &str = "ambient";
 
 /// How long deleting a single object may take: agents clean their nodes up, proxies drain.
@@ -32,12 +32,12 @@ const NOBODY: &str = r#"[{"podSelector":{"matchLabels":{"ambit.io/leaving":"ever
 const SELECTOR: &str = "AMBIENT_ENABLEMENT_SELECTOR";
 /// Annotation of captured pods.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
-/// Who writes the root certificates into the namespaces.
+/// Field manager of the root certificates in namespaces.
 const CONTROL: &str = "ambit-control";
 /// Time between two looks at pods that are to be unenrolled.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// What to take away besides what was applied.
+/// Objects to remove besides those that were applied.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
     /// Also the definitions that the installation made, with every object of theirs.

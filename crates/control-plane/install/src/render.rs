@@ -16,7 +16,7 @@ pub struct Release {
     pub name: String,
     /// Namespace of the mesh.
     pub namespace: String,
-    /// Who applies it: `Helm` or `ambit`.
+    /// Name of the installer: `Helm` or `ambit`.
     pub service: String,
     /// The cluster's minor version, as it says itself (`34`, `31+`).
     pub minor: String,
@@ -36,21 +36,21 @@ impl Default for Release {
 /// The chart cannot be rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum RenderError {
-    /// A template.
+    /// Template that cannot be rendered.
     #[error("the template {path} cannot be rendered")]
     Template {
-        /// Which.
+        /// Path of the template.
         path: &'static str,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: gotmpl::TemplateError,
     },
-    /// What a template made.
+    /// Rendered template that is no YAML.
     #[error("the template {path} makes what is no YAML: {cause}")]
     Yaml {
-        /// Which.
+        /// Path of the template.
         path: &'static str,
-        /// Why.
+        /// Cause of the error.
         cause: String,
     },
     /// The chart's own files.
@@ -91,7 +91,7 @@ pub fn crds() -> Result<Vec<Value>, RenderError> {
     Ok(crds)
 }
 
-/// What to say after an installation.
+/// Notes after an installation.
 ///
 /// # Errors
 /// When the chart was built wrong.

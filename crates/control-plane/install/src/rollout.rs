@@ -19,16 +19,16 @@ use crate::{
     object::{ObjectRef, annotation, label},
 };
 
-/// What a DaemonSet's controller counts its templates with, and what it marks their pods with.
+/// Annotation with which a DaemonSet's controller counts its templates, and label of their pods.
 const TEMPLATE: &str = "deprecated.daemonset.template.generation";
 const OF_TEMPLATE: &str = "pod-template-generation";
 
-/// What has pods that are waited for.
+/// Workload with pods that are waited for.
 #[derive(Clone, Debug)]
 pub enum Workload {
-    /// A Deployment.
+    /// Pods of a Deployment.
     Deployment(Box<Deployment>),
-    /// A DaemonSet.
+    /// Pods of a DaemonSet.
     DaemonSet(Box<DaemonSet>),
 }
 
@@ -201,8 +201,7 @@ pub fn daemon_set(object: &DaemonSet, pods: &[Pod]) -> Rollout {
     behind.map_or(Rollout::Done, Rollout::Waiting)
 }
 
-/// What a workload waits for: its own generation and that which its controller has seen, and numbers of
-/// pods.
+/// State that a workload waits for: its own generation and that which its controller has seen, and numbers of pods.
 fn waiting(
     (own, seen): (Option<i64>, Option<i64>),
     wanted: i64,

@@ -10,17 +10,17 @@ pub enum ValuesError {
     /// A file of values.
     #[error("{name} is no YAML of values: {cause}")]
     Syntax {
-        /// Which file.
+        /// Name of the file.
         name: String,
-        /// Why.
+        /// Cause of the error.
         cause: String,
     },
-    /// `--set`.
+    /// Error in `--set`.
     #[error("--set {text}: {problem}; write it as path.to.value=value")]
     Set {
-        /// What was given.
+        /// Text of the flag.
         text: String,
-        /// Why.
+        /// Problem of the text.
         problem: &'static str,
     },
     /// Not what the chart knows.
@@ -28,7 +28,7 @@ pub enum ValuesError {
     Invalid(Vec<String>),
 }
 
-/// What the user set: later layers win over earlier ones.
+/// Values that the user set: later layers win over earlier ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides(Map<String, Value>);
 
@@ -91,7 +91,7 @@ impl Overrides {
         merge(&mut self.0, later.0, false);
     }
 
-    /// These over the chart's defaults.
+    /// Values over the chart's defaults.
     ///
     /// # Errors
     /// When the chart does not know one, or it has another form.

@@ -42,7 +42,7 @@ pub enum AuthorityError {
     Certificates {
         /// `ca-cert.pem`, `cert-chain.pem` or `root-cert.pem`.
         file: &'static str,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: ChainError,
     },
@@ -84,16 +84,16 @@ pub enum IssueError {
     /// A name is not valid in a certificate.
     #[error("{name:?} is not allowed in a certificate")]
     Name {
-        /// The name.
+        /// Name that is wrong.
         name: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: rcgen::Error,
     },
-    /// Signing failed.
+    /// Error of the signature.
     #[error("signing failed")]
     Sign(#[source] rcgen::Error),
-    /// What was issued does not verify.
+    /// Issued certificate that does not verify.
     #[error("the issued certificate does not verify")]
     Unverified(#[source] ChainError),
 }
@@ -301,7 +301,7 @@ impl Authority {
             .collect()
     }
 
-    /// The roots.
+    /// Root certificates of the authority.
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.roots
     }

@@ -22,7 +22,7 @@ use tokio::{sync::mpsc, time::Instant};
 const ATTEMPTS: u32 = 5;
 /// Pause after the first failure; doubled after each further one.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Concurrent writes.
+/// Number of concurrent writes.
 const AT_ONCE: usize = 4;
 
 /// A part of an object that is written under a manager of its own.
@@ -30,22 +30,22 @@ const AT_ONCE: usize = 4;
 pub struct Part {
     /// `group/version` of the object's API, or `v1`.
     pub api_version: String,
-    /// Kind.
+    /// Kind of the object.
     pub kind: &'static str,
     /// Name of the kind in paths.
     pub plural: &'static str,
-    /// Namespace.
+    /// Namespace of the object.
     pub namespace: String,
-    /// Name.
+    /// Name of the object.
     pub name: String,
     /// The field manager, in the server's record of fields.
     pub manager: &'static str,
 }
 
-/// What is to be written.
+/// Wish to write something.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wish {
-    /// This status: our fields that it no longer has are removed.
+    /// Status to have: our fields that it no longer has are removed.
     Status(Part, Value),
     /// Nothing any more: the object is gone, or another writer has taken over.
     Forget(Part),
@@ -59,7 +59,7 @@ struct Entry {
     not_before: Option<Instant>,
 }
 
-/// The wishes.
+/// Queue of wishes.
 #[derive(Debug, Default)]
 struct Queue {
     entries: BTreeMap<Part, Entry>,

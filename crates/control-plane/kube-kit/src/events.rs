@@ -28,7 +28,7 @@ pub struct Remark {
     pub is_warning: bool,
     /// One word in CamelCase.
     pub reason: &'static str,
-    /// What the writer did or tried, one word in CamelCase.
+    /// Action that the writer did or tried, one word in CamelCase.
     pub action: &'static str,
     /// Text for operators.
     pub text: String,

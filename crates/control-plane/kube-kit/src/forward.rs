@@ -13,22 +13,22 @@ pub enum ForwardError {
     /// The API server or the kubelet does not forward.
     #[error("cannot forward to port {port} of pod {pod}")]
     Refused {
-        /// Which pod.
+        /// Name of the pod.
         pod: String,
-        /// Which port.
+        /// Port of the pod.
         port: u16,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: kube::Error,
     },
     /// Nothing listens there, or it went away.
     #[error("port {port} of pod {pod}: {message}")]
     Broken {
-        /// Which pod.
+        /// Name of the pod.
         pod: String,
-        /// Which port.
+        /// Port of the pod.
         port: u16,
-        /// Why.
+        /// Message of the kubelet.
         message: String,
     },
 }

@@ -23,7 +23,7 @@ const EVERY: Duration = Duration::from_secs(2);
 /// How long one request may take.
 const WITHIN: Duration = Duration::from_secs(3);
 
-/// What to do with the lease.
+/// Next step with the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     /// Another candidate holds it.

@@ -33,14 +33,14 @@ const LIST_WITHIN: Duration = Duration::from_secs(60);
 pub struct ObjectId {
     /// Its namespace; empty for cluster-scoped objects.
     pub namespace: Box<str>,
-    /// Its name.
+    /// Name of the object.
     pub name: Box<str>,
-    /// Its uid.
+    /// UID of the object.
     pub uid: Box<str>,
 }
 
 impl ObjectId {
-    /// That of an object from the API server.
+    /// Identity of an object from the API server.
     pub fn of<K: Resource>(object: &K) -> Self {
         let text = |value: &Option<String>| value.as_deref().unwrap_or_default().into();
         let meta = object.meta();
@@ -52,7 +52,7 @@ impl ObjectId {
     }
 }
 
-/// What a watch reports. After [`WatchEvent::Listed`] the reader knows every object.
+/// Event of a watch. After [`WatchEvent::Listed`] the reader knows every object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<V> {
     /// A listing begins: every object is reported (again), then [`WatchEvent::Listed`]. A listing that
@@ -253,7 +253,7 @@ where
 #[derive(Debug, Default)]
 struct Known {
     objects: HashMap<(Box<str>, Box<str>), Entry>,
-    /// Counts listings.
+    /// Number of the listing.
     round: u32,
 }
 

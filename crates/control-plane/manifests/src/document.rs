@@ -51,7 +51,7 @@ pub(crate) struct Refused {
     pub(crate) value: Value,
 }
 
-/// What is in a file.
+/// Contents of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Parsed {
     pub(crate) documents: Vec<Document>,

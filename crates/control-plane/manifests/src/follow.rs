@@ -44,9 +44,9 @@ pub enum OpenError {
     /// One of them cannot be read.
     #[error("cannot read the manifests directory {path}: give an existing directory")]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },

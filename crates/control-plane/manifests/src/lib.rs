@@ -26,7 +26,7 @@ pub struct Problem {
     pub origin: Origin,
     /// The object, if known.
     pub object: Option<ObjectKey>,
-    /// What is wrong, with the field's path where there is one.
+    /// Problem, with the field's path where there is one.
     pub message: String,
 }
 
@@ -88,6 +88,6 @@ pub fn parse(file: &Path, text: &str) -> Snapshot {
 pub struct Snapshot {
     /// The objects, all layers merged, and where each one's first layer is written.
     pub objects: BTreeMap<ObjectKey, (Object, Origin)>,
-    /// What could not be read.
+    /// Files and documents that could not be read.
     pub problems: Vec<Problem>,
 }

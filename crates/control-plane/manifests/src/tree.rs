@@ -157,7 +157,7 @@ impl Tree {
             .is_some_and(|file| !file.documents.is_empty())
     }
 
-    /// What changed since the last call; `None` if nothing did.
+    /// Changes since the last call; `None` without any.
     pub(crate) fn take_change(&mut self) -> Option<Change> {
         let touched: BTreeSet<_> = std::mem::take(&mut self.touched).into_iter().collect();
         let events: Vec<_> = touched

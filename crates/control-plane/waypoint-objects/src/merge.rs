@@ -24,7 +24,7 @@ pub(crate) fn merge(into: &mut Value, patch: &Value) -> Result<(), Wrong> {
     merge_map(into, members, &Place::default())
 }
 
-/// What a directive says.
+/// Strategy of a directive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Strategy {
     Merge,

@@ -26,8 +26,8 @@ const LONGEST_NAME: usize = 63;
 /// Annotations of the Gateway that speak of its own manifest.
 const OF_THE_MANIFEST: &str = "kubectl.kubernetes.io/";
 
-/// What makes a waypoint run, each in the form of a manifest. All are in the Gateway's namespace, have its
-/// name and are owned by it.
+/// Objects of a waypoint, each in the form of a manifest. All are in the Gateway's namespace, have its name and are
+/// owned by it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaypointObjects {
     /// The account whose identity the waypoint has.
@@ -68,7 +68,7 @@ pub enum Unusable {
         "the name {0:?} cannot be a Service's: use at most 63 lower-case letters, digits and '-', and a letter first"
     )]
     Name(String),
-    /// What is to be laid over its objects is of no use.
+    /// Parameters that are of no use.
     #[error(transparent)]
     Parameters(#[from] InvalidParameters),
     /// The number of replicas is none.

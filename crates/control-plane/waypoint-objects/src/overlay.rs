@@ -25,7 +25,7 @@ pub(crate) struct Overlay<'a> {
 }
 
 impl Overlay<'_> {
-    /// What it says.
+    /// Parsed contents of the overlay.
     pub(crate) fn read(&self) -> Result<Value, InvalidParameters> {
         read(self.text).map_err(|wrong| self.invalid(wrong))
     }

@@ -13,7 +13,7 @@ const DEFAULTS_FOR_CLASS: &str = "gateway.istio.io/defaults-for-class";
 /// Namespace and name.
 type Name = (Box<str>, Box<str>);
 
-/// What a ConfigMap says of waypoints.
+/// Parameters of waypoints in a ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
     /// Texts, by the part that they are for.
@@ -23,7 +23,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Those of a ConfigMap.
+    /// Parameters in a ConfigMap.
     pub fn of(map: &ConfigMap) -> Self {
         let text = |part: Part| Some((part, map.data.as_ref()?.get(part.key())?.as_str().into()));
         let labels = map.metadata.labels.as_ref();
@@ -38,7 +38,7 @@ impl Parameters {
 /// Why the ConfigMaps of a Gateway are of no use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidParameters {
-    /// It refers to something else.
+    /// Reference to something else than a ConfigMap.
     #[error(
         "spec.infrastructure.parametersRef: {0} is no ConfigMap: give group \"\", kind ConfigMap and a name"
     )]
@@ -51,11 +51,11 @@ pub enum InvalidParameters {
     Overlay {
         /// Namespace and name.
         map: String,
-        /// The key.
+        /// Key in the ConfigMap.
         key: &'static str,
         /// Path of the field.
         place: String,
-        /// What is wrong with it.
+        /// Problem of its contents.
         why: String,
     },
 }
@@ -70,7 +70,7 @@ pub struct ConfigMaps {
 }
 
 impl ConfigMaps {
-    /// None yet.
+    /// Parameters without any entry.
     pub fn new(system_namespace: &str) -> Self {
         Self {
             system: system_namespace.into(),

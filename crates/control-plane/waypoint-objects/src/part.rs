@@ -7,7 +7,7 @@ pub enum Part {
     ServiceAccount,
     /// Where clients find it.
     Service,
-    /// Its pods.
+    /// Deployment with the pods.
     Deployment,
     /// How many pods it has, if somebody asks for one.
     Autoscaler,
@@ -35,7 +35,7 @@ impl Part {
         }
     }
 
-    /// Its kind.
+    /// Kind of the object.
     pub fn kind(self) -> &'static str {
         match self {
             Self::ServiceAccount => "ServiceAccount",

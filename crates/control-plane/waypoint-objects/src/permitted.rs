@@ -48,13 +48,13 @@ const VARIABLES_OF: [&str; 6] = [
 /// Below these, files may be mounted: nothing there is a program, a library, or read unasked.
 const MOUNTS: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
 
-/// What is allowed at one place.
+/// Rule of what is allowed at one place.
 enum Rule {
     /// Everything, removal too.
     Any,
-    /// These members, and no others.
+    /// Members that are allowed, and no others.
     Fields(&'static [(&'static str, Self)]),
-    /// What is there already; for those who write whole objects.
+    /// Value that is there already; for those who write whole objects.
     Same,
     /// Any labels but ours.
     Labels,
@@ -318,7 +318,7 @@ fn judge(rule: &Rule, value: &Value, base: Option<&Value>, place: &Place) -> Res
     }
 }
 
-/// What holds things that must stay can be neither removed nor replaced.
+/// Map at a place that can be neither removed nor replaced, since it holds things that must stay.
 fn map<'a>(value: &'a Value, place: &Place) -> Result<&'a Map<String, Value>, Wrong> {
     let members = value
         .as_object()

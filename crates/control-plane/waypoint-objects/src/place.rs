@@ -9,7 +9,7 @@ enum Step {
     Element(usize),
 }
 
-/// See the module above.
+/// Place in an object, as described for the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place(Vec<Step>);
 

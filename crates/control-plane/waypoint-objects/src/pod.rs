@@ -46,7 +46,7 @@ pub(crate) fn annotations() -> Value {
     })
 }
 
-/// The pod.
+/// Specification of the pod.
 pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Value {
     let secrets: Vec<_> = settings
         .image_pull_secrets

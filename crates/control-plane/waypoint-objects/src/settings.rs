@@ -51,7 +51,7 @@ pub struct Settings {
     pub network: String,
     /// Whether metrics name the identities of both ends.
     pub metrics_principals: bool,
-    /// What is logged.
+    /// Log level of waypoints.
     pub log_level: String,
     /// Log as JSON.
     pub log_as_json: bool,

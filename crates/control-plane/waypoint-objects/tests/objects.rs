@@ -90,7 +90,7 @@ fn nodes_spread_pods_by_what_every_node_has_and_zones_by_affinity() {
     assert_eq!(spread.get("affinity"), None);
 }
 
-/// What restarts it must not be what says whether it is ready: it may wait for a control plane for however long.
+/// No probe that restarts a waypoint depends on its readiness: it may wait for a control plane for however long.
 #[test]
 fn no_probe_restarts_a_waypoint_that_is_not_ready() {
     let made = ordinary();
@@ -107,7 +107,7 @@ fn no_probe_restarts_a_waypoint_that_is_not_ready() {
     assert_eq!(ready["periodSeconds"], 1, "it serves as soon as it can");
 }
 
-/// What Kubernetes would refuse as an unknown field or a wrong type.
+/// Kubernetes takes the objects: no field is unknown, no type wrong.
 #[test]
 fn objects_are_what_kubernetes_reads() {
     let made = ordinary();

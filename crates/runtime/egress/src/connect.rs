@@ -14,7 +14,7 @@ pub enum ConnectError {
     Resolve {
         /// As it was named.
         host: String,
-        /// Why.
+        /// Cause of the error.
         #[source]
         error: io::Error,
     },
@@ -27,12 +27,12 @@ pub enum ConnectError {
         #[source]
         forbidden: Forbidden,
     },
-    /// Nobody answers.
+    /// Host whose addresses do not answer.
     #[error("cannot connect to {host}")]
     Connect {
         /// As it was named.
         host: String,
-        /// Why.
+        /// Cause of the error.
         #[source]
         error: io::Error,
     },

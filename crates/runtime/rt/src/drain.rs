@@ -105,7 +105,7 @@ impl Drain {
         cut
     }
 
-    /// Another watcher.
+    /// Watcher of the same drain.
     pub fn watcher(&self) -> DrainWatcher {
         DrainWatcher {
             receiver: self.sender.subscribe(),

@@ -10,11 +10,11 @@ pub struct Env(BTreeMap<String, String>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value:?} is not {expected}")]
 pub struct EnvError {
-    /// The variable.
+    /// Name of the variable.
     pub variable: String,
-    /// Its text.
+    /// Text of the variable.
     pub value: String,
-    /// What it should be, for instance "a duration such as 5s or 1h30m".
+    /// Expected form, for instance "a duration such as 5s or 1h30m".
     pub expected: &'static str,
 }
 

@@ -83,7 +83,7 @@ impl ServerOptions {
     }
 }
 
-/// Who sent a request over TCP: among the request's extensions.
+/// Sender of a request over TCP: among the request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
@@ -102,9 +102,9 @@ impl Peer {
     }
 }
 
-/// What connections come from.
+/// Source of connections.
 pub trait Listen: Send + 'static {
-    /// A connection.
+    /// Connection of a client.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// The next connection and its peer's address, if it has one.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<SocketAddr>)>> + Send;
@@ -193,7 +193,7 @@ pub async fn serve<L, H, F>(
     }
 }
 
-/// What a connection holds while it is served.
+/// Slot that a connection holds while it is served.
 enum Admitted {
     /// One among those of all addresses.
     Slot(Slot),
@@ -318,11 +318,11 @@ fn is_of_same_origin<B>(request: &::http::Request<B>) -> bool {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {purpose}")]
 pub struct ListenError {
-    /// The address.
+    /// Address to listen on.
     pub address: SocketAddr,
-    /// What it is for, for instance "metrics".
+    /// Purpose of the server, for instance "metrics".
     pub purpose: &'static str,
-    /// Why.
+    /// Cause of the error.
     #[source]
     pub source: io::Error,
 }

@@ -43,9 +43,9 @@ pub enum LoggingError {
     /// The filter text is wrong.
     #[error("log filter {filter:?} is not of the form info,scope=debug")]
     Filter {
-        /// The text.
+        /// Text of the filter.
         filter: String,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: tracing_subscriber::filter::ParseError,
     },

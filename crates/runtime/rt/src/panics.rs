@@ -17,7 +17,7 @@ compile_error!("with panic = \"abort\" a panic in one connection's task would en
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// What a panic ends.
+/// Scope that a panic ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
     /// Its task, or the process if that is essential.

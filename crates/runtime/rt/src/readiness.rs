@@ -29,7 +29,7 @@ pub struct ReadyTask {
 }
 
 impl Readiness {
-    /// Nothing pending.
+    /// Readiness with nothing pending.
     pub fn new() -> Self {
         Self::default()
     }
@@ -83,12 +83,12 @@ impl Readiness {
 }
 
 impl ReadyTask {
-    /// Ready now.
+    /// Marks the task as ready.
     pub fn ready(&self) {
         self.set(true);
     }
 
-    /// Pending again.
+    /// Marks the task as pending again.
     pub fn not_ready(&self) {
         self.set(false);
     }

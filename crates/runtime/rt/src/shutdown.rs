@@ -53,7 +53,7 @@ impl Shutdown {
         }
     }
 
-    /// What the admin server's quit request uses.
+    /// Trigger for the admin server's quit request.
     pub fn trigger(&self) -> ShutdownTrigger {
         self.trigger.clone()
     }

@@ -46,7 +46,7 @@ pub struct Slot {
 }
 
 impl Slots {
-    /// All free.
+    /// Slots that are all free.
     pub fn new(limits: SlotLimits) -> Self {
         Self(Arc::new(Shared {
             table: Mutex::new(Table::new(limits)),
@@ -93,7 +93,7 @@ impl Drop for Slot {
     }
 }
 
-/// Who holds which slot, oldest first. Pure.
+/// Holders of slots, oldest first. Pure.
 #[derive(Debug)]
 struct Table<T> {
     limits: SlotLimits,

@@ -43,7 +43,7 @@ fn manifests_of_the_defaults() {
     }
 }
 
-/// What differs from the defaults, as paths.
+/// Differences from the defaults, as paths.
 #[test]
 fn what_each_platform_changes() {
     let plain = flat(&render(&[]));
@@ -464,7 +464,7 @@ fn notes_name_the_namespace() {
     assert!(text.ends_with(by_hand), "{text}");
 }
 
-/// What the control plane is told of waypoints is what the crate that makes them reads.
+/// Values of waypoints reach the control plane in the form that the crate which makes them reads.
 #[test]
 fn the_values_of_waypoints_reach_the_control_plane() {
     let objects = render(&[

@@ -20,7 +20,7 @@ pub fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) 
     response
 }
 
-/// Plain text.
+/// Response in plain text.
 pub fn text(status: u16, body: impl Into<Bytes>) -> Response {
     respond(status, "text/plain; charset=utf-8", body)
 }
@@ -45,7 +45,7 @@ fn encoded(status: u16, body: serde_json::Result<Vec<u8>>) -> Response {
     }
 }
 
-/// 404.
+/// Response with status 404.
 pub fn not_found() -> Response {
     text(404, "not found\n")
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-/// What version 1 writes where there is no limit is near this; no machine has so much.
+/// Least value that means no limit in version 1; no machine has so much.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// Returns the smallest memory limit of the process's cgroups in bytes; `None` if there is none.

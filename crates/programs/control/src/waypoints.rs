@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_derive::Delta;
 use ambit_k8s_api::Kind;
-use ambit_model::{GatewayName, IsWaypointRecord as _, PolicyKey, RateLimit, WaypointRecordType};
+use ambit_model::{
+    GatewayName, PolicyKey, RateLimit, WaypointExtension, WaypointGateway, WaypointRecordKey,
+};
 use parking_lot::RwLock;
 
 use crate::auth::Caller;
@@ -27,29 +29,21 @@ impl Waypoints {
         let mut known = self.0.write();
         let mut is_news = known.is_none();
         let known = known.get_or_insert_default();
-        for (key, record) in &delta.waypoint_records {
-            let record = record.as_deref();
-            let caller = match key.record_type {
-                WaypointRecordType::Gateway => {
-                    match record {
-                        Some(_) => known.gateways.insert(key.gateway.clone()),
-                        None => known.gateways.remove(&key.gateway),
-                    };
-                    None
-                }
-                WaypointRecordType::Extension => Some((Kind::WasmPlugin, record.is_some())),
-                WaypointRecordType::RateLimit => {
-                    let limit = record.and_then(RateLimit::of);
-                    let calls = limit.is_some_and(|limit| limit.global.is_some());
-                    Some((Kind::RateLimit, calls))
-                }
-                _ => continue,
-            };
+        for (key, record) in delta.records_of::<WaypointGateway>() {
             is_news = true;
-            if let Some((kind, calls)) = caller {
-                let object = PolicyKey::of_record(&key.name);
-                known.set(&key.gateway, (kind, &object), calls);
-            }
+            match record {
+                Some(_) => known.gateways.insert(key.gateway.clone()),
+                None => known.gateways.remove(&key.gateway),
+            };
+        }
+        for (key, record) in delta.records_of::<WaypointExtension>() {
+            is_news = true;
+            known.set(key, Kind::WasmPlugin, record.is_some());
+        }
+        for (key, record) in delta.records_of::<RateLimit>() {
+            is_news = true;
+            let calls = record.is_some_and(|limit| limit.global.is_some());
+            known.set(key, Kind::RateLimit, calls);
         }
         is_news
     }
@@ -80,8 +74,9 @@ impl Waypoints {
 }
 
 impl Known {
-    fn set(&mut self, gateway: &GatewayName, (kind, object): (Kind, &PolicyKey), calls: bool) {
-        let object = (kind, object.clone());
+    /// Sets whether a waypoint makes calls for the object of a record.
+    fn set(&mut self, key: &WaypointRecordKey, kind: Kind, calls: bool) {
+        let (gateway, object) = (&key.gateway, (kind, PolicyKey::of_record(&key.name)));
         if calls {
             self.callers
                 .entry(gateway.clone())

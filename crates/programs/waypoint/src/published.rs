@@ -1,5 +1,4 @@
-//! What the control plane says of this waypoint: its settings, the services that it serves with their routes, and
-//! its policies, and whose tokens it takes.
+//! Records that the control plane has published for this waypoint: a store for each type, in the form that requests need.
 
 mod destinations;
 mod policies;
@@ -51,7 +50,7 @@ pub struct Published(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     known: RwLock<Known>,
-    /// Whether the control plane says what is told of requests.
+    /// Whether there is any telemetry configuration: requests without one take no lock for it.
     tells: AtomicBool,
     exporters: Arc<Exporters>,
     /// Which addresses are called.

@@ -1,5 +1,4 @@
-//! Who requests come from, by JSON web tokens, as a waypoint finds out (Istio's RequestAuthentication with
-//! `targetRefs`).
+//! Authentication of requests by JSON web tokens at a waypoint (Istio's RequestAuthentication with `targetRefs`).
 
 use arcstr::ArcStr;
 use serde::Serialize;

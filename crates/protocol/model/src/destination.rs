@@ -1,4 +1,4 @@
-//! How a waypoint treats the endpoints of a service: what `DestinationRule`s say of it.
+//! Treatment of the endpoints of a service at a waypoint, from `DestinationRule`s.
 //!
 //! Zero is "no limit" wherever a limit is a number.
 

@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, json};
 
-/// A plugin, as one waypoint is told of it.
+/// Plugin of a waypoint.
 #[derive(Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaypointExtension {
-    /// Namespace of the object that says so.
+    /// Namespace of the WasmPlugin.
     pub namespace: ArcStr,
     /// Name of the WasmPlugin.
     pub name: ArcStr,

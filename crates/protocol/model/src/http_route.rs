@@ -1,4 +1,4 @@
-//! Routes of HTTP requests as waypoints are told them: Gateway API's HTTPRoute with a service as parent.
+//! Routes of HTTP requests at waypoints: Gateway API's HTTPRoute with a service as parent.
 
 use std::{fmt, time::Duration};
 

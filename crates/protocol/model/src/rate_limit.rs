@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{HttpRouteMatch, NamespacedHostname, PolicyKey, json};
 
-/// An object that limits requests, as one waypoint is told of it. A request passes if each of its limits lets it.
+/// RateLimit at a waypoint. A request passes if each of its limits lets it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RateLimit {
@@ -25,7 +25,7 @@ pub struct RateLimit {
     pub dry_run: bool,
     /// Requests pass where the limit cannot be decided.
     pub fail_open: bool,
-    /// Whether clients are told how much is left, and when to come again.
+    /// Whether responses have headers with how much is left, and when to come again.
     pub tells: bool,
     /// Of a substitute: why the original is not understood. Nothing is decided then.
     pub not_understood: Option<ArcStr>,

@@ -1,4 +1,4 @@
-//! Routes of connections as waypoints are told them: Gateway API's TCPRoute and TLSRoute with a service as parent.
+//! Routes of connections at waypoints: Gateway API's TCPRoute and TLSRoute with a service as parent.
 
 use arcstr::ArcStr;
 use serde::Serialize;

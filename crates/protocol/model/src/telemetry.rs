@@ -1,4 +1,4 @@
-//! What a waypoint tells of requests and connections, and to whom: metrics, access logs, traces.
+//! Telemetry of requests and connections at a waypoint: metrics, access logs and traces, with their collectors.
 
 use std::time::Duration;
 

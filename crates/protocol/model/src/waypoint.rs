@@ -1,5 +1,5 @@
-//! What a waypoint is told besides the records of workloads and services: its own settings, the services that
-//! it serves. Their routes are in [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
+//! Settings of a waypoint, and the services that it serves, which it receives besides the records of workloads and
+//! services. Their routes are in [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 
@@ -60,7 +60,7 @@ pub struct WaypointGateway {
     /// How many addresses at the end of `x-forwarded-for` were added by proxies in front of the mesh that
     /// are trusted (`numTrustedProxies`); the remote address is the one before them.
     pub trusted_proxies: u32,
-    /// Whether applications are told the caller in `x-forwarded-client-cert`
+    /// Whether applications receive the caller in `x-forwarded-client-cert`
     /// (`ambient.istio.io/xfcc-include-client-identity`).
     pub client_identity_header: bool,
     /// Addresses of the API server and of nodes, which are not called for what objects name.

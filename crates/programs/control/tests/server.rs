@@ -1037,7 +1037,8 @@ async fn a_waypoint_is_told_what_it_serves_and_gets_its_own_certificate_while_it
         ["shop/wp", "shop/wp/shop/api.shop.svc.cluster.local"]
     );
     let page = plane.page("/debug/waypointz").await;
-    let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+    let (_, body) = page.split_once("\r\n\r\n").unwrap();
+    let page: serde_json::Value = serde_json::from_str(body).unwrap();
     let records = &page["waypoints"]["shop/wp"];
     assert_eq!(
         records["gateway"][""]["record"]["gateway"], "shop/wp",

@@ -7,7 +7,7 @@ use ambit_install::{
     cluster::Cluster,
     object::{name, namespace_of},
 };
-use ambit_k8s_api::{Pod, labels::GATEWAY_NAME};
+use ambit_k8s_api::Pod;
 use clap::Args;
 use flate2::{Compression, write::GzEncoder};
 use hyper::Method;
@@ -160,11 +160,7 @@ impl Report {
             }
         }
         for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
-            let label = format!("{GATEWAY_NAME}={}", gateway.name());
-            for pod in reach::pods(cluster, gateway.namespace(), &label)
-                .await
-                .unwrap_or_default()
-            {
+            for pod in waypoint::pods(cluster, &gateway).await {
                 self.answers(cluster, &pod, PROXY.1, &["/config_dump"])
                     .await;
                 self.answers(cluster, &pod, 15020, &["/metrics"]).await;

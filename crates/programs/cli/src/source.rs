@@ -23,8 +23,10 @@ use crate::{
     reach::{self, Part},
 };
 
-/// Where node proxies serve their admin interface, in their own namespace.
-const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
+/// Admin interface of node proxies and waypoints, in their own namespace.
+pub(crate) const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
+/// Path of a dump there.
+pub(crate) const DUMP: &str = "/config_dump";
 /// Where a control plane of ours serves its debug interface.
 const DEBUG: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
 
@@ -136,11 +138,11 @@ impl Source {
             })?;
             return Dump::parse(text.as_bytes());
         }
-        let answer = self.ask(Method::GET, "/config_dump")?;
+        let answer = self.ask(Method::GET, DUMP)?;
         if answer.status == 404 {
             return Dump::parse(&self.succeed(Method::GET, "/debug/ambientz")?);
         }
-        Dump::parse(&checked(answer, "/config_dump")?)
+        Dump::parse(&checked(answer, DUMP)?)
     }
 
     /// Sends a request that must succeed; gives the body.
@@ -149,7 +151,7 @@ impl Source {
     }
 
     fn ask(&self, method: Method, path: &str) -> Result<http::Answer, CliError> {
-        let path = if self.control && path == "/config_dump" {
+        let path = if self.control && path == DUMP {
             "/debug/ambientz"
         } else {
             path
@@ -188,16 +190,7 @@ impl Source {
                 });
             }
         };
-        let path = format!("{prefix}{path}");
-        wait(async {
-            let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
-                let what = format!("no answer to {method} {path} from {host}");
-                CliError::new(ErrorKind::Unreachable, what).because(error)
-            };
-            let stream = asynchronous(stream).map_err(|error| unanswered(error.into()))?;
-            let answer = http::request(stream, method.clone(), &host, &path).await;
-            answer.map_err(|error| unanswered(error.into()))
-        })
+        request(stream, &method, &host, &format!("{prefix}{path}"))
     }
 
     /// Says who is asked, beside the output.
@@ -281,7 +274,7 @@ fn node_of_pod(lab: &str, pod: &str) -> Result<String, CliError> {
     Ok(found.node.clone())
 }
 
-fn checked(answer: http::Answer, path: &str) -> Result<Vec<u8>, CliError> {
+pub(crate) fn checked(answer: http::Answer, path: &str) -> Result<Vec<u8>, CliError> {
     if answer.status == 200 {
         return Ok(answer.body);
     }
@@ -313,7 +306,25 @@ fn split_url(url: &str) -> Result<(String, String), CliError> {
     Ok((host.to_owned(), prefix))
 }
 
-pub(crate) fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
+/// Sends one request on a connection that is open.
+pub(crate) fn request(
+    stream: TcpStream,
+    method: &Method,
+    host: &str,
+    path: &str,
+) -> Result<http::Answer, CliError> {
+    wait(async {
+        let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
+            let what = format!("no answer to {method} {path} from {host}");
+            CliError::new(ErrorKind::Unreachable, what).because(error)
+        };
+        let stream = asynchronous(stream).map_err(|error| unanswered(error.into()))?;
+        let answer = http::request(stream, method.clone(), host, path).await;
+        answer.map_err(|error| unanswered(error.into()))
+    })
+}
+
+fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
     stream.set_nonblocking(true)?;
     tokio::net::TcpStream::from_std(stream)
 }

@@ -6,7 +6,7 @@ use ambit_install::{
     cluster::Cluster,
     object::{name, namespace_of},
 };
-use ambit_k8s_api::{Node, Pod, labels::GATEWAY_NAME};
+use ambit_k8s_api::{Node, Pod};
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
 use hyper::Method;
@@ -124,9 +124,7 @@ async fn gather(
 async fn waypoints(cluster: &Cluster) -> Vec<GatheredWaypoint> {
     let mut gathered = Vec::new();
     for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
-        let label = format!("{GATEWAY_NAME}={}", gateway.name());
-        let pods = reach::pods(cluster, gateway.namespace(), &label).await;
-        let pods = pods.unwrap_or_default();
+        let pods = waypoint::pods(cluster, &gateway).await;
         gathered.push(GatheredWaypoint {
             name: format!("{}/{}", gateway.namespace(), gateway.name()),
             is_programmed: gateway.is_programmed(),

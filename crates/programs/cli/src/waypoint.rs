@@ -9,6 +9,7 @@ mod records;
 use std::time::Duration;
 
 use ambit_install::cluster::Cluster;
+use ambit_k8s_api::Pod;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde_json::Value;
 
@@ -185,13 +186,7 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
             output::print(args.output, &found, || list(&found, args.everywhere()))
         }
         WaypointCommand::Status(args) => {
-            let mut found = args.list.found()?;
-            if let Some(name) = &args.name {
-                found.retain(|gateway| gateway.name() == name);
-                if found.is_empty() {
-                    return Err(absent(name, &args.list.place));
-                }
-            }
+            let found = args.list.named(args.name.as_deref())?;
             let all = args.list.everywhere();
             output::print(args.list.output, &found, || conditions(&found, all))
         }
@@ -206,10 +201,20 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
 /// Waypoints of a cluster that this mesh takes care of.
 pub(crate) async fn of_cluster(cluster: &Cluster) -> Result<Vec<Seen>, CliError> {
     let all = in_cluster::of(cluster).await?;
+    Ok(sorted(all, Seen::is_waypoint))
+}
+
+/// Pods of a waypoint of a cluster; none where they cannot be listed.
+pub(crate) async fn pods(cluster: &Cluster, gateway: &Seen) -> Vec<Pod> {
+    in_cluster::pods(cluster, gateway).await.unwrap_or_default()
+}
+
+/// Gateways to keep, by namespace and name.
+fn sorted(all: Vec<Value>, is_kept: impl Fn(&Seen) -> bool) -> Vec<Seen> {
     let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
-    found.retain(Seen::is_waypoint);
+    found.retain(is_kept);
     found.sort_by_key(|gateway| (gateway.namespace().to_owned(), gateway.name().to_owned()));
-    Ok(found)
+    found
 }
 
 impl Where {
@@ -229,15 +234,24 @@ impl Where {
             None => wait(in_cluster::gateways(&self.target))?,
         };
         let here = |gateway: &Seen| everywhere || gateway.namespace() == self.namespace();
-        let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
         let is_one = |one: &Seen| one.is_waypoint() || one.is_foreign_waypoint();
-        found.retain(|gateway| is_one(gateway) && here(gateway));
-        found.sort_by_key(|gateway| (gateway.namespace().to_owned(), gateway.name().to_owned()));
-        Ok(found)
+        Ok(sorted(all, |gateway| is_one(gateway) && here(gateway)))
     }
 }
 
 impl ListArgs {
+    /// The waypoints, or those of a name, of which there must be one.
+    fn named(&self, name: Option<&str>) -> Result<Vec<Seen>, CliError> {
+        let mut found = self.found()?;
+        if let Some(name) = name {
+            found.retain(|gateway| gateway.name() == name);
+            if found.is_empty() {
+                return Err(absent(name, &self.place));
+            }
+        }
+        Ok(found)
+    }
+
     fn found(&self) -> Result<Vec<Seen>, CliError> {
         self.place.found(self.everywhere())
     }
@@ -394,9 +408,6 @@ fn delete(args: &DeleteArgs) -> Result<(), CliError> {
     }
     Ok(())
 }
-
-/// Admin interface of a waypoint, on its pod's loopback address.
-const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
 
 /// Error for a waypoint of which no pod runs.
 fn no_pod(gateway: &Seen) -> CliError {

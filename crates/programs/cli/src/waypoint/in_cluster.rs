@@ -7,7 +7,7 @@ use ambit_install::{
     object::{ObjectRef, name},
 };
 use ambit_k8s_api::{
-    Kind, Namespace,
+    Kind, Namespace, Pod,
     labels::{
         DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, GATEWAY_NAME, USE_WAYPOINT, USE_WAYPOINT_NAMESPACE,
     },
@@ -16,7 +16,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::{
-    ADMIN, ApplyArgs, Where,
+    ApplyArgs, Where,
     gateway::{API_VERSION, Seen},
     no_pod,
 };
@@ -24,9 +24,11 @@ use crate::{
     CliError, ErrorKind,
     cluster::Target,
     enrol,
+    http::Answer,
     install::{failed, progress},
     output::say,
     reach, rehearsal,
+    source::{ADMIN, DUMP},
 };
 
 /// Time between two looks.
@@ -50,17 +52,18 @@ pub(super) async fn of(cluster: &Cluster) -> Result<Vec<Value>, CliError> {
 }
 
 /// Dump of a pod of a waypoint.
-pub(super) async fn dump(target: &Target, gateway: &Seen) -> Result<Vec<u8>, CliError> {
+pub(super) async fn dump(target: &Target, gateway: &Seen) -> Result<Answer, CliError> {
     let cluster = target.cluster().await?;
-    let (namespace, label) = (
-        gateway.namespace(),
-        format!("{GATEWAY_NAME}={}", gateway.name()),
-    );
-    let pods = reach::pods(&cluster, namespace, &label).await?;
+    let pods = pods(&cluster, gateway).await?;
     let pod = reach::best(&pods, None).ok_or_else(|| no_pod(gateway))?;
-    let (pod, port) = (name(pod), ADMIN.1);
-    let answer = reach::ask_pod(&cluster, namespace, pod, port, Method::GET, "/config_dump").await;
-    Ok(answer?.body)
+    let (namespace, pod, port) = (gateway.namespace(), name(pod), ADMIN.1);
+    reach::ask_pod(&cluster, namespace, pod, port, Method::GET, DUMP).await
+}
+
+/// Pods of a waypoint.
+pub(super) async fn pods(cluster: &Cluster, gateway: &Seen) -> Result<Vec<Pod>, CliError> {
+    let label = format!("{GATEWAY_NAME}={}", gateway.name());
+    reach::pods(cluster, gateway.namespace(), &label).await
 }
 
 fn reference(namespace: &str, name: &str) -> ObjectRef {

@@ -11,14 +11,13 @@ use ambit_model::DEFAULT_TRUST_DOMAIN;
 use hyper::Method;
 use serde_json::Value;
 
-use super::{ADMIN, ApplyArgs, gateway::Seen, no_pod, unmigratable};
+use super::{ApplyArgs, gateway::Seen, no_pod, unmigratable};
 use crate::{
     CliError, ErrorKind,
-    cluster::wait,
-    http,
+    http::Answer,
     labs::{client_error, find},
     output::say,
-    source::asynchronous,
+    source::{self, ADMIN, DUMP},
 };
 
 /// Gateways of all namespaces.
@@ -28,7 +27,7 @@ pub(super) fn gateways(lab: &str) -> Result<Vec<Value>, CliError> {
 }
 
 /// Dump of a pod of a waypoint: one whose service account has the Gateway's name.
-pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Vec<u8>, CliError> {
+pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Answer, CliError> {
     let client = find(lab)?;
     let status = client.status().map_err(client_error)?;
     let is_of = |pod: &&PodStatus| {
@@ -39,17 +38,9 @@ pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Vec<u8>, CliError> {
     let pod = pods.clone().find(|pod| pod.ready).or_else(|| pods.next());
     let pod = pod.ok_or_else(|| no_pod(gateway))?;
     let name = format!("{}/{}", pod.namespace, pod.name);
-    let stream = client.dial(Place::Pod(name.clone()), ADMIN.into());
+    let stream = client.dial(Place::Pod(name), ADMIN.into());
     let stream = stream.map_err(client_error)?;
-    let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
-        let what = format!("the waypoint's pod {name} does not answer");
-        CliError::new(ErrorKind::Unreachable, what).because(error)
-    };
-    wait(async {
-        let stream = asynchronous(stream).map_err(|error| unanswered(error.into()))?;
-        let answer = http::request(stream, Method::GET, "localhost", "/config_dump").await;
-        Ok(answer.map_err(|error| unanswered(error.into()))?.body)
-    })
+    source::request(stream, &Method::GET, "localhost", DUMP)
 }
 
 /// The file of a waypoint that was made here.

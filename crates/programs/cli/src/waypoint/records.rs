@@ -6,12 +6,13 @@ use clap::Args;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ListArgs, Where, absent, gateway::Seen, in_cluster, in_lab};
+use super::{ListArgs, Where, gateway::Seen, in_cluster, in_lab};
 use crate::{
     CliError, ErrorKind,
     cluster::wait,
     dump::{Entries, ServiceEntry, WorkloadEntry, or},
     output::{self, table},
+    source::{DUMP, checked},
 };
 
 #[cfg(test)]
@@ -181,14 +182,8 @@ struct GlobalLimit {
 /// Shows a section of the records of waypoints.
 pub(super) fn run(section: Section, args: &RecordsArgs) -> Result<(), CliError> {
     let place = &args.list.place;
-    let mut found = args.list.found()?;
+    let mut found = args.list.named(args.waypoint.as_deref())?;
     found.retain(Seen::is_waypoint);
-    if let Some(name) = &args.waypoint {
-        found.retain(|gateway| gateway.name() == name);
-        if found.is_empty() {
-            return Err(absent(name, place));
-        }
-    }
     let (mut shown, mut rows) = (Vec::new(), Vec::new());
     for gateway in &found {
         let name = format!("{}/{}", gateway.namespace(), gateway.name());
@@ -209,10 +204,11 @@ fn unread(waypoint: &str) -> CliError {
 
 /// Dump of one of a waypoint's pods.
 fn dump(place: &Where, gateway: &Seen) -> Result<Value, CliError> {
-    let bytes = match place.lab() {
+    let answer = match place.lab() {
         Some(lab) => in_lab::dump(&lab, gateway)?,
         None => wait(in_cluster::dump(&place.target, gateway))?,
     };
+    let bytes = checked(answer, DUMP)?;
     let name = format!("{}/{}", gateway.namespace(), gateway.name());
     serde_json::from_slice(&bytes).map_err(|error| unread(&name).because(error))
 }

@@ -2,23 +2,13 @@
 
 use anyhow::Result;
 
-use crate::{setup, shell};
-
-/// Packages of the programs that a lab runs.
-const PACKAGES: [&str; 6] = [
-    "ambit-agent",
-    "ambit-cli",
-    "ambit-cni",
-    "ambit-control",
-    "ambit-node-proxy",
-    "ambit-waypoint",
-];
+use crate::{images, setup, shell};
 
 pub(crate) fn run() -> Result<()> {
     setup::ensure(setup::Purpose::Demo)?;
     // Unoptimised: half the time to build.
     let mut cargo = shell::cargo(&["build", "--bins"]);
-    for package in PACKAGES {
+    for package in images::PACKAGES.iter().chain(&images::STATIC) {
         cargo.args(["--package", package]);
     }
     shell::run("build the programs", &mut cargo)?;

@@ -69,7 +69,7 @@ pub(crate) fn runs(seconds: u32) -> Result<Vec<(String, Command)>> {
         let name = name.to_string_lossy().into_owned();
         let corpus = fuzz.join("corpus").join(&name);
         fs::create_dir_all(&corpus)?;
-        // What this run finds goes to a scratch directory: the checked-in corpus is grown by hand.
+        // New inputs go to a scratch directory: the checked-in corpus is grown by hand.
         let found = target_dir.join("found").join(&name);
         fs::create_dir_all(&found)?;
         let mut command = Command::new(target_dir.join(TRIPLE).join("release").join(&name));

@@ -8,12 +8,15 @@ use anyhow::{Context, Result, bail};
 use crate::{plugin, setup, shell, static_binary};
 
 /// What goes into images beside the node proxy and the plugin, which are static.
-const PACKAGES: [&str; 4] = [
+pub(crate) const PACKAGES: [&str; 4] = [
     "ambit-agent",
     "ambit-control",
     "ambit-waypoint",
     "ambit-cli",
 ];
+
+/// Packages of the node proxy and the plugin.
+pub(crate) const STATIC: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
 
 /// What the user asked for.
 struct Wanted {

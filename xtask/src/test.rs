@@ -67,7 +67,7 @@ fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     let tests = setup::Tests::of(name);
     tests.ensure()?;
     if tests.binaries {
-        build_binaries()?;
+        images::debug()?;
     }
     if tests.outside {
         outside::build()?;
@@ -88,15 +88,6 @@ pub(crate) fn check() -> Result<()> {
         &mut shell::cargo(&["fmt", "--all", "--check"]),
     )?;
     shell::run("lints", &mut lints())
-}
-
-/// The system tests drive the real binaries, which `cargo test` alone does not build for every
-/// package.
-fn build_binaries() -> Result<()> {
-    shell::run(
-        "build the binaries",
-        &mut shell::cargo(&["build", "--workspace", "--bins"]),
-    )
 }
 
 /// Checks that the programs compile as they are shipped: the tests' build has features of tests in it.

@@ -51,7 +51,7 @@ pub struct Published(Arc<Inner>);
 struct Inner {
     known: RwLock<Known>,
     /// Whether there is any telemetry configuration: requests without one take no lock for it.
-    tells: AtomicBool,
+    has_telemetry: AtomicBool,
     exporters: Arc<Exporters>,
     /// Which addresses are called.
     guard: Guard,
@@ -76,7 +76,7 @@ impl Default for Inner {
         };
         Self {
             known: RwLock::new(known),
-            tells: AtomicBool::default(),
+            has_telemetry: AtomicBool::default(),
             exporters,
             guard,
             changes: watch::Sender::default(),
@@ -162,7 +162,7 @@ impl Published {
             let removed = updates.into_iter().filter_map(|update| known.apply(update));
             let removed = removed.collect();
             self.0
-                .tells
+                .has_telemetry
                 .store(!known.telemetry_configs.is_empty(), Ordering::Relaxed);
             let is_extended = !known.extensions.chain().0.is_empty();
             self.0.is_extended.store(is_extended, Ordering::Release);
@@ -221,7 +221,7 @@ impl Published {
         services: &[NamespacedHostname],
         namespace: &str,
     ) -> Option<Arc<TelemetryConfig>> {
-        if !self.0.tells.load(Ordering::Relaxed) {
+        if !self.0.has_telemetry.load(Ordering::Relaxed) {
             return None;
         }
         self.0

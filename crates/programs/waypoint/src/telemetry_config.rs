@@ -214,7 +214,7 @@ pub(crate) struct TelemetryConfigs {
     /// Targets by the names of resources.
     targets: HashMap<ArcStr, TelemetryScope>,
     /// Records for `/config_dump`: the configurations are compiled.
-    dumped: BTreeMap<ArcStr, Value>,
+    records: BTreeMap<ArcStr, WaypointTelemetry>,
     exporters: Arc<Exporters>,
 }
 
@@ -226,7 +226,7 @@ impl RecordStore for TelemetryConfigs {
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {
         let target = record.scope.clone();
-        let dumped = shown(&record);
+        let kept = record.clone();
         let config = match TelemetryConfig::new(record, &self.exporters) {
             Ok(config) => Arc::new(config),
             Err(error) => {
@@ -234,7 +234,7 @@ impl RecordStore for TelemetryConfigs {
                 return;
             }
         };
-        self.dumped.insert(resource.clone(), dumped);
+        self.records.insert(resource.clone(), kept);
         self.targets.insert(resource, target.clone());
         match target {
             TelemetryScope::Waypoint => self.waypoint = Some(config),
@@ -244,7 +244,7 @@ impl RecordStore for TelemetryConfigs {
     }
 
     fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
-        self.dumped.remove(resource);
+        self.records.remove(resource);
         match self.targets.remove(resource)? {
             TelemetryScope::Waypoint => self.waypoint = None,
             TelemetryScope::Namespace(name) => drop(self.namespaces.remove(&name)),
@@ -254,7 +254,7 @@ impl RecordStore for TelemetryConfigs {
     }
 
     fn dump(&self) -> Value {
-        self.dumped.values().cloned().collect()
+        self.records.values().map(shown).collect()
     }
 }
 

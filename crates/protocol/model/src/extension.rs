@@ -42,7 +42,7 @@ pub struct WaypointExtension {
     #[serde(serialize_with = "json::secret")]
     pub configuration: ArcStr,
     /// The environment of the module.
-    #[serde(serialize_with = "json::secret_values")]
+    #[serde(serialize_with = "json::secret_map")]
     pub environment: BTreeMap<ArcStr, ArcStr>,
     /// Only for requests to these ports; for all if empty.
     pub ports: Vec<u16>,

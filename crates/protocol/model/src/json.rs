@@ -1,7 +1,7 @@
 //! JSON of waypoints' records, for people and tools that look at what a waypoint holds: names are texts, durations have
 //! units, and secrets are left out.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use arcstr::ArcStr;
 use serde::{Serialize, Serializer};
@@ -79,37 +79,23 @@ pub(crate) fn secret<T: AsRef<[u8]>, S: Serializer>(
 }
 
 /// Names with values that may be secrets.
-pub(crate) fn secret_values<'a, T, S>(of: &'a T, serializer: S) -> Result<S::Ok, S::Error>
-where
-    &'a T: IntoIterator,
-    <&'a T as IntoIterator>::Item: Named<'a>,
-    S: Serializer,
-{
-    let names = of.into_iter().map(|pair| (pair.name(), SECRET));
-    serializer.collect_map(names)
+pub(crate) fn secret_values<S: Serializer>(
+    of: &[(ArcStr, ArcStr)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(of.iter().map(|(name, _)| (name, SECRET)))
 }
 
-/// Pair of a name and a value.
-pub(crate) trait Named<'a> {
-    fn name(self) -> &'a ArcStr;
-}
-
-impl<'a> Named<'a> for &'a (ArcStr, ArcStr) {
-    fn name(self) -> &'a ArcStr {
-        &self.0
-    }
-}
-
-impl<'a> Named<'a> for (&'a ArcStr, &'a ArcStr) {
-    fn name(self) -> &'a ArcStr {
-        self.0
-    }
+/// As [`secret_values`], of a map.
+pub(crate) fn secret_map<S: Serializer>(
+    of: &BTreeMap<ArcStr, ArcStr>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(of.keys().map(|name| (name, SECRET)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use serde_json::{Value, json};
 
     use super::*;

@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
     let of = all[usize::from(*first) % all.len()];
     let named = PolicyKey::of_record("ns/name").to_string();
     match records::decode(of, RESOURCE, bytes) {
-        // What is read is what is written.
+        // Encoding and decoding again gives the same record.
         Ok(read) => {
             let written = records::encode(&read);
             let name = format!("shop/way/{}", read.name());

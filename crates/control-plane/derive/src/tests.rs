@@ -55,7 +55,7 @@ pub(crate) struct TestMesh {
     /// By `gateway to service`.
     pub(crate) waypoint_destinations: BTreeMap<String, WaypointDestination>,
     pub(crate) waypoint_authentications: BTreeMap<String, Authentication>,
-    /// By `gateway tells of scope`.
+    /// By `gateway observes scope`.
     pub(crate) waypoint_telemetry: BTreeMap<String, WaypointTelemetry>,
     pub(crate) waypoint_rate_limits: BTreeMap<String, RateLimit>,
     pub(crate) waypoint_extensions: BTreeMap<String, WaypointExtension>,
@@ -165,7 +165,7 @@ impl TestMesh {
             &mut self.waypoint_telemetry,
             &mut names,
             &delta,
-            " tells of ",
+            " observes ",
         );
         put_records(
             &mut self.waypoint_rate_limits,

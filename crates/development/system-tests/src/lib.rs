@@ -337,9 +337,14 @@ impl Mesh {
     /// Waits until a pod has an answer from an echo.
     pub fn until_answered(&self, from: &str, address: SocketAddr) {
         until(&format!("{address} answers {from}"), || {
-            self.dial(from, address)
-                .is_ok_and(|mut echo| echo.say("probe").is_ok())
+            self.answers(from, address)
         });
+    }
+
+    /// Whether a pod gets an answer from an echo.
+    fn answers(&self, from: &str, address: SocketAddr) -> bool {
+        self.dial(from, address)
+            .is_ok_and(|mut echo| echo.say("probe").is_ok())
     }
 
     /// Waits until new connections of pods carry only TLS: capture is in force at once, but every client's
@@ -349,9 +354,7 @@ impl Mesh {
             &format!("new connections from {from} to {address} are HBONE"),
             || {
                 let wire = self.watch(&[]);
-                let answered = self
-                    .dial(from, address)
-                    .is_ok_and(|mut echo| echo.say("probe").is_ok());
+                let answered = self.answers(from, address);
                 let reports = wire.finish().reports();
                 answered && !reports.iter().any(|report| report.server == address)
             },

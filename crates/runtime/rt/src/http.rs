@@ -35,7 +35,7 @@ use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 const FEW: usize = 4;
 
 /// How long sockets of a killed predecessor may be in use.
-const LEFT_BEHIND: Duration = Duration::from_secs(2);
+const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two attempts to take an address over.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -338,16 +338,16 @@ pub async fn bind(address: SocketAddr, purpose: &'static str) -> Result<TcpListe
         })
 }
 
-/// As [`bind`], but waits a moment for an address that is in use: a process that was killed leaves its sockets, until they
-/// exec, to children that it had just begun to start.
+/// As [`bind`], but waits a moment for an address that is in use: sockets of a killed process stay open in children that it
+/// had just forked, until they exec.
 ///
 /// # Errors
-/// As [`bind`]; of an address that stays in use after [`LEFT_BEHIND`].
+/// As [`bind`]; of an address that is in use longer than [`PREDECESSOR_PATIENCE`].
 pub async fn bind_after_predecessor(
     address: SocketAddr,
     purpose: &'static str,
 ) -> Result<TcpListener, ListenError> {
-    let end = Instant::now() + LEFT_BEHIND;
+    let end = Instant::now() + PREDECESSOR_PATIENCE;
     loop {
         match bind(address, purpose).await {
             Err(error)

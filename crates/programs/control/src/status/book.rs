@@ -93,7 +93,7 @@ impl Book {
         out
     }
 
-    /// Sets whether this replica leads.
+    /// Sets whether this replica is the leader.
     pub(crate) fn lead(&mut self, leads: bool) -> Out {
         let mut out = Out::default();
         self.leads = leads;

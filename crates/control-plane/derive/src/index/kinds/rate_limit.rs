@@ -147,7 +147,7 @@ impl MeshKind for RateLimit {
             global.place = found.map(|service| (service, callee.port));
         }
         let waypoints = input.targets.concerned(index).into_iter();
-        let told = waypoints.map(|(gateway, concerned)| {
+        let records = waypoints.map(|(gateway, concerned)| {
             let limit = model::RateLimit {
                 for_gateway: concerned.for_gateway,
                 services: concerned.services,
@@ -155,7 +155,7 @@ impl MeshKind for RateLimit {
             };
             (gateway, limit)
         });
-        Rendered::at_waypoints(told)
+        Rendered::at_waypoints(records)
     }
 
     fn standing(index: &Index, key: &ObjectKey, input: &RateLimitInput) -> Option<Standing> {

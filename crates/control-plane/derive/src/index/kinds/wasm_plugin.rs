@@ -130,7 +130,7 @@ impl MeshKind for WasmPlugin {
         }
         let pull_secret = plugin.credentials(index).unwrap_or_default();
         let waypoints = plugin.targets.concerned(index).into_iter();
-        let told = waypoints.map(|(gateway, concerned)| {
+        let records = waypoints.map(|(gateway, concerned)| {
             let extension = WaypointExtension {
                 for_gateway: concerned.for_gateway,
                 services: concerned.services,
@@ -140,7 +140,7 @@ impl MeshKind for WasmPlugin {
             };
             (gateway, extension)
         });
-        Rendered::at_waypoints(told)
+        Rendered::at_waypoints(records)
     }
 
     fn standing(index: &Index, _: &ObjectKey, plugin: &PluginInput) -> Option<Standing> {

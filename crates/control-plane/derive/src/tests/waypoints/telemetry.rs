@@ -6,8 +6,8 @@ use ambit_model::{TelemetryFamily, TelemetryFormat, WaypointTelemetry};
 use super::*;
 use crate::condition::Subject;
 
-const ALL: &str = "shop/wp tells of all";
-const CART_SAYS: &str = "shop/wp tells of shop/cart.shop.svc.cluster.local";
+const ALL: &str = "shop/wp observes all";
+const CART_SAYS: &str = "shop/wp observes shop/cart.shop.svc.cluster.local";
 
 const COLLECTOR: &str = "apiVersion: v1
 kind: Service
@@ -163,7 +163,7 @@ fn services_of_other_namespaces_have_their_namespaces() {
         )
     };
     let mut mesh = TestMesh::of(&super::all(&[COLLECTOR, CONFIG, &gateway, &of("bank")]));
-    assert_eq!(sampling(&mesh, "shop/wp tells of bank"), Some(700));
+    assert_eq!(sampling(&mesh, "shop/wp observes bank"), Some(700));
     assert!(!mesh.waypoint_telemetry.contains_key(ALL));
     // A waypoint that the namespace may not use learns nothing of it.
     mesh.apply(&super::gateway("wp", ""));

@@ -1,0 +1,321 @@
+//! The JSON of flow events.
+
+use serde::{Deserialize, Serialize};
+
+/// One line of a stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase")]
+pub enum StreamItem {
+    /// An event.
+    Flow(Box<Flow>),
+    /// Events that the reader's filter wanted and that were left out since the line before.
+    #[serde(rename_all = "camelCase")]
+    Lost {
+        /// Events of the data path: opened, closed, requests.
+        sampled: u64,
+        /// Refusals and failures, which are left out only if there are too many different ones at once.
+        refusals: u64,
+    },
+}
+
+/// Kind of event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Event {
+    /// A connection is established.
+    Opened,
+    /// A waypoint has finished a request, whoever answered it; refused ones are `Refused`.
+    Request,
+    /// A policy, a token, or a limit refused a connection or a request.
+    Refused,
+    /// A connection could not be established, or broke.
+    Failed,
+    /// A connection has ended in order.
+    Closed,
+}
+
+impl Event {
+    /// Whether it is never sampled away.
+    pub fn is_refusal(self) -> bool {
+        matches!(self, Self::Refused | Self::Failed)
+    }
+
+    /// The value in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Opened => "opened",
+            Self::Request => "request",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// How bytes travel between the reporter and its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Transport {
+    /// Mutual TLS, in a tunnel.
+    Hbone,
+    /// Neither encrypted nor authenticated by the mesh.
+    Plaintext,
+}
+
+/// Program that reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReporterKind {
+    /// The client's node proxy.
+    Source,
+    /// The server's node proxy.
+    Destination,
+    /// A waypoint.
+    Waypoint,
+}
+
+/// The proxy that reports.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reporter {
+    /// Its role for the connection.
+    pub kind: ReporterKind,
+    /// Name of its pod.
+    pub pod: String,
+    /// Namespace of its pod.
+    pub namespace: String,
+    /// Its node.
+    pub node: String,
+}
+
+/// One end of a connection. What is not known is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Peer {
+    /// Name of the pod, or of another workload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workload: Option<String>,
+    /// Owner of the workload: a Deployment's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Namespace of the workload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// SPIFFE id, if mutual TLS has proved it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+    /// Address and port. Of a destination that a tunnel leads to: the address inside, which may be a host name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+}
+
+/// Service that a client addressed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceName {
+    /// Name of the object.
+    pub name: String,
+    /// Namespace of the object.
+    pub namespace: String,
+    /// Host name.
+    pub hostname: String,
+}
+
+/// Decision against a connection or a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Refusal {
+    /// The policy (`namespace/name`) that denied it. None, if ALLOW policies apply and none matches, or if something
+    /// else than a policy refused it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// Reason as text.
+    pub reason: String,
+}
+
+/// One HTTP request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RequestSummary {
+    /// Method.
+    pub method: String,
+    /// Path without its query, cut to 1 KiB.
+    pub path: String,
+    /// Authority, cut to 256 bytes.
+    pub authority: String,
+    /// `HTTP/1.1`, `HTTP/2` or `gRPC`.
+    pub protocol: String,
+    /// Status of the response; 0 if there was none.
+    pub status: u16,
+    /// Route that was followed, if one was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
+    /// Envoy's details of the response: `via_upstream`, or why the waypoint answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<String>,
+    /// Envoy's response flags, `-` if there are none.
+    pub flags: String,
+}
+
+/// One event of one connection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Flow {
+    /// Time of the event, as in RFC 3339, with microseconds, UTC.
+    pub time: String,
+    /// Kind of event.
+    pub event: Event,
+    /// Number of alike events that this one stands for: equal but for time, connection, addresses, bytes and duration.
+    /// More than one only of refusals and failures that came faster than the reader read.
+    #[serde(default = "one")]
+    pub count: u64,
+    /// Number of the connection, unique for the life of the reporter's process.
+    pub connection: u64,
+    /// The proxy that reports.
+    pub reporter: Reporter,
+    /// The client.
+    pub source: Peer,
+    /// The server; the waypoint's own address where a client's node proxy reports a connection through one.
+    pub destination: Peer,
+    /// Service that was addressed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceName>,
+    /// How bytes travel between the two proxies, or from a client outside of the mesh.
+    pub transport: Transport,
+    /// Waypoint (`namespace/name`) that the connection goes through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waypoint: Option<String>,
+    /// Why it was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Refusal>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The request, of a waypoint's events.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<RequestSummary>,
+    /// Bytes from the client to the server so far.
+    #[serde(default)]
+    pub bytes_to_server: u64,
+    /// Bytes from the server to the client so far.
+    #[serde(default)]
+    pub bytes_to_client: u64,
+    /// Milliseconds since the connection or the request began.
+    #[serde(default)]
+    pub duration_ms: f64,
+}
+
+fn one() -> u64 {
+    1
+}
+
+impl Flow {
+    /// Whether two refusals are alike, so that one can stand for both.
+    pub fn is_alike(&self, other: &Self) -> bool {
+        let peer = |one: &Peer, other: &Peer| {
+            (&one.workload, &one.namespace, &one.identity)
+                == (&other.workload, &other.namespace, &other.identity)
+        };
+        self.event == other.event
+            && self.reporter == other.reporter
+            && peer(&self.source, &other.source)
+            && peer(&self.destination, &other.destination)
+            && (&self.service, self.transport, &self.waypoint)
+                == (&other.service, other.transport, &other.waypoint)
+            && (&self.refusal, &self.error, &self.request)
+                == (&other.refusal, &other.error, &other.request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn flow() -> Flow {
+        Flow {
+            time: "2026-01-01T00:00:00.000000Z".to_owned(),
+            event: Event::Refused,
+            count: 1,
+            connection: 7,
+            reporter: Reporter {
+                kind: ReporterKind::Destination,
+                pod: "ztunnel-x".to_owned(),
+                namespace: "istio-system".to_owned(),
+                node: "node-1".to_owned(),
+            },
+            source: Peer {
+                address: Some("10.0.0.1:4000".to_owned()),
+                ..Peer::default()
+            },
+            destination: Peer {
+                workload: Some("orders-1".to_owned()),
+                namespace: Some("shop".to_owned()),
+                ..Peer::default()
+            },
+            service: None,
+            transport: Transport::Plaintext,
+            waypoint: None,
+            refusal: Some(Refusal {
+                policy: Some("shop/strict".to_owned()),
+                reason: "explicitly denied".to_owned(),
+            }),
+            error: None,
+            request: None,
+            bytes_to_server: 0,
+            bytes_to_client: 0,
+            duration_ms: 0.5,
+        }
+    }
+
+    #[test]
+    fn event_is_one_flat_object_that_names_its_type() {
+        let item = StreamItem::Flow(Box::new(flow()));
+        let json = serde_json::to_value(&item).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({
+                "type": "flow",
+                "time": "2026-01-01T00:00:00.000000Z",
+                "event": "refused",
+                "count": 1,
+                "connection": 7,
+                "reporter": {
+                    "kind": "destination", "pod": "ztunnel-x", "namespace": "istio-system", "node": "node-1",
+                },
+                "source": {"address": "10.0.0.1:4000"},
+                "destination": {"workload": "orders-1", "namespace": "shop"},
+                "transport": "plaintext",
+                "refusal": {"policy": "shop/strict", "reason": "explicitly denied"},
+                "bytesToServer": 0,
+                "bytesToClient": 0,
+                "durationMs": 0.5,
+            })
+        );
+        assert_eq!(serde_json::from_value::<StreamItem>(json).unwrap(), item);
+    }
+
+    #[test]
+    fn events_of_later_versions_are_read() {
+        let mut json = serde_json::to_value(StreamItem::Flow(Box::new(flow()))).unwrap();
+        json["later"] = serde_json::json!({"new": true});
+        json.as_object_mut().unwrap().remove("count");
+        let read: StreamItem = serde_json::from_value(json).unwrap();
+        assert_eq!(read, StreamItem::Flow(Box::new(flow())));
+    }
+
+    #[test]
+    fn alike_refusals_differ_only_in_time_connection_addresses_and_counts() {
+        let mut other = flow();
+        other.time = "2026-01-01T00:00:01.000000Z".to_owned();
+        other.connection = 8;
+        other.source.address = Some("10.0.0.1:4001".to_owned());
+        other.duration_ms = 9.0;
+        other.count = 3;
+        assert!(flow().is_alike(&other));
+        other.refusal = Some(Refusal::default());
+        assert!(!flow().is_alike(&other));
+        let mut other = flow();
+        other.source.workload = Some("web-1".to_owned());
+        assert!(!flow().is_alike(&other));
+    }
+}

@@ -1,0 +1,302 @@
+//! Filters of readers, as parameters of a query: `refused`, `plaintext`, `from`, `to`, `namespace`.
+
+use std::{fmt, str::FromStr};
+
+use crate::{Flow, Peer, ServiceName, Transport};
+
+/// Most namespaces of one filter.
+const MAX_NAMESPACES: usize = 1024;
+
+/// Which events a reader wants. The default wants all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only refusals and failures.
+    pub refused: bool,
+    /// Only what is not encrypted.
+    pub plaintext: bool,
+    /// Only from this client.
+    pub from: Option<Party>,
+    /// Only to this server, or service.
+    pub to: Option<Party>,
+    /// Only where the client, the server or the service is in one of these namespaces. Empty: in any.
+    pub namespaces: Vec<String>,
+}
+
+/// Client or server that a filter names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Party {
+    /// All of a namespace: `shop/`.
+    Namespace(String),
+    /// A workload, the owner of workloads (a Deployment), or a service: `shop/orders`, or `orders` of any namespace.
+    Name(Option<String>, String),
+    /// An identity: `spiffe://…`.
+    Identity(String),
+    /// An IP address.
+    Address(std::net::IpAddr),
+}
+
+/// A parameter that is no filter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FilterError {
+    /// A parameter with a name that is not known.
+    Unknown(String),
+    /// A party without a name.
+    Empty(String),
+    /// More namespaces than a filter may have.
+    TooManyNamespaces,
+}
+
+impl fmt::Display for FilterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(name) => write!(
+                f,
+                "unknown parameter {name:?}: use refused, plaintext, from, to or namespace"
+            ),
+            Self::Empty(text) => write!(
+                f,
+                "{text:?} names nobody: use NAMESPACE/NAME, NAMESPACE/, NAME, an address or a SPIFFE id"
+            ),
+            Self::TooManyNamespaces => write!(f, "more than {MAX_NAMESPACES} namespaces"),
+        }
+    }
+}
+
+impl std::error::Error for FilterError {}
+
+impl FromStr for Party {
+    type Err = FilterError;
+
+    fn from_str(text: &str) -> Result<Self, FilterError> {
+        if text.starts_with("spiffe://") {
+            return Ok(Self::Identity(text.to_owned()));
+        }
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Address(address));
+        }
+        match text.split_once('/') {
+            Some(("", _)) => Err(FilterError::Empty(text.to_owned())),
+            Some((namespace, "")) => Ok(Self::Namespace(namespace.to_owned())),
+            Some((namespace, name)) => Ok(Self::Name(Some(namespace.to_owned()), name.to_owned())),
+            None if text.is_empty() => Err(FilterError::Empty(text.to_owned())),
+            None => Ok(Self::Name(None, text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Namespace(namespace) => write!(f, "{namespace}/"),
+            Self::Name(Some(namespace), name) => write!(f, "{namespace}/{name}"),
+            Self::Name(None, name) => f.write_str(name),
+            Self::Identity(identity) => f.write_str(identity),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+impl Party {
+    fn is(&self, peer: &Peer, service: Option<&ServiceName>) -> bool {
+        match self {
+            Self::Namespace(wanted) => {
+                peer.namespace.as_ref() == Some(wanted)
+                    || service.is_some_and(|service| service.namespace == *wanted)
+            }
+            Self::Name(namespace, name) => {
+                let is_within =
+                    |of: Option<&String>| namespace.is_none() || namespace.as_ref() == of;
+                let is_workload = [&peer.workload, &peer.owner]
+                    .into_iter()
+                    .flatten()
+                    .any(|one| one == name);
+                is_workload && is_within(peer.namespace.as_ref())
+                    || service.is_some_and(|service| {
+                        (service.name == *name || service.hostname == *name)
+                            && is_within(Some(&service.namespace))
+                    })
+            }
+            Self::Identity(wanted) => peer.identity.as_ref() == Some(wanted),
+            Self::Address(wanted) => {
+                let address = peer.address.as_deref();
+                address
+                    .and_then(|address| address.parse::<std::net::SocketAddr>().ok())
+                    .is_some_and(|address| address.ip() == *wanted)
+            }
+        }
+    }
+}
+
+impl Filter {
+    /// The filter of decoded parameters.
+    ///
+    /// # Errors
+    /// If a parameter is not known, or its value names nobody.
+    pub fn from_parameters<'a>(
+        parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, FilterError> {
+        let mut filter = Self::default();
+        for (name, value) in parameters {
+            match name {
+                "refused" => filter.refused = value != "false",
+                "plaintext" => filter.plaintext = value != "false",
+                "from" => filter.from = Some(value.parse()?),
+                "to" => filter.to = Some(value.parse()?),
+                "namespace" if filter.namespaces.len() == MAX_NAMESPACES => {
+                    return Err(FilterError::TooManyNamespaces);
+                }
+                "namespace" => filter.namespaces.push(value.to_owned()),
+                _ => return Err(FilterError::Unknown(name.to_owned())),
+            }
+        }
+        Ok(filter)
+    }
+
+    /// The parameters, not yet encoded.
+    pub fn parameters(&self) -> Vec<(&'static str, String)> {
+        let mut all = Vec::new();
+        if self.refused {
+            all.push(("refused", "true".to_owned()));
+        }
+        if self.plaintext {
+            all.push(("plaintext", "true".to_owned()));
+        }
+        all.extend(self.from.iter().map(|party| ("from", party.to_string())));
+        all.extend(self.to.iter().map(|party| ("to", party.to_string())));
+        all.extend(self.namespaces.iter().map(|one| ("namespace", one.clone())));
+        all
+    }
+
+    /// Whether the reader wants an event.
+    pub fn wants(&self, flow: &Flow) -> bool {
+        let is_named = |namespace: Option<&String>| {
+            namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
+        };
+        let is_within = self.namespaces.is_empty()
+            || is_named(flow.source.namespace.as_ref())
+            || is_named(flow.destination.namespace.as_ref())
+            || is_named(flow.service.as_ref().map(|service| &service.namespace));
+        is_within
+            && (!self.refused || flow.event.is_refusal())
+            && (!self.plaintext || flow.transport == Transport::Plaintext)
+            && self
+                .from
+                .as_ref()
+                .is_none_or(|party| party.is(&flow.source, None))
+            && self
+                .to
+                .as_ref()
+                .is_none_or(|party| party.is(&flow.destination, flow.service.as_ref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Event, Reporter, ReporterKind};
+
+    fn flow() -> Flow {
+        Flow {
+            time: String::new(),
+            event: Event::Opened,
+            count: 1,
+            connection: 1,
+            reporter: Reporter {
+                kind: ReporterKind::Source,
+                pod: String::new(),
+                namespace: String::new(),
+                node: String::new(),
+            },
+            source: Peer {
+                workload: Some("web-5f-x".to_owned()),
+                owner: Some("web".to_owned()),
+                namespace: Some("shop".to_owned()),
+                identity: Some("spiffe://td/ns/shop/sa/web".to_owned()),
+                address: Some("10.0.0.1:4000".to_owned()),
+            },
+            destination: Peer {
+                namespace: Some("data".to_owned()),
+                address: Some("[fd00::2]:80".to_owned()),
+                ..Peer::default()
+            },
+            service: Some(ServiceName {
+                name: "db".to_owned(),
+                namespace: "store".to_owned(),
+                hostname: "db.store.svc.cluster.local".to_owned(),
+            }),
+            transport: Transport::Hbone,
+            waypoint: None,
+            refusal: None,
+            error: None,
+            request: None,
+            bytes_to_server: 0,
+            bytes_to_client: 0,
+            duration_ms: 0.0,
+        }
+    }
+
+    #[test]
+    fn parties_are_found_by_what_users_call_them() {
+        for (name, value, wanted) in [
+            ("from", "web", true),
+            ("from", "shop/web", true),
+            ("from", "shop/web-5f-x", true),
+            ("from", "data/web", false),
+            ("from", "shop/", true),
+            ("from", "data/", false),
+            ("from", "spiffe://td/ns/shop/sa/web", true),
+            ("from", "spiffe://td/ns/shop/sa/we", false),
+            ("from", "10.0.0.1", true),
+            ("from", "10.0.0.11", false),
+            // A service is a server.
+            ("from", "db", false),
+            ("to", "db", true),
+            ("to", "store/db", true),
+            ("to", "data/db", false),
+            ("to", "db.store.svc.cluster.local", true),
+            ("to", "store/", true),
+            ("to", "data/", true),
+            ("to", "fd00::2", true),
+            ("to", "web", false),
+            ("namespace", "shop", true),
+            ("namespace", "store", true),
+            ("namespace", "data", true),
+            ("namespace", "sho", false),
+            ("refused", "true", false),
+            ("refused", "false", true),
+            ("plaintext", "", false),
+        ] {
+            let filter = Filter::from_parameters([(name, value)]).unwrap();
+            assert_eq!(filter.wants(&flow()), wanted, "{name}={value}");
+        }
+    }
+
+    #[test]
+    fn filter_survives_its_parameters() {
+        let filter = Filter {
+            refused: true,
+            plaintext: true,
+            from: Some("shop/".parse().unwrap()),
+            to: Some("10.0.0.1".parse().unwrap()),
+            namespaces: vec!["a".to_owned(), "b".to_owned()],
+        };
+        let parameters = filter.parameters();
+        let parameters = parameters
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()));
+        assert_eq!(Filter::from_parameters(parameters), Ok(filter));
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_named() {
+        for (name, value) in [("from", ""), ("to", "/web"), ("form", "web")] {
+            let error = Filter::from_parameters([(name, value)]).unwrap_err();
+            assert!(error.to_string().contains('"'), "{error}");
+        }
+        let many = vec![("namespace", "a"); MAX_NAMESPACES + 1];
+        assert_eq!(
+            Filter::from_parameters(many),
+            Err(FilterError::TooManyNamespaces)
+        );
+    }
+}

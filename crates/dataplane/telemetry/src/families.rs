@@ -15,7 +15,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    Party, Reporter, Traffic,
+    Flows, Party, Reporter, Traffic,
     labels::{OnDemandDnsLabels, Principals},
     traffic::TrafficCollector,
 };
@@ -114,6 +114,7 @@ impl MetricConstructor<Histogram> for DnsBuckets {
 #[derive(Debug, Default)]
 pub struct Metrics {
     traffic: Arc<Traffic>,
+    flows: Arc<Flows>,
     sockets: Family<Reporter, Gauge>,
     on_demand_dns: Family<OnDemandDnsLabels, Counter>,
     principals: Principals,
@@ -159,7 +160,13 @@ impl Metrics {
         metrics.register_control(registry, tag.unwrap_or("unknown"));
         metrics.register_dns(registry);
         metrics.register_proxies(registry);
+        metrics.flows.register(registry);
         metrics
+    }
+
+    /// Readers of flow events.
+    pub fn flows(&self) -> &Arc<Flows> {
+        &self.flows
     }
 
     /// Names no identities from now on: their labels are "unknown".

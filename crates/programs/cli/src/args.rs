@@ -10,6 +10,7 @@ use crate::{
     check::CheckArgs,
     enrol::EnrolArgs,
     explain::ExplainArgs,
+    flows::FlowsArgs,
     inspect::{Inspect, LogLevel},
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
     output::Format,
@@ -73,6 +74,8 @@ pub(crate) enum Command {
     /// Explain policy decisions
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// Watch who talks to whom, live, and what is refused and why
+    Flows(FlowsArgs),
     /// Make, list and delete waypoints
     #[command(subcommand)]
     Waypoint(WaypointCommand),

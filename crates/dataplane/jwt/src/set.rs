@@ -119,7 +119,10 @@ impl Authentications {
     }
 
     /// Objects that are attached to the waypoint or to these services, each once.
-    pub fn applied(&self, services: &[NamespacedHostname]) -> impl Iterator<Item = &Authentication> {
+    pub fn applied(
+        &self,
+        services: &[NamespacedHostname],
+    ) -> impl Iterator<Item = &Authentication> {
         self.compiled(services).map(|one| &one.from)
     }
 

@@ -42,7 +42,13 @@ pub(crate) async fn ask_pod(
     method: Method,
     path: &str,
 ) -> Result<http::Answer, CliError> {
-    send_to_pod(cluster, (namespace, pod, port), (method, path), Bytes::new()).await
+    send_to_pod(
+        cluster,
+        (namespace, pod, port),
+        (method, path),
+        Bytes::new(),
+    )
+    .await
 }
 
 /// [`ask_pod`] with a body.

@@ -207,7 +207,8 @@ impl Source {
                         "{}, pod {namespace}/{pod}",
                         self.target.describe()
                     ));
-                    reach::send_to_pod(&cluster, (namespace, &pod, port), (method, path), body).await
+                    reach::send_to_pod(&cluster, (namespace, &pod, port), (method, path), body)
+                        .await
                 });
             }
         };

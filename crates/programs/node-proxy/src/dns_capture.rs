@@ -8,7 +8,8 @@ use std::{
 };
 
 use ambit_dns::{
-    Client, Egress, Family, Found, Host, Known, Limits, Outcome, Report, Server, look_up, system_servers,
+    Client, Egress, Family, Found, Host, Known, Limits, Outcome, Report, Server, look_up,
+    system_servers,
 };
 use ambit_model::ArcStr;
 use ambit_proxy::{Accepted, SharedState, report::chain};

@@ -100,7 +100,15 @@ impl Explainer {
         let mut walk = Walk::default();
         let pod = self.served.find(namespace, name);
         let ip = self.address_of(namespace, name);
-        let Some(ip) = ip.or_else(|| pod.as_ref()?.local.now(None).workload.workload_ips.first().copied()) else {
+        let Some(ip) = ip.or_else(|| {
+            pod.as_ref()?
+                .local
+                .now(None)
+                .workload
+                .workload_ips
+                .first()
+                .copied()
+        }) else {
             return Err(QueryError::UnknownPod(query.pod.clone()));
         };
         match &pod {
@@ -311,7 +319,9 @@ fn waypoint(route: &Route) -> String {
         (None, Some((service, waypoint)), _) => {
             format!("the pod is {waypoint} itself, the waypoint of {service}")
         }
-        (None, None, _) => "no waypoint: neither what is called nor its endpoint is bound to one".to_owned(),
+        (None, None, _) => {
+            "no waypoint: neither what is called nor its endpoint is bound to one".to_owned()
+        }
     }
 }
 
@@ -351,7 +361,8 @@ async fn judged(mut walk: Walk, pod: &Pod, peer: &Connecting, app: SocketAddr) -
         Course::Direct => pod.state.explain(&local.workload, peer),
     };
     let denied = Denied::of(decided.decision.clone());
-    walk.0.push(authorization(&decided, denied.as_ref(), course));
+    walk.0
+        .push(authorization(&decided, denied.as_ref(), course));
     if let Some(denied) = denied {
         let why = denied.to_string();
         return walk.ends(End::Refused { why });

@@ -190,7 +190,13 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, op
     let finding = async {
         let authority = incoming.target()?;
         let opener = (client.identity.as_ref(), client.peer);
-        find(&client.shard.waypoint, opener, &authority, incoming.headers()).await
+        find(
+            &client.shard.waypoint,
+            opener,
+            &authority,
+            incoming.headers(),
+        )
+        .await
     };
     let found = match Box::pin(finding).await {
         Ok(found) => found,

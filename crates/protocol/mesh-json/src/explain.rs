@@ -219,7 +219,11 @@ pub struct Considered {
 
 /// What becomes of a connection or request at one proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "kind")]
+#[serde(
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase",
+    tag = "kind"
+)]
 pub enum End {
     /// It is sent on.
     Forwarded(Hop),

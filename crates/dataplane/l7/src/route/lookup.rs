@@ -211,7 +211,11 @@ impl Entry {
         if !has_path {
             return Some(Mismatch::Path);
         }
-        if self.method.as_ref().is_some_and(|one| request.method != one) {
+        if self
+            .method
+            .as_ref()
+            .is_some_and(|one| request.method != one)
+        {
             return Some(Mismatch::Method);
         }
         let has_header = |(name, of): &&(HeaderName, Value)| {

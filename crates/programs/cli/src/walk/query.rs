@@ -48,7 +48,10 @@ pub(super) fn request(args: &WalkArgs, host: &str, port: u16) -> Result<HttpQuer
         return Err(usage(format!("-X {}: no method of HTTP", args.method)));
     }
     if !args.path.starts_with('/') || PathAndQuery::try_from(args.path.as_str()).is_err() {
-        let what = format!("--path {}: no path of HTTP; it begins with a slash", args.path);
+        let what = format!(
+            "--path {}: no path of HTTP; it begins with a slash",
+            args.path
+        );
         return Err(usage(what));
     }
     let mut headers = Vec::new();
@@ -62,9 +65,14 @@ pub(super) fn request(args: &WalkArgs, host: &str, port: u16) -> Result<HttpQuer
     }
     if let Some(file) = &args.token {
         if headers.iter().any(|(name, _)| name == "authorization") {
-            return Err(usage("--token and a header Authorization exclude each other"));
+            return Err(usage(
+                "--token and a header Authorization exclude each other",
+            ));
         }
-        headers.push(("authorization".to_owned(), format!("Bearer {}", token(file)?)));
+        headers.push((
+            "authorization".to_owned(),
+            format!("Bearer {}", token(file)?),
+        ));
     }
     let own = match (host.contains(':'), port) {
         (true, DEFAULT_PORT) => format!("[{host}]"),
@@ -138,7 +146,15 @@ mod tests {
         ] {
             assert_eq!(target(text).unwrap(), (host.to_owned(), port), "{text}");
         }
-        for bad in ["", "a b", "orders:", "orders:0", "orders:x", ":80", "http://a/b"] {
+        for bad in [
+            "",
+            "a b",
+            "orders:",
+            "orders:0",
+            "orders:x",
+            ":80",
+            "http://a/b",
+        ] {
             assert!(target(bad).is_err(), "{bad}");
         }
     }
@@ -148,12 +164,20 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         writeln!(file, "aa.bb.cc").unwrap();
         let path = file.path().to_str().unwrap();
-        let flags = args(&["-X", "POST", "--path", "/x?y=1", "-H", "X-A:  1", "--token", path]);
+        let flags = args(&[
+            "-X", "POST", "--path", "/x?y=1", "-H", "X-A:  1", "--token", path,
+        ]);
         let request = request(&flags, "orders", 81).unwrap();
         assert_eq!(request.host, "orders:81");
-        assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/x?y=1"));
+        assert_eq!(
+            (request.method.as_str(), request.path.as_str()),
+            ("POST", "/x?y=1")
+        );
         let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let expected = [header("x-a", "1"), header("authorization", "Bearer aa.bb.cc")];
+        let expected = [
+            header("x-a", "1"),
+            header("authorization", "Bearer aa.bb.cc"),
+        ];
         assert_eq!(request.headers, expected);
         assert!(!format!("{request:?}").contains("aa.bb.cc"));
     }
@@ -167,7 +191,10 @@ mod tests {
             (&["--token", "/nowhere/token"], "cannot read /nowhere/token"),
             (&["-X", "G T"], "-X G T"),
             (&["--path", "x"], "--path x"),
-            (&["-H", "Authorization: secret", "--token", "/dev/null"], "exclude each other"),
+            (
+                &["-H", "Authorization: secret", "--token", "/dev/null"],
+                "exclude each other",
+            ),
         ] {
             let error = request(&args(flags), "orders", 80).unwrap_err().to_string();
             assert!(error.contains(expected), "{flags:?}: {error}");

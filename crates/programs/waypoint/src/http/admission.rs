@@ -162,9 +162,12 @@ impl Admission {
         let policies = published.policies();
         let address = self.came.address_of(&led);
         let explain = |request: &Request<'_>| policies.explain(scope, request);
-        Some(self.came.for_tokens(&attachments, facts, address, explain, |one| {
-            one.decision.is_allowed()
-        }))
+        Some(
+            self.came
+                .for_tokens(&attachments, facts, address, explain, |one| {
+                    one.decision.is_allowed()
+                }),
+        )
     }
 
     /// The backend that a request is judged for once more.

@@ -366,11 +366,7 @@ impl Walk {
     }
 
     /// The route to an endpoint, as the destination's rule has it.
-    async fn endpoint(
-        &mut self,
-        destination: &Destination,
-        own: &Local,
-    ) -> Result<Route, Failure> {
+    async fn endpoint(&mut self, destination: &Destination, own: &Local) -> Result<Route, Failure> {
         let session = self.session.clone();
         let waypoint = &session.shard.waypoint;
         if matches!(destination, Destination::Target)
@@ -407,7 +403,8 @@ impl Walk {
 
     fn forwarded(&mut self, route: &Route, own: &Local) -> End {
         let waypoint = &self.session.shard.waypoint;
-        let is_same = |hop: &std::net::IpAddr| route_ip(route).is_none_or(|to| to.is_ipv4() == hop.is_ipv4());
+        let is_same =
+            |hop: &std::net::IpAddr| route_ip(route).is_none_or(|to| to.is_ipv4() == hop.is_ipv4());
         let ips = &own.workload.workload_ips;
         let address = ips.iter().find(|ip| is_same(ip)).or_else(|| ips.first());
         let sender = Peer {

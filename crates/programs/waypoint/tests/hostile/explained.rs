@@ -139,15 +139,23 @@ impl Scene {
 
     /// A request of a client, which is told from others by its number.
     fn request(&self, rng: &mut StdRng, number: usize) -> HttpQuery {
-        let paths = ["/", "/a", "/a/b", "/a/c", "/b", "/a%2Fb", "//a", "/%zz", "/a/../b"];
+        let paths = [
+            "/", "/a", "/a/b", "/a/c", "/b", "/a%2Fb", "//a", "/%zz", "/a/../b",
+        ];
         let mut headers = Vec::new();
         let mut add = |name: &str, value: String| headers.push((name.to_owned(), value));
         if rng.random_bool(0.5) {
             add("x-a", ["1", "2"].choose(rng).unwrap().to_string());
         }
         match rng.random_range(0..5) {
-            0 => add("authorization", format!("Bearer {}", self.issuer.token(3600))),
-            1 => add("authorization", format!("Bearer {}", self.issuer.token(-3600))),
+            0 => add(
+                "authorization",
+                format!("Bearer {}", self.issuer.token(3600)),
+            ),
+            1 => add(
+                "authorization",
+                format!("Bearer {}", self.issuer.token(-3600)),
+            ),
             2 => add("authorization", "Bearer a.b.c".to_owned()),
             _ => {}
         }
@@ -157,7 +165,10 @@ impl Scene {
         HttpQuery {
             method: (*["GET", "POST", "DELETE"].choose(rng).unwrap()).to_owned(),
             path: format!("{}?n={number}.", paths.choose(rng).unwrap()),
-            host: (*["web", "web", "web:80", "other", "a@b"].choose(rng).unwrap()).to_owned(),
+            host: (*["web", "web", "web:80", "other", "a@b"]
+                .choose(rng)
+                .unwrap())
+            .to_owned(),
             headers,
         }
     }
@@ -246,8 +257,15 @@ async fn explanations_are_what_requests_are_answered() {
         assert!(count >= 10, "{status}: {statuses:?}");
     }
     let counted = scene.world.metrics_of_requests() - before;
-    assert_eq!(counted, (MESHES * REQUESTS) as u64, "explanations are not counted");
-    let lines = scene.clients.iter().flat_map(|(_, client)| lines_about(client.address));
+    assert_eq!(
+        counted,
+        (MESHES * REQUESTS) as u64,
+        "explanations are not counted"
+    );
+    let lines = scene
+        .clients
+        .iter()
+        .flat_map(|(_, client)| lines_about(client.address));
     let lines: Vec<_> = lines.collect();
     for (number, explained) in &predicted {
         let mark = format!("n={number}.");
@@ -255,7 +273,10 @@ async fn explanations_are_what_requests_are_answered() {
         let line = line.unwrap_or_else(|| panic!("no line about {mark}: {explained:?}"));
         match refusal(explained) {
             Some(details) => assert!(line.contains(&details), "{details}: {line}"),
-            None => assert!(!line.contains("rbac_access_denied"), "{line}: {explained:?}"),
+            None => assert!(
+                !line.contains("rbac_access_denied"),
+                "{line}: {explained:?}"
+            ),
         }
         let rule = step(explained, &[StepKind::Route]).and_then(|step| step.object.clone());
         match rule {

@@ -113,14 +113,9 @@ pub(super) fn authorization(
         true => "the policies changed: a provider would have to be asked about it again".to_owned(),
         false => decision.to_string(),
     };
-    let considered = policies.iter().map(|one| {
-        considered(
-            &one.policy,
-            one.action,
-            one.dry_run,
-            one.matching_rule,
-        )
-    });
+    let considered = policies
+        .iter()
+        .map(|one| considered(&one.policy, one.action, one.dry_run, one.matching_rule));
     let step = Step::new(step, result, why).considering(considered.collect());
     match &decision.why {
         Why::Allowed(rule) | Why::Denied(rule) => {
@@ -222,11 +217,20 @@ pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
     };
     match port.supported() {
         Ok(()) => {
-            let tls = if port.tls().is_some() { ", TLS begins here" } else { "" };
-            let why = format!("a DestinationRule is for {name}{tls}; its limits are not counted here");
+            let tls = if port.tls().is_some() {
+                ", TLS begins here"
+            } else {
+                ""
+            };
+            let why =
+                format!("a DestinationRule is for {name}{tls}; its limits are not counted here");
             Step::new(StepKind::Destination, StepResult::Passed, why)
         }
-        Err(error) => Step::new(StepKind::Destination, StepResult::Refused, error.to_string()),
+        Err(error) => Step::new(
+            StepKind::Destination,
+            StepResult::Refused,
+            error.to_string(),
+        ),
     }
 }
 

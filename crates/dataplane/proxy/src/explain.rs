@@ -20,11 +20,11 @@ pub type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 ///
 /// # Errors
 /// With the response, which repeats nothing of the query: it may hold tokens.
-pub fn query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Response> {
+pub fn query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
     serde_json::from_slice(body).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         let what = format!("the query is not understood: line {line}, column {column}\n");
-        text(400, what)
+        Box::new(text(400, what))
     })
 }
 

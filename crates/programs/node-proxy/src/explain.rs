@@ -14,7 +14,11 @@ use ambit_mesh_json::explain::{
     StepKind, StepResult,
 };
 use ambit_model::Identity;
-use ambit_proxy::{Course, Local, SharedState, explain as shared, report::chain};
+use ambit_proxy::{
+    Course, Local, SharedState,
+    explain::{self as shared, Explain},
+    report::chain,
+};
 use ambit_route::{ConnectTarget, InboundRequest, Route};
 use ambit_rt::http::{Response, text};
 
@@ -29,10 +33,23 @@ use crate::{
 
 /// Predicts what becomes of connections.
 #[derive(Debug)]
-pub(crate) struct Explainer {
-    pub(crate) served: Served,
-    pub(crate) state: SharedState,
-    pub(crate) config: Arc<Config>,
+struct Explainer {
+    served: Served,
+    state: SharedState,
+    config: Arc<Config>,
+}
+
+/// Answers to queries about connections of, and to, the pods that are served.
+pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Explain {
+    let explainer = Arc::new(Explainer {
+        served,
+        state,
+        config,
+    });
+    Box::new(move |body| {
+        let explainer = explainer.clone();
+        Box::pin(async move { explainer.answer(&body).await })
+    })
 }
 
 /// A query that cannot be answered.
@@ -80,10 +97,10 @@ impl Walk {
 
 impl Explainer {
     /// Answers `POST /explain` with this body.
-    pub(crate) async fn answer(&self, body: &[u8]) -> Response {
+    async fn answer(&self, body: &[u8]) -> Response {
         let query = match shared::query(body) {
             Ok(query) => query,
-            Err(response) => return response,
+            Err(response) => return *response,
         };
         let explained = match &query {
             NodeProxyQuery::Outbound(query) => Box::pin(self.outbound(query)).await,
@@ -253,7 +270,11 @@ impl Explainer {
             Some(identity) => identity.to_string(),
             None => "nobody (plaintext)".to_owned(),
         };
-        let why = format!("{who} at {} calls {authorize}", peer.source_ip);
+        let why = format!(
+            "called by {who} at {}, port {}",
+            peer.source_ip,
+            authorize.port()
+        );
         walk.push(StepKind::Tunnel, StepResult::Passed, why);
         Ok(judged(walk, &pod, &peer, app).await)
     }
@@ -411,7 +432,7 @@ fn authorization(decided: &Decided, denied: Option<&Denied>, course: Course) -> 
     let by = decided.decision.decided_by.as_ref();
     let (result, why) = match (denied, by, course) {
         (Some(denied), ..) => (StepResult::Refused, denied.to_string()),
-        (None, Some(policy), _) => (StepResult::Passed, format!("allowed by {policy}")),
+        (None, Some(_), _) => (StepResult::Passed, "an ALLOW policy matches".to_owned()),
         (None, None, Course::ThroughWaypoint) => (
             StepResult::Passed,
             "PeerAuthentication, which alone judges it here, allows it".to_owned(),

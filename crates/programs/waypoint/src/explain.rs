@@ -66,7 +66,7 @@ impl Explainer {
     pub async fn answer(&self, body: &[u8]) -> Response {
         let query: WaypointQuery = match shared::query(body) {
             Ok(query) => query,
-            Err(response) => return response,
+            Err(response) => return *response,
         };
         match self.explain(&query).await {
             Ok(explanation) => shared::answer(&explanation),
@@ -167,7 +167,7 @@ fn tunnel(caller: &Caller, target: &Target) -> Step {
         Target::Service { served, .. } => format!("Service {}", served.name),
         Target::Pod { workload, .. } => format!("Pod {}", shared::full_name(workload)),
     };
-    let why = format!("{who} at {} calls {what}", caller.address.ip());
+    let why = format!("called by {who} at {}", caller.address.ip());
     Step::new(StepKind::Tunnel, StepResult::Passed, why).by(what)
 }
 

@@ -185,7 +185,8 @@ impl Walk {
             }
             Asking::Provider(provider, rule) => {
                 let why = format!(
-                    "{rule} has the provider {} asked; it is not asked here, and may deny",
+                    "its rule {} has the provider {} asked; it is not asked here, and may deny",
+                    rule.rule + 1,
                     provider.name
                 );
                 let step = Step::new(StepKind::Provider, StepResult::Open, why);

@@ -111,7 +111,14 @@ pub(super) fn authorization(
     };
     let why = match decision.is_allowed() && !is_allowed {
         true => "the policies changed: a provider would have to be asked about it again".to_owned(),
-        false => decision.to_string(),
+        false => match &decision.why {
+            // Counted from 1, as beside the policies.
+            Why::Allowed(rule) => format!("allowed by its rule {}", rule.rule + 1),
+            Why::Denied(rule) => format!("denied by its rule {}", rule.rule + 1),
+            Why::NoAllowPolicies | Why::NoneAllows | Why::NotUnderstood { .. } => {
+                decision.to_string()
+            }
+        },
     };
     let considered = policies
         .iter()

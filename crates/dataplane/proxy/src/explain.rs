@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 /// Answers `POST /explain` with this body.
 pub type Explain = Box<dyn Fn(Bytes) -> Answering + Send + Sync>;
 
-/// See [`Explain`].
+/// Response of [`Explain`] to be.
 pub type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 /// Reads a query.

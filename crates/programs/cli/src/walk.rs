@@ -167,7 +167,7 @@ impl Walk {
         })
     }
 
-    /// What the client gets when a proxy refuses the connection: a waypoint before it answers for it.
+    /// Answer to the client when a proxy refuses the connection: a waypoint before it responds for it.
     fn refused(&self, by: String, why: String) -> Answer {
         let before = self.parts.iter().rev().skip(1);
         let waypoint = before.take_while(|part| part.is_waypoint).last();

@@ -29,7 +29,7 @@ pub struct OutboundQuery {
     pub pod: String,
     /// Address, or name as the pod's resolver would be asked for it.
     pub host: String,
-    /// Called port.
+    /// Port that is called.
     pub port: u16,
 }
 
@@ -70,7 +70,7 @@ pub struct WaypointQuery {
 pub struct Peer {
     /// SPIFFE id that it proves; none for plaintext.
     pub identity: Option<String>,
-    /// Its address.
+    /// Address of that end.
     pub address: IpAddr,
 }
 
@@ -82,7 +82,7 @@ pub struct HttpQuery {
     pub method: String,
     /// Path with the query.
     pub path: String,
-    /// `Host` header.
+    /// Value of the `Host` header.
     pub host: String,
     /// Further headers. They may hold tokens.
     pub headers: Vec<(String, String)>,
@@ -104,7 +104,7 @@ impl fmt::Debug for HttpQuery {
 pub struct Explanation {
     /// Decisions in their order.
     pub steps: Vec<Step>,
-    /// What becomes of the connection or request.
+    /// End of the connection or request at this proxy.
     pub end: End,
 }
 
@@ -114,7 +114,7 @@ pub struct Explanation {
 pub struct Step {
     /// Subject of the decision.
     pub step: StepKind,
-    /// The decision.
+    /// Result of the decision.
     pub result: StepResult,
     /// Object that decides, as `Kind namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -174,13 +174,13 @@ pub enum StepKind {
     Plugins,
     /// Authorization provider of CUSTOM policies.
     Provider,
-    /// Tokens.
+    /// Tokens of the request.
     Authentication,
-    /// Policies.
+    /// Policies on the connection or request.
     Authorization,
     /// Rule of the routes.
     Route,
-    /// Rate limits.
+    /// Rate limits that count the request.
     Limits,
     /// Filters of the rule.
     Filters,
@@ -194,9 +194,9 @@ pub enum StepKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StepResult {
-    /// It goes on.
+    /// The connection or request goes on.
     Passed,
-    /// It ends here.
+    /// The connection or request ends here.
     Refused,
     /// The proxy answers in the application's place: a redirect, a fault.
     Answered,
@@ -217,7 +217,7 @@ pub struct Considered {
     pub result: String,
 }
 
-/// What becomes of a connection or request at one proxy.
+/// End of a connection or request at one proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     rename_all = "camelCase",
@@ -225,7 +225,7 @@ pub struct Considered {
     tag = "kind"
 )]
 pub enum End {
-    /// It is sent on.
+    /// The next place gets it.
     Forwarded(Hop),
     /// The application of the pod gets it.
     Delivered {

@@ -58,9 +58,9 @@ enum Value {
 /// Why a request does not have a match: the first part of it that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
-    /// Another path.
+    /// The request's path differs.
     Path,
-    /// Another method.
+    /// The request's method differs.
     Method,
     /// The header of this name is missing, or has another value.
     Header(ArcStr),

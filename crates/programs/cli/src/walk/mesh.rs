@@ -27,7 +27,7 @@ pub(super) struct Mesh {
 pub(super) struct Client {
     /// Namespace and name.
     pub(super) name: String,
-    /// Its node.
+    /// Node of the pod.
     pub(super) node: String,
 }
 

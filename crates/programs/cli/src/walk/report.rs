@@ -21,13 +21,13 @@ pub(crate) struct Report {
     pub(crate) allowed: bool,
     /// Whether a step was not evaluated, so that the result may be another.
     pub(crate) may_differ: bool,
-    /// What the client gets.
+    /// Answer that the client gets.
     pub(crate) answer: Answer,
     /// The proxies on its way, the client's first.
     pub(crate) parts: Vec<Part>,
 }
 
-/// What the client gets.
+/// Answer that the client gets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Answer {
@@ -52,7 +52,7 @@ pub(crate) enum AnswerKind {
     Response,
     /// The connection is reset or cannot be opened.
     Reset,
-    /// It goes on to a place that is not followed.
+    /// The request goes on to a place that is not followed.
     Open,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum AnswerKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Part {
-    /// The proxy.
+    /// Name of the proxy.
     pub(crate) by: String,
     /// Whether it is a waypoint.
     pub(crate) is_waypoint: bool,

@@ -148,7 +148,7 @@ impl Admission {
     }
 
     /// Explains the decision of [`Self::led_to`]; `None` if there is none.
-    pub(super) fn explain_led(
+    pub(super) fn explain_backend(
         &self,
         destination: &Destination,
         by: RouteOwner,

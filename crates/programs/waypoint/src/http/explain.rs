@@ -322,7 +322,7 @@ impl Walk {
     ) -> Result<Admission, Reply> {
         let sent = || Facts::as_sent(request, form);
         let sent = taken.changes_request().then(sent);
-        let explanation = admission.explain_led(&taken.destination, taken.route_owner(), sent);
+        let explanation = admission.explain_backend(&taken.destination, taken.route_owner(), sent);
         let admission = judge_led(admission, taken, request, form, &mut self.seen);
         if let Some(explanation) = explanation {
             let is_allowed = admission.is_ok();

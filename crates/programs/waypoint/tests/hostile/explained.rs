@@ -37,7 +37,7 @@ const REQUESTS: usize = 5;
 
 const ISSUER: &str = "https://issuer.example";
 
-/// Signs tokens.
+/// Issuer of tokens with a key of its own.
 struct Issuer(EcdsaKeyPair);
 
 fn encode(bytes: &[u8]) -> String {

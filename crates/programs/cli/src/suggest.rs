@@ -21,6 +21,7 @@ use crate::{
     install::{duration, progress},
     output::say,
     rehearsal,
+    source::Source,
 };
 use rules::{Options, Suggestions};
 use seen::Seen;
@@ -53,10 +54,11 @@ pub(crate) struct SuggestArgs {
 
 /// Prints the policies, and what to know of them as comments.
 pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
-    let seen = match &args.file {
+    let mut seen = match &args.file {
         Some(file) => read(file)?,
         None => watch(args)?,
     };
+    add_open(args, &mut seen)?;
     if seen.is_empty() {
         let error = CliError::new(ErrorKind::NotFound, "no flow was seen that could go on");
         return Err(error.hint("--for watches longer; only what is seen can be allowed"));
@@ -79,6 +81,18 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
             CliError::new(ErrorKind::Failed, what).because(error.to_string())
         })?;
         say(&format!("---\n{}", text.trim_end()))?;
+    }
+    Ok(())
+}
+
+/// Adds the connections to pods that are open now: those that were opened before make no event.
+fn add_open(args: &SuggestArgs, seen: &mut Seen) -> Result<(), CliError> {
+    let place = &args.place;
+    let source = Source::of(place.target.lab(place.lab.as_deref()), place.target.clone());
+    for source in source.all()? {
+        for pod in source.dump()?.workload_state.values() {
+            seen.add_open(pod);
+        }
     }
     Ok(())
 }

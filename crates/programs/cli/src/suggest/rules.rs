@@ -98,6 +98,14 @@ fn gaps(seen: &Seen, notes: &mut Vec<String>) {
     let first =
         "What was not seen is not allowed. Rehearse with `ambit policy test` after a further while";
     notes.push(first.to_owned());
+    if seen
+        .usage
+        .keys()
+        .any(|target| matches!(target, Target::Service(..)))
+    {
+        let note = "Requests and connections that waypoints carried from before to after the watch make no event";
+        notes.push(note.to_owned());
+    }
     if seen.lost != (0, 0) {
         let (events, refusals) = seen.lost;
         notes.push(format!(

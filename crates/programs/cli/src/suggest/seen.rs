@@ -3,11 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_flow::{Event, Flow, Peer, ReporterKind, StreamItem};
+use serde_json::Value;
+
+use crate::dump::{Connection, PodEntry};
 
 /// Most callers of one target that are kept; the target of more gets no policy.
 const MAX_CALLERS: usize = 1_000;
 /// Paths of a caller from which on it is not restricted to them.
 pub(super) const MAX_PATHS: usize = 20;
+
+/// End of the address of a tunnel.
+const TUNNEL_PORT: &str = ":15008";
 
 /// A client as a policy can name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,9 +90,36 @@ impl Seen {
                 (Event::Failed, _) | (_, ReporterKind::Source) => {}
                 // The waypoint decides what a pod's proxy passes on to it.
                 (_, ReporterKind::Destination) if flow.waypoint.is_some() => {}
-                (_, ReporterKind::Destination) => self.connection(flow),
+                (_, ReporterKind::Destination) => self.use_pod(&flow.source, &flow.destination),
                 (_, ReporterKind::Waypoint) => self.at_waypoint(flow),
             },
+        }
+    }
+
+    /// Takes the connections to a pod that are open, as its node proxy lists them.
+    pub(super) fn add_open(&mut self, pod: &PodEntry) {
+        let info = &pod.info;
+        let inbound = pod.connections.get("inbound");
+        // The waypoint decides what goes on to it.
+        let to_waypoint = |connection: &&Connection| connection.actual_dst.ends_with(TUNNEL_PORT);
+        for connection in inbound
+            .into_iter()
+            .flatten()
+            .filter(|one| !to_waypoint(one))
+        {
+            let identity = connection.src_identity().and_then(Value::as_str);
+            let source = Peer {
+                identity: identity.map(ToOwned::to_owned),
+                address: Some(connection.src.clone()),
+                ..Peer::default()
+            };
+            let server = Peer {
+                workload: Some(info.name.clone()),
+                namespace: Some(info.namespace.clone()),
+                address: Some(connection.original_dst.clone()),
+                ..Peer::default()
+            };
+            self.use_pod(&source, &server);
         }
     }
 
@@ -101,17 +134,24 @@ impl Seen {
             .or_default() += flow.count;
     }
 
-    fn connection(&mut self, flow: &Flow) {
-        let server = &flow.destination;
+    /// Notes that a client uses a pod.
+    fn use_pod(&mut self, source: &Peer, server: &Peer) {
         let (Some(namespace), Some(workload)) = (&server.namespace, &server.workload) else {
             return;
         };
-        let owner = server.owner.as_ref().unwrap_or(workload);
-        let target = Target::Pods(namespace.clone(), owner.clone());
-        let port = port(server);
+        let known = self.pods.iter().find(|(target, pods)| {
+            matches!(target, Target::Pods(of, _) if of == namespace) && pods.contains(workload)
+        });
+        let target = match (&server.owner, known) {
+            (None, Some((target, _))) => target.clone(),
+            (owner, _) => {
+                let owner = owner.as_ref().unwrap_or(workload);
+                Target::Pods(namespace.clone(), owner.clone())
+            }
+        };
         let pods = self.pods.entry(target.clone()).or_default();
         pods.insert(workload.clone());
-        if let (Some(usage), Some(port)) = (self.usage_of(target, flow), port) {
+        if let (Some(usage), Some(port)) = (self.usage_of(target, source), port(server)) {
             usage.ports.insert(port);
         }
     }
@@ -122,7 +162,7 @@ impl Seen {
             return;
         };
         let target = Target::Service(service.namespace.clone(), service.name.clone());
-        let Some(usage) = self.usage_of(target, flow) else {
+        let Some(usage) = self.usage_of(target, &flow.source) else {
             return;
         };
         match &flow.request {
@@ -136,15 +176,15 @@ impl Seen {
         }
     }
 
-    /// Usage of a target by the client of a flow; `None` if the client cannot be named, or too many are.
-    fn usage_of(&mut self, target: Target, flow: &Flow) -> Option<&mut Usage> {
-        let client = match &flow.source.identity {
+    /// Usage of a target by a client; `None` if the client cannot be named, or too many are.
+    fn usage_of(&mut self, target: Target, source: &Peer) -> Option<&mut Usage> {
+        let client = match &source.identity {
             Some(identity) => {
                 let principal = identity.strip_prefix("spiffe://").unwrap_or(identity);
                 Client::Principal(principal.to_owned())
             }
             None => {
-                let address: std::net::SocketAddr = flow.source.address.as_ref()?.parse().ok()?;
+                let address: std::net::SocketAddr = source.address.as_ref()?.parse().ok()?;
                 Client::Address(address.ip().to_string())
             }
         };

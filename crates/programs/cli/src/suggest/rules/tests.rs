@@ -211,6 +211,29 @@ fn plaintext_clients_are_named_by_address_and_said() {
 }
 
 #[test]
+fn connections_that_are_open_all_the_time_count() {
+    let pod: crate::dump::PodEntry = serde_json::from_value(json!({
+        "state": "Up",
+        "info": {"namespace": "shop", "name": "orders-1"},
+        "connections": {"inbound": [
+            {"src": "10.0.0.9:1", "originalDst": "10.0.0.1:9090", "actualDst": "10.0.0.1:9090",
+             "srcIdentity": "spiffe://td/ns/shop/sa/web"},
+            {"src": "10.0.0.7:1", "originalDst": "10.0.0.1:9090", "actualDst": "10.0.0.5:15008",
+             "srcIdentity": "spiffe://td/ns/shop/sa/detour"},
+        ]},
+    }))
+    .unwrap();
+    let mut seen = Seen::default();
+    let opened = to("orders-1", "orders", Some("jobs"), 8080);
+    seen.add(&StreamItem::Flow(Box::new(opened)));
+    seen.add_open(&pod);
+    let suggestions = suggest(&seen, &pods(""), &OPTIONS);
+    let text = rules(&suggestions).to_string();
+    assert!(text.contains("sa/web") && text.contains("9090"), "{text}");
+    assert!(!text.contains("detour"), "{text}");
+}
+
+#[test]
 fn detours_by_waypoints_and_views_of_clients_make_no_rules() {
     let mut detour = to("orders-1", "orders", Some("web"), 8080);
     detour.waypoint = Some("shop/waypoint".to_owned());

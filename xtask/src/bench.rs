@@ -18,7 +18,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     setup::ensure(setup::Purpose::Bench)?;
     shell::run(
         "build the binaries",
-        &mut shell::cargo(&["build", "--release", "--workspace", "--bins"]),
+        &mut shell::cargo(&["build", "--release", "--bins"]),
     )?;
     let programs = programs()?;
     // It looks for the others beside itself.

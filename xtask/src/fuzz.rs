@@ -3,29 +3,20 @@
 //! libFuzzer needs only coverage counters, which stable rustc can emit through LLVM flags; so neither
 //! nightly nor cargo-fuzz is required. Corpora are in `fuzz/corpus/<target>`.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
-const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
-    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-    -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing";
-const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+/// Compiler of the workspace's crates: counts coverage.
+const INSTRUMENTED: &str = "fuzz/instrumented-rustc";
 
-/// What builds all targets.
+/// What builds all targets. Libraries are shared with the build of the tests, whose features are mostly the same.
 pub(crate) fn build() -> Command {
-    let mut cargo = shell::cargo(&["build", "--release", "--bins", "--target", TRIPLE]);
+    let mut cargo = shell::cargo(&["build", "--package", "ambit-fuzz", "--bins"]);
+    cargo.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join(INSTRUMENTED));
     cargo
-        .current_dir(shell::root().join("fuzz"))
-        .env("CARGO_TARGET_DIR", target_dir())
-        .env("RUSTFLAGS", COVERAGE);
-    cargo
-}
-
-fn target_dir() -> PathBuf {
-    shell::target_dir().join("fuzz")
 }
 
 /// Builds every target, and runs each for a while.
@@ -58,9 +49,10 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
 /// If the targets or their corpora cannot be read.
 pub(crate) fn runs(seconds: u32) -> Result<Vec<(String, Command)>> {
     let fuzz = shell::root().join("fuzz");
-    let target_dir = target_dir();
+    let target_dir = shell::target_dir();
+    let scratch = target_dir.join("fuzz");
     let mut runs = Vec::new();
-    for entry in fs::read_dir(fuzz.join("fuzz_targets"))? {
+    for entry in fs::read_dir(fuzz.join("src/bin"))? {
         let source = entry?.path();
         if source.extension().is_none_or(|ending| ending != "rs") {
             continue;
@@ -70,13 +62,13 @@ pub(crate) fn runs(seconds: u32) -> Result<Vec<(String, Command)>> {
         let corpus = fuzz.join("corpus").join(&name);
         fs::create_dir_all(&corpus)?;
         // New inputs go to a scratch directory: the checked-in corpus is grown by hand.
-        let found = target_dir.join("found").join(&name);
+        let found = scratch.join("found").join(&name);
         fs::create_dir_all(&found)?;
-        let mut command = Command::new(target_dir.join(TRIPLE).join("release").join(&name));
+        let mut command = Command::new(target_dir.join("debug").join(&name));
         command
             .arg(format!("-max_total_time={seconds}"))
             .args(["-rss_limit_mb=1024", "-timeout=5", "-print_final_stats=1"])
-            .arg(format!("-artifact_prefix={}/", target_dir.display()))
+            .arg(format!("-artifact_prefix={}/", scratch.display()))
             .args([&found, &corpus]);
         runs.push((name, command));
     }

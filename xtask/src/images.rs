@@ -83,7 +83,7 @@ fn release() -> Result<PathBuf> {
 
 /// Builds the programs quickly; gives the directory.
 pub(crate) fn debug() -> Result<PathBuf> {
-    let mut cargo = shell::cargo(&["build", "--bins", "--workspace"]);
+    let mut cargo = shell::cargo(&["build", "--bins"]);
     shell::run("build the binaries", &mut cargo)?;
     Ok(shell::target_dir().join("debug"))
 }

@@ -37,8 +37,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         .into_iter()
         .partition(|suite| suite.kind == Kind::Lab);
     // Suites on clusters and in labs mostly wait: they run at once, and what computes runs beside them, at a lower
-    // priority. The fuzz targets are built in a directory of their own, and the lints last, since cargo locks the one
-    // that they share.
+    // priority. The lints come last, since cargo locks the directory that they share with the fuzz targets' build.
     let mut fuzzing = Lane::suites("fuzz", Priority::Low, Vec::new())
         .command("build the fuzz targets", fuzz::build());
     for (name, command) in fuzz::runs(FUZZ_SECONDS)? {
@@ -52,7 +51,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             .command("the programs without features of tests", programs_alone())
             .command(
                 "examples in documentation",
-                shell::cargo(&["test", "--workspace", "--doc", "--quiet"]),
+                shell::cargo(&["test", "--doc", "--quiet"]),
             ),
         fuzzing,
     ])?;
@@ -92,16 +91,9 @@ pub(crate) fn check() -> Result<()> {
 
 /// Checks that the programs compile as they are shipped: the tests' build has features of tests in it.
 fn programs_alone() -> Command {
-    shell::cargo(&["check", "--workspace", "--bins", "--quiet"])
+    shell::cargo(&["check", "--bins", "--quiet"])
 }
 
 fn lints() -> Command {
-    shell::cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ])
+    shell::cargo(&["clippy", "--all-targets", "--", "-D", "warnings"])
 }

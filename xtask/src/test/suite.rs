@@ -78,7 +78,6 @@ pub(super) fn build() -> Result<Vec<Suite>> {
     let start = Instant::now();
     let mut cargo = shell::cargo(&[
         "build",
-        "--workspace",
         "--bins",
         "--tests",
         "--quiet",

@@ -28,11 +28,11 @@ const BATCH: usize = 256;
 /// The proxy whose events they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// Name of its pod.
+    /// Name of the proxy's pod.
     pub pod: String,
-    /// Namespace of its pod.
+    /// Namespace of that pod.
     pub namespace: String,
-    /// Its node.
+    /// Node of the pod.
     pub node: String,
     /// Whether it is a waypoint, and not a node's proxy.
     pub is_waypoint: bool,

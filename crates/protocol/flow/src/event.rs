@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum StreamItem {
-    /// An event.
+    /// Event of a connection.
     Flow(Box<Flow>),
     /// Events that the reader's filter wanted and that were left out since the line before.
     #[serde(rename_all = "camelCase")]
@@ -70,7 +70,7 @@ pub enum ReporterKind {
     Source,
     /// The server's node proxy.
     Destination,
-    /// A waypoint.
+    /// Waypoint on the way.
     Waypoint,
 }
 
@@ -84,7 +84,7 @@ pub struct Reporter {
     pub pod: String,
     /// Namespace of its pod.
     pub namespace: String,
-    /// Its node.
+    /// Node of the pod.
     pub node: String,
 }
 
@@ -117,7 +117,7 @@ pub struct ServiceName {
     pub name: String,
     /// Namespace of the object.
     pub namespace: String,
-    /// Host name.
+    /// Full host name.
     pub hostname: String,
 }
 
@@ -137,7 +137,7 @@ pub struct Refusal {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RequestSummary {
-    /// Method.
+    /// Method of the request.
     pub method: String,
     /// Path without its query, cut to 1 KiB.
     pub path: String,
@@ -173,7 +173,7 @@ pub struct Flow {
     pub connection: u64,
     /// The proxy that reports.
     pub reporter: Reporter,
-    /// The client.
+    /// Client of the connection.
     pub source: Peer,
     /// The server; the waypoint's own address where a client's node proxy reports a connection through one.
     pub destination: Peer,

@@ -91,7 +91,7 @@ fn rule_of(choice: &Choice<'_>) -> Option<*const Rule> {
 }
 
 #[test]
-fn the_first_part_that_differs_says_why_a_rule_does_not_match() {
+fn first_part_that_differs_is_the_mismatch() {
     let exact = |value: &str| HttpValueMatch::Exact(value.into());
     let of = HttpRouteMatch {
         method: Some("GET".into()),

@@ -33,7 +33,7 @@ pub(super) struct Queue {
 /// Result of adding an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Added {
-    /// It waits, or is counted.
+    /// The event waits, or is counted.
     Waits,
     /// The reader has read nothing for too long.
     Stalled,
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_counted_and_said() {
+    fn events_that_do_not_fit_are_counted() {
         let now = Instant::now();
         let mut queue = Queue::new(now);
         for _ in 0..MAX_WAITING + 10 {

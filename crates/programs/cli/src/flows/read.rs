@@ -18,12 +18,12 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Longest line of a stream.
 const MAX_LINE: usize = 64 << 10;
 
-/// What comes from proxies.
+/// News of the proxies that are read.
 #[derive(Clone, Debug)]
 pub(crate) enum Received {
     /// A proxy's stream has begun.
     Began(String),
-    /// An event.
+    /// Event of a proxy.
     Item(Box<StreamItem>),
     /// A proxy's stream has ended, or could not begin: its name, and why. It is tried again.
     Ended(String, String),

@@ -266,7 +266,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn sampling_is_said() {
+    fn sampling_is_shown() {
         let item = StreamItem::Lost {
             sampled: 5,
             refusals: 2,

@@ -9,7 +9,7 @@ use super::{Received, text::Row};
 
 /// Most flows that are kept; the oldest go.
 const MAX_KEPT: usize = 5_000;
-/// Longest filter.
+/// Longest filter text, in bytes.
 const MAX_FILTER: usize = 128;
 
 /// Column that rows are ordered by.
@@ -64,7 +64,7 @@ pub(super) enum Key {
     End,
 }
 
-/// What is shown.
+/// Kept flows, and what the user wants to see of them.
 #[derive(Debug, Default)]
 pub(super) struct View {
     kept: VecDeque<(Flow, Row)>,
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn proxies_that_go_are_said_until_one_comes() {
+    fn trouble_with_a_proxy_is_shown_until_one_comes() {
         let mut view = View::default();
         view.receive(Received::Began("a".to_owned()));
         view.receive(Received::Ended("a".to_owned(), "broke".to_owned()));

@@ -31,7 +31,7 @@ pub(super) struct Options<'a> {
     pub(super) root_namespace: &'a str,
 }
 
-/// Suggested policies.
+/// Suggested policies, and notes on them.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Suggestions {
     pub(super) policies: Vec<Value>,

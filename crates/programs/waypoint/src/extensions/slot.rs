@@ -85,7 +85,7 @@ pub(crate) struct PluginContext {
     pub(crate) streams: Arc<OpenStream>,
 }
 
-/// See [`PluginContext::calls`].
+/// Calls of plugins, as [`PluginContext::calls`] has them.
 type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;

@@ -154,7 +154,7 @@ impl Admission {
         by: RouteOwner,
         sent: Option<Facts>,
     ) -> Option<HttpExplanation> {
-        let led = self.led(destination, by, sent)?;
+        let led = self.backend_attachments(destination, by, sent)?;
         let published = &self.came.session.shard.waypoint.published;
         let scope = led.scope(published)?;
         let facts = led.sent.as_deref().unwrap_or(&self.came.facts);
@@ -171,7 +171,12 @@ impl Admission {
     }
 
     /// The backend that a request is judged for once more.
-    fn led(&self, destination: &Destination, by: RouteOwner, sent: Option<Facts>) -> Option<Led> {
+    fn backend_attachments(
+        &self,
+        destination: &Destination,
+        by: RouteOwner,
+        sent: Option<Facts>,
+    ) -> Option<Led> {
         let session = &self.came.session;
         let is_as_asked = by == RouteOwner::Service || sent.is_none();
         let (service, port) = destination.port(session)?;
@@ -198,7 +203,7 @@ impl Admission {
         by: RouteOwner,
         sent: Option<Facts>,
     ) -> (Option<HttpDecision>, Option<Self>) {
-        let Some(led) = self.led(destination, by, sent) else {
+        let Some(led) = self.backend_attachments(destination, by, sent) else {
             return (None, Some(self.clone()));
         };
         let decision = self.came.judge_led(&led);
@@ -314,7 +319,7 @@ impl Inner {
         self.for_tokens(attachments, facts, destination, evaluate, is_allowed)
     }
 
-    /// Explains [`Self::judge`].
+    /// Explains the decision of [`Self::judge`].
     fn explain(&self) -> HttpExplanation {
         let attachments = self.session.attachments();
         let policies = self.session.shard.waypoint.published.policies();

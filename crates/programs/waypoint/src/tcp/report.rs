@@ -40,7 +40,7 @@ pub(super) struct ConnectionReport {
 pub(super) struct ConnectionRoute<'a> {
     pub(super) sni: Option<&'a str>,
     pub(super) endpoint: Option<SocketAddr>,
-    /// The service.
+    /// Service that it goes to.
     pub(super) service: Option<&'a Arc<Service>>,
 }
 

@@ -202,7 +202,7 @@ fn refused_flows_never_become_rules() {
 }
 
 #[test]
-fn plaintext_clients_are_named_by_address_and_said() {
+fn plaintext_clients_are_named_by_address_in_a_note() {
     let suggestions = suggested(&[to("orders-1", "orders", None, 80)], &pods(""), &OPTIONS);
     let from = json!([{"source": {"ipBlocks": ["10.0.0.9"]}}]);
     assert_eq!(rules(&suggestions)[0]["from"], from);
@@ -244,7 +244,7 @@ fn detours_by_waypoints_and_views_of_clients_make_no_rules() {
 }
 
 #[test]
-fn pods_that_cannot_be_told_apart_get_no_policy() {
+fn pods_with_the_labels_of_others_get_no_policy() {
     let flows = [to("admin-1", "admin", Some("web"), 8080)];
     let suggestions = suggested(&flows, &pods(""), &OPTIONS);
     assert!(suggestions.policies.is_empty(), "{suggestions:#?}");
@@ -314,7 +314,7 @@ fn gaps_are_stated() {
 }
 
 #[test]
-fn trials_and_namespaces_are_as_asked_for() {
+fn dry_run_and_namespace_flags_are_followed() {
     let flows = [to("orders-1", "orders", Some("web"), 8080)];
     let trial = Options {
         dry_run: true,

@@ -7,7 +7,11 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|data: &[u8]| {
     if let Ok(authority) = Authority::parse(data) {
         let printed = authority.to_string();
-        assert_eq!(Authority::parse(printed.as_bytes()).as_ref(), Ok(&authority), "{printed}");
+        assert_eq!(
+            Authority::parse(printed.as_bytes()).as_ref(),
+            Ok(&authority),
+            "{printed}"
+        );
     }
     if let Ok(baggage) = Baggage::parse(data) {
         let printed = baggage.encode();

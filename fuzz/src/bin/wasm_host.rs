@@ -3,7 +3,10 @@
 
 use std::sync::{Arc, LazyLock};
 
-use ambit_wasm::{Direction, Engine, Facts, Head, Metrics, Module, Settings, Shared, Value, Vm, read_pairs, write_pairs};
+use ambit_wasm::{
+    Direction, Engine, Facts, Head, Metrics, Module, Settings, Shared, Value, Vm, read_pairs,
+    write_pairs,
+};
 use libfuzzer_sys::fuzz_target;
 
 struct NoFacts;
@@ -36,9 +39,16 @@ fuzz_target!(|data: &[u8]| {
         limits: Default::default(),
     };
     let (_engine, module) = &*MODULE;
-    let vm = Vm::start(module, Arc::new(settings), Shared::default(), Metrics::default());
+    let vm = Vm::start(
+        module,
+        Arc::new(settings),
+        Shared::default(),
+        Metrics::default(),
+    );
     let Ok(mut vm) = vm else { return };
-    let Ok(id) = vm.open(Arc::new(NoFacts)) else { return };
+    let Ok(id) = vm.open(Arc::new(NoFacts)) else {
+        return;
+    };
     let _outcome = vm.headers(Direction::Request, id, Head::default(), false);
     let _outcome = vm.body(Direction::Request, id, data, true);
     let _effects = vm.take_effects();

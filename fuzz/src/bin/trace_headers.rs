@@ -31,5 +31,8 @@ fuzz_target!(|data: &[u8]| {
     let (trace, span) = (TraceId::new(5), SpanId::new(7));
     incoming.pass_on(&mut headers, trace, span, true);
     let read = Incoming::of(&headers);
-    assert_eq!((read.parent, read.sampled), (Some((trace, span)), Some(true)));
+    assert_eq!(
+        (read.parent, read.sampled),
+        (Some((trace, span)), Some(true))
+    );
 });

@@ -3,7 +3,7 @@
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use ambit_authz::MissingPolicies;
-use ambit_certificates::Certificates;
+use ambit_certificates::{CertificateMetrics, Certificates};
 use ambit_handover::{Accept, Gate, Handover, Supervisor, rollout::Turn, supervisor};
 use ambit_model::{ArcStr, Identity};
 use ambit_proxy::{
@@ -109,7 +109,9 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let taking_over = readiness.pending("taking over");
     let mut registry = Registry::default();
     let version = env.get("ISTIO_META_ISTIO_VERSION");
-    let metrics = Arc::new(Metrics::register(&mut registry, version));
+    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
+    ambit_rt::metrics::register_build(&mut registry, "ztunnel", version);
+    let metrics = Arc::new(Metrics::register(&mut registry));
     if !config.metrics_principals {
         metrics.hide_principals();
     }
@@ -127,6 +129,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let workers = Arc::new(Workers::start(config.num_worker_threads).context("no workers")?);
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
+    registry.register_collector(Box::new(CertificateMetrics(mesh.certificates.clone())));
     let (gate_control, gate) = Gate::closed();
     let proxy = Proxy {
         config: config.clone(),

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
+use ambit_certificates::CertificateMetrics;
 use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
 use ambit_model::{ArcStr, NamespacedHostname, WaypointRecordType};
 use ambit_proxy::{
@@ -90,7 +91,9 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let own = readiness.pending("own workload and certificate");
     let mut registry = Registry::default();
     let version = env.get("ISTIO_META_ISTIO_VERSION");
-    let metrics = Arc::new(Metrics::register(&mut registry, version));
+    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
+    ambit_rt::metrics::register_build(&mut registry, "proxy", version);
+    let metrics = Arc::new(Metrics::register(&mut registry));
     let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
     if !config.metrics_principals {
         metrics.hide_principals();
@@ -110,6 +113,8 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let workers = Workers::start(config.workers).context("no workers")?;
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
+    let certificates = waypoint.dialer.certificates.clone();
+    registry.register_collector(Box::new(CertificateMetrics(certificates)));
     let needed = follow_needed(waypoint.state.clone(), waypoint.published.clone());
     ambit_rt::spawn_essential("needed services", needed);
     registry.register_collector(Box::new(PluginMetrics(waypoint.published.clone())));

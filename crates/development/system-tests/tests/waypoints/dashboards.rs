@@ -124,7 +124,7 @@ fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
     values
 }
 
-/// What has no data: the dashboard or alert, the panel, the query and its answer.
+/// Queries of panels without data, with their dashboards and answers.
 fn empty(scrapes: &[Scrape]) -> Vec<(String, Answer)> {
     let mut empty = Vec::new();
     for dashboard in Dashboard::all() {

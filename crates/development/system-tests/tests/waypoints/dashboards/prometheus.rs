@@ -12,7 +12,7 @@ use std::{
 use ambit_system_tests::{Mesh, Place, binary};
 use serde::{Deserialize, Serialize};
 
-/// What Prometheus asks for when it scrapes.
+/// `Accept` header of Prometheus' scrapes.
 const ACCEPT: &str =
     "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
@@ -28,7 +28,7 @@ pub(super) struct Input {
     pub time: f64,
 }
 
-/// What a target answered.
+/// Answer of a target to a scrape.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Scrape {
@@ -55,7 +55,7 @@ pub(super) struct Alert {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What a query came to.
+/// Result of a query.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Answer {
     #[serde(default)]
@@ -63,7 +63,7 @@ pub(super) struct Answer {
     pub samples: Vec<Sample>,
     /// Selectors of the query that no series matches.
     pub missing: Vec<String>,
-    /// Those for which there is not even a series with the name and labels, whatever the values.
+    /// Selectors for which there is not even a series with the name and labels, whatever the values.
     pub unknown: Vec<String>,
 }
 

@@ -10,6 +10,7 @@ use std::{
 
 use ::http::Method;
 use ambit_certificates::Certificates;
+use ambit_mesh_json::explain::EXPLAIN_PATH;
 use ambit_rt::{
     DrainWatcher, Readiness, ShutdownTrigger,
     http::{
@@ -19,11 +20,14 @@ use ambit_rt::{
     logging::LogHandle,
     metrics::serve_metrics,
 };
+use ambit_telemetry::Flows;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use crate::{
     config_dump::{DumpExtras, config_dump},
+    explain::Explain,
+    flow_stream,
     state::SharedState,
 };
 
@@ -45,12 +49,16 @@ pub struct Admin {
     pub config: Value,
     /// `workloadState` of a dump.
     pub workload_state: WorkloadState,
+    /// Predicts what becomes of connections or requests.
+    pub explain: Explain,
     /// Log levels; none when logging was set up by somebody else.
     pub logs: Option<LogHandle>,
     /// Ends the process.
     pub quit: ShutdownTrigger,
     /// Content of the local file, if the mesh comes from one.
     pub static_config: Value,
+    /// Readers of flow events.
+    pub flows: Arc<Flows>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -63,11 +71,14 @@ impl std::fmt::Debug for Admin {
 
 impl Admin {
     /// Answers a request to the admin port.
-    pub fn respond(&self, request: &Request) -> Response {
+    pub async fn respond(&self, request: &Request) -> Response {
         match (request.uri().path(), request.method()) {
+            (EXPLAIN_PATH, &Method::POST) => (self.explain)(request.body().clone()).await,
+            (EXPLAIN_PATH, _) => method_not_allowed("POST"),
             ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home()),
             ("/config_dump", &Method::GET) => self.dump(),
-            ("/config_dump" | "/", _) => method_not_allowed("GET"),
+            ("/flows", &Method::GET) => flow_stream::respond(&self.flows, request),
+            ("/config_dump" | "/" | "/flows", _) => method_not_allowed("GET"),
             ("/logging", _) => match &self.logs {
                 Some(logs) => logs.respond(request),
                 None => text(503, "logging is not under this server's control\n"),
@@ -87,6 +98,8 @@ impl Admin {
         format!(
             "<!doctype html><title>{title}</title><h1>{title}</h1><ul>\
              <li><a href=/config_dump>/config_dump</a>: workloads, services, policies, certificates, connections\
+             <li>/flows: connections and requests as they happen, a JSON object a line; ?refused, plaintext, from, to, namespace\
+             <li>/explain: POST with a query as JSON, as `ambit explain` does\
              <li>/logging: POST with ?level=debug or ?level=info,name=debug or ?reset; without query shows it\
              <li>/quitquitquit: POST ends the process in order</ul>\n"
         )
@@ -157,7 +170,7 @@ pub async fn serve(
     server("admin", admin_address, ServerOptions::loopback())
         .serve(move |request| {
             let admin = admin.clone();
-            async move { admin.respond(&request) }
+            async move { admin.respond(&request).await }
         })
         .await?;
     let options = ServerOptions::default();

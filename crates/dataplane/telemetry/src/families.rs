@@ -15,7 +15,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    Party, Reporter, Traffic,
+    Flows, Party, Reporter, Traffic,
     labels::{OnDemandDnsLabels, Principals},
     traffic::TrafficCollector,
 };
@@ -114,6 +114,7 @@ impl MetricConstructor<Histogram> for DnsBuckets {
 #[derive(Debug, Default)]
 pub struct Metrics {
     traffic: Arc<Traffic>,
+    flows: Arc<Flows>,
     sockets: Family<Reporter, Gauge>,
     on_demand_dns: Family<OnDemandDnsLabels, Counter>,
     principals: Principals,
@@ -158,6 +159,7 @@ impl Metrics {
         metrics.register_control(registry);
         metrics.register_dns(registry);
         metrics.register_proxies(registry);
+        metrics.flows.register(registry);
         metrics.begin_at_zero();
         metrics
     }
@@ -174,6 +176,11 @@ impl Metrics {
                 .get_or_create(&TerminationLabels { reason })
                 .inc_by(0);
         }
+    }
+
+    /// Readers of flow events.
+    pub fn flows(&self) -> &Arc<Flows> {
+        &self.flows
     }
 
     /// Names no identities from now on: their labels are "unknown".

@@ -7,6 +7,7 @@
 
 mod access_log;
 mod families;
+mod flows;
 pub mod http;
 mod labels;
 mod retired;
@@ -14,5 +15,6 @@ mod traffic;
 
 pub use access_log::{AccessLog, Direction, log_denied};
 pub use families::{ArcString, DnsLabels, EarlierCause, Metrics, SocketGuard, XdsTermination};
+pub use flows::{FlowReader, Flows, Origin};
 pub use labels::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
 pub use traffic::{ConnectionMetrics, Traffic, TrafficSeries};

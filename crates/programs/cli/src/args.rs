@@ -10,6 +10,7 @@ use crate::{
     check::CheckArgs,
     enrol::EnrolArgs,
     explain::ExplainArgs,
+    flows::FlowsArgs,
     inspect::{Inspect, LogLevel},
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
     output::Format,
@@ -18,8 +19,10 @@ use crate::{
     rehearsal::RehearsalArgs,
     rollout::RolloutArgs,
     status::StatusArgs,
+    suggest::SuggestArgs,
     tool::Tool,
     version::VersionArgs,
+    walk::WalkArgs,
     waypoint::WaypointCommand,
 };
 
@@ -70,9 +73,13 @@ pub(crate) enum Command {
     Connections(Inspect),
     /// Show or change the log level of a node proxy
     LogLevel(LogLevel),
+    /// Follow one request through all proxies without sending it, and explain what it would be answered
+    Explain(WalkArgs),
     /// Explain policy decisions
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// Watch who talks to whom, live, and what is refused and why
+    Flows(FlowsArgs),
     /// Make, list and delete waypoints
     #[command(subcommand)]
     Waypoint(WaypointCommand),
@@ -97,6 +104,8 @@ pub(crate) enum Command {
 pub(crate) enum PolicyCommand {
     /// Explain which policy decides a connection, and why
     Explain(ExplainArgs),
+    /// Suggest the least policies that let what is seen go on
+    Suggest(SuggestArgs),
     /// Rehearse policies: who of those seen so far would be refused
     Test(RehearsalArgs),
 }

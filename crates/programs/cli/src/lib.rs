@@ -16,6 +16,7 @@ mod dump;
 mod enrol;
 mod error;
 mod explain;
+mod flows;
 mod http;
 mod inspect;
 mod install;
@@ -31,8 +32,10 @@ mod rehearsal;
 mod rollout;
 mod source;
 mod status;
+mod suggest;
 mod tool;
 mod version;
+mod walk;
 mod waypoint;
 
 use std::{path::Path, process::ExitCode};
@@ -59,8 +62,11 @@ pub fn main() -> ExitCode {
         Command::Certificates(args) => inspect::certificates(&args).map(done),
         Command::Connections(args) => inspect::connections(&args).map(done),
         Command::LogLevel(args) => inspect::log_level(&args).map(done),
+        Command::Explain(args) => walk::run(&args),
         Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args),
+        Command::Policy(PolicyCommand::Suggest(args)) => suggest::run(&args).map(done),
         Command::Policy(PolicyCommand::Test(args)) => rehearsal::run(&args),
+        Command::Flows(args) => flows::run(&args).map(done),
         Command::Waypoint(command) => waypoint::run(&command).map(done),
         Command::Install(args) => install::install(&args).map(done),
         Command::Upgrade(args) => install::upgrade(&args).map(done),

@@ -6,15 +6,16 @@ use std::{
     sync::Arc,
 };
 
-use ambit_authz::{Connection as Peer, Why};
+use ambit_authz::{Connection as Peer, Decision, Why};
 use ambit_model::{Action, Identity};
 use ambit_proxy::{
     Course, Local, Report,
     connection_table::Handle,
+    flow,
     in_flight::{Full, Slot},
     report::chain,
 };
-use ambit_telemetry::{Direction, log_denied};
+use ambit_telemetry::Direction;
 
 use crate::pod::Pod;
 
@@ -43,14 +44,7 @@ impl Denied {
         peer: &Peer,
         listed: &Handle,
     ) -> Result<(Arc<Local>, Course), Self> {
-        let local = pod.local.now(None);
-        if !local.is_known {
-            return Err(Self::Gone);
-        }
-        let course = match pod.state.passes_by_waypoint(&local.workload, peer) {
-            true => Course::ThroughWaypoint,
-            false => Course::Direct,
-        };
+        let (local, course) = course(pod, peer)?;
         listed.takes(course);
         let decision = match course {
             Course::ThroughWaypoint => pod.state.authenticate(&local.workload, peer),
@@ -75,10 +69,18 @@ impl Denied {
                 "decided"
             );
         }
-        if decision.allowed {
-            return Ok((local, course));
+        match Self::of(decision) {
+            None => Ok((local, course)),
+            Some(denied) => Err(denied),
         }
-        Err(match (decision.why, decision.decided_by) {
+    }
+
+    /// The refusal that a decision is; `None` if it allows the connection.
+    pub(crate) fn of(decision: Decision) -> Option<Self> {
+        if decision.allowed {
+            return None;
+        }
+        Some(match (decision.why, decision.decided_by) {
             (Why::NotUnderstood(why), Some(policy)) => Self::NotUnderstood {
                 policy: policy.to_string(),
                 why: why.to_string(),
@@ -87,6 +89,16 @@ impl Denied {
             (_, Some(policy)) => Self::By(policy.to_string()),
             (_, None) => Self::NoneAllowed,
         })
+    }
+
+    /// The policy that decides, if one does.
+    pub(crate) fn policy(&self) -> Option<&str> {
+        match self {
+            Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
+                Some(policy)
+            }
+            Self::NoneAllowed | Self::Gone => None,
+        }
     }
 
     /// The policies that refuse `peer`: the one that decides, or the ALLOW policies of which none matches.
@@ -106,10 +118,36 @@ impl Denied {
     }
 }
 
+/// The pod's record of now, and the way that a connection to it has to take.
+///
+/// # Errors
+/// When the pod has no record any more.
+pub(crate) fn course(pod: &Pod, peer: &Peer) -> Result<(Arc<Local>, Course), Denied> {
+    let local = pod.local.now(None);
+    if !local.is_known {
+        return Err(Denied::Gone);
+    }
+    let course = match pod.state.passes_by_waypoint(&local.workload, peer) {
+        true => Course::ThroughWaypoint,
+        false => Course::Direct,
+    };
+    Ok((local, course))
+}
+
 /// A slot for a connection from `peer`; without one, that is logged.
 pub(crate) fn slot(pod: &Pod, peer: SocketAddr, local: SocketAddr) -> Option<Slot> {
     counted_slot(pod, peer)
-        .inspect_err(|full| log_denied(peer, local, Direction::Inbound, &chain(full)))
+        .inspect_err(|full| {
+            let own = pod.local.now(None);
+            let ends = (peer, local);
+            flow::denied(
+                &pod.metrics,
+                Some(&own),
+                ends,
+                Direction::Inbound,
+                &chain(full),
+            );
+        })
         .ok()
 }
 

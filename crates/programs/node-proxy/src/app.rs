@@ -25,7 +25,7 @@ use ambit_sys::{
     netns::Netns,
     privileges::{self, Capability},
 };
-use ambit_telemetry::Metrics;
+use ambit_telemetry::{Metrics, Origin};
 use ambit_xds::{NodeInfo, Role};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     config::{Config, LocalXds},
-    enrolment_record,
+    enrolment_record, explain,
     pod::{Pod, Proxy},
     pod_handover::RestoredPod,
     pods::{Enrolment, Served},
@@ -95,6 +95,24 @@ fn drop_privileges() {
     }
 }
 
+/// Registers version and metrics of the traffic, and says in flow events where they come from.
+fn register_metrics(env: &Env, config: &Config, registry: &mut Registry) -> Arc<Metrics> {
+    let version = env.get("ISTIO_META_ISTIO_VERSION");
+    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
+    ambit_rt::metrics::register_build(registry, "ztunnel", version);
+    let metrics = Arc::new(Metrics::register(registry));
+    metrics.flows().set_origin(Origin {
+        pod: config.own.name.to_string(),
+        namespace: config.own.namespace.to_string(),
+        node: config.local_node.to_string(),
+        is_waypoint: false,
+    });
+    if !config.metrics_principals {
+        metrics.hide_principals();
+    }
+    metrics
+}
+
 async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
@@ -108,13 +126,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let pods_ready = readiness.pending("workload proxy manager");
     let taking_over = readiness.pending("taking over");
     let mut registry = Registry::default();
-    let version = env.get("ISTIO_META_ISTIO_VERSION");
-    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
-    ambit_rt::metrics::register_build(&mut registry, "ztunnel", version);
-    let metrics = Arc::new(Metrics::register(&mut registry));
-    if !config.metrics_principals {
-        metrics.hide_principals();
-    }
+    let metrics = register_metrics(env, &config, &mut registry);
 
     // On demand, each worker asks for what its own connections need.
     let cached = (!config.xds_on_demand).then_some(Role::NodeProxy);
@@ -131,6 +143,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
     registry.register_collector(Box::new(CertificateMetrics(mesh.certificates.clone())));
     let (gate_control, gate) = Gate::closed();
+    let flows = metrics.flows().clone();
     let proxy = Proxy {
         config: config.clone(),
         state: mesh.state.clone(),
@@ -160,15 +173,18 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     ambit_rt::spawn_essential("taking turns", turn.follow(prepared));
     let (servers, watcher) = drain::channel();
     let dumped = served.clone();
+    let explain = explain::on(served.clone(), mesh.state.clone(), config.clone());
     let admin = Admin {
         title: "Ambit node proxy",
         state: mesh.state,
         certificates: mesh.certificates,
         config: serde_json::to_value(&*config).context("the configuration cannot be dumped")?,
         workload_state: Box::new(move || dumped.dump()),
+        explain,
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: mesh.static_config,
+        flows,
     };
     let ports = Ports {
         admin: config.admin_port,

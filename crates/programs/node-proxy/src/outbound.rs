@@ -11,12 +11,13 @@ use ambit_proxy::{
     connection::Failure,
     connection_table::Handle,
     dial::{ConnectError, InnerError, tunnel_headers},
+    flow,
     report::chain,
     resolve,
 };
 use ambit_route::{HboneRoute, OWN_PORTS, Route, RouteError};
 use ambit_sys::socket;
-use ambit_telemetry::{Direction, log_denied};
+use ambit_telemetry::Direction;
 use http::HeaderMap;
 use tokio::net::TcpStream;
 
@@ -24,7 +25,7 @@ use crate::{pod::Pod, redirection, refusal, shard::Shard};
 
 /// A connection from the pod that failed.
 #[derive(Debug, thiserror::Error)]
-enum OutboundError {
+pub(crate) enum OutboundError {
     #[error("cannot learn the original destination")]
     OriginalDst(#[source] io::Error),
     #[error("attempted recursive call to ourselves")]
@@ -87,7 +88,15 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         Ok(dst) => dst,
         Err(error) => {
             let at = stream.local_addr().map_or(peer, canonical_socket);
-            log_denied(peer, at, Direction::Outbound, &chain(&error));
+            let local = pod.local.now(Some(peer.ip()));
+            let error = chain(&error);
+            flow::denied(
+                &pod.metrics,
+                Some(&local),
+                (peer, at),
+                Direction::Outbound,
+                &error,
+            );
             return None;
         }
     };
@@ -166,6 +175,19 @@ async fn decide(
     dst: SocketAddr,
     failed: &[ArcStr],
 ) -> Result<Route, OutboundError> {
+    let route = choose(pod, local, dst, failed).await?;
+    let route = resolved(pod, local, route).await?;
+    redirection::check(&pod.guard, dst.ip(), &route)?;
+    Ok(route)
+}
+
+/// The route of a connection, before names are looked up.
+pub(crate) async fn choose(
+    pod: &Pod,
+    local: &Local,
+    dst: SocketAddr,
+    failed: &[ArcStr],
+) -> Result<Route, OutboundError> {
     let route = pod.state.route_again(&local.workload, dst, failed).await?;
     // Also while nothing is known yet, after a start.
     if pod.config.registry_only
@@ -173,8 +195,6 @@ async fn decide(
     {
         return Err(OutboundError::NotRegistered(dst));
     }
-    let route = resolved(pod, local, route).await?;
-    redirection::check(&pod.guard, dst.ip(), &route)?;
     Ok(route)
 }
 
@@ -208,6 +228,9 @@ fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
         Route::Hbone(hbone) => {
             report.tunnel(hbone.addr, hbone.authority.as_str().into());
             report.mutual_tls(Some(pod.identity()), hbone.expected.first());
+            if let Some(waypoint) = &hbone.waypoint {
+                report.waypoint(waypoint);
+            }
             shown.connected_to(hbone.addr.to_string(), "HBONE");
         }
         Route::DoubleHbone { outer, inner } => {

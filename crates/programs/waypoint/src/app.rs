@@ -18,7 +18,7 @@ use ambit_rt::{
     logging::{self, LogHandle},
     panics::Ends,
 };
-use ambit_telemetry::{Metrics, XdsTermination, http::HttpMetrics};
+use ambit_telemetry::{Metrics, Origin, XdsTermination, http::HttpMetrics};
 use ambit_wasm::Limits;
 use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Role, Update};
 use anyhow::Context as _;
@@ -29,7 +29,9 @@ use tokio::time::Instant;
 use crate::{
     attachment_lookup, calls,
     config::Config,
-    destination, listeners,
+    destination,
+    explain::Explainer,
+    listeners,
     memory_gauge::MemoryGauge,
     plugins::{self, Fetcher, PluginMetrics},
     published::{Gone, Published},
@@ -79,6 +81,30 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     result
 }
 
+/// Registers version and metrics of the traffic, and says in flow events where they come from.
+fn register_metrics(
+    env: &Env,
+    config: &Config,
+    registry: &mut Registry,
+) -> (Arc<Metrics>, Arc<HttpMetrics>) {
+    let version = env.get("ISTIO_META_ISTIO_VERSION");
+    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
+    ambit_rt::metrics::register_build(registry, "proxy", version);
+    let metrics = Arc::new(Metrics::register(registry));
+    let http_metrics = Arc::new(HttpMetrics::register(registry));
+    metrics.flows().set_origin(Origin {
+        pod: config.own.name.to_string(),
+        namespace: config.own.namespace.to_string(),
+        node: config.node.to_string(),
+        is_waypoint: true,
+    });
+    if !config.metrics_principals {
+        metrics.hide_principals();
+        http_metrics.hide_principals();
+    }
+    (metrics, http_metrics)
+}
+
 async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
@@ -90,18 +116,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let known = readiness.pending("control plane");
     let own = readiness.pending("own workload and certificate");
     let mut registry = Registry::default();
-    let version = env.get("ISTIO_META_ISTIO_VERSION");
-    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
-    ambit_rt::metrics::register_build(&mut registry, "proxy", version);
-    let metrics = Arc::new(Metrics::register(&mut registry));
-    let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
-    if !config.metrics_principals {
-        metrics.hide_principals();
-        http_metrics.hide_principals();
-    }
+    let metrics = register_metrics(env, &config, &mut registry);
     let left = warm_start::take_over(&mut held, &supervisor, Some(Role::Waypoint));
     let keys = left.1.clone();
-    let parts = build(env, &config, (metrics, http_metrics), known, left)?;
+    let parts = build(env, &config, metrics, known, left)?;
     let waypoint = Arc::new(Waypoint::new(config.clone(), parts));
     let identities = calls::follow_identities(
         waypoint.published.clone(),
@@ -147,9 +165,17 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
             let published = waypoint.published.clone();
             move || published.dump()
         }),
+        explain: {
+            let explainer = Arc::new(Explainer::new(waypoint.clone()));
+            Box::new(move |body| {
+                let explainer = explainer.clone();
+                Box::pin(async move { explainer.answer(&body).await })
+            })
+        },
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: Value::Null,
+        flows: waypoint.metrics.flows().clone(),
     };
     let ports = Ports {
         admin: config.admin_port,

@@ -1,6 +1,6 @@
 //! A small HTTP/1.1 server for admin, metrics, readiness and the plugin's socket.
 //!
-//! Requests are read whole, within limits, before the handler sees them; answers are whole too.
+//! Requests are read whole, within limits, before the handler sees them; responses are whole, or a stream of chunks.
 //! Hostile peers are expected: connections, headers, bodies and waiting times are bounded.
 
 mod answer;
@@ -26,7 +26,8 @@ use tokio::{
 };
 
 pub use answer::{
-    Response, json, json_pretty, method_not_allowed, not_found, query_parameter, respond, text,
+    Body, Response, json, json_pretty, method_not_allowed, not_found, query_parameter,
+    query_parameters, respond, stream, text,
 };
 
 use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};

@@ -1,16 +1,38 @@
 //! Answers, and the one thing handlers need of a query.
 
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
 use bytes::Bytes;
 use http::{StatusCode, header};
-use http_body_util::Full;
+use http_body_util::{BodyExt as _, Either, Full, combinators::UnsyncBoxBody};
+use hyper::body::Frame;
 use serde::Serialize;
+use tokio::sync::mpsc;
 
-/// A whole answer.
-pub type Response = http::Response<Full<Bytes>>;
+/// Body of a response: whole, or a stream without an end that is known.
+pub type Body = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>;
+
+/// Response of a handler.
+pub type Response = http::Response<Body>;
 
 /// An answer with a content type.
 pub fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
-    let mut response = Response::new(Full::new(body.into()));
+    let body = Either::Left(Full::new(body.into()));
+    with_body(status, content_type, body)
+}
+
+/// A response whose body is what a channel brings, for as long as its sender lives.
+pub fn stream(status: u16, content_type: &'static str, chunks: mpsc::Receiver<Bytes>) -> Response {
+    let body = Either::Right(Chunks(chunks).boxed_unsync());
+    with_body(status, content_type, body)
+}
+
+fn with_body(status: u16, content_type: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
     *response.status_mut() =
         StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(
@@ -18,6 +40,22 @@ pub fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) 
         header::HeaderValue::from_static(content_type),
     );
     response
+}
+
+/// Body of chunks as they come.
+struct Chunks(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Chunks {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.0.poll_recv(cx);
+        next.map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
 }
 
 /// Response in plain text.
@@ -61,9 +99,16 @@ pub fn method_not_allowed(allow: &'static str) -> Response {
 
 /// The value of a query parameter, percent-decoded; empty when it stands without a value.
 pub fn query_parameter(uri: &http::Uri, name: &str) -> Option<String> {
-    uri.query()?.split('&').find_map(|pair| {
+    let mut all = query_parameters(uri);
+    all.find_map(|(key, value)| (key == name).then_some(value))
+}
+
+/// Names and values of all query parameters, percent-decoded.
+pub fn query_parameters(uri: &http::Uri) -> impl Iterator<Item = (String, String)> {
+    let pairs = uri.query().unwrap_or_default().split('&');
+    pairs.filter(|pair| !pair.is_empty()).map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decode(key) == name).then(|| decode(value))
+        (decode(key), decode(value))
     })
 }
 

@@ -1,0 +1,243 @@
+//! Flow events for whoever reads them at the moment. Nothing is made or kept while nobody does.
+
+mod queue;
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use ambit_flow::{Filter, Flow, StreamItem};
+use parking_lot::Mutex;
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
+use tokio::sync::Notify;
+
+use queue::{Added, Queue};
+
+/// Most readers at once.
+const MAX_READERS: usize = 8;
+/// Most events of one line's write.
+const BATCH: usize = 256;
+
+/// The proxy whose events they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Name of its pod.
+    pub pod: String,
+    /// Namespace of its pod.
+    pub namespace: String,
+    /// Its node.
+    pub node: String,
+    /// Whether it is a waypoint, and not a node's proxy.
+    pub is_waypoint: bool,
+}
+
+/// The readers of a proxy's flow events.
+#[derive(Debug, Default)]
+pub struct Flows {
+    /// Number of readers, for the data path.
+    heard_by: AtomicUsize,
+    readers: Mutex<Vec<Arc<Reader>>>,
+    connections: AtomicU64,
+    origin: OnceLock<Origin>,
+    reading: Gauge,
+    dropped: Counter,
+}
+
+#[derive(Debug)]
+struct Reader {
+    filter: Filter,
+    queue: Mutex<Queue>,
+    news: Notify,
+    is_stalled: std::sync::atomic::AtomicBool,
+}
+
+impl Flows {
+    /// Names the proxy in its events; the first name stays.
+    pub fn set_origin(&self, origin: Origin) {
+        self.origin.get_or_init(|| origin);
+    }
+
+    /// The proxy's name.
+    pub fn origin(&self) -> &Origin {
+        self.origin.get_or_init(Origin::default)
+    }
+
+    /// Registers the metrics of readers.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "ambit_flow_readers",
+            "Number of readers of flow events",
+            self.reading.clone(),
+        );
+        registry.register(
+            "ambit_flow_readers_dropped",
+            "The total number of readers of flow events that were dropped because they read nothing",
+            self.dropped.clone(),
+        );
+    }
+
+    /// Whether anybody reads. Cheap: nothing else of this is touched by a data path that nobody watches.
+    pub fn is_heard(&self) -> bool {
+        self.heard_by.load(Relaxed) > 0
+    }
+
+    /// A number for a connection, unique in this process.
+    pub fn number(&self) -> u64 {
+        self.connections.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Hands an event to all readers that want it.
+    pub fn report(&self, flow: Flow) {
+        let flow = Arc::new(flow);
+        let now = Instant::now();
+        let mut readers = self.readers.lock();
+        readers.retain(|reader| {
+            if !reader.filter.wants(&flow) {
+                return true;
+            }
+            let added = reader.queue.lock().add(flow.clone(), now);
+            let is_stalled = added == Added::Stalled;
+            if is_stalled {
+                self.dropped.inc();
+                reader.is_stalled.store(true, Relaxed);
+            }
+            reader.news.notify_one();
+            !is_stalled
+        });
+        self.count(readers.len());
+    }
+
+    fn count(&self, readers: usize) {
+        self.heard_by.store(readers, Relaxed);
+        self.reading.set(i64::try_from(readers).unwrap_or(i64::MAX));
+    }
+
+    /// Begins to read what `filter` wants; `None` if too many read already.
+    pub fn read(self: &Arc<Self>, filter: Filter) -> Option<FlowReader> {
+        let mut readers = self.readers.lock();
+        if readers.len() >= MAX_READERS {
+            return None;
+        }
+        let reader = Arc::new(Reader {
+            filter,
+            queue: Mutex::new(Queue::new(Instant::now())),
+            news: Notify::new(),
+            is_stalled: false.into(),
+        });
+        readers.push(reader.clone());
+        self.count(readers.len());
+        Some(FlowReader {
+            flows: self.clone(),
+            reader,
+        })
+    }
+}
+
+/// The events of one reader. Ends with its drop.
+#[derive(Debug)]
+pub struct FlowReader {
+    flows: Arc<Flows>,
+    reader: Arc<Reader>,
+}
+
+impl FlowReader {
+    /// Waits for the next events; `None` if the reader was too slow to be kept.
+    pub async fn next(&mut self) -> Option<Vec<StreamItem>> {
+        loop {
+            let items = self.reader.queue.lock().take(BATCH, Instant::now());
+            if !items.is_empty() {
+                return Some(items);
+            }
+            if self.reader.is_stalled.load(Relaxed) {
+                return None;
+            }
+            self.reader.news.notified().await;
+        }
+    }
+}
+
+impl Drop for FlowReader {
+    fn drop(&mut self) {
+        let mut readers = self.flows.readers.lock();
+        readers.retain(|reader| !Arc::ptr_eq(reader, &self.reader));
+        self.flows.count(readers.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_flow::{Event, Peer, Reporter, ReporterKind, Transport};
+
+    use super::*;
+
+    pub(super) fn flow(event: Event) -> Flow {
+        Flow {
+            time: String::new(),
+            event,
+            count: 1,
+            connection: 1,
+            reporter: Reporter {
+                kind: ReporterKind::Source,
+                pod: String::new(),
+                namespace: String::new(),
+                node: String::new(),
+            },
+            source: Peer::default(),
+            destination: Peer::default(),
+            service: None,
+            transport: Transport::Hbone,
+            waypoint: None,
+            refusal: None,
+            error: None,
+            request: None,
+            bytes_to_server: 0,
+            bytes_to_client: 0,
+            duration_ms: 0.0,
+        }
+    }
+
+    #[test]
+    fn nobody_is_heard_by_as_soon_as_the_last_reader_has_gone() {
+        let flows = Arc::new(Flows::default());
+        assert!(!flows.is_heard());
+        let (first, second) = (flows.read(Filter::default()), flows.read(Filter::default()));
+        drop(first);
+        assert!(flows.is_heard());
+        drop(second);
+        assert!(!flows.is_heard());
+    }
+
+    #[test]
+    fn readers_are_bounded() {
+        let flows = Arc::new(Flows::default());
+        let readers: Vec<_> = (0..MAX_READERS)
+            .map(|_| flows.read(Filter::default()).unwrap())
+            .collect();
+        assert!(flows.read(Filter::default()).is_none());
+        drop(readers);
+        assert!(flows.read(Filter::default()).is_some());
+    }
+
+    #[tokio::test]
+    async fn readers_get_what_their_filters_want() {
+        let flows = Arc::new(Flows::default());
+        let mut all = flows.read(Filter::default()).unwrap();
+        let refused = Filter {
+            refused: true,
+            ..Filter::default()
+        };
+        let mut refused = flows.read(refused).unwrap();
+        flows.report(flow(Event::Opened));
+        flows.report(flow(Event::Refused));
+        assert_eq!(all.next().await.unwrap().len(), 2);
+        let only = refused.next().await.unwrap();
+        assert_eq!(only, [StreamItem::Flow(Box::new(flow(Event::Refused)))]);
+    }
+}

@@ -1,0 +1,246 @@
+//! The events that wait for one reader: bounded, and honest about what did not fit.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_flow::{Flow, StreamItem};
+
+/// Most events that wait, of the data path and of refusals each.
+const MAX_WAITING: usize = 1024;
+/// Waiting refusals from which on alike ones are counted instead of queued.
+const ALIKE_FROM: usize = 64;
+/// How many of the latest refusals a new one is compared with.
+const COMPARED: usize = 64;
+/// Events of the data path that a reader is sent a second. More are sampled, evenly over the second.
+const EVENTS_PER_SECOND: f64 = 4_000.0;
+/// How long a reader with a full queue may read nothing.
+const STALL: Duration = Duration::from_secs(15);
+
+/// Events for one reader.
+#[derive(Debug)]
+pub(super) struct Queue {
+    waiting: VecDeque<(Arc<Flow>, u64)>,
+    refusals: usize,
+    lost: (u64, u64),
+    /// Events that may be queued now, and since when that is so.
+    budget: (f64, Instant),
+    taken: Instant,
+}
+
+/// Result of adding an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Added {
+    /// It waits, or is counted.
+    Waits,
+    /// The reader has read nothing for too long.
+    Stalled,
+}
+
+impl Queue {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            refusals: 0,
+            lost: (0, 0),
+            budget: (EVENTS_PER_SECOND, now),
+            taken: now,
+        }
+    }
+
+    /// Adds an event, counts it with one like it, or counts it as lost.
+    pub(super) fn add(&mut self, flow: Arc<Flow>, now: Instant) -> Added {
+        let is_refusal = flow.event.is_refusal();
+        let fits = match is_refusal {
+            true if self.refusals >= ALIKE_FROM && self.count_alike(&flow) => return Added::Waits,
+            true => self.refusals < MAX_WAITING,
+            false => self.waiting.len() - self.refusals < MAX_WAITING && self.is_in_budget(now),
+        };
+        if fits {
+            self.refusals += usize::from(is_refusal);
+            let count = flow.count;
+            self.waiting.push_back((flow, count));
+            return Added::Waits;
+        }
+        match is_refusal {
+            true => self.lost.1 += flow.count,
+            false => self.lost.0 += flow.count,
+        }
+        if now.saturating_duration_since(self.taken) > STALL && !self.waiting.is_empty() {
+            return Added::Stalled;
+        }
+        Added::Waits
+    }
+
+    /// Counts a refusal with the latest one like it, if there is one among the last.
+    fn count_alike(&mut self, flow: &Flow) -> bool {
+        let refusals = self.waiting.iter_mut().rev();
+        let refusals = refusals.filter(|(other, _)| other.event.is_refusal());
+        let alike = refusals
+            .take(COMPARED)
+            .find(|(other, _)| other.is_alike(flow));
+        if let Some((_, count)) = alike {
+            *count += flow.count;
+            return true;
+        }
+        false
+    }
+
+    fn is_in_budget(&mut self, now: Instant) -> bool {
+        let (budget, since) = self.budget;
+        let earned = now.saturating_duration_since(since).as_secs_f64() * EVENTS_PER_SECOND;
+        let budget = (budget + earned).min(EVENTS_PER_SECOND);
+        let is_in_budget = budget >= 1.0;
+        self.budget = (budget - f64::from(u8::from(is_in_budget)), now);
+        is_in_budget
+    }
+
+    /// Takes at most `most` events, and the numbers of those that were lost.
+    pub(super) fn take(&mut self, most: usize, now: Instant) -> Vec<StreamItem> {
+        self.taken = now;
+        let taken = self.waiting.drain(..most.min(self.waiting.len()));
+        let mut items: Vec<_> = taken
+            .map(|(flow, count)| {
+                let mut flow = Arc::unwrap_or_clone(flow);
+                flow.count = count;
+                StreamItem::Flow(Box::new(flow))
+            })
+            .collect();
+        self.refusals = match self.waiting.is_empty() {
+            true => 0,
+            false => {
+                let left = self.waiting.iter();
+                left.filter(|(flow, _)| flow.event.is_refusal()).count()
+            }
+        };
+        if self.lost != (0, 0) {
+            let (sampled, refusals) = std::mem::take(&mut self.lost);
+            items.push(StreamItem::Lost { sampled, refusals });
+        }
+        items
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::flow, *};
+    use ambit_flow::Event;
+
+    fn counts(items: &[StreamItem]) -> (u64, u64, u64) {
+        items
+            .iter()
+            .fold((0, 0, 0), |(flows, sampled, refusals), item| match item {
+                StreamItem::Flow(flow) => (flows + flow.count, sampled, refusals),
+                StreamItem::Lost {
+                    sampled: more,
+                    refusals: refused,
+                } => (flows, sampled + more, refusals + refused),
+            })
+    }
+
+    fn refused_from(workload: usize) -> Arc<Flow> {
+        let mut refused = flow(Event::Refused);
+        refused.source.workload = Some(format!("client-{workload}"));
+        Arc::new(refused)
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_said() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        for _ in 0..MAX_WAITING + 10 {
+            queue.add(Arc::new(flow(Event::Opened)), now);
+        }
+        assert_eq!(counts(&queue.take(usize::MAX, now)), (1024, 10, 0));
+        assert_eq!(queue.take(usize::MAX, now), []);
+    }
+
+    #[test]
+    fn events_are_sampled_evenly_when_they_come_too_fast() {
+        let mut now = Instant::now();
+        let mut queue = Queue::new(now);
+        let (mut seen, mut lost) = (0, 0);
+        for _ in 0..10 {
+            let second: Vec<_> = (0..100)
+                .map(|_| {
+                    for _ in 0..100 {
+                        now += Duration::from_micros(100);
+                        queue.add(Arc::new(flow(Event::Request)), now);
+                    }
+                    let (flows, sampled, _) = counts(&queue.take(usize::MAX, now));
+                    lost += sampled;
+                    flows
+                })
+                .collect();
+            seen = second.iter().sum();
+            // No part of a second is without events, once the first burst is over.
+            assert!(second.iter().all(|flows| *flows >= 39), "{second:?}");
+        }
+        assert!((3_990..=4_010).contains(&seen), "{seen}");
+        assert!(lost > 50_000, "{lost}");
+    }
+
+    #[test]
+    fn refusals_are_not_sampled_with_the_rest() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        for _ in 0..100_000 {
+            queue.add(Arc::new(flow(Event::Closed)), now);
+        }
+        for client in 0..500 {
+            queue.add(refused_from(client), now);
+        }
+        let items = queue.take(usize::MAX, now);
+        let refused = items
+            .iter()
+            .filter(|item| matches!(item, StreamItem::Flow(flow) if flow.event == Event::Refused));
+        assert_eq!(refused.count(), 500);
+    }
+
+    #[test]
+    fn alike_refusals_are_counted_when_many_wait() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        for _ in 0..100_000 {
+            queue.add(refused_from(1), now);
+            queue.add(refused_from(2), now);
+        }
+        let items = queue.take(usize::MAX, now);
+        assert!(items.len() <= ALIKE_FROM + 2, "{}", items.len());
+        assert_eq!(counts(&items), (200_000, 0, 0));
+    }
+
+    #[test]
+    fn too_many_different_refusals_are_counted_as_lost() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        for client in 0..2000 {
+            queue.add(refused_from(client), now);
+        }
+        assert_eq!(counts(&queue.take(usize::MAX, now)), (1024, 0, 976));
+    }
+
+    #[test]
+    fn reader_that_reads_nothing_is_stalled() {
+        let start = Instant::now();
+        let mut queue = Queue::new(start);
+        let late = start + STALL + Duration::from_secs(1);
+        for _ in 0..MAX_WAITING {
+            assert_eq!(
+                queue.add(Arc::new(flow(Event::Opened)), start),
+                Added::Waits
+            );
+        }
+        assert_eq!(
+            queue.add(Arc::new(flow(Event::Opened)), start),
+            Added::Waits
+        );
+        let stalled = queue.add(Arc::new(flow(Event::Opened)), late);
+        assert_eq!(stalled, Added::Stalled);
+        queue.take(1, late);
+        queue.add(Arc::new(flow(Event::Opened)), late);
+        assert_eq!(queue.add(Arc::new(flow(Event::Opened)), late), Added::Waits);
+    }
+}

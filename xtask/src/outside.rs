@@ -1,7 +1,7 @@
 //! What the system tests run beside our own programs, made by others or with what others publish: the receiver of an
 //! OpenTelemetry collector, a provider of CUSTOM policies and a rate-limit service by Envoy's messages, a registry of
-//! images, plugins compiled from Rust and Go, and filters that others have published. What has not changed, cargo and Go
-//! do not build again.
+//! images, Prometheus' query engine, plugins compiled from Rust and Go, and filters that others have published. What has
+//! not changed, cargo and Go do not build again.
 
 use std::{
     fs,
@@ -22,6 +22,7 @@ pub(crate) fn build() -> Result<()> {
     go("authorizer", "ext-authz-provider", &[])?;
     go("ratelimit", "rate-limit-service", &[])?;
     go("registry", "oci-registry", &[])?;
+    go("prometheus", "prometheus-queries", &[])?;
     target()?;
     rust_plugin()?;
     published_plugins()?;

@@ -30,6 +30,7 @@ pub const TEMPLATES: &[File] = files![
     "templates/control-rbac.yaml",
     "templates/control-service.yaml",
     "templates/mesh-configmap.yaml",
+    "templates/monitoring.yaml",
     "templates/networkpolicies.yaml",
     "templates/node-proxy-daemonset.yaml",
     "templates/node-proxy-rbac.yaml",
@@ -50,6 +51,17 @@ pub const CRDS: &[File] = files![
     "crds/telemetries.yaml",
     "crds/wasmplugins.yaml",
     "crds/workloadentries.yaml",
+];
+
+/// Files that templates take in as they are.
+pub const FILES: &[File] = files![
+    "files/alerts.yaml",
+    "files/dashboards/control-plane.json",
+    "files/dashboards/mesh.json",
+    "files/dashboards/node-proxy.json",
+    "files/dashboards/service.json",
+    "files/dashboards/waypoint.json",
+    "files/dashboards/workload.json",
 ];
 
 /// Notes after an installation.
@@ -95,7 +107,13 @@ mod tests {
     #[test]
     fn every_file_of_the_chart_is_embedded() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit");
-        for (directory, files) in [("templates", TEMPLATES), ("crds", CRDS)] {
+        let (alerts, dashboards) = FILES.split_at(1);
+        assert_eq!(alerts[0].path, "files/alerts.yaml");
+        for (directory, files) in [
+            ("templates", TEMPLATES),
+            ("crds", CRDS),
+            ("files/dashboards", dashboards),
+        ] {
             let mut there: Vec<_> = fs::read_dir(root.join(directory))
                 .unwrap()
                 .map(|entry| format!("{directory}/{}", entry.unwrap().file_name().display()))

@@ -152,10 +152,18 @@ fn data(release: &Release, values: &Value) -> Result<gotmpl::Value, RenderError>
             "Version" => metadata.version.as_str(),
             "AppVersion" => metadata.app_version.as_str(),
         },
+        "Files" => files(),
         "Capabilities" => tmap! {
             "KubeVersion" => tmap! { "Major" => "1", "Minor" => release.minor.as_str() },
         },
     })
+}
+
+/// The chart's files by their paths.
+fn files() -> gotmpl::Value {
+    let entries = chart::FILES.iter();
+    let entries = entries.map(|file| (file.path.into(), file.text.into()));
+    gotmpl::Value::Map(Arc::new(entries.collect()))
 }
 
 fn documents(path: &'static str, text: &str) -> Result<Vec<Value>, RenderError> {

@@ -140,6 +140,39 @@ fn values_of_every_form_are_rendered_alike() {
 }
 
 #[test]
+fn dashboards_and_alerts_are_rendered_alike() {
+    let rule = "monitoring.alerts.kind=PrometheusRule,monitoring.alerts.labels.release=prometheus";
+    same(&["monitoring.dashboards.enabled=true", rule], None);
+    same(
+        &[
+            "monitoring.dashboards.enabled=true,monitoring.dashboards.namespace=grafana",
+            "monitoring.dashboards.annotations.grafana_folder=Ambit",
+            "monitoring.alerts.kind=ConfigMap,monitoring.alerts.namespace=prometheus",
+        ],
+        None,
+    );
+}
+
+#[test]
+fn dashboards_and_alerts_are_files_of_the_chart() {
+    let text = |name: &str| fs::read_to_string(root().join("charts/ambit/files").join(name));
+    let settings = "monitoring.dashboards.enabled=true,monitoring.alerts.kind=PrometheusRule";
+    let objects = ours(&[settings.to_owned()], None).unwrap();
+    let named = |name: &str| {
+        let mut objects = objects.iter();
+        objects.find(|object| object["metadata"]["name"] == name)
+    };
+    let dashboard = named("ambit-dashboard-node-proxy").unwrap();
+    assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
+    let json = dashboard["data"]["ambit-node-proxy.json"].as_str();
+    assert_eq!(json, text("dashboards/node-proxy.json").ok().as_deref());
+    let groups: Value = serde_saphyr::from_str(&text("alerts.yaml").unwrap()).unwrap();
+    assert_eq!(named("ambit").unwrap()["spec"], groups);
+    let none = ours(&[], None).unwrap();
+    assert!(!none.iter().any(|object| object["kind"] == "PrometheusRule"));
+}
+
+#[test]
 fn what_lets_pods_go_is_rendered_alike() {
     same(
         &[

@@ -8,9 +8,11 @@
 mod ca_client;
 mod csr;
 mod dump;
+mod metrics;
 mod store;
 
 pub use ca_client::{CaClient, CertificateCache, CsrClient, CsrClientOptions, FetchError};
 pub use csr::{CertificateRequest, CsrError};
 pub use dump::{CertificateDump, CertificateEntry};
+pub use metrics::{CertificateCounts, CertificateMetrics};
 pub use store::{CertError, Certificates, CertificatesOptions, Priority};

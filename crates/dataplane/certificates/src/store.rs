@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{CaClient, CertificateDump, FetchError};
+use crate::{CaClient, CertificateCounts, CertificateDump, FetchError};
 pub use state::Priority;
 use state::{Effect, Event, Life, State};
 
@@ -238,6 +238,28 @@ impl Certificates {
         drop(entries);
         dump.sort_by(|a, b| a.identity.cmp(&b.identity));
         dump
+    }
+
+    /// Counts identities by the state of their certificates at a time.
+    pub fn counts(&self, now: SystemTime) -> CertificateCounts {
+        let mut counts = CertificateCounts::default();
+        for entry in self.0.entries.lock().values() {
+            match &*entry.slot.borrow() {
+                Slot::Available(cert) => {
+                    match cert {
+                        cert if cert.is_expired(now) => counts.unavailable += 1,
+                        cert if now >= cert.renew_at() => counts.overdue += 1,
+                        _ => counts.available += 1,
+                    }
+                    let expiry = cert.not_after();
+                    let earliest = counts.earliest_expiry.get_or_insert(expiry);
+                    *earliest = expiry.min(*earliest);
+                }
+                Slot::Initializing => counts.initializing += 1,
+                Slot::Unavailable(_) | Slot::Forgotten => counts.unavailable += 1,
+            }
+        }
+        counts
     }
 
     fn ask(&self, identity: &Identity, priority: Priority) -> watch::Receiver<Slot> {

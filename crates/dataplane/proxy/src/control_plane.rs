@@ -194,7 +194,7 @@ mod tests {
         let mut registry = Registry::default();
         let follower = Follower {
             state: SharedState::new(StateConfig::default()),
-            metrics: Arc::new(Metrics::register(&mut registry, None)),
+            metrics: Arc::new(Metrics::register(&mut registry)),
             synced: || {},
             cache: None,
         };

@@ -152,16 +152,30 @@ impl Default for DnsSeconds {
 }
 
 impl Metrics {
-    /// Registers all families. `tag` is the version in `istio_build`
-    /// (`ISTIO_META_ISTIO_VERSION`).
-    pub fn register(registry: &mut Registry, tag: Option<&str>) -> Self {
+    /// Registers all families.
+    pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         metrics.register_traffic(registry);
-        metrics.register_control(registry, tag.unwrap_or("unknown"));
+        metrics.register_control(registry);
         metrics.register_dns(registry);
         metrics.register_proxies(registry);
         metrics.flows.register(registry);
+        metrics.begin_at_zero();
         metrics
+    }
+
+    /// Writes counters of failures from the start: Prometheus sees no increase in a series that begins with 1.
+    fn begin_at_zero(&self) {
+        for reason in [
+            XdsTermination::ConnectionError,
+            XdsTermination::Error,
+            XdsTermination::Reconnect,
+            XdsTermination::Complete,
+        ] {
+            self.xds_terminations
+                .get_or_create(&TerminationLabels { reason })
+                .inc_by(0);
+        }
     }
 
     /// Readers of flow events.
@@ -219,16 +233,7 @@ impl Metrics {
         );
     }
 
-    fn register_control(&self, registry: &mut Registry, tag: &str) {
-        // An Info metric would be called istio_build_info; the contract has a gauge.
-        let build = Family::<Vec<(String, String)>, Gauge>::default();
-        build
-            .get_or_create(&vec![
-                ("component".to_owned(), "ztunnel".to_owned()),
-                ("tag".to_owned(), tag.to_owned()),
-            ])
-            .set(1);
-        registry.register("istio_build", "Istio component build info", build);
+    fn register_control(&self, registry: &mut Registry) {
         registry.register(
             "istio_xds_connection_terminations",
             "The total number of xDS connections that ended",
@@ -402,15 +407,14 @@ impl Metrics {
     /// A DNS request was forwarded, and answered after `seconds` or not at all.
     pub fn dns_forwarded(&self, labels: &DnsLabels, seconds: Option<f64>) {
         self.dns_upstream_requests.get_or_create(labels).inc();
-        match seconds {
-            Some(seconds) => self
-                .dns_upstream_seconds
-                .0
-                .get_or_create(labels)
-                .observe(seconds),
-            None => {
-                self.dns_upstream_failures.get_or_create(labels).inc();
-            }
+        // Zero is written too: Prometheus sees no increase in a series that begins with 1.
+        let failures = u64::from(seconds.is_none());
+        self.dns_upstream_failures
+            .get_or_create(labels)
+            .inc_by(failures);
+        if let Some(seconds) = seconds {
+            let family = &self.dns_upstream_seconds.0;
+            family.get_or_create(labels).observe(seconds);
         }
     }
 }

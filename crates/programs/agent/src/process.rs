@@ -164,6 +164,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let actions = Arc::new(actions);
     let mut registry = Registry::default();
     ambit_rt::metrics::register_process(&mut registry);
+    ambit_rt::metrics::register_build(&mut registry, "cni", env!("CARGO_PKG_VERSION"));
     let metrics = Metrics::new(&mut registry);
     let readiness = Readiness::default();
     let ready = readiness.pending("enrolment");

@@ -66,6 +66,11 @@ struct Severity {
     severity: &'static str,
 }
 
+/// Outcomes of certificate requests.
+const CSR_OUTCOMES: [&str; 5] = ["received", "issued", "failed", "denied", "unauthenticated"];
+/// Outcomes of tokens.
+const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
+
 /// All metrics and their registry.
 pub struct Metrics {
     registry: Mutex<Registry>,
@@ -114,6 +119,7 @@ impl Default for Metrics {
             tokens: Family::default(),
         };
         metrics.register();
+        metrics.begin_at_zero();
         metrics
     }
 }
@@ -188,6 +194,21 @@ impl Metrics {
             self.tokens.clone(),
         );
         ambit_rt::metrics::register_process(registry);
+        ambit_rt::metrics::register_build(registry, "pilot", env!("CARGO_PKG_VERSION"));
+    }
+
+    /// Writes counters of failures from the start: Prometheus sees no increase in a series that begins with 1.
+    fn begin_at_zero(&self) {
+        for of in ResourceType::all() {
+            let r#type = of.short_name();
+            self.rejects.get_or_create(&Type { r#type }).inc_by(0);
+        }
+        for outcome in CSR_OUTCOMES {
+            self.csr.get_or_create(&Outcome { outcome }).inc_by(0);
+        }
+        for outcome in TOKEN_OUTCOMES {
+            self.tokens.get_or_create(&Outcome { outcome }).inc_by(0);
+        }
     }
 
     /// Answers a scrape.

@@ -48,19 +48,20 @@ pub struct Monitoring {
 impl Monitoring {
     /// Answers one request.
     pub async fn respond(&self, request: &Request) -> Response {
-        let path = request.uri().path();
+        // istioctl asks for //version.
+        let path = request.uri().path().trim_start_matches('/');
         if request.method() != http::Method::GET {
             return method_not_allowed("GET");
         }
-        if path.starts_with("/debug") && !Peer::asks_locally(request) {
+        if path.starts_with("debug") && !Peer::asks_locally(request) {
             return text(
                 403,
                 "debug pages are answered inside this pod only: use `ambit`, or kubectl port-forward\n",
             );
         }
         match path {
-            "/metrics" | "/stats/prometheus" => self.metrics.respond(request),
-            "/ready" | "/healthz/ready" => {
+            "metrics" | "stats/prometheus" => self.metrics.respond(request),
+            "ready" | "healthz/ready" => {
                 let waiting = self.readiness.pending_names();
                 if waiting.is_empty() {
                     text(200, "ready\n")
@@ -68,24 +69,25 @@ impl Monitoring {
                     text(503, format!("not ready: {}\n", waiting.join(", ")))
                 }
             }
-            "/version" => text(200, concat!(env!("CARGO_PKG_VERSION"), "\n")),
-            "/debug/syncz" | "/debug/connections" => {
+            // With a line's end istioctl would show that too.
+            "version" => text(200, env!("CARGO_PKG_VERSION")),
+            "debug/syncz" | "debug/connections" => {
                 let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
                 page(move || sessions.iter().map(client).collect::<Vec<_>>()).await
             }
-            "/debug/problems" => {
+            "debug/problems" => {
                 let problems = self.mesh.survey().await;
                 page(move || problems).await
             }
-            "/debug/ambientz" | "/debug/config_dump" => {
+            "debug/ambientz" | "debug/config_dump" => {
                 let records = Records::now(&self.mesh);
                 page(move || records.decode()).await
             }
-            "/debug/waypointz" => {
+            "debug/waypointz" => {
                 let records = WaypointRecords::now(&self.mesh);
                 page(move || records.decode()).await
             }
-            "/" | "/debug" | "/debug/" => text(
+            "" | "debug" | "debug/" => text(
                 200,
                 "/metrics\n/ready\n/version\n/debug/syncz\n/debug/problems\n/debug/ambientz\n/debug/waypointz\n",
             ),
@@ -134,6 +136,8 @@ fn client(status: &SessionStatus) -> Value {
         "proxy": node.map(|node| node.id.as_str()),
         "node": node.map(|node| node.node_name.as_str()),
         "version": node.map(|node| node.version.as_str()),
+        // Under the name that `istioctl version` reads.
+        "istio_version": node.map(|node| node.version.as_str()),
         "caller": status.caller.to_string(),
         "peer": status.peer,
         "connectedSeconds": status.since.elapsed().unwrap_or_default().as_secs(),

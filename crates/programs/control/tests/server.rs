@@ -858,6 +858,8 @@ async fn debug_pages_are_not_answered_to_names_of_elsewhere() {
         ("/debug", "403"),
         ("/metrics", "200"),
         ("/version", "200"),
+        ("//version", "200"),
+        ("//debug/syncz", "403"),
     ] {
         let mut stream = tokio::net::TcpStream::connect(plane.running.monitoring)
             .await

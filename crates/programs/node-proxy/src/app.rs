@@ -3,7 +3,7 @@
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use ambit_authz::MissingPolicies;
-use ambit_certificates::Certificates;
+use ambit_certificates::{CertificateMetrics, Certificates};
 use ambit_handover::{Accept, Gate, Handover, Supervisor, rollout::Turn, supervisor};
 use ambit_model::{ArcStr, Identity};
 use ambit_proxy::{
@@ -95,6 +95,24 @@ fn drop_privileges() {
     }
 }
 
+/// Registers version and metrics of the traffic, and says in flow events where they come from.
+fn register_metrics(env: &Env, config: &Config, registry: &mut Registry) -> Arc<Metrics> {
+    let version = env.get("ISTIO_META_ISTIO_VERSION");
+    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
+    ambit_rt::metrics::register_build(registry, "ztunnel", version);
+    let metrics = Arc::new(Metrics::register(registry));
+    metrics.flows().set_origin(Origin {
+        pod: config.own.name.to_string(),
+        namespace: config.own.namespace.to_string(),
+        node: config.local_node.to_string(),
+        is_waypoint: false,
+    });
+    if !config.metrics_principals {
+        metrics.hide_principals();
+    }
+    metrics
+}
+
 async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
@@ -108,17 +126,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let pods_ready = readiness.pending("workload proxy manager");
     let taking_over = readiness.pending("taking over");
     let mut registry = Registry::default();
-    let version = env.get("ISTIO_META_ISTIO_VERSION");
-    let metrics = Arc::new(Metrics::register(&mut registry, version));
-    metrics.flows().set_origin(Origin {
-        pod: config.own.name.to_string(),
-        namespace: config.own.namespace.to_string(),
-        node: config.local_node.to_string(),
-        is_waypoint: false,
-    });
-    if !config.metrics_principals {
-        metrics.hide_principals();
-    }
+    let metrics = register_metrics(env, &config, &mut registry);
 
     // On demand, each worker asks for what its own connections need.
     let cached = (!config.xds_on_demand).then_some(Role::NodeProxy);
@@ -133,6 +141,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let workers = Arc::new(Workers::start(config.num_worker_threads).context("no workers")?);
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
+    registry.register_collector(Box::new(CertificateMetrics(mesh.certificates.clone())));
     let (gate_control, gate) = Gate::closed();
     let flows = metrics.flows().clone();
     let proxy = Proxy {

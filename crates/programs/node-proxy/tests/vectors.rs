@@ -316,7 +316,8 @@ async fn the_same_connections_have_the_same_metrics() {
     for file in ["metrics-n1.txt", "metrics-n2.txt"] {
         let theirs = text(file);
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry, None);
+        let metrics = Metrics::register(&mut registry);
+        ambit_rt::metrics::register_build(&mut registry, "ztunnel", "unknown");
         ambit_rt::metrics::register_process(&mut registry);
         let workers = Workers::start(1).unwrap();
         ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
+use ambit_certificates::CertificateMetrics;
 use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
 use ambit_model::{ArcStr, NamespacedHostname, WaypointRecordType};
 use ambit_proxy::{
@@ -80,6 +81,30 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     result
 }
 
+/// Registers version and metrics of the traffic, and says in flow events where they come from.
+fn register_metrics(
+    env: &Env,
+    config: &Config,
+    registry: &mut Registry,
+) -> (Arc<Metrics>, Arc<HttpMetrics>) {
+    let version = env.get("ISTIO_META_ISTIO_VERSION");
+    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
+    ambit_rt::metrics::register_build(registry, "proxy", version);
+    let metrics = Arc::new(Metrics::register(registry));
+    let http_metrics = Arc::new(HttpMetrics::register(registry));
+    metrics.flows().set_origin(Origin {
+        pod: config.own.name.to_string(),
+        namespace: config.own.namespace.to_string(),
+        node: config.node.to_string(),
+        is_waypoint: true,
+    });
+    if !config.metrics_principals {
+        metrics.hide_principals();
+        http_metrics.hide_principals();
+    }
+    (metrics, http_metrics)
+}
+
 async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
@@ -91,22 +116,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let known = readiness.pending("control plane");
     let own = readiness.pending("own workload and certificate");
     let mut registry = Registry::default();
-    let version = env.get("ISTIO_META_ISTIO_VERSION");
-    let metrics = Arc::new(Metrics::register(&mut registry, version));
-    let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
-    metrics.flows().set_origin(Origin {
-        pod: config.own.name.to_string(),
-        namespace: config.own.namespace.to_string(),
-        node: config.node.to_string(),
-        is_waypoint: true,
-    });
-    if !config.metrics_principals {
-        metrics.hide_principals();
-        http_metrics.hide_principals();
-    }
+    let metrics = register_metrics(env, &config, &mut registry);
     let left = warm_start::take_over(&mut held, &supervisor, Some(Role::Waypoint));
     let keys = left.1.clone();
-    let parts = build(env, &config, (metrics, http_metrics), known, left)?;
+    let parts = build(env, &config, metrics, known, left)?;
     let waypoint = Arc::new(Waypoint::new(config.clone(), parts));
     let identities = calls::follow_identities(
         waypoint.published.clone(),
@@ -118,6 +131,8 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let workers = Workers::start(config.workers).context("no workers")?;
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
+    let certificates = waypoint.dialer.certificates.clone();
+    registry.register_collector(Box::new(CertificateMetrics(certificates)));
     let needed = follow_needed(waypoint.state.clone(), waypoint.published.clone());
     ambit_rt::spawn_essential("needed services", needed);
     registry.register_collector(Box::new(PluginMetrics(waypoint.published.clone())));

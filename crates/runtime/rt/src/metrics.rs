@@ -1,12 +1,17 @@
 //! Exposition of metrics, and the metrics every process has of itself.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::header;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    metrics::{
+        MetricType,
+        counter::ConstCounter,
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
     registry::Registry,
 };
 use tokio::runtime::Handle;
@@ -42,7 +47,20 @@ pub fn serve_metrics(registry: &Registry, request: &Request) -> Response {
     }
 }
 
-/// Adds open files, their limit, and resident memory.
+/// Adds `istio_build`, whose labels are a component of the mesh (Istio's name for it) and its version.
+pub fn register_build(registry: &mut Registry, component: &str, version: &str) {
+    // An Info metric would be called istio_build_info; the contract has a gauge.
+    let build = Family::<[(String, String); 2], Gauge>::default();
+    build
+        .get_or_create(&[
+            ("component".to_owned(), component.to_owned()),
+            ("tag".to_owned(), version.to_owned()),
+        ])
+        .set(1);
+    registry.register("istio_build", "Istio component build info", build);
+}
+
+/// Adds open files, their limit, resident memory, CPU time and panics.
 pub fn register_process(registry: &mut Registry) {
     registry.register_collector(Box::new(Process));
 }
@@ -80,10 +98,23 @@ impl Collector for Process {
             "Resident memory size in bytes",
             resident_bytes(),
         )?;
+        let cpu = encoder.encode_descriptor(
+            "process_cpu_seconds",
+            "CPU time of all threads, in user and system mode",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(cpu_time().as_secs_f64()).encode(cpu)?;
         let help = "Number of panics: each ended one task, a connection's for instance";
         let panics = encoder.encode_descriptor("ambit_panics", help, None, MetricType::Counter)?;
         ConstCounter::new(crate::panics::count()).encode(panics)
     }
+}
+
+/// CPU time of this process.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Resident memory of this process.

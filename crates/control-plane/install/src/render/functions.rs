@@ -107,6 +107,7 @@ fn conversions(template: Template) -> Template {
             let yaml = yaml.map_err(|error| TemplateError::Exec(format!("toYaml: {error}")))?;
             Ok(string(yaml.trim_end().to_owned()))
         })
+        .func("toString", |args| Ok(string(text(one("toString", args)?))))
         .func("fromYaml", |args| parsed("fromYaml", args))
         .func("fromYamlArray", |args| parsed("fromYamlArray", args))
         .func("hasKey", |args| {

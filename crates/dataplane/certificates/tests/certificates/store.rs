@@ -1,8 +1,11 @@
 //! The store of certificates over a fake authority, on paused time.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use ambit_certificates::{CertError, Certificates, CertificatesOptions};
+use ambit_certificates::{CertError, CertificateMetrics, Certificates, CertificatesOptions};
 use ambit_model::{Identity, Reason};
 use ambit_rt::spawn;
 use ambit_testkit::{FakeCa, Pki, pass, until};
@@ -92,6 +95,36 @@ async fn renewal_at_half_life_replaces_the_certificate() {
             .is_some_and(|cert| !Arc::ptr_eq(&cert, &first))
     })
     .await;
+}
+
+#[tokio::test]
+async fn counts_follow_a_certificate_to_its_expiry() {
+    let (ca, certificates) = start();
+    ca.hold();
+    certificates.prefetch(&id("a"));
+    let now = SystemTime::now();
+    assert_eq!(certificates.counts(now).initializing, 1);
+    ca.release(1);
+    let expiry = certificates.get(&id("a")).await.unwrap().not_after();
+    let counts = certificates.counts(now);
+    assert_eq!((counts.available, counts.overdue), (1, 0));
+    assert_eq!(counts.earliest_expiry, Some(expiry));
+    let counts = certificates.counts(expiry - Duration::from_secs(60));
+    assert_eq!((counts.available, counts.overdue), (0, 1));
+    let counts = certificates.counts(expiry + Duration::from_secs(60));
+    assert_eq!((counts.overdue, counts.unavailable), (0, 1));
+
+    let mut registry = prometheus_client::registry::Registry::default();
+    registry.register_collector(Box::new(CertificateMetrics(certificates)));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    for sample in [
+        "ambit_certificates{state=\"available\"} 1\n",
+        "ambit_certificates{state=\"unavailable\"} 0\n",
+        "ambit_certificate_earliest_expiry_timestamp_seconds ",
+    ] {
+        assert!(text.contains(sample), "{sample} is missing in\n{text}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

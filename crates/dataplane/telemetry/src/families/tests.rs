@@ -11,7 +11,7 @@ fn scrape(registry: &Registry) -> String {
 #[test]
 fn every_family_has_the_contracts_name() {
     let mut registry = Registry::default();
-    let metrics = Metrics::register(&mut registry, Some("1.27.0"));
+    let metrics = Metrics::register(&mut registry);
     let dns = DnsLabels {
         request_query_type: ArcString("A".into()),
         request_protocol: ArcString("udp".into()),
@@ -35,7 +35,6 @@ fn every_family_has_the_contracts_name() {
         "istio_on_demand_dns_total{source_workload=\"unknown\",",
         "istio_crl_policy_rejections_total{reporter=\"destination\"} 1",
         "istio_crl_untracked_connections_total{reporter=\"source\"} 1",
-        "istio_build{component=\"ztunnel\",tag=\"1.27.0\"} 1",
         "istio_xds_connection_terminations_total{reason=\"ConnectionError\"} 1",
         "istio_xds_message_total{url=\"type.googleapis.com/istio.workload.Address\"} 1",
         "istio_xds_message_bytes_total{url=\"type.googleapis.com/istio.workload.Address\"} 10",
@@ -60,12 +59,11 @@ fn every_family_has_the_contracts_name() {
 #[test]
 fn a_socket_counts_until_it_is_dropped() {
     let mut registry = Registry::default();
-    let metrics = Metrics::register(&mut registry, None);
+    let metrics = Metrics::register(&mut registry);
     let one = metrics.socket(Reporter::Destination);
     let two = metrics.socket(Reporter::Destination);
     drop(one);
     assert!(scrape(&registry).contains("istio_tcp_sockets_open{reporter=\"destination\"} 1\n"));
     drop(two);
     assert!(scrape(&registry).contains("istio_tcp_sockets_open{reporter=\"destination\"} 0\n"));
-    assert!(scrape(&registry).contains("istio_build{component=\"ztunnel\",tag=\"unknown\"} 1\n"));
 }

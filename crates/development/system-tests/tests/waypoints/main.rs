@@ -11,6 +11,7 @@
 mod authorizers;
 mod circles;
 mod collectors;
+mod dashboards;
 mod departures;
 mod explained;
 mod faults;

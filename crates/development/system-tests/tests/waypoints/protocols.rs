@@ -253,6 +253,34 @@ fn a_slow_reader_costs_only_itself() {
     assert!(read > LARGE as u64, "{read}");
 }
 
+/// Serves [`serve_grpc`] on a port of the server.
+pub(crate) fn serve_grpc_on(mesh: &Mesh, port: u16) -> SocketAddr {
+    mesh.serve("shop/server", port, |stream| {
+        stream.set_nonblocking(true)?;
+        runtime().block_on(async {
+            let stream = tokio::net::TcpStream::from_std(stream)?;
+            serve_grpc(stream).await.map_err(std::io::Error::other)
+        })
+    })
+}
+
+/// Calls a method over gRPC from the client, says something three times, and gives the status.
+pub(crate) fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
+    let place = ambit_system_tests::Place::Pod("shop/client".into());
+    let stream = mesh.client().dial(place, address).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    runtime().block_on(async {
+        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+        let (client, connection) = h2::client::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        let mut opened = call(&client, path).await;
+        for _ in 0..3 {
+            opened.say(b"\0\0\0\0\x05hello").await;
+        }
+        opened.end().await
+    })
+}
+
 /// An application of gRPC: each message comes back, and the status is the last part of the path.
 async fn serve_grpc(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
@@ -339,13 +367,7 @@ impl Call {
 fn grpc_streams_both_ways_and_says_how_it_ended() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("policy", NO_SECRETS);
-    let app = mesh.serve("shop/server", 8083, |stream| {
-        stream.set_nonblocking(true)?;
-        runtime().block_on(async {
-            let stream = tokio::net::TcpStream::from_std(stream)?;
-            serve_grpc(stream).await.map_err(std::io::Error::other)
-        })
-    });
+    let app = serve_grpc_on(&mesh, 8083);
     let mesh = &mesh;
     let open = || {
         let place = ambit_system_tests::Place::Pod("shop/client".into());

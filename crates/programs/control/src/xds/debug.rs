@@ -34,6 +34,8 @@ const MAX_REQUESTS: usize = 64;
 const SYNC_STATUS: &str = "istio.io/debug/syncz";
 /// Type of who is connected (`istioctl version`).
 const CONNECTIONS: &str = "istio.io/connections";
+/// Nonce of every response.
+const NONCE: &str = "1";
 const CLIENT_CONFIG: &str = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
 const NODE: &str = "type.googleapis.com/envoy.config.core.v3.Node";
 
@@ -97,8 +99,8 @@ impl DebugService {
             let Some(request) = request else {
                 return Ok(());
             };
-            // An acknowledgement.
-            if !request.response_nonce.is_empty() {
+            // An acknowledgement. istioctl's first request has a nonce too, which nobody has sent to it.
+            if request.response_nonce == NONCE {
                 continue;
             }
             let response = self.answer(&request.type_url)?;
@@ -141,7 +143,7 @@ impl DebugService {
             version_info: version.to_owned(),
             resources,
             type_url: type_url.to_owned(),
-            nonce: "1".to_owned(),
+            nonce: NONCE.to_owned(),
             control_plane: Some(ControlPlane {
                 identifier: identifier.to_string(),
             }),

@@ -18,6 +18,8 @@ async fn ask(plane: &Plane, namespace: &str, type_url: &str) -> Result<Discovery
     let request = DiscoveryRequest {
         node: Some(node("sidecar~0.0.0.0~istioctl.x~", namespace)),
         type_url: type_url.to_owned(),
+        // No response of ours has it: istioctl sends the time.
+        response_nonce: "2026-11-26 01:23:02.971133581 +0000 UTC m=+0.222951741".to_owned(),
         ..DiscoveryRequest::default()
     };
     requests.send(request).await.unwrap();

@@ -103,7 +103,7 @@ async fn a_policy_on_trial_refuses_nothing_and_counts_what_it_would_refuse() {
         Update::Workload(Box::new(workload)),
     ]);
     let mut registry = prometheus_client::registry::Registry::default();
-    let metrics = Arc::new(Metrics::register(&mut registry, None));
+    let metrics = Arc::new(Metrics::register(&mut registry));
     let pod = pod_with(&state, metrics);
     assert!(pod.local.known().await.is_some());
     let (tracked, who) = tracked(&pod);

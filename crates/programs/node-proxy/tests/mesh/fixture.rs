@@ -48,7 +48,7 @@ impl Node {
     pub(crate) fn with_certificates(certificates: Certificates, env: &[(&str, &str)]) -> Self {
         let config = Config::from_env(&Env::from_pairs(env.iter().copied())).unwrap();
         let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::register(&mut registry, None));
+        let metrics = Arc::new(Metrics::register(&mut registry));
         let state = StateConfig {
             trust_domain: config.trust_domain.clone(),
             ..Default::default()

@@ -132,7 +132,7 @@ impl World {
         state.mark_policies_known();
         let published = Published::default();
         let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::register(&mut registry, None));
+        let metrics = Arc::new(Metrics::register(&mut registry));
         let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
         let surroundings = Surroundings {
             state: state.clone(),

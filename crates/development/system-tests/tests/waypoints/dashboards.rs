@@ -1,0 +1,171 @@
+//! Dashboards and alert rules of the chart: Prometheus' own engine runs every query of theirs over what the programs of
+//! a mesh answer to scrapes, and each has data.
+
+mod alerts;
+mod prometheus;
+mod traffic;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use ambit_system_tests::PATIENCE;
+use prometheus::{Answer, Input, Output, Scrape};
+use serde_json::Value;
+use traffic::Scene;
+
+/// Range that Grafana puts in place of `$__rate_interval`.
+const RATE_INTERVAL: &str = "5m";
+
+/// The chart's file of alert rules.
+fn rules() -> PathBuf {
+    files().join("alerts.yaml")
+}
+
+fn files() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit/files")
+}
+
+/// A dashboard of the chart.
+struct Dashboard {
+    name: String,
+    json: Value,
+}
+
+impl Dashboard {
+    fn all() -> Vec<Self> {
+        let directory = fs::read_dir(files().join("dashboards")).unwrap();
+        let files = directory.map(|file| file.unwrap().path());
+        let dashboards = files.map(|path| Self {
+            name: path.file_stem().unwrap().to_string_lossy().into_owned(),
+            json: serde_json::from_slice(&fs::read(&path).unwrap()).unwrap(),
+        });
+        dashboards.collect()
+    }
+
+    /// Variables that a query fills, in their order: the name, and the query as Prometheus has it.
+    fn variables(&self) -> Vec<(String, String, String)> {
+        let variables = self.json["templating"]["list"].as_array().unwrap().iter();
+        let queried = variables.filter(|variable| variable["type"] == "query");
+        queried
+            .map(|variable| {
+                let name = variable["name"].as_str().unwrap().to_owned();
+                let query = variable["query"]["query"].as_str().unwrap();
+                let (function, inside) = query.split_once('(').unwrap();
+                let inside = inside.strip_suffix(')').unwrap();
+                match function {
+                    "label_values" => {
+                        let (series, label) = inside.rsplit_once(", ").unwrap();
+                        let query = format!("count by ({label}) ({series})");
+                        (name, query, label.to_owned())
+                    }
+                    // Of the result, as text, the regular expression takes one label.
+                    "query_result" => {
+                        let regex = variable["regex"].as_str().unwrap();
+                        let (label, _) = regex.trim_start_matches('/').split_once('=').unwrap();
+                        (name, inside.to_owned(), label.to_owned())
+                    }
+                    other => panic!("{other} of Grafana's is not known here"),
+                }
+            })
+            .collect()
+    }
+
+    /// Queries with the titles of their panels.
+    fn queries(&self) -> Vec<(String, String)> {
+        let panels = self.json["panels"].as_array().unwrap().iter();
+        let queries = panels.flat_map(|panel| {
+            let title = panel["title"].as_str().unwrap_or_default();
+            let targets = panel["targets"].as_array().into_iter().flatten();
+            targets.map(move |target| {
+                let expr = target["expr"].as_str().unwrap().to_owned();
+                (title.to_owned(), expr)
+            })
+        });
+        queries.collect()
+    }
+}
+
+/// Results of queries over scrapes, at the time of the last.
+fn run(scrapes: &[Scrape], queries: Vec<String>) -> Output {
+    prometheus::query(&Input {
+        rules: rules().display().to_string(),
+        scrapes: scrapes.to_vec(),
+        time: scrapes.last().unwrap().time,
+        queries,
+        ..Input::default()
+    })
+}
+
+/// A query as Grafana sends it.
+fn filled(query: &str, values: &[(String, String)]) -> String {
+    let query = query.replace("$__rate_interval", RATE_INTERVAL);
+    let mut query = query.replace("$__range", RATE_INTERVAL);
+    for (name, value) in values {
+        query = query.replace(&format!("${name}"), value);
+    }
+    query
+}
+
+/// Values of a dashboard's variables: all that there are, as Grafana has it when "All" is chosen.
+fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
+    let mut values = Vec::new();
+    for (name, query, label) in dashboard.variables() {
+        let output = run(scrapes, vec![filled(&query, &values)]);
+        let samples = output.results[0].samples.iter();
+        let all: Vec<_> = samples
+            .map(|sample| sample.labels[&label].clone())
+            .collect();
+        assert!(!all.is_empty(), "{}: ${name} has no values", dashboard.name);
+        values.push((name, format!("({})", all.join("|"))));
+    }
+    values
+}
+
+/// Queries of panels without data, with their dashboards and answers.
+fn empty(scrapes: &[Scrape]) -> Vec<(String, Answer)> {
+    let mut empty = Vec::new();
+    for dashboard in Dashboard::all() {
+        let values = values(&dashboard, scrapes);
+        let queries = dashboard.queries();
+        let filled: Vec<_> = queries
+            .iter()
+            .map(|(_, query)| filled(query, &values))
+            .collect();
+        let results = run(scrapes, filled.clone()).results;
+        for (((title, _), query), answer) in queries.iter().zip(&filled).zip(results) {
+            if !answer.has_data() || !answer.missing.is_empty() {
+                empty.push((format!("{} / {title}: {query}", dashboard.name), answer));
+            }
+        }
+    }
+    empty
+}
+
+#[test]
+fn every_panel_and_every_alert_has_data() {
+    let scene = Scene::new();
+    let mut scrapes = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        scene.traffic();
+        scrapes.extend(prometheus::scrape(&scene.mesh));
+        let left = empty(&scrapes);
+        if left.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "without data: {left:#?}");
+    }
+    // What alerts are for does not happen here, but they speak of series that there are.
+    let alerts = run(&scrapes, Vec::new()).alerts;
+    let queries = alerts.iter().map(|alert| alert.expr.clone()).collect();
+    for (alert, answer) in alerts.iter().zip(run(&scrapes, queries).results) {
+        assert!(
+            answer.error.is_empty() && answer.unknown.is_empty(),
+            "{}: {answer:#?}",
+            alert.name
+        );
+    }
+}

@@ -1,0 +1,245 @@
+//! Alerts fire on the series that they are for, all the time that they wait, and on nothing else.
+
+use std::collections::BTreeSet;
+
+use super::{prometheus, prometheus::Input, rules};
+
+/// Seconds between samples.
+const INTERVAL: u64 = 60;
+/// When expressions are evaluated, in seconds after the first sample: longer than any alert waits.
+const NOW: f64 = 24_000.0;
+
+/// Series on which an alert fires, and series on which it does not, in the notation of Prometheus' tests of rules.
+struct Case {
+    alert: &'static str,
+    fires: &'static [&'static str],
+    silent: &'static [&'static str],
+}
+
+const CASES: &[Case] = &[
+    Case {
+        alert: "AmbitControlPlaneUnreachable",
+        fires: &[
+            r#"istio_xds_connection_terminations_total{pod="ztunnel-a", reason="ConnectionError"} 0+60x400"#,
+        ],
+        silent: &[
+            r#"istio_xds_connection_terminations_total{pod="ztunnel-a", reason="Reconnect"} 0+60x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitControlPlaneGone",
+        fires: &[r#"up{job="kubernetes-pods"} 1x400"#],
+        silent: &["pilot_xds 3x400"],
+    },
+    Case {
+        alert: "AmbitConfigurationSlow",
+        fires: &[
+            r#"pilot_proxy_convergence_time_bucket{le="3"} 0+1x400"#,
+            r#"pilot_proxy_convergence_time_bucket{le="10"} 0+60x400"#,
+            r#"pilot_proxy_convergence_time_bucket{le="+Inf"} 0+60x400"#,
+        ],
+        silent: &[
+            r#"pilot_proxy_convergence_time_bucket{le="3"} 0+60x400"#,
+            r#"pilot_proxy_convergence_time_bucket{le="+Inf"} 0+60x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitConfigurationRejected",
+        fires: &[r#"pilot_total_xds_rejects{type="WADS"} 0x395 1x9"#],
+        silent: &[r#"pilot_total_xds_rejects{type="WADS"} 1x400"#],
+    },
+    Case {
+        alert: "AmbitObjectsInvalid",
+        fires: &[r#"ambit_object_problems{severity="error"} 2x400"#],
+        silent: &[r#"ambit_object_problems{severity="warning"} 2x400"#],
+    },
+    Case {
+        alert: "AmbitVersionsDiffer",
+        fires: &[
+            r#"istio_build{component="pilot", tag="2"} 1x400"#,
+            r#"istio_build{component="ztunnel", tag="1"} 1x400"#,
+        ],
+        silent: &[
+            r#"istio_build{component="pilot", tag="2"} 1x400"#,
+            r#"istio_build{component="ztunnel", tag="2"} 1x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitRootExpires",
+        fires: &["citadel_server_root_cert_expiry_timestamp 900000x400"],
+        silent: &["citadel_server_root_cert_expiry_timestamp 9000000x400"],
+    },
+    Case {
+        alert: "AmbitCertificatesNotRenewed",
+        fires: &[r#"ambit_certificates{pod="ztunnel-a", state="overdue"} 1x400"#],
+        silent: &[r#"ambit_certificates{pod="ztunnel-a", state="available"} 9x400"#],
+    },
+    Case {
+        alert: "AmbitCertificateRequestsFail",
+        fires: &[r#"citadel_server_csr_count{outcome="denied"} 0+1x400"#],
+        silent: &[r#"citadel_server_csr_count{outcome="issued"} 0+9x400"#],
+    },
+    Case {
+        alert: "AmbitPodsNotCaptured",
+        fires: &[
+            r#"ambit_agent_pods_wanted{pod="agent-a"} 9x400"#,
+            r#"ambit_agent_pods_captured{pod="agent-a"} 8x400"#,
+        ],
+        silent: &[
+            r#"ambit_agent_pods_wanted{pod="agent-a"} 9x400"#,
+            r#"ambit_agent_pods_captured{pod="agent-a"} 9x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitEnrolmentFails",
+        fires: &[r#"ambit_agent_pods_failing{pod="agent-a"} 1x400"#],
+        silent: &[r#"ambit_agent_pods_failing{pod="agent-a"} 0x400"#],
+    },
+    Case {
+        alert: "AmbitPluginNotInstalled",
+        fires: &[r#"istio_cni_install_ready{pod="agent-a"} 0x400"#],
+        silent: &[r#"istio_cni_install_ready{pod="agent-a"} 1x400"#],
+    },
+    Case {
+        alert: "AmbitPodStartsFail",
+        fires: &[r#"istio_cni_plugin_requests_total{pod="agent-a", response_code="500"} 0+1x400"#],
+        silent: &[r#"istio_cni_plugin_requests_total{pod="agent-a", response_code="200"} 0+1x400"#],
+    },
+    Case {
+        alert: "AmbitNodeProxyGone",
+        fires: &[r#"ztunnel_connected{pod="agent-a"} 0x400"#],
+        silent: &[r#"ztunnel_connected{pod="agent-a"} 2x400"#],
+    },
+    Case {
+        alert: "AmbitProcessPanics",
+        fires: &[r#"ambit_panics_total{pod="ztunnel-a"} 0x395 1x9"#],
+        silent: &[r#"ambit_panics_total{pod="ztunnel-a"} 1x400"#],
+    },
+    Case {
+        alert: "AmbitOpenFilesRunOut",
+        fires: &[
+            r#"process_open_fds{pod="ztunnel-a"} 900x400"#,
+            r#"process_max_fds{pod="ztunnel-a"} 1000x400"#,
+            r#"istio_build{pod="ztunnel-a"} 1x400"#,
+        ],
+        // Of a program that is no part of the mesh.
+        silent: &[
+            r#"process_open_fds{pod="database"} 900x400"#,
+            r#"process_max_fds{pod="database"} 1000x400"#,
+            r#"istio_build{pod="ztunnel-a"} 1x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitConnectionsDenied",
+        fires: &[
+            r#"istio_tcp_connections_failed_total{destination_workload="a", reporter="destination", response_flags="DENY"} 0x380 60+60x30"#,
+        ],
+        // As many as ever.
+        silent: &[
+            r#"istio_tcp_connections_failed_total{destination_workload="a", reporter="destination", response_flags="DENY"} 0+60x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitHandshakesFail",
+        fires: &[
+            r#"istio_tcp_connections_failed_total{pod="ztunnel-a", response_flags="TLS_FAILURE"} 0+60x400"#,
+        ],
+        silent: &[
+            r#"istio_tcp_connections_failed_total{pod="ztunnel-a", response_flags="DENY"} 0+60x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitConnectionsFail",
+        fires: &[
+            r#"istio_tcp_connections_failed_total{destination_service="a", reporter="source", response_flags="CONNECT"} 0+20x400"#,
+            r#"istio_tcp_connections_opened_total{destination_service="a", reporter="source"} 0+60x400"#,
+        ],
+        silent: &[
+            r#"istio_tcp_connections_failed_total{destination_service="a", reporter="source", response_flags="CONNECT"} 0+1x400"#,
+            r#"istio_tcp_connections_opened_total{destination_service="a", reporter="source"} 0+60x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitWaypointErrors",
+        fires: &[
+            r#"istio_requests_total{destination_service="a", reporter="waypoint", response_code="503"} 0+6x400"#,
+            r#"istio_requests_total{destination_service="a", reporter="waypoint", response_code="200"} 0+60x400"#,
+        ],
+        silent: &[
+            r#"istio_requests_total{destination_service="a", reporter="waypoint", response_code="404"} 0+6x400"#,
+            r#"istio_requests_total{destination_service="a", reporter="waypoint", response_code="200"} 0+60x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitWaypointNoEndpoints",
+        fires: &[
+            r#"istio_requests_total{reporter="waypoint", response_code="503", response_flags="UH,URX"} 0+1x400"#,
+        ],
+        silent: &[
+            r#"istio_requests_total{reporter="waypoint", response_code="503", response_flags="UF"} 0+1x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitWaypointMemoryFull",
+        fires: &[
+            r#"ambit_memory_budget_held_bytes{pod="waypoint"} 90x400"#,
+            r#"ambit_memory_budget_bytes{pod="waypoint"} 100x400"#,
+        ],
+        silent: &[
+            r#"ambit_memory_budget_held_bytes{pod="waypoint"} 10x400"#,
+            r#"ambit_memory_budget_bytes{pod="waypoint"} 100x400"#,
+        ],
+    },
+    Case {
+        alert: "AmbitNamesFail",
+        fires: &[
+            r#"istio_dns_upstream_failures_total{pod="ztunnel-a"} 0+20x400"#,
+            r#"istio_dns_upstream_requests_total{pod="ztunnel-a"} 0+60x400"#,
+        ],
+        silent: &[
+            r#"istio_dns_upstream_failures_total{pod="ztunnel-a"} 0+1x400"#,
+            r#"istio_dns_upstream_requests_total{pod="ztunnel-a"} 0+60x400"#,
+        ],
+    },
+];
+
+/// How often an expression has a result in the time that its alert waits, looked at once a minute.
+fn results(series: &[&str], expr: &str, seconds: f64) -> f64 {
+    let range = seconds.max(60.0);
+    let queries = vec![format!("count_over_time(count({expr})[{range}s:60s])")];
+    let output = prometheus::query(&Input {
+        series: series.iter().map(|one| (*one).to_owned()).collect(),
+        interval: INTERVAL,
+        queries,
+        time: NOW,
+        ..Input::default()
+    });
+    let answer = &output.results[0];
+    assert_eq!(answer.error, "", "{expr}");
+    let value = answer.samples.first().map(|sample| &sample.value);
+    value.map_or(0.0, |value| value.parse().unwrap())
+}
+
+#[test]
+fn every_alert_fires_on_what_it_is_for_and_on_nothing_else() {
+    let alerts = prometheus::query(&Input {
+        rules: rules().display().to_string(),
+        ..Input::default()
+    })
+    .alerts;
+    let names: BTreeSet<_> = alerts.iter().map(|alert| alert.name.as_str()).collect();
+    let tested: BTreeSet<_> = CASES.iter().map(|case| case.alert).collect();
+    assert_eq!(names, tested);
+    for alert in &alerts {
+        let case = CASES.iter().find(|case| case.alert == alert.name).unwrap();
+        let wanted = (alert.r#for / 60.0).max(1.0);
+        let fires = results(case.fires, &alert.expr, alert.r#for);
+        assert!(fires >= wanted, "{}: {fires} of {wanted}", alert.name);
+        let silent = results(case.silent, &alert.expr, alert.r#for);
+        assert!(silent == 0.0, "{} fires: {silent}", alert.name);
+        let summary = &alert.annotations["summary"];
+        assert!(summary.len() > 80, "{}: {summary}", alert.name);
+        let severity = alert.labels["severity"].as_str();
+        assert!(["critical", "warning", "info"].contains(&severity));
+    }
+}

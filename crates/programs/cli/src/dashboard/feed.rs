@@ -1,0 +1,167 @@
+//! What the page is told as it changes: traffic by flow events, and the mesh. Each is one value that is replaced, and a page
+//! asks for what is later than what it has, so a slow page keeps nothing waiting but itself.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use ambit_flow::StreamItem;
+use serde::Serialize;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    mesh::{self, Mesh},
+    traffic::{Traffic, View},
+};
+use crate::source::Source;
+
+/// Time between two looks at the mesh.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// The mesh is not read when no page has asked for this long.
+const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
+/// Longest time until a page gets an answer, changed or not.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Time until a page gets rates that have changed by themselves.
+const RATES_EVERY: Duration = Duration::from_secs(1);
+
+/// Feed, as described for the module.
+pub(super) struct Feed {
+    started: Instant,
+    traffic: watch::Sender<Traffic>,
+    mesh: watch::Sender<MeshState>,
+    /// Milliseconds after the start when a page last asked.
+    asked: AtomicU64,
+}
+
+/// The mesh as it was read last, and whether it could be read since.
+#[derive(Clone, Debug, Default)]
+struct MeshState {
+    version: u64,
+    mesh: Option<Arc<Mesh>>,
+    /// Why it could not be read the last time.
+    error: Option<String>,
+    read: Option<Instant>,
+}
+
+/// Answer to a question for the mesh.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct MeshAnswer {
+    version: u64,
+    error: Option<String>,
+    /// Seconds since it was read.
+    age_seconds: Option<u64>,
+    /// None if the page has it already.
+    mesh: Option<Arc<Mesh>>,
+}
+
+impl Feed {
+    pub(super) fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            traffic: watch::Sender::new(Traffic::default()),
+            mesh: watch::Sender::new(MeshState::default()),
+            asked: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes an item of a proxy's stream.
+    pub(super) fn take(&self, item: StreamItem) {
+        let now = self.started.elapsed();
+        self.traffic.send_modify(|traffic| match item {
+            StreamItem::Flow(flow) => traffic.add(*flow, now),
+            StreamItem::Lost { sampled, refusals } => traffic.lose(sampled, refusals),
+        });
+    }
+
+    /// Traffic, when there are events later than number `after`, or rates have changed.
+    pub(super) async fn traffic(&self, after: u64) -> View {
+        self.is_asked();
+        let begin = Instant::now();
+        let mut changes = self.traffic.subscribe();
+        let mut end = begin + LONGEST_WAIT;
+        loop {
+            {
+                let traffic = changes.borrow_and_update();
+                // A number of the future is that of another server.
+                if traffic.latest() != after {
+                    break;
+                }
+                if traffic.is_active(self.started.elapsed()) {
+                    end = begin + RATES_EVERY;
+                }
+            }
+            if timeout_at(end, changes.changed()).await.is_err() {
+                break;
+            }
+        }
+        let now = self.started.elapsed();
+        let traffic = changes.borrow();
+        let after = if traffic.latest() < after { 0 } else { after };
+        traffic.view(now, after)
+    }
+
+    /// The mesh, when it is another than that of `version`.
+    pub(super) async fn mesh(&self, version: u64) -> MeshAnswer {
+        self.is_asked();
+        let mut changes = self.mesh.subscribe();
+        let changed = changes.wait_for(|state| state.version != version);
+        // Nothing has changed, or the server ends.
+        let _unchanged = timeout_at(Instant::now() + LONGEST_WAIT, changed)
+            .await
+            .is_err();
+        let state = changes.borrow().clone();
+        MeshAnswer {
+            version: state.version,
+            error: state.error,
+            age_seconds: state.read.map(|read| read.elapsed().as_secs()),
+            mesh: state.mesh.filter(|_| state.version != version),
+        }
+    }
+
+    /// Reads the mesh again and again while pages ask for it.
+    pub(super) async fn look(&self, source: &Source) {
+        loop {
+            if self.is_watched() {
+                let found = mesh::gather(source).await;
+                self.found(found.map_err(|error| mesh::line(&error)));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn found(&self, found: Result<Mesh, String>) {
+        self.mesh.send_if_modified(|state| {
+            let (mesh, error) = match found {
+                Ok(mesh) => {
+                    state.read = Some(Instant::now());
+                    (Some(Arc::new(mesh)), None)
+                }
+                Err(error) => (state.mesh.clone(), Some(error)),
+            };
+            if state.mesh == mesh && state.error == error {
+                return false;
+            }
+            state.version += 1;
+            (state.mesh, state.error) = (mesh, error);
+            true
+        });
+    }
+
+    fn is_asked(&self) {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.asked.store(now, Ordering::Relaxed);
+    }
+
+    fn is_watched(&self) -> bool {
+        let asked = Duration::from_millis(self.asked.load(Ordering::Relaxed));
+        self.started.elapsed().saturating_sub(asked) < UNWATCHED_AFTER
+    }
+}

@@ -15,6 +15,7 @@ mod shell;
 mod static_binary;
 mod test;
 mod tidy;
+mod web;
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
@@ -28,6 +29,7 @@ usage: cargo xtask <command>
   cluster ...     a real Kubernetes: up, down, load, status, kubectl, node, kill-node, start-node
   images          container images as OCI archives [--release] [--out DIR] [--hub HUB] [--tag TAG]
   plugin          the CNI plugin as one static file
+  web [--check]   the dashboard's bundle, from web/
   gen [--check]   the generated protobuf code, from crates/protocol/wire/proto
 ";
 
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Some("images") => images::run(args.get(1..).unwrap_or_default()),
         Some("plugin") => plugin::build().map(drop),
         Some("bench") => bench::run(args.get(1..).unwrap_or_default()),
+        Some("web") => web::build(argument == Some("--check")),
         Some("gen") => proto::generate(argument == Some("--check")),
         _ => {
             eprint!("{USAGE}");

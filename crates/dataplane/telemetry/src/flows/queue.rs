@@ -78,7 +78,9 @@ impl Queue {
     fn count_alike(&mut self, flow: &Flow) -> bool {
         let refusals = self.waiting.iter_mut().rev();
         let refusals = refusals.filter(|(other, _)| other.event.is_refusal());
-        let alike = refusals.take(COMPARED).find(|(other, _)| other.is_alike(flow));
+        let alike = refusals
+            .take(COMPARED)
+            .find(|(other, _)| other.is_alike(flow));
         if let Some((_, count)) = alike {
             *count += flow.count;
             return true;
@@ -127,13 +129,15 @@ mod tests {
     use ambit_flow::Event;
 
     fn counts(items: &[StreamItem]) -> (u64, u64, u64) {
-        items.iter().fold((0, 0, 0), |(flows, sampled, refusals), item| match item {
-            StreamItem::Flow(flow) => (flows + flow.count, sampled, refusals),
-            StreamItem::Lost {
-                sampled: more,
-                refusals: refused,
-            } => (flows, sampled + more, refusals + refused),
-        })
+        items
+            .iter()
+            .fold((0, 0, 0), |(flows, sampled, refusals), item| match item {
+                StreamItem::Flow(flow) => (flows + flow.count, sampled, refusals),
+                StreamItem::Lost {
+                    sampled: more,
+                    refusals: refused,
+                } => (flows, sampled + more, refusals + refused),
+            })
     }
 
     fn refused_from(workload: usize) -> Arc<Flow> {
@@ -189,9 +193,9 @@ mod tests {
             queue.add(refused_from(client), now);
         }
         let items = queue.take(usize::MAX, now);
-        let refused = items.iter().filter(
-            |item| matches!(item, StreamItem::Flow(flow) if flow.event == Event::Refused),
-        );
+        let refused = items
+            .iter()
+            .filter(|item| matches!(item, StreamItem::Flow(flow) if flow.event == Event::Refused));
         assert_eq!(refused.count(), 500);
     }
 
@@ -224,9 +228,15 @@ mod tests {
         let mut queue = Queue::new(start);
         let late = start + STALL + Duration::from_secs(1);
         for _ in 0..MAX_WAITING {
-            assert_eq!(queue.add(Arc::new(flow(Event::Opened)), start), Added::Waits);
+            assert_eq!(
+                queue.add(Arc::new(flow(Event::Opened)), start),
+                Added::Waits
+            );
         }
-        assert_eq!(queue.add(Arc::new(flow(Event::Opened)), start), Added::Waits);
+        assert_eq!(
+            queue.add(Arc::new(flow(Event::Opened)), start),
+            Added::Waits
+        );
         let stalled = queue.add(Arc::new(flow(Event::Opened)), late);
         assert_eq!(stalled, Added::Stalled);
         queue.take(1, late);

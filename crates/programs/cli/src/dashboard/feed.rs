@@ -24,6 +24,8 @@ use crate::source::Source;
 
 /// Time between two looks at the mesh.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// How long a look may take.
+const LOOK_PATIENCE: Duration = Duration::from_secs(6);
 /// The mesh is not read when no page has asked for this long.
 const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
 /// Longest time until a page gets an answer, changed or not.
@@ -130,8 +132,11 @@ impl Feed {
     pub(super) async fn look(&self, source: &Source) {
         loop {
             if self.is_watched() {
-                let found = mesh::gather(source).await;
-                self.found(found.map_err(|error| mesh::line(&error)));
+                let found = timeout_at(Instant::now() + LOOK_PATIENCE, mesh::gather(source)).await;
+                self.found(match found {
+                    Ok(found) => found.map_err(|error| mesh::line(&error)),
+                    Err(_) => Err(format!("no answer within {} s", LOOK_PATIENCE.as_secs())),
+                });
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

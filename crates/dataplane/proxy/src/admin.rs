@@ -19,11 +19,13 @@ use ambit_rt::{
     logging::LogHandle,
     metrics::serve_metrics,
 };
+use ambit_telemetry::Flows;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 use crate::{
     config_dump::{DumpExtras, config_dump},
+    flow_stream,
     state::SharedState,
 };
 
@@ -51,6 +53,8 @@ pub struct Admin {
     pub quit: ShutdownTrigger,
     /// Content of the local file, if the mesh comes from one.
     pub static_config: Value,
+    /// Readers of flow events.
+    pub flows: Arc<Flows>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -67,7 +71,8 @@ impl Admin {
         match (request.uri().path(), request.method()) {
             ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home()),
             ("/config_dump", &Method::GET) => self.dump(),
-            ("/config_dump" | "/", _) => method_not_allowed("GET"),
+            ("/flows", &Method::GET) => flow_stream::respond(&self.flows, request),
+            ("/config_dump" | "/" | "/flows", _) => method_not_allowed("GET"),
             ("/logging", _) => match &self.logs {
                 Some(logs) => logs.respond(request),
                 None => text(503, "logging is not under this server's control\n"),
@@ -87,6 +92,7 @@ impl Admin {
         format!(
             "<!doctype html><title>{title}</title><h1>{title}</h1><ul>\
              <li><a href=/config_dump>/config_dump</a>: workloads, services, policies, certificates, connections\
+             <li>/flows: connections and requests as they happen, a JSON object a line; ?refused, plaintext, from, to, namespace\
              <li>/logging: POST with ?level=debug or ?level=info,name=debug or ?reset; without query shows it\
              <li>/quitquitquit: POST ends the process in order</ul>\n"
         )

@@ -19,6 +19,10 @@ use crate::{
 pub trait Failure: Error + From<Cut> + 'static {
     /// The low-cardinality cause.
     fn reason(&self) -> Reason;
+    /// The policy that refuses it, `namespace/name`.
+    fn policy(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A connection that is being set up: on the list, and reported from here on, whatever comes of it.
@@ -47,6 +51,7 @@ impl Opening {
 
     /// Reports that the connection failed.
     pub fn failed(mut self, error: &impl Failure) {
+        self.report.refused_by(error.policy());
         self.report.failed(error, error.reason());
     }
 }

@@ -10,14 +10,19 @@ use std::{
     time::Instant,
 };
 
+use ambit_flow::Event;
 use ambit_hbone::Meter;
 use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
+use ambit_route::WorkloadRef;
 use ambit_telemetry::{
     AccessLog, ConnectionMetrics, Direction, Metrics, Party, Reporter, SecurityPolicy, ServiceName,
     SocketGuard, TrafficLabels,
 };
 
-use crate::local::Local;
+use crate::{
+    flow::{self, waypoint_name},
+    local::Local,
+};
 
 /// One connection's report. Written when dropped, with what was known by then.
 pub struct Report {
@@ -31,6 +36,12 @@ pub struct Report {
     app_received: AtomicU64,
     began: Instant,
     error: Option<(String, Reason)>,
+    /// The policy that refuses it.
+    policy: Option<String>,
+    /// The waypoint that it goes through, `namespace/name`.
+    waypoint: Option<ArcStr>,
+    /// Its number in flow events, once it has been in one.
+    number: u64,
     _socket: SocketGuard,
 }
 
@@ -93,6 +104,9 @@ impl Report {
             app_received: AtomicU64::new(0),
             began: Instant::now(),
             error: None,
+            policy: None,
+            waypoint: None,
+            number: 0,
         }
     }
 
@@ -128,11 +142,19 @@ impl Report {
         self.log.dst_hbone = Some(inside);
     }
 
-    /// It is led to the pod's waypoint, which will deliver it here: then it is counted as a connection to the pod,
-    /// and not now.
-    pub fn led_to_waypoint(&mut self) {
+    /// Names the waypoint, one of whose pods ends the tunnel.
+    pub fn waypoint(&mut self, pod: &WorkloadRef) {
+        let name = format!("{}/{}", pod.namespace(), pod.workload_name());
+        self.waypoint = Some(name.into());
+    }
+
+    /// The connection is forwarded to the waypoint of the pod `workload`, which will deliver it here: then it is counted
+    /// as a connection to the pod, and not now.
+    pub fn led_to_waypoint(&mut self, workload: &Workload) {
         self.led = true;
         self.metrics.led_to_waypoint();
+        let waypoint = workload.endpoint_waypoint.as_ref();
+        self.waypoint = waypoint.map(|one| waypoint_name(&one.waypoint).into());
     }
 
     /// Reports that the connection is established.
@@ -141,11 +163,44 @@ impl Report {
             self.counts = Some(self.metrics.traffic().open(&self.labels));
         }
         self.log.opened();
+        self.report_flow(Event::Opened);
     }
 
     /// Reports that the connection failed.
     pub fn failed(&mut self, error: &(dyn Error + 'static), reason: Reason) {
         self.error = Some((chain(error), reason));
+    }
+
+    /// Names the policy that refuses the connection.
+    pub fn refused_by(&mut self, policy: Option<String>) {
+        self.policy = policy;
+    }
+
+    /// Reports an event to whoever reads flow events.
+    fn report_flow(&mut self, event: Event) {
+        let flows = self.metrics.flows();
+        if !flows.is_heard() {
+            return;
+        }
+        if self.number == 0 {
+            self.number = flows.number();
+        }
+        let connection = flow::Connection {
+            number: self.number,
+            waypoint: self.waypoint.as_ref().map(ToString::to_string),
+            policy: self.policy.as_ref(),
+            error: self.error.as_ref().map(|(text, _)| text.as_str()),
+            sent: self.app_sent.load(Relaxed),
+            received: self.app_received.load(Relaxed),
+            duration: self.began.elapsed(),
+        };
+        let known = (&self.log, &self.labels);
+        flows.report(flow::of_connection(
+            event,
+            flows.origin(),
+            known,
+            connection,
+        ));
     }
 }
 
@@ -155,6 +210,11 @@ impl Drop for Report {
             .error
             .as_ref()
             .map_or(Reason::None, |(_, reason)| *reason);
+        self.report_flow(match reason {
+            Reason::None => Event::Closed,
+            Reason::Deny | Reason::CertRevoked => Event::Refused,
+            _ => Event::Failed,
+        });
         match self.counts.take() {
             Some(counts) => counts.close(reason),
             None if self.led => {}

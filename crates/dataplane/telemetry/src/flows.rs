@@ -34,6 +34,8 @@ pub struct Origin {
     pub namespace: String,
     /// Its node.
     pub node: String,
+    /// Whether it is a waypoint, and not a node's proxy.
+    pub is_waypoint: bool,
 }
 
 /// The readers of a proxy's flow events.

@@ -11,10 +11,11 @@ use ambit_model::{Action, Identity};
 use ambit_proxy::{
     Course, Local, Report,
     connection_table::Handle,
+    flow,
     in_flight::{Full, Slot},
     report::chain,
 };
-use ambit_telemetry::{Direction, log_denied};
+use ambit_telemetry::Direction;
 
 use crate::pod::Pod;
 
@@ -89,6 +90,16 @@ impl Denied {
         })
     }
 
+    /// The policy that decides, if one does.
+    pub(crate) fn policy(&self) -> Option<&str> {
+        match self {
+            Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
+                Some(policy)
+            }
+            Self::NoneAllowed | Self::Gone => None,
+        }
+    }
+
     /// The policies that refuse `peer`: the one that decides, or the ALLOW policies of which none matches.
     pub(crate) fn policies(&self, pod: &Pod, local: &Local, peer: &Peer) -> Vec<String> {
         match self {
@@ -109,7 +120,17 @@ impl Denied {
 /// A slot for a connection from `peer`; without one, that is logged.
 pub(crate) fn slot(pod: &Pod, peer: SocketAddr, local: SocketAddr) -> Option<Slot> {
     counted_slot(pod, peer)
-        .inspect_err(|full| log_denied(peer, local, Direction::Inbound, &chain(full)))
+        .inspect_err(|full| {
+            let own = pod.local.now(None);
+            let ends = (peer, local);
+            flow::denied(
+                &pod.metrics,
+                Some(&own),
+                ends,
+                Direction::Inbound,
+                &chain(full),
+            );
+        })
         .ok()
 }
 

@@ -25,7 +25,7 @@ use ambit_sys::{
     netns::Netns,
     privileges::{self, Capability},
 };
-use ambit_telemetry::Metrics;
+use ambit_telemetry::{Metrics, Origin};
 use ambit_xds::{NodeInfo, Role};
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -110,6 +110,12 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let mut registry = Registry::default();
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let metrics = Arc::new(Metrics::register(&mut registry, version));
+    metrics.flows().set_origin(Origin {
+        pod: config.own.name.to_string(),
+        namespace: config.own.namespace.to_string(),
+        node: config.local_node.to_string(),
+        is_waypoint: false,
+    });
     if !config.metrics_principals {
         metrics.hide_principals();
     }
@@ -128,6 +134,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     ambit_rt::metrics::register_process(&mut registry);
     ambit_rt::metrics::register_runtimes(&mut registry, workers.runtimes());
     let (gate_control, gate) = Gate::closed();
+    let flows = metrics.flows().clone();
     let proxy = Proxy {
         config: config.clone(),
         state: mesh.state.clone(),
@@ -166,6 +173,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: mesh.static_config,
+        flows,
     };
     let ports = Ports {
         admin: config.admin_port,

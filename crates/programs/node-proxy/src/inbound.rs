@@ -13,6 +13,7 @@ use ambit_proxy::{
     connection::Failure,
     connection_table::Handle,
     dial::BAGGAGE,
+    flow,
     in_flight::{Full, Slot},
     report::chain,
     tunnel_server,
@@ -20,7 +21,7 @@ use ambit_proxy::{
 use ambit_route::{ConnectTarget, InboundError, InboundRequest, InboundRoute};
 use ambit_rt::OpenWork;
 use ambit_sys::socket::{self, Tuning};
-use ambit_telemetry::{Direction, log_denied};
+use ambit_telemetry::Direction;
 use http::{HeaderMap, HeaderName, StatusCode};
 use tokio::net::TcpStream;
 
@@ -69,6 +70,13 @@ impl Failure for StreamError {
             | Self::Route(_)
             | Self::Full(_)
             | Self::App(_) => Reason::Connect,
+        }
+    }
+
+    fn policy(&self) -> Option<String> {
+        match self {
+            Self::Denied(denied) => denied.policy().map(ToOwned::to_owned),
+            _ => None,
         }
     }
 }
@@ -122,7 +130,7 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let mut drain = pod.drain_watcher();
     let stream = match tunnel_server::agree(&pod.dialer, stream, &mut drain).await {
         Some(Ok(stream)) => stream,
-        Some(Err(error)) => return log_denied(peer, local, Direction::Inbound, &chain(&*error)),
+        Some(Err(error)) => return denied(pod, (peer, local), &chain(&*error)),
         None => return,
     };
     drop(slot);
@@ -142,6 +150,18 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         );
     });
     serving.await;
+}
+
+/// Reports a tunnel that ended before anything was known of it.
+fn denied(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), error: &str) {
+    let own = pod.local.now(None);
+    flow::denied(
+        &pod.metrics,
+        Some(&own),
+        (peer, local),
+        Direction::Inbound,
+        error,
+    );
 }
 
 async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, open: OpenWork) {
@@ -166,8 +186,7 @@ async fn open_tunnel(
     } = match early.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
         Ok(early) => early,
         Err(error) => {
-            let (peer, local) = (client.peer, client.local);
-            log_denied(peer, local, Direction::Inbound, &chain(&error));
+            denied(pod, (client.peer, client.local), &chain(&error));
             incoming.refuse(error.status());
             return None;
         }
@@ -199,7 +218,7 @@ async fn open_tunnel(
     let error = match reached.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
         Ok(app) => {
             if matches!(app, End::Tunnel(_)) {
-                opening.report.led_to_waypoint();
+                opening.report.led_to_waypoint(&local.workload);
             }
             match incoming.accept(answer(pod, &local)) {
                 Ok(tunnel) => return Some(opening.established(app, tunnel)),

@@ -11,12 +11,13 @@ use ambit_proxy::{
     connection::Failure,
     connection_table::Handle,
     dial::{ConnectError, InnerError, tunnel_headers},
+    flow,
     report::chain,
     resolve,
 };
 use ambit_route::{HboneRoute, OWN_PORTS, Route, RouteError};
 use ambit_sys::socket;
-use ambit_telemetry::{Direction, log_denied};
+use ambit_telemetry::Direction;
 use http::HeaderMap;
 use tokio::net::TcpStream;
 
@@ -87,7 +88,15 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         Ok(dst) => dst,
         Err(error) => {
             let at = stream.local_addr().map_or(peer, canonical_socket);
-            log_denied(peer, at, Direction::Outbound, &chain(&error));
+            let local = pod.local.now(Some(peer.ip()));
+            let error = chain(&error);
+            flow::denied(
+                &pod.metrics,
+                Some(&local),
+                (peer, at),
+                Direction::Outbound,
+                &error,
+            );
             return None;
         }
     };
@@ -208,6 +217,9 @@ fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
         Route::Hbone(hbone) => {
             report.tunnel(hbone.addr, hbone.authority.as_str().into());
             report.mutual_tls(Some(pod.identity()), hbone.expected.first());
+            if hbone.waypoint.is_some() {
+                report.waypoint(&hbone.workload);
+            }
             shown.connected_to(hbone.addr.to_string(), "HBONE");
         }
         Route::DoubleHbone { outer, inner } => {

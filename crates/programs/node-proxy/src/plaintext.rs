@@ -10,17 +10,18 @@ use ambit_authz::Connection as Peer;
 use ambit_model::Reason;
 use ambit_proxy::{
     Accepted, Course, Cut, End, Established, Local, Opening, Report, Shown, connection::Failure,
-    connection_table::Handle, report::chain,
+    connection_table::Handle, flow, report::chain,
 };
 use ambit_route::OWN_PORTS;
 use ambit_sys::socket;
-use ambit_telemetry::{Direction, log_denied};
+use ambit_telemetry::Direction;
 use tokio::net::TcpStream;
 
 use crate::{
     admission::{self, Denied, note_source},
     application::{self, AppError},
     inbound::hairpin::{self, HairpinError},
+    pod::Pod,
     refusal,
     shard::Shard,
 };
@@ -49,6 +50,13 @@ impl Failure for PlaintextError {
             Self::App(_) => Reason::Connect,
         }
     }
+
+    fn policy(&self) -> Option<String> {
+        match self {
+            Self::Denied(denied) => denied.policy().map(ToOwned::to_owned),
+            _ => None,
+        }
+    }
 }
 
 /// Serves one captured connection.
@@ -62,11 +70,11 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
 async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     let Accepted { stream, peer, open } = accepted;
     let pod = &shard.pod;
-    let dst = original_dst(&stream, peer)?;
+    let dst = original_dst(pod, &stream, peer)?;
     let _slot = admission::slot(pod, peer, dst)?;
     let Some(local) = pod.local.known().await else {
         let error = "failed to fetch information about local workload";
-        log_denied(peer, dst, Direction::Inbound, error);
+        flow::denied(&pod.metrics, None, (peer, dst), Direction::Inbound, error);
         return None;
     };
     let mut report = Report::inbound(&pod.metrics, &local, peer, dst);
@@ -94,7 +102,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         // What the application sends is "from the app".
         Ok(app) => {
             if matches!(app, End::Tunnel(_)) {
-                opening.report.led_to_waypoint();
+                opening.report.led_to_waypoint(&local.workload);
             }
             Some(opening.established(app, stream))
         }
@@ -107,16 +115,26 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
 }
 
 /// Where a captured connection was going; nowhere, if that is our own port.
-fn original_dst(stream: &TcpStream, peer: SocketAddr) -> Option<SocketAddr> {
+fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<SocketAddr> {
+    let denied = |dst, error: &str| {
+        let local = pod.local.now(None);
+        flow::denied(
+            &pod.metrics,
+            Some(&local),
+            (peer, dst),
+            Direction::Inbound,
+            error,
+        );
+    };
     match socket::original_dst(stream) {
         Ok(dst) if OWN_PORTS.contains(&dst.port()) => {
             let error = "attempted recursive call to ourselves";
-            log_denied(peer, dst, Direction::Inbound, error);
+            denied(dst, error);
             None
         }
         Ok(dst) => Some(dst),
         Err(error) => {
-            log_denied(peer, peer, Direction::Inbound, &chain(&error));
+            denied(peer, &chain(&error));
             None
         }
     }

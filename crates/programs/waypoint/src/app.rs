@@ -17,7 +17,7 @@ use ambit_rt::{
     logging::{self, LogHandle},
     panics::Ends,
 };
-use ambit_telemetry::{Metrics, XdsTermination, http::HttpMetrics};
+use ambit_telemetry::{Metrics, Origin, XdsTermination, http::HttpMetrics};
 use ambit_wasm::Limits;
 use ambit_xds::{Cached, Client, Ending, Handler, NodeInfo, Role, Update};
 use anyhow::Context as _;
@@ -92,6 +92,12 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let metrics = Arc::new(Metrics::register(&mut registry, version));
     let http_metrics = Arc::new(HttpMetrics::register(&mut registry));
+    metrics.flows().set_origin(Origin {
+        pod: config.own.name.to_string(),
+        namespace: config.own.namespace.to_string(),
+        node: config.node.to_string(),
+        is_waypoint: true,
+    });
     if !config.metrics_principals {
         metrics.hide_principals();
         http_metrics.hide_principals();
@@ -145,6 +151,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: Value::Null,
+        flows: waypoint.metrics.flows().clone(),
     };
     let ports = Ports {
         admin: config.admin_port,

@@ -15,6 +15,7 @@ pub mod config;
 mod destination;
 mod extensions;
 mod fair_share;
+mod flow;
 mod headers;
 mod hops;
 mod http;

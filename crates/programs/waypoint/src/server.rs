@@ -5,9 +5,9 @@ use std::{io, net::SocketAddr, sync::Arc};
 use ambit_handover::Gate;
 use ambit_hbone::{Incoming, Tunnel, TunnelIo, server, tls};
 use ambit_model::{AppProtocol, Identity, canonical_socket};
-use ambit_proxy::{Accepted, Listeners, Workers, report::chain, tunnel_server};
+use ambit_proxy::{Accepted, Listeners, Workers, flow, report::chain, tunnel_server};
 use ambit_rt::OpenWork;
-use ambit_telemetry::{Direction, log_denied};
+use ambit_telemetry::Direction;
 use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
 
@@ -144,22 +144,22 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     if !waypoint.published.is_known() {
         // A refusal of a tunnel would be final; without an answer, clients turn to another replica.
         let why = "the control plane has not said yet what to serve";
-        return log_denied(peer, local, Direction::Inbound, why);
+        return denied(&waypoint, (peer, local), why);
     }
     let slot = match waypoint.setups.begin(peer.ip()) {
         Ok(slot) => slot,
-        Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
+        Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
     };
     // Nobody has proven to be anybody yet.
     let unproven = waypoint.memory.connection(None, peer.ip());
     let handshake = match unproven.open(HANDSHAKE_BYTES) {
         Ok(permit) => permit,
-        Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
+        Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
     };
     let mut drain = waypoint.lifecycle.drain_watcher();
     let stream = match tunnel_server::agree(&waypoint.dialer, stream, &mut drain).await {
         Some(Ok(stream)) => stream,
-        Some(Err(error)) => return log_denied(peer, local, Direction::Inbound, &chain(&*error)),
+        Some(Err(error)) => return denied(&waypoint, (peer, local), &chain(&*error)),
         None => return,
     };
     drop((slot, handshake));
@@ -169,7 +169,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let settings = tunnel_windows::settings(configured, &memory);
     let mut windows = match ReceiveWindows::open(&settings, &memory) {
         Ok(windows) => windows,
-        Err(full) => return log_denied(peer, local, Direction::Inbound, &full.to_string()),
+        Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
     };
     let share = shard.shares.of(identity.as_ref(), peer.ip());
     let client = Arc::new(Client {
@@ -200,17 +200,20 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     share.run(serving).await;
 }
 
+/// Reports a connection or tunnel that ended before anything was known of it.
+fn denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
+    let own = waypoint.local.now(None);
+    let direction = Direction::Inbound;
+    flow::denied(&waypoint.metrics, Some(&own), ends, direction, error);
+}
+
 async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, open: OpenWork) {
     let found = Box::pin(find(&client, &incoming));
     let found = match found.await {
         Ok(found) => found,
         Err(error) => {
-            log_denied(
-                client.peer,
-                client.local,
-                Direction::Inbound,
-                &chain(&error),
-            );
+            let waypoint = &client.shard.waypoint;
+            denied(waypoint, (client.peer, client.local), &chain(&error));
             return incoming.refuse(error.status());
         }
     };

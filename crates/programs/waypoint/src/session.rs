@@ -54,6 +54,8 @@ pub(crate) struct Session {
     attachments: Mutex<(u64, Arc<Attachments>)>,
     /// The caller in metrics, once its record is known.
     source: OnceLock<Arc<Party>>,
+    /// Its number in flow events, once it has been in one.
+    number: OnceLock<u64>,
     /// Shutdown waits for it.
     open: Arc<OpenWork>,
 }
@@ -82,6 +84,7 @@ impl Session {
             target,
             hops,
             source: OnceLock::new(),
+            number: OnceLock::new(),
             open: Arc::new(open),
         }
     }
@@ -108,8 +111,15 @@ impl Session {
             share: self.share.clone(),
             attachments: Mutex::new((revision, attachments)),
             source: self.source.clone(),
+            number: self.number.clone(),
             open: self.open.clone(),
         }))
+    }
+
+    /// Its number in flow events.
+    pub(crate) fn number(&self) -> u64 {
+        let flows = self.shard.waypoint.metrics.flows();
+        *self.number.get_or_init(|| flows.number())
     }
 
     /// The most specific entry for a host below the wildcard that the tunnel asks for, if that is another one: as the

@@ -538,10 +538,11 @@ async fn relay<A, B>(
     let went = ConnectionRoute {
         sni: routed.sni.as_deref(),
         endpoint: Some(*endpoint),
-        service: service.as_ref().map(|service| service.hostname.as_str()),
+        service: service.as_ref(),
     };
     let labels = session.traffic_labels_of(service.clone());
     let metrics = report.series(session, &labels, went).open();
+    report.opened(session, went);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
     let silence = Silence::of(limits.tcp_idle_timeout);
@@ -577,7 +578,10 @@ async fn relay<A, B>(
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let object = routed.http_object(session);
             let object = object.map(|object| TcpError::NotHttp(object).to_string());
-            end.termination = object.or_else(|| judge(session, routed).details());
+            let decision = judge(session, routed);
+            end.is_refused = true;
+            end.policy = decision.denied_by().map(ToString::to_string);
+            end.termination = object.or_else(|| decision.details());
             tracing::info!(caller = %session.caller.address, "a connection is closed: a policy denies it now");
             Reason::Deny
         }

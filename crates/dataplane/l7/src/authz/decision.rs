@@ -95,6 +95,14 @@ impl HttpDecision {
         }
     }
 
+    /// The policy that denies, if one does.
+    pub fn denied_by(&self) -> Option<&PolicyKey> {
+        match &self.why {
+            Why::Denied(RuleId { policy, .. }) | Why::NotUnderstood { policy, .. } => Some(policy),
+            Why::NoAllowPolicies | Why::Allowed(_) | Why::NoneAllows => None,
+        }
+    }
+
     /// A denial as Envoy puts it in `%RESPONSE_CODE_DETAILS%`; `None` if it is allowed.
     pub fn details(&self) -> Option<String> {
         let of_rule = |PolicyKey { namespace, name }: &PolicyKey, rule| {

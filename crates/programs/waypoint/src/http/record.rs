@@ -7,7 +7,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use ambit_flow::{Event, Refusal, RequestSummary};
 use ambit_l7::authz::HttpDecision;
+use ambit_proxy::flow::cut;
 use ambit_telemetry::{
     Party, ServiceName, TrafficLabels,
     http::{
@@ -20,7 +22,7 @@ use http::{
 use hyper::body::Incoming;
 
 use super::{body::Count, redact::redact_target, reply::Reply, send::Chosen};
-use crate::session::Session;
+use crate::{flow, session::Session};
 use telemetry::RequestTelemetry;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -42,6 +44,10 @@ pub(super) struct Record {
     flags: ResponseFlags,
     details: Option<String>,
     audited_by: Option<String>,
+    /// The policy that denies it.
+    policy: Option<String>,
+    /// Whether the waypoint refuses it, rather than fails to have it served.
+    is_refused: bool,
     pub(super) upstream_failure: Option<String>,
     upstream_time: Option<Duration>,
     pub(super) route: Option<String>,
@@ -69,6 +75,8 @@ impl Record {
             flags: ResponseFlags::default(),
             details: None,
             audited_by: None,
+            policy: None,
+            is_refused: false,
             upstream_failure: None,
             upstream_time: None,
             route: None,
@@ -103,6 +111,7 @@ impl Record {
     /// Policies have decided.
     pub(super) fn judged(&mut self, decision: &HttpDecision) {
         self.details = decision.details();
+        self.policy = decision.denied_by().map(ToString::to_string);
         let metrics = &self.session.shard.waypoint.http_metrics;
         for dry_run in &decision.dry_run {
             metrics.dry_run_denied(&dry_run.policy);
@@ -115,6 +124,7 @@ impl Record {
     /// A provider has decided, or has not answered.
     pub(super) fn decided(&mut self, details: &str) {
         self.details = Some(details.to_owned());
+        self.is_refused = true;
     }
 
     /// Records the request headers as they are forwarded.
@@ -147,6 +157,7 @@ impl Record {
     /// The waypoint answers itself.
     pub(super) fn replied(&mut self, reply: &Reply) {
         self.flags = self.flags | reply.flags;
+        self.is_refused = matches!(reply.status.as_u16(), 401 | 403 | 429);
         if let Some(details) = reply.details {
             self.details = Some(details.to_owned());
         }
@@ -182,6 +193,45 @@ impl Record {
         } else {
             RequestProtocol::Http
         }
+    }
+
+    /// Reports the end of the request to whoever reads flow events.
+    fn report_flow(&self, report: &HttpRequestReport<'_>) {
+        let chosen = self.chosen.as_ref();
+        let server = flow::Server {
+            endpoint: chosen.map(|chosen| chosen.endpoint),
+            workload: chosen.and_then(|chosen| chosen.workload.as_ref()),
+            service: chosen.and_then(|chosen| chosen.service.as_ref()),
+        };
+        let is_refused = self.is_refused && chosen.is_none();
+        let event = match is_refused {
+            true => Event::Refused,
+            false => Event::Request,
+        };
+        flow::report(&self.session, event, server, |flow| {
+            let path = self.target.split('?').next().unwrap_or_default();
+            let details = report.code_details.map(cut);
+            flow.refusal = is_refused.then(|| Refusal {
+                policy: self.policy.clone(),
+                reason: details.clone().unwrap_or_else(|| self.flags.to_string()),
+            });
+            flow.error = self.upstream_failure.as_deref().map(cut);
+            flow.request = Some(RequestSummary {
+                method: cut(self.method.as_str()),
+                path: cut(path),
+                authority: cut(&self.host),
+                protocol: match self.is_grpc {
+                    true => "gRPC".to_owned(),
+                    false => protocol(self.version).to_owned(),
+                },
+                status: self.status,
+                route: self.route.clone(),
+                details,
+                flags: self.flags.to_string(),
+            });
+            let bytes = (report.request_bytes, report.response_bytes);
+            flow::measure(flow, bytes, report.duration);
+        });
     }
 
     fn traffic(&self) -> TrafficLabels {
@@ -252,6 +302,7 @@ impl Drop for Record {
                 session.target.address(),
             )
         };
+        self.report_flow(&report);
         let waypoint = &session.shard.waypoint;
         let traffic = self.traffic();
         let has_logs = telemetry

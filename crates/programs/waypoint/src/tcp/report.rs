@@ -9,8 +9,10 @@ use std::{
     time::{Instant, SystemTime},
 };
 
+use ambit_flow::{Event, Refusal};
+use ambit_model::Service;
 use ambit_observation::Observation;
-use ambit_proxy::report::chain;
+use ambit_proxy::{flow::cut, report::chain};
 use ambit_telemetry::{
     TrafficLabels, TrafficSeries,
     http::{HttpRequestReport, ResponseFlag, ResponseFlags},
@@ -19,7 +21,7 @@ use http::HeaderMap;
 
 use super::TcpError;
 use crate::{
-    destination::NoUpstream, session::Session, telemetry_config::TelemetryConfig,
+    destination::NoUpstream, flow, session::Session, telemetry_config::TelemetryConfig,
     upstream::UpstreamError,
 };
 
@@ -38,8 +40,18 @@ pub(super) struct ConnectionReport {
 pub(super) struct ConnectionRoute<'a> {
     pub(super) sni: Option<&'a str>,
     pub(super) endpoint: Option<SocketAddr>,
-    /// The service's host name.
-    pub(super) service: Option<&'a str>,
+    /// The service.
+    pub(super) service: Option<&'a Arc<Service>>,
+}
+
+impl<'a> ConnectionRoute<'a> {
+    fn server(self) -> flow::Server<'a> {
+        flow::Server {
+            endpoint: self.endpoint,
+            service: self.service,
+            ..flow::Server::default()
+        }
+    }
 }
 
 /// How a connection ended.
@@ -52,6 +64,10 @@ pub(super) struct End {
     pub(super) failure: Option<String>,
     /// The AUDIT policy that matched.
     pub(super) audited_by: Option<String>,
+    /// Whether the waypoint refused it, or ended it for a policy.
+    pub(super) is_refused: bool,
+    /// The policy that denies it.
+    pub(super) policy: Option<String>,
 }
 
 impl End {
@@ -65,14 +81,18 @@ impl End {
             TcpError::Denied(decision) => Self {
                 termination: decision.details(),
                 audited_by: decision.audits.first().map(ToString::to_string),
+                is_refused: true,
+                policy: decision.denied_by().map(ToString::to_string),
                 ..Self::default()
             },
             TcpError::NotHttp(_) => Self {
                 termination: Some(error.to_string()),
+                is_refused: true,
                 ..Self::default()
             },
             TcpError::Unauthorized(_) => Self {
                 termination: Some("ext_authz_denied".to_owned()),
+                is_refused: true,
                 ..flagged(ResponseFlag::UnauthorizedExternal)
             },
             TcpError::Route(_) | TcpError::Misdirected(_) => flagged(ResponseFlag::NoRoute),
@@ -131,8 +151,16 @@ impl ConnectionReport {
         traffic.series_as(labels, changed)
     }
 
+    /// Reports that the connection is established.
+    pub(super) fn opened(&self, session: &Session, went: ConnectionRoute<'_>) {
+        flow::report(session, Event::Opened, went.server(), |flow| {
+            flow::measure(flow, (0, 0), self.began.elapsed());
+        });
+    }
+
     /// Reports the end of the connection.
     pub(super) fn over(&self, session: &Session, went: ConnectionRoute<'_>, end: &End) {
+        self.report_flow(session, went, end);
         let waypoint = &session.shard.waypoint;
         let report = self.report(session, went, end);
         let logs = self
@@ -151,6 +179,31 @@ impl ConnectionReport {
         }
     }
 
+    fn report_flow(&self, session: &Session, went: ConnectionRoute<'_>, end: &End) {
+        let reason = end.termination.as_deref().or(end.failure.as_deref());
+        let event = match reason {
+            _ if end.is_refused => Event::Refused,
+            None if end.flags == ResponseFlags::default() => Event::Closed,
+            _ => Event::Failed,
+        };
+        flow::report(session, event, went.server(), |flow| {
+            let flags = || end.flags.to_string();
+            let reason = reason.map_or_else(flags, cut);
+            match event {
+                Event::Refused => {
+                    flow.refusal = Some(Refusal {
+                        policy: end.policy.clone(),
+                        reason,
+                    });
+                }
+                Event::Failed => flow.error = Some(reason),
+                _ => {}
+            }
+            let bytes = (self.received.load(Relaxed), self.sent.load(Relaxed));
+            flow::measure(flow, bytes, self.began.elapsed());
+        });
+    }
+
     fn report<'a>(
         &self,
         session: &Session,
@@ -164,7 +217,7 @@ impl ConnectionReport {
             request_bytes: self.received.load(Relaxed),
             response_bytes: self.sent.load(Relaxed),
             upstream_host: went.endpoint,
-            upstream_cluster: went.service,
+            upstream_cluster: went.service.map(|service| service.hostname.as_str()),
             server_name: went.sni.map(str::as_bytes),
             audited_by: end.audited_by.as_deref(),
             ..HttpRequestReport::new(

@@ -1,0 +1,201 @@
+//! Flow events of connections, from what their access log and their metrics know.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime},
+};
+
+use ambit_flow::{Event, Flow, Peer, Refusal, Reporter, ReporterKind, ServiceName, Transport};
+use ambit_model::{Destination, GatewayAddress, Identity, Workload};
+use ambit_telemetry::{
+    AccessLog, Direction, Metrics, Origin, Party, SecurityPolicy, TrafficLabels, log_denied,
+};
+use time::{OffsetDateTime, macros::format_description};
+
+use crate::local::Local;
+
+/// Longest text of an error or a path, in bytes.
+const MAX_TEXT: usize = 1024;
+
+/// An event without any details.
+pub fn event(event: Event, reporter: Reporter) -> Flow {
+    let format =
+        format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
+    let time = OffsetDateTime::from(SystemTime::now()).format(format);
+    Flow {
+        // Fails for no time that a clock shows.
+        time: time.unwrap_or_default(),
+        event,
+        count: 1,
+        connection: 0,
+        reporter,
+        source: Peer::default(),
+        destination: Peer::default(),
+        service: None,
+        transport: Transport::Plaintext,
+        waypoint: None,
+        refusal: None,
+        error: None,
+        request: None,
+        bytes_to_server: 0,
+        bytes_to_client: 0,
+        duration_ms: 0.0,
+    }
+}
+
+/// The proxy as a reporter; `side` is the connection's side that a node proxy is on.
+pub fn reporter(origin: &Origin, side: ReporterKind) -> Reporter {
+    Reporter {
+        kind: match origin.is_waypoint {
+            true => ReporterKind::Waypoint,
+            false => side,
+        },
+        pod: origin.pod.clone(),
+        namespace: origin.namespace.clone(),
+        node: origin.node.clone(),
+    }
+}
+
+/// Milliseconds of a duration.
+pub fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+/// A text of a peer, cut to what an event may hold.
+pub fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_TEXT)].to_owned()
+}
+
+/// Name of a waypoint, `namespace/name`.
+pub(crate) fn waypoint_name(address: &GatewayAddress) -> String {
+    match &address.destination {
+        Destination::Hostname(name) => {
+            let host = name.hostname.as_str();
+            let short = host.split_once('.').map_or(host, |(short, _)| short);
+            format!("{}/{short}", name.namespace)
+        }
+        Destination::Address(address) => address.address.to_string(),
+    }
+}
+
+/// Parts of an event that a connection's report has besides access log and labels.
+pub(crate) struct Connection<'a> {
+    pub(crate) number: u64,
+    pub(crate) waypoint: Option<String>,
+    pub(crate) policy: Option<&'a String>,
+    pub(crate) error: Option<&'a str>,
+    /// Bytes of the application that is on this node.
+    pub(crate) sent: u64,
+    /// Bytes to it.
+    pub(crate) received: u64,
+    pub(crate) duration: Duration,
+}
+
+/// Event of a connection.
+pub(crate) fn of_connection(
+    kind: Event,
+    origin: &Origin,
+    (log, labels): (&AccessLog, &TrafficLabels),
+    connection: Connection<'_>,
+) -> Flow {
+    let (reporter_kind, to_server, to_client) = match log.direction {
+        Direction::Outbound => (ReporterKind::Source, connection.sent, connection.received),
+        Direction::Inbound => (
+            ReporterKind::Destination,
+            connection.received,
+            connection.sent,
+        ),
+    };
+    let owner = |party: Option<&Party>| {
+        let owner = party.map(|party| party.workload.to_string());
+        owner.filter(|owner| !owner.is_empty())
+    };
+    let error = connection.error.map(cut);
+    let is_refused = kind == Event::Refused;
+    Flow {
+        connection: connection.number,
+        source: Peer {
+            workload: text(log.src_workload.as_ref()),
+            owner: owner(labels.source.as_deref()),
+            namespace: text(log.src_namespace.as_ref()),
+            identity: text(log.src_identity.as_ref()),
+            address: Some(log.src.to_string()),
+        },
+        destination: Peer {
+            workload: text(log.dst_workload.as_ref()),
+            owner: owner(labels.destination.as_deref()),
+            namespace: text(log.dst_namespace.as_ref()),
+            identity: text(log.dst_identity.as_ref()),
+            address: text(log.dst_hbone.as_ref()).or_else(|| Some(log.dst.to_string())),
+        },
+        service: labels.service.as_ref().map(|service| ServiceName {
+            name: service.name.to_string(),
+            namespace: service.namespace.to_string(),
+            hostname: service.hostname.to_string(),
+        }),
+        transport: match labels.security {
+            SecurityPolicy::MutualTls => Transport::Hbone,
+            SecurityPolicy::Unknown => Transport::Plaintext,
+        },
+        waypoint: connection.waypoint,
+        refusal: is_refused.then(|| Refusal {
+            policy: connection.policy.cloned(),
+            reason: error.clone().unwrap_or_default(),
+        }),
+        error: error.filter(|_| !is_refused),
+        bytes_to_server: to_server,
+        bytes_to_client: to_client,
+        duration_ms: milliseconds(connection.duration),
+        ..event(kind, reporter(origin, reporter_kind))
+    }
+}
+
+/// Logs and reports a connection that was refused, or failed, before anything was known of it but its addresses.
+/// `pod` is the workload on this side of it, if there is one.
+pub fn denied(
+    metrics: &Metrics,
+    pod: Option<&Local>,
+    (src, dst): (SocketAddr, SocketAddr),
+    direction: Direction,
+    error: &str,
+) {
+    log_denied(src, dst, direction, error);
+    let flows = metrics.flows();
+    if !flows.is_heard() {
+        return;
+    }
+    let own = pod.map(|pod| peer(&pod.workload, None)).unwrap_or_default();
+    let (kind, source, destination) = match direction {
+        Direction::Outbound => (ReporterKind::Source, own, Peer::default()),
+        Direction::Inbound => (ReporterKind::Destination, Peer::default(), own),
+    };
+    flows.report(Flow {
+        source: Peer {
+            address: Some(src.to_string()),
+            ..source
+        },
+        destination: Peer {
+            address: Some(dst.to_string()),
+            ..destination
+        },
+        error: Some(cut(error)),
+        connection: flows.number(),
+        ..event(Event::Failed, reporter(flows.origin(), kind))
+    });
+}
+
+/// A workload as one end of a connection; `identity` if it has been proved.
+pub fn peer(workload: &Workload, identity: Option<&Identity>) -> Peer {
+    let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    Peer {
+        workload: known(&workload.name),
+        owner: known(&workload.workload_name),
+        namespace: known(&workload.namespace),
+        identity: text(identity),
+        address: None,
+    }
+}
+
+fn text<T: ToString>(of: Option<&T>) -> Option<String> {
+    of.map(T::to_string)
+}

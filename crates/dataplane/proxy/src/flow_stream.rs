@@ -1,0 +1,64 @@
+//! `GET /flows`: flow events as they happen, one JSON object a line, for as long as the reader stays.
+
+use std::{sync::Arc, time::Duration};
+
+use ambit_flow::{Filter, StreamItem};
+use ambit_rt::http::{Request, Response, query_parameters, stream, text};
+use ambit_telemetry::{FlowReader, Flows};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use tokio::{sync::mpsc, time::timeout};
+
+/// An empty line is written when nothing has happened for this long, so that a reader that is gone is noticed.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+/// How long a reader may take for a chunk.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Chunks on their way to the reader.
+const CHUNKS: usize = 2;
+
+/// Responds to a reader.
+pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
+    let parameters: Vec<_> = query_parameters(request.uri()).collect();
+    let parameters = parameters
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()));
+    let filter = match Filter::from_parameters(parameters) {
+        Ok(filter) => filter,
+        Err(error) => return text(400, format!("{error}\n")),
+    };
+    let Some(reader) = flows.read(filter) else {
+        return text(503, "too many readers of flow events: close another one\n");
+    };
+    let (sender, chunks) = mpsc::channel(CHUNKS);
+    ambit_rt::spawn("reader of flow events", write(reader, sender));
+    stream(200, "application/x-ndjson", chunks)
+}
+
+async fn write(mut reader: FlowReader, chunks: mpsc::Sender<Bytes>) {
+    // Says that the reading has begun.
+    let mut chunk = Bytes::from_static(b"\n");
+    loop {
+        if !matches!(timeout(PATIENCE, chunks.send(chunk)).await, Ok(Ok(()))) {
+            return;
+        }
+        let next = tokio::select! {
+            next = timeout(HEARTBEAT, reader.next()) => next,
+            () = chunks.closed() => return,
+        };
+        chunk = match next {
+            Ok(Some(items)) => lines(&items),
+            Ok(None) => return,
+            Err(_) => Bytes::from_static(b"\n"),
+        };
+    }
+}
+
+fn lines(items: &[StreamItem]) -> Bytes {
+    let mut lines = BytesMut::new().writer();
+    for item in items {
+        // Cannot fail: the keys are texts, and memory takes all.
+        if serde_json::to_writer(&mut lines, item).is_ok() {
+            lines.get_mut().put_u8(b'\n');
+        }
+    }
+    lines.into_inner().freeze()
+}

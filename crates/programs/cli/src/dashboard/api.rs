@@ -2,7 +2,6 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use ambit_flow::StreamItem;
 use ambit_rt::{
     http::{Request, Response, json, method_not_allowed, not_found, query_parameters},
     spawn,
@@ -16,7 +15,9 @@ use super::{feed::Feed, mesh::ask, pods};
 use crate::{
     CliError, ErrorKind,
     cluster::wait,
-    explain, labs, problems, rehearsal, rollout,
+    explain,
+    flows::FlowPlace,
+    labs, problems, rehearsal, rollout,
     source::Source,
     status,
     waypoint::{self, Where},
@@ -41,6 +42,14 @@ impl Api {
             "dashboard mesh",
             async move { looking.look(&looked_at).await },
         );
+        let place = FlowPlace {
+            lab: source.lab.clone(),
+            target: source.target.clone(),
+        };
+        let listening = feed.clone();
+        spawn("dashboard events", async move {
+            listening.listen(&place).await;
+        });
         Arc::new(Self {
             source,
             feed,
@@ -48,9 +57,10 @@ impl Api {
         })
     }
 
-    /// Takes an item of a proxy's stream of events.
-    pub(super) fn take(&self, item: StreamItem) {
-        self.feed.take(item);
+    /// Takes what comes from proxies.
+    #[cfg(test)]
+    pub(super) fn take(&self, received: crate::flows::Received) {
+        self.feed.take(received);
     }
 
     /// Answers a request.

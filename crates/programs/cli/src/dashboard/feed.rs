@@ -2,6 +2,7 @@
 //! asks for what is later than what it has, so a slow page keeps nothing waiting but itself.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -9,10 +10,11 @@ use std::{
     time::Duration,
 };
 
-use ambit_flow::StreamItem;
+use ambit_flow::{Filter, StreamItem};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{
-    sync::watch,
+    sync::{mpsc, watch},
     time::{Instant, timeout_at},
 };
 
@@ -20,7 +22,10 @@ use super::{
     mesh::{self, Mesh},
     traffic::{Traffic, View},
 };
-use crate::source::Source;
+use crate::{
+    flows::{self, FlowPlace, Received},
+    source::Source,
+};
 
 /// Time between two looks at the mesh.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
@@ -30,6 +35,11 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(6);
 const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
 /// Longest time until a page gets an answer, changed or not.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Time between two attempts to read events.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+/// Most proxies that are named as silent, each until it was tried again.
+const MAX_SILENT: usize = 64;
+const SILENT_FOR: Duration = Duration::from_secs(15);
 /// Time until a page gets rates that have changed by themselves.
 const RATES_EVERY: Duration = Duration::from_secs(1);
 
@@ -40,6 +50,8 @@ pub(super) struct Feed {
     mesh: watch::Sender<MeshState>,
     /// Milliseconds after the start when a page last asked.
     asked: AtomicU64,
+    /// Proxies whose events cannot be read, why, and since when.
+    silent: Mutex<BTreeMap<String, (String, Instant)>>,
 }
 
 /// The mesh as it was read last, and whether it could be read since.
@@ -50,6 +62,15 @@ struct MeshState {
     /// Why it could not be read the last time.
     error: Option<String>,
     read: Option<Instant>,
+}
+
+/// Answer to a question for traffic.
+#[derive(Debug, Serialize)]
+pub(super) struct TrafficAnswer {
+    #[serde(flatten)]
+    view: View,
+    /// Proxies whose events are missing, and why.
+    silent: Vec<String>,
 }
 
 /// Answer to a question for the mesh.
@@ -71,20 +92,70 @@ impl Feed {
             traffic: watch::Sender::new(Traffic::default()),
             mesh: watch::Sender::new(MeshState::default()),
             asked: AtomicU64::new(0),
+            silent: Mutex::default(),
         }
     }
 
-    /// Takes an item of a proxy's stream.
-    pub(super) fn take(&self, item: StreamItem) {
+    /// Takes what comes from proxies.
+    pub(super) fn take(&self, received: Received) {
         let now = self.started.elapsed();
+        let item = match received {
+            Received::Item(item) => *item,
+            Received::Began(proxy) => return self.heard(&proxy),
+            Received::Ended(proxy, why) => return self.unheard(proxy, why),
+        };
         self.traffic.send_modify(|traffic| match item {
             StreamItem::Flow(flow) => traffic.add(*flow, now),
             StreamItem::Lost { sampled, refusals } => traffic.lose(sampled, refusals),
         });
     }
 
+    fn heard(&self, proxy: &str) {
+        self.silent.lock().remove(proxy);
+    }
+
+    fn unheard(&self, proxy: String, why: String) {
+        let mut silent = self.silent.lock();
+        if silent.len() < MAX_SILENT || silent.contains_key(&proxy) {
+            silent.insert(proxy, (why, Instant::now()));
+        }
+    }
+
+    /// Proxies whose events cannot be read at the moment, and why.
+    fn silent(&self) -> Vec<String> {
+        let mut silent = self.silent.lock();
+        silent.retain(|_, (_, since)| since.elapsed() < SILENT_FOR);
+        let line = |(proxy, (why, _)): (&String, &(String, Instant))| format!("{proxy} ({why})");
+        silent.iter().map(line).collect()
+    }
+
+    /// Reads events of all proxies while pages ask for them.
+    pub(super) async fn listen(&self, place: &FlowPlace) {
+        loop {
+            if self.is_watched() {
+                match flows::subscribe(place, Filter::default()).await {
+                    Ok(received) => self.drain(received).await,
+                    Err(error) => self.unheard("the mesh".to_owned(), mesh::line(&error)),
+                }
+            }
+            tokio::time::sleep(LISTEN_AGAIN).await;
+        }
+    }
+
+    async fn drain(&self, mut received: mpsc::Receiver<Received>) {
+        self.heard("the mesh");
+        while self.is_watched() {
+            match timeout_at(Instant::now() + LISTEN_AGAIN, received.recv()).await {
+                Ok(Some(received)) => self.take(received),
+                Ok(None) => return,
+                // A look at whether somebody still watches.
+                Err(_) => {}
+            }
+        }
+    }
+
     /// Traffic, when there are events later than number `after`, or rates have changed.
-    pub(super) async fn traffic(&self, after: u64) -> View {
+    pub(super) async fn traffic(&self, after: u64) -> TrafficAnswer {
         self.is_asked();
         let begin = Instant::now();
         let mut changes = self.traffic.subscribe();
@@ -107,7 +178,10 @@ impl Feed {
         let now = self.started.elapsed();
         let traffic = changes.borrow();
         let after = if traffic.latest() < after { 0 } else { after };
-        traffic.view(now, after)
+        TrafficAnswer {
+            view: traffic.view(now, after),
+            silent: self.silent(),
+        }
     }
 
     /// The mesh, when it is another than that of `version`.

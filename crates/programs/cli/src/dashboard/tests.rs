@@ -2,13 +2,13 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ambit_flow::StreamItem;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
 
 use super::*;
+use crate::flows::Received;
 
 /// A dashboard whose mesh is nowhere, and its guard.
 async fn dashboard() -> (SocketAddr, Arc<Guard>, Arc<Api>) {
@@ -158,7 +158,7 @@ async fn waiting_page_gets_a_denial_at_once() {
     let waiting = ask(address, "GET /api/traffic?after=0", &own, "");
     let begin = std::time::Instant::now();
     let (response, ()) = tokio::join!(waiting, async {
-        api.take(serde_json::from_str::<StreamItem>(denial).unwrap());
+        api.take(Received::Item(serde_json::from_str(denial).unwrap()));
     });
     assert!(begin.elapsed() < Duration::from_secs(1));
     assert!(response.contains(r#""policy":"shop/deny""#), "{response}");

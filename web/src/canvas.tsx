@@ -80,6 +80,7 @@ function style(isLarge: boolean): cytoscape.StylesheetJson {
         label: "data(label)",
         "font-size": 10,
         "font-family": "system-ui, sans-serif",
+        "text-rotation": "autorotate",
         color: color("--text"),
         "text-background-color": color("--page"),
         "text-background-opacity": 0.8,

@@ -36,7 +36,9 @@ function explainOf({ source, destination, service, transport }: Flow): string {
     peer.workload !== undefined && peer.namespace !== undefined ? `${peer.namespace}/${peer.workload}` : undefined;
   const ip = (address: string | undefined): string => (address ?? "").replace(/:\d+$/, "").replace(/^\[|\]$/g, "");
   const from = named(source) ?? source.identity ?? ip(source.address);
-  const to = named(destination) ?? (service ? `${service.namespace}/${service.name}` : ip(destination.address));
+  // A pod's address rather than its name: a service may have the same.
+  const address = /^[0-9.]+$|:/.test(ip(destination.address)) ? ip(destination.address) : undefined;
+  const to = address ?? (service ? `${service.namespace}/${service.name}` : (named(destination) ?? ""));
   const port = /:(\d+)$/.exec(destination.address ?? "")?.[1] ?? "";
   return href("explain", from, to, port, transport === "plaintext" && !source.identity ? "plaintext" : "");
 }

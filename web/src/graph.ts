@@ -80,10 +80,45 @@ function nodesOf(mesh: Mesh): Map<string, GraphNode> {
   return nodes;
 }
 
+/** One edge of two that are between the same nodes, as when proxies name a pod and its owner: each saw the same traffic. */
+function merged(one: Edge, other: Edge): Edge {
+  const most = (a: number | null, b: number | null): number | null => (a === null ? b : b === null ? a : Math.max(a, b));
+  return {
+    ...one,
+    connections: Math.max(one.connections, other.connections),
+    requests: Math.max(one.requests, other.requests),
+    errors: Math.max(one.errors, other.errors),
+    refused: Math.max(one.refused, other.refused),
+    p50Ms: most(one.p50Ms, other.p50Ms),
+    p99Ms: most(one.p99Ms, other.p99Ms),
+    encrypted: one.encrypted + other.encrypted,
+    plaintext: one.plaintext + other.plaintext,
+    services: [...new Set([...one.services, ...other.services])],
+    routes: { ...one.routes, ...other.routes },
+    idleSeconds: Math.min(one.idleSeconds, other.idleSeconds),
+  };
+}
+
+/** Edges between owners of workloads, where proxies name single pods. */
+function ofOwners(mesh: Mesh | null, edges: Edge[]): Edge[] {
+  const owners = new Map<string, string>();
+  for (const { namespace, name, owner } of mesh?.workloads ?? [])
+    if (name !== owner) owners.set(idOf(["workload", namespace, name]), owner);
+  const ownerOf = (end: End): End => [end[0], end[1], owners.get(idOf(end)) ?? end[2]];
+  const all = new Map<string, Edge>();
+  for (const edge of edges) {
+    const own = { ...edge, from: ownerOf(edge.from), to: ownerOf(edge.to) };
+    const id = `${idOf(own.from)}>${idOf(own.to)}`;
+    const known = all.get(id);
+    all.set(id, known ? merged(known, own) : own);
+  }
+  return [...all.values()];
+}
+
 /** Graph of a mesh with its traffic. */
 export function graphOf(mesh: Mesh | null, edges: Edge[], filter: Filter): Graph {
   const nodes = mesh ? nodesOf(mesh) : new Map<string, GraphNode>();
-  const all: GraphEdge[] = edges.map((edge) => {
+  const all: GraphEdge[] = ofOwners(mesh, edges).map((edge) => {
     for (const end of [edge.from, edge.to]) {
       const [kind, namespace, name] = end;
       const id = idOf(end);

@@ -63,7 +63,7 @@ try {
     }],
     ["a workload's page tells membership, certificates and refusals", async () => {
       await visit("/workload/shop/server");
-      await row("Pods", "node-2", "yes: its namespace has istio.io/dataplane-mode=ambient", "mutual TLS");
+      await row("Pods", "node-2", "yes: its namespace has the label istio.io/dataplane-mode=ambient", "mutual TLS");
       await row("Certificates", "spiffe://cluster.local/ns/shop/sa/server", "Available");
       await visit("/workload/legacy/client");
       await row("Pods", "no: ", "plaintext");

@@ -1,7 +1,7 @@
 //! The mesh as node proxies have it: workloads, services, policies, certificates and nodes, read again while somebody
 //! looks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_rt::spawn_blocking;
 use futures_util::{StreamExt as _, stream};
@@ -151,7 +151,7 @@ pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
         mesh.add_node(&node, own);
     }
     match ask(source.clone(), waypoints).await {
-        Ok(found) => mesh.waypoints = found.iter().map(Waypoint::of).collect(),
+        Ok(found) => mesh.add_waypoints(found.iter().map(Waypoint::of).collect()),
         Err(error) => mesh.troubles.push(line(&error)),
     }
     mesh.certificates.sort();
@@ -204,6 +204,24 @@ impl Mesh {
             workload_state: dump.workload_state,
         };
         self.add_node(node, Ok(own));
+    }
+
+    /// Adds waypoints. Their pods run under the account of the Gateway's name, which is how flow events call them all.
+    fn add_waypoints(&mut self, waypoints: Vec<Waypoint>) {
+        let accounts: BTreeSet<_> = waypoints
+            .iter()
+            .map(|one| format!("/ns/{}/sa/{}", one.namespace, one.name))
+            .collect();
+        for workload in &mut self.workloads {
+            let account = workload.identity.find("/ns/");
+            let account = account.and_then(|start| workload.identity.get(start..));
+            if account.is_some_and(|account| accounts.contains(account))
+                && let Some((_, name)) = workload.identity.rsplit_once('/')
+            {
+                workload.owner = name.to_owned();
+            }
+        }
+        self.waypoints = waypoints;
     }
 
     fn add_node(&mut self, node: &str, own: Result<Own, String>) {

@@ -128,7 +128,7 @@ impl Traffic {
                 routes: BTreeMap::new(),
                 last_seen: now,
             });
-            edge.add(&flow, now);
+            edge.add(&flow, number == 0, now);
         }
         self.latest += 1;
         let (events, most) = if flow.event.is_refusal() {
@@ -198,8 +198,9 @@ impl Traffic {
 }
 
 impl Edge {
-    fn add(&mut self, flow: &Flow, now: Duration) {
-        self.window.add(flow, now);
+    /// Adds an event. `has_transport`: whether it tells how bytes travel on this edge.
+    fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
+        self.window.add(flow, has_transport, now);
         self.last_seen = now;
         if let Some(service) = &flow.service
             && self.services.len() < MAX_NAMES
@@ -248,7 +249,7 @@ fn legs(flow: &Flow) -> Vec<(Node, Node)> {
             legs.extend(destination.map(|to| (waypoint, to)));
             legs
         }
-        (ReporterKind::Source, Some(waypoint)) => vec![(source, waypoint)],
+        (_, Some(waypoint)) if source != waypoint => vec![(source, waypoint)],
         _ => vec![(source, destination.unwrap_or(Node::Outside))],
     }
 }

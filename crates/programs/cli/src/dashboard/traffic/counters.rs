@@ -72,7 +72,7 @@ impl Window {
         }
     }
 
-    pub(super) fn add(&mut self, flow: &Flow, now: Duration) {
+    pub(super) fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
         self.advance(number(now));
         let reporter = match flow.reporter.kind {
             ReporterKind::Source => 0,
@@ -82,6 +82,9 @@ impl Window {
         let slice = self.slices.get_mut(place(self.current));
         if let Some(counters) = slice.and_then(|slice| slice.get_mut(reporter)) {
             counters.add(flow);
+            if has_transport {
+                counters.add_transport(flow);
+            }
         }
     }
 
@@ -146,6 +149,10 @@ impl Counters {
             Event::Failed => self.failed = self.failed.saturating_add(count),
             Event::Closed => {}
         }
+    }
+
+    fn add_transport(&mut self, flow: &Flow) {
+        let count = flow.count;
         match flow.transport {
             Transport::Hbone => self.encrypted = self.encrypted.saturating_add(count),
             Transport::Plaintext => self.plaintext = self.plaintext.saturating_add(count),
@@ -222,7 +229,7 @@ fn seen([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> Seen {
         0 => openings,
         _ => &waypoint.latencies,
     };
-    // What a waypoint knows of transport is about its client alone.
+    // Node proxies know of both ends; a waypoint of its client.
     let by_proxies = |of: fn(&Counters) -> u64| of(source).saturating_add(of(destination));
     let is_by_proxies = by_proxies(|one| one.encrypted) > 0 || by_proxies(|one| one.plaintext) > 0;
     let transport = |of: fn(&Counters) -> u64| match is_by_proxies {

@@ -109,6 +109,11 @@ fn request_through_a_waypoint_is_two_edges_unless_refused_there() {
         ]
     );
     assert_eq!(edges[0]["errors"], json!(1.0));
+    // How it came to the waypoint is nothing of the way on.
+    assert_eq!(
+        (&edges[0]["encrypted"], &edges[2]["encrypted"]),
+        (&json!(0), &json!(1))
+    );
     assert_eq!(edges[0]["p99Ms"], json!(4.0));
     assert_eq!(edges[0]["routes"], json!({"shop/split": 1}));
 }

@@ -68,6 +68,10 @@ function nodesOf(mesh: Mesh): Map<string, GraphNode> {
     inside.set(id, (inside.get(id) ?? 0) + (protocol === "HBONE" ? 1 : 0));
   }
   for (const node of nodes.values()) {
+    if (node.kind === "waypoint") {
+      node.membership = "unknown";
+      continue;
+    }
     const count = inside.get(node.id) ?? 0;
     node.membership = count === 0 ? "none" : count === node.pods ? "all" : "some";
   }

@@ -24,6 +24,9 @@ export function PoliciesPage(): VNode {
     <main>
       <h1>Policies</h1>
       <PolicyTable policies={mesh.value?.policies ?? []} empty="Node proxies have no policies: everybody may connect." />
+      <p class="dim">
+        These are the policies of node proxies; those of a waypoint are on <a href={href("waypoints")}>its page</a>.
+      </p>
       <RehearsalForm />
     </main>
   );

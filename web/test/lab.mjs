@@ -76,10 +76,13 @@ try {
     }],
     ["a waypoint's page shows routes, endpoints and live shares", async () => {
       await visit("/waypoint/shop/waypoint");
-      await row("Routes and weights", "server.shop");
-      await row("Endpoints and ejections", "Healthy");
+      await row("Routes and weights", "shop/split", "shop/server.shop.svc.cluster.local:80 x3", "server-v2.shop.svc.cluster.local:80 x1");
+      await row("Endpoints and ejections", "server-v2", "Healthy");
       await act("traffic");
-      await row("Live shares", "shop/server", "100.0 %");
+      const share = async (name) => Number(/([0-9.]+) %/.exec(await row("Live shares", name, "shop/split"))[1]);
+      const [first, second] = [await share("shop/server\t"), await share("shop/server-v2")];
+      console.log(`shares of 3 to 1: ${first} % and ${second} %`);
+      assert(first > second && second > 0, `${first} % ${second} %`);
       await picture("waypoint");
     }],
     ["a rehearsal tells who would be refused", async () => {

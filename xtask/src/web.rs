@@ -14,7 +14,8 @@ use crate::{setup, shell};
 /// Most bytes of the whole bundle: it is part of the command line.
 const MAX_BUNDLE: u64 = 600 * 1024;
 
-/// Builds the bundle; with `check`, compares it with the one that is checked in, and checks types.
+/// Builds the bundle; with `check`, compares it with the one that is checked in, checks types, and runs the tests of what is
+/// pure.
 pub(crate) fn build(check: bool) -> Result<()> {
     setup::ensure(setup::Purpose::Web)?;
     install()?;
@@ -24,6 +25,8 @@ pub(crate) fn build(check: bool) -> Result<()> {
     if check {
         let mut types = node("node_modules/typescript/bin/tsc");
         shell::run("types of the dashboard's page", types.arg("--noEmit"))?;
+        let mut tests = node("test/unit.mjs");
+        shell::run("tests of the dashboard's page", &mut tests)?;
     }
     // Files that are no longer built would stay.
     remove(out)?;

@@ -25,6 +25,37 @@ spec:
   rules: [{from: [{source: {notNamespaces: [shop]}}]}]
 ";
 
+/// Requests to `server` are shared with another pod.
+const SPLIT: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: server-v2, namespace: shop, labels: {app: server-v2}}
+spec:
+  nodeName: node-1
+  serviceAccountName: server
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, server-v2]
+    readinessProbe: {tcpSocket: {port: 8080}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: server-v2, namespace: shop}
+spec:
+  selector: {app: server-v2}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: split, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: server}]
+  rules:
+  - backendRefs: [{name: server, port: 80, weight: 3}, {name: server-v2, port: 80, weight: 1}]
+";
+
 fn web() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../web")
 }
@@ -58,7 +89,7 @@ fn page_shows_a_thousand_workloads_and_hostile_names() {
 
 #[test]
 fn page_shows_a_lab_and_answers_nobody_else() {
-    let (mesh, _) = with_waypoint("");
+    let (mesh, _) = with_waypoint(SPLIT);
     let (mut dashboard, url) = dashboard(&mesh);
     let mut driver = script("lab", &url);
     driver.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -92,7 +123,7 @@ fn act(mesh: &Mesh, action: &str, dashboard: &mut Process) {
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     match action {
         "traffic" => {
-            for _ in 0..5 {
+            for _ in 0..20 {
                 mesh.get("shop/client", "http://server.shop/orders").ok();
                 mesh.get("legacy/client", &direct);
             }

@@ -15,13 +15,7 @@ use ambit_rt::http::{self as rt_http, Request, Response, ServerOptions};
 use clap::Args;
 use hyper::Method;
 
-use crate::{
-    CliError, ErrorKind,
-    cluster::{Target, wait},
-    install::progress,
-    output::say,
-    source::Source,
-};
+use crate::{CliError, ErrorKind, cluster::Target, install::progress, output::say, source::Source};
 use api::Api;
 use guard::Guard;
 
@@ -51,7 +45,13 @@ pub(crate) fn run(args: &DashboardArgs) -> Result<(), CliError> {
     let source = Source::of(args.lab.clone(), args.target.clone());
     // A lab or cluster that is not there is said at once, not in the page.
     source.all()?;
-    wait(serve(args, source))
+    let runtime = ambit_rt::current_thread().map_err(|error| {
+        CliError::new(ErrorKind::Failed, "cannot serve the dashboard").because(error)
+    })?;
+    let served = runtime.block_on(serve(args, source));
+    // Questions that nobody answers are not waited for.
+    runtime.shutdown_background();
+    served
 }
 
 async fn serve(args: &DashboardArgs, source: Source) -> Result<(), CliError> {

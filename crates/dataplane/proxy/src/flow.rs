@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_flow::{Event, Flow, Peer, Refusal, Reporter, ReporterKind, ServiceName, Transport};
-use ambit_model::{Destination, GatewayAddress, Identity, Workload};
+use ambit_model::{Identity, Workload};
 use ambit_telemetry::{
     AccessLog, Direction, Metrics, Origin, Party, SecurityPolicy, TrafficLabels, log_denied,
 };
@@ -66,15 +66,16 @@ pub fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_TEXT)].to_owned()
 }
 
-/// Name of a waypoint, `namespace/name`.
-pub(crate) fn waypoint_name(address: &GatewayAddress) -> String {
-    match &address.destination {
-        Destination::Hostname(name) => {
-            let host = name.hostname.as_str();
+/// Name of a waypoint, `namespace/name`, of the name that records have for it: `namespace/name.namespace.svc…`, or an
+/// address, which stays as it is.
+pub(crate) fn short_waypoint(name: &str) -> String {
+    let is_address = |host: &str| host.parse::<std::net::IpAddr>().is_ok();
+    match name.split_once('/') {
+        Some((namespace, host)) if !is_address(host) => {
             let short = host.split_once('.').map_or(host, |(short, _)| short);
-            format!("{}/{short}", name.namespace)
+            format!("{namespace}/{short}")
         }
-        Destination::Address(address) => address.address.to_string(),
+        _ => name.to_owned(),
     }
 }
 
@@ -198,4 +199,28 @@ pub fn peer(workload: &Workload, identity: Option<&Identity>) -> Peer {
 
 fn text<T: ToString>(of: Option<&T>) -> Option<String> {
     of.map(T::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waypoints_have_the_names_of_their_gateways() {
+        for (name, short) in [
+            ("shop/waypoint.shop.svc.cluster.local", "shop/waypoint"),
+            ("net/10.0.0.1", "net/10.0.0.1"),
+            ("waypoint", "waypoint"),
+        ] {
+            assert_eq!(short_waypoint(name), short);
+        }
+    }
+
+    #[test]
+    fn texts_of_peers_are_cut_between_characters() {
+        let long = "ä".repeat(MAX_TEXT);
+        assert_eq!(cut(&long).len(), MAX_TEXT);
+        let odd = format!("a{long}");
+        assert_eq!(cut(&odd).len(), MAX_TEXT - 1);
+    }
 }

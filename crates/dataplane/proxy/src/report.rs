@@ -13,14 +13,13 @@ use std::{
 use ambit_flow::Event;
 use ambit_hbone::Meter;
 use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
-use ambit_route::WorkloadRef;
 use ambit_telemetry::{
     AccessLog, ConnectionMetrics, Direction, Metrics, Party, Reporter, SecurityPolicy, ServiceName,
     SocketGuard, TrafficLabels,
 };
 
 use crate::{
-    flow::{self, waypoint_name},
+    flow::{self, short_waypoint},
     local::Local,
 };
 
@@ -35,6 +34,7 @@ pub struct Report {
     app_sent: AtomicU64,
     app_received: AtomicU64,
     began: Instant,
+    is_established: bool,
     error: Option<(String, Reason)>,
     /// The policy that refuses it.
     policy: Option<String>,
@@ -103,6 +103,7 @@ impl Report {
             app_sent: AtomicU64::new(0),
             app_received: AtomicU64::new(0),
             began: Instant::now(),
+            is_established: false,
             error: None,
             policy: None,
             waypoint: None,
@@ -142,10 +143,9 @@ impl Report {
         self.log.dst_hbone = Some(inside);
     }
 
-    /// Names the waypoint, one of whose pods ends the tunnel.
-    pub fn waypoint(&mut self, pod: &WorkloadRef) {
-        let name = format!("{}/{}", pod.namespace(), pod.workload_name());
-        self.waypoint = Some(name.into());
+    /// Names the waypoint that the connection goes through, as a route does.
+    pub fn waypoint(&mut self, name: &str) {
+        self.waypoint = Some(short_waypoint(name).into());
     }
 
     /// The connection is forwarded to the waypoint of the pod `workload`, which will deliver it here: then it is counted
@@ -154,7 +154,10 @@ impl Report {
         self.led = true;
         self.metrics.led_to_waypoint();
         let waypoint = workload.endpoint_waypoint.as_ref();
-        self.waypoint = waypoint.map(|one| waypoint_name(&one.waypoint).into());
+        self.waypoint = waypoint.map(|one| {
+            let name = one.waypoint.destination.to_string();
+            short_waypoint(&name).into()
+        });
     }
 
     /// Reports that the connection is established.
@@ -163,6 +166,7 @@ impl Report {
             self.counts = Some(self.metrics.traffic().open(&self.labels));
         }
         self.log.opened();
+        self.is_established = true;
         self.report_flow(Event::Opened);
     }
 
@@ -211,8 +215,8 @@ impl Drop for Report {
             .as_ref()
             .map_or(Reason::None, |(_, reason)| *reason);
         self.report_flow(match reason {
-            Reason::None => Event::Closed,
             Reason::Deny | Reason::CertRevoked => Event::Refused,
+            _ if self.is_established || reason == Reason::None => Event::Closed,
             _ => Event::Failed,
         });
         match self.counts.take() {

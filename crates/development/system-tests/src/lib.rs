@@ -13,6 +13,7 @@
 
 mod app;
 mod east_west;
+mod flows;
 mod openings;
 mod peer;
 mod waypoints;
@@ -35,6 +36,7 @@ pub use ambit_testkit::binary;
 
 pub use app::{Heads, answer_ok, read_head};
 pub use east_west::through_gateway;
+pub use flows::Flows;
 pub use openings::Openings;
 pub use peer::{Outcome, Peer};
 pub use waypoints::{

@@ -11,6 +11,7 @@ use crate::{
     dashboard::DashboardArgs,
     enrol::EnrolArgs,
     explain::ExplainArgs,
+    flows::FlowsArgs,
     inspect::{Inspect, LogLevel},
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
     output::Format,
@@ -76,6 +77,8 @@ pub(crate) enum Command {
     /// Explain policy decisions
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// Watch who talks to whom, live, and what is refused and why
+    Flows(FlowsArgs),
     /// Make, list and delete waypoints
     #[command(subcommand)]
     Waypoint(WaypointCommand),

@@ -17,6 +17,7 @@ mod dump;
 mod enrol;
 mod error;
 mod explain;
+mod flows;
 mod http;
 mod inspect;
 mod install;
@@ -62,6 +63,7 @@ pub fn main() -> ExitCode {
         Command::LogLevel(args) => inspect::log_level(&args).map(done),
         Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args),
         Command::Policy(PolicyCommand::Test(args)) => rehearsal::run(&args),
+        Command::Flows(args) => flows::run(&args).map(done),
         Command::Waypoint(command) => waypoint::run(&command).map(done),
         Command::Install(args) => install::install(&args).map(done),
         Command::Upgrade(args) => install::upgrade(&args).map(done),

@@ -49,6 +49,30 @@ pub(crate) fn say(text: &str) -> Result<(), CliError> {
     }
 }
 
+/// Longest text of others that is shown on one line, in characters.
+const MAX_SHOWN: usize = 512;
+
+/// A text of others, fit for a terminal: control characters, those that turn the direction of text, and invisible ones
+/// are shown as escapes, and long texts are cut.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len().min(MAX_SHOWN));
+    for (at, character) in text.chars().enumerate() {
+        if at == MAX_SHOWN {
+            shown.push('…');
+            break;
+        }
+        let is_invisible = matches!(
+            character,
+            '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+        );
+        match character.is_control() || is_invisible {
+            true => shown.extend(character.escape_unicode()),
+            false => shown.push(character),
+        }
+    }
+    shown
+}
+
 /// A table without lines, as kubectl's; rows of texts.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();

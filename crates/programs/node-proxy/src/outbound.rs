@@ -217,8 +217,8 @@ fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
         Route::Hbone(hbone) => {
             report.tunnel(hbone.addr, hbone.authority.as_str().into());
             report.mutual_tls(Some(pod.identity()), hbone.expected.first());
-            if hbone.waypoint.is_some() {
-                report.waypoint(&hbone.workload);
+            if let Some(waypoint) = &hbone.waypoint {
+                report.waypoint(waypoint);
             }
             shown.connected_to(hbone.addr.to_string(), "HBONE");
         }

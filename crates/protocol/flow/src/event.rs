@@ -28,9 +28,9 @@ pub enum Event {
     Request,
     /// A policy, a token, or a limit refused a connection or a request.
     Refused,
-    /// A connection could not be established, or broke.
+    /// A connection could not be established.
     Failed,
-    /// A connection has ended in order.
+    /// An established connection has ended; its error says whether it broke.
     Closed,
 }
 
@@ -188,7 +188,7 @@ pub struct Flow {
     /// Why it was refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
-    /// Why it failed.
+    /// Why it could not be established, or broke.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The request, of a waypoint's events.

@@ -14,6 +14,7 @@ mod collectors;
 mod departures;
 mod explained;
 mod faults;
+mod flows;
 mod foreign;
 mod introduction;
 mod kinds;

@@ -44,7 +44,7 @@ pub(super) fn manifest(
 pub(crate) struct Seen(Value);
 
 impl Seen {
-    pub(super) fn new(gateway: Value) -> Self {
+    pub(crate) fn new(gateway: Value) -> Self {
         Self(gateway)
     }
 

@@ -183,21 +183,21 @@ impl ConnectionReport {
         let reason = end.termination.as_deref().or(end.failure.as_deref());
         let event = match reason {
             _ if end.is_refused => Event::Refused,
-            None if end.flags == ResponseFlags::default() => Event::Closed,
+            // The endpoint is known only of what was established.
+            _ if went.endpoint.is_some() => Event::Closed,
             _ => Event::Failed,
         };
         flow::report(session, event, went.server(), |flow| {
-            let flags = || end.flags.to_string();
-            let reason = reason.map_or_else(flags, cut);
+            let flags = || (event == Event::Failed).then(|| end.flags.to_string());
+            let reason = reason.map(cut).or_else(flags);
             match event {
                 Event::Refused => {
                     flow.refusal = Some(Refusal {
                         policy: end.policy.clone(),
-                        reason,
+                        reason: reason.unwrap_or_default(),
                     });
                 }
-                Event::Failed => flow.error = Some(reason),
-                _ => {}
+                _ => flow.error = reason,
             }
             let bytes = (self.received.load(Relaxed), self.sent.load(Relaxed));
             flow::measure(flow, bytes, self.began.elapsed());

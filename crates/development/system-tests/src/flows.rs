@@ -1,0 +1,110 @@
+//! `ambit flows` beside a test.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    time::{Duration, Instant},
+};
+
+use ambit_testkit::binary;
+use serde_json::Value;
+
+use crate::{Mesh, PATIENCE};
+
+/// A command line that reads flow events. Ends with its drop.
+#[derive(Debug)]
+pub struct Flows {
+    child: Child,
+    events: Receiver<Value>,
+    seen: Vec<Value>,
+}
+
+impl Mesh {
+    /// Starts `ambit flows -o json` with further flags; returns when as many proxies as given are read.
+    pub fn flows(&self, proxies: usize, flags: &[&str]) -> Flows {
+        let lab = self.client().status().expect("the lab answers").name;
+        let mut child = Command::new(binary("ambit"))
+            .args(["flows", "-o", "json"])
+            .args(flags)
+            .env("AMBIT_LAB_DIR", self.directory())
+            .env("AMBIT_LAB", lab)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command line runs");
+        let (sender, events) = channel();
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                let event = serde_json::from_str(&line).expect("a JSON object a line");
+                if sender.send(event).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let mut begun = 0;
+        while begun < proxies {
+            let mut line = String::new();
+            let read = stderr.read_line(&mut line).expect("readable");
+            assert_ne!(read, 0, "ambit flows {flags:?} has ended");
+            begun += usize::from(line.contains("reading "));
+        }
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).for_each(drop));
+        Flows {
+            child,
+            events,
+            seen: Vec::new(),
+        }
+    }
+}
+
+impl Flows {
+    /// Waits for an event that has these values, by JSON pointer; returns it.
+    #[track_caller]
+    pub fn until(&mut self, wanted: &[(&str, &str)]) -> Value {
+        let is_wanted = |event: &Value| {
+            wanted
+                .iter()
+                .all(|(pointer, value)| match event.pointer(pointer) {
+                    Some(Value::String(text)) => text == value,
+                    Some(other) => other.to_string() == *value,
+                    None => *value == "none",
+                })
+        };
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.seen.iter().position(is_wanted) {
+                return self.seen.remove(at);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(event) => self.seen.push(event),
+                Err(error) => panic!("{error}: no event with {wanted:?} in {:#?}", self.seen),
+            }
+        }
+    }
+
+    /// All events that have come, and come within a time.
+    pub fn all(&mut self, time: Duration) -> Vec<Value> {
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(event) => self.seen.push(event),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return std::mem::take(&mut self.seen);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Flows {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}

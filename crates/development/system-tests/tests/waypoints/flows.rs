@@ -1,0 +1,191 @@
+//! Flow events: who talked to whom, how, and why not, as it happens; for readers who ask for it, and nobody else.
+
+use ambit_system_tests::{Expected, Mesh, PAIR, with_waypoint};
+use std::time::Duration;
+
+const CLIENT: &str = "cluster.local/ns/shop/sa/client";
+const SERVER: &str = "cluster.local/ns/shop/sa/server";
+const DENY: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: not-legacy, namespace: shop}
+spec:
+  selector: {matchLabels: {app: server}}
+  action: DENY
+  rules: [{from: [{source: {notPrincipals: [cluster.local/ns/shop/sa/client]}}]}]
+";
+
+#[test]
+fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
+    let mesh = Mesh::up(PAIR);
+    mesh.until_known_as("node-1", "shop/server", "HBONE");
+    let mut flows = mesh.flows(2, &[]);
+    mesh.get("shop/client", "http://server.shop/");
+    let (client, server) = (format!("spiffe://{CLIENT}"), format!("spiffe://{SERVER}"));
+    for (side, node) in [("source", "node-1"), ("destination", "node-2")] {
+        let common = [
+            ("/reporter/kind", side),
+            ("/reporter/node", node),
+            ("/source/workload", "client"),
+            ("/source/namespace", "shop"),
+            ("/source/identity", &client),
+            ("/destination/workload", "server"),
+            ("/destination/identity", &server),
+            ("/transport", "hbone"),
+            ("/waypoint", "none"),
+        ];
+        let opened = flows.until(&[&common[..], &[("/event", "opened")]].concat());
+        let number = opened["connection"].to_string();
+        let closed = [("/event", "closed"), ("/connection", &number)];
+        let closed = flows.until(&[&common[..], &closed].concat());
+        for bytes in ["bytesToServer", "bytesToClient"] {
+            assert!(closed[bytes].as_u64() > Some(20), "{bytes} of {closed:#}");
+        }
+    }
+
+    // From outside of the mesh, until a policy forbids it.
+    mesh.until_get("legacy/client", "http://server.shop/", true);
+    let plaintext = [
+        ("/source/workload", "client"),
+        ("/source/namespace", "legacy"),
+        ("/source/identity", "none"),
+        ("/transport", "plaintext"),
+        ("/reporter/kind", "destination"),
+    ];
+    flows.until(&[&plaintext[..], &[("/event", "closed")]].concat());
+    let mut denied = mesh.flows(2, &["--denied", "--to", "shop/server", "-n", "legacy"]);
+    mesh.apply("policy", DENY);
+    let denial = Expected::Denial("shop/not-legacy");
+    mesh.until_get("legacy/client", "http://server.shop/", denial);
+    let refused = [
+        ("/event", "refused"),
+        ("/refusal/policy", "shop/not-legacy"),
+    ];
+    let refused = [&plaintext[..], &refused].concat();
+    flows.until(&refused);
+    denied.until(&refused);
+    // What is wanted and nothing else.
+    mesh.get("shop/client", "http://server.shop/");
+    flows.until(&[("/source/identity", &client), ("/event", "closed")]);
+    let others = denied.all(Duration::ZERO);
+    assert!(
+        others.iter().all(|event| event["event"] == "refused"),
+        "{others:#?}"
+    );
+    // Nobody reads any more.
+    drop((flows, denied));
+    ambit_system_tests::until("the proxies count no readers", || {
+        mesh.proxy_metrics("node-2")
+            .contains("ambit_flow_readers 0")
+    });
+}
+
+#[test]
+fn requests_are_seen_at_waypoints_with_route_status_and_policy() {
+    let (mesh, _) = with_waypoint(ROUTED);
+    let mut flows = mesh.flows(3, &[]);
+    ambit_system_tests::until("the route is followed", || {
+        let answer = mesh.get("shop/client", "http://app.shop/gone");
+        answer.body.contains("404")
+    });
+    let request = [
+        ("/reporter/kind", "waypoint"),
+        ("/source/workload", "client"),
+        (
+            "/source/identity",
+            "spiffe://cluster.local/ns/shop/sa/client",
+        ),
+        ("/service/name", "app"),
+        ("/waypoint", "shop/waypoint"),
+        ("/request/method", "GET"),
+    ];
+    mesh.get("shop/client", "http://app.shop/open?token=hunter2");
+    let seen = flows.until(
+        &[
+            &request[..],
+            &[
+                ("/event", "request"),
+                ("/request/path", "/open"),
+                ("/request/status", "200"),
+                ("/request/route", "HTTPRoute/shop/app"),
+                ("/destination/workload", "server"),
+            ],
+        ]
+        .concat(),
+    );
+    assert!(!seen.to_string().contains("hunter2"), "{seen:#}");
+    mesh.get("shop/client", "http://app.shop/closed");
+    flows.until(
+        &[
+            &request[..],
+            &[
+                ("/event", "refused"),
+                ("/request/path", "/closed"),
+                ("/request/status", "403"),
+                ("/refusal/policy", "shop/closed"),
+            ],
+        ]
+        .concat(),
+    );
+    mesh.get("shop/client", "http://app.shop/gone");
+    flows.until(
+        &[
+            &request[..],
+            &[("/event", "request"), ("/request/status", "404")],
+        ]
+        .concat(),
+    );
+    // The client's node proxy says which waypoint it took; what passes it by is seen on its detour.
+    flows.until(&[
+        ("/reporter/kind", "source"),
+        ("/reporter/node", "node-1"),
+        ("/service/name", "app"),
+        ("/waypoint", "shop/waypoint"),
+        ("/event", "closed"),
+    ]);
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    mesh.get("legacy/client", &direct);
+    flows.until(&[
+        ("/reporter/kind", "destination"),
+        ("/source/namespace", "legacy"),
+        ("/transport", "plaintext"),
+        ("/waypoint", "shop/waypoint"),
+        ("/event", "closed"),
+    ]);
+    // A proxy that comes again is read again.
+    mesh.kill("proxy-worker", Some("node-1"));
+    ambit_system_tests::until("events of the new proxy", || {
+        mesh.get("shop/client", "http://app.shop/open");
+        let events = flows.all(Duration::from_millis(100));
+        events.iter().any(|event| {
+            event["reporter"]["node"] == "node-1" && event["reporter"]["kind"] == "source"
+        })
+    });
+}
+
+const ROUTED: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: app, namespace: shop}
+spec:
+  selector: {app: server}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: app, namespace: shop}
+spec:
+  parentRefs: [{group: \"\", kind: Service, name: app}]
+  rules:
+  - matches: [{path: {value: /open}}, {path: {value: /closed}}]
+    backendRefs: [{name: app, port: 80}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: closed, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: app}]
+  action: DENY
+  rules: [{to: [{operation: {paths: [/closed]}}]}]
+";

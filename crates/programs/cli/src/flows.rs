@@ -1,0 +1,165 @@
+//! `ambit flows`: who talks to whom, live, from node proxies and waypoints of a lab or a cluster.
+
+mod proxies;
+mod read;
+mod screen;
+mod text;
+mod view;
+
+use std::{io::IsTerminal as _, time::Duration};
+
+use ambit_flow::{Filter, Party, StreamItem};
+use clap::{Args, ValueEnum};
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::{
+    CliError, ErrorKind,
+    cluster::{Target, wait},
+    install::{duration, progress},
+    output::say,
+};
+pub(crate) use proxies::{Proxies, Proxy};
+pub(crate) use read::{Received, follow};
+
+/// Most that waits to be shown.
+const WAITING: usize = 4096;
+
+/// Flags of `ambit flows`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ambit flows --lab default                    every connection and request, as they happen\n  \
+    ambit flows --denied -n shop                 what is refused of, or by, the namespace shop, and why\n  \
+    ambit flows --from shop/frontend --to shop/orders\n  \
+    ambit flows --plaintext -o json | jq .source.workload")]
+pub(crate) struct FlowsArgs {
+    #[command(flatten)]
+    place: FlowPlace,
+    /// Only what is refused, or fails
+    #[arg(long)]
+    denied: bool,
+    /// Only what is not encrypted
+    #[arg(long)]
+    plaintext: bool,
+    /// Only from this client: NAMESPACE/NAME (pod, Deployment), NAMESPACE/, an address, or a SPIFFE id
+    #[arg(long)]
+    from: Option<String>,
+    /// Only to this server: as --from, or a service
+    #[arg(long)]
+    to: Option<String>,
+    /// Only from or to this namespace; may be given several times
+    #[arg(short, long)]
+    namespace: Vec<String>,
+    /// End after this time, such as 30s or 5m
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+    period: Option<Duration>,
+    /// Format of the output; a screen to look around in, if the output is a terminal
+    #[arg(short, long, value_enum)]
+    output: Option<FlowFormat>,
+}
+
+/// Where flows are read.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct FlowPlace {
+    /// Of this lab; otherwise of the kubeconfig's cluster
+    #[arg(long, env = "AMBIT_LAB")]
+    pub(crate) lab: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FlowFormat {
+    /// A screen with filter, order, pause, and one flow in detail
+    Screen,
+    /// A line an event
+    Text,
+    /// A JSON object an event, one a line
+    Json,
+}
+
+impl FlowsArgs {
+    fn filter(&self) -> Result<Filter, CliError> {
+        let party = |flag: &str, text: &Option<String>| -> Result<Option<Party>, CliError> {
+            let parsed = text.as_ref().map(|text| text.parse()).transpose();
+            parsed.map_err(|error: ambit_flow::FilterError| {
+                CliError::new(ErrorKind::Usage, format!("{flag}: {error}"))
+            })
+        };
+        Ok(Filter {
+            refused: self.denied,
+            plaintext: self.plaintext,
+            from: party("--from", &self.from)?,
+            to: party("--to", &self.to)?,
+            namespaces: self.namespace.clone(),
+        })
+    }
+
+    fn format(&self) -> FlowFormat {
+        self.output
+            .unwrap_or_else(|| match std::io::stdout().is_terminal() {
+                true => FlowFormat::Screen,
+                false => FlowFormat::Text,
+            })
+    }
+}
+
+/// Shows flows until the user ends it.
+pub(crate) fn run(args: &FlowsArgs) -> Result<(), CliError> {
+    let filter = args.filter()?;
+    wait(async {
+        let received = subscribe(&args.place, filter).await?;
+        let end = args.period.map(|period| Instant::now() + period);
+        match args.format() {
+            FlowFormat::Screen => screen::run(received, end).await,
+            FlowFormat::Text => print(received, end, text::line).await,
+            FlowFormat::Json => print(received, end, text::json).await,
+        }
+    })
+}
+
+/// Streams events from all node proxies and waypoints of a place, those that come later too.
+///
+/// # Errors
+/// If the place cannot be asked which proxies it has, or has none.
+pub(crate) async fn subscribe(
+    place: &FlowPlace,
+    filter: Filter,
+) -> Result<mpsc::Receiver<Received>, CliError> {
+    let proxies = Proxies::of(place).await?;
+    let all = proxies.list().await?;
+    if all.is_empty() {
+        let what = "there is no node proxy whose flows could be read";
+        return Err(CliError::new(ErrorKind::NotFound, what).hint("`ambit status` shows what runs"));
+    }
+    let (sender, received) = mpsc::channel(WAITING);
+    ambit_rt::spawn("flows", follow(proxies, filter, sender));
+    Ok(received)
+}
+
+/// Prints events as they come.
+async fn print(
+    mut received: mpsc::Receiver<Received>,
+    end: Option<Instant>,
+    line: impl Fn(&StreamItem) -> Option<String>,
+) -> Result<(), CliError> {
+    while let Some(next) = next(&mut received, end).await {
+        match next {
+            Received::Item(item) => {
+                if let Some(line) = line(&item) {
+                    say(&line)?;
+                }
+            }
+            Received::Began(proxy) => progress(&format!("reading {proxy}")),
+            Received::Ended(proxy, why) => progress(&format!("{proxy}: {why}")),
+        }
+    }
+    Ok(())
+}
+
+/// The next event; `None` when the time is over.
+async fn next(received: &mut mpsc::Receiver<Received>, end: Option<Instant>) -> Option<Received> {
+    match end {
+        Some(end) => tokio::time::timeout_at(end, received.recv()).await.ok()?,
+        None => received.recv().await,
+    }
+}

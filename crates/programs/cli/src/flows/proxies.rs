@@ -1,0 +1,161 @@
+//! The node proxies and waypoints of a lab or a cluster, and connections to their admin ports.
+
+use std::fmt;
+
+use ambit_install::{cluster::Cluster, object::name};
+use ambit_k8s_api::{Pod, labels::GATEWAY_NAME};
+use ambit_kube_kit::forward;
+use ambit_lab::Place;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::FlowPlace;
+use crate::{
+    CliError, ErrorKind,
+    install::failed,
+    labs,
+    reach::{self, PROXY, phase},
+    source::ADMIN,
+    waypoint::Seen,
+};
+
+/// A proxy whose flows can be read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Proxy {
+    /// The node proxy of a lab's node.
+    Node(String),
+    /// A pod, of a waypoint or of a node proxy: namespace, name.
+    Pod(String, String),
+}
+
+impl fmt::Display for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node) => write!(f, "the proxy of node {node}"),
+            Self::Pod(namespace, name) => write!(f, "pod {namespace}/{name}"),
+        }
+    }
+}
+
+/// A connection of bytes, wherever it goes.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// All proxies of a place.
+pub(crate) enum Proxies {
+    /// Of a lab.
+    Lab(String),
+    /// Of a cluster, with the namespace of the mesh.
+    Cluster(Cluster, String),
+}
+
+impl Proxies {
+    /// Finds the place.
+    pub(crate) async fn of(place: &FlowPlace) -> Result<Self, CliError> {
+        match place.target.lab(place.lab.as_deref()) {
+            Some(lab) => Ok(Self::Lab(lab)),
+            None => {
+                let cluster = place.target.cluster().await?;
+                Ok(Self::Cluster(cluster, place.target.mesh_namespace.clone()))
+            }
+        }
+    }
+
+    /// The proxies that run now.
+    pub(crate) async fn list(&self) -> Result<Vec<Proxy>, CliError> {
+        match self {
+            Self::Lab(lab) => {
+                let lab = lab.clone();
+                blocking(move || of_lab(&lab)).await
+            }
+            Self::Cluster(cluster, namespace) => of_cluster(cluster, namespace).await,
+        }
+    }
+
+    /// Connects to the admin port of a proxy.
+    pub(crate) async fn dial(&self, proxy: &Proxy) -> Result<Box<dyn Stream>, CliError> {
+        match self {
+            Self::Lab(lab) => {
+                let (lab, place) = (lab.clone(), place(proxy));
+                let dialled = blocking(move || {
+                    let stream = labs::find(&lab)?.dial(place, ADMIN.into());
+                    stream.map_err(labs::client_error)
+                });
+                let stream = dialled.await?;
+                let stream = stream
+                    .set_nonblocking(true)
+                    .and_then(|()| tokio::net::TcpStream::from_std(stream));
+                let stream = stream.map_err(|error| {
+                    let what = format!("{proxy} cannot be reached");
+                    CliError::new(ErrorKind::Unreachable, what).because(error)
+                })?;
+                Ok(Box::new(stream))
+            }
+            Self::Cluster(cluster, mesh) => {
+                let (namespace, pod) = match proxy {
+                    Proxy::Pod(namespace, pod) => (namespace, pod),
+                    Proxy::Node(node) => (mesh, node),
+                };
+                let dialled = forward::dial(&cluster.client(), namespace, pod, ADMIN.1).await;
+                let (stream, _) = dialled.map_err(|error| {
+                    let what = format!("{proxy} cannot be reached");
+                    let error = CliError::new(ErrorKind::Unreachable, what).because(error);
+                    error.hint("reading flows takes the right to forward ports of that pod")
+                })?;
+                Ok(Box::new(stream))
+            }
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, CliError> + Send + 'static,
+) -> Result<T, CliError> {
+    let done = ambit_rt::spawn_blocking("lab", work).await;
+    done.map_err(|error| CliError::new(ErrorKind::Failed, "cannot ask the lab").because(error))?
+}
+
+fn place(proxy: &Proxy) -> Place {
+    match proxy {
+        Proxy::Node(node) => Place::Node(node.clone()),
+        Proxy::Pod(namespace, name) => Place::Pod(format!("{namespace}/{name}")),
+    }
+}
+
+fn of_lab(lab: &str) -> Result<Vec<Proxy>, CliError> {
+    let status = labs::find(lab)?.status().map_err(labs::client_error)?;
+    if !status.mesh {
+        let what = format!("the lab {lab} runs pods without the mesh");
+        return Err(CliError::new(ErrorKind::NotFound, what));
+    }
+    let nodes = status.nodes.into_iter().map(|node| Proxy::Node(node.name));
+    let gateways: Vec<_> = status.gateways.into_iter().map(Seen::new).collect();
+    let is_waypoint = |pod: &ambit_lab::PodStatus| {
+        gateways.iter().any(|gateway| {
+            gateway.is_waypoint()
+                && (gateway.namespace(), gateway.name())
+                    == (pod.namespace.as_str(), pod.service_account.as_str())
+        })
+    };
+    let pods = status
+        .pods
+        .into_iter()
+        .filter(|pod| pod.ready && is_waypoint(pod));
+    let pods = pods.map(|pod| Proxy::Pod(pod.namespace, pod.name));
+    Ok(nodes.chain(pods).collect())
+}
+
+async fn of_cluster(cluster: &Cluster, mesh: &str) -> Result<Vec<Proxy>, CliError> {
+    let proxies = reach::pods(cluster, mesh, PROXY.0).await?;
+    let waypoints: Vec<Pod> = cluster
+        .all(None, Some(GATEWAY_NAME))
+        .await
+        .map_err(|error| failed(error.into()))?;
+    let running = proxies.iter().chain(&waypoints);
+    let running = running.filter(|pod| phase(pod) == "Running");
+    Ok(running
+        .map(|pod| {
+            let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+            Proxy::Pod(namespace, name(pod).to_owned())
+        })
+        .collect())
+}

@@ -1,0 +1,384 @@
+//! State of the screen: which flows are kept, which of them are shown, in which order, and which one is selected. Takes
+//! events and keys; draws nothing.
+
+use std::collections::VecDeque;
+
+use ambit_flow::{Flow, StreamItem, Transport};
+
+use super::{Received, text::Row};
+
+/// Most flows that are kept; the oldest go.
+const MAX_KEPT: usize = 5_000;
+/// Longest filter.
+const MAX_FILTER: usize = 128;
+
+/// Column that rows are ordered by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Order {
+    /// As they came, the latest last.
+    #[default]
+    Time,
+    From,
+    To,
+    /// The longest first.
+    Duration,
+    /// The most bytes first.
+    Bytes,
+}
+
+impl Order {
+    fn next(self) -> Self {
+        match self {
+            Self::Time => Self::From,
+            Self::From => Self::To,
+            Self::To => Self::Duration,
+            Self::Duration => Self::Bytes,
+            Self::Bytes => Self::Time,
+        }
+    }
+
+    /// Name on the screen.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Time => "time",
+            Self::From => "client",
+            Self::To => "server",
+            Self::Duration => "duration",
+            Self::Bytes => "bytes",
+        }
+    }
+}
+
+/// A key, as far as the screen knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Char(char),
+    Enter,
+    Escape,
+    Backspace,
+    Up,
+    Down,
+    PageUp,
+    PageDown,
+    Home,
+    End,
+}
+
+/// What is shown.
+#[derive(Debug, Default)]
+pub(super) struct View {
+    kept: VecDeque<(Flow, Row)>,
+    /// Flows that came while the screen was paused.
+    held: VecDeque<(Flow, Row)>,
+    pub(super) is_paused: bool,
+    pub(super) only_refused: bool,
+    pub(super) only_plaintext: bool,
+    pub(super) filter: String,
+    /// Whether keys are the filter's.
+    pub(super) is_typing: bool,
+    pub(super) order: Order,
+    /// The selected row, counted from the first shown; `None` follows the latest.
+    selected: Option<usize>,
+    /// Whether the selected flow is shown in detail.
+    pub(super) is_detailed: bool,
+    /// Numbers of events and refusals that were left out.
+    pub(super) lost: (u64, u64),
+    /// Proxies that are read.
+    pub(super) reading: Vec<String>,
+    /// The latest trouble with a proxy.
+    pub(super) trouble: Option<String>,
+}
+
+impl View {
+    /// Takes what came.
+    pub(super) fn receive(&mut self, received: Received) {
+        match received {
+            Received::Item(item) => match *item {
+                StreamItem::Flow(flow) => self.keep(*flow),
+                StreamItem::Lost { sampled, refusals } => {
+                    self.lost.0 += sampled;
+                    self.lost.1 += refusals;
+                }
+            },
+            Received::Began(proxy) => {
+                self.trouble = None;
+                if !self.reading.contains(&proxy) {
+                    self.reading.push(proxy);
+                }
+            }
+            Received::Ended(proxy, why) => {
+                self.reading.retain(|one| *one != proxy);
+                self.trouble = Some(format!("{proxy}: {why}"));
+            }
+        }
+    }
+
+    fn keep(&mut self, flow: Flow) {
+        let row = Row::of(&flow);
+        let to = match self.is_paused {
+            true => &mut self.held,
+            false => &mut self.kept,
+        };
+        if to.len() == MAX_KEPT {
+            to.pop_front();
+        }
+        to.push_back((flow, row));
+    }
+
+    /// The flows that are shown, in order.
+    pub(super) fn shown(&self) -> Vec<&(Flow, Row)> {
+        let mut shown: Vec<_> = self.kept.iter().filter(|one| self.shows(one)).collect();
+        match self.order {
+            Order::Time => {}
+            Order::From => shown.sort_by(|one, other| one.1.from.cmp(&other.1.from)),
+            Order::To => shown.sort_by(|one, other| one.1.to.cmp(&other.1.to)),
+            Order::Duration => {
+                shown.sort_by(|one, other| other.0.duration_ms.total_cmp(&one.0.duration_ms));
+            }
+            Order::Bytes => {
+                let bytes = |flow: &Flow| flow.bytes_to_server.saturating_add(flow.bytes_to_client);
+                shown.sort_by_key(|one| std::cmp::Reverse(bytes(&one.0)));
+            }
+        }
+        shown
+    }
+
+    fn shows(&self, (flow, row): &(Flow, Row)) -> bool {
+        let texts = [&row.event, &row.from, &row.to, &row.path, &row.details];
+        let wanted = self.filter.to_lowercase();
+        (!self.only_refused || flow.event.is_refusal())
+            && (!self.only_plaintext || flow.transport == Transport::Plaintext)
+            && (wanted.is_empty()
+                || texts
+                    .iter()
+                    .any(|text| text.to_lowercase().contains(&wanted)))
+    }
+
+    /// Number of flows that wait for the end of the pause.
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// The selected row among as many as are shown; the latest, where none is.
+    pub(super) fn selected(&self, shown: usize) -> Option<usize> {
+        let last = shown.checked_sub(1)?;
+        let latest = match self.order {
+            Order::Time => last,
+            _ => 0,
+        };
+        Some(self.selected.map_or(latest, |row| row.min(last)))
+    }
+
+    /// Takes a key; false if it ends the program.
+    pub(super) fn press(&mut self, key: Key) -> bool {
+        if self.is_typing {
+            self.type_filter(key);
+            return true;
+        }
+        match key {
+            Key::Char('q') => return false,
+            Key::Escape if self.is_detailed => self.is_detailed = false,
+            Key::Escape if self.selected.is_some() => self.selected = None,
+            Key::Escape => self.filter.clear(),
+            Key::Enter => self.is_detailed = !self.is_detailed && !self.kept.is_empty(),
+            Key::Char(' ' | 'p') => self.pause(),
+            Key::Char('/') => self.is_typing = true,
+            Key::Char('s') => self.order = self.order.next(),
+            Key::Char('d') => self.only_refused = !self.only_refused,
+            Key::Char('t') => self.only_plaintext = !self.only_plaintext,
+            Key::Char('c') => {
+                self.kept.clear();
+                self.lost = (0, 0);
+            }
+            Key::Up | Key::Char('k') => self.move_by(-1),
+            Key::Down | Key::Char('j') => self.move_by(1),
+            Key::PageUp => self.move_by(-20),
+            Key::PageDown => self.move_by(20),
+            Key::Home => self.selected = Some(0),
+            Key::End => self.selected = None,
+            _ => {}
+        }
+        true
+    }
+
+    fn type_filter(&mut self, key: Key) {
+        match key {
+            Key::Enter => self.is_typing = false,
+            Key::Escape => {
+                self.is_typing = false;
+                self.filter.clear();
+            }
+            Key::Backspace => drop(self.filter.pop()),
+            Key::Char(character) if self.filter.len() < MAX_FILTER => self.filter.push(character),
+            _ => {}
+        }
+    }
+
+    fn pause(&mut self) {
+        self.is_paused = !self.is_paused;
+        if !self.is_paused {
+            self.kept.append(&mut self.held);
+            let surplus = self.kept.len().saturating_sub(MAX_KEPT);
+            self.kept.drain(..surplus);
+        }
+    }
+
+    fn move_by(&mut self, rows: isize) {
+        let shown = self.shown().len();
+        let Some(row) = self.selected(shown) else {
+            return;
+        };
+        let moved = row.saturating_add_signed(rows).min(shown - 1);
+        self.selected = Some(moved);
+        // Rows that come would move under the reader's eyes.
+        if !self.is_paused {
+            self.pause();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_flow::Event;
+
+    use super::{super::text::tests::flow, *};
+
+    fn receive(view: &mut View, flow: Flow) {
+        view.receive(Received::Item(Box::new(StreamItem::Flow(Box::new(flow)))));
+    }
+
+    fn named(owner: &str, event: Event, transport: Transport, milliseconds: f64) -> Flow {
+        let mut flow = flow();
+        flow.source.owner = Some(owner.to_owned());
+        flow.event = event;
+        flow.transport = transport;
+        flow.duration_ms = milliseconds;
+        flow
+    }
+
+    fn view() -> View {
+        let mut view = View::default();
+        for flow in [
+            named("b", Event::Opened, Transport::Hbone, 1.0),
+            named("c", Event::Refused, Transport::Plaintext, 3.0),
+            named("a", Event::Closed, Transport::Plaintext, 2.0),
+        ] {
+            receive(&mut view, flow);
+        }
+        view
+    }
+
+    fn clients(view: &View) -> Vec<&str> {
+        let shown = view.shown();
+        shown
+            .iter()
+            .filter_map(|(flow, _)| flow.source.owner.as_deref())
+            .collect()
+    }
+
+    fn press(view: &mut View, keys: &str) {
+        for key in keys.chars() {
+            let key = match key {
+                '\n' => Key::Enter,
+                '\u{8}' => Key::Backspace,
+                '\u{1b}' => Key::Escape,
+                other => Key::Char(other),
+            };
+            assert!(view.press(key));
+        }
+    }
+
+    #[test]
+    fn order_follows_its_key() {
+        let mut view = view();
+        assert_eq!(clients(&view), ["b", "c", "a"]);
+        press(&mut view, "s");
+        assert_eq!(clients(&view), ["a", "b", "c"]);
+        press(&mut view, "ss");
+        assert_eq!(clients(&view), ["c", "a", "b"]);
+        press(&mut view, "ss");
+        assert_eq!(clients(&view), ["b", "c", "a"]);
+    }
+
+    #[test]
+    fn filters_narrow_and_widen() {
+        let mut view = view();
+        press(&mut view, "/shop/C\n");
+        assert_eq!(clients(&view), ["c"]);
+        press(&mut view, "\u{1b}");
+        assert_eq!(clients(&view).len(), 3);
+        press(&mut view, "t");
+        assert_eq!(clients(&view), ["c", "a"]);
+        press(&mut view, "d");
+        assert_eq!(clients(&view), ["c"]);
+        press(&mut view, "/x\u{8}q\n");
+        assert_eq!(view.filter, "q");
+        assert_eq!(clients(&view), [""; 0]);
+    }
+
+    #[test]
+    fn pause_holds_what_comes_and_gives_it_back() {
+        let mut view = view();
+        press(&mut view, "p");
+        receive(
+            &mut view,
+            named("late", Event::Opened, Transport::Hbone, 0.0),
+        );
+        assert_eq!((clients(&view).len(), view.held()), (3, 1));
+        press(&mut view, "p");
+        assert_eq!(clients(&view), ["b", "c", "a", "late"]);
+    }
+
+    #[test]
+    fn selection_stays_on_its_row_and_returns_to_the_latest() {
+        let mut view = view();
+        assert_eq!(view.selected(3), Some(2));
+        view.press(Key::Up);
+        assert_eq!(view.selected(3), Some(1));
+        receive(
+            &mut view,
+            named("late", Event::Opened, Transport::Hbone, 0.0),
+        );
+        assert_eq!(clients(&view).len(), 3);
+        view.press(Key::Home);
+        view.press(Key::Up);
+        assert_eq!(view.selected(3), Some(0));
+        view.press(Key::End);
+        assert_eq!(view.selected(3), Some(2));
+        assert_eq!(view.selected(0), None);
+    }
+
+    #[test]
+    fn kept_flows_are_bounded_in_pause_and_out() {
+        let mut view = View::default();
+        for _ in 0..MAX_KEPT + 10 {
+            receive(&mut view, flow());
+        }
+        view.press(Key::Char('p'));
+        for _ in 0..MAX_KEPT + 10 {
+            receive(&mut view, flow());
+        }
+        assert_eq!((view.shown().len(), view.held()), (MAX_KEPT, MAX_KEPT));
+        view.press(Key::Char('p'));
+        assert_eq!((view.shown().len(), view.held()), (MAX_KEPT, 0));
+    }
+
+    #[test]
+    fn proxies_that_go_are_said_until_one_comes() {
+        let mut view = View::default();
+        view.receive(Received::Began("a".to_owned()));
+        view.receive(Received::Ended("a".to_owned(), "broke".to_owned()));
+        assert_eq!(view.trouble.as_deref(), Some("a: broke"));
+        assert!(view.reading.is_empty());
+        view.receive(Received::Began("a".to_owned()));
+        assert_eq!(view.trouble, None);
+    }
+
+    #[test]
+    fn only_q_ends_it_and_not_while_typing() {
+        let mut view = View::default();
+        assert!(!view.press(Key::Char('q')));
+        view.press(Key::Char('/'));
+        assert!(view.press(Key::Char('q')));
+    }
+}

@@ -90,12 +90,12 @@ async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct View {
-    /// What it waits for; none if new proxies serve every node.
+    /// Next step that it waits for; none if new proxies serve every node.
     waits_for: Option<String>,
     draining: Vec<Draining>,
 }
 
-/// Looks once.
+/// Looks once at the rollout.
 pub(crate) async fn look(cluster: &Cluster, mesh: &str) -> Result<View, CliError> {
     let (set, pods, rollout) = state(cluster, mesh).await?;
     Ok(View {

@@ -156,7 +156,7 @@ impl Feed {
 
     /// Traffic, when there are events later than number `after`, or rates have changed.
     pub(super) async fn traffic(&self, after: u64) -> TrafficAnswer {
-        self.is_asked();
+        self.note_watcher();
         let begin = Instant::now();
         let mut changes = self.traffic.subscribe();
         let mut end = begin + LONGEST_WAIT;
@@ -186,7 +186,7 @@ impl Feed {
 
     /// The mesh, when it is another than that of `version`.
     pub(super) async fn mesh(&self, version: u64) -> MeshAnswer {
-        self.is_asked();
+        self.note_watcher();
         let mut changes = self.mesh.subscribe();
         let changed = changes.wait_for(|state| state.version != version);
         // Nothing has changed, or the server ends.
@@ -234,7 +234,7 @@ impl Feed {
         });
     }
 
-    fn is_asked(&self) {
+    fn note_watcher(&self) {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.asked.store(now, Ordering::Relaxed);
     }

@@ -129,7 +129,7 @@ async fn oversized_requests_are_refused_and_the_server_goes_on() {
 }
 
 #[tokio::test]
-async fn mesh_that_does_not_answer_is_told_with_its_reason() {
+async fn mesh_that_does_not_answer_is_reported_with_its_reason() {
     let (address, guard, _) = dashboard().await;
     let response = ask(address, "GET /api/mesh?after=0", &own(address, &guard), "").await;
     assert!(

@@ -34,7 +34,7 @@ pub(super) enum Node {
     Workload(String, String),
     /// Service whose endpoint is not known: namespace and name.
     Service(String, String),
-    /// Whoever is neither.
+    /// Clients and servers that are neither.
     Outside,
 }
 

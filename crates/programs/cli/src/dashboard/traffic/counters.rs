@@ -41,7 +41,7 @@ pub(super) struct Window {
     since: Duration,
 }
 
-/// What the window comes to.
+/// Rates, latencies and transport of a window.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Seen {

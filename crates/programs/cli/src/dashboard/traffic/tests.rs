@@ -1,3 +1,5 @@
+//! Edges and events made from flow events, and their bounds.
+
 use ambit_flow::{Event, Refusal, Reporter, RequestSummary, ServiceName};
 use serde_json::{Value, json};
 

@@ -51,7 +51,8 @@ impl Claims {
         Some((text("iss")?, text("sub")?))
     }
 
-    pub(crate) fn issuer(&self) -> Option<&str> {
+    /// Issuer of the token.
+    pub fn issuer(&self) -> Option<&str> {
         self.all.get("iss")?.as_text()
     }
 

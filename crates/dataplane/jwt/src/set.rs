@@ -118,6 +118,14 @@ impl Authentications {
         self.all.values().map(|compiled| &compiled.from)
     }
 
+    /// Objects that are attached to the waypoint or to these services, each once.
+    pub fn applied(
+        &self,
+        services: &[NamespacedHostname],
+    ) -> impl Iterator<Item = &Authentication> {
+        self.compiled(services).map(|one| &one.from)
+    }
+
     /// Puts an object in force in place of what had its name. False if it is the same.
     pub fn insert(&mut self, from: Authentication) -> bool {
         let before = self.all.get(&from.key).cloned();
@@ -384,6 +392,11 @@ impl Authentications {
 }
 
 impl Authenticated {
+    /// Claims of each valid token.
+    pub fn claims(&self) -> impl Iterator<Item = &Claims> {
+        self.tokens.iter().map(|token| &token.claims)
+    }
+
     /// Whether nothing was proved.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()

@@ -31,6 +31,7 @@ use http::HeaderName;
 mod asking;
 mod compiled;
 mod decision;
+mod explain;
 mod facts;
 mod matcher;
 
@@ -41,6 +42,7 @@ mod tests;
 
 pub use asking::Asking;
 pub use decision::{DryRun, HttpDecision, RuleId, Why};
+pub use explain::{HttpExplanation, PolicyOutcome};
 pub use facts::{Connection, Request};
 
 use compiled::Compiled;

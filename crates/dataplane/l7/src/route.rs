@@ -17,6 +17,7 @@ use ambit_model::{
 use http::HeaderMap;
 use rand::RngCore;
 
+pub use lookup::Mismatch;
 use lookup::{Entry, Lookup};
 pub(crate) use lookup::{parameters, regex};
 
@@ -157,6 +158,16 @@ impl RouteTable {
         let entry = self.matches.find(request);
         let rule = entry.and_then(|entry| Some((self.rules.get(entry.rule)?, entry.prefix())));
         rule.map_or(Choice::NoMatch, |(rule, prefix)| Choice::Rule(rule, prefix))
+    }
+
+    /// The rules in the order in which their matches are preferred, up to the one that [`Self::choose`] gives a request
+    /// to, each with why the request does not have the match.
+    pub fn considered<'a>(
+        &'a self,
+        request: &'a RouteRequest<'_>,
+    ) -> impl Iterator<Item = (&'a Arc<Rule>, Option<Mismatch>)> {
+        let considered = self.matches.considered(request);
+        considered.filter_map(|(entry, mismatch)| Some((self.rules.get(entry.rule)?, mismatch)))
     }
 }
 

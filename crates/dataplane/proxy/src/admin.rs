@@ -10,6 +10,7 @@ use std::{
 
 use ::http::Method;
 use ambit_certificates::Certificates;
+use ambit_mesh_json::explain::EXPLAIN_PATH;
 use ambit_rt::{
     DrainWatcher, Readiness, ShutdownTrigger,
     http::{
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 
 use crate::{
     config_dump::{DumpExtras, config_dump},
+    explain::Explain,
     flow_stream,
     state::SharedState,
 };
@@ -47,6 +49,8 @@ pub struct Admin {
     pub config: Value,
     /// `workloadState` of a dump.
     pub workload_state: WorkloadState,
+    /// Predicts what becomes of connections or requests.
+    pub explain: Explain,
     /// Log levels; none when logging was set up by somebody else.
     pub logs: Option<LogHandle>,
     /// Ends the process.
@@ -67,8 +71,10 @@ impl std::fmt::Debug for Admin {
 
 impl Admin {
     /// Answers a request to the admin port.
-    pub fn respond(&self, request: &Request) -> Response {
+    pub async fn respond(&self, request: &Request) -> Response {
         match (request.uri().path(), request.method()) {
+            (EXPLAIN_PATH, &Method::POST) => (self.explain)(request.body().clone()).await,
+            (EXPLAIN_PATH, _) => method_not_allowed("POST"),
             ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home()),
             ("/config_dump", &Method::GET) => self.dump(),
             ("/flows", &Method::GET) => flow_stream::respond(&self.flows, request),
@@ -93,6 +99,7 @@ impl Admin {
             "<!doctype html><title>{title}</title><h1>{title}</h1><ul>\
              <li><a href=/config_dump>/config_dump</a>: workloads, services, policies, certificates, connections\
              <li>/flows: connections and requests as they happen, a JSON object a line; ?refused, plaintext, from, to, namespace\
+             <li>/explain: POST with a query as JSON, as `ambit explain` does\
              <li>/logging: POST with ?level=debug or ?level=info,name=debug or ?reset; without query shows it\
              <li>/quitquitquit: POST ends the process in order</ul>\n"
         )
@@ -163,7 +170,7 @@ pub async fn serve(
     server("admin", admin_address, ServerOptions::loopback())
         .serve(move |request| {
             let admin = admin.clone();
-            async move { admin.respond(&request) }
+            async move { admin.respond(&request).await }
         })
         .await?;
     let options = ServerOptions::default();

@@ -8,7 +8,7 @@
 //! - What is known of the mesh: [`state`], followed by [`control_plane`] or [`local_xds`]; the instance's own
 //!   record ([`local`]), the certificates of local [`identities`], and what the next process starts with ([`warm_start`]).
 //! - Settings that all proxies read: [`environment`].
-//! - For people: [`admin`], [`config_dump`], [`policy_metrics`], events of connections ([`flow`]).
+//! - For people: [`admin`], [`config_dump`], [`explain`], [`policy_metrics`], events of connections ([`flow`]).
 //!
 //! Knows nothing of pods, redirection or enrolment.
 #![forbid(unsafe_code)]
@@ -20,6 +20,7 @@ pub mod connection_table;
 pub mod control_plane;
 pub mod dial;
 pub mod environment;
+pub mod explain;
 pub mod flow;
 mod flow_stream;
 pub mod identities;

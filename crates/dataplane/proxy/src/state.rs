@@ -370,6 +370,16 @@ impl SharedState {
         self.policies().explain(destination, connection)
     }
 
+    /// [`Self::authenticate`] with all that led to it.
+    pub fn explain_authentication(
+        &self,
+        destination: &Workload,
+        connection: &Connection,
+    ) -> Explanation {
+        let policies = self.policies();
+        policies.explain_peer_authentication(destination, connection)
+    }
+
     // === local pods ===
 
     /// The workload of a local pod, as the control plane knows it; `None` also while the policies

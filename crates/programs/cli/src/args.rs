@@ -22,6 +22,7 @@ use crate::{
     status::StatusArgs,
     tool::Tool,
     version::VersionArgs,
+    walk::WalkArgs,
     waypoint::WaypointCommand,
 };
 
@@ -74,6 +75,8 @@ pub(crate) enum Command {
     Connections(Inspect),
     /// Show or change the log level of a node proxy
     LogLevel(LogLevel),
+    /// Follow one request through all proxies without sending it, and explain what it would be answered
+    Explain(WalkArgs),
     /// Explain policy decisions
     #[command(subcommand)]
     Policy(PolicyCommand),

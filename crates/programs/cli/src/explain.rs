@@ -1,4 +1,5 @@
-//! `ambit policy explain`: which policy decides a connection, and why, from live state. What goes through a
+//! `ambit policy explain`: which policy decides a connection, and why, from live state or a dump; `ambit explain` follows
+//! a request through all proxies (`walk`). What goes through a
 //! waypoint has two legs: node proxies judge the caller by PeerAuthentication alone, and then the waypoint as the caller
 //! of what it delivers.
 
@@ -327,7 +328,10 @@ fn service<'a>(dump: &'a Dump, to: &str) -> Option<&'a ServiceEntry> {
 }
 
 /// By address, by full or bare name, or by the beginning of a name (a Deployment's).
-fn find<'a>(workloads: &'a [Workload], wanted: &str) -> Result<Option<&'a Workload>, CliError> {
+pub(crate) fn find<'a>(
+    workloads: &'a [Workload],
+    wanted: &str,
+) -> Result<Option<&'a Workload>, CliError> {
     if let Ok(ip) = wanted.parse::<IpAddr>() {
         return Ok(workloads
             .iter()
@@ -375,7 +379,7 @@ fn full_name(workload: &Workload) -> String {
     format!("{}/{}", workload.namespace, workload.name)
 }
 
-fn not_found(what: &str, name: &str) -> CliError {
+pub(crate) fn not_found(what: &str, name: &str) -> CliError {
     CliError::new(
         ErrorKind::NotFound,
         format!("{what} {name}: not known there"),

@@ -4,7 +4,7 @@ use std::{future::Future, pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Full};
 use hyper::{
     Method, Request,
     client::conn::http1,
@@ -41,12 +41,22 @@ pub(crate) enum RequestError {
     TooLarge,
 }
 
-/// Sends one request and reads the answer to its end. An answer that is cut off is an error.
+/// Sends one request without a body and reads the answer to its end. An answer that is cut off is an error.
 pub(crate) async fn request(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     method: Method,
     host: &str,
     path: &str,
+) -> Result<Answer, RequestError> {
+    send(stream, method, (host, path), Bytes::new()).await
+}
+
+/// [`request`] with a body.
+pub(crate) async fn send(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    method: Method,
+    (host, path): (&str, &str),
+    body: Bytes,
 ) -> Result<Answer, RequestError> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::builder()
@@ -55,7 +65,7 @@ pub(crate) async fn request(
         .header(HOST, host)
         .header(ACCEPT, "*/*")
         .header(CONNECTION, "close")
-        .body(Empty::<Bytes>::new())?;
+        .body(Full::new(body))?;
     let exchange = async move {
         let response = heard(sender.send_request(request)).await??;
         let status = response.status().as_u16();

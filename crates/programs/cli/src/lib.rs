@@ -35,6 +35,7 @@ mod source;
 mod status;
 mod tool;
 mod version;
+mod walk;
 mod waypoint;
 
 use std::{path::Path, process::ExitCode};
@@ -61,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Certificates(args) => inspect::certificates(&args).map(done),
         Command::Connections(args) => inspect::connections(&args).map(done),
         Command::LogLevel(args) => inspect::log_level(&args).map(done),
+        Command::Explain(args) => walk::run(&args),
         Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args),
         Command::Policy(PolicyCommand::Test(args)) => rehearsal::run(&args),
         Command::Flows(args) => flows::run(&args).map(done),

@@ -8,6 +8,7 @@ use ambit_install::{
 };
 use ambit_k8s_api::Pod;
 use ambit_kube_kit::forward;
+use bytes::Bytes;
 use hyper::Method;
 
 use crate::{CliError, ErrorKind, http, install::failed};
@@ -41,13 +42,29 @@ pub(crate) async fn ask_pod(
     method: Method,
     path: &str,
 ) -> Result<http::Answer, CliError> {
+    send_to_pod(
+        cluster,
+        (namespace, pod, port),
+        (method, path),
+        Bytes::new(),
+    )
+    .await
+}
+
+/// [`ask_pod`] with a body.
+pub(crate) async fn send_to_pod(
+    cluster: &Cluster,
+    (namespace, pod, port): (&str, &str, u16),
+    (method, path): (Method, &str),
+    body: Bytes,
+) -> Result<http::Answer, CliError> {
     let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
         let what = format!("the pod {namespace}/{pod} does not answer {path}");
         CliError::new(ErrorKind::Unreachable, what).because(error)
     };
     let forwarded = forward::dial(&cluster.client(), namespace, pod, port).await;
     let (stream, refused) = forwarded.map_err(|error| unanswered(error.into()))?;
-    match http::request(stream, method, "localhost", path).await {
+    match http::send(stream, method, ("localhost", path), body).await {
         Ok(answer) => Ok(answer),
         // Where the port is closed, only the kubelet says so.
         Err(error) => Err(match refused.await {

@@ -11,6 +11,7 @@ use std::{
 
 use ambit_install::rollout::node_of;
 use ambit_lab::Place;
+use bytes::Bytes;
 use hyper::Method;
 
 use crate::{
@@ -70,6 +71,16 @@ enum Endpoint {
 }
 
 impl Source {
+    /// Any node proxy of a lab, or of a cluster. Nobody is told who is asked.
+    pub(crate) fn any(lab: Option<&str>, target: &Target) -> Self {
+        Self {
+            node: None,
+            lab: lab.map(ToOwned::to_owned),
+            target: target.clone(),
+            ..Self::node("", "")
+        }
+    }
+
     /// The node proxy of a node of a running lab.
     pub(crate) fn node(lab: &str, node: &str) -> Self {
         Self {
@@ -169,6 +180,16 @@ impl Source {
     }
 
     fn ask(&self, method: Method, path: &str) -> Result<http::Answer, CliError> {
+        self.send(method, path, Bytes::new())
+    }
+
+    /// Sends a request with a body.
+    pub(crate) fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<http::Answer, CliError> {
         let path = if self.control && path == DUMP {
             "/debug/ambientz"
         } else {
@@ -204,11 +225,12 @@ impl Source {
                         "{}, pod {namespace}/{pod}",
                         self.target.describe()
                     ));
-                    reach::ask_pod(&cluster, namespace, &pod, port, method, path).await
+                    reach::send_to_pod(&cluster, (namespace, &pod, port), (method, path), body)
+                        .await
                 });
             }
         };
-        request(stream, &method, &host, &format!("{prefix}{path}"))
+        send(stream, &method, (&host, &format!("{prefix}{path}")), body)
     }
 
     /// Says who is asked, beside the output.
@@ -324,12 +346,22 @@ fn split_url(url: &str) -> Result<(String, String), CliError> {
     Ok((host.to_owned(), prefix))
 }
 
-/// Sends one request on a connection that is open.
+/// Sends one request without a body on a connection that is open.
 pub(crate) fn request(
     stream: TcpStream,
     method: &Method,
     host: &str,
     path: &str,
+) -> Result<http::Answer, CliError> {
+    send(stream, method, (host, path), Bytes::new())
+}
+
+/// [`request`] with a body.
+pub(crate) fn send(
+    stream: TcpStream,
+    method: &Method,
+    (host, path): (&str, &str),
+    body: Bytes,
 ) -> Result<http::Answer, CliError> {
     wait(async {
         let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
@@ -337,7 +369,7 @@ pub(crate) fn request(
             CliError::new(ErrorKind::Unreachable, what).because(error)
         };
         let stream = asynchronous(stream).map_err(|error| unanswered(error.into()))?;
-        let answer = http::request(stream, method.clone(), host, path).await;
+        let answer = http::send(stream, method.clone(), (host, path), body).await;
         answer.map_err(|error| unanswered(error.into()))
     })
 }

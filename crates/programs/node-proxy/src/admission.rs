@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use ambit_authz::{Connection as Peer, Why};
+use ambit_authz::{Connection as Peer, Decision, Why};
 use ambit_model::{Action, Identity};
 use ambit_proxy::{
     Course, Local, Report,
@@ -44,14 +44,7 @@ impl Denied {
         peer: &Peer,
         listed: &Handle,
     ) -> Result<(Arc<Local>, Course), Self> {
-        let local = pod.local.now(None);
-        if !local.is_known {
-            return Err(Self::Gone);
-        }
-        let course = match pod.state.passes_by_waypoint(&local.workload, peer) {
-            true => Course::ThroughWaypoint,
-            false => Course::Direct,
-        };
+        let (local, course) = course(pod, peer)?;
         listed.takes(course);
         let decision = match course {
             Course::ThroughWaypoint => pod.state.authenticate(&local.workload, peer),
@@ -76,10 +69,18 @@ impl Denied {
                 "decided"
             );
         }
-        if decision.allowed {
-            return Ok((local, course));
+        match Self::of(decision) {
+            None => Ok((local, course)),
+            Some(denied) => Err(denied),
         }
-        Err(match (decision.why, decision.decided_by) {
+    }
+
+    /// The refusal that a decision is; `None` if it allows the connection.
+    pub(crate) fn of(decision: Decision) -> Option<Self> {
+        if decision.allowed {
+            return None;
+        }
+        Some(match (decision.why, decision.decided_by) {
             (Why::NotUnderstood(why), Some(policy)) => Self::NotUnderstood {
                 policy: policy.to_string(),
                 why: why.to_string(),
@@ -115,6 +116,22 @@ impl Denied {
             Self::Gone => Vec::new(),
         }
     }
+}
+
+/// The pod's record of now, and the way that a connection to it has to take.
+///
+/// # Errors
+/// When the pod has no record any more.
+pub(crate) fn course(pod: &Pod, peer: &Peer) -> Result<(Arc<Local>, Course), Denied> {
+    let local = pod.local.now(None);
+    if !local.is_known {
+        return Err(Denied::Gone);
+    }
+    let course = match pod.state.passes_by_waypoint(&local.workload, peer) {
+        true => Course::ThroughWaypoint,
+        false => Course::Direct,
+    };
+    Ok((local, course))
 }
 
 /// A slot for a connection from `peer`; without one, that is logged.

@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     config::{Config, LocalXds},
-    enrolment_record,
+    enrolment_record, explain,
     pod::{Pod, Proxy},
     pod_handover::RestoredPod,
     pods::{Enrolment, Served},
@@ -164,12 +164,14 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     ambit_rt::spawn_essential("taking turns", turn.follow(prepared));
     let (servers, watcher) = drain::channel();
     let dumped = served.clone();
+    let explain = explain::on(served.clone(), mesh.state.clone(), config.clone());
     let admin = Admin {
         title: "Ambit node proxy",
         state: mesh.state,
         certificates: mesh.certificates,
         config: serde_json::to_value(&*config).context("the configuration cannot be dumped")?,
         workload_state: Box::new(move || dumped.dump()),
+        explain,
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: mesh.static_config,

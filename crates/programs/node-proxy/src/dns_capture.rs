@@ -8,13 +8,15 @@ use std::{
 };
 
 use ambit_dns::{
-    Client, Egress, Family, Host, Known, Limits, Outcome, Report, Server, look_up, system_servers,
+    Client, Egress, Family, Found, Host, Known, Limits, Outcome, Report, Server, look_up,
+    system_servers,
 };
 use ambit_model::ArcStr;
-use ambit_proxy::{Accepted, report::chain};
+use ambit_proxy::{Accepted, SharedState, report::chain};
 use ambit_telemetry::{ArcString, DnsLabels};
 
 use crate::{
+    config::Config,
     pod::{DnsSockets, Pod},
     shard::Shard,
 };
@@ -56,6 +58,26 @@ pub(crate) async fn connection(shard: Arc<Shard>, accepted: Accepted, server: Ar
     }
 }
 
+/// Finds a name of the mesh for pods of a namespace.
+pub(crate) fn find(
+    config: &Config,
+    state: &SharedState,
+    namespace: &str,
+    (name, family): (&str, Family),
+) -> Option<Found> {
+    let client = Client {
+        namespace,
+        network: &config.network,
+        cluster_id: &config.cluster_id,
+        domain: &config.cluster_domain,
+    };
+    let mut found = look_up(&state.table(), &client, name, family)?;
+    if family == Family::V6 && !config.ipv6_enabled {
+        found.addresses.clear();
+    }
+    Some(found)
+}
+
 /// A pod's questions. Does not keep the pod: sockets may be served a little longer than it.
 #[derive(Debug)]
 pub(crate) struct Questions(Weak<Pod>);
@@ -72,19 +94,9 @@ impl Host for Questions {
         if !state.addresses_known() {
             return Known::NotYet;
         }
-        let client = Client {
-            namespace: &pod.name().namespace,
-            network: &config.network,
-            cluster_id: &config.cluster_id,
-            domain: &config.cluster_domain,
-        };
-        let found = look_up(&state.table(), &client, name, family);
-        found.map_or(Known::Unknown, |mut found| {
-            if family == Family::V6 && !config.ipv6_enabled {
-                found.addresses.clear();
-            }
-            Known::Found(found)
-        })
+        let namespace = &pod.name().namespace;
+        let found = find(config, state, namespace, (name, family));
+        found.map_or(Known::Unknown, Known::Found)
     }
 
     async fn mesh_known(&self) -> bool {

@@ -13,6 +13,7 @@ pub mod command;
 pub mod config;
 mod dns_capture;
 mod enrolment_record;
+mod explain;
 mod inbound;
 mod outbound;
 mod plaintext;

@@ -25,7 +25,7 @@ use crate::{pod::Pod, redirection, refusal, shard::Shard};
 
 /// A connection from the pod that failed.
 #[derive(Debug, thiserror::Error)]
-enum OutboundError {
+pub(crate) enum OutboundError {
     #[error("cannot learn the original destination")]
     OriginalDst(#[source] io::Error),
     #[error("attempted recursive call to ourselves")]
@@ -175,6 +175,19 @@ async fn decide(
     dst: SocketAddr,
     failed: &[ArcStr],
 ) -> Result<Route, OutboundError> {
+    let route = choose(pod, local, dst, failed).await?;
+    let route = resolved(pod, local, route).await?;
+    redirection::check(&pod.guard, dst.ip(), &route)?;
+    Ok(route)
+}
+
+/// The route of a connection, before names are looked up.
+pub(crate) async fn choose(
+    pod: &Pod,
+    local: &Local,
+    dst: SocketAddr,
+    failed: &[ArcStr],
+) -> Result<Route, OutboundError> {
     let route = pod.state.route_again(&local.workload, dst, failed).await?;
     // Also while nothing is known yet, after a start.
     if pod.config.registry_only
@@ -182,8 +195,6 @@ async fn decide(
     {
         return Err(OutboundError::NotRegistered(dst));
     }
-    let route = resolved(pod, local, route).await?;
-    redirection::check(&pod.guard, dst.ip(), &route)?;
     Ok(route)
 }
 

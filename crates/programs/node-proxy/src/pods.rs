@@ -61,6 +61,13 @@ impl Served {
             .collect()
     }
 
+    /// The pod of a namespace and name, if its listeners are in place.
+    pub(crate) fn find(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        let pods = self.pods();
+        pods.into_iter()
+            .find(|pod| pod.name().namespace == namespace && pod.name().name == name)
+    }
+
     /// Waits until the connections of pods that have left are at their end, at most so long: the end of
     /// the process would cut them.
     pub async fn left(&self, limit: Duration) {

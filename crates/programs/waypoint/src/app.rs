@@ -28,7 +28,9 @@ use tokio::time::Instant;
 use crate::{
     attachment_lookup, calls,
     config::Config,
-    destination, listeners,
+    destination,
+    explain::Explainer,
+    listeners,
     memory_gauge::MemoryGauge,
     plugins::{self, Fetcher, PluginMetrics},
     published::{Gone, Published},
@@ -148,6 +150,13 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
             let published = waypoint.published.clone();
             move || published.dump()
         }),
+        explain: {
+            let explainer = Arc::new(Explainer::new(waypoint.clone()));
+            Box::new(move |body| {
+                let explainer = explainer.clone();
+                Box::pin(async move { explainer.answer(&body).await })
+            })
+        },
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: Value::Null,

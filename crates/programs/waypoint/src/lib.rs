@@ -1,7 +1,8 @@
 //! The waypoint: HTTP understood, authorized, routed and measured for the pods it covers.
 //!
 //! [`server`] accepts a tunnel, `target` finds its destination and `caller` its caller. The content is proxied as TCP
-//! (`tcp`) or as HTTP (`http`), to an `upstream`. [`published`] has the configuration from the control plane.
+//! (`tcp`) or as HTTP (`http`), to an `upstream`. [`published`] has the configuration from the control plane,
+//! [`explain`] predicts what requests are answered.
 #![forbid(unsafe_code)]
 
 pub mod app;
@@ -13,6 +14,7 @@ mod calls;
 pub mod command;
 pub mod config;
 mod destination;
+pub mod explain;
 mod extensions;
 mod fair_share;
 mod flow;

@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
+use ambit_codec::Authority;
 use ambit_handover::Gate;
 use ambit_hbone::{Incoming, Tunnel, TunnelIo, server, tls};
 use ambit_model::{AppProtocol, Identity, canonical_socket};
@@ -14,24 +15,18 @@ use tokio::net::TcpListener;
 use crate::{
     attachment_lookup,
     caller::{Caller, CallerError},
-    extensions::Slots,
-    fair_share::{FairShare, FairShares},
+    fair_share::FairShare,
     headers,
     hops::Hops,
     http::{self as l7, NotHttp},
-    in_flight_checks::InFlightChecks,
     memory::{ConnectionMemory, Permit},
     message::Version,
-    mirrors::Mirrors,
     plugins,
-    retry_budget::Budgets,
     session::Session,
     sniff::{Opening, Sniffed},
-    stalls::Stalls,
     target::{Target, TargetError},
     tcp,
     tunnel_windows::{self, ReceiveWindows},
-    upstream::UpstreamPools,
     waypoint::{Shard, Waypoint},
 };
 
@@ -40,7 +35,7 @@ const HANDSHAKE_BYTES: usize = 128 << 10;
 
 /// A tunnel that is refused.
 #[derive(Debug, thiserror::Error)]
-enum StreamError {
+pub(crate) enum StreamError {
     #[error(transparent)]
     Request(#[from] server::IncomingError),
     #[error(transparent)]
@@ -54,7 +49,7 @@ enum StreamError {
 }
 
 impl StreamError {
-    fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Request(_) => StatusCode::BAD_REQUEST,
             Self::Target(error) => error.status(),
@@ -99,16 +94,7 @@ fn serve_on_worker(
     mut gate: Gate,
 ) -> io::Result<()> {
     let mut listeners = Listeners::new(vec![(TcpListener::from_std(listener)?, ())]);
-    let shard = Arc::new(Shard {
-        upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
-        mirrors: Mirrors::default(),
-        stalls: Stalls::new(waypoint.config.streams.stall_timeout),
-        checks: InFlightChecks::default(),
-        shares: FairShares::default(),
-        retries: Budgets::default(),
-        extensions: Slots::default(),
-        waypoint,
-    });
+    let shard = Arc::new(Shard::new(waypoint));
     ambit_rt::spawn_essential("plugins", plugins::follow(shard.clone()));
     ambit_rt::spawn_essential("listeners", async move {
         let waypoint = &shard.waypoint;
@@ -208,8 +194,18 @@ fn denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
 }
 
 async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, open: OpenWork) {
-    let found = Box::pin(find(&client, &incoming));
-    let found = match found.await {
+    let finding = async {
+        let authority = incoming.target()?;
+        let opener = (client.identity.as_ref(), client.peer);
+        find(
+            &client.shard.waypoint,
+            opener,
+            &authority,
+            incoming.headers(),
+        )
+        .await
+    };
+    let found = match Box::pin(finding).await {
         Ok(found) => found,
         Err(error) => {
             let waypoint = &client.shard.waypoint;
@@ -239,16 +235,17 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, op
 }
 
 /// Finds the caller, the target and the hops of a tunnel.
-async fn find(client: &Client, incoming: &Incoming) -> Result<(Caller, Target, Hops), StreamError> {
-    let authority = incoming.target()?;
-    let waypoint = &client.shard.waypoint;
+pub(crate) async fn find(
+    waypoint: &Waypoint,
+    (identity, peer): (Option<&Identity>, SocketAddr),
+    authority: &Authority,
+    headers: &HeaderMap,
+) -> Result<(Caller, Target, Hops), StreamError> {
     let own = waypoint.own().await.map_err(TargetError::NotKnown)?;
     // A ServiceEntry may be seen by its own namespace alone, wherever its waypoint is.
-    let identity = client.identity.as_ref();
     let namespace = identity.map_or("", |identity| identity.namespace.as_str());
-    let target = Target::find(waypoint, &own, namespace, &authority).await?;
-    let headers = incoming.headers();
-    let caller = Caller::of(headers, client.identity.clone(), client.peer, &target)?;
+    let target = Target::find(waypoint, &own, namespace, authority).await?;
+    let caller = Caller::of(headers, identity.cloned(), peer, &target)?;
     attachment_lookup::learn_sender(waypoint, &target, &caller).await;
     attachment_lookup::learn_declarations(waypoint, &target).await;
     let hops = Hops::of(headers).ok_or(StreamError::Circle)?;
@@ -257,7 +254,7 @@ async fn find(client: &Client, incoming: &Incoming) -> Result<(Caller, Target, H
 
 /// Content of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     /// HTTP, as is declared.
     Http,
     /// HTTP although nobody declares it, since routes or policies are for requests; all else is refused.
@@ -271,7 +268,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(session: &Session) -> Self {
+    pub(crate) fn of(session: &Session) -> Self {
         let client = session.caller.namespace();
         let target = &session.target;
         let by_routes = || {

@@ -95,6 +95,22 @@ pub(crate) struct Shard {
     pub(crate) extensions: Slots,
 }
 
+impl Shard {
+    /// One that carries nothing yet.
+    pub(crate) fn new(waypoint: Arc<Waypoint>) -> Self {
+        Self {
+            upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
+            mirrors: Mirrors::default(),
+            stalls: Stalls::new(waypoint.config.streams.stall_timeout),
+            checks: InFlightChecks::default(),
+            shares: FairShares::default(),
+            retries: Budgets::default(),
+            extensions: Slots::default(),
+            waypoint,
+        }
+    }
+}
+
 /// The mesh is not known well enough to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotKnown {

@@ -5,6 +5,7 @@
 //! (`#[serde(remote)]`), so that a field that is added there does not compile until it has a form here.
 #![forbid(unsafe_code)]
 
+pub mod explain;
 mod names;
 mod policy;
 mod service;

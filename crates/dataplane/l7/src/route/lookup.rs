@@ -55,7 +55,34 @@ enum Value {
     Any,
 }
 
+/// Why a request does not have a match: the first part of it that differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mismatch {
+    /// The request's path differs.
+    Path,
+    /// The request's method differs.
+    Method,
+    /// The header of this name is missing, or has another value.
+    Header(ArcStr),
+    /// The query parameter of this name is missing, or has another value.
+    QueryParam(ArcStr),
+}
+
 impl Lookup {
+    /// All matches up to the one that a request takes, the most specific first, with why it does not have the others:
+    /// the order in which [`Self::find`] decides, without its shortcuts.
+    pub(super) fn considered<'a>(
+        &'a self,
+        request: &'a RouteRequest<'_>,
+    ) -> impl Iterator<Item = (&'a Entry, Option<Mismatch>)> {
+        let mut is_found = false;
+        self.entries.iter().map_while(move |entry| {
+            let mismatch = (!is_found).then(|| entry.mismatch(request))?;
+            is_found = mismatch.is_none();
+            Some((entry, mismatch))
+        })
+    }
+
     /// Of matches in the order of the age, names and places of their rules.
     pub(super) fn new(mut entries: Vec<Entry>) -> Self {
         // Stable: what is equally specific stays in the order of age, name and place.
@@ -167,7 +194,12 @@ impl Entry {
     }
 
     fn matches(&self, request: &RouteRequest<'_>) -> bool {
-        let path = match &self.path {
+        self.mismatch(request).is_none()
+    }
+
+    /// The first part of the match that a request does not have.
+    fn mismatch(&self, request: &RouteRequest<'_>) -> Option<Mismatch> {
+        let has_path = match &self.path {
             Path::Any => true,
             Path::Exact(path) => request.path == path,
             Path::Prefix(prefix) => request
@@ -176,22 +208,34 @@ impl Entry {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
             Path::Regex(pattern) => pattern.is_match(request.path),
         };
-        path && self
+        if !has_path {
+            return Some(Mismatch::Path);
+        }
+        if self
             .method
             .as_ref()
-            .is_none_or(|method| request.method == method)
-            && self.headers.iter().all(|(name, of)| {
-                if *name == HOST {
-                    return !request.host.is_empty() && of.matches(request.host);
-                }
-                let value = request.headers.get(name);
-                value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
-            })
-            && self.query.iter().all(|(name, of)| {
-                // The first of several counts.
-                let value = parameters(request.query, name).next();
-                value.is_some_and(|value| of.matches(&value))
-            })
+            .is_some_and(|one| request.method != one)
+        {
+            return Some(Mismatch::Method);
+        }
+        let has_header = |(name, of): &&(HeaderName, Value)| {
+            if *name == HOST {
+                return !request.host.is_empty() && of.matches(request.host);
+            }
+            let value = request.headers.get(name);
+            value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
+        };
+        if let Some((name, _)) = self.headers.iter().find(|one| !has_header(one)) {
+            return Some(Mismatch::Header(name.as_str().into()));
+        }
+        let has_param = |(name, of): &&(ArcStr, Value)| {
+            // The first of several counts.
+            let value = parameters(request.query, name).next();
+            value.is_some_and(|value| of.matches(&value))
+        };
+        let mut params = self.query.iter();
+        let missing = params.find(|one| !has_param(one));
+        missing.map(|(name, _)| Mismatch::QueryParam(name.clone()))
     }
 }
 

@@ -65,11 +65,77 @@ fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) ->
         host: "web.example",
         headers: &headers,
     };
-    match table.choose(&request) {
+    let choice = table.choose(&request);
+    assert_eq!(considered_last(table, &request), rule_of(&choice));
+    match choice {
         Choice::Itself => "itself".to_owned(),
         Choice::NoMatch => "none".to_owned(),
         Choice::Rule(rule, _) if rule.unsupported.is_some() => "unsupported".to_owned(),
         Choice::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
+    }
+}
+
+/// The rule whose match is the last of those that are considered, if the request has it. All before it differ.
+fn considered_last(table: &RouteTable, request: &RouteRequest<'_>) -> Option<*const Rule> {
+    let mut considered: Vec<_> = table.considered(request).collect();
+    let last = considered.pop_if(|(_, mismatch)| mismatch.is_none());
+    assert!(considered.iter().all(|(_, mismatch)| mismatch.is_some()));
+    last.map(|(rule, _)| Arc::as_ptr(rule))
+}
+
+fn rule_of(choice: &Choice<'_>) -> Option<*const Rule> {
+    match choice {
+        Choice::Rule(rule, _) => Some(Arc::as_ptr(rule)),
+        Choice::Itself | Choice::NoMatch => None,
+    }
+}
+
+#[test]
+fn the_first_part_that_differs_says_why_a_rule_does_not_match() {
+    let exact = |value: &str| HttpValueMatch::Exact(value.into());
+    let of = HttpRouteMatch {
+        method: Some("GET".into()),
+        headers: vec![("x-a".into(), exact("1"))],
+        query_params: vec![("q".into(), exact("1"))],
+        ..prefix("/a")
+    };
+    let table = RouteTable::new(&[route("r", &[], vec![rule(vec![of])])], 80, None);
+    let headers: HeaderMap = [(HeaderName::from_static("x-a"), "1".parse().unwrap())]
+        .into_iter()
+        .collect();
+    let good = RouteRequest {
+        method: "GET",
+        path: "/a/b",
+        query: Some("q=1"),
+        host: "web",
+        headers: &headers,
+    };
+    let path = RouteRequest { path: "/b", ..good };
+    let method = RouteRequest {
+        method: "POST",
+        ..good
+    };
+    let none = HeaderMap::new();
+    let header = RouteRequest {
+        headers: &none,
+        ..good
+    };
+    let query = RouteRequest {
+        query: None,
+        ..good
+    };
+    for (request, expected) in [
+        (good, None),
+        (path, Some(Mismatch::Path)),
+        (method, Some(Mismatch::Method)),
+        (header, Some(Mismatch::Header("x-a".into()))),
+        (query, Some(Mismatch::QueryParam("q".into()))),
+    ] {
+        let mut considered = table.considered(&request);
+        assert_eq!(
+            considered.next().map(|(_, mismatch)| mismatch),
+            Some(expected)
+        );
     }
 }
 

@@ -27,6 +27,7 @@ mod proxy_protocol;
 mod records;
 mod rehearsal;
 mod rehearsal_of_cluster;
+mod request_explained;
 mod rollout;
 mod routed_policies;
 mod sessions;

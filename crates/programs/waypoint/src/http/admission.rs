@@ -14,13 +14,13 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use ambit_jwt::{Authenticated, Claims};
-use ambit_l7::authz::{Asking, Connection, HttpDecision, Request, Scope};
+use ambit_l7::authz::{Asking, Connection, HttpDecision, HttpExplanation, Request, Scope};
 use ambit_model::{ArcStr, NamespacedHostname};
 use http::{HeaderMap, HeaderName, Method};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::destination::Destination;
+use super::{destination::Destination, form::Form};
 use crate::{
     attachments::Attachments, http::destination_attachments, published::Published,
     route_owner::RouteOwner, session::Session,
@@ -52,6 +52,26 @@ pub(super) struct Facts {
     /// Without the query.
     pub(super) path: String,
     pub(super) headers: HeaderMap,
+}
+
+impl Facts {
+    /// Attributes of a request as it came.
+    pub(super) fn of<B>(request: &http::Request<B>, form: &Form) -> Self {
+        Self {
+            method: request.method().clone(),
+            host: form.host.clone(),
+            path: form.path.clone(),
+            headers: request.headers().clone(),
+        }
+    }
+
+    /// Attributes of a request as it is sent.
+    pub(super) fn as_sent<B>(request: &http::Request<B>, form: &Form) -> Self {
+        Self {
+            path: form.target.path().to_owned(),
+            ..Self::of(request, form)
+        }
+    }
 }
 
 /// Backend of a request: type of [`Admission::led_to`].
@@ -111,6 +131,62 @@ impl Admission {
         (decision, admitted.then(admission))
     }
 
+    /// Explains the decision of [`Self::of`].
+    pub(super) fn explain(
+        session: &Arc<Session>,
+        facts: Facts,
+        proved: Authenticated,
+    ) -> HttpExplanation {
+        let inner = Inner {
+            session: session.clone(),
+            facts,
+            proved,
+            asked: None,
+            changes: Mutex::new(session.shard.waypoint.published.watch()),
+        };
+        inner.explain()
+    }
+
+    /// Explains the decision of [`Self::led_to`]; `None` if there is none.
+    pub(super) fn explain_backend(
+        &self,
+        destination: &Destination,
+        by: RouteOwner,
+        sent: Option<Facts>,
+    ) -> Option<HttpExplanation> {
+        let led = self.led(destination, by, sent)?;
+        let published = &self.came.session.shard.waypoint.published;
+        let scope = led.scope(published)?;
+        let facts = led.sent.as_deref().unwrap_or(&self.came.facts);
+        let attachments = self.came.session.attachments();
+        let policies = published.policies();
+        let address = self.came.address_of(&led);
+        let explain = |request: &Request<'_>| policies.explain(scope, request);
+        Some(
+            self.came
+                .for_tokens(&attachments, facts, address, explain, |one| {
+                    one.decision.is_allowed()
+                }),
+        )
+    }
+
+    /// The backend that a request is judged for once more.
+    fn led(&self, destination: &Destination, by: RouteOwner, sent: Option<Facts>) -> Option<Led> {
+        let session = &self.came.session;
+        let is_as_asked = by == RouteOwner::Service || sent.is_none();
+        let (service, port) = destination.port(session)?;
+        if is_as_asked && destination.is_asked_for(session) {
+            return None;
+        }
+        Some(Led {
+            service: service.clone(),
+            port,
+            by,
+            attachments: destination_attachments::find(session, destination, by),
+            sent: sent.map(Arc::new),
+        })
+    }
+
     /// Judges it once more, where a route leads it to another service, or a route of its clients makes something else of
     /// it: `sent` is what it has become, if that differs. No decision: nothing is said of that service.
     ///
@@ -122,20 +198,8 @@ impl Admission {
         by: RouteOwner,
         sent: Option<Facts>,
     ) -> (Option<HttpDecision>, Option<Self>) {
-        let session = &self.came.session;
-        let is_as_asked = by == RouteOwner::Service || sent.is_none();
-        let Some((service, port)) = destination.port(session) else {
+        let Some(led) = self.led(destination, by, sent) else {
             return (None, Some(self.clone()));
-        };
-        if is_as_asked && destination.is_asked_for(session) {
-            return (None, Some(self.clone()));
-        }
-        let led = Led {
-            service: service.clone(),
-            port,
-            by,
-            attachments: destination_attachments::find(session, destination, by),
-            sent: sent.map(Arc::new),
         };
         let decision = self.came.judge_led(&led);
         let is_denied =
@@ -237,7 +301,6 @@ impl Inner {
         waypoint.address_of(&led.service, led.port)
     }
 
-    /// With several tokens, the claims of each have to be enough.
     fn judge_as(
         &self,
         attachments: &Attachments,
@@ -245,23 +308,45 @@ impl Inner {
         facts: &Facts,
         destination: SocketAddr,
     ) -> HttpDecision {
-        let published = &self.session.shard.waypoint.published;
-        let policies = published.policies();
-        let judge = |claims| {
-            let request = self.request(facts, destination, claims);
-            policies.evaluate(scope, &request)
-        };
+        let policies = self.session.shard.waypoint.published.policies();
+        let evaluate = |request: &Request<'_>| policies.evaluate(scope, request);
+        let is_allowed = HttpDecision::is_allowed;
+        self.for_tokens(attachments, facts, destination, evaluate, is_allowed)
+    }
+
+    /// Explains [`Self::judge`].
+    fn explain(&self) -> HttpExplanation {
+        let attachments = self.session.attachments();
+        let policies = self.session.shard.waypoint.published.policies();
+        let destination = self.session.target.address();
+        let scope = attachments.scope();
+        let explain = |request: &Request<'_>| policies.explain(scope, request);
+        self.for_tokens(&attachments, &self.facts, destination, explain, |one| {
+            one.decision.is_allowed()
+        })
+    }
+
+    /// The result of `judge` for a request: with several tokens, the claims of each have to be enough.
+    fn for_tokens<T>(
+        &self,
+        attachments: &Attachments,
+        facts: &Facts,
+        destination: SocketAddr,
+        judge: impl Fn(&Request<'_>) -> T,
+        is_allowed: impl Fn(&T) -> bool,
+    ) -> T {
+        let judge = |claims| judge(&self.request(facts, destination, claims));
         if self.proved.is_empty() {
             return judge(None);
         }
-        let all = published.authentications();
+        let all = self.session.shard.waypoint.published.authentications();
         let mut last = None;
         for claims in all.still_believed(attachments.services(), &self.proved) {
-            let decision = judge(Some(claims));
-            if !decision.is_allowed() {
-                return decision;
+            let result = judge(Some(claims));
+            if !is_allowed(&result) {
+                return result;
             }
-            last = Some(decision);
+            last = Some(result);
         }
         last.unwrap_or_else(|| judge(None))
     }

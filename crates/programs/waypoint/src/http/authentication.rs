@@ -6,17 +6,16 @@ use std::time::SystemTime;
 use ambit_jwt::{Authenticated, Denial, Refused, RequestParts};
 use ambit_telemetry::http::ResponseFlags;
 use http::{HeaderValue, Request, StatusCode, uri::PathAndQuery};
-use hyper::body::Incoming;
 
-use super::{form::Form, record::Record, reply::Reply};
+use super::{form::Form, observer::Observer, reply::Reply};
 use crate::session::Session;
 
 /// Authenticates a request. Its headers and its query are then what is judged and forwarded.
-pub(super) fn authenticate(
+pub(super) fn authenticate<B>(
     session: &Session,
-    request: &mut Request<Incoming>,
+    request: &mut Request<B>,
     form: &mut Form,
-    record: &mut Record,
+    observer: &mut impl Observer,
 ) -> Result<Authenticated, Reply> {
     let all = session.shard.waypoint.published.authentications();
     if all.is_empty() {
@@ -41,10 +40,10 @@ pub(super) fn authenticate(
         };
         form.target = PathAndQuery::try_from(target)
             .map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
-        record.formed(&form.host, &form.target);
+        observer.formed(&form.host, &form.target);
     }
     outcome.map_err(|Refused { why, .. }| {
-        record.not_authenticated(why.details());
+        observer.unauthenticated(&why);
         reply(&why)
     })
 }

@@ -51,6 +51,14 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// The state of a request with these headers, if a provider allows it and changes nothing.
+    pub(super) fn assume_allowed(by: &Provider, headers: &HeaderMap) -> Self {
+        Self {
+            by: Some((by.name.clone(), headers.clone())),
+            ..Self::default()
+        }
+    }
+
     /// Whether a part of the request's body has been read.
     pub(super) fn has_body(&self) -> bool {
         self.begun.has_frames()
@@ -75,6 +83,20 @@ fn count_refused(session: &Session, provider: &str, refused: u64) {
     metrics.provider_headers_refused(provider, refused);
 }
 
+/// Finds the provider that has to be asked about a request.
+pub(super) fn asking<B>(session: &Session, request: &Request<B>, form: &Form) -> Asking {
+    let method = request.method().as_str();
+    let facts = facts(session, method, &form.host, &form.path, request.headers());
+    let policies = session.shard.waypoint.published.policies();
+    policies.asks(session.attachments().scope(), &facts)
+}
+
+/// Replies to a request that no provider can be asked about.
+pub(super) fn without_provider() -> Reply {
+    let flag = ResponseFlag::UnauthorizedExternal;
+    Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
+}
+
 /// Asks about a request, if a policy wants it, and changes it as the provider says.
 pub(super) async fn authorize(
     session: &Session,
@@ -84,24 +106,13 @@ pub(super) async fn authorize(
     (hops, is_grpc, idle): (Hops, bool, &IdleTimeout),
 ) -> Result<Authorized, Reply> {
     let waypoint = &session.shard.waypoint;
-    let asking = {
-        let method = request.method().as_str();
-        let facts = facts(session, method, &form.host, &form.path, request.headers());
-        let policies = waypoint.published.policies();
-        policies.asks(session.attachments().scope(), &facts)
-    };
-    let provider = match asking {
+    let provider = match asking(session, request, form) {
         Asking::Nobody => return Ok(Authorized::On(Asked::default())),
         Asking::Denied(why) => {
             tracing::debug!(why, "a request is denied: no provider can be asked");
             waypoint.http_metrics.authorized("", "nobody");
             record.decided("ext_authz_error");
-            let flag = ResponseFlag::UnauthorizedExternal;
-            return Err(Reply::new(
-                StatusCode::FORBIDDEN,
-                "RBAC: access denied",
-                flag,
-            ));
+            return Err(without_provider());
         }
         Asking::Provider(provider, _) => provider,
     };

@@ -1,9 +1,10 @@
 //! Requests that a route of clients changes or forwards, and their mirrors: what is attached to the service that they are
 //! sent to holds for what is sent.
 
+use std::sync::Arc;
+
 use ambit_l7::route::RouteRequest;
 use http::{HeaderMap, HeaderName, Request, uri::PathAndQuery};
-use hyper::body::Incoming;
 
 use super::{
     admission::Admission,
@@ -13,7 +14,10 @@ use super::{
     reply::Reply,
     routed::Taken,
 };
-use crate::{hops::Hops, http::destination_attachments, route_owner::RouteOwner, session::Session};
+use crate::{
+    attachments::Attachments, hops::Hops, http::destination_attachments, route_owner::RouteOwner,
+    session::Session,
+};
 
 /// A request in the form that plugins and limits have seen, before a route of clients changes it.
 #[derive(Debug)]
@@ -26,7 +30,7 @@ pub(super) struct Original {
 
 impl Original {
     /// Keeps the form of a request that a route of clients is about to change; `None` if the route is not theirs.
-    pub(super) fn of(taken: &Taken, request: &Request<Incoming>, form: &Form) -> Option<Self> {
+    pub(super) fn of<B>(taken: &Taken, request: &Request<B>, form: &Form) -> Option<Self> {
         (taken.route_owner() == RouteOwner::Clients).then(|| Self {
             headers: request.headers().clone(),
             host: form.host.clone(),
@@ -56,21 +60,19 @@ impl Original {
         }
     }
 
-    /// Admits what the route has made of the request.
+    /// Attachments of the destination, if it has any here.
     ///
     /// # Errors
-    /// With the response, if the destination has tokens or plugins that were not applied to it, if a plugin has seen
-    /// another request, or if a limit refuses it.
-    pub(super) async fn admit(
+    /// With the response, if the destination has tokens or plugins that were not applied to the request, or if a plugin
+    /// has seen another request.
+    pub(super) fn attachments<B>(
         &self,
         session: &Session,
-        (destination, request, form): (&Destination, &Request<Incoming>, &Form),
-        (admission, hops): (&Admission, Hops),
-        limited: &mut Limited,
-    ) -> Result<(), Reply> {
+        (destination, request, form): (&Destination, &Request<B>, &Form),
+    ) -> Result<Option<Arc<Attachments>>, Reply> {
         let there = destination_attachments::find(session, destination, RouteOwner::Clients);
         let Some(there) = there else {
-            return Ok(());
+            return Ok(None);
         };
         let is_changed = self.headers != *request.headers()
             || self.host != form.host
@@ -85,6 +87,23 @@ impl Original {
             );
             return Err(Reply::denied());
         }
+        Ok(Some(there))
+    }
+
+    /// Admits what the route has made of the request.
+    ///
+    /// # Errors
+    /// With the response, as for [`Self::attachments`], or if a limit refuses the request.
+    pub(super) async fn admit<B>(
+        &self,
+        session: &Session,
+        (destination, request, form): (&Destination, &Request<B>, &Form),
+        (admission, hops): (&Admission, Hops),
+        limited: &mut Limited,
+    ) -> Result<(), Reply> {
+        let Some(there) = self.attachments(session, (destination, request, form))? else {
+            return Ok(());
+        };
         let sent = RouteRequest {
             method: request.method().as_str(),
             path: form.target.path(),

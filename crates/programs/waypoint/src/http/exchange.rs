@@ -30,7 +30,9 @@ use super::{
     idle::IdleTimeout,
     interim::{self, Expectation},
     limits::{self, Counted, Limited},
-    mirror, outgoing,
+    mirror,
+    observer::Observer,
+    outgoing,
     overload::has_too_many_fields,
     record::Record,
     reply::Reply,
@@ -113,7 +115,7 @@ pub(super) async fn respond(
     Response::from_parts(parts, body)
 }
 
-fn is_grpc<B>(request: &Request<B>) -> bool {
+pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
     let of = request.headers().get(CONTENT_TYPE);
     let rest = of.and_then(|of| of.as_bytes().strip_prefix(b"application/grpc"));
     // Not `application/grpc-web`, which is answered as HTTP is.
@@ -412,21 +414,17 @@ async fn admit(
     Ok(Admitted::On(admission, Box::new(asked)))
 }
 
-fn judge(
+/// Judges a request by its policies.
+pub(super) fn judge<B>(
     session: &Arc<Session>,
-    request: &Request<Incoming>,
+    request: &Request<B>,
     form: &Form,
     (proved, asked): (&Authenticated, &Asked),
-    record: &mut Record,
+    observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
-    let facts = Facts {
-        method: request.method().clone(),
-        host: form.host.clone(),
-        path: form.path.clone(),
-        headers: request.headers().clone(),
-    };
+    let facts = Facts::of(request, form);
     let (decision, admission) = Admission::of(session, facts, proved.clone(), asked.by.clone());
-    record.judged(&decision);
+    observer.judged(&decision);
     admission.ok_or_else(Reply::denied)
 }
 
@@ -458,12 +456,12 @@ fn version(
 
 /// Judges what a route leads to another service as that one's, too, and what a route of its clients makes of a request
 /// as if they had sent that.
-fn judge_led(
+pub(super) fn judge_led<B>(
     admission: Admission,
     taken: &Taken,
-    request: &Request<Incoming>,
+    request: &Request<B>,
     form: &Form,
-    record: &mut Record,
+    observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
     let by = taken.route_owner();
     let is_asked_for = matches!(
@@ -473,27 +471,24 @@ fn judge_led(
     if by == RouteOwner::Service && is_asked_for {
         return Ok(admission);
     }
-    let sent = taken.changes_request().then(|| Facts {
-        method: request.method().clone(),
-        host: form.host.clone(),
-        path: form.target.path().to_owned(),
-        headers: request.headers().clone(),
-    });
+    let sent = taken
+        .changes_request()
+        .then(|| Facts::as_sent(request, form));
     let (decision, admission) = admission.led_to(&taken.destination, by, sent);
     if let Some(decision) = decision {
-        record.judged(&decision);
+        observer.judged(&decision);
     }
     admission.ok_or_else(Reply::denied)
 }
 
 /// A request that has passed too many waypoints.
-fn in_a_circle() -> Reply {
+pub(super) fn in_a_circle() -> Reply {
     let text = "the routes of waypoints lead in a circle";
     Reply::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)
 }
 
 /// Removes the headers that are not sent on.
-fn strip(request: &mut Request<Incoming>) -> Result<(), Reply> {
+pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     let all = request.headers_mut();
     if headers::has_other_encoding(all) {
         let reply = Reply::refused(

@@ -41,14 +41,19 @@ pub(super) async fn inject(
         return Ok(());
     };
     record.explain(DETAILS);
+    Err(aborted(status))
+}
+
+/// Replies to a request in the application's place.
+pub(super) fn aborted(status: FaultStatus) -> Reply {
     let flag = ResponseFlag::FaultInjected;
-    Err(match status {
+    match status {
         FaultStatus::Http(status) => Reply::new(of(status), ABORTED, flag),
         FaultStatus::Grpc(status) => Reply {
             grpc_status: Some(status),
             ..Reply::new(of(http_status(status)), ABORTED, flag)
         },
-    })
+    }
 }
 
 fn of(status: u16) -> StatusCode {

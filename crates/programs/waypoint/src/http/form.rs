@@ -2,7 +2,7 @@
 
 use ambit_l7::{path, route::MatchedPath};
 use http::{HeaderValue, Method, Request, StatusCode, header::HOST, uri::PathAndQuery};
-use hyper::{body::Incoming, ext::Protocol};
+use hyper::ext::Protocol;
 
 use super::reply::Reply;
 use crate::session::Session;
@@ -42,7 +42,7 @@ impl Form {
     }
 
     /// Of a request as it came; what could be read in two ways is refused.
-    pub(super) fn of(session: &Session, request: &Request<Incoming>) -> Result<Self, Reply> {
+    pub(super) fn of<B>(session: &Session, request: &Request<B>) -> Result<Self, Reply> {
         if let Some(protocol) = request.extensions().get::<Protocol>() {
             let text = format!("CONNECT for the protocol {protocol:?} is not supported");
             let reply = Reply::refused(text, "connect_protocol");
@@ -84,7 +84,7 @@ impl Form {
 
 /// The host that a request is for. What could be read in two ways is refused: another host in the target than in
 /// the header, several headers, or credentials in it.
-pub(super) fn host(request: &Request<Incoming>) -> Result<String, &'static str> {
+pub(super) fn host<B>(request: &Request<B>) -> Result<String, &'static str> {
     let mut lines = request.headers().get_all(HOST).iter();
     let header = lines.next().map(HeaderValue::to_str).transpose();
     let header = header.map_err(|_| "the host is no text")?;

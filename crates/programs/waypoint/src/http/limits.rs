@@ -18,7 +18,6 @@ use ambit_wire::{
     rate_limit_service::Answer,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::RETRY_AFTER};
-use hyper::body::Incoming;
 
 use super::{
     admission::Admission,
@@ -156,7 +155,7 @@ pub(super) async fn limit(
 }
 
 /// Returns the request in the form that limits match.
-pub(super) fn as_it_came<'a>(request: &'a Request<Incoming>, form: &'a Form) -> RouteRequest<'a> {
+pub(super) fn as_it_came<'a, B>(request: &'a Request<B>, form: &'a Form) -> RouteRequest<'a> {
     RouteRequest {
         method: request.method().as_str(),
         path: &form.path,

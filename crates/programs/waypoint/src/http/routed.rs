@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use ambit_l7::route::{self, Applied, Asked, Choice, Injected, RouteRequest, Rule};
+use ambit_l7::route::{self, Applied, Asked, Choice, Injected, RouteTable, Rule};
 use ambit_model::{ArcStr, HttpBackend, HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
 use ambit_route::BackendEndpoint;
 use ambit_telemetry::http::ResponseFlag;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::LOCATION};
-use hyper::body::Incoming;
 
 use super::{
     affinity::{self, Affinity, Found},
     destination::Destination,
     form::Form,
-    record::Record,
+    limits,
+    observer::Observer,
     reply::Reply,
 };
 use crate::{
@@ -141,6 +141,11 @@ impl Taken {
         self.rule.as_ref()?.applied().fault(&mut rand::rng())
     }
 
+    /// Filters for the request; `None` without a rule.
+    pub(super) fn applied(&self) -> Option<Applied<'_>> {
+        self.rule.as_ref().map(Chosen::applied)
+    }
+
     /// Owner of the rule.
     pub(super) fn route_owner(&self) -> RouteOwner {
         let rule = self.rule.as_ref();
@@ -229,39 +234,44 @@ fn destination<'a>(
     })
 }
 
-/// Where a request goes, by the routes of its service.
-pub(super) fn route(
-    session: &Session,
-    request: &Request<Incoming>,
-    form: &Form,
-    record: &mut Record,
-    crossing: &mut Crossing,
-) -> Result<Routed, Reply> {
+/// The routes that requests of a session take now; `None` to a pod. The tunnel may be older than the routes.
+pub(super) fn table(session: &Session) -> Result<Option<Arc<RouteTable>>, Reply> {
     let Target::Service {
         served, address, ..
     } = &session.target
     else {
+        return Ok(None);
+    };
+    let now = session.shard.waypoint.published.service(&served.name);
+    let served = now.ok_or_else(|| {
+        let text = "this waypoint does not serve the service any more";
+        Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
+    })?;
+    Ok(Some(
+        served.routes(address.port(), session.caller.namespace()),
+    ))
+}
+
+/// Where a request goes, by the routes of its service.
+pub(super) fn route<B>(
+    session: &Session,
+    request: &Request<B>,
+    form: &Form,
+    observer: &mut impl Observer,
+    crossing: &mut Crossing,
+) -> Result<Routed, Reply> {
+    let table = table(session)?;
+    let (
+        Some(table),
+        Target::Service {
+            served, address, ..
+        },
+    ) = (table, &session.target)
+    else {
         return Ok(Routed::On(Taken::itself()));
     };
-    // As it is now: the tunnel may be older than the routes.
-    let now = session.shard.waypoint.published.service(&served.name);
-    let Some(served) = now else {
-        let text = "this waypoint does not serve the service any more";
-        return Err(Reply::new(
-            StatusCode::NOT_FOUND,
-            text,
-            ResponseFlag::NoRoute,
-        ));
-    };
     let served_at = (&served.name, address.port());
-    let table = served.routes(address.port(), session.caller.namespace());
-    let choice = table.choose(&RouteRequest {
-        method: request.method().as_str(),
-        path: &form.path,
-        query: form.target.query(),
-        host: &form.host,
-        headers: request.headers(),
-    });
+    let choice = table.choose(&limits::as_it_came(request, form));
     let (rule, prefix) = match choice {
         Choice::Itself => return Ok(Routed::On(Taken::itself())),
         Choice::NoMatch => {
@@ -269,10 +279,7 @@ pub(super) fn route(
         }
         Choice::Rule(rule, prefix) => (rule, prefix),
     };
-    record.route = Some(match &rule.name {
-        Some(name) => format!("{}/{name}", rule.route),
-        None => rule.route.to_string(),
-    });
+    observer.routed(rule);
     if let Some(why) = &rule.unsupported {
         return Err(leads_nowhere(rule, why));
     }
@@ -309,7 +316,7 @@ pub(super) fn route(
     if let Some(redirect) = applied.redirect() {
         let published = &session.shard.waypoint.published;
         let mode = published.gateway().path_normalization;
-        let to = redirect.location(&form.host, address.port(), form.matched(prefix), mode);
+        let to = redirect.location(&form.host, served_at.1, form.matched(prefix), mode);
         let location = to.map_err(|error| unroutable(&error.to_string()))?;
         let location = HeaderValue::from_str(&location);
         let location = location.map_err(|error| unroutable(&error.to_string()))?;

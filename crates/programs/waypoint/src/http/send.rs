@@ -149,10 +149,7 @@ pub(super) async fn send(
     request: Request<Body>,
 ) -> Result<Sent, Failure> {
     let Some(own) = session.shard.waypoint.local.known().await else {
-        return Err(Failure::unavailable(
-            ResponseFlag::NoHealthyUpstream,
-            "no_own_workload",
-        ));
+        return Err(Failure::without_own_workload());
     };
     let Sending {
         hops,
@@ -517,6 +514,11 @@ impl Failure {
             reply: Reply::new(status, body, flag),
             details: text,
         }
+    }
+
+    /// The control plane does not name the waypoint's own pod.
+    pub(super) fn without_own_workload() -> Self {
+        Self::unavailable(ResponseFlag::NoHealthyUpstream, "no_own_workload")
     }
 
     fn unavailable(flag: ResponseFlag, details: &str) -> Self {

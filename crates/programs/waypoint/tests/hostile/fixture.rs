@@ -27,6 +27,7 @@ use ambit_testkit::{FakeCa, Pki, build};
 use ambit_tls::WorkloadCert;
 use ambit_waypoint::{
     config::Config,
+    explain::Explainer,
     published::Published,
     server, telemetry_export,
     waypoint::{Surroundings, Waypoint},
@@ -358,6 +359,16 @@ impl World {
     /// The address of the waypoint.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Predicts what requests to the waypoint are answered.
+    pub(crate) fn explainer(&self) -> Explainer {
+        Explainer::new(self.waypoint.clone())
+    }
+
+    /// How many requests have been counted.
+    pub(crate) fn metrics_of_requests(&self) -> u64 {
+        self.count("istio_requests_total", &[])
     }
 
     /// What is scraped.

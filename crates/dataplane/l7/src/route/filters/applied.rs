@@ -1,7 +1,7 @@
 //! What is done with a request that a rule sends to one of its backends: what the rule says, and then what the backend
 //! says.
 
-use ambit_model::{HttpMirror, HttpRewrite, Share};
+use ambit_model::{HttpFault, HttpMirror, HttpRewrite, Share};
 use http::HeaderMap;
 use rand::RngCore;
 
@@ -83,9 +83,30 @@ impl<'a> Applied<'a> {
 
     /// Fault to inject in this one request: the backend's, else the rule's.
     pub fn fault(self, rng: &mut dyn RngCore) -> Option<Injected> {
+        Injected::draw(self.possible_fault()?, rng)
+    }
+
+    /// Fault that requests may meet: the backend's, else the rule's.
+    pub fn possible_fault(self) -> Option<&'a HttpFault> {
         let of_backend = self.backend.and_then(|filters| filters.fault.as_ref());
-        let fault = of_backend.or(self.rule.fault.as_ref())?;
-        Injected::draw(fault, rng)
+        of_backend.or(self.rule.fault.as_ref())
+    }
+
+    /// Filters that concern a request, by the names of the Gateway API, in the order in which they are applied.
+    pub fn names(self) -> Vec<&'static str> {
+        let has = |part: fn(&Filters) -> bool| self.all().any(part);
+        [
+            ("CORS", self.cors().is_some()),
+            ("RequestRedirect", self.redirect().is_some()),
+            ("RequestHeaderModifier", has(|all| all.request.is_some())),
+            ("URLRewrite", has(|all| all.rewrite.is_some())),
+            ("FaultInjection", self.possible_fault().is_some()),
+            ("RequestMirror", has(|all| !all.mirrors.is_empty())),
+            ("ResponseHeaderModifier", has(|all| all.response.is_some())),
+        ]
+        .into_iter()
+        .filter_map(|(name, is_there)| is_there.then_some(name))
+        .collect()
     }
 }
 

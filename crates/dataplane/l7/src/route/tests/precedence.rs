@@ -131,7 +131,9 @@ proptest! {
         }
         let table = RouteTable::new(&routes, 80, None);
         let request = RouteRequest { method, path, query: Some(&query), host: "", headers: &lines };
-        let chosen = match table.choose(&request) {
+        let choice = table.choose(&request);
+        prop_assert_eq!(considered_last(&table, &request), rule_of(&choice));
+        let chosen = match choice {
             Choice::Itself => "itself".to_owned(),
             Choice::NoMatch => "none".to_owned(),
             Choice::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),

@@ -1,0 +1,123 @@
+//! Predictions of what becomes of connections and requests, for the admin server: the data path's own functions decide,
+//! on the state of now, and nothing is sent or counted.
+
+use std::pin::Pin;
+
+use ambit_mesh_json::explain::{Considered, Explanation, Hop, HopKind, Peer};
+use ambit_model::{GatewayAddress, Service};
+use ambit_route::{HboneRoute, Route, WorkloadRef};
+use ambit_rt::http::{Response, json_pretty, text};
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+
+/// Answers `POST /explain` with this body.
+pub type Explain = Box<dyn Fn(Bytes) -> Answering + Send + Sync>;
+
+/// Response of [`Explain`] to be.
+pub type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+/// Reads a query.
+///
+/// # Errors
+/// With the response, which repeats nothing of the query: it may hold tokens.
+pub fn query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
+    serde_json::from_slice(body).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        let what = format!("the query is not understood: line {line}, column {column}\n");
+        Box::new(text(400, what))
+    })
+}
+
+/// Answers with a prediction.
+pub fn answer(explanation: &Explanation) -> Response {
+    json_pretty(200, explanation)
+}
+
+/// Next place of a connection that takes a route; `None` while the route lacks the address of a name.
+pub fn hop(route: &Route, sender: Peer) -> Option<Hop> {
+    match route {
+        Route::Passthrough { dst, .. } => Some(Hop {
+            to: HopKind::Outside,
+            workload: String::new(),
+            node: String::new(),
+            address: *dst,
+            authority: dst.to_string(),
+            peer: without_identity(sender),
+            original: None,
+        }),
+        Route::Plain(plain) => Some(Hop {
+            to: HopKind::Plaintext,
+            workload: full_name(&plain.workload),
+            node: plain.workload.node().to_string(),
+            address: plain.addr,
+            authority: plain.addr.to_string(),
+            peer: without_identity(sender),
+            original: None,
+        }),
+        Route::Hbone(hbone) => {
+            let to = match hbone.waypoint {
+                Some(_) => HopKind::Waypoint,
+                None => HopKind::Tunnel,
+            };
+            Some(tunnel(hbone, to, sender))
+        }
+        // What the gateway of another network does with it is not known here.
+        Route::DoubleHbone { outer, .. } => Some(tunnel(outer, HopKind::Outside, sender)),
+        Route::NeedsDns(_) => None,
+    }
+}
+
+fn tunnel(hbone: &HboneRoute, to: HopKind, sender: Peer) -> Hop {
+    Hop {
+        to,
+        workload: full_name(&hbone.workload),
+        node: hbone.workload.node().to_string(),
+        address: hbone.addr,
+        authority: hbone.authority.clone(),
+        peer: sender,
+        original: None,
+    }
+}
+
+fn without_identity(sender: Peer) -> Peer {
+    Peer {
+        identity: None,
+        ..sender
+    }
+}
+
+/// Namespace and name of a workload.
+pub fn full_name(workload: &WorkloadRef) -> String {
+    format!("{}/{}", workload.namespace(), workload.name())
+}
+
+/// The waypoint of a service in words, if the service has one.
+pub fn waypoint_of(service: &Service) -> Option<String> {
+    let name = |waypoint: &GatewayAddress| waypoint.destination.to_string();
+    if service.weighted_waypoints.is_empty() {
+        return service.waypoint.as_ref().map(name);
+    }
+    let all = service.weighted_waypoints.iter();
+    let all: Vec<_> = all
+        .map(|one| format!("{} (weight {})", name(&one.destination), one.weight))
+        .collect();
+    Some(all.join(", "))
+}
+
+/// A policy that was looked at.
+pub fn considered(
+    policy: impl ToString,
+    action: impl std::fmt::Debug,
+    is_dry_run: bool,
+    matching_rule: Option<usize>,
+) -> Considered {
+    let dry_run = if is_dry_run { " (dry run)" } else { "" };
+    Considered {
+        object: policy.to_string(),
+        effect: format!("{}{dry_run}", format!("{action:?}").to_uppercase()),
+        result: match matching_rule {
+            Some(rule) => format!("rule {} matches", rule + 1),
+            None => "no rule matches".to_owned(),
+        },
+    }
+}

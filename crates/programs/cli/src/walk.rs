@@ -1,0 +1,182 @@
+//! `ambit explain`: one request, followed from proxy to proxy without being sent. Each proxy on its way predicts, by the
+//! code that serves requests and on its state of now, what it would do (`POST /explain`); this only asks one after the
+//! other, and tells what the client would get.
+
+mod mesh;
+mod query;
+mod report;
+mod words;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use ambit_mesh_json::explain::{
+    End, Explanation, Hop, HopKind, HttpQuery, InboundQuery, NodeProxyQuery, OutboundQuery,
+    WaypointQuery,
+};
+
+use crate::{
+    CliError,
+    cluster::Target,
+    output::{self, Format},
+};
+use mesh::Mesh;
+pub(crate) use report::{Answer, AnswerKind, Part, Report};
+
+/// Most proxies on a request's way.
+const MAX_PARTS: usize = 8;
+
+/// Flags of `ambit explain`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(
+    after_help = "Example:\n  ambit explain --from shop/frontend --to orders --path /v2/items \\\n    -X DELETE -H 'x-tenant: blue' --token /tmp/token\n\nThe exit code is 1 if the request would be refused: reset, or answered with 4xx or 5xx by a proxy.\nPlugins are not run, providers of CUSTOM policies and rate limits not asked: such steps are OPEN."
+)]
+pub(crate) struct WalkArgs {
+    /// The client's pod (`namespace/name`, or the beginning of a name)
+    #[arg(long, value_name = "NAMESPACE/POD")]
+    pub(crate) from: String,
+    /// Whom it calls: a name as the client would write it, `namespace/service`, or an address; port 80 if left out
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) to: String,
+    /// Method of the request
+    #[arg(short = 'X', long, default_value = "GET")]
+    pub(crate) method: String,
+    /// Path of the request, with its query
+    #[arg(long, default_value = "/")]
+    pub(crate) path: String,
+    /// A header of the request, as `Name: value`; may be given several times
+    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
+    pub(crate) headers: Vec<String>,
+    /// File with a token that the request bears in `Authorization`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token: Option<PathBuf>,
+    /// Of this lab; otherwise of the kubeconfig's cluster
+    #[arg(long, env = "AMBIT_LAB")]
+    pub(crate) lab: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Format of the output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
+}
+
+/// Explains; the exit code is 1 if the request would be refused.
+pub(crate) fn run(args: &WalkArgs) -> Result<ExitCode, CliError> {
+    let report = explain(args)?;
+    output::print(args.output, &report, || words::of(&report))?;
+    Ok(ExitCode::from(u8::from(!report.allowed)))
+}
+
+/// Follows a request from proxy to proxy.
+pub(crate) fn explain(args: &WalkArgs) -> Result<Report, CliError> {
+    let (host, port) = query::target(&args.to)?;
+    let request = query::request(args, &host, port)?;
+    let mesh = Mesh::new(args.lab.as_deref(), &args.target);
+    let client = mesh.client(&args.from)?;
+    let outbound = NodeProxyQuery::Outbound(OutboundQuery {
+        pod: client.name.clone(),
+        host,
+        port,
+    });
+    let first = mesh.ask_node(&client.node, &outbound)?;
+    let mut walk = Walk {
+        mesh,
+        request,
+        parts: Vec::new(),
+    };
+    let answer = walk.follow(format!("node proxy of {}", client.node), first)?;
+    Ok(Report::new(
+        client.name,
+        &args.to,
+        &walk.request,
+        answer,
+        walk.parts,
+    ))
+}
+
+/// A request on its way.
+struct Walk {
+    mesh: Mesh,
+    request: HttpQuery,
+    parts: Vec<Part>,
+}
+
+impl Walk {
+    fn follow(&mut self, by: String, first: Explanation) -> Result<Answer, CliError> {
+        let mut next = (by, false, first);
+        loop {
+            let (by, is_waypoint, Explanation { steps, end }) = next;
+            self.parts.push(Part {
+                by: by.clone(),
+                is_waypoint,
+                steps,
+            });
+            let hop = match end {
+                End::Forwarded(hop) => hop,
+                End::Delivered { address } => return Ok(Answer::application(&address)),
+                End::Answered { status, why } => return Ok(Answer::status(status, by, why)),
+                End::Refused { why } => return Ok(self.refused(by, why)),
+            };
+            if self.parts.len() >= MAX_PARTS {
+                let why = format!("not followed beyond {MAX_PARTS} proxies");
+                return Ok(Answer::open(hop.workload, why));
+            }
+            next = match self.step(&hop, is_waypoint)? {
+                Ok((by, explanation)) => (by, hop.to == HopKind::Waypoint, explanation),
+                Err(answer) => return Ok(answer),
+            };
+        }
+    }
+
+    /// The next proxy's prediction, or what is known without one.
+    fn step(
+        &self,
+        hop: &Hop,
+        is_from_waypoint: bool,
+    ) -> Result<Result<(String, Explanation), Answer>, CliError> {
+        Ok(match hop.to {
+            HopKind::Outside => Err(Answer::application(&hop.address.to_string())),
+            HopKind::Waypoint if is_from_waypoint => {
+                let why = "a route forwards it through another waypoint, which sees the changed request: not followed";
+                Err(Answer::open(hop.workload.clone(), why.to_owned()))
+            }
+            HopKind::Waypoint => {
+                let query = WaypointQuery {
+                    authority: hop.authority.clone(),
+                    peer: hop.peer.clone(),
+                    original: hop.original.clone(),
+                    request: self.request.clone(),
+                };
+                let explanation = self.mesh.ask_waypoint(&hop.workload, &query)?;
+                Ok((format!("waypoint {}", hop.workload), explanation))
+            }
+            // Endpoints that are no pods have no node proxy.
+            HopKind::Tunnel | HopKind::Plaintext if hop.node.is_empty() => {
+                Err(Answer::application(&hop.address.to_string()))
+            }
+            HopKind::Tunnel | HopKind::Plaintext => {
+                let query = NodeProxyQuery::Inbound(InboundQuery {
+                    pod: hop.workload.clone(),
+                    peer: hop.peer.clone(),
+                    address: hop.address.ip(),
+                    authority: hop.authority.clone(),
+                    plaintext: hop.to == HopKind::Plaintext,
+                });
+                let explanation = self.mesh.ask_node(&hop.node, &query)?;
+                Ok((format!("node proxy of {}", hop.node), explanation))
+            }
+        })
+    }
+
+    /// Answer to the client when a proxy refuses the connection: a waypoint before it responds for it.
+    fn refused(&self, by: String, why: String) -> Answer {
+        let before = self.parts.iter().rev().skip(1);
+        let waypoint = before.take_while(|part| part.is_waypoint).last();
+        match waypoint {
+            Some(waypoint) => {
+                let why = format!("the endpoint's {by} refuses the waypoint: {why}");
+                Answer::status(503, waypoint.by.clone(), why)
+            }
+            None => Answer::reset(by, why),
+        }
+    }
+}

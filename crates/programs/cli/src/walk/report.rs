@@ -1,0 +1,140 @@
+//! The prediction for one request.
+
+use ambit_mesh_json::explain::{HttpQuery, Step, StepResult};
+use serde::Serialize;
+
+/// Prediction for a request, with the decisions of all proxies on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Report {
+    /// Namespace and name of the client's pod.
+    pub(crate) from: String,
+    /// Whom it calls, as the flag has it.
+    pub(crate) to: String,
+    /// Method of the request.
+    pub(crate) method: String,
+    /// `Host` header of the request.
+    pub(crate) host: String,
+    /// Path of the request, without its query, which may hold a token.
+    pub(crate) path: String,
+    /// Whether the application gets it, or a route answers it without an error.
+    pub(crate) allowed: bool,
+    /// Whether a step was not evaluated, so that the result may be another.
+    pub(crate) may_differ: bool,
+    /// Answer that the client gets.
+    pub(crate) answer: Answer,
+    /// The proxies on its way, the client's first.
+    pub(crate) parts: Vec<Part>,
+}
+
+/// Answer that the client gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Answer {
+    /// Kind of the answer.
+    pub(crate) kind: AnswerKind,
+    /// Status of a proxy's response.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) status: Option<u16>,
+    /// Proxy or application that answers.
+    pub(crate) by: String,
+    /// Reason, for people.
+    pub(crate) why: String,
+}
+
+/// Kind of an [`Answer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum AnswerKind {
+    /// The application responds.
+    Application,
+    /// A proxy responds.
+    Response,
+    /// The connection is reset or cannot be opened.
+    Reset,
+    /// The request goes on to a place that is not followed.
+    Open,
+}
+
+/// Decisions of one proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Part {
+    /// Name of the proxy.
+    pub(crate) by: String,
+    /// Whether it is a waypoint.
+    pub(crate) is_waypoint: bool,
+    /// Its decisions, in their order.
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Report {
+    pub(super) fn new(
+        from: String,
+        to: &str,
+        request: &HttpQuery,
+        answer: Answer,
+        parts: Vec<Part>,
+    ) -> Self {
+        let mut steps = parts.iter().flat_map(|part| &part.steps);
+        let is_open = steps.any(|step| step.result == StepResult::Open);
+        let path = request.path.split('?').next().unwrap_or_default();
+        Self {
+            from,
+            to: to.to_owned(),
+            method: request.method.clone(),
+            host: request.host.clone(),
+            path: path.to_owned(),
+            allowed: answer.is_allowed(),
+            may_differ: is_open || answer.kind == AnswerKind::Open,
+            answer,
+            parts,
+        }
+    }
+}
+
+impl Answer {
+    pub(super) fn application(address: &str) -> Self {
+        Self {
+            kind: AnswerKind::Application,
+            status: None,
+            by: format!("the application at {address}"),
+            why: "it gets the request".to_owned(),
+        }
+    }
+
+    pub(super) fn status(status: u16, by: String, why: String) -> Self {
+        Self {
+            kind: AnswerKind::Response,
+            status: Some(status),
+            by,
+            why,
+        }
+    }
+
+    pub(super) fn reset(by: String, why: String) -> Self {
+        Self {
+            kind: AnswerKind::Reset,
+            status: None,
+            by,
+            why,
+        }
+    }
+
+    pub(super) fn open(by: String, why: String) -> Self {
+        Self {
+            kind: AnswerKind::Open,
+            status: None,
+            by,
+            why,
+        }
+    }
+
+    fn is_allowed(&self) -> bool {
+        match self.kind {
+            AnswerKind::Application | AnswerKind::Open => true,
+            AnswerKind::Response => self.status.is_some_and(|status| status < 400),
+            AnswerKind::Reset => false,
+        }
+    }
+}

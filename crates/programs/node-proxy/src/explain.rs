@@ -1,0 +1,451 @@
+//! Answers `POST /explain`: what would become of a connection of a pod, or to one. Names, routes, waypoints and policies
+//! are looked up by the functions that serve connections, in the state of now; nothing is connected or counted.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use ambit_authz::{Connection as Connecting, Explanation as Decided, Outcome};
+use ambit_codec::Authority;
+use ambit_dns::Family;
+use ambit_mesh_json::explain::{
+    End, Explanation, Hop, HopKind, InboundQuery, NodeProxyQuery, OutboundQuery, Peer, Step,
+    StepKind, StepResult,
+};
+use ambit_model::Identity;
+use ambit_proxy::{
+    Course, Local, SharedState,
+    explain::{self as shared, Explain},
+    report::chain,
+};
+use ambit_route::{ConnectTarget, InboundRequest, Route};
+use ambit_rt::http::{Response, text};
+
+use crate::{
+    admission::{self, Denied},
+    config::Config,
+    dns_capture, outbound,
+    pod::Pod,
+    pods::Served,
+    redirection,
+};
+
+/// Predicts what becomes of connections.
+#[derive(Debug)]
+struct Explainer {
+    served: Served,
+    state: SharedState,
+    config: Arc<Config>,
+}
+
+/// Answers to queries about connections of, and to, the pods that are served.
+pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Explain {
+    let explainer = Arc::new(Explainer {
+        served,
+        state,
+        config,
+    });
+    Box::new(move |body| {
+        let explainer = explainer.clone();
+        Box::pin(async move { explainer.answer(&body).await })
+    })
+}
+
+/// A query that cannot be answered.
+#[derive(Debug, thiserror::Error)]
+enum QueryError {
+    #[error("{0:?} is no namespace/name of a pod")]
+    Pod(String),
+    #[error("the mesh knows no pod {0}")]
+    UnknownPod(String),
+    #[error("{0:?} is no address or host with a port")]
+    Authority(String),
+    #[error("{0:?} is no SPIFFE id of a service account")]
+    Identity(String),
+}
+
+impl QueryError {
+    fn status(&self) -> u16 {
+        match self {
+            Self::UnknownPod(_) => 404,
+            Self::Pod(_) | Self::Authority(_) | Self::Identity(_) => 400,
+        }
+    }
+}
+
+/// Steps so far, and the end.
+#[derive(Default)]
+struct Walk(Vec<Step>);
+
+impl Walk {
+    fn push(&mut self, step: StepKind, result: StepResult, why: impl Into<String>) {
+        self.0.push(Step::new(step, result, why));
+    }
+
+    fn ends(self, end: End) -> Explanation {
+        Explanation { steps: self.0, end }
+    }
+
+    /// Ends with a step that refuses the connection.
+    fn refused(mut self, step: StepKind, why: &str) -> Explanation {
+        self.push(step, StepResult::Refused, why);
+        let why = why.to_owned();
+        self.ends(End::Refused { why })
+    }
+}
+
+impl Explainer {
+    /// Answers `POST /explain` with this body.
+    async fn answer(&self, body: &[u8]) -> Response {
+        let query = match shared::query(body) {
+            Ok(query) => query,
+            Err(response) => return *response,
+        };
+        let explained = match &query {
+            NodeProxyQuery::Outbound(query) => Box::pin(self.outbound(query)).await,
+            NodeProxyQuery::Inbound(query) => Box::pin(self.inbound(query)).await,
+        };
+        match explained {
+            Ok(explanation) => shared::answer(&explanation),
+            Err(error) => text(error.status(), format!("{error}\n")),
+        }
+    }
+
+    async fn outbound(&self, query: &OutboundQuery) -> Result<Explanation, QueryError> {
+        let (namespace, name) = split(&query.pod)?;
+        let mut walk = Walk::default();
+        let pod = self.served.find(namespace, name);
+        let ip = self.address_of(namespace, name);
+        let Some(ip) = ip.or_else(|| {
+            pod.as_ref()?
+                .local
+                .now(None)
+                .workload
+                .workload_ips
+                .first()
+                .copied()
+        }) else {
+            return Err(QueryError::UnknownPod(query.pod.clone()));
+        };
+        match &pod {
+            Some(pod) => {
+                let why = format!("connections of the pod are captured, as {}", pod.identity());
+                walk.push(StepKind::Capture, StepResult::Passed, why);
+            }
+            None => {
+                let why = "the pod is not captured: its connections are plaintext, to whichever endpoint its node chooses";
+                walk.push(StepKind::Capture, StepResult::Passed, why);
+            }
+        }
+        let Some(called) = self.resolve(namespace, query, &mut walk) else {
+            let host = &query.host;
+            let why = format!(
+                "the mesh knows no name {host:?}: what it means is decided by the DNS server that the pod asks"
+            );
+            return Ok(walk.refused(StepKind::Name, &why));
+        };
+        let dst = SocketAddr::new(called, query.port);
+        Ok(match pod {
+            Some(pod) => captured(walk, &pod, ip, dst).await,
+            None => self.uncaptured(walk, namespace, ip, dst),
+        })
+    }
+
+    /// The address of a workload that the mesh knows by namespace and name.
+    fn address_of(&self, namespace: &str, name: &str) -> Option<IpAddr> {
+        let table = self.state.table();
+        let mut all = table.workloads();
+        let found = all.find(|one| one.namespace() == namespace && one.name() == name)?;
+        found.ips().first().copied()
+    }
+
+    /// The address that a pod of a namespace calls for a host.
+    fn resolve(&self, namespace: &str, query: &OutboundQuery, walk: &mut Walk) -> Option<IpAddr> {
+        if let Ok(ip) = query.host.parse() {
+            return Some(ip);
+        }
+        let name = query.host.trim_end_matches('.').to_ascii_lowercase();
+        let find =
+            |family| dns_capture::find(&self.config, &self.state, namespace, (&name, family));
+        let (found, ip) = [Family::V4, Family::V6].into_iter().find_map(|family| {
+            let found = find(family)?;
+            let ip = found.addresses.first().copied()?;
+            Some((found, ip))
+        })?;
+        let why = format!("{name} is {}, at {ip}", found.host);
+        walk.push(StepKind::Name, StepResult::Passed, why);
+        Some(ip)
+    }
+
+    /// A connection of a pod that is not captured: to the first endpoint of a service that could be chosen.
+    fn uncaptured(
+        &self,
+        mut walk: Walk,
+        namespace: &str,
+        ip: IpAddr,
+        dst: SocketAddr,
+    ) -> Explanation {
+        let table = self.state.table();
+        let network = &self.config.network;
+        let peer = Peer {
+            identity: None,
+            address: ip,
+        };
+        let (workload, to) = match table.service_by_vip(network, dst.ip(), namespace) {
+            Some(service) => {
+                let name = service.namespaced_hostname();
+                let endpoints = table.endpoints(service);
+                let mut reachable = endpoints.iter().filter_map(|endpoint| {
+                    let own = endpoint.ports.get(&dst.port());
+                    let target = own.or_else(|| service.ports.get(&dst.port()))?;
+                    let workload = table.workload(&endpoint.uid)?;
+                    let mut ips = workload.ips().iter();
+                    let ip = ips.find(|ip| ip.is_ipv4() == dst.ip().is_ipv4())?;
+                    Some((workload, SocketAddr::new(*ip, *target)))
+                });
+                let Some((workload, to)) = reachable.next() else {
+                    let why = format!("{name} has no endpoint for the port {}", dst.port());
+                    return walk.refused(StepKind::Endpoint, &why);
+                };
+                let why = format!(
+                    "{} at {to}, one of {} of {name}",
+                    shared::full_name(workload),
+                    1 + reachable.count()
+                );
+                walk.push(StepKind::Endpoint, StepResult::Passed, why);
+                (Some(workload), to)
+            }
+            None => (table.workload_by_ip(network, dst.ip()), dst),
+        };
+        let hop = Hop {
+            to: match workload {
+                Some(_) => HopKind::Plaintext,
+                None => HopKind::Outside,
+            },
+            workload: workload.map(shared::full_name).unwrap_or_default(),
+            node: workload.map_or_else(String::new, |one| one.node().to_string()),
+            address: to,
+            authority: to.to_string(),
+            peer,
+            original: None,
+        };
+        walk.ends(End::Forwarded(hop))
+    }
+
+    async fn inbound(&self, query: &InboundQuery) -> Result<Explanation, QueryError> {
+        let (namespace, name) = split(&query.pod)?;
+        let authority = || QueryError::Authority(query.authority.clone());
+        let target = Authority::parse(query.authority.as_bytes()).map_err(|_| authority())?;
+        let identity = query.peer.identity.as_ref();
+        let identity: Option<Identity> = identity
+            .map(|text| text.parse().map_err(|_| QueryError::Identity(text.clone())))
+            .transpose()?;
+        let mut walk = Walk::default();
+        let Some(pod) = self.served.find(namespace, name) else {
+            let why = "the pod is not captured: no policy is enforced for it";
+            walk.push(StepKind::Capture, StepResult::Passed, why);
+            return Ok(walk.ends(End::Delivered {
+                address: query.authority.clone(),
+            }));
+        };
+        let Some(local) = pod.local.known().await else {
+            let why = "the control plane has not published the pod";
+            return Ok(walk.refused(StepKind::Tunnel, why));
+        };
+        let (authorize, app) = match (query.plaintext, &target) {
+            (true, Authority::Ip(address)) => (*address, *address),
+            (true, Authority::Host { .. }) => return Err(authority()),
+            (false, _) => match route(&pod, &local, query.address, target).await {
+                Ok(found) => found,
+                Err(why) => return Ok(walk.refused(StepKind::Tunnel, &why)),
+            },
+        };
+        let peer = Connecting {
+            source: identity,
+            source_ip: query.peer.address,
+            destination: authorize,
+        };
+        let who = match &peer.source {
+            Some(identity) => identity.to_string(),
+            None => "nobody (plaintext)".to_owned(),
+        };
+        let why = format!(
+            "called by {who} at {}, port {}",
+            peer.source_ip,
+            authorize.port()
+        );
+        walk.push(StepKind::Tunnel, StepResult::Passed, why);
+        Ok(judged(walk, &pod, &peer, app).await)
+    }
+}
+
+fn split(pod: &str) -> Result<(&str, &str), QueryError> {
+    pod.split_once('/')
+        .ok_or_else(|| QueryError::Pod(pod.to_owned()))
+}
+
+/// A connection of a captured pod.
+async fn captured(mut walk: Walk, pod: &Pod, ip: IpAddr, dst: SocketAddr) -> Explanation {
+    let local = pod.local.now(Some(ip));
+    let route = match outbound::choose(pod, &local, dst, &[]).await {
+        Ok(route) => route,
+        Err(error) => return walk.refused(StepKind::Endpoint, &chain(&error)),
+    };
+    if let Err(error) = redirection::check(&pod.guard, dst.ip(), &route) {
+        return walk.refused(StepKind::Endpoint, &error.to_string());
+    }
+    walk.push(StepKind::Waypoint, StepResult::Passed, waypoint(&route));
+    let sender = Peer {
+        identity: Some(pod.identity().to_string()),
+        address: ip,
+    };
+    let Some(hop) = shared::hop(&route, sender) else {
+        let why = "the endpoint is known by name only; its name is not looked up here";
+        walk.push(StepKind::Endpoint, StepResult::Open, why);
+        return walk.ends(End::Delivered {
+            address: "a host outside of the mesh".to_owned(),
+        });
+    };
+    let why = match hop.to {
+        HopKind::Outside => format!("{}, outside of the mesh", hop.address),
+        HopKind::Plaintext => format!("{} at {}, in plaintext", hop.workload, hop.address),
+        HopKind::Waypoint | HopKind::Tunnel => {
+            format!("{} at {}, in a tunnel", hop.workload, hop.address)
+        }
+    };
+    walk.push(StepKind::Endpoint, StepResult::Passed, why);
+    walk.ends(End::Forwarded(hop))
+}
+
+/// The waypoint of a route, and which object has it.
+fn waypoint(route: &Route) -> String {
+    let of_service = route.service().and_then(|one| {
+        let waypoint = shared::waypoint_of(one)?;
+        Some((one.namespaced_hostname(), waypoint))
+    });
+    let through = match route {
+        Route::Hbone(hbone) => hbone.waypoint.as_ref(),
+        _ => None,
+    };
+    match (through, of_service, route.service()) {
+        (Some(_), Some((service, waypoint)), _) => {
+            format!("Service {service} is bound to the waypoint {waypoint}")
+        }
+        (Some(name), None, Some(service)) => format!(
+            "the endpoints of {} are bound to the waypoint {name}",
+            service.namespaced_hostname()
+        ),
+        (Some(name), None, None) => format!("the called pod is bound to the waypoint {name}"),
+        (None, Some((service, waypoint)), _) => {
+            format!("the pod is {waypoint} itself, the waypoint of {service}")
+        }
+        (None, None, _) => {
+            "no waypoint: neither what is called nor its endpoint is bound to one".to_owned()
+        }
+    }
+}
+
+/// The destination that policies see and the application's address, of a tunnel.
+async fn route(
+    pod: &Pod,
+    local: &Local,
+    local_ip: IpAddr,
+    target: Authority,
+) -> Result<(SocketAddr, SocketAddr), String> {
+    let target = match target {
+        Authority::Ip(address) => ConnectTarget::Addr(address),
+        Authority::Host { host, port } => ConnectTarget::Host {
+            hostname: host,
+            port,
+        },
+    };
+    let request = InboundRequest {
+        local: &local.workload,
+        local_ip,
+        target: &target,
+        localhost_app_tunnel: pod.config.localhost_app_tunnel,
+    };
+    let route = pod.state.inbound(&request).await;
+    let route = route.map_err(|error| error.to_string())?;
+    Ok((route.authorize, route.addr))
+}
+
+/// Policies of a pod on a connection, and where it goes then.
+async fn judged(mut walk: Walk, pod: &Pod, peer: &Connecting, app: SocketAddr) -> Explanation {
+    let (local, course) = match admission::course(pod, peer) {
+        Ok(found) => found,
+        Err(denied) => return walk.refused(StepKind::Authorization, &denied.to_string()),
+    };
+    let decided = match course {
+        Course::ThroughWaypoint => pod.state.explain_authentication(&local.workload, peer),
+        Course::Direct => pod.state.explain(&local.workload, peer),
+    };
+    let denied = Denied::of(decided.decision.clone());
+    walk.0
+        .push(authorization(&decided, denied.as_ref(), course));
+    if let Some(denied) = denied {
+        let why = denied.to_string();
+        return walk.ends(End::Refused { why });
+    }
+    if course == Course::Direct {
+        let address = app.to_string();
+        return walk.ends(End::Delivered { address });
+    }
+    let route = pod.state.hairpin(&local.workload, peer.destination, &[]);
+    let hop = match route.await {
+        Ok(route) => shared::hop(
+            &route,
+            Peer {
+                identity: Some(pod.identity().to_string()),
+                address: peer.destination.ip(),
+            },
+        ),
+        Err(error) => return walk.refused(StepKind::Waypoint, &error.to_string()),
+    };
+    let Some(hop) = hop else {
+        let why = "the waypoint is known by name only";
+        return walk.refused(StepKind::Waypoint, why);
+    };
+    let why = format!(
+        "everything to the pod has to come through its waypoint: the node proxy leads it to {} at {}",
+        hop.workload, hop.address
+    );
+    walk.push(StepKind::Waypoint, StepResult::Passed, why);
+    walk.ends(End::Forwarded(Hop {
+        original: Some(Peer {
+            identity: peer.source.as_ref().map(ToString::to_string),
+            address: peer.source_ip,
+        }),
+        ..hop
+    }))
+}
+
+fn authorization(decided: &Decided, denied: Option<&Denied>, course: Course) -> Step {
+    let considered = decided.policies.iter().map(|one| {
+        let rule = match one.outcome {
+            Outcome::Matches { rule } => Some(rule),
+            Outcome::NoMatch => None,
+        };
+        shared::considered(&one.policy, one.action, one.dry_run, rule)
+    });
+    let by = decided.decision.decided_by.as_ref();
+    let (result, why) = match (denied, by, course) {
+        (Some(denied), ..) => (StepResult::Refused, denied.to_string()),
+        (None, Some(_), _) => (StepResult::Passed, "an ALLOW policy matches".to_owned()),
+        (None, None, Course::ThroughWaypoint) => (
+            StepResult::Passed,
+            "PeerAuthentication, which alone judges it here, allows it".to_owned(),
+        ),
+        (None, None, Course::Direct) => (
+            StepResult::Passed,
+            "no DENY policy matches, no ALLOW policy applies".to_owned(),
+        ),
+    };
+    let step = Step::new(StepKind::Authorization, result, why);
+    let step = step.considering(considered.collect());
+    match by {
+        Some(policy) => step.by(format!("AuthorizationPolicy {policy}")),
+        None => step,
+    }
+}

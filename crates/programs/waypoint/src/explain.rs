@@ -1,0 +1,193 @@
+//! Answers `POST /explain`: what would become of a request in a tunnel. Caller and target are found as the server finds
+//! them, and the request is judged and routed by the functions that serve requests, on the records of now. Nothing is
+//! sent, and neither metrics, limits nor ejections count it.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use ambit_codec::{Authority, Forwarded, ORIGINAL_PEER_HEADER, OriginalPeer};
+use ambit_mesh_json::explain::{
+    End, Explanation, HttpQuery, Peer, Step, StepKind, StepResult, WaypointQuery,
+};
+use ambit_model::Identity;
+use ambit_proxy::{explain as shared, report::chain};
+use ambit_rt::http::{Response, text};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header::HOST, uri::PathAndQuery,
+};
+
+use crate::{
+    caller::Caller,
+    http as l7,
+    server::{self, Kind},
+    session::Session,
+    target::Target,
+    waypoint::{Shard, Waypoint},
+};
+
+/// Port of clients whose port nobody knows.
+const UNKNOWN_PORT: u16 = 1024;
+
+/// Predicts what becomes of requests.
+#[derive(Debug)]
+pub struct Explainer {
+    /// Carries nothing: requests need its place only.
+    shard: Arc<Shard>,
+}
+
+/// Part of a query that cannot be used. Names no value: it may be a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueryError {
+    /// Authority of the tunnel.
+    #[error("the authority of the tunnel is no host or address with a port")]
+    Authority,
+    /// Identity of a peer.
+    #[error("an identity is no SPIFFE id of a service account")]
+    Identity,
+    /// Method of the request.
+    #[error("the method is none of HTTP")]
+    Method,
+    /// Path of the request.
+    #[error("the path is none of HTTP")]
+    Path,
+    /// Host or another header.
+    #[error("the name or value of a header is none of HTTP")]
+    Header,
+}
+
+impl Explainer {
+    /// An explainer of requests to a waypoint.
+    pub fn new(waypoint: Arc<Waypoint>) -> Self {
+        Self {
+            shard: Arc::new(Shard::new(waypoint)),
+        }
+    }
+
+    /// Answers `POST /explain` with this body.
+    pub async fn answer(&self, body: &[u8]) -> Response {
+        let query: WaypointQuery = match shared::query(body) {
+            Ok(query) => query,
+            Err(response) => return *response,
+        };
+        match self.explain(&query).await {
+            Ok(explanation) => shared::answer(&explanation),
+            Err(error) => text(400, format!("{error}\n")),
+        }
+    }
+
+    /// Predicts what becomes of a request.
+    ///
+    /// # Errors
+    /// With what of the query cannot be used.
+    pub async fn explain(&self, query: &WaypointQuery) -> Result<Explanation, QueryError> {
+        let authority = Authority::parse(query.authority.as_bytes());
+        let authority = authority.map_err(|_| QueryError::Authority)?;
+        let identity = identity(&query.peer)?;
+        let headers = tunnel_headers(query.original.as_ref())?;
+        let request = request(&query.request)?;
+        let waypoint = &self.shard.waypoint;
+        let peer = SocketAddr::new(query.peer.address, UNKNOWN_PORT);
+        let opener = (identity.as_ref(), peer);
+        let found = Box::pin(server::find(waypoint, opener, &authority, &headers)).await;
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => return Ok(refused(&chain(&error), error.status().as_u16())),
+        };
+        let tunnel = tunnel(&found.0, &found.1);
+        let open = waypoint.lifecycle.drain_watcher().open_work();
+        let session = Session::new(self.shard.clone(), found, open);
+        let explanation = match Kind::of(&session) {
+            Kind::Http | Kind::HttpOnly | Kind::Unknown => {
+                Box::pin(l7::explain(session, request)).await
+            }
+            Kind::Tcp | Kind::Tls => passed_through(&session),
+        };
+        Ok(Explanation {
+            steps: [vec![tunnel], explanation.steps].concat(),
+            ..explanation
+        })
+    }
+}
+
+fn identity(of: &Peer) -> Result<Option<Identity>, QueryError> {
+    let identity = of.identity.as_ref().map(|text| text.parse());
+    identity.transpose().map_err(|_| QueryError::Identity)
+}
+
+/// Headers of the CONNECT, as node proxies write them for connections of others.
+fn tunnel_headers(original: Option<&Peer>) -> Result<HeaderMap, QueryError> {
+    let mut headers = HeaderMap::new();
+    let Some(original) = original else {
+        return Ok(headers);
+    };
+    let peer = OriginalPeer(identity(original)?).to_string();
+    let peer = HeaderValue::try_from(peer).map_err(|_| QueryError::Identity)?;
+    headers.insert(HeaderName::from_static(ORIGINAL_PEER_HEADER), peer);
+    let forwarded = Forwarded {
+        client: SocketAddr::new(original.address, UNKNOWN_PORT),
+        host: None,
+    };
+    let forwarded = HeaderValue::try_from(forwarded.to_string());
+    let forwarded = forwarded.map_err(|_| QueryError::Identity)?;
+    headers.insert(http::header::FORWARDED, forwarded);
+    Ok(headers)
+}
+
+fn request(of: &HttpQuery) -> Result<Request<()>, QueryError> {
+    let mut request = Request::new(());
+    let method = Method::from_bytes(of.method.as_bytes());
+    *request.method_mut() = method.map_err(|_| QueryError::Method)?;
+    let path = PathAndQuery::try_from(of.path.as_str());
+    *request.uri_mut() = Uri::from(path.map_err(|_| QueryError::Path)?);
+    let headers = request.headers_mut();
+    let host = HeaderValue::from_str(&of.host);
+    headers.insert(HOST, host.map_err(|_| QueryError::Header)?);
+    for (name, value) in &of.headers {
+        let name = HeaderName::try_from(name).map_err(|_| QueryError::Header)?;
+        let value = HeaderValue::from_str(value).map_err(|_| QueryError::Header)?;
+        headers.append(name, value);
+    }
+    Ok(request)
+}
+
+/// A tunnel that is refused: its opener gets no HTTP response.
+fn refused(why: &str, status: u16) -> Explanation {
+    let why = format!("the tunnel is refused with {status}: {why}");
+    Explanation {
+        steps: vec![Step::new(StepKind::Tunnel, StepResult::Refused, &*why)],
+        end: End::Refused { why },
+    }
+}
+
+fn tunnel(caller: &Caller, target: &Target) -> Step {
+    let who = match &caller.identity {
+        Some(identity) => identity.to_string(),
+        None => "nobody (plaintext)".to_owned(),
+    };
+    let what = match target {
+        Target::Service { served, .. } => format!("Service {}", served.name),
+        Target::Pod { workload, .. } => format!("Pod {}", shared::full_name(workload)),
+    };
+    let why = format!("called by {who} at {}", caller.address.ip());
+    Step::new(StepKind::Tunnel, StepResult::Passed, why).by(what)
+}
+
+/// A connection to a port that is declared to speak something else than HTTP.
+fn passed_through(session: &Session) -> Explanation {
+    let attachments = session.attachments();
+    let policies = session.shard.waypoint.published.policies();
+    let decision = policies.evaluate_connection(attachments.scope(), &session.connection(None));
+    let why = "the port is declared to be no HTTP: the connection is passed through";
+    let form = Step::new(StepKind::Form, StepResult::Passed, why);
+    let why = decision.to_string();
+    let (result, end) = match decision.is_allowed() {
+        true => {
+            let address = session.target.address().to_string();
+            (StepResult::Passed, End::Delivered { address })
+        }
+        false => (StepResult::Refused, End::Refused { why: why.clone() }),
+    };
+    Explanation {
+        steps: vec![form, Step::new(StepKind::Authorization, result, why)],
+        end,
+    }
+}

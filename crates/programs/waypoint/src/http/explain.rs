@@ -1,0 +1,436 @@
+//! Predicts the response to a request: the steps of [`super::exchange`] by its own functions, on what is published now,
+//! without sending or counting anything. Plugins are not run, providers and rate-limit services not asked.
+
+mod words;
+
+use std::sync::Arc;
+
+use ambit_jwt::{Authenticated, Denial};
+use ambit_l7::{
+    authz::{Asking, HttpDecision, HttpExplanation},
+    route::Rule,
+};
+use ambit_mesh_json::explain::{Considered, End, Explanation, Peer, Step, StepKind, StepResult};
+use ambit_model::Share;
+use ambit_proxy::{Local, explain as shared};
+use ambit_resilience::Wish;
+use ambit_route::Route;
+use http::{Request, Response, header::LOCATION, uri::PathAndQuery};
+
+use super::{
+    admission::{Admission, Facts},
+    authentication::authenticate,
+    authorizer::{self, Asked},
+    client_route::Original,
+    destination::Destination,
+    exchange::{in_a_circle, is_grpc, judge, judge_led, strip},
+    fault,
+    form::{self, Form},
+    limits,
+    observer::Observer,
+    reply::Reply,
+    routed::{self, Crossing, Routed, Taken, misdirected},
+    send::Failure,
+};
+use crate::{
+    destination::NoUpstream, headers, hops::Hops, message::Body, retry_mark::RetryMark,
+    session::Session,
+};
+
+/// Most rules of routes that are named with why they do not match.
+const MAX_CONSIDERED: usize = 50;
+
+/// Predicts the response to a request in the tunnel of a session.
+pub(crate) async fn explain(session: Session, mut request: Request<()>) -> Explanation {
+    let is_grpc = is_grpc(&request);
+    let mut walk = Walk {
+        session: Arc::new(session),
+        steps: Vec::new(),
+        seen: Decisions::default(),
+    };
+    let end = match walk.run(&mut request).await {
+        Ok(end) => end,
+        Err(reply) => words::answered(&reply.clone().into_response(is_grpc), &reply.text),
+    };
+    Explanation {
+        steps: walk.steps,
+        end,
+    }
+}
+
+/// Steps of one request so far.
+struct Walk {
+    session: Arc<Session>,
+    steps: Vec<Step>,
+    seen: Decisions,
+}
+
+/// Decisions of the functions that the data path calls.
+#[derive(Default)]
+struct Decisions {
+    unauthenticated: Option<Denial>,
+    decision: Option<HttpDecision>,
+    rule: Option<Arc<Rule>>,
+}
+
+impl Observer for Decisions {
+    fn formed(&mut self, _host: &str, _target: &PathAndQuery) {}
+
+    fn unauthenticated(&mut self, why: &Denial) {
+        self.unauthenticated = Some(why.clone());
+    }
+
+    fn judged(&mut self, decision: &HttpDecision) {
+        self.decision = Some(decision.clone());
+    }
+
+    fn routed(&mut self, rule: &Arc<Rule>) {
+        self.rule = Some(rule.clone());
+    }
+}
+
+impl Walk {
+    async fn run(&mut self, request: &mut Request<()>) -> Result<End, Reply> {
+        let mut form = self.form(request)?;
+        self.plugins();
+        let asked = self.provider(request, &form)?;
+        let proved = self.authentication(request, &mut form)?;
+        let admission = self.authorization(request, &form, &proved, &asked)?;
+        let mut taken = match self.route(request, &form)? {
+            Routed::On(taken) => taken,
+            Routed::Answered(response) => return Ok(self.answered_by_route(&response)),
+        };
+        self.limits();
+        let original = Original::of(&taken, request, &form);
+        let changed = taken.change(&self.session, request.headers_mut(), &mut form);
+        let changed = changed.and_then(|()| taken.name_host(&self.session, &form));
+        self.filters(&taken, changed.as_ref().err());
+        changed?;
+        if let Some(original) = &original {
+            original.restore_claims(&self.session, request.headers_mut());
+        }
+        self.backend_authorization(admission, &taken, request, &form)?;
+        if let Some(original) = &original {
+            let sent = (&taken.destination, &*request, &form);
+            if let Err(reply) = original.attachments(&self.session, sent) {
+                let why = "tokens or plugins of the service that the route forwards to were not applied to the request";
+                self.push(StepKind::BackendAuthorization, StepResult::Refused, why);
+                return Err(reply);
+            }
+        }
+        self.fault(&taken)?;
+        self.destination(&taken.destination).await
+    }
+
+    fn push(&mut self, step: StepKind, result: StepResult, why: impl Into<String>) {
+        self.steps.push(Step::new(step, result, why));
+    }
+
+    /// Host and path, and the headers that are removed before anything is judged.
+    fn form(&mut self, request: &mut Request<()>) -> Result<Form, Reply> {
+        let formed = self.formed(request);
+        match &formed {
+            Ok(form) => {
+                let why = format!("host {:?}, path {:?}", form.host, form.path);
+                self.push(StepKind::Form, StepResult::Passed, why);
+            }
+            Err(reply) => self.push(StepKind::Form, StepResult::Refused, &*reply.text),
+        }
+        formed
+    }
+
+    fn formed(&mut self, request: &mut Request<()>) -> Result<Form, Reply> {
+        // Of a host that cannot be one the request is refused below.
+        if let Ok(host) = form::host(request)
+            && let Some(specific) = self.session.of_host(&host).map_err(misdirected)?
+        {
+            self.session = Arc::new(specific);
+        }
+        headers::join_cookies(request.headers_mut());
+        let form = Form::of(&self.session, request)?;
+        Hops::take(request.headers_mut()).ok_or_else(in_a_circle)?;
+        let _mark = RetryMark::take(request.headers_mut());
+        strip(request)?;
+        Ok(form)
+    }
+
+    fn plugins(&mut self) {
+        let Some(chain) = self.session.shard.waypoint.published.extensions() else {
+            return;
+        };
+        let plugins = chain.of(&self.session.attachments());
+        let seeing = plugins.iter().map(|plugin| &plugin.config);
+        let seeing = seeing.filter(|one| !self.session.caller.calls_for(&one.namespace));
+        let considered: Vec<_> = seeing
+            .map(|one| Considered {
+                object: format!("{}/{}", one.namespace, one.name),
+                effect: "WASMPLUGIN".to_owned(),
+                result: "not run".to_owned(),
+            })
+            .collect();
+        if !considered.is_empty() {
+            let why = "plugins see the request and may change or answer it; they are not run here";
+            let step = Step::new(StepKind::Plugins, StepResult::Open, why);
+            self.steps.push(step.considering(considered));
+        }
+    }
+
+    /// The state of a request that its provider allows, as is assumed of every provider.
+    fn provider(&mut self, request: &Request<()>, form: &Form) -> Result<Asked, Reply> {
+        match authorizer::asking(&self.session, request, form) {
+            Asking::Nobody => Ok(Asked::default()),
+            Asking::Denied(why) => {
+                self.push(StepKind::Provider, StepResult::Refused, why);
+                Err(authorizer::without_provider())
+            }
+            Asking::Provider(provider, rule) => {
+                let why = format!(
+                    "its rule {} has the provider {} asked; it is not asked here, and may deny",
+                    rule.rule + 1,
+                    provider.name
+                );
+                let step = Step::new(StepKind::Provider, StepResult::Open, why);
+                self.steps
+                    .push(step.by(format!("AuthorizationPolicy {}", rule.policy)));
+                Ok(Asked::assume_allowed(&provider, request.headers()))
+            }
+        }
+    }
+
+    fn authentication(
+        &mut self,
+        request: &mut Request<()>,
+        form: &mut Form,
+    ) -> Result<Authenticated, Reply> {
+        let all = self.session.shard.waypoint.published.authentications();
+        let attachments = self.session.attachments();
+        let applied: Vec<_> = all.applied(attachments.services()).collect();
+        let outcome = authenticate(&self.session, request, form, &mut self.seen);
+        if !applied.is_empty() {
+            let denial = self.seen.unauthenticated.as_ref();
+            let step = words::authentication(&applied, outcome.as_ref().ok(), denial);
+            self.steps.push(step);
+        }
+        outcome
+    }
+
+    fn authorization(
+        &mut self,
+        request: &Request<()>,
+        form: &Form,
+        proved: &Authenticated,
+        asked: &Asked,
+    ) -> Result<Admission, Reply> {
+        let facts = Facts::of(request, form);
+        let explanation = Admission::explain(&self.session, facts, proved.clone());
+        let by = (proved, asked);
+        let admission = judge(&self.session, request, form, by, &mut self.seen);
+        self.judged(StepKind::Authorization, explanation, admission.is_ok());
+        admission
+    }
+
+    /// Reports the decision that the data path's function has made, with all policies that were looked at.
+    fn judged(&mut self, step: StepKind, explanation: HttpExplanation, is_allowed: bool) {
+        let decision = self.seen.decision.take();
+        let decision = decision.unwrap_or(explanation.decision);
+        let step = words::authorization(step, &decision, &explanation.policies, is_allowed);
+        self.steps.push(step);
+    }
+
+    fn route(&mut self, request: &Request<()>, form: &Form) -> Result<Routed, Reply> {
+        let mut crossing = Crossing::default();
+        let routed = routed::route(&self.session, request, form, &mut self.seen, &mut crossing);
+        let considered = self.considered(request, form);
+        let is_answered = matches!(&routed, Ok(Routed::Answered(_)));
+        let step = match (&self.seen.rule, &routed) {
+            (Some(rule), result) => {
+                let refused = result.as_ref().err().map(|reply| &*reply.text);
+                let step = words::route(rule, refused, is_answered);
+                step.considering(considered)
+            }
+            (None, Ok(_)) => {
+                let why = "no route is for it: it goes to what was called";
+                Step::new(StepKind::Route, StepResult::Passed, why)
+            }
+            (None, Err(reply)) => {
+                let why = match &*reply.text {
+                    "" => "there are routes for the service, and no rule matches",
+                    text => text,
+                };
+                let step = Step::new(StepKind::Route, StepResult::Refused, why);
+                step.considering(considered)
+            }
+        };
+        self.steps.push(step);
+        routed
+    }
+
+    /// The rules up to the one that matches, each with why the request does not have its match.
+    fn considered(&self, request: &Request<()>, form: &Form) -> Vec<Considered> {
+        let Ok(Some(table)) = routed::table(&self.session) else {
+            return Vec::new();
+        };
+        let request = limits::as_it_came(request, form);
+        let considered = table.considered(&request).take(MAX_CONSIDERED);
+        considered
+            .map(|(rule, mismatch)| words::rule(rule, mismatch.as_ref()))
+            .collect()
+    }
+
+    fn answered_by_route(&mut self, response: &Response<Body>) -> End {
+        let location = response.headers().get(LOCATION);
+        let why = match location.and_then(|location| location.to_str().ok()) {
+            Some(location) => format!("the route redirects to {location}"),
+            None => "the route answers the preflight request itself".to_owned(),
+        };
+        self.push(StepKind::Filters, StepResult::Answered, &*why);
+        words::answered(response, &why)
+    }
+
+    fn limits(&mut self) {
+        let Some(limits) = self.session.shard.waypoint.published.limits() else {
+            return;
+        };
+        let limits = limits.of(self.session.attachments().services());
+        let considered: Vec<_> = limits
+            .iter()
+            .map(|limiter| words::limit(&limiter.config))
+            .collect();
+        if !considered.is_empty() {
+            let why = "rate limits count the request, and answer 429 to what is too much; it is not counted here";
+            let step = Step::new(StepKind::Limits, StepResult::Open, why);
+            self.steps.push(step.considering(considered));
+        }
+    }
+
+    fn filters(&mut self, taken: &Taken, refused: Option<&Reply>) {
+        let names = taken.applied().map(|applied| applied.names());
+        let names = names.unwrap_or_default().join(", ");
+        match refused {
+            Some(reply) => self.push(StepKind::Filters, StepResult::Refused, &*reply.text),
+            None if names.is_empty() => {}
+            None => self.push(StepKind::Filters, StepResult::Passed, names),
+        }
+    }
+
+    fn backend_authorization(
+        &mut self,
+        admission: Admission,
+        taken: &Taken,
+        request: &Request<()>,
+        form: &Form,
+    ) -> Result<Admission, Reply> {
+        let sent = || Facts::as_sent(request, form);
+        let sent = taken.changes_request().then(sent);
+        let explanation = admission.explain_backend(&taken.destination, taken.route_owner(), sent);
+        let admission = judge_led(admission, taken, request, form, &mut self.seen);
+        if let Some(explanation) = explanation {
+            let is_allowed = admission.is_ok();
+            self.judged(StepKind::BackendAuthorization, explanation, is_allowed);
+        }
+        admission
+    }
+
+    fn fault(&mut self, taken: &Taken) -> Result<(), Reply> {
+        let fault = taken.applied().and_then(|applied| applied.possible_fault());
+        let Some(fault) = fault else {
+            return Ok(());
+        };
+        let is_certain = |share: Share| share.numerator >= share.denominator;
+        let aborts = fault.abort.filter(|(_, share)| is_certain(*share));
+        let result = match aborts {
+            Some(_) => StepResult::Answered,
+            None => StepResult::Open,
+        };
+        self.push(StepKind::Filters, result, words::fault(fault));
+        aborts.map_or(Ok(()), |(status, _)| Err(fault::aborted(status)))
+    }
+
+    async fn destination(&mut self, destination: &Destination) -> Result<End, Reply> {
+        if let Destination::Host(host) = destination {
+            let why = format!("{host} is outside of the mesh; its name is not looked up here");
+            self.push(StepKind::Endpoint, StepResult::Open, &*why);
+            return Ok(End::Delivered {
+                address: host.to_string(),
+            });
+        }
+        let Some(own) = self.session.shard.waypoint.local.known().await else {
+            return Err(Failure::without_own_workload().reply);
+        };
+        match Box::pin(self.endpoint(destination, &own)).await {
+            Ok(route) => Ok(self.forwarded(&route, &own)),
+            Err(failure) => {
+                self.push(StepKind::Endpoint, StepResult::Refused, failure.details);
+                Err(failure.reply)
+            }
+        }
+    }
+
+    /// The route to an endpoint, as the destination's rule has it.
+    async fn endpoint(&mut self, destination: &Destination, own: &Local) -> Result<Route, Failure> {
+        let session = self.session.clone();
+        let waypoint = &session.shard.waypoint;
+        if matches!(destination, Destination::Target)
+            && let Some(route) = session.target.passed_through(waypoint)
+        {
+            return Ok(route);
+        }
+        let Some(port) = destination.ruled(&session) else {
+            if let Destination::Subset(service, _, subset) = destination {
+                return Err(NoUpstream::Subset(service.to_string(), subset.clone()).into());
+            }
+            let route = destination.route(&session, own, &[]).await;
+            return route.map_err(|error| NoUpstream::from(error).into());
+        };
+        let step = words::destination(destination, &port);
+        self.steps.push(step);
+        port.supported()?;
+        let wish = Wish {
+            hash: None,
+            failed: &[],
+            preferred: None,
+        };
+        // The lease ends at once: nothing is reported of the endpoint.
+        let request = destination.backend_request(&session, own, &[]);
+        match port.route(waypoint.rule_context(), request, wish)? {
+            Some((route, _lease)) => Ok(route),
+            // The service's own waypoint chooses the endpoint.
+            None => {
+                let route = destination.route(&session, own, &[]).await;
+                route.map_err(|error| NoUpstream::from(error).into())
+            }
+        }
+    }
+
+    fn forwarded(&mut self, route: &Route, own: &Local) -> End {
+        let waypoint = &self.session.shard.waypoint;
+        let is_same =
+            |hop: &std::net::IpAddr| route_ip(route).is_none_or(|to| to.is_ipv4() == hop.is_ipv4());
+        let ips = &own.workload.workload_ips;
+        let address = ips.iter().find(|ip| is_same(ip)).or_else(|| ips.first());
+        let sender = Peer {
+            identity: Some(waypoint.dialer.identity.to_string()),
+            address: *address.unwrap_or(&crate::target::UNKNOWN),
+        };
+        let Some(hop) = shared::hop(route, sender) else {
+            let why = "the endpoint is known by name only; its name is not looked up here";
+            self.push(StepKind::Endpoint, StepResult::Open, why);
+            return End::Delivered {
+                address: "a host outside of the mesh".to_owned(),
+            };
+        };
+        let why = words::endpoint(&hop);
+        self.push(StepKind::Endpoint, StepResult::Passed, why);
+        End::Forwarded(hop)
+    }
+}
+
+fn route_ip(route: &Route) -> Option<std::net::IpAddr> {
+    match route {
+        Route::Passthrough { dst, .. } => Some(dst.ip()),
+        Route::Plain(plain) => Some(plain.addr.ip()),
+        Route::Hbone(hbone) => Some(hbone.addr.ip()),
+        Route::DoubleHbone { outer, .. } => Some(outer.addr.ip()),
+        Route::NeedsDns(_) => None,
+    }
+}

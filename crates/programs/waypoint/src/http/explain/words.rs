@@ -1,0 +1,253 @@
+//! The steps of an explanation in words.
+
+use ambit_jwt::{Authenticated, Denial};
+use ambit_l7::{
+    authz::{HttpDecision, PolicyOutcome, Why},
+    route::{Mismatch, Rule},
+};
+use ambit_mesh_json::explain::{Considered, End, Hop, HopKind, Step, StepKind, StepResult};
+use ambit_model::{Authentication, FaultStatus, HttpFault, RateLimit, Share};
+use ambit_proxy::explain::considered;
+use http::Response;
+
+use super::Destination;
+use crate::{destination::Port, message::Body};
+
+/// The response as an end; of gRPC with its own status.
+pub(super) fn answered(response: &Response<Body>, why: &str) -> End {
+    let grpc = response.headers().get("grpc-status");
+    let grpc = grpc.and_then(|status| status.to_str().ok());
+    End::Answered {
+        status: response.status().as_u16(),
+        why: match grpc {
+            Some(status) => format!("gRPC status {status}: {why}"),
+            None => why.to_owned(),
+        },
+    }
+}
+
+/// Tokens, by the objects that apply. Says nothing that is in a token but issuer and subject of a valid one.
+pub(super) fn authentication(
+    applied: &[&Authentication],
+    proved: Option<&Authenticated>,
+    denial: Option<&Denial>,
+) -> Step {
+    let issuers: Vec<_> = proved
+        .into_iter()
+        .flat_map(Authenticated::claims)
+        .filter_map(|claims| claims.issuer())
+        .collect();
+    let is_of = |one: &Authentication, issuer: &str| {
+        let mut rules = one.rules.iter();
+        rules.any(|rule| rule.issuer == issuer)
+    };
+    let considered = applied.iter().map(|one| {
+        let takes: Vec<_> = one.rules.iter().map(|rule| rule.issuer.as_str()).collect();
+        Considered {
+            object: one.key.to_string(),
+            effect: "REQUESTAUTHENTICATION".to_owned(),
+            result: match issuers.iter().any(|issuer| is_of(one, issuer)) {
+                true => "a valid token is there".to_owned(),
+                false => format!("no valid token of {}", takes.join(", ")),
+            },
+        }
+    });
+    let considered = considered.collect();
+    if let Some(denial) = denial {
+        let step = Step::new(
+            StepKind::Authentication,
+            StepResult::Refused,
+            denial.to_string(),
+        );
+        let step = step.considering(considered);
+        return match denial {
+            Denial::NotUnderstood(key, _) => step.by(format!("RequestAuthentication {key}")),
+            // Nobody knows whose token it is.
+            Denial::Token(_) => match applied {
+                [one] => step.by(format!("RequestAuthentication {}", one.key)),
+                _ => step,
+            },
+        };
+    }
+    let principals = proved.into_iter().flat_map(Authenticated::claims);
+    let principals = principals.map(|claims| match claims.principal() {
+        Some((issuer, subject)) => format!("{issuer}/{subject}"),
+        None => format!("{}, without a subject", claims.issuer().unwrap_or_default()),
+    });
+    let principals: Vec<_> = principals.collect();
+    let by = applied
+        .iter()
+        .find(|one| issuers.iter().any(|issuer| is_of(one, issuer)));
+    let step = match principals.is_empty() {
+        true => Step::new(
+            StepKind::Authentication,
+            StepResult::Passed,
+            "no token: the request proves no principal",
+        ),
+        false => Step::new(
+            StepKind::Authentication,
+            StepResult::Passed,
+            format!("the token is valid: principal {}", principals.join(" and ")),
+        ),
+    };
+    let step = step.considering(considered);
+    match by {
+        Some(one) => step.by(format!("RequestAuthentication {}", one.key)),
+        None => step,
+    }
+}
+
+/// Decision of policies; `is_allowed` is that of the data path, which also refuses what a provider would have to be asked
+/// about once more.
+pub(super) fn authorization(
+    step: StepKind,
+    decision: &HttpDecision,
+    policies: &[PolicyOutcome],
+    is_allowed: bool,
+) -> Step {
+    let result = match is_allowed {
+        true => StepResult::Passed,
+        false => StepResult::Refused,
+    };
+    let why = match decision.is_allowed() && !is_allowed {
+        true => "the policies changed: a provider would have to be asked about it again".to_owned(),
+        false => match &decision.why {
+            // Counted from 1, as beside the policies.
+            Why::Allowed(rule) => format!("allowed by its rule {}", rule.rule + 1),
+            Why::Denied(rule) => format!("denied by its rule {}", rule.rule + 1),
+            Why::NoAllowPolicies | Why::NoneAllows | Why::NotUnderstood { .. } => {
+                decision.to_string()
+            }
+        },
+    };
+    let considered = policies
+        .iter()
+        .map(|one| considered(&one.policy, one.action, one.dry_run, one.matching_rule));
+    let step = Step::new(step, result, why).considering(considered.collect());
+    match &decision.why {
+        Why::Allowed(rule) | Why::Denied(rule) => {
+            step.by(format!("AuthorizationPolicy {}", rule.policy))
+        }
+        Why::NotUnderstood { policy, .. } => step.by(format!("AuthorizationPolicy {policy}")),
+        Why::NoAllowPolicies | Why::NoneAllows => step,
+    }
+}
+
+/// The rule that matches.
+pub(super) fn route(rule: &Rule, refused: Option<&str>, is_answered: bool) -> Step {
+    let backends: Vec<_> = rule
+        .backends()
+        .iter()
+        .map(|backend| {
+            let to = match &backend.to.service {
+                Ok(service) => format!("{service}:{}", backend.to.port),
+                Err(why) => why.to_string(),
+            };
+            match &backend.to.subset {
+                Some(subset) => format!("{to} subset {subset} weight {}", backend.to.weight),
+                None => format!("{to} weight {}", backend.to.weight),
+            }
+        })
+        .collect();
+    let which = format!("{} matches", rule_name(rule));
+    let (result, why) = match refused {
+        Some(text) => (StepResult::Refused, format!("{which}: {text}")),
+        None if is_answered => (StepResult::Answered, which),
+        None => (
+            StepResult::Passed,
+            format!("{which}; backends: {}", backends.join(", ")),
+        ),
+    };
+    let step = Step::new(StepKind::Route, result, why);
+    step.by(object(rule))
+}
+
+fn object(rule: &Rule) -> String {
+    let route = &rule.route;
+    format!("{} {}/{}", route.kind, route.namespace, route.name)
+}
+
+fn rule_name(rule: &Rule) -> String {
+    match &rule.name {
+        Some(name) => format!("rule {} ({name})", rule.index + 1),
+        None => format!("rule {}", rule.index + 1),
+    }
+}
+
+/// A rule that was looked at.
+pub(super) fn rule(rule: &Rule, mismatch: Option<&Mismatch>) -> Considered {
+    Considered {
+        object: format!("{} {}", object(rule), rule_name(rule)),
+        effect: String::new(),
+        result: match mismatch {
+            None => "matches".to_owned(),
+            Some(Mismatch::Path) => "another path".to_owned(),
+            Some(Mismatch::Method) => "another method".to_owned(),
+            Some(Mismatch::Header(name)) => format!("the header {name} is missing or differs"),
+            Some(Mismatch::QueryParam(name)) => {
+                format!("the query parameter {name} is missing or differs")
+            }
+        },
+    }
+}
+
+/// A rate limit that counts the request.
+pub(super) fn limit(config: &RateLimit) -> Considered {
+    let dry_run = if config.dry_run { " (dry run)" } else { "" };
+    Considered {
+        object: config.key.to_string(),
+        effect: format!("RATELIMIT{dry_run}"),
+        result: "not counted".to_owned(),
+    }
+}
+
+/// A fault with its shares.
+pub(super) fn fault(of: &HttpFault) -> String {
+    let share = |share: Share| format!("{} of {} requests", share.numerator, share.denominator);
+    let delay = of
+        .delay
+        .map(|(delay, of)| format!("{} wait {} ms", share(of), delay.as_millis()));
+    let abort = of.abort.map(|(status, of)| match status {
+        FaultStatus::Http(status) => format!("{} are answered {status}", share(of)),
+        FaultStatus::Grpc(status) => format!("{} are answered gRPC status {status}", share(of)),
+    });
+    let parts: Vec<_> = delay.into_iter().chain(abort).collect();
+    format!("injected fault: {}", parts.join(", "))
+}
+
+/// The rule of a destination.
+pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
+    let name = match destination {
+        Destination::Subset(service, port, subset) => format!("{service}:{port} subset {subset}"),
+        Destination::Backend(service, port) => format!("{service}:{port}"),
+        Destination::Target | Destination::Host(_) => "the called port".to_owned(),
+    };
+    match port.supported() {
+        Ok(()) => {
+            let tls = if port.tls().is_some() {
+                ", TLS begins here"
+            } else {
+                ""
+            };
+            let why =
+                format!("a DestinationRule is for {name}{tls}; its limits are not counted here");
+            Step::new(StepKind::Destination, StepResult::Passed, why)
+        }
+        Err(error) => Step::new(
+            StepKind::Destination,
+            StepResult::Refused,
+            error.to_string(),
+        ),
+    }
+}
+
+/// The endpoint that was chosen.
+pub(super) fn endpoint(hop: &Hop) -> String {
+    let address = hop.address;
+    match hop.to {
+        HopKind::Waypoint => format!("{} at {address}, the waypoint of the backend", hop.workload),
+        HopKind::Tunnel => format!("{} at {}, in a tunnel", hop.workload, hop.authority),
+        HopKind::Plaintext => format!("{} at {address}, in plaintext", hop.workload),
+        HopKind::Outside => format!("{address}, outside of the mesh"),
+    }
+}

@@ -1,0 +1,227 @@
+//! Policies and routes drawn at random.
+
+use ambit_model::{
+    FaultStatus, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpFault,
+    HttpFilter, HttpOperation, HttpPathMatch, HttpPolicy, HttpRedirect, HttpRewrite, HttpRoute,
+    HttpRouteMatch, HttpRouteRule, HttpRule, HttpSource, HttpValue, HttpValueMatch, PathChange,
+    PathPattern, PolicyKey, RouteName, Share, StringMatch, WaypointRecord,
+};
+use ambit_xds::WaypointUpdate;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
+
+use super::ISSUER;
+use crate::{
+    fixture::record,
+    routes::{service, to},
+};
+
+/// Most policies of a mesh.
+const POLICIES: usize = 3;
+
+/// Source of random meshes.
+pub(super) struct Draws {
+    pub(super) rng: StdRng,
+}
+
+fn texts(of: &str) -> Vec<StringMatch> {
+    vec![StringMatch::from_pattern(of)]
+}
+
+impl Draws {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            rng: StdRng::seed_from_u64(seed),
+        }
+    }
+
+    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
+        of.choose(&mut self.rng).unwrap()
+    }
+
+    fn is(&mut self, probability: f64) -> bool {
+        self.rng.random_bool(probability)
+    }
+
+    /// Records of all policies: those that the mesh has, and the ends of others.
+    pub(super) fn policies(&mut self) -> Vec<WaypointUpdate> {
+        let count = self.rng.random_range(0..=POLICIES);
+        let all = (0..POLICIES).map(|number| {
+            let name = format!("policy-{number}");
+            if number >= count {
+                let of = ambit_model::WaypointRecordType::Policy;
+                return WaypointUpdate::Gone(of, record(&name));
+            }
+            let policy = self.policy(&name);
+            WaypointUpdate::Put(record(&name), WaypointRecord::from(policy))
+        });
+        all.collect()
+    }
+
+    fn policy(&mut self, name: &str) -> HttpPolicy {
+        let of = self.one(&["web", "web", "back"]);
+        let rules = (0..self.rng.random_range(1..=2)).map(|_| self.rule());
+        let rules = rules.collect();
+        HttpPolicy {
+            key: PolicyKey::of_record(&format!("ns/{name}")),
+            for_gateway: self.is(0.4),
+            services: vec![service(of)],
+            action: match self.rng.random_range(0..5) {
+                0 | 1 => HttpAction::Allow,
+                2 | 3 => HttpAction::Deny,
+                _ => HttpAction::Audit,
+            },
+            dry_run: self.is(0.2),
+            rules,
+            not_understood: self.is(0.03).then(|| "a test".into()),
+            ..HttpPolicy::default()
+        }
+    }
+
+    fn rule(&mut self) -> HttpRule {
+        let mut rule = HttpRule::default();
+        if self.is(0.7) {
+            rule.operations.push(self.operation());
+        }
+        if self.is(0.4) {
+            rule.sources.push(self.source());
+        }
+        if self.is(0.3) {
+            rule.conditions.push(HttpCondition {
+                attribute: HttpAttribute::Header("x-a".into()),
+                values: vec![HttpValue::Text(StringMatch::from_pattern("1"))],
+                not_values: Vec::new(),
+            });
+        }
+        rule
+    }
+
+    fn operation(&mut self) -> HttpOperation {
+        let mut operation = HttpOperation::default();
+        let path = |text: &str| vec![PathPattern::Text(StringMatch::from_pattern(text))];
+        match self.rng.random_range(0..7) {
+            0 => operation.methods = texts(self.one(&["GET", "POST"])),
+            1 => operation.not_methods = texts("GET"),
+            2 => operation.paths = path(self.one(&["/a", "/a/*", "/b*", "*"])),
+            3 => operation.not_paths = path(self.one(&["/a", "/a/*"])),
+            4 => operation.hosts = texts(self.one(&["web", "other", "new"])),
+            5 => operation.not_ports = vec![81],
+            _ => operation.ports = vec![*[80, 81].choose(&mut self.rng).unwrap()],
+        }
+        operation
+    }
+
+    fn source(&mut self) -> HttpSource {
+        let mut source = HttpSource::default();
+        let client = "cluster.local/ns/ns/sa/client";
+        match self.rng.random_range(0..5) {
+            0 => source.principals = texts(client),
+            1 => source.not_principals = texts(client),
+            2 => source.namespaces = texts(self.one(&["ns", "elsewhere"])),
+            3 => source.request_principals = texts(&format!("{ISSUER}/alice")),
+            _ => source.not_request_principals = texts("*"),
+        }
+        source
+    }
+
+    /// Routes of the service `web`, mostly none or one, sometimes those of the client's namespace.
+    pub(super) fn routes(&mut self) -> Vec<HttpRoute> {
+        let count = self.rng.random_range(0..=2);
+        let all = (0..count).map(|number| {
+            let is_of_clients = self.is(0.2);
+            let rules = (0..self.rng.random_range(1..=3)).map(|_| self.route_rule());
+            HttpRoute {
+                rules: rules.collect(),
+                name: RouteName {
+                    kind: "HTTPRoute".into(),
+                    namespace: "ns".into(),
+                    name: format!("route-{number}").into(),
+                },
+                clients: is_of_clients.then(|| "ns".into()),
+                ..HttpRoute::default()
+            }
+        });
+        all.collect()
+    }
+
+    fn route_rule(&mut self) -> HttpRouteRule {
+        let matches = (0..self.rng.random_range(0..=2)).map(|_| self.route_match());
+        let matches = matches.collect();
+        let filters = (0..self.rng.random_range(0..=2)).map(|_| self.filter());
+        let filters = filters.collect();
+        HttpRouteRule {
+            name: self.is(0.3).then(|| "named".into()),
+            matches,
+            filters,
+            backends: self.backend().into_iter().collect(),
+            unsupported: self.is(0.05).then(|| "a test".into()),
+            ..HttpRouteRule::default()
+        }
+    }
+
+    fn backend(&mut self) -> Option<HttpBackend> {
+        match self.rng.random_range(0..12) {
+            0 => None,
+            1 => Some(HttpBackend {
+                service: Err("a test".into()),
+                ..to("back")
+            }),
+            2 => Some(HttpBackend {
+                subset: Some("unknown".into()),
+                ..to("back")
+            }),
+            3..=6 => Some(to("back")),
+            _ => Some(to("web")),
+        }
+    }
+
+    fn route_match(&mut self) -> HttpRouteMatch {
+        let exact = |text: &str| HttpValueMatch::Exact(text.into());
+        let path = match self.rng.random_range(0..4) {
+            0 => Some(HttpPathMatch::Exact(self.one(&["/a", "/b"]).into())),
+            1 => Some(HttpPathMatch::Prefix(self.one(&["/", "/a", "/b"]).into())),
+            2 => Some(HttpPathMatch::Regex(self.one(&["/a/.", "/.*", "("]).into())),
+            _ => None,
+        };
+        let header = self.is(0.2).then(|| ("x-a".into(), exact("1")));
+        HttpRouteMatch {
+            path,
+            method: self.is(0.2).then(|| "GET".into()),
+            headers: header.into_iter().collect(),
+            ..HttpRouteMatch::default()
+        }
+    }
+
+    fn filter(&mut self) -> HttpFilter {
+        let certain = |is: bool| Share {
+            numerator: u32::from(is),
+            denominator: 1,
+        };
+        match self.rng.random_range(0..6) {
+            0 => HttpFilter::RequestHeaders(HeaderChanges {
+                set: vec![("x-a".into(), self.one(&["1", "2"]).into())],
+                ..HeaderChanges::default()
+            }),
+            1 => HttpFilter::Redirect(HttpRedirect {
+                status: 302,
+                hostname: Some("new".into()),
+                ..HttpRedirect::default()
+            }),
+            2 => HttpFilter::Rewrite(HttpRewrite {
+                hostname: self.is(0.5).then(|| "new".into()),
+                path: Some(PathChange::Full(self.one(&["/a", "/new"]).into())),
+            }),
+            3 => HttpFilter::ResponseHeaders(HeaderChanges {
+                remove: vec!["x-b".into()],
+                ..HeaderChanges::default()
+            }),
+            4 => HttpFilter::Fault(HttpFault {
+                delay: None,
+                abort: Some((FaultStatus::Http(418), certain(true))),
+            }),
+            _ => HttpFilter::Fault(HttpFault {
+                delay: None,
+                abort: Some((FaultStatus::Http(419), certain(false))),
+            }),
+        }
+    }
+}

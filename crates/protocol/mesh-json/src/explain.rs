@@ -1,0 +1,282 @@
+//! The JSON of `POST /explain`: what the admin servers of node proxies and waypoints are asked about a connection or
+//! request, and the steps with which they predict what would become of it.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// Path of the admin servers that takes queries.
+pub const EXPLAIN_PATH: &str = "/explain";
+
+/// Question to a node proxy about a connection of a pod, or to one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum NodeProxyQuery {
+    /// A connection that a pod opens.
+    Outbound(OutboundQuery),
+    /// A connection that comes to a pod.
+    Inbound(InboundQuery),
+}
+
+/// A connection that a pod opens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OutboundQuery {
+    /// Namespace and name of the pod, with a slash between them.
+    pub pod: String,
+    /// Address, or name as the pod's resolver would be asked for it.
+    pub host: String,
+    /// Port that is called.
+    pub port: u16,
+}
+
+/// A connection that comes to a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct InboundQuery {
+    /// Namespace and name of the pod, with a slash between them.
+    pub pod: String,
+    /// Opener of the connection.
+    pub peer: Peer,
+    /// Address of the pod that is connected.
+    pub address: IpAddr,
+    /// Authority of the CONNECT; of plaintext, the called address and port.
+    pub authority: String,
+    /// Whether the connection comes without a tunnel.
+    pub plaintext: bool,
+}
+
+/// Question to a waypoint about a request in a tunnel to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WaypointQuery {
+    /// Authority of the CONNECT.
+    pub authority: String,
+    /// Opener of the tunnel.
+    pub peer: Peer,
+    /// The client, where the node proxy of the called pod opens the tunnel on its behalf.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original: Option<Peer>,
+    /// Request in the tunnel.
+    pub request: HttpQuery,
+}
+
+/// One end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Peer {
+    /// SPIFFE id that it proves; none for plaintext.
+    pub identity: Option<String>,
+    /// Address of that end.
+    pub address: IpAddr,
+}
+
+/// HTTP request without a body.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HttpQuery {
+    /// Method of the request.
+    pub method: String,
+    /// Path with the query.
+    pub path: String,
+    /// Value of the `Host` header.
+    pub host: String,
+    /// Further headers. They may hold tokens.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Leaves headers out, which may hold tokens, and the path's query.
+impl fmt::Debug for HttpQuery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpQuery")
+            .field("method", &self.method)
+            .field("host", &self.host)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Prediction of one proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    /// Decisions in their order.
+    pub steps: Vec<Step>,
+    /// End of the connection or request at this proxy.
+    pub end: End,
+}
+
+/// One decision on a request's way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Step {
+    /// Subject of the decision.
+    pub step: StepKind,
+    /// Result of the decision.
+    pub result: StepResult,
+    /// Object that decides, as `Kind namespace/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    /// Reason, for people.
+    pub why: String,
+    /// Objects and rules that were looked at for the decision.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub considered: Vec<Considered>,
+}
+
+impl Step {
+    /// A step without an object.
+    pub fn new(step: StepKind, result: StepResult, why: impl Into<String>) -> Self {
+        Self {
+            step,
+            result,
+            object: None,
+            why: why.into(),
+            considered: Vec::new(),
+        }
+    }
+
+    /// The same step, decided by an object.
+    #[must_use]
+    pub fn by(self, object: impl Into<String>) -> Self {
+        Self {
+            object: Some(object.into()),
+            ..self
+        }
+    }
+
+    /// The same step, with what was looked at.
+    #[must_use]
+    pub fn considering(self, considered: Vec<Considered>) -> Self {
+        Self { considered, ..self }
+    }
+}
+
+/// Subject of a [`Step`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum StepKind {
+    /// Whether the client's or server's connections are captured.
+    Capture,
+    /// Resolution of a name.
+    Name,
+    /// Waypoint that a connection has to go through.
+    Waypoint,
+    /// Choice of an endpoint.
+    Endpoint,
+    /// Caller and target of a tunnel.
+    Tunnel,
+    /// Form of the request: host, path, headers.
+    Form,
+    /// Plugins that see the request.
+    Plugins,
+    /// Authorization provider of CUSTOM policies.
+    Provider,
+    /// Tokens of the request.
+    Authentication,
+    /// Policies on the connection or request.
+    Authorization,
+    /// Rule of the routes.
+    Route,
+    /// Rate limits that count the request.
+    Limits,
+    /// Filters of the rule.
+    Filters,
+    /// Policies of the service that a route forwards to.
+    BackendAuthorization,
+    /// Rule of the destination.
+    Destination,
+}
+
+/// Decision of a [`Step`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum StepResult {
+    /// The connection or request goes on.
+    Passed,
+    /// The connection or request ends here.
+    Refused,
+    /// The proxy answers in the application's place: a redirect, a fault.
+    Answered,
+    /// Not evaluated: the result may be another.
+    Open,
+}
+
+/// Object or rule that was looked at for a decision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Considered {
+    /// The object, as `namespace/name`, or the rule of a route.
+    pub object: String,
+    /// Effect of a match: the action of a policy, `dry run` beside it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub effect: String,
+    /// Whether it matches, and by which rule or why not.
+    pub result: String,
+}
+
+/// End of a connection or request at one proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase",
+    tag = "kind"
+)]
+pub enum End {
+    /// The next place gets it.
+    Forwarded(Hop),
+    /// The application of the pod gets it.
+    Delivered {
+        /// Address of the application.
+        address: String,
+    },
+    /// The proxy answers with an HTTP status.
+    Answered {
+        /// Status of the response.
+        status: u16,
+        /// Reason, for people.
+        why: String,
+    },
+    /// The connection is not opened, or reset.
+    Refused {
+        /// Reason, for people.
+        why: String,
+    },
+}
+
+/// Next place of a connection or request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hop {
+    /// Kind of the next place.
+    pub to: HopKind,
+    /// Namespace and name of its workload; empty where the mesh knows none.
+    pub workload: String,
+    /// Node of the workload; empty where none is known.
+    pub node: String,
+    /// Address that is connected.
+    pub address: SocketAddr,
+    /// Authority of the CONNECT; of plaintext, the called address.
+    pub authority: String,
+    /// Sender, as the next place sees it.
+    pub peer: Peer,
+    /// The client, where the node proxy of a pod leads its connection through a waypoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original: Option<Peer>,
+}
+
+/// Kind of the next place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum HopKind {
+    /// A waypoint, in a tunnel.
+    Waypoint,
+    /// A pod's node proxy, in a tunnel.
+    Tunnel,
+    /// A workload without a tunnel; its node proxy sees plaintext, if it has one.
+    Plaintext,
+    /// A place outside of the mesh.
+    Outside,
+}

@@ -30,17 +30,21 @@ function why(flow: Flow): string {
   return policy === undefined ? reason : `${reason} (${policy})`;
 }
 
-/** Page that explains a connection like that of an event. */
-function explainOf({ source, destination, service, transport }: Flow): string {
+/** Page that explains a request like that of an event. */
+function explainOf({ source, destination, service, request }: Flow): string {
   const named = (peer: Peer): string | undefined =>
     peer.workload !== undefined && peer.namespace !== undefined ? `${peer.namespace}/${peer.workload}` : undefined;
-  const ip = (address: string | undefined): string => (address ?? "").replace(/:\d+$/, "").replace(/^\[|\]$/g, "");
-  const from = named(source) ?? source.identity ?? ip(source.address);
-  // A pod's address rather than its name: a service may have the same.
-  const address = /^[0-9.]+$|:/.test(ip(destination.address)) ? ip(destination.address) : undefined;
-  const to = address ?? (service ? `${service.namespace}/${service.name}` : (named(destination) ?? ""));
-  const port = /:(\d+)$/.exec(destination.address ?? "")?.[1] ?? "";
-  return href("explain", from, to, port, transport === "plaintext" && !source.identity ? "plaintext" : "");
+  const from = named(source) ?? source.identity ?? split(source.address)[0];
+  // As the client called it, if that is known; else where it was going.
+  const [host, port] = split(request?.authority || destination.address);
+  const to = host || (service ? `${service.namespace}/${service.name}` : (named(destination) ?? ""));
+  return href("explain", from, to, port || (request ? "80" : ""), request?.method ?? "GET", request?.path ?? "/");
+}
+
+/** Host and port of an address; a port that is not there is empty. */
+function split(address = ""): [string, string] {
+  const found = /^(?:\[([^\]]*)\]|([^:]*)):(\d+)$/.exec(address);
+  return found ? [found[1] ?? found[2] ?? "", found[3] ?? ""] : [address.replace(/^\[|\]$/g, ""), ""];
 }
 
 const COLUMNS: Column[] = [

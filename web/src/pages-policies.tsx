@@ -4,9 +4,9 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Failure, get, post } from "./api";
 import { PolicyTable } from "./pages-workload";
-import { Badge, Table, Text, href } from "./parts";
+import { Badge, Table, Text, type Tone, href } from "./parts";
 import { mesh } from "./store";
-import type { Explanation, Rehearsal, RehearsalRow } from "./types";
+import type { Explanation, Explanations, Rehearsal, RehearsalRow, RequestExplanation, Step } from "./types";
 
 const EXAMPLE = `apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -124,16 +124,19 @@ function Report({ report }: { report: Rehearsal }): VNode {
   );
 }
 
-export function ExplainPage({ path }: { path: string[] }): VNode {
-  const [given, setGiven] = useState(path);
-  const [reports, setReports] = useState<Explanation[] | null>(null);
+export function ExplainPage({ path: given }: { path: string[] }): VNode {
+  const [from, setFrom] = useState(given[0] ?? "");
+  const [to, setTo] = useState(given[1] ?? "");
+  const [port, setPort] = useState(given[2] ?? "");
+  const [method, setMethod] = useState(given[3] || "GET");
+  const [path, setPath] = useState(given[4] || "/");
+  const [answer, setAnswer] = useState<Explanations | null>(null);
   const [error, setError] = useState<string | null>(null);
-  const [from = "", to = "", port = "", plaintext = ""] = given;
   const explain = async (): Promise<void> => {
-    setReports(null);
+    setAnswer(null);
     setError(null);
     try {
-      setReports(await get<Explanation[]>("explain", { from, to, port, plaintext: plaintext !== "" }));
+      setAnswer(await get<Explanations>("explain", { from, to, port, method, path }));
     } catch (failure) {
       setError(messageOf(failure));
     }
@@ -141,25 +144,29 @@ export function ExplainPage({ path }: { path: string[] }): VNode {
   useEffect(() => {
     if (from && to && port) void explain();
   }, []);
-  const set = (index: number, value: string): void => setGiven([from, to, port, plaintext].map((old, at) => (at === index ? value : old)));
+  const field = (label: string, value: string, set: (value: string) => void, more: Record<string, unknown> = {}): VNode => (
+    <input required aria-label={label} placeholder={label} value={value} onInput={(event) => set(event.currentTarget.value)} {...more} />
+  );
   return (
     <main>
-      <h1>Explain a connection</h1>
+      <h1>Explain a request</h1>
+      <p class="dim">
+        It is not sent: each proxy on its way predicts what it would do. Of clients that are no pods, only the decisions of policies
+        are known.
+      </p>
       <form
         class="filter"
         onSubmit={(event) => {
           event.preventDefault();
-          history.replaceState(null, "", href("explain", from, to, port, plaintext));
+          history.replaceState(null, "", href("explain", from, to, port, method, path));
           void explain();
         }}
       >
-        <input required aria-label="From" placeholder="From: pod, address or SPIFFE id" value={from} onInput={(event) => set(0, event.currentTarget.value)} />
-        <input required aria-label="To" placeholder="To: pod, address or service" value={to} onInput={(event) => set(1, event.currentTarget.value)} />
-        <input required aria-label="Port" placeholder="Port" type="number" min={1} max={65535} value={port} onInput={(event) => set(2, event.currentTarget.value)} />
-        <label>
-          <input type="checkbox" checked={plaintext !== ""} onChange={(event) => set(3, event.currentTarget.checked ? "plaintext" : "")} />
-          from outside the mesh
-        </label>
+        {field("From: pod, address or SPIFFE id", from, setFrom)}
+        {field("To: host, service or address", to, setTo)}
+        {field("Port", port, setPort, { type: "number", min: 1, max: 65535 })}
+        {field("Method", method, setMethod, { size: 8 })}
+        {field("Path", path, setPath)}
         <button type="submit">Explain</button>
       </form>
       <div aria-live="polite" id="explanation">
@@ -168,9 +175,51 @@ export function ExplainPage({ path }: { path: string[] }): VNode {
             <Text long>{error}</Text>
           </p>
         )}
-        {reports?.map((report) => <Explained report={report} key={`${report.to} ${report.destination}`} />)}
+        {answer?.request && <Followed report={answer.request} />}
+        {answer?.policies?.map((report) => <Explained report={report} key={`${report.to} ${report.destination}`} />)}
       </div>
     </main>
+  );
+}
+
+const RESULT: Record<Step["result"], Tone> = { passed: "good", refused: "bad", answered: "warn", open: "warn" };
+
+/** A request with the decisions of each proxy on its way. */
+function Followed({ report }: { report: RequestExplanation }): VNode {
+  const { answer } = report;
+  const status = answer.status === undefined ? answer.kind : String(answer.status);
+  const considered = (step: Step): string =>
+    (step.considered ?? []).map(({ object, effect, result }) => [object, effect, result].filter(Boolean).join(" ")).join("; ");
+  return (
+    <>
+      <p>
+        <Badge tone={report.allowed ? "good" : "bad"}>{report.allowed ? "allowed" : "refused"}</Badge>{" "}
+        <Text long>{`${report.method} ${report.host}${report.path} from ${report.from}: ${status} by ${answer.by}: ${answer.why}`}</Text>
+        {report.mayDiffer && " (a step was not evaluated: the result may be another)"}
+      </p>
+      {report.parts.map((part, index) => (
+        <section key={`${index} ${part.by}`}>
+          <h2>
+            <Text>{part.by}</Text>
+          </h2>
+          <Table
+            label={part.by}
+            columns={["Step", "Result", "Object", "Why", "Looked at"].map((name) => ({ name }))}
+            rows={part.steps.map((step, at) => ({
+              key: String(at),
+              cells: [
+                step.step,
+                <Badge tone={RESULT[step.result]}>{step.result}</Badge>,
+                <Text>{step.object ?? ""}</Text>,
+                <Text long>{step.why}</Text>,
+                <Text>{considered(step)}</Text>,
+              ],
+            }))}
+            empty="It decides nothing."
+          />
+        </section>
+      ))}
+    </>
   );
 }
 

@@ -135,7 +135,7 @@ export function WorkloadPage({ namespace, name }: { namespace: string; name: str
         />
       </section>
       <p>
-        <a href={href("explain", "", all[0]?.addresses[0] ?? `${namespace}/${name}`, "", "")}>Explain a connection to it</a>
+        <a href={href("explain", "", all[0]?.addresses[0] ?? "", "")}>Explain a connection to it</a>
       </p>
     </main>
   );

@@ -173,6 +173,33 @@ export interface RehearsalRow {
   why: string;
 }
 
+export interface Explanations {
+  /** A request followed through proxies. */
+  request?: RequestExplanation;
+  /** Decisions of policies, of clients that are no pods. */
+  policies?: Explanation[];
+}
+
+export interface RequestExplanation {
+  from: string;
+  to: string;
+  method: string;
+  host: string;
+  path: string;
+  allowed: boolean;
+  mayDiffer: boolean;
+  answer: { kind: string; status?: number; by: string; why: string };
+  parts: { by: string; isWaypoint: boolean; steps: Step[] }[];
+}
+
+export interface Step {
+  step: string;
+  result: "passed" | "refused" | "answered" | "open";
+  object?: string;
+  why: string;
+  considered?: { object: string; effect?: string; result: string }[];
+}
+
 export interface Explanation {
   from: string;
   identity: string | null;

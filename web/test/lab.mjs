@@ -76,7 +76,14 @@ try {
     }],
     ["a refusal is explained", async () => {
       await rows("Recent refusals").first().getByRole("link", { name: "explain" }).click();
-      await until("the explanation", async () => /refused|allowed/.test(await page.locator("#explanation").innerText()));
+      const explanation = page.locator("#explanation");
+      await until("the explanation", async () => (await explanation.innerText()).includes("403 by waypoint shop/waypoint"));
+      const decided = page.locator("#explanation tbody tr").filter({ hasText: "AuthorizationPolicy shop/no-legacy" });
+      assert.match(await decided.innerText(), /authorization\s+refused/);
+      await picture("explain");
+      await page.getByLabel("From").fill("192.0.2.1");
+      await page.getByRole("button", { name: "Explain" }).click();
+      await until("policies alone", async () => (await explanation.innerText()).includes("none is proved: plaintext"));
     }],
     ["a waypoint's page shows routes, endpoints and live shares", async () => {
       await visit("/waypoint/shop/waypoint");

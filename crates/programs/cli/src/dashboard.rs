@@ -42,7 +42,7 @@ pub(crate) struct DashboardArgs {
 
 /// Serves the page until it is interrupted.
 pub(crate) fn run(args: &DashboardArgs) -> Result<(), CliError> {
-    let source = Source::of(args.lab.clone(), args.target.clone());
+    let source = Source::any(args.lab.as_deref(), &args.target);
     // A lab or cluster that is not there is said at once, not in the page.
     source.all()?;
     let runtime = ambit_rt::current_thread().map_err(|error| {

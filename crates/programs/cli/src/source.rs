@@ -95,16 +95,6 @@ impl Source {
         }
     }
 
-    /// All of a lab, or else of a cluster.
-    pub(crate) fn of(lab: Option<String>, target: Target) -> Self {
-        Self {
-            node: None,
-            lab,
-            target,
-            ..Self::node("", "")
-        }
-    }
-
     /// The control plane, of the same lab or cluster.
     pub(crate) fn of_control(&self) -> Self {
         Self {

@@ -1,6 +1,10 @@
 //! Questions of the page and their answers, as JSON.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
 
 use ambit_rt::{
     http::{Request, Response, json, method_not_allowed, not_found, query_parameters},
@@ -17,9 +21,12 @@ use crate::{
     cluster::wait,
     explain,
     flows::FlowPlace,
-    labs, problems, rehearsal, rollout,
+    labs,
+    output::Format,
+    problems, rehearsal, rollout,
     source::Source,
     status,
+    walk::{self, WalkArgs},
     waypoint::{self, Where},
 };
 
@@ -97,12 +104,14 @@ impl Api {
                     .await
             }
             "/api/explain" => {
-                let (from, to, plaintext) = (text("from"), text("to"), is_set("plaintext"));
-                let port = text("port").parse().unwrap_or_default();
-                self.ask(move |source| {
-                    explain::explain(&source.dump()?, &from, &to, port, plaintext)
-                })
-                .await
+                let question = Question {
+                    from: text("from"),
+                    to: text("to"),
+                    port: text("port").parse().unwrap_or_default(),
+                    method: text("method"),
+                    path: text("path"),
+                };
+                self.ask(move |source| question.explain(source)).await
             }
             "/api/rehearse" => {
                 let policies = String::from_utf8_lossy(request.body()).into_owned();
@@ -132,6 +141,42 @@ impl Api {
                 json(status, &json!({"error": error.text()}))
             }
         }
+    }
+}
+
+/// Connection or request to explain.
+struct Question {
+    from: String,
+    to: String,
+    port: u16,
+    method: String,
+    path: String,
+}
+
+impl Question {
+    /// Follows the request of a pod. Of clients that are no pods, nobody knows more than what policies make of them.
+    fn explain(self, source: &Source) -> Result<Value, CliError> {
+        let Self { from, to, port, .. } = self;
+        if from.starts_with("spiffe://") || from.parse::<IpAddr>().is_ok() {
+            let reports = explain::explain(&source.dump()?, &from, &to, port, false)?;
+            return Ok(json!({"policies": reports}));
+        }
+        let to = match to.parse::<Ipv6Addr>() {
+            Ok(ip) => format!("[{ip}]:{port}"),
+            Err(_) => format!("{to}:{port}"),
+        };
+        let report = walk::explain(&WalkArgs {
+            from,
+            to,
+            method: self.method,
+            path: self.path,
+            headers: Vec::new(),
+            token: None,
+            lab: lab(source),
+            target: source.target.clone(),
+            output: Format::default(),
+        })?;
+        Ok(json!({"request": report}))
     }
 }
 

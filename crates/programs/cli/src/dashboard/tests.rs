@@ -16,7 +16,7 @@ async fn dashboard() -> (SocketAddr, Arc<Guard>, Arc<Api>) {
     let listener = listener.unwrap();
     let address = listener.local_addr().unwrap();
     let guard = Arc::new(Guard::new(address.port()));
-    let mut source = Source::of(None, Target::default());
+    let mut source = Source::any(None, &Target::default());
     source.address = Some("127.0.0.1:1".to_owned());
     let api = Api::start(source);
     let (drain, watcher) = ambit_rt::drain::channel();
@@ -139,7 +139,7 @@ async fn mesh_that_does_not_answer_is_reported_with_its_reason() {
     assert!(response.contains("\"mesh\":null"), "{response}");
     let response = ask(
         address,
-        "GET /api/explain?from=a&to=b&port=1",
+        "GET /api/explain?from=10.0.0.1&to=b&port=1",
         &own(address, &guard),
         "",
     )

@@ -119,45 +119,58 @@ const dataOf = (node: GraphNode) => ({
   label: short(node.kind === "workload" && node.pods > 1 ? `${node.name} (${node.pods})` : node.name, 60),
 });
 
+const widthOf = ({ edge }: GraphEdge): number =>
+  Math.round(1.5 + 1.5 * Math.log10(1 + edge.connections + edge.requests + edge.refused));
+
+/** In a large graph, only what matters at a glance, so that little changes with every second's rates. */
 const edgeDataOf = (edge: GraphEdge, isLarge: boolean) => ({
   id: edge.id,
   source: edge.from,
   target: edge.to,
   state: edge.state,
   label: isLarge ? "" : labelOf(edge),
-  width: Math.round(1.5 + 1.5 * Math.log10(1 + edge.edge.connections + edge.edge.requests + edge.edge.refused)),
+  width: isLarge ? 2 : widthOf(edge),
 });
 
-/** Changes the drawing to a graph; what has not changed is not touched. */
-function draw(cy: cytoscape.Core, graph: Graph): boolean {
-  const boxes = new Map<string, string>();
+type Data = { id: string } & Record<string, unknown>;
+
+/** The drawing, and what was drawn last: asking cytoscape for each element would take longer than drawing it. */
+interface Drawing {
+  cy: cytoscape.Core;
+  known: Map<string, { element: cytoscape.CollectionReturnValue; data: Data }>;
+}
+
+/** Changes the drawing to a graph; what has not changed is not touched. Tells whether nodes came or went. */
+function draw({ cy, known }: Drawing, graph: Graph): boolean {
+  const isLarge = graph.nodes.length > LARGE;
+  const wanted = new Map<string, ["nodes" | "edges", Data]>();
   for (const node of graph.nodes) {
     const box = boxOf(node);
-    if (box) boxes.set(box, node.namespace);
+    if (box) wanted.set(box, ["nodes", { id: box, kind: "namespace", label: short(node.namespace, 60) }]);
   }
+  for (const node of graph.nodes) wanted.set(node.id, ["nodes", dataOf(node)]);
+  for (const edge of graph.edges) wanted.set(edge.id, ["edges", edgeDataOf(edge, isLarge)]);
   let isOther = false;
   cy.batch(() => {
-    const wanted = new Set([...boxes.keys(), ...graph.nodes.map(({ id }) => id), ...graph.edges.map(({ id }) => id)]);
-    const gone = cy.elements().filter((element) => !wanted.has(element.id()));
-    isOther = gone.nodes().length > 0;
-    gone.remove();
+    for (const [id, { element }] of known) {
+      if (wanted.has(id)) continue;
+      isOther ||= element.isNode();
+      element.remove();
+      known.delete(id);
+    }
     const added: cytoscape.ElementDefinition[] = [];
-    const put = (group: "nodes" | "edges", data: { id: string } & Record<string, unknown>): void => {
-      const element = cy.getElementById(data.id);
-      if (element.empty()) {
+    for (const [id, [group, data]] of wanted) {
+      const before = known.get(id);
+      if (!before) {
         isOther ||= group === "nodes";
         added.push({ group, data });
-        return;
+        continue;
       }
-      for (const [key, value] of Object.entries(data)) {
-        if (key !== "id" && key !== "source" && key !== "target" && key !== "parent" && element.data(key) !== value)
-          element.data(key, value);
-      }
-    };
-    for (const [id, namespace] of boxes) put("nodes", { id, kind: "namespace", label: short(namespace, 60) });
-    for (const node of graph.nodes) put("nodes", dataOf(node));
-    for (const edge of graph.edges) put("edges", edgeDataOf(edge, graph.nodes.length > LARGE));
+      for (const [key, value] of Object.entries(data)) if (before.data[key] !== value) before.element.data(key, value);
+      before.data = data;
+    }
     cy.add(added);
+    for (const { data } of added) known.set(String(data.id), { element: cy.getElementById(String(data.id)), data: data as Data });
   });
   return isOther;
 }
@@ -176,7 +189,7 @@ function arrange(cy: cytoscape.Core, graph: Graph): void {
 
 export function Canvas({ graph, selected, onSelect, onOpen, arrangement }: Props): VNode {
   const place = useRef<HTMLDivElement>(null);
-  const drawn = useRef<cytoscape.Core | null>(null);
+  const drawn = useRef<Drawing | null>(null);
   const arranged = useRef(-1);
   const isLarge = graph.nodes.length > LARGE;
 
@@ -194,7 +207,7 @@ export function Canvas({ graph, selected, onSelect, onOpen, arrangement }: Props
       textureOnViewport: isLarge,
       ...(isLarge ? { pixelRatio: 1 } : {}),
     });
-    drawn.current = cy;
+    drawn.current = { cy, known: new Map() };
     arranged.current = -1;
     cy.on("tap", (event) => {
       const target = event.target as cytoscape.Core | cytoscape.SingularElementArgument;
@@ -212,24 +225,23 @@ export function Canvas({ graph, selected, onSelect, onOpen, arrangement }: Props
   }, [isLarge]);
 
   useEffect(() => {
-    const cy = drawn.current;
-    if (!cy) return;
-    const isOther = draw(cy, graph);
+    if (!drawn.current) return;
+    const isOther = draw(drawn.current, graph);
     if (graph.nodes.length > 0 && (isOther || arranged.current !== arrangement)) {
-      arrange(cy, graph);
+      arrange(drawn.current.cy, graph);
       arranged.current = arrangement;
     }
   }, [graph, arrangement, isLarge]);
 
   useEffect(() => {
-    const cy = drawn.current;
+    const cy = drawn.current?.cy;
     if (!cy) return;
     cy.elements(":selected").unselect();
     if (selected !== null) cy.getElementById(selected).select();
   }, [selected, graph, isLarge]);
 
   const onKeyDown = (event: KeyboardEvent): void => {
-    const cy = drawn.current;
+    const cy = drawn.current?.cy;
     if (!cy || event.ctrlKey || event.altKey || event.metaKey) return;
     const zoom = (factor: number): void =>
       void cy.zoom({ level: cy.zoom() * factor, renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 } });

@@ -39,7 +39,7 @@ export interface Row {
 }
 
 /** Rows that are shown at once. */
-const PAGE = 200;
+const PAGE = 100;
 
 /** A table that shows its first rows, and more when asked. */
 export function Table({ label, columns, rows, empty }: { label: string; columns: Column[]; rows: Row[]; empty: string }): VNode {

@@ -89,7 +89,7 @@ try {
       for (let number = 0; number < 1500; number += 1) server.refuse(`client-${number}`);
       await until("the last", async () => (await page.locator("tbody").innerText()).includes("client-1499"));
       const more = await page.getByRole("button", { name: /Show more/ }).innerText();
-      assert.equal(more, "Show more (300 left)");
+      assert.equal(more, "Show more (400 left)");
     }],
     ["a server that goes away is reported, and its return", async () => {
       server.goAway();

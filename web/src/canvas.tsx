@@ -66,6 +66,7 @@ function style(isLarge: boolean): cytoscape.StylesheetJson {
         // To be read when all of a large mesh is shown.
         "font-size": isLarge ? 60 : 14,
         "font-weight": "bold",
+        "text-max-width": "900px",
         padding: "34px",
       },
     },

@@ -169,5 +169,6 @@ try {
   process.exitCode = 1;
 } finally {
   await browser.close();
-  process.stdin.destroy();
+  // Servers of a step that failed would keep it running.
+  process.exit();
 }

@@ -128,5 +128,6 @@ try {
   process.exitCode = 1;
 } finally {
   await browser.close();
-  server.stop();
+  // Servers of a step that failed would keep it running.
+  process.exit();
 }

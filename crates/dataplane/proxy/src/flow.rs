@@ -61,9 +61,12 @@ pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// A text of a peer, cut to what an event may hold.
+/// A text of a peer, cut to what an event may hold; three dots end one that was cut.
 pub fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(MAX_TEXT)].to_owned()
+    match text.get(..text.floor_char_boundary(MAX_TEXT)) {
+        Some(begin) if begin.len() < text.len() => format!("{begin}..."),
+        _ => text.to_owned(),
+    }
 }
 
 /// Name of a waypoint, `namespace/name`, of the name that records have for it: `namespace/name.namespace.svc…`, or an
@@ -219,8 +222,9 @@ mod tests {
     #[test]
     fn texts_of_peers_are_cut_between_characters() {
         let long = "ä".repeat(MAX_TEXT);
-        assert_eq!(cut(&long).len(), MAX_TEXT);
+        assert_eq!(cut(&long).len(), MAX_TEXT + 3);
         let odd = format!("a{long}");
-        assert_eq!(cut(&odd).len(), MAX_TEXT - 1);
+        assert_eq!(cut(&odd).len(), MAX_TEXT + 2);
+        assert_eq!(cut("short"), "short");
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     rehearsal::RehearsalArgs,
     rollout::RolloutArgs,
     status::StatusArgs,
+    suggest::SuggestArgs,
     tool::Tool,
     version::VersionArgs,
     walk::WalkArgs,
@@ -106,6 +107,8 @@ pub(crate) enum Command {
 pub(crate) enum PolicyCommand {
     /// Explain which policy decides a connection, and why
     Explain(ExplainArgs),
+    /// Suggest the least policies that let what is seen go on
+    Suggest(SuggestArgs),
     /// Rehearse policies: who of those seen so far would be refused
     Test(RehearsalArgs),
 }

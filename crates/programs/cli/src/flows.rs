@@ -3,7 +3,7 @@
 mod proxies;
 mod read;
 mod screen;
-mod text;
+pub(crate) mod text;
 mod view;
 
 use std::{io::IsTerminal as _, time::Duration};

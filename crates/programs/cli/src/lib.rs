@@ -33,6 +33,7 @@ mod rehearsal;
 mod rollout;
 mod source;
 mod status;
+mod suggest;
 mod tool;
 mod version;
 mod walk;
@@ -64,6 +65,7 @@ pub fn main() -> ExitCode {
         Command::LogLevel(args) => inspect::log_level(&args).map(done),
         Command::Explain(args) => walk::run(&args),
         Command::Policy(PolicyCommand::Explain(args)) => explain::run(&args),
+        Command::Policy(PolicyCommand::Suggest(args)) => suggest::run(&args).map(done),
         Command::Policy(PolicyCommand::Test(args)) => rehearsal::run(&args),
         Command::Flows(args) => flows::run(&args).map(done),
         Command::Waypoint(command) => waypoint::run(&command).map(done),

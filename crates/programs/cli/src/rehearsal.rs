@@ -18,6 +18,7 @@ use std::{
 };
 
 use ambit_derive::{Index, PodDirectory};
+use ambit_k8s_api::ObjectEvent;
 
 use crate::{
     CliError, ErrorKind,
@@ -79,6 +80,11 @@ pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliErro
         index.handle(event, &mut pods);
     }
     Ok(index)
+}
+
+/// The objects of a lab or cluster that decide which policies apply to whom.
+pub(crate) fn objects(lab: Option<&str>, target: &Target) -> Result<Vec<ObjectEvent>, CliError> {
+    Ok(World::objects_of(lab, target)?.objects)
 }
 
 /// Succeeds if nobody would be refused who is not refused already.

@@ -84,13 +84,21 @@ impl Source {
     /// The node proxy of a node of a running lab.
     pub(crate) fn node(lab: &str, node: &str) -> Self {
         Self {
-            address: None,
             node: Some(node.to_owned()),
+            ..Self::of(Some(lab.to_owned()), Target::default())
+        }
+    }
+
+    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are asked.
+    pub(crate) fn of(lab: Option<String>, target: Target) -> Self {
+        Self {
+            address: None,
+            node: None,
             pod: None,
             control: false,
             file: None,
-            lab: Some(lab.to_owned()),
-            target: Target::default(),
+            lab,
+            target,
             is_quiet: true,
         }
     }

@@ -1,6 +1,6 @@
 //! Flow events: who talked to whom, how, and why not, as it happens; for readers who ask for it, and nobody else.
 
-use ambit_system_tests::{Expected, Mesh, PAIR, with_waypoint};
+use ambit_system_tests::{Expected, Mesh, PAIR, until, until_through, with_waypoint};
 use std::time::Duration;
 
 const CLIENT: &str = "cluster.local/ns/shop/sa/client";
@@ -74,7 +74,7 @@ fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
     );
     // Nobody reads any more.
     drop((flows, denied));
-    ambit_system_tests::until("the proxies count no readers", || {
+    until("the proxies count no readers", || {
         mesh.proxy_metrics("node-2")
             .contains("ambit_flow_readers 0")
     });
@@ -84,7 +84,7 @@ fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
 fn requests_are_seen_at_waypoints_with_route_status_and_policy() {
     let (mesh, _) = with_waypoint(ROUTED);
     let mut flows = mesh.flows(3, &[]);
-    ambit_system_tests::until("the route is followed", || {
+    until("the route is followed", || {
         let answer = mesh.get("shop/client", "http://app.shop/gone");
         answer.body.contains("404")
     });
@@ -154,7 +154,7 @@ fn requests_are_seen_at_waypoints_with_route_status_and_policy() {
     ]);
     // A proxy that comes again is read again.
     mesh.kill("proxy-worker", Some("node-1"));
-    ambit_system_tests::until("events of the new proxy", || {
+    until("events of the new proxy", || {
         mesh.get("shop/client", "http://app.shop/open");
         let events = flows.all(Duration::from_millis(100));
         events.iter().any(|event| {
@@ -189,3 +189,49 @@ spec:
   action: DENY
   rules: [{to: [{operation: {paths: [/closed]}}]}]
 ";
+
+#[test]
+fn suggested_policies_let_what_was_seen_go_on_and_nothing_else() {
+    let (mesh, address) = with_waypoint(ROUTED);
+    let url = |path: &str| format!("http://app.shop{path}");
+    until_through(&mesh, &address, "shop/client", &url("/open"));
+    let mut flows = mesh.flows(3, &["-n", "shop"]);
+    for _ in 0..3 {
+        assert!(mesh.get("shop/client", &url("/open")).succeeded());
+    }
+    // Refused, and so nothing that is to go on.
+    let refused = mesh.get("shop/client", &url("/closed"));
+    assert!(refused.body.contains("403"), "{refused:?}");
+    flows.until(&[("/event", "refused"), ("/request/path", "/closed")]);
+    let seen = flows.all(Duration::from_millis(500));
+    let lines: Vec<_> = seen.iter().map(ToString::to_string).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("flows.json");
+    std::fs::write(&file, lines.join("\n")).unwrap();
+    let file = file.to_str().unwrap();
+    let suggested = mesh.ambit(&["policy", "suggest", "--file", file, "--paths"]);
+    assert_eq!(suggested.code, 0, "{}", suggested.stdout);
+    let policies = suggested.stdout;
+    for part in [
+        "app-requests",
+        "/open",
+        "left out: shop/client -> shop/app was refused",
+    ] {
+        assert!(policies.contains(part), "{part} in {policies}");
+    }
+    assert!(!policies.contains("- /closed"), "{policies}");
+
+    // Rehearsed on what was seen until now, which refuses nobody; then in force.
+    let written = directory.path().join("policies.yaml");
+    std::fs::write(&written, &policies).unwrap();
+    let rehearsed = mesh.ambit(&["policy", "test", written.to_str().unwrap()]);
+    assert!(!rehearsed.stdout.contains("/open"), "{}", rehearsed.stdout);
+    mesh.apply("suggested", &policies);
+    until("what was not seen is refused", || {
+        mesh.get("shop/client", &url("/other")).body.contains("403")
+    });
+    for _ in 0..3 {
+        let answer = mesh.get("shop/client", &url("/open"));
+        assert!(answer.succeeded(), "{answer:?}\n{policies}");
+    }
+}

@@ -140,12 +140,12 @@ pub(crate) fn details(flow: &Flow) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use ambit_flow::{Event, Refusal, Reporter, ReporterKind, RequestSummary, ServiceName};
 
     use super::*;
 
-    pub(in super::super) fn flow() -> Flow {
+    pub(crate) fn flow() -> Flow {
         Flow {
             time: "2026-01-01T12:34:56.789012Z".to_owned(),
             event: Event::Opened,

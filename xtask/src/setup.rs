@@ -102,6 +102,24 @@ const NGINX: &[Need] = &[Need {
     package: "nginx-light",
 }];
 
+/// To build the dashboard's bundle.
+const NODE: &[Need] = &[
+    Need {
+        paths: &["/usr/bin/node", "/usr/local/bin/node"],
+        package: "nodejs",
+    },
+    Need {
+        paths: &["/usr/bin/npm", "/usr/local/bin/npm"],
+        package: "npm",
+    },
+];
+
+/// To test the dashboard's page, beside [`NODE`].
+const BROWSER: &[Need] = &[Need {
+    paths: &["/usr/bin/chromium"],
+    package: "chromium",
+}];
+
 /// To measure, beside [`NGINX`].
 const BENCH: &[Need] = &[
     Need {
@@ -148,7 +166,11 @@ impl Tests {
             "cni" => (&[LAB, PLUGINS], true, false),
             // A lab runs in a user namespace where there is no root.
             "cli" => (&[LAB, PLUGINS], false, true),
-            "system-tests" => (&[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO], true, true),
+            "system-tests" => (
+                &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, NODE, BROWSER],
+                true,
+                true,
+            ),
             "install" => (&[GO], false, false),
             "cluster-tests" => (&[LAB, IPTABLES, PLUGINS, GO, CLUSTER], true, true),
             _ => (&[], false, false),
@@ -164,7 +186,9 @@ impl Tests {
     /// Of all crates.
     pub(crate) fn all() -> Self {
         Self {
-            needs: &[LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, CLUSTER],
+            needs: &[
+                LAB, IPTABLES, PLUGINS, CLOCKS, NGINX, GO, NODE, BROWSER, CLUSTER,
+            ],
             root: true,
             binaries: true,
             outside: true,
@@ -191,12 +215,14 @@ pub(crate) enum Purpose {
     Demo,
     Bench,
     Cluster,
+    Web,
 }
 
 /// Installs what is missing for `purpose`, or says what to install.
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],
+        Purpose::Web => &[NODE],
         Purpose::Bench => &[BUILD, LAB, NGINX, BENCH, GO],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
     })

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::{fuzz, images, outside, proto, setup, shell, tidy};
+use crate::{fuzz, images, outside, proto, setup, shell, tidy, web};
 use lane::{Lane, Priority};
 use suite::Kind;
 
@@ -27,6 +27,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         &mut shell::cargo(&["fmt", "--all", "--check"]),
     )?;
     proto::generate(true)?;
+    web::build(true)?;
     let suites = suite::build()?;
     outside::build()?;
     images::for_cluster(&shell::target_dir().join("debug"))?;
@@ -70,6 +71,7 @@ fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     }
     if tests.outside {
         outside::build()?;
+        web::install()?;
     }
     if package == "ambit-cluster-tests" {
         images::for_cluster(&shell::target_dir().join("debug"))?;

@@ -69,7 +69,9 @@ impl Flows {
                 .iter()
                 .all(|(pointer, value)| match event.pointer(pointer) {
                     Some(Value::String(text)) => text == value,
-                    Some(other) => other.to_string() == *value,
+                    Some(other) => {
+                        serde_json::from_str::<Value>(value).is_ok_and(|value| value == *other)
+                    }
                     None => *value == "none",
                 })
         };

@@ -209,17 +209,23 @@ impl Mesh {
 
     /// The command line, told of this lab.
     pub fn ambit(&self, args: &[&str]) -> Said {
-        let lab = self.client.status().expect("the lab answers").name;
-        let output = std::process::Command::new(binary("ambit"))
-            .args(args)
-            .env("AMBIT_LAB_DIR", self.base.path())
-            .env("AMBIT_LAB", lab)
-            .output()
-            .expect("the command line runs");
+        let output = self.command(args).output();
+        let output = output.expect("the command line runs");
         Said {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         }
+    }
+
+    /// The command line as it is to be run, about this lab.
+    pub fn command(&self, args: &[&str]) -> std::process::Command {
+        let lab = self.client.status().expect("the lab answers").name;
+        let mut command = std::process::Command::new(binary("ambit"));
+        command
+            .args(args)
+            .env("AMBIT_LAB_DIR", self.base.path())
+            .env("AMBIT_LAB", lab);
+        command
     }
 
     /// A `GET` from inside a pod, by the lab's own client.

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     bug_report::BugReportArgs,
     check::CheckArgs,
+    dashboard::DashboardArgs,
     enrol::EnrolArgs,
     explain::ExplainArgs,
     flows::FlowsArgs,
@@ -56,6 +57,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// List what is wrong with objects: policies, routes, waypoints, labels and kinds without effect
     Problems(ProblemsArgs),
+    /// Show the mesh on a local web page: live traffic, refusals, policies, waypoints, nodes
+    Dashboard(DashboardArgs),
     /// Show whether a pod is in the mesh, and why
     Pod(PodArgs),
     /// List the workloads known to a node proxy or the control plane

@@ -59,6 +59,8 @@ pub(crate) struct WorkloadEntry {
     pub(crate) uid: String,
     pub(crate) name: String,
     pub(crate) namespace: String,
+    /// Name of its owner: a Deployment's.
+    pub(crate) workload_name: String,
     pub(crate) workload_ips: Vec<String>,
     pub(crate) node: String,
     pub(crate) trust_domain: String,

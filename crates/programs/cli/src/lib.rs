@@ -11,6 +11,7 @@ mod args;
 mod bug_report;
 mod check;
 mod cluster;
+mod dashboard;
 mod demo;
 mod dump;
 mod enrol;
@@ -76,6 +77,7 @@ pub fn main() -> ExitCode {
         Command::Rollout(args) => rollout::run(&args).map(done),
         Command::Status(args) => status::run(&args).map(done),
         Command::Problems(args) => problems::run(&args).map(done),
+        Command::Dashboard(args) => dashboard::run(&args).map(done),
         Command::Pod(args) => pod::run(&args).map(done),
         Command::Check(args) => check::run(&args),
         Command::BugReport(args) => bug_report::run(&args).map(done),

@@ -12,7 +12,10 @@ mod report;
 mod verdict;
 mod world;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use ambit_derive::{Index, PodDirectory};
 use ambit_k8s_api::ObjectEvent;
@@ -23,6 +26,7 @@ use crate::{
     output::{self, Format},
 };
 use judge::Rehearsal;
+pub(crate) use report::Report;
 use world::World;
 pub(crate) use world::{list, settings};
 
@@ -111,6 +115,37 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     output::print(args.output, &report, || report.words())?;
     let fails = !report.refused.is_empty() || (args.strict && !report.undecided.is_empty());
     Ok(ExitCode::from(u8::from(fails)))
+}
+
+/// Rehearses policies of a text, by what a lab's or a cluster's proxies have seen.
+pub(crate) fn of_text(
+    lab: Option<String>,
+    target: Target,
+    text: &str,
+    enforce_dry_run: bool,
+) -> Result<Report, CliError> {
+    let policies = match text.trim() {
+        "" if enforce_dry_run => Vec::new(),
+        _ => world::policies_of(Path::new("policies"), text)?,
+    };
+    let world = World::look(&RehearsalArgs {
+        files: Vec::new(),
+        objects: Vec::new(),
+        log: Vec::new(),
+        dump: Vec::new(),
+        metrics: Vec::new(),
+        enforce_dry_run,
+        strict: false,
+        trust_domain: None,
+        lab,
+        target,
+        output: Format::default(),
+    })?;
+    let rehearsal = Rehearsal::new(world.config, world.objects, policies, enforce_dry_run);
+    let mut report = rehearsal.report(&world.lines, &world.counted);
+    report.notes.extend(world.notes);
+    report.sort();
+    Ok(report)
 }
 
 #[cfg(test)]

@@ -60,19 +60,11 @@ pub(crate) fn run(args: &RolloutArgs) -> Result<(), CliError> {
 async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
     let cluster = args.target.cluster().await?;
     let mesh = args.target.mesh_namespace.as_str();
-    let api = |error: ClusterError| failed(error.into());
     let deadline = Instant::now() + args.timeout;
     let mut last = String::new();
     loop {
-        let set: Option<DaemonSet> = cluster.read(Some(mesh), "ztunnel").await.map_err(api)?;
-        let set = set.ok_or_else(|| {
-            let what = format!("there is no DaemonSet {mesh}/ztunnel");
-            CliError::new(ErrorKind::NotFound, what)
-                .hint("--mesh-namespace names another namespace")
-        })?;
-        let workload = Workload::DaemonSet(Box::new(set.clone()));
-        let pods = workload.pods(&cluster).await.map_err(api)?;
-        match workload.rollout(&pods) {
+        let (set, pods, rollout) = state(&cluster, mesh).await?;
+        match rollout {
             Rollout::Done => return left(&cluster, &draining(&set, &pods)).await,
             Rollout::Waiting(what) if Instant::now() >= deadline => {
                 let what = format!(
@@ -92,6 +84,41 @@ async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
         }
         tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// State of the rollout of node proxies at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct View {
+    /// Next step that it waits for; none if new proxies serve every node.
+    waits_for: Option<String>,
+    draining: Vec<Draining>,
+}
+
+/// Looks once at the rollout.
+pub(crate) async fn look(cluster: &Cluster, mesh: &str) -> Result<View, CliError> {
+    let (set, pods, rollout) = state(cluster, mesh).await?;
+    Ok(View {
+        waits_for: match rollout {
+            Rollout::Done => None,
+            Rollout::Waiting(what) => Some(what),
+        },
+        draining: left(cluster, &draining(&set, &pods)).await?,
+    })
+}
+
+/// The DaemonSet of node proxies, its pods, and how far its rollout is.
+async fn state(cluster: &Cluster, mesh: &str) -> Result<(DaemonSet, Vec<Pod>, Rollout), CliError> {
+    let api = |error: ClusterError| failed(error.into());
+    let set: Option<DaemonSet> = cluster.read(Some(mesh), "ztunnel").await.map_err(api)?;
+    let set = set.ok_or_else(|| {
+        let what = format!("there is no DaemonSet {mesh}/ztunnel");
+        CliError::new(ErrorKind::NotFound, what).hint("--mesh-namespace names another namespace")
+    })?;
+    let workload = Workload::DaemonSet(Box::new(set.clone()));
+    let pods = workload.pods(cluster).await.map_err(api)?;
+    let rollout = workload.rollout(&pods);
+    Ok((set, pods, rollout))
 }
 
 async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliError> {

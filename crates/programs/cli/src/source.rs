@@ -103,6 +103,14 @@ impl Source {
         }
     }
 
+    /// The control plane, of the same lab or cluster.
+    pub(crate) fn of_control(&self) -> Self {
+        Self {
+            control: true,
+            ..self.clone()
+        }
+    }
+
     /// The control plane of a running lab.
     pub(crate) fn control(lab: &str) -> Self {
         Self {

@@ -18,9 +18,11 @@ use crate::{
     cluster::{Target, wait},
     install::{duration, progress},
     output::{self, Format, say, table},
+    source::Source,
 };
 pub(crate) use gateway::Seen;
 use moot::{Migration, Moot};
+pub(crate) use records::sections;
 use records::{RecordsArgs, Section};
 
 /// Commands about waypoints.
@@ -218,6 +220,15 @@ fn sorted(all: Vec<Value>, is_kept: impl Fn(&Seen) -> bool) -> Vec<Seen> {
 }
 
 impl Where {
+    /// All namespaces of the lab or cluster of a source.
+    pub(crate) fn of(source: &Source) -> Self {
+        Self {
+            namespace: None,
+            lab: source.lab.clone(),
+            target: source.target.clone(),
+        }
+    }
+
     fn namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or("default")
     }
@@ -228,7 +239,7 @@ impl Where {
     }
 
     /// The waypoints of its namespace, or of all, whose ever they are.
-    fn found(&self, everywhere: bool) -> Result<Vec<Seen>, CliError> {
+    pub(crate) fn found(&self, everywhere: bool) -> Result<Vec<Seen>, CliError> {
         let all = match self.lab() {
             Some(lab) => in_lab::gateways(&lab)?,
             None => wait(in_cluster::gateways(&self.target))?,

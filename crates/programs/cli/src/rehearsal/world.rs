@@ -212,28 +212,34 @@ fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
 pub(super) fn policies(files: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, CliError> {
     let mut events = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
-        let snapshot = if path.is_dir() {
-            ambit_manifests::read(&[path]).map_err(|error| unreadable(path, error))?
+        events.extend(if path.is_dir() {
+            let snapshot = ambit_manifests::read(&[path]);
+            of_snapshot(path, snapshot.map_err(|error| unreadable(path, error))?)?
         } else {
-            ambit_manifests::parse(path, &text_of(path)?)
-        };
-        let found = readable(snapshot)?;
-        let is_policy =
-            |kind: Kind| matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
-        let policies: Vec<_> = found
-            .into_iter()
-            .filter(|event| is_policy(object_key(event).kind))
-            .collect();
-        if policies.is_empty() {
-            let what = format!(
-                "{} holds no AuthorizationPolicy and no PeerAuthentication",
-                path.display()
-            );
-            return Err(CliError::new(ErrorKind::Usage, what));
-        }
-        events.extend(policies);
+            policies_of(path, &text_of(path)?)?
+        });
     }
     Ok(events)
+}
+
+/// The policies of a text, which errors call `name`.
+pub(super) fn policies_of(name: &Path, text: &str) -> Result<Vec<ObjectEvent>, CliError> {
+    of_snapshot(name, ambit_manifests::parse(name, text))
+}
+
+fn of_snapshot(name: &Path, snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
+    let is_policy =
+        |kind: Kind| matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication);
+    let mut policies = readable(snapshot)?;
+    policies.retain(|event| is_policy(object_key(event).kind));
+    if policies.is_empty() {
+        let what = format!(
+            "{} holds no AuthorizationPolicy and no PeerAuthentication",
+            name.display()
+        );
+        return Err(CliError::new(ErrorKind::Usage, what));
+    }
+    Ok(policies)
 }
 
 fn directories(paths: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, CliError> {

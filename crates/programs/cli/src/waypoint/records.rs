@@ -196,6 +196,27 @@ pub(super) fn run(section: Section, args: &RecordsArgs) -> Result<(), CliError> 
     output::print(args.list.output, &shown, || table(section.header(), rows))
 }
 
+/// Records of one waypoint as tables (`header`, `rows`, without the waypoint's name), by section, beside what it has of
+/// plugins.
+pub(crate) fn sections(place: &Where, gateway: &Seen) -> Result<Value, CliError> {
+    let name = format!("{}/{}", gateway.namespace(), gateway.name());
+    let dump = dump(place, gateway)?;
+    let parsed = WaypointDump::deserialize(&dump);
+    let parsed = parsed.map_err(|error| unread(&name).because(error))?;
+    let table = |section: Section| {
+        let rows = section.rows(&name, &parsed).into_iter();
+        let rows: Vec<Vec<String>> = rows.map(|row| row.into_iter().skip(1).collect()).collect();
+        json!({"header": section.header().get(1..), "rows": rows})
+    };
+    Ok(json!({
+        "routes": table(Section::Routes),
+        "endpoints": table(Section::Endpoints),
+        "policies": table(Section::Policies),
+        "limits": table(Section::Limits),
+        "plugins": dump.pointer("/workloadState/plugins"),
+    }))
+}
+
 fn unread(waypoint: &str) -> CliError {
     let what = format!("the dump of the waypoint {waypoint} is not understood");
     CliError::new(ErrorKind::Unreachable, what)

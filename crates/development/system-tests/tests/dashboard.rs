@@ -1,0 +1,147 @@
+//! `ambit dashboard` in a real Chromium, which scripts in `web/test` drive: over a lab, and over a mesh of a thousand
+//! workloads that a mock server describes. With `AMBIT_IMAGES=DIRECTORY` they leave pictures there.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use ambit_system_tests::{Mesh, with_waypoint};
+
+/// Denies what comes from outside of the mesh, at the waypoint.
+const POLICY: &str = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: no-legacy, namespace: shop}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  action: DENY
+  rules: [{from: [{source: {notNamespaces: [shop]}}]}]
+";
+
+/// Requests to `server` are shared with another pod.
+const SPLIT: &str = "
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: server-v2, namespace: shop, labels: {app: server-v2}}
+spec:
+  nodeName: node-1
+  serviceAccountName: server
+  containers:
+  - name: web
+    image: none
+    command: [$AMBIT, lab-tool, serve, --port, '8080', --name, server-v2]
+    readinessProbe: {tcpSocket: {port: 8080}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: server-v2, namespace: shop}
+spec:
+  selector: {app: server-v2}
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: split, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: server}]
+  rules:
+  - backendRefs: [{name: server, port: 80, weight: 3}, {name: server-v2, port: 80, weight: 1}]
+";
+
+fn web() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../web")
+}
+
+/// A script of `web/test`, as it is to be run.
+fn script(name: &str, argument: &str) -> Command {
+    let mut node = Command::new("node");
+    node.arg(format!("test/{name}.mjs"))
+        .arg(argument)
+        .args(std::env::var_os("AMBIT_IMAGES"))
+        .current_dir(web());
+    node
+}
+
+/// Process that ends with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+#[test]
+fn page_shows_a_thousand_workloads_and_hostile_names() {
+    let bundle = web().join("../crates/programs/cli/src/dashboard/bundle");
+    let status = script("large", bundle.to_str().unwrap()).status().unwrap();
+    assert!(status.success(), "the script failed: {status}");
+}
+
+#[test]
+fn page_shows_a_lab_and_answers_nobody_else() {
+    let (mesh, _) = with_waypoint(SPLIT);
+    let (mut dashboard, url) = dashboard(&mesh);
+    let mut driver = script("lab", &url);
+    driver.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut driver = Process(driver.spawn().unwrap());
+    let mut answers = driver.0.stdin.take().unwrap();
+    for line in BufReader::new(driver.0.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        println!("{line}");
+        let Some(action) = line.strip_prefix("do ") else {
+            continue;
+        };
+        act(&mesh, action, &mut dashboard);
+        answers.write_all(b"done\n").unwrap();
+    }
+    let status = driver.0.wait().unwrap();
+    assert!(status.success(), "the script failed: {status}");
+}
+
+/// A dashboard over a lab, and its address.
+fn dashboard(mesh: &Mesh) -> (Process, String) {
+    let mut dashboard = mesh.command(&["dashboard", "--no-open"]);
+    let mut dashboard = Process(dashboard.stdout(Stdio::piped()).spawn().unwrap());
+    let output = dashboard.0.stdout.take().unwrap();
+    let line = BufReader::new(output).lines().next().unwrap().unwrap();
+    let url = line.strip_prefix("dashboard: ").unwrap().to_owned();
+    (dashboard, url)
+}
+
+/// Lets happen in the mesh what the script asks for.
+fn act(mesh: &Mesh, action: &str, dashboard: &mut Process) {
+    let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
+    match action {
+        "traffic" => {
+            for _ in 0..20 {
+                mesh.get("shop/client", "http://server.shop/orders").ok();
+                mesh.get("legacy/client", &direct);
+            }
+        }
+        "policy" => {
+            mesh.apply("policy", POLICY);
+            ambit_system_tests::until("the policy is enforced", || {
+                !mesh.get("legacy/client", &direct).succeeded()
+            });
+        }
+        "denial" => assert!(!mesh.get("legacy/client", &direct).succeeded()),
+        "hang" | "resume" => {
+            for node in ["node-1", "node-2"] {
+                let hangs = action == "hang";
+                mesh.client().hang("proxy", Some(node), hangs).unwrap();
+            }
+        }
+        "end" => dashboard.0.kill().unwrap(),
+        _ => panic!("what is {action:?}?"),
+    }
+}

@@ -1,0 +1,151 @@
+//! `ambit dashboard`: a local page that shows the mesh. It listens on 127.0.0.1 alone and answers its own page alone
+//! (`guard`); what it shows, the other commands know already, and flow events (`traffic`).
+
+mod api;
+mod bundle;
+mod feed;
+mod guard;
+mod mesh;
+mod pods;
+mod traffic;
+
+use std::{io::Write as _, sync::Arc};
+
+use ambit_rt::http::{self as rt_http, Request, Response, ServerOptions};
+use clap::Args;
+use hyper::Method;
+
+use crate::{CliError, ErrorKind, cluster::Target, install::progress, output::say, source::Source};
+use api::Api;
+use guard::Guard;
+
+/// Largest request: policies to rehearse.
+const MAX_BODY: usize = 1 << 20;
+/// Connections served at once.
+const MAX_CONNECTIONS: usize = 64;
+
+/// Flags of `ambit dashboard`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DashboardArgs {
+    /// Lab to show; otherwise the kubeconfig's cluster
+    #[arg(long, env = "AMBIT_LAB")]
+    lab: Option<String>,
+    #[command(flatten)]
+    target: Target,
+    /// Port on 127.0.0.1; 0 takes a free one
+    #[arg(long, default_value_t = 0)]
+    port: u16,
+    /// Do not open a browser
+    #[arg(long)]
+    no_open: bool,
+}
+
+/// Serves the page until it is interrupted.
+pub(crate) fn run(args: &DashboardArgs) -> Result<(), CliError> {
+    let source = Source::any(args.lab.as_deref(), &args.target);
+    // A lab or cluster that is not there is said at once, not in the page.
+    source.all()?;
+    let runtime = ambit_rt::current_thread().map_err(|error| {
+        CliError::new(ErrorKind::Failed, "cannot serve the dashboard").because(error)
+    })?;
+    let served = runtime.block_on(serve(args, source));
+    // Questions that nobody answers are not waited for.
+    runtime.shutdown_background();
+    served
+}
+
+async fn serve(args: &DashboardArgs, source: Source) -> Result<(), CliError> {
+    let cannot = |what: &str| CliError::new(ErrorKind::Failed, what);
+    let address = ([127, 0, 0, 1], args.port).into();
+    let listener = rt_http::bind(address, "the dashboard").await;
+    let listener = listener.map_err(|error| {
+        cannot("cannot serve the dashboard")
+            .because(error)
+            .hint("--port 0 takes a free port")
+    })?;
+    let address = listener.local_addr();
+    let port = address.map_err(|error| cannot("cannot serve the dashboard").because(error))?;
+    let guard = Guard::new(port.port());
+    let api = Api::start(source);
+    say(&format!("dashboard: {}", guard.url()))?;
+    progress("it ends with Ctrl-C");
+    // The file has the token: it stays until the end, for its user alone.
+    let _opened = if args.no_open { None } else { open(&guard) };
+    let (_drain, watcher) = ambit_rt::drain::channel();
+    let guard = Arc::new(guard);
+    let handler = move |request| answer(guard.clone(), api.clone(), request);
+    let serving = rt_http::serve("dashboard", listener, options(), watcher, handler);
+    let mut shutdown = ambit_rt::Shutdown::on_signals()
+        .map_err(|error| cannot("cannot wait for signals").because(error))?;
+    tokio::select! {
+        () = serving => {}
+        _ = shutdown.wait() => {}
+    }
+    Ok(())
+}
+
+fn options() -> ServerOptions {
+    ServerOptions {
+        max_body: MAX_BODY,
+        max_connections: MAX_CONNECTIONS,
+        max_per_address: MAX_CONNECTIONS,
+        ..ServerOptions::default()
+    }
+}
+
+async fn answer(guard: Arc<Guard>, api: Arc<Api>, request: Request) -> Response {
+    let path = request.uri().path();
+    let mut response = if path.starts_with("/api/") {
+        match guard.data(request.headers()) {
+            Ok(()) => api.answer(&request).await,
+            Err(refused) => refuse(refused),
+        }
+    } else {
+        match guard.page(request.headers()) {
+            Err(refused) => refuse(refused),
+            Ok(()) if request.method() != Method::GET => rt_http::method_not_allowed("GET"),
+            Ok(()) => bundle::file(path),
+        }
+    };
+    bundle::protect(response.headers_mut());
+    response
+}
+
+fn refuse(refused: guard::Refused) -> Response {
+    let (status, text) = refused.response();
+    rt_http::text(status, text)
+}
+
+/// Opens a browser, if there is a program for it. The address goes there in a file that only this user reads: arguments of
+/// programs can be read by everybody on the machine.
+fn open(guard: &Guard) -> Option<tempfile::NamedTempFile> {
+    let program = if cfg!(target_os = "macos") {
+        "open"
+    } else {
+        "xdg-open"
+    };
+    let mut file = tempfile::Builder::new()
+        .prefix("ambit-dashboard-")
+        .suffix(".html")
+        .tempfile()
+        .ok()?;
+    let url = guard.url();
+    let page = format!("<!doctype html><meta http-equiv=\"refresh\" content=\"0;url={url}\">");
+    file.write_all(page.as_bytes()).ok()?;
+    let opened = std::process::Command::new(program)
+        .arg(file.path())
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn();
+    match opened {
+        Ok(_child) => Some(file),
+        Err(_) => {
+            progress("no browser could be opened: open the address above");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

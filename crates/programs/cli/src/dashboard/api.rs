@@ -1,0 +1,230 @@
+//! Questions of the page and their answers, as JSON.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
+
+use ambit_rt::{
+    http::{Request, Response, json, method_not_allowed, not_found, query_parameters},
+    spawn,
+};
+use hyper::Method;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use super::{feed::Feed, mesh::ask, pods};
+use crate::{
+    CliError, ErrorKind,
+    cluster::wait,
+    explain,
+    flows::FlowPlace,
+    labs,
+    output::Format,
+    problems, rehearsal, rollout,
+    source::Source,
+    status,
+    walk::{self, WalkArgs},
+    waypoint::{self, Where},
+};
+
+/// Questions to the mesh at the same time; further ones wait.
+const MAX_QUESTIONS: usize = 4;
+
+/// Answers of the dashboard, as described for the module.
+pub(super) struct Api {
+    source: Source,
+    feed: Arc<Feed>,
+    questions: Semaphore,
+}
+
+impl Api {
+    /// Begins to follow the mesh.
+    pub(super) fn start(source: Source) -> Arc<Self> {
+        let feed = Arc::new(Feed::new());
+        let (looking, looked_at) = (feed.clone(), source.clone());
+        spawn(
+            "dashboard mesh",
+            async move { looking.look(&looked_at).await },
+        );
+        let place = FlowPlace {
+            lab: source.lab.clone(),
+            target: source.target.clone(),
+        };
+        let listening = feed.clone();
+        spawn("dashboard events", async move {
+            listening.listen(&place).await;
+        });
+        Arc::new(Self {
+            source,
+            feed,
+            questions: Semaphore::new(MAX_QUESTIONS),
+        })
+    }
+
+    /// Takes what comes from proxies.
+    #[cfg(test)]
+    pub(super) fn take(&self, received: crate::flows::Received) {
+        self.feed.take(received);
+    }
+
+    /// Answers a request.
+    pub(super) async fn answer(&self, request: &Request) -> Response {
+        let parameters: HashMap<_, _> = query_parameters(request.uri()).collect();
+        let text = |name: &str| parameters.get(name).cloned().unwrap_or_default();
+        let number = |name: &str| text(name).parse().unwrap_or_default();
+        let path = request.uri().path();
+        let method = if path == "/api/rehearse" {
+            Method::POST
+        } else {
+            Method::GET
+        };
+        if request.method() != method {
+            return method_not_allowed(if method == Method::POST {
+                "POST"
+            } else {
+                "GET"
+            });
+        }
+        let is_set = |name: &str| text(name) == "true";
+        match path {
+            "/api/traffic" => json(200, &self.feed.traffic(number("after")).await),
+            "/api/mesh" => json(200, &self.feed.mesh(number("after")).await),
+            "/api/about" => self.ask(|source| Ok(about(source))).await,
+            "/api/health" => self.ask(health).await,
+            "/api/pods" => {
+                let namespace = text("namespace");
+                self.ask(move |source| pods::of(source, &namespace)).await
+            }
+            "/api/waypoint" => {
+                let (namespace, name) = (text("namespace"), text("name"));
+                self.ask(move |source| records(source, &namespace, &name))
+                    .await
+            }
+            "/api/explain" => {
+                let question = Question {
+                    from: text("from"),
+                    to: text("to"),
+                    port: text("port").parse().unwrap_or_default(),
+                    method: text("method"),
+                    path: text("path"),
+                };
+                self.ask(move |source| question.explain(source)).await
+            }
+            "/api/rehearse" => {
+                let policies = String::from_utf8_lossy(request.body()).into_owned();
+                let enforce = is_set("enforceDryRun");
+                self.ask(move |source| rehearse(source, &policies, enforce))
+                    .await
+            }
+            _ => not_found(),
+        }
+    }
+
+    /// Asks the mesh by a question of the other commands.
+    async fn ask<T: Serialize + Send + 'static>(
+        &self,
+        question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,
+    ) -> Response {
+        let _permit = self.questions.acquire().await;
+        match ask(self.source.clone(), question).await {
+            Ok(answer) => json(200, &answer),
+            Err(error) => {
+                let status = match error.kind() {
+                    ErrorKind::Usage => 400,
+                    ErrorKind::NotFound => 404,
+                    ErrorKind::Unreachable => 502,
+                    ErrorKind::Failed => 500,
+                };
+                json(status, &json!({"error": error.text()}))
+            }
+        }
+    }
+}
+
+/// Connection or request to explain.
+struct Question {
+    from: String,
+    to: String,
+    port: u16,
+    method: String,
+    path: String,
+}
+
+impl Question {
+    /// Follows the request of a pod. Of clients that are no pods, nobody knows more than what policies make of them.
+    fn explain(self, source: &Source) -> Result<Value, CliError> {
+        let Self { from, to, port, .. } = self;
+        if from.starts_with("spiffe://") || from.parse::<IpAddr>().is_ok() {
+            let reports = explain::explain(&source.dump()?, &from, &to, port, false)?;
+            return Ok(json!({"policies": reports}));
+        }
+        let to = match to.parse::<Ipv6Addr>() {
+            Ok(ip) => format!("[{ip}]:{port}"),
+            Err(_) => format!("{to}:{port}"),
+        };
+        let report = walk::explain(&WalkArgs {
+            from,
+            to,
+            method: self.method,
+            path: self.path,
+            headers: Vec::new(),
+            token: None,
+            lab: lab(source),
+            target: source.target.clone(),
+            output: Format::default(),
+        })?;
+        Ok(json!({"request": report}))
+    }
+}
+
+/// Name of the lab or cluster, and the version of this program.
+fn about(source: &Source) -> Value {
+    let name = match lab(source) {
+        Some(lab) => format!("lab {lab}"),
+        None => source.target.describe(),
+    };
+    json!({"source": name, "version": env!("CARGO_PKG_VERSION")})
+}
+
+fn lab(source: &Source) -> Option<String> {
+    source.objects_from().and_then(|(lab, _)| lab)
+}
+
+/// Nodes, control plane, rollout and problems. What cannot be known is null, and `troubles` tells why.
+fn health(source: &Source) -> Result<Value, CliError> {
+    let mut troubles = Vec::new();
+    let problems = problems::ask(&source.of_control());
+    let problems = problems.map_err(|error| troubles.push(error.text())).ok();
+    if let Some(lab) = lab(source) {
+        let status = labs::find(&lab)?.status().map_err(labs::client_error)?;
+        return Ok(json!({"problems": problems, "lab": status, "troubles": troubles}));
+    }
+    let mesh = source.target.mesh_namespace.as_str();
+    let (status, rollout) = wait(async {
+        let cluster = source.target.cluster().await?;
+        let (status, _words) = status::gather_report(&cluster, mesh).await?;
+        Ok((status, rollout::look(&cluster, mesh).await))
+    })?;
+    let rollout = rollout.map_err(|error| troubles.push(error.text())).ok();
+    Ok(json!({
+        "problems": problems, "status": status, "rollout": rollout, "troubles": troubles,
+    }))
+}
+
+fn records(source: &Source, namespace: &str, name: &str) -> Result<Value, CliError> {
+    let place = Where::of(source);
+    let found = place.found(true)?;
+    let is_one = |one: &&waypoint::Seen| one.namespace() == namespace && one.name() == name;
+    let gateway = found.iter().find(is_one).ok_or_else(|| {
+        let what = format!("there is no waypoint {namespace}/{name}");
+        CliError::new(ErrorKind::NotFound, what)
+    })?;
+    waypoint::sections(&place, gateway)
+}
+
+fn rehearse(source: &Source, policies: &str, enforce: bool) -> Result<rehearsal::Report, CliError> {
+    rehearsal::of_text(lab(source), source.target.clone(), policies, enforce)
+}

@@ -1,0 +1,246 @@
+//! What the page is told as it changes: traffic by flow events, and the mesh. Each is one value that is replaced, and a page
+//! asks for what is later than what it has, so a slow page keeps nothing waiting but itself.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use ambit_flow::{Filter, StreamItem};
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    mesh::{self, Mesh},
+    traffic::{Traffic, View},
+};
+use crate::{
+    flows::{self, FlowPlace, Received},
+    source::Source,
+};
+
+/// Time between two looks at the mesh.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// How long a look may take.
+const LOOK_PATIENCE: Duration = Duration::from_secs(6);
+/// The mesh is not read when no page has asked for this long.
+const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
+/// Longest time until a page gets an answer, changed or not.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Time between two attempts to read events.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+/// Most proxies that are named as silent, each until it was tried again.
+const MAX_SILENT: usize = 64;
+const SILENT_FOR: Duration = Duration::from_secs(15);
+/// Time until a page gets rates that have changed by themselves.
+const RATES_EVERY: Duration = Duration::from_secs(1);
+
+/// Feed, as described for the module.
+pub(super) struct Feed {
+    started: Instant,
+    traffic: watch::Sender<Traffic>,
+    mesh: watch::Sender<MeshState>,
+    /// Milliseconds after the start when a page last asked.
+    asked: AtomicU64,
+    /// Proxies whose events cannot be read, why, and since when.
+    silent: Mutex<BTreeMap<String, (String, Instant)>>,
+}
+
+/// The mesh as it was read last, and whether it could be read since.
+#[derive(Clone, Debug, Default)]
+struct MeshState {
+    version: u64,
+    mesh: Option<Arc<Mesh>>,
+    /// Why it could not be read the last time.
+    error: Option<String>,
+    read: Option<Instant>,
+}
+
+/// Answer to a question for traffic.
+#[derive(Debug, Serialize)]
+pub(super) struct TrafficAnswer {
+    #[serde(flatten)]
+    view: View,
+    /// Proxies whose events are missing, and why.
+    silent: Vec<String>,
+}
+
+/// Answer to a question for the mesh.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct MeshAnswer {
+    version: u64,
+    error: Option<String>,
+    /// Seconds since it was read.
+    age_seconds: Option<u64>,
+    /// None if the page has it already.
+    mesh: Option<Arc<Mesh>>,
+}
+
+impl Feed {
+    pub(super) fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            traffic: watch::Sender::new(Traffic::default()),
+            mesh: watch::Sender::new(MeshState::default()),
+            asked: AtomicU64::new(0),
+            silent: Mutex::default(),
+        }
+    }
+
+    /// Takes what comes from proxies.
+    pub(super) fn take(&self, received: Received) {
+        let now = self.started.elapsed();
+        let item = match received {
+            Received::Item(item) => *item,
+            Received::Began(proxy) => return self.heard(&proxy),
+            Received::Ended(proxy, why) => return self.unheard(proxy, why),
+        };
+        self.traffic.send_modify(|traffic| match item {
+            StreamItem::Flow(flow) => traffic.add(*flow, now),
+            StreamItem::Lost { sampled, refusals } => traffic.lose(sampled, refusals),
+        });
+    }
+
+    fn heard(&self, proxy: &str) {
+        self.silent.lock().remove(proxy);
+    }
+
+    fn unheard(&self, proxy: String, why: String) {
+        let mut silent = self.silent.lock();
+        if silent.len() < MAX_SILENT || silent.contains_key(&proxy) {
+            silent.insert(proxy, (why, Instant::now()));
+        }
+    }
+
+    /// Proxies whose events cannot be read at the moment, and why.
+    fn silent(&self) -> Vec<String> {
+        let mut silent = self.silent.lock();
+        silent.retain(|_, (_, since)| since.elapsed() < SILENT_FOR);
+        let line = |(proxy, (why, _)): (&String, &(String, Instant))| format!("{proxy} ({why})");
+        silent.iter().map(line).collect()
+    }
+
+    /// Reads events of all proxies while pages ask for them.
+    pub(super) async fn listen(&self, place: &FlowPlace) {
+        loop {
+            if self.is_watched() {
+                match flows::subscribe(place, Filter::default()).await {
+                    Ok(received) => self.drain(received).await,
+                    Err(error) => self.unheard("the mesh".to_owned(), mesh::line(&error)),
+                }
+            }
+            tokio::time::sleep(LISTEN_AGAIN).await;
+        }
+    }
+
+    async fn drain(&self, mut received: mpsc::Receiver<Received>) {
+        self.heard("the mesh");
+        while self.is_watched() {
+            match timeout_at(Instant::now() + LISTEN_AGAIN, received.recv()).await {
+                Ok(Some(received)) => self.take(received),
+                Ok(None) => return,
+                // A look at whether somebody still watches.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Traffic, when there are events later than number `after`, or rates have changed.
+    pub(super) async fn traffic(&self, after: u64) -> TrafficAnswer {
+        self.note_watcher();
+        let begin = Instant::now();
+        let mut changes = self.traffic.subscribe();
+        let mut end = begin + LONGEST_WAIT;
+        loop {
+            {
+                let traffic = changes.borrow_and_update();
+                // A number of the future is that of another server.
+                if traffic.latest() != after {
+                    break;
+                }
+                if traffic.is_active(self.started.elapsed()) {
+                    end = begin + RATES_EVERY;
+                }
+            }
+            if timeout_at(end, changes.changed()).await.is_err() {
+                break;
+            }
+        }
+        let now = self.started.elapsed();
+        let traffic = changes.borrow();
+        let after = if traffic.latest() < after { 0 } else { after };
+        TrafficAnswer {
+            view: traffic.view(now, after),
+            silent: self.silent(),
+        }
+    }
+
+    /// The mesh, when it is another than that of `version`.
+    pub(super) async fn mesh(&self, version: u64) -> MeshAnswer {
+        self.note_watcher();
+        let mut changes = self.mesh.subscribe();
+        let changed = changes.wait_for(|state| state.version != version);
+        // Nothing has changed, or the server ends.
+        let _unchanged = timeout_at(Instant::now() + LONGEST_WAIT, changed)
+            .await
+            .is_err();
+        let state = changes.borrow().clone();
+        MeshAnswer {
+            version: state.version,
+            error: state.error,
+            age_seconds: state.read.map(|read| read.elapsed().as_secs()),
+            mesh: state.mesh.filter(|_| state.version != version),
+        }
+    }
+
+    /// Reads the mesh again and again while pages ask for it.
+    pub(super) async fn look(&self, source: &Source) {
+        loop {
+            if self.is_watched() {
+                let found = timeout_at(Instant::now() + LOOK_PATIENCE, mesh::gather(source)).await;
+                self.found(match found {
+                    Ok(found) => found.map_err(|error| mesh::line(&error)),
+                    Err(_) => Err(format!("no answer within {} s", LOOK_PATIENCE.as_secs())),
+                });
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn found(&self, found: Result<Mesh, String>) {
+        self.mesh.send_if_modified(|state| {
+            let (mesh, error) = match found {
+                Ok(mesh) => {
+                    state.read = Some(Instant::now());
+                    (Some(Arc::new(mesh)), None)
+                }
+                Err(error) => (state.mesh.clone(), Some(error)),
+            };
+            if state.mesh == mesh && state.error == error {
+                return false;
+            }
+            state.version += 1;
+            (state.mesh, state.error) = (mesh, error);
+            true
+        });
+    }
+
+    fn note_watcher(&self) {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.asked.store(now, Ordering::Relaxed);
+    }
+
+    fn is_watched(&self) -> bool {
+        let asked = Duration::from_millis(self.asked.load(Ordering::Relaxed));
+        self.started.elapsed().saturating_sub(asked) < UNWATCHED_AFTER
+    }
+}

@@ -1,0 +1,170 @@
+//! Who may ask the dashboard: its own page alone. Other pages of the same browser, names that resolve to this machine,
+//! and other users of this machine get nothing. Pure.
+
+use http::{HeaderMap, header};
+use rand::Rng as _;
+
+/// Header with the token. A page of another origin cannot send it without being asked for leave, which it never gets.
+pub(super) const TOKEN_HEADER: &str = "x-ambit-token";
+
+/// Bytes of randomness in a token.
+const TOKEN_BYTES: usize = 32;
+
+/// Conditions on requests.
+#[derive(Clone)]
+pub(super) struct Guard {
+    /// `127.0.0.1:PORT` and `localhost:PORT`.
+    hosts: [String; 2],
+    token: String,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// For another host, as after DNS rebinding.
+    Host,
+    /// From a page of another origin.
+    Origin,
+    /// Without the token.
+    Token,
+}
+
+impl Refused {
+    /// Status and text of the response.
+    pub(super) fn response(self) -> (u16, &'static str) {
+        match self {
+            Self::Host => (
+                421,
+                "this is the dashboard of 127.0.0.1 and localhost alone\n",
+            ),
+            Self::Origin => (403, "the dashboard answers no pages of other origins\n"),
+            Self::Token => (
+                401,
+                "open the address that `ambit dashboard` printed: it has the token\n",
+            ),
+        }
+    }
+}
+
+impl Guard {
+    /// Guard of a server on a port of 127.0.0.1, with a token of its own.
+    pub(super) fn new(port: u16) -> Self {
+        let mut bytes = [0_u8; TOKEN_BYTES];
+        rand::rng().fill(&mut bytes);
+        let token = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self {
+            hosts: [format!("127.0.0.1:{port}"), format!("localhost:{port}")],
+            token,
+        }
+    }
+
+    /// Address of the page. The token is in the fragment, which browsers send to nobody.
+    pub(super) fn url(&self) -> String {
+        let [host, _] = &self.hosts;
+        format!("http://{host}/#token={}", self.token)
+    }
+
+    /// Checks a request for a file of the page, which is no secret.
+    pub(super) fn page(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        let host = headers.get(header::HOST);
+        let is_named = |name: &String| host.is_some_and(|host| host == name.as_str());
+        self.hosts
+            .iter()
+            .any(is_named)
+            .then_some(())
+            .ok_or(Refused::Host)
+    }
+
+    /// Checks a request for data.
+    pub(super) fn data(&self, headers: &HeaderMap) -> Result<(), Refused> {
+        self.page(headers)?;
+        let is_own = |name: &str| {
+            let host = headers.get(header::HOST).map(|host| host.as_bytes());
+            let value = headers.get(name).map(|value| value.as_bytes());
+            value.is_none_or(|value| value.strip_prefix(b"http://") == host)
+        };
+        let site = headers.get("sec-fetch-site");
+        if !is_own("origin") || site.is_some_and(|site| site != "same-origin") {
+            return Err(Refused::Origin);
+        }
+        let token = headers.get(TOKEN_HEADER);
+        let is_known = token.is_some_and(|token| same(token.as_bytes(), self.token.as_bytes()));
+        is_known.then_some(()).ok_or(Refused::Token)
+    }
+}
+
+/// Compares in a time that does not depend on where two texts of one length differ.
+fn same(one: &[u8], other: &[u8]) -> bool {
+    let differences = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
+    one.len() == other.len() && differences == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(of: &[(&'static str, &str)]) -> HeaderMap {
+        let pair =
+            |(name, value): &(&'static str, &str)| (name.parse().unwrap(), value.parse().unwrap());
+        of.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn only_the_page_itself_gets_data() {
+        let guard = Guard::new(7000);
+        let token = guard.token.clone();
+        let own = [
+            ("host", "127.0.0.1:7000"),
+            ("x-ambit-token", &*token),
+            ("sec-fetch-site", "same-origin"),
+            ("origin", "http://127.0.0.1:7000"),
+        ];
+        assert_eq!(guard.data(&headers(&own)), Ok(()));
+        assert_eq!(guard.data(&headers(&own[..2])), Ok(()));
+        for (number, value, refused) in [
+            (0, "evil.example:7000", Refused::Host),
+            (0, "127.0.0.1", Refused::Host),
+            (0, "127.0.0.1:7001", Refused::Host),
+            (0, "[::1]:7000", Refused::Host),
+            (1, "", Refused::Token),
+            (1, &token[1..], Refused::Token),
+            (1, &"0".repeat(64), Refused::Token),
+            (2, "cross-site", Refused::Origin),
+            (2, "same-site", Refused::Origin),
+            (2, "none", Refused::Origin),
+            (3, "null", Refused::Origin),
+            (3, "http://127.0.0.1:7001", Refused::Origin),
+            (3, "http://localhost:7000", Refused::Origin),
+            (3, "https://127.0.0.1:7000", Refused::Origin),
+            (3, "http://evil.example", Refused::Origin),
+        ] {
+            let mut asked = own;
+            asked[number].1 = value;
+            assert_eq!(guard.data(&headers(&asked)), Err(refused), "{value}");
+        }
+        assert_eq!(guard.data(&headers(&own[1..])), Err(Refused::Host));
+        assert_eq!(guard.data(&headers(&own[..1])), Err(Refused::Token));
+    }
+
+    #[test]
+    fn files_of_the_page_need_no_token_but_the_right_host() {
+        let guard = Guard::new(7000);
+        assert_eq!(guard.page(&headers(&[("host", "localhost:7000")])), Ok(()));
+        let rebound = headers(&[("host", "rebound.example:7000")]);
+        assert_eq!(guard.page(&rebound), Err(Refused::Host));
+    }
+
+    #[test]
+    fn tokens_are_drawn_anew_and_stay_in_the_fragment() {
+        let (one, other) = (Guard::new(1), Guard::new(1));
+        assert_ne!(one.token, other.token);
+        assert_eq!(one.token.len(), 2 * TOKEN_BYTES);
+        let (address, fragment) = one
+            .url()
+            .split_once('#')
+            .map(|(a, b)| (a.to_owned(), b.to_owned()))
+            .unwrap();
+        assert_eq!(address, "http://127.0.0.1:1/");
+        assert!(fragment.contains(&one.token));
+    }
+}

@@ -1,0 +1,326 @@
+//! The mesh as node proxies have it: workloads, services, policies, certificates and nodes, read again while somebody
+//! looks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_rt::spawn_blocking;
+use futures_util::{StreamExt as _, stream};
+use hyper::Method;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    CliError, ErrorKind,
+    dump::{
+        CertificateEntry, Dump, Entries, PodEntry, PolicyEntry, ServiceEntry, WorkloadEntry, or,
+    },
+    source::{DUMP, Source},
+    waypoint::{Seen, Where},
+};
+
+/// Node proxies that are asked at the same time.
+const AT_ONCE: usize = 8;
+/// Most workloads that are shown; the rest is counted.
+const MAX_WORKLOADS: usize = 10_000;
+
+/// The mesh, as described for the module.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Mesh {
+    workloads: Vec<Workload>,
+    /// Workloads beyond the most that are shown.
+    left_out: usize,
+    services: Vec<Service>,
+    waypoints: Vec<Waypoint>,
+    policies: Vec<Policy>,
+    certificates: Vec<Certificate>,
+    nodes: Vec<Node>,
+    /// Parts that could not be asked, and why.
+    troubles: Vec<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Workload {
+    name: String,
+    namespace: String,
+    owner: String,
+    node: String,
+    identity: String,
+    /// `HBONE` if it is in the mesh, else `TCP`.
+    protocol: String,
+    status: String,
+    addresses: Vec<String>,
+    waypoint: Option<String>,
+    policies: Vec<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Service {
+    name: String,
+    namespace: String,
+    hostname: String,
+    addresses: Vec<String>,
+    ports: Vec<u16>,
+    waypoint: Option<String>,
+    /// Names of workloads of its endpoints, `namespace/name`.
+    endpoints: Vec<String>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Waypoint {
+    name: String,
+    namespace: String,
+    programmed: bool,
+    /// Whether records of it can be asked for: it is of Ambit's control plane.
+    ours: bool,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Policy {
+    name: String,
+    namespace: String,
+    scope: String,
+    action: String,
+    rules: usize,
+    dry_run: bool,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Certificate {
+    identity: String,
+    node: String,
+    state: String,
+    serial: String,
+    valid_from: String,
+    expires: String,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Node {
+    name: String,
+    /// Why its proxy does not answer.
+    error: Option<String>,
+    /// Pods that the proxy serves.
+    pods: usize,
+    connections: usize,
+}
+
+/// Part of a dump about one node.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Own {
+    certificates: Entries<CertificateEntry>,
+    workload_state: BTreeMap<String, PodEntry>,
+}
+
+/// Asks all node proxies; an error if none answers.
+pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
+    let sources = ask(source.clone(), Source::all).await?;
+    let mut mesh = Mesh::default();
+    let mut rest = sources.into_iter();
+    let mut unanswered = CliError::new(ErrorKind::NotFound, "no node proxy runs");
+    // Every proxy knows the whole mesh: one is read whole.
+    loop {
+        let Some(source) = rest.next() else {
+            return Err(unanswered);
+        };
+        let node = source.node.clone().unwrap_or_default();
+        match ask(source, Source::dump).await {
+            Ok(dump) => {
+                mesh.add_whole(&node, dump);
+                break;
+            }
+            Err(error) => {
+                mesh.add_node(&node, Err(line(&error)));
+                unanswered = error;
+            }
+        }
+    }
+    let asking = |source: Source| async move {
+        let node = source.node.clone().unwrap_or_default();
+        let own = ask(source, own).await;
+        (node, own.map_err(|error| line(&error)))
+    };
+    let mut answers = stream::iter(rest).map(asking).buffered(AT_ONCE);
+    while let Some((node, own)) = answers.next().await {
+        mesh.add_node(&node, own);
+    }
+    match ask(source.clone(), waypoints).await {
+        Ok(found) => mesh.add_waypoints(found.iter().map(Waypoint::of).collect()),
+        Err(error) => mesh.troubles.push(line(&error)),
+    }
+    mesh.certificates.sort();
+    Ok(mesh)
+}
+
+/// Runs a question of the other commands, which wait for their answers.
+pub(super) async fn ask<T: Send + 'static>(
+    source: Source,
+    question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,
+) -> Result<T, CliError> {
+    let asking = spawn_blocking("ask the mesh", move || question(&source));
+    asking.await.unwrap_or_else(|error| {
+        Err(CliError::new(ErrorKind::Failed, "a question to the mesh failed").because(error))
+    })
+}
+
+/// Error with its causes and hints on one line.
+pub(super) fn line(error: &CliError) -> String {
+    let text = error.text();
+    text.trim_start_matches("error: ").replace('\n', "; ")
+}
+
+fn own(source: &Source) -> Result<Own, CliError> {
+    let bytes = source.succeed(Method::GET, DUMP)?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        CliError::new(ErrorKind::Unreachable, "the answer is no config dump").because(error)
+    })
+}
+
+fn waypoints(source: &Source) -> Result<Vec<Seen>, CliError> {
+    Where::of(source).found(true)
+}
+
+impl Mesh {
+    fn add_whole(&mut self, node: &str, dump: Dump) {
+        self.left_out = dump.workloads.len().saturating_sub(MAX_WORKLOADS);
+        let workloads = dump.workloads.known().take(MAX_WORKLOADS);
+        self.workloads = workloads.map(Workload::of).collect();
+        let names: BTreeMap<&str, String> = dump
+            .workloads
+            .known()
+            .map(|one| (one.uid.as_str(), format!("{}/{}", one.namespace, one.name)))
+            .collect();
+        let services = dump.services.known().take(MAX_WORKLOADS);
+        self.services = services.map(|one| Service::of(one, &names)).collect();
+        self.policies = dump.policies.known().map(Policy::of).collect();
+        let own = Own {
+            certificates: dump.certificates,
+            workload_state: dump.workload_state,
+        };
+        self.add_node(node, Ok(own));
+    }
+
+    /// Adds waypoints. Their pods run under the account of the Gateway's name, which is how flow events call them all.
+    fn add_waypoints(&mut self, waypoints: Vec<Waypoint>) {
+        let accounts: BTreeSet<_> = waypoints
+            .iter()
+            .map(|one| format!("/ns/{}/sa/{}", one.namespace, one.name))
+            .collect();
+        for workload in &mut self.workloads {
+            let account = workload.identity.find("/ns/");
+            let account = account.and_then(|start| workload.identity.get(start..));
+            if account.is_some_and(|account| accounts.contains(account))
+                && let Some((_, name)) = workload.identity.rsplit_once('/')
+            {
+                workload.owner = name.to_owned();
+            }
+        }
+        self.waypoints = waypoints;
+    }
+
+    fn add_node(&mut self, node: &str, own: Result<Own, String>) {
+        let mut view = Node {
+            name: node.to_owned(),
+            error: None,
+            pods: 0,
+            connections: 0,
+        };
+        match own {
+            Ok(own) => {
+                view.pods = own.workload_state.len();
+                view.connections = own.workload_state.values().map(PodEntry::open).sum();
+                let certificates = own.certificates.known();
+                self.certificates
+                    .extend(certificates.map(|one| Certificate::of(one, node)));
+            }
+            Err(error) => view.error = Some(error),
+        }
+        self.nodes.push(view);
+    }
+}
+
+impl Workload {
+    fn of(entry: &WorkloadEntry) -> Self {
+        let domain = or(&entry.trust_domain, ambit_model::DEFAULT_TRUST_DOMAIN);
+        let account = or(&entry.service_account, "default");
+        Self {
+            name: entry.name.clone(),
+            namespace: entry.namespace.clone(),
+            owner: or(&entry.workload_name, &entry.name).to_owned(),
+            node: entry.node.clone(),
+            identity: format!("spiffe://{domain}/ns/{}/sa/{account}", entry.namespace),
+            protocol: or(&entry.protocol, "TCP").to_owned(),
+            status: or(&entry.status, "Healthy").to_owned(),
+            addresses: entry.workload_ips.clone(),
+            waypoint: entry
+                .waypoint
+                .as_ref()
+                .map(crate::dump::Waypoint::destination),
+            policies: entry.authorization_policies.clone(),
+        }
+    }
+}
+
+impl Service {
+    fn of(entry: &ServiceEntry, names: &BTreeMap<&str, String>) -> Self {
+        let endpoints = entry.endpoints.iter().flat_map(Entries::known);
+        let endpoints = endpoints.filter_map(|one| names.get(one.workload_uid.as_str()));
+        Self {
+            name: entry.name.clone(),
+            namespace: entry.namespace.clone(),
+            hostname: entry.hostname.clone(),
+            addresses: entry.vips.clone(),
+            ports: entry.ports.keys().copied().collect(),
+            waypoint: entry
+                .waypoint
+                .as_ref()
+                .map(crate::dump::Waypoint::destination),
+            endpoints: endpoints.cloned().collect(),
+        }
+    }
+}
+
+impl Waypoint {
+    fn of(gateway: &Seen) -> Self {
+        Self {
+            name: gateway.name().to_owned(),
+            namespace: gateway.namespace().to_owned(),
+            programmed: gateway.is_programmed(),
+            ours: gateway.is_waypoint(),
+        }
+    }
+}
+
+impl Policy {
+    fn of(entry: &PolicyEntry) -> Self {
+        Self {
+            name: entry.name.clone(),
+            namespace: entry.namespace.clone(),
+            scope: entry.scope.clone(),
+            action: entry.action.clone(),
+            rules: entry.rules.len(),
+            dry_run: entry.dry_run,
+        }
+    }
+}
+
+impl Certificate {
+    fn of(entry: &CertificateEntry, node: &str) -> Self {
+        let leaf = entry.cert_chain.first();
+        let text = |of: fn(&crate::dump::Certificate) -> &String| leaf.map(of).cloned();
+        Self {
+            identity: entry.identity.clone(),
+            node: node.to_owned(),
+            state: entry.state.clone(),
+            serial: text(|one| &one.serial_number).unwrap_or_default(),
+            valid_from: text(|one| &one.valid_from).unwrap_or_default(),
+            expires: text(|one| &one.expiration_time).unwrap_or_default(),
+        }
+    }
+}

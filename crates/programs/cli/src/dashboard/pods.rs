@@ -1,0 +1,99 @@
+//! Pods of a namespace: whether each should be in the mesh, whether it is, and why, from objects alone.
+
+use ambit_install::{object::name, rollout::node_of};
+use ambit_k8s_api::{Namespace, Pod};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::{
+    CliError, ErrorKind,
+    cluster::wait,
+    enrol,
+    install::failed,
+    labs,
+    membership::{Captured, Rules, Wanted, captured},
+    reach::phase,
+    source::Source,
+};
+
+/// A pod and where it stands.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodView {
+    name: String,
+    node: String,
+    phase: String,
+    wanted: Wanted,
+    captured: Captured,
+    /// Reason why its agent could not capture it, where objects say so.
+    message: Option<String>,
+}
+
+/// Pods of a namespace.
+pub(super) fn of(source: &Source, namespace: &str) -> Result<Vec<PodView>, CliError> {
+    match source.objects_from().and_then(|(lab, _)| lab) {
+        Some(lab) => of_lab(&lab, namespace, &source.target.mesh_namespace),
+        None => wait(async {
+            let cluster = source.target.cluster().await?;
+            let rules = enrol::rules(&cluster, &source.target.mesh_namespace).await?;
+            let object = enrol::namespace(&cluster, namespace).await?;
+            let pods = cluster.all::<Pod>(Some(namespace), None).await;
+            let pods = pods.map_err(|error| failed(error.into()))?;
+            let view = |pod: &Pod| view(pod, &rules, &object, captured(pod));
+            Ok(pods.iter().map(view).collect())
+        }),
+    }
+}
+
+fn of_lab(lab: &str, namespace: &str, mesh: &str) -> Result<Vec<PodView>, CliError> {
+    let client = labs::find(lab)?;
+    let objects = client.objects().map_err(labs::client_error)?;
+    let status = client.status().map_err(labs::client_error)?;
+    let namespaces: Vec<Namespace> = of_kind(&objects, "Namespace");
+    let object = namespaces.into_iter().find(|one| name(one) == namespace);
+    let object = object.ok_or_else(|| {
+        CliError::new(
+            ErrorKind::NotFound,
+            format!("there is no namespace {namespace}"),
+        )
+    })?;
+    let rules = Rules::of(None, mesh);
+    let pods: Vec<Pod> = of_kind(&objects, "Pod");
+    let here = pods
+        .iter()
+        .filter(|pod| pod.metadata.namespace.as_deref() == Some(namespace));
+    let view = |pod: &Pod| {
+        let mut all = status.pods.iter();
+        let known = all.find(|one| one.namespace == namespace && one.name == name(pod));
+        let is_captured = known.map_or(Captured::No, |one| match one.captured {
+            true => Captured::Yes,
+            false => Captured::No,
+        });
+        PodView {
+            message: known.and_then(|one| one.message.clone()),
+            node: known.map(|one| one.node.clone()).unwrap_or_default(),
+            phase: known.map(|one| one.phase.clone()).unwrap_or_default(),
+            ..self::view(pod, &rules, &object, is_captured)
+        }
+    };
+    Ok(here.map(view).collect())
+}
+
+fn view(pod: &Pod, rules: &Rules, namespace: &Namespace, captured: Captured) -> PodView {
+    PodView {
+        name: name(pod).to_owned(),
+        node: node_of(pod).unwrap_or_default().to_owned(),
+        phase: phase(pod).to_owned(),
+        wanted: rules.wanted(pod, namespace),
+        captured,
+        message: None,
+    }
+}
+
+fn of_kind<T: DeserializeOwned>(objects: &[Value], kind: &str) -> Vec<T> {
+    let is_one = |one: &&Value| one.get("kind").and_then(Value::as_str) == Some(kind);
+    let found = objects.iter().filter(is_one).cloned();
+    found
+        .filter_map(|one| serde_json::from_value(one).ok())
+        .collect()
+}

@@ -1,0 +1,328 @@
+//! Traffic of the last half minute, made from flow events: edges of a graph with rates, refusals, latencies and
+//! transport, and the latest events. Pure: times go in. Everything is bounded, whatever proxies send.
+
+mod counters;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    time::Duration,
+};
+
+use ambit_flow::{Flow, Peer, ReporterKind, Transport};
+use serde::{Serialize, Serializer};
+
+use counters::{Seen, Window};
+
+/// Most edges; beyond, those that were idle longest are forgotten.
+const MAX_EDGES: usize = 4096;
+/// Refusals and failures that are kept, and other events.
+const MAX_REFUSALS: usize = 500;
+const MAX_OTHERS: usize = 200;
+/// Services, and routes, of one edge that are named.
+const MAX_NAMES: usize = 16;
+/// Most bytes of a name that a proxy sends.
+const MAX_NAME: usize = 256;
+/// Most bytes of a path or reason.
+const MAX_TEXT: usize = 1024;
+/// Idle edges are shown for this long.
+const FORGET_AFTER: Duration = Duration::from_secs(600);
+
+/// One end of an edge.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Node {
+    /// Workloads with one owner, such as a Deployment: namespace and name.
+    Workload(String, String),
+    /// Service whose endpoint is not known: namespace and name.
+    Service(String, String),
+    /// Clients and servers that are neither.
+    Outside,
+}
+
+/// Traffic, as described for the module.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    edges: HashMap<(Node, Node), Edge>,
+    refusals: VecDeque<Numbered>,
+    others: VecDeque<Numbered>,
+    /// Number of the latest event.
+    latest: u64,
+    /// Events that proxies left out.
+    lost: Lost,
+    /// Edges that made room for others.
+    forgotten: u64,
+}
+
+#[derive(Debug)]
+struct Edge {
+    window: Window,
+    services: BTreeSet<String>,
+    routes: BTreeMap<String, u64>,
+    last_seen: Duration,
+}
+
+/// Events that proxies left out for this reader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Lost {
+    pub(super) sampled: u64,
+    pub(super) refusals: u64,
+}
+
+/// An event with its number.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Numbered {
+    number: u64,
+    #[serde(flatten)]
+    flow: Flow,
+}
+
+/// Traffic at one moment, as the page gets it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct View {
+    latest: u64,
+    window_seconds: u64,
+    edges: Vec<EdgeView>,
+    /// Events later than the one that was asked for.
+    events: Vec<Numbered>,
+    lost: Lost,
+    forgotten: u64,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EdgeView {
+    from: Node,
+    to: Node,
+    #[serde(flatten)]
+    seen: Seen,
+    services: BTreeSet<String>,
+    /// Requests by route since the edge was first seen.
+    routes: BTreeMap<String, u64>,
+    idle_seconds: u64,
+}
+
+impl Serialize for Node {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Workload(namespace, name) => ("workload", namespace, name).serialize(serializer),
+            Self::Service(namespace, name) => ("service", namespace, name).serialize(serializer),
+            Self::Outside => ("outside", "", "").serialize(serializer),
+        }
+    }
+}
+
+impl Traffic {
+    /// Adds an event.
+    pub(super) fn add(&mut self, mut flow: Flow, now: Duration) {
+        bound(&mut flow);
+        let legs = legs(&flow);
+        for (number, (from, to)) in legs.into_iter().enumerate() {
+            // What a waypoint refused has not come to the server.
+            if number > 0 && flow.event.is_refusal() {
+                break;
+            }
+            self.make_room(&from, &to);
+            let edge = self.edges.entry((from, to)).or_insert_with(|| Edge {
+                window: Window::new(now),
+                services: BTreeSet::new(),
+                routes: BTreeMap::new(),
+                last_seen: now,
+            });
+            edge.add(&flow, number == 0, now);
+        }
+        self.latest += 1;
+        let (events, most) = if flow.event.is_refusal() {
+            (&mut self.refusals, MAX_REFUSALS)
+        } else {
+            (&mut self.others, MAX_OTHERS)
+        };
+        if events.len() == most {
+            events.pop_front();
+        }
+        events.push_back(Numbered {
+            number: self.latest,
+            flow,
+        });
+    }
+
+    /// Adds events that a proxy left out.
+    pub(super) fn lose(&mut self, sampled: u64, refusals: u64) {
+        self.lost.sampled = self.lost.sampled.saturating_add(sampled);
+        self.lost.refusals = self.lost.refusals.saturating_add(refusals);
+    }
+
+    /// Number of the latest event.
+    pub(super) fn latest(&self) -> u64 {
+        self.latest
+    }
+
+    /// Whether some edge has traffic in the window, so that its rates change by themselves.
+    pub(super) fn is_active(&self, now: Duration) -> bool {
+        let mut edges = self.edges.values();
+        edges.any(|edge| now.saturating_sub(edge.last_seen) <= counters::WINDOW)
+    }
+
+    /// Traffic of this moment, with the events later than number `after`.
+    pub(super) fn view(&self, now: Duration, after: u64) -> View {
+        let edges = self.edges.iter();
+        let mut edges: Vec<_> = edges
+            .filter(|(_, edge)| now.saturating_sub(edge.last_seen) < FORGET_AFTER)
+            .map(|((from, to), edge)| edge.view(from, to, now))
+            .collect();
+        edges.sort_by(|a, b| (&a.from, &a.to).cmp(&(&b.from, &b.to)));
+        let all = self.refusals.iter().chain(&self.others);
+        let mut events: Vec<_> = all.filter(|one| one.number > after).cloned().collect();
+        events.sort_by_key(|one| one.number);
+        View {
+            latest: self.latest,
+            window_seconds: counters::WINDOW.as_secs(),
+            edges,
+            events,
+            lost: self.lost,
+            forgotten: self.forgotten,
+        }
+    }
+
+    fn make_room(&mut self, from: &Node, to: &Node) {
+        let key = (from.clone(), to.clone());
+        if self.edges.len() < MAX_EDGES || self.edges.contains_key(&key) {
+            return;
+        }
+        let edges = self.edges.iter();
+        let idle = edges.min_by_key(|(_, edge)| edge.last_seen);
+        if let Some(key) = idle.map(|(key, _)| key.clone()) {
+            self.edges.remove(&key);
+            self.forgotten += 1;
+        }
+    }
+}
+
+impl Edge {
+    /// Adds an event. `has_transport`: whether it tells how bytes travel on this edge.
+    fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
+        self.window.add(flow, has_transport, now);
+        self.last_seen = now;
+        if let Some(service) = &flow.service
+            && self.services.len() < MAX_NAMES
+        {
+            let name = format!("{}/{}", service.namespace, service.name);
+            self.services.insert(name);
+        }
+        let route = flow.request.as_ref().and_then(|one| one.route.as_ref());
+        if let Some(route) = route
+            && (self.routes.len() < MAX_NAMES || self.routes.contains_key(route))
+        {
+            let count = self.routes.entry(route.clone()).or_default();
+            *count = count.saturating_add(flow.count);
+        }
+    }
+
+    fn view(&self, from: &Node, to: &Node, now: Duration) -> EdgeView {
+        EdgeView {
+            from: from.clone(),
+            to: to.clone(),
+            seen: self.window.seen(now),
+            services: self.services.clone(),
+            routes: self.routes.clone(),
+            idle_seconds: now.saturating_sub(self.last_seen).as_secs(),
+        }
+    }
+}
+
+/// Edges that an event is about. A waypoint's requests are two: to the waypoint, and from it.
+fn legs(flow: &Flow) -> Vec<(Node, Node)> {
+    let source = node(&flow.source).unwrap_or(Node::Outside);
+    let destination = node(&flow.destination).or_else(|| {
+        let service = flow.service.as_ref()?;
+        Some(Node::Service(
+            service.namespace.clone(),
+            service.name.clone(),
+        ))
+    });
+    let waypoint = flow.waypoint.as_ref().and_then(|name| {
+        let (namespace, name) = name.split_once('/')?;
+        Some(Node::Workload(namespace.to_owned(), name.to_owned()))
+    });
+    match (flow.reporter.kind, waypoint) {
+        (ReporterKind::Waypoint, Some(waypoint)) => {
+            let mut legs = vec![(source, waypoint.clone())];
+            legs.extend(destination.map(|to| (waypoint, to)));
+            legs
+        }
+        (_, Some(waypoint)) if source != waypoint => vec![(source, waypoint)],
+        _ => vec![(source, destination.unwrap_or(Node::Outside))],
+    }
+}
+
+fn node(peer: &Peer) -> Option<Node> {
+    let name = peer.owner.as_ref().or(peer.workload.as_ref())?;
+    let namespace = peer.namespace.clone().unwrap_or_default();
+    Some(Node::Workload(namespace, name.clone()))
+}
+
+/// Cuts texts of an event, which a proxy that is not ours may have written.
+fn bound(flow: &mut Flow) {
+    let names = [
+        &mut flow.time,
+        &mut flow.reporter.pod,
+        &mut flow.reporter.namespace,
+        &mut flow.reporter.node,
+    ];
+    let peers = [&mut flow.source, &mut flow.destination].into_iter();
+    let of_peers = peers.flat_map(|peer| {
+        [
+            &mut peer.workload,
+            &mut peer.owner,
+            &mut peer.namespace,
+            &mut peer.identity,
+            &mut peer.address,
+        ]
+    });
+    let of_peers = of_peers.flatten();
+    let of_service = flow.service.iter_mut().flat_map(|service| {
+        [
+            &mut service.name,
+            &mut service.namespace,
+            &mut service.hostname,
+        ]
+    });
+    for name in names.into_iter().chain(of_peers).chain(of_service) {
+        cut(name, MAX_NAME);
+    }
+    for text in [&mut flow.waypoint, &mut flow.error].into_iter().flatten() {
+        cut(text, MAX_TEXT);
+    }
+    if let Some(refusal) = &mut flow.refusal {
+        cut(&mut refusal.reason, MAX_TEXT);
+        if let Some(policy) = &mut refusal.policy {
+            cut(policy, MAX_NAME * 2);
+        }
+    }
+    if let Some(request) = &mut flow.request {
+        cut(&mut request.path, MAX_TEXT);
+        let of_request = [
+            &mut request.method,
+            &mut request.authority,
+            &mut request.protocol,
+            &mut request.flags,
+        ];
+        let optional = [&mut request.route, &mut request.details];
+        for text in of_request.into_iter().chain(optional.into_iter().flatten()) {
+            cut(text, MAX_NAME);
+        }
+    }
+}
+
+/// Cuts a text at the last character that fits.
+fn cut(text: &mut String, most: usize) {
+    if text.len() > most {
+        let mut end = most;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+    }
+}
+
+#[cfg(test)]
+mod tests;

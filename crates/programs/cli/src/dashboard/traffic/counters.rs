@@ -1,0 +1,256 @@
+//! What was counted on one edge in the last half minute, by who reported it: both ends and a waypoint report the same
+//! traffic, and it is shown once.
+
+use std::time::Duration;
+
+use ambit_flow::{Event, Flow, ReporterKind};
+use serde::Serialize;
+
+use super::Transport;
+
+/// Time that rates are made from.
+pub(super) const WINDOW: Duration = Duration::from_secs(30);
+const SLICES: usize = 10;
+const SLICE: Duration = Duration::from_secs(3);
+/// Steps of latencies: each is twice the one before, from a quarter of a millisecond.
+const STEPS: usize = 20;
+const FIRST_STEP_MS: f64 = 0.25;
+
+/// Counts of a span of time by one kind of reporter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    opened: u64,
+    requests: u64,
+    /// Requests with a status of 500 or above, or without a response.
+    errors: u64,
+    refused: u64,
+    failed: u64,
+    encrypted: u64,
+    plaintext: u64,
+    /// Times of requests, or else of opening connections.
+    latencies: [u32; STEPS],
+    openings: [u32; STEPS],
+}
+
+/// Counts of the last half minute.
+#[derive(Debug)]
+pub(super) struct Window {
+    slices: [[Counters; 3]; SLICES],
+    /// Number of the slice that is counted in: time divided by [`SLICE`].
+    current: u64,
+    since: Duration,
+}
+
+/// Rates, latencies and transport of a window.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Seen {
+    /// Connections that were opened, a second.
+    pub(super) connections: f64,
+    /// Requests, a second, where a waypoint sees them.
+    pub(super) requests: f64,
+    /// Failed requests or connections, a second.
+    pub(super) errors: f64,
+    /// Refused ones, a second.
+    pub(super) refused: f64,
+    /// Milliseconds that half of requests (or else openings of connections) take at most.
+    pub(super) p50_ms: Option<f64>,
+    /// Milliseconds that 99% of them take at most.
+    pub(super) p99_ms: Option<f64>,
+    /// Reports of encrypted transport.
+    pub(super) encrypted: u64,
+    /// Reports of plaintext.
+    pub(super) plaintext: u64,
+}
+
+impl Window {
+    pub(super) fn new(now: Duration) -> Self {
+        Self {
+            slices: Default::default(),
+            current: number(now),
+            since: now,
+        }
+    }
+
+    pub(super) fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
+        self.advance(number(now));
+        let reporter = match flow.reporter.kind {
+            ReporterKind::Source => 0,
+            ReporterKind::Destination => 1,
+            ReporterKind::Waypoint => 2,
+        };
+        let slice = self.slices.get_mut(place(self.current));
+        if let Some(counters) = slice.and_then(|slice| slice.get_mut(reporter)) {
+            counters.add(flow);
+            if has_transport {
+                counters.add_transport(flow);
+            }
+        }
+    }
+
+    /// Empties the slices between the current one and `to`.
+    fn advance(&mut self, to: u64) {
+        let passed = to.saturating_sub(self.current).min(SLICES as u64);
+        for step in 1..=passed {
+            // The slices just behind `to` are the ones that were not counted in.
+            let stale = to - passed + step;
+            if let Some(slice) = self.slices.get_mut(place(stale)) {
+                *slice = Default::default();
+            }
+        }
+        self.current = self.current.max(to);
+    }
+
+    pub(super) fn seen(&self, now: Duration) -> Seen {
+        let to = number(now);
+        let mut sums = [Counters::default(); 3];
+        for age in 0..SLICES as u64 {
+            let Some(slice) = self.current.checked_sub(age) else {
+                break;
+            };
+            if to.saturating_sub(slice) >= SLICES as u64 {
+                break;
+            }
+            let counted = self.slices.get(place(slice));
+            for (sum, counters) in sums.iter_mut().zip(counted.into_iter().flatten()) {
+                sum.sum(counters);
+            }
+        }
+        let age = now.saturating_sub(self.since).as_secs_f64();
+        seen(&sums, age.clamp(1.0, WINDOW.as_secs_f64()))
+    }
+}
+
+fn number(now: Duration) -> u64 {
+    now.as_secs() / SLICE.as_secs()
+}
+
+fn place(number: u64) -> usize {
+    usize::try_from(number % SLICES as u64).unwrap_or_default()
+}
+
+impl Counters {
+    fn add(&mut self, flow: &Flow) {
+        let count = flow.count;
+        match flow.event {
+            Event::Opened => {
+                self.opened = self.opened.saturating_add(count);
+                step(&mut self.openings, flow.duration_ms);
+            }
+            Event::Request => {
+                self.requests = self.requests.saturating_add(count);
+                let status = flow.request.as_ref().map_or(0, |request| request.status);
+                if status == 0 || status >= 500 {
+                    self.errors = self.errors.saturating_add(count);
+                }
+                step(&mut self.latencies, flow.duration_ms);
+            }
+            Event::Refused => self.refused = self.refused.saturating_add(count),
+            Event::Failed => self.failed = self.failed.saturating_add(count),
+            Event::Closed => {}
+        }
+    }
+
+    fn add_transport(&mut self, flow: &Flow) {
+        let count = flow.count;
+        match flow.transport {
+            Transport::Hbone => self.encrypted = self.encrypted.saturating_add(count),
+            Transport::Plaintext => self.plaintext = self.plaintext.saturating_add(count),
+        }
+    }
+
+    fn sum(&mut self, other: &Self) {
+        for (sum, more) in [
+            (&mut self.opened, other.opened),
+            (&mut self.requests, other.requests),
+            (&mut self.errors, other.errors),
+            (&mut self.refused, other.refused),
+            (&mut self.failed, other.failed),
+            (&mut self.encrypted, other.encrypted),
+            (&mut self.plaintext, other.plaintext),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        for (sums, more) in [
+            (&mut self.latencies, &other.latencies),
+            (&mut self.openings, &other.openings),
+        ] {
+            for (sum, more) in sums.iter_mut().zip(more) {
+                *sum = sum.saturating_add(*more);
+            }
+        }
+    }
+}
+
+fn step(steps: &mut [u32; STEPS], ms: f64) {
+    let mut bound = FIRST_STEP_MS;
+    let mut index = 0;
+    while ms > bound && index < STEPS - 1 {
+        bound *= 2.0;
+        index += 1;
+    }
+    if let Some(count) = steps.get_mut(index) {
+        *count = count.saturating_add(1);
+    }
+}
+
+/// Upper bound of the step that a quantile is in.
+fn quantile(steps: &[u32; STEPS], share: f64) -> Option<f64> {
+    let total: f64 = steps.iter().map(|count| f64::from(*count)).sum();
+    if total == 0.0 {
+        return None;
+    }
+    let (mut below, mut bound) = (0.0, FIRST_STEP_MS);
+    for count in steps {
+        below += f64::from(*count);
+        if below >= total * share {
+            break;
+        }
+        bound *= 2.0;
+    }
+    Some(bound)
+}
+
+fn seen([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> Seen {
+    // A server's refusal is a failure to its client, which reports it, too.
+    let refused = source
+        .refused
+        .max(destination.refused)
+        .max(waypoint.refused);
+    let failed = source.failed.saturating_sub(refused);
+    let failed = failed
+        .max(destination.failed)
+        .saturating_add(waypoint.failed);
+    let openings = match source.opened {
+        0 => &destination.openings,
+        _ => &source.openings,
+    };
+    let latencies = match waypoint.requests {
+        0 => openings,
+        _ => &waypoint.latencies,
+    };
+    // Node proxies know of both ends; a waypoint of its client.
+    let by_proxies = |of: fn(&Counters) -> u64| of(source).saturating_add(of(destination));
+    let is_by_proxies = by_proxies(|one| one.encrypted) > 0 || by_proxies(|one| one.plaintext) > 0;
+    let transport = |of: fn(&Counters) -> u64| match is_by_proxies {
+        true => by_proxies(of),
+        false => of(waypoint),
+    };
+    Seen {
+        connections: rate(source.opened.max(destination.opened), seconds),
+        requests: rate(waypoint.requests, seconds),
+        errors: rate(failed.saturating_add(waypoint.errors), seconds),
+        refused: rate(refused, seconds),
+        p50_ms: quantile(latencies, 0.5),
+        p99_ms: quantile(latencies, 0.99),
+        encrypted: transport(|one| one.encrypted),
+        plaintext: transport(|one| one.plaintext),
+    }
+}
+
+fn rate(count: u64, seconds: f64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    let count = count as f64;
+    // Hundredths are enough, and keep answers short.
+    (count / seconds * 100.0).round() / 100.0
+}

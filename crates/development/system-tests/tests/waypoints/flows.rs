@@ -202,8 +202,9 @@ fn suggested_policies_let_what_was_seen_go_on_and_nothing_else() {
     // Refused, and so nothing that is to go on.
     let refused = mesh.get("shop/client", &url("/closed"));
     assert!(refused.body.contains("403"), "{refused:?}");
-    flows.until(&[("/event", "refused"), ("/request/path", "/closed")]);
-    let seen = flows.all(Duration::from_millis(500));
+    let refusal = flows.until(&[("/event", "refused"), ("/request/path", "/closed")]);
+    let mut seen = flows.all(Duration::from_millis(500));
+    seen.push(refusal);
     let lines: Vec<_> = seen.iter().map(ToString::to_string).collect();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("flows.json");

@@ -23,6 +23,7 @@ use crate::{
     waypoint,
 };
 
+mod in_lab;
 mod report;
 
 use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
@@ -35,6 +36,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Flags of `ambit status`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct StatusArgs {
+    /// Of this lab; otherwise of the kubeconfig's cluster
+    #[arg(long, env = "AMBIT_LAB")]
+    lab: Option<String>,
     #[command(flatten)]
     target: Target,
     /// Only this node
@@ -47,13 +51,15 @@ pub(crate) struct StatusArgs {
 
 /// Shows the status.
 pub(crate) fn run(args: &StatusArgs) -> Result<(), CliError> {
-    let report = wait(async {
-        let cluster = args.target.cluster().await?;
-        let namespace = &args.target.mesh_namespace;
-        Ok(report(
-            &gather(&cluster, namespace, args.node.as_deref()).await?,
-        ))
-    })?;
+    let node = args.node.as_deref();
+    let gathered = match args.target.lab(args.lab.as_deref()) {
+        Some(lab) => in_lab::gather(&lab, node)?,
+        None => wait(async {
+            let cluster = args.target.cluster().await?;
+            gather(&cluster, &args.target.mesh_namespace, node).await
+        })?,
+    };
+    let report = report(&gathered);
     output::print(args.output, &report, || words(&report))
 }
 

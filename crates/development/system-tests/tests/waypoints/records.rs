@@ -104,3 +104,36 @@ fn records_of_a_waypoint_are_shown_without_secrets_and_as_they_change() {
     }
     assert!(!dump.contains(SECRET), "{dump}");
 }
+
+#[test]
+fn status_of_a_lab_shows_its_nodes_and_waypoints() {
+    let (mesh, _) = with_waypoint("");
+    let status = || mesh.ambit(&["status", "-o", "json"]);
+    let in_order = |status: &serde_json::Value| {
+        let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+        let waypoints = status["waypoints"].as_array().cloned().unwrap_or_default();
+        let is_synced = |one: &serde_json::Value| one["xds"] == "SYNCED";
+        nodes.len() == 2
+            && nodes.iter().all(is_synced)
+            && nodes.iter().all(|node| node["wanted"] == node["captured"])
+            && waypoints.len() == 1
+            && waypoints.iter().all(|one| is_synced(&one["pods"][0]))
+            && status["problems"].as_array().is_some_and(Vec::is_empty)
+    };
+    let parsed = || serde_json::from_str(&status().stdout).unwrap();
+    until("everything is in order", || in_order(&parsed()));
+    let table = mesh.ambit(&["status"]).stdout;
+    for text in ["node-1", "node-2", "shop/waypoint", "ambit-control"] {
+        assert!(table.contains(text), "{text} in {table}");
+    }
+    // Less than the whole is not in order.
+    let one = mesh
+        .ambit(&["status", "--node", "node-1", "-o", "json"])
+        .stdout;
+    let one: serde_json::Value = serde_json::from_str(&one).unwrap();
+    assert_eq!(one["nodes"].as_array().map(Vec::len), Some(1));
+    mesh.kill("control", None);
+    until("the lost control plane is a problem", || {
+        !parsed()["problems"].as_array().is_none_or(Vec::is_empty)
+    });
+}

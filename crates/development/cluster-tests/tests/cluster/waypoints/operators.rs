@@ -82,7 +82,7 @@ fn of_nobody(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
 }
 
 #[test]
-fn flows_are_shown_live_to_whoever_may_read_them_and_explained() {
+fn flows_are_shown_live_to_users_with_the_right() {
     let mesh = Mesh::shared();
     let space = mesh.space("flows");
     let covered = Covered::new(&space);

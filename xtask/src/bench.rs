@@ -56,7 +56,7 @@ fn floods(scale: &str) -> Result<()> {
     shell::run("floods", &mut floods)
 }
 
-/// What waypoints are compared with, from its package for Python.
+/// Path of the Envoy that waypoints are compared with, from its package for Python.
 fn envoy() -> Result<PathBuf> {
     let directory = shell::target_dir().join("envoy");
     let program = directory.join("envoy/_bin/envoy");

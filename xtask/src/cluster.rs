@@ -23,7 +23,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// `ambit-cluster`, built.
+/// Command that runs `ambit-cluster`, which it builds.
 pub(crate) fn command() -> Result<Command> {
     let build = shell::cargo(&["build", "--quiet", "--package", "ambit-cluster"]).status()?;
     anyhow::ensure!(build.success(), "ambit-cluster does not build");

@@ -12,7 +12,8 @@ use crate::shell;
 /// Compiler of the workspace's crates: counts coverage.
 const INSTRUMENTED: &str = "fuzz/instrumented-rustc";
 
-/// What builds all targets. Libraries are shared with the build of the tests, whose features are mostly the same.
+/// Command that builds all targets. Libraries are shared with the build of the tests, whose features are mostly the
+/// same.
 pub(crate) fn build() -> Command {
     let mut cargo = shell::cargo(&["build", "--package", "ambit-fuzz", "--bins"]);
     cargo.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join(INSTRUMENTED));

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{plugin, setup, shell, static_binary};
 
-/// What goes into images beside the node proxy and the plugin, which are static.
+/// Packages whose programs go into images beside the node proxy and the plugin, which are static.
 pub(crate) const PACKAGES: [&str; 4] = [
     "ambit-agent",
     "ambit-control",
@@ -18,7 +18,7 @@ pub(crate) const PACKAGES: [&str; 4] = [
 /// Packages of the node proxy and the plugin.
 pub(crate) const STATIC: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
 
-/// What the user asked for.
+/// Options of the user.
 struct Wanted {
     release: bool,
     out: PathBuf,

@@ -144,16 +144,16 @@ const BENCH: &[Need] = &[
     },
 ];
 
-/// What the tests of one crate need to run, beside what builds them.
+/// Requirements of the tests of one crate, beside what builds them.
 #[derive(Clone, Copy)]
 pub(crate) struct Tests {
-    /// Packages.
+    /// Packages that are installed.
     needs: &'static [&'static [Need]],
-    /// They make network namespaces of this machine, or run a container runtime.
+    /// Whether they make network namespaces of this machine, or run a container runtime.
     pub(crate) root: bool,
-    /// They run programs of other crates.
+    /// Whether they run programs of other crates.
     pub(crate) binaries: bool,
-    /// They run what is in [`crate::outside`].
+    /// Whether they run programs of [`crate::outside`].
     pub(crate) outside: bool,
 }
 
@@ -209,7 +209,7 @@ impl Tests {
     }
 }
 
-/// What a command is about to do.
+/// Purpose of the command that needs things installed.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Demo,

@@ -23,14 +23,14 @@ pub(super) struct Suite {
     directory: PathBuf,
 }
 
-/// What a suite spends its time with.
+/// Resource that a suite spends its time with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Waits for a real Kubernetes.
     Cluster,
     /// Waits for namespaces, links and programs of other crates.
     Lab,
-    /// Computes.
+    /// Suites that compute.
     Unit,
 }
 

@@ -7,8 +7,8 @@ use super::{
     workspace::Package,
 };
 
-/// Who names protobuf messages beside `wire`, whose code they are: the ends of gRPC streams, which hand
-/// messages over as they are sent.
+/// Crates that name protobuf messages beside `wire`, whose code they are: the ends of gRPC streams, which hand messages
+/// over as they are sent.
 const MESSAGES: &[(&str, &str)] = &[
     ("ambit-wire", "they are its own"),
     ("ambit-xds", "the client's end of delta xDS"),
@@ -28,7 +28,7 @@ const GENERATED: &[&str] = &[
 ];
 const PROTOBUF: &[&str] = &["prost", "prost_types", "tonic_prost"];
 
-/// Who speaks netlink.
+/// Crates that speak netlink.
 const NETLINK: &[(&str, &str)] = &[
     ("ambit-sys", "the kernel's side of everything"),
     (
@@ -37,7 +37,7 @@ const NETLINK: &[(&str, &str)] = &[
     ),
 ];
 
-/// Who starts tasks of tokio: a task is named, counted, and ends the program if it must not fail.
+/// Crates that start tasks of tokio: a task is named, counted, and ends the program if it must not fail.
 const TASKS: &[(&str, &str)] = &[("ambit-rt", "the only one")];
 
 pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {

@@ -84,7 +84,7 @@ fn judge(deny: &Deny, workspace: &Workspace) -> Vec<String> {
     broken
 }
 
-/// What is wrong with a package's licence.
+/// Problem of a package's licence.
 fn licence(deny: &Deny, package: &Package) -> Option<String> {
     let Some(text) = &package.licence else {
         return Some("its manifest names no licence".to_owned());

@@ -23,7 +23,7 @@ const PROGRAMS: &str = "programs";
 /// Nothing shipped uses its crates; each may use all.
 pub(super) const DEVELOPMENT: &str = "development";
 
-/// This program, and the fuzz targets: they use what they like, and nobody uses them.
+/// Packages outside of the layers: they use what they like, and nobody uses them.
 const OUTSIDE: [&str; 2] = ["ambit-fuzz", "xtask"];
 
 pub(super) fn broken(workspace: &Workspace) -> Vec<String> {

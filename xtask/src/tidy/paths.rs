@@ -16,7 +16,7 @@ pub(super) struct Named {
     pub(super) inline: usize,
 }
 
-/// What code is looked at.
+/// Kind of code that is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
     /// All of it.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::workspace::{Package, Workspace};
 
-/// What a pure crate never holds: whatever does IO.
+/// Crates that do IO, which a pure crate never holds.
 const IO: &[&str] = &["tokio", "prost", "rustix", "socket2"];
 
 pub(super) fn broken(workspace: &Workspace) -> Vec<String> {

@@ -13,7 +13,7 @@ pub(super) struct Workspace {
     pub(super) packages: BTreeMap<String, Package>,
 }
 
-/// A package.
+/// A package of the workspace or of its dependencies.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Package {
     pub(super) name: String,
@@ -24,7 +24,7 @@ pub(super) struct Package {
     pub(super) licence: Option<String>,
     /// The registry or repository that it comes from; none if it is ours.
     pub(super) source: Option<String>,
-    /// What its manifest declares.
+    /// Dependencies that its manifest declares.
     pub(super) declared: Vec<Declared>,
     /// Ids of what it is built with, without what only its tests and build scripts use.
     pub(super) normal: Vec<String>,
@@ -37,7 +37,7 @@ pub(super) struct Declared {
     pub(super) name: String,
     /// None, `dev` or `build`.
     pub(super) kind: Option<String>,
-    /// What code calls it; none if it is not built.
+    /// Name that code calls it by; none if it is not built.
     #[serde(skip)]
     pub(super) called: Option<String>,
 }
@@ -46,9 +46,9 @@ pub(super) struct Declared {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Rules {
-    /// It does no IO.
+    /// Whether it does no IO.
     pub(super) pure: bool,
-    /// What its tree of dependencies never holds, and why.
+    /// Packages that its tree of dependencies never holds, with reasons.
     pub(super) never: BTreeMap<String, String>,
 }
 
@@ -60,7 +60,7 @@ impl Package {
 }
 
 impl Workspace {
-    /// The members.
+    /// Packages that are members of the workspace.
     pub(super) fn ours(&self) -> impl Iterator<Item = &Package> {
         self.packages.values().filter(|package| package.is_ours())
     }
@@ -108,7 +108,7 @@ struct Node {
 
 #[derive(Deserialize)]
 struct Edge {
-    /// What code calls it.
+    /// Name that code calls it by.
     name: String,
     pkg: String,
     dep_kinds: Vec<EdgeKind>,

@@ -49,7 +49,7 @@ enum Filing {
     Namespaces(Vec<ArcStr>),
     Ports(Vec<u16>),
     Always,
-    /// It cannot match anything.
+    /// The policy cannot match anything.
     Nowhere,
 }
 

@@ -102,7 +102,7 @@ pub enum Why {
 /// A dry-run policy that matched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DryRun {
-    /// The policy.
+    /// Key of the policy.
     pub policy: PolicyKey,
     /// The action it would have had.
     pub action: Action,

@@ -20,24 +20,24 @@ pub struct Explanation {
 /// The outcome of one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyVerdict {
-    /// The policy.
+    /// Key of the policy.
     pub policy: PolicyKey,
     /// Why it applies.
     pub scope: Scope,
     /// The effect of a match.
     pub action: Action,
-    /// It is a dry run.
+    /// Whether the policy is a dry run.
     pub dry_run: bool,
-    /// The outcome.
+    /// Outcome of its evaluation.
     pub outcome: Outcome,
 }
 
-/// See [`PolicyVerdict`].
+/// Outcome of one policy, of [`PolicyVerdict`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The rule with this index, counted from 0, matches.
     Matches {
-        /// Which rule.
+        /// Number of the rule.
         rule: usize,
     },
     /// No rule matches.

@@ -38,11 +38,11 @@ pub(crate) struct Bucket {
 pub enum Affects {
     /// None: nothing changed.
     Nobody,
-    /// All.
+    /// All workloads of the mesh.
     Everybody,
-    /// Those of a namespace.
+    /// Workloads of a namespace.
     Namespace(ArcStr),
-    /// Those that name the policy (`namespace/name`).
+    /// Workloads that name the policy (`namespace/name`).
     Naming(ArcStr),
     /// Several of the above (a policy that changed its scope).
     Several(Vec<Self>),

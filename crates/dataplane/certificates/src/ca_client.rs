@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 
 use crate::{CertificateRequest, CsrError};
 
-/// Fetches certificates.
+/// Client of a certificate authority.
 pub trait CaClient: Send + Sync + 'static {
     /// Fetches a new certificate with a new key. The caller limits how many run at once; the
     /// implementation limits how long each takes.

@@ -8,9 +8,9 @@ use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make a certificate request for {identity}")]
 pub struct CsrError {
-    /// The identity.
+    /// Identity to be certified.
     pub identity: Box<Identity>,
-    /// The cause.
+    /// Cause of the error.
     #[source]
     pub source: rcgen::Error,
 }

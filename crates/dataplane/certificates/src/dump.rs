@@ -19,21 +19,21 @@ pub struct CertificateDump {
     pub state: String,
     /// Leaf and intermediates.
     pub cert_chain: Vec<CertificateEntry>,
-    /// Roots.
+    /// Root certificates of the chain.
     pub root_certs: Vec<CertificateEntry>,
 }
 
-/// One certificate.
+/// One certificate of a dump.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateEntry {
     /// Base64 of the PEM text.
     pub pem: String,
-    /// Decimal.
+    /// Serial number in decimal.
     pub serial_number: String,
-    /// RFC 3339.
+    /// Start of the validity, as in RFC 3339.
     pub valid_from: String,
-    /// RFC 3339.
+    /// End of the validity, as in RFC 3339.
     pub expiration_time: String,
 }
 

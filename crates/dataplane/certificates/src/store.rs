@@ -62,7 +62,7 @@ pub enum CertError {
     /// The CA gave none; another attempt follows automatically.
     #[error("identity error: no certificate for {identity}: {}", ErrorChain(source.as_ref()))]
     Unavailable {
-        /// The identity.
+        /// Identity of the certificate.
         identity: Box<Identity>,
         /// The cause of the last failure.
         #[source]

@@ -51,24 +51,24 @@ pub enum ChannelError {
     /// Not an address.
     #[error("{address:?} is not an address of the form https://host:port")]
     Address {
-        /// The text.
+        /// Address as it was given.
         address: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: http::uri::InvalidUri,
     },
-    /// It has no host, or the scheme is not https.
+    /// The address has no host, or the scheme is not https.
     #[error("{address:?} must name a host, and https if a scheme")]
     NotHttps {
-        /// The text.
+        /// Address as it was given.
         address: String,
     },
     /// A host that no certificate can carry.
     #[error("{name:?} cannot be a server's name")]
     Name {
-        /// The host.
+        /// Name of the host.
         name: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: InvalidDnsNameError,
     },

@@ -40,9 +40,9 @@ pub enum CallHeadersError {
     /// The token file cannot be read.
     #[error("cannot read the token from {}", path.display())]
     ReadToken {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
@@ -55,7 +55,7 @@ pub enum CallHeadersError {
     /// A header from the environment cannot be sent.
     #[error("header {name:?} from the environment cannot be sent as metadata")]
     BadHeader {
-        /// Its name.
+        /// Name of the header.
         name: String,
     },
 }

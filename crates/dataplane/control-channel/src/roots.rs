@@ -17,11 +17,11 @@ const SYSTEM_ROOTS: [&str; 4] = [
 /// Where roots come from (`XDS_ROOT_CA`, `CA_ROOT_CA`). Read again at every connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RootCa {
-    /// Those of the system.
+    /// Roots of the system.
     System,
     /// A PEM file.
     File(PathBuf),
-    /// PEM text.
+    /// Roots as PEM text.
     Pem(String),
 }
 
@@ -31,18 +31,18 @@ pub enum RootCaError {
     /// The file cannot be read.
     #[error("cannot read root certificates from {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// Not PEM.
+    /// The roots are not PEM.
     #[error("root certificates of {origin} are not PEM")]
     Pem {
         /// Where they come from.
         origin: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: pem::Error,
     },
@@ -51,7 +51,7 @@ pub enum RootCaError {
     Malformed {
         /// Where they come from.
         origin: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: rustls::Error,
     },

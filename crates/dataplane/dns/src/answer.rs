@@ -13,9 +13,9 @@ use crate::{
 
 /// Seconds an answer may be cached.
 const TTL: u32 = 30;
-/// What every client accepts over UDP.
+/// Bytes of a datagram that every client accepts.
 const MIN_DATAGRAM: u16 = 512;
-/// What fits into a datagram with any headers.
+/// Bytes of a message that fit into a datagram with any headers.
 const MAX_DATAGRAM: u16 = 65_000;
 
 const TYPE_A: u16 = 1;

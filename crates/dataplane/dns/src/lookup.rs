@@ -11,11 +11,11 @@ const MAX_ADDRESSES: usize = 2000;
 /// The client, and its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client<'a> {
-    /// Its namespace.
+    /// Namespace of the client.
     pub namespace: &'a str,
     /// Its network: it can reach only addresses of the same one.
     pub network: &'a str,
-    /// Its cluster.
+    /// Cluster of the client.
     pub cluster_id: &'a str,
     /// The domain of Kubernetes' own names, for instance `cluster.local`.
     pub domain: &'a str,
@@ -24,9 +24,9 @@ pub struct Client<'a> {
 /// The address family of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// `A` records.
+    /// Records of type `A`.
     V4,
-    /// `AAAA` records.
+    /// Records of type `AAAA`.
     V6,
 }
 
@@ -36,7 +36,7 @@ impl Family {
     }
 }
 
-/// What a name resolves to.
+/// Result of the lookup of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Host name of the service.

@@ -25,9 +25,9 @@ pub struct Question {
 /// Why a message cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswerable {
-    /// It has no complete header, so that no answer is possible.
+    /// The datagram has no complete header, so that no answer is possible.
     Noise,
-    /// It is to be refused with this message.
+    /// The query is refused with this message.
     Refused(Vec<u8>, ResponseCode),
 }
 

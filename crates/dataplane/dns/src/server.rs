@@ -40,9 +40,9 @@ impl Transport {
 /// Whether the mesh has a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// It has the name.
+    /// The mesh has the name.
     Found(Found),
-    /// It does not have the name.
+    /// The mesh does not have the name.
     Unknown,
     /// The mesh itself is not known yet: the name may belong to it.
     NotYet,
@@ -64,11 +64,11 @@ pub enum Outcome<'a> {
 /// A question and its outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
-    /// The question.
+    /// Question of the client.
     pub question: &'a Question,
-    /// Its transport.
+    /// Transport of the query.
     pub transport: Transport,
-    /// Its outcome.
+    /// Outcome of the query.
     pub outcome: Outcome<'a>,
 }
 
@@ -86,7 +86,7 @@ pub trait Host: Send + Sync + 'static {
     fn report(&self, report: &Report<'_>);
 }
 
-/// See the module. Shared by the tasks of one pod.
+/// DNS server, as described for the module. Shared by the tasks of one pod.
 #[derive(Debug)]
 pub struct Server<H> {
     pub(crate) host: H,
@@ -101,7 +101,7 @@ pub struct Server<H> {
 pub(crate) enum Step {
     /// Send this answer.
     Answer(Vec<u8>),
-    /// It must wait.
+    /// The response has to wait.
     Later(Later),
 }
 

@@ -39,18 +39,18 @@ pub enum RelayError {
     /// A socket could not be made.
     #[error("cannot make a socket to ask {server}")]
     Socket {
-        /// The server.
+        /// Address of the server.
         server: SocketAddr,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: SocketError,
     },
     /// The exchange failed.
     #[error("cannot ask {server}")]
     Exchange {
-        /// The server.
+        /// Address of the server.
         server: SocketAddr,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },

@@ -29,12 +29,12 @@ mod tests;
 pub const TRACES_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 /// The method of gRPC that takes lines.
 pub const LOGS_METHOD: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
-/// Who tells.
+/// Instrumentation scope of all telemetry.
 const SCOPE: &str = "ambit-waypoint";
 /// The bit of a span's flags by which the others are known to be set, and the one of what has been recorded.
 const SAMPLED: u32 = 1;
 
-/// What all that one waypoint tells has in common.
+/// Attributes that all telemetry of one waypoint has in common.
 #[derive(Clone, Debug, Default)]
 pub struct Resource {
     /// Names and values, such as `service.name`.
@@ -48,7 +48,7 @@ pub struct Line {
     pub time: SystemTime,
     /// The log's name.
     pub log: String,
-    /// The line.
+    /// Text of the line.
     pub body: String,
     /// Further names and values.
     pub attributes: Vec<(String, String)>,

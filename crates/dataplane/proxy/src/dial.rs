@@ -166,7 +166,7 @@ impl Dialer {
         workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
     }
 
-    /// What sockets of proxies' own connections to `destination` need. On this node, their other end is
+    /// Specification of sockets for the proxy's own connections to `destination`. On this node, their other end is
     /// handed to the worker that opens them.
     fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
         let near = self.is_near(destination);
@@ -289,8 +289,7 @@ impl Dialer {
         Ok(stream)
     }
 
-    /// What a TLS client needs: the own certificate, and the configuration that accepts just the peers
-    /// expected.
+    /// Credentials of a TLS client: the own certificate, and the configuration that accepts just the peers expected.
     async fn credentials(
         &self,
         expected: &[Identity],

@@ -90,7 +90,7 @@ pub fn auth_token(env: &Env) -> Option<String> {
     }
 }
 
-/// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`.
+/// Reads `KEEPALIVE_*` and `USER_TIMEOUT_ENABLED`.
 ///
 /// # Errors
 /// When a variable cannot be read.
@@ -121,7 +121,7 @@ pub fn tuning(env: &Env) -> Result<Tuning, SettingError> {
     })
 }
 
-/// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`.
+/// Reads `AMBIT_MAX_SETUPS_PER_SOURCE` and `AMBIT_MAX_SETUPS_PER_POD`.
 ///
 /// # Errors
 /// When a variable cannot be read.
@@ -136,7 +136,7 @@ pub fn setup_limits(env: &Env) -> Result<SetupLimits, SettingError> {
     })
 }
 
-/// `HTTP2_*`, `POOL_*`.
+/// Reads `HTTP2_*` and `POOL_*`.
 ///
 /// # Errors
 /// When a variable cannot be read.

@@ -16,7 +16,7 @@ use crate::{
     outbound::{direct, tunnel_to_waypoint},
 };
 
-/// What a waypoint looks for.
+/// Request of a waypoint for an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendRequest<'a> {
     /// The waypoint's own workload.
@@ -35,11 +35,11 @@ pub struct BackendRequest<'a> {
 /// An endpoint of a service, as a waypoint may choose it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendEndpoint {
-    /// The endpoint.
+    /// Workload of the endpoint.
     pub workload: WorkloadRef,
     /// The port to use on it.
     pub port: u16,
-    /// Its share.
+    /// Weight of the endpoint.
     pub weight: u32,
     /// How well its place fits what the service prefers; more is better.
     pub rank: u32,

@@ -91,7 +91,7 @@ impl MeshTable {
         })
     }
 
-    /// What a service's endpoints are chosen by; as `default` says where it says nothing itself.
+    /// Algorithm by which a service's endpoints are chosen; `default` where the service has none.
     fn choice<'t, 'a>(
         &'t self,
         vantage: Vantage<'a>,

@@ -20,7 +20,7 @@ const NOBODY: &str = "";
 /// A waypoint or gateway as something names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named<'a> {
-    /// Its name.
+    /// Address of the gateway.
     pub(crate) gateway: &'a GatewayAddress,
     /// The identities of its pods, where they are named too.
     pub(crate) run_as: Option<&'a [Identity]>,
@@ -54,7 +54,7 @@ pub(crate) struct Found<'a> {
     pub(crate) port: u16,
     /// The service that the gateway named.
     pub(crate) service: Option<&'a Arc<Service>>,
-    /// It may present no other identity than its own.
+    /// Whether it may present no other identity than its own.
     is_exact: bool,
 }
 

@@ -47,8 +47,8 @@ impl MeshTable {
         })
     }
 
-    /// What of its waypoint's rules could concern a connection to `port` of the local workload, if the connection
-    /// [passes by](Self::passes_by_waypoint) the waypoint.
+    /// Rules of its waypoint that could concern a connection to `port` of the local workload, if the connection [passes
+    /// by](Self::passes_by_waypoint) the waypoint.
     pub fn bypass(
         &self,
         local: &Workload,

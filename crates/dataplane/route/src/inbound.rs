@@ -90,21 +90,21 @@ pub enum InboundError {
     /// No service by that name.
     #[error("no service or workload for hostname {hostname}")]
     UnknownHostname {
-        /// As requested.
+        /// Host name as requested.
         hostname: ArcStr,
     },
     /// The service has no such port here.
     #[error("{hostname}:{port}: cannot resolve port")]
     UnknownPort {
-        /// As requested.
+        /// Host name as requested.
         hostname: ArcStr,
-        /// As requested.
+        /// Port as requested.
         port: u16,
     },
     /// The requested port is the proxy's own.
     #[error("attempted recursive call to ourselves: port {port}")]
     OwnPort {
-        /// As requested.
+        /// Port as requested.
         port: u16,
     },
 }

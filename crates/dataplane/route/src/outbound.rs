@@ -33,7 +33,7 @@ pub enum Route {
     },
     /// Plain TCP to a workload that does not support tunnels.
     Plain(PlainRoute),
-    /// One tunnel.
+    /// Route through one tunnel.
     Hbone(HboneRoute),
     /// A tunnel within a tunnel, through the gateway of another network.
     DoubleHbone {
@@ -46,18 +46,18 @@ pub enum Route {
     NeedsDns(PendingRoute),
 }
 
-/// See [`Route::Plain`].
+/// Destination of [`Route::Plain`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlainRoute {
     /// Where to connect.
     pub addr: SocketAddr,
-    /// The destination.
+    /// Workload of the destination.
     pub workload: WorkloadRef,
     /// The dialled service, if it was one.
     pub service: Option<Arc<Service>>,
 }
 
-/// See [`Route::Hbone`].
+/// Destination of [`Route::Hbone`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HboneRoute {
     /// Where to open the tunnel.
@@ -178,7 +178,7 @@ pub enum RouteError {
     /// A gateway to another network is named but not known.
     #[error("unknown network gateway: {gateway} of {of}")]
     UnknownGateway {
-        /// As named.
+        /// Gateway as named.
         gateway: String,
         /// The workload or service that names it.
         of: String,
@@ -186,7 +186,7 @@ pub enum RouteError {
     /// The workload has neither address nor host name, or is on another network without a gateway.
     #[error("no valid routing destination for workload: {workload}")]
     NoDestination {
-        /// Its uid.
+        /// Uid of the workload.
         workload: ArcStr,
     },
     /// At a workload whose waypoint is another implementation's.
@@ -450,7 +450,7 @@ impl MeshTable {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) source: &'a Workload,
-    /// See [`MeshTable::outbound_again`].
+    /// Endpoints that have failed, as in [`MeshTable::outbound_again`].
     pub(crate) failed: &'a [ArcStr],
 }
 

@@ -125,12 +125,12 @@ impl WorkloadRef {
             .unwrap_or_else(|| last_segment(&self.0.uid))
     }
 
-    /// Kubernetes namespace.
+    /// Kubernetes namespace of the workload.
     pub fn namespace(&self) -> &ArcStr {
         &self.0.template.namespace
     }
 
-    /// Service account.
+    /// Service account of the workload.
     pub fn service_account(&self) -> &ArcStr {
         &self.0.template.service_account
     }
@@ -140,7 +140,7 @@ impl WorkloadRef {
         &self.0.template.trust_domain
     }
 
-    /// Its identity.
+    /// Identity of the workload.
     pub fn identity(&self) -> Identity {
         let Template {
             trust_domain,

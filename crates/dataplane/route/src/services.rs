@@ -47,7 +47,7 @@ pub(crate) struct Entry {
     endpoints: Endpoints,
 }
 
-/// Slots, sorted.
+/// Endpoints of a service, sorted by slot.
 #[derive(Debug, Default)]
 pub(crate) struct Endpoints {
     pub(crate) ready: Vec<Slot>,
@@ -326,11 +326,11 @@ impl Services {
 /// An endpoint of a service, for dumps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointView {
-    /// The workload.
+    /// Uid of the workload.
     pub uid: WorkloadUid,
     /// Its own port map.
     pub ports: PortMap,
-    /// Its health.
+    /// Health of the endpoint.
     pub status: WorkloadStatus,
 }
 

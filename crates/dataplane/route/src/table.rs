@@ -21,7 +21,7 @@ pub struct TableConfig {
     pub preferred_service_namespace: Option<ArcStr>,
 }
 
-/// What an insertion or removal of a workload changed.
+/// Change that an insertion or removal of a workload made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadChange {
     /// The workload before.
@@ -40,9 +40,9 @@ impl WorkloadChange {
 /// The size of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableSize {
-    /// Workloads.
+    /// Number of workloads.
     pub workloads: usize,
-    /// Services.
+    /// Number of services.
     pub services: usize,
     /// Distinct sets of shared workload fields.
     pub templates: usize,
@@ -68,7 +68,7 @@ impl MeshTable {
         }
     }
 
-    /// Its configuration.
+    /// Configuration of the table.
     pub fn config(&self) -> &TableConfig {
         &self.config
     }

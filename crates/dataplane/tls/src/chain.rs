@@ -17,10 +17,10 @@ use crate::{
 /// Why a certificate chain cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
-    /// It has no entry.
+    /// The chain has no entry.
     #[error("the certificate chain is empty")]
     Empty,
-    /// It has the leaf alone.
+    /// The chain has the leaf alone.
     #[error("the certificate chain has {0} entry, so it has no root; expected leaf and root")]
     NoRoot(usize),
     /// An entry is not PEM, or holds no certificate.
@@ -49,7 +49,7 @@ pub enum ChainError {
     OtherIdentity {
         /// In the certificate.
         got: Box<Identity>,
-        /// As requested.
+        /// Identity as requested.
         expected: Box<Identity>,
     },
     /// A root is malformed.

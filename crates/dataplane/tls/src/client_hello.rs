@@ -11,7 +11,7 @@ pub const MAX_CLIENT_HELLO: usize = 16 << 10;
 /// The first byte of a handshake's record.
 const HANDSHAKE: u8 = 0x16;
 
-/// What a connection begins with.
+/// First message of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FirstMessage {
     /// A client hello, with the server name in it in lower case; an address is none.
@@ -23,13 +23,13 @@ pub enum FirstMessage {
 /// Why the first message of a connection cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
-    /// Too long.
+    /// The client hello is too long.
     #[error("the client hello is longer than {MAX_CLIENT_HELLO} bytes")]
     TooLong,
     /// Broken, or of a client that is older than TLS 1.2.
     #[error("the client hello cannot be read")]
     Malformed(#[source] rustls::Error),
-    /// Broken.
+    /// The records are broken.
     #[error("the records of the client hello cannot be read")]
     Records(#[source] io::Error),
     /// The connection has ended before.

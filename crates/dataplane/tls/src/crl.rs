@@ -20,32 +20,32 @@ const POLL: Duration = Duration::from_secs(2);
 /// Why a file of revocation lists cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CrlError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read revocation lists from {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// It is not PEM.
+    /// The file is not PEM.
     #[error("{} is not PEM", path.display())]
     Pem {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: pem::Error,
     },
     /// A list in it is malformed.
     #[error("revocation list {index} in {} is malformed", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Counted from 0.
         index: usize,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: webpki::Error,
     },

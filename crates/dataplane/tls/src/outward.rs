@@ -21,7 +21,7 @@ use webpki::EndEntityCert;
 
 use crate::{ChainError, ClientStream, HandshakeError, TlsSettings, pem};
 
-/// What is wished cannot be made into TLS.
+/// Why settings cannot be made into a TLS client.
 #[derive(Debug, thiserror::Error)]
 pub enum OutwardError {
     /// No certificates where some should be.
@@ -72,10 +72,10 @@ impl Authorities {
     }
 }
 
-/// What is shown to servers: certificates as PEM, the own one first, and the key.
+/// Client certificate: certificates as PEM, the own one first, and the key.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
-    /// The certificates.
+    /// Certificates as PEM.
     pub certificates: &'a str,
     /// The private key.
     pub key: &'a [u8],
@@ -194,13 +194,13 @@ pub enum OutwardConnectError {
     /// The server, or the way to it.
     #[error("TLS with {name} failed")]
     Handshake {
-        /// Who was asked for.
+        /// Name of the server.
         name: String,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: HandshakeError,
     },
-    /// It agreed on no HTTP/2.
+    /// The server agreed on no HTTP/2.
     #[error("{0} does not speak HTTP/2 over TLS (ALPN)")]
     NotHttp2(String),
 }

@@ -35,9 +35,9 @@ const MAX_CLIENT_CONFIGS: usize = 4096;
 /// The peer's role in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PeerRole {
-    /// It connected.
+    /// The workload connects.
     Client,
-    /// It was connected to.
+    /// The workload accepts.
     Server,
 }
 
@@ -151,12 +151,12 @@ impl WorkloadCert {
         &self.identity
     }
 
-    /// Valid from.
+    /// Start of the validity.
     pub fn not_before(&self) -> SystemTime {
         self.not_before
     }
 
-    /// Valid until.
+    /// End of the validity.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }

@@ -11,13 +11,13 @@ const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
 /// How a stream, or the attempt to open one, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ending {
-    /// It could not be opened.
+    /// The stream could not be opened.
     ConnectFailed,
     /// The server closed it in an ordinary way (rollout, connection age, transport closed).
     Transient,
     /// The server ended it with an error status.
     Refused,
-    /// It ended cleanly, or broke.
+    /// The stream ended cleanly, or broke.
     Closed,
 }
 

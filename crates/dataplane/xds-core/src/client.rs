@@ -63,7 +63,7 @@ pub enum Effect {
     Send(Request),
     /// Wake all who wait for this name.
     Answered {
-        /// Its type.
+        /// Type of the resource.
         kind: Kind,
         /// As it was demanded.
         name: ArcStr,

@@ -236,7 +236,7 @@ fn a_demand_of_a_type_followed_as_a_whole_needs_no_waiting() {
 
 // === convergence ===
 
-/// What the server has: names to versions; versions divisible by 7 are bad resources.
+/// Resources of the server: names to versions; versions divisible by 7 are bad resources.
 type Truth = BTreeMap<String, u64>;
 
 /// One stream as the naive server keeps it: the state it assumes the client has.
@@ -341,8 +341,8 @@ fn reconnect(client: &mut Client) -> Session {
 }
 
 proptest! {
-    /// Whatever is lost and whenever the stream breaks: in the end the client has every good resource at
-    /// its version, none that is gone, and of bad ones at most an older good version.
+    /// Converges whatever is lost and whenever the stream breaks: in the end the client has every good resource at its
+    /// version, none that is gone, and of bad ones at most an older good version.
     #[test]
     fn a_client_converges_under_loss(steps in vec(step(), 0..60)) {
         let mut client = client(false);

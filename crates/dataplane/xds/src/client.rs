@@ -42,7 +42,7 @@ pub struct ClientOptions {
     pub address: String,
     /// Token, cluster and `XDS_HEADER_*`.
     pub headers: CallHeaders,
-    /// What the client is.
+    /// Role of the client.
     pub role: Role,
     /// The client's identification.
     pub node: Node,

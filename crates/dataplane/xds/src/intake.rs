@@ -94,7 +94,7 @@ pub trait Handler: Send + 'static {
     /// A push of a type that is for waypoints was processed: all existing ones are known, except for refused ones.
     fn waypoint_known(&self, _of: WaypointRecordType) {}
 
-    /// This resource was accepted, or is gone. What is cached in this order can be restored.
+    /// Takes a resource that was accepted, or is gone, for a cache. A cache that keeps this order can be restored.
     fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
 
     /// A push was processed and cached; the first one of a type without a refusal makes it complete.
@@ -195,7 +195,7 @@ struct Batch<'a, H> {
 struct Taken {
     name: ArcStr,
     resource: LeanResource,
-    /// As received.
+    /// Bytes as received.
     bytes: Bytes,
     /// Why it has a fail-closed substitute.
     replaced: Option<DecodeError>,

@@ -11,15 +11,15 @@ use crate::Role;
 /// The proxy's identification to the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// What it is.
+    /// Role of the client.
     pub role: Role,
-    /// `POD_NAME`.
+    /// Name of the pod (`POD_NAME`).
     pub name: String,
-    /// `POD_NAMESPACE`.
+    /// Namespace of the pod (`POD_NAMESPACE`).
     pub namespace: String,
-    /// `INSTANCE_IP`.
+    /// Address of the pod (`INSTANCE_IP`).
     pub ip: Option<IpAddr>,
-    /// `NODE_NAME`.
+    /// Name of the node (`NODE_NAME`).
     pub node_name: String,
     /// Mesh configuration's `proxyMetadata`.
     pub proxy_metadata: Vec<(String, String)>,

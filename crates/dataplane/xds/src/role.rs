@@ -7,7 +7,7 @@ use ambit_wire::{
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
-/// What the client is.
+/// Role of an xDS client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// A node proxy: workloads, services, and the policies of layer 4.
@@ -71,7 +71,7 @@ impl Role {
 }
 
 impl Resource {
-    /// Its URL.
+    /// Type URL of the resource.
     pub fn type_url(self) -> &'static str {
         match self {
             Self::Address => ADDRESS_TYPE_URL,

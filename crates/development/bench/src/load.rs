@@ -4,7 +4,7 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 
-/// What `wrk` measured.
+/// Result of a run of `wrk`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HttpLoad {
     pub(crate) requests_per_second: f64,
@@ -173,7 +173,7 @@ pub(crate) fn iperf3(server: &str, streams: u32, seconds: u32) -> Vec<String> {
     .into()
 }
 
-/// What `iperf3` measured at the receiver.
+/// Result of `iperf3` at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct BulkLoad {
     pub(crate) gigabits_per_second: f64,

@@ -39,7 +39,7 @@ const WARM_UPS: usize = 6;
 /// Of each of the further services.
 const RULES_OF_SERVICE: usize = 1000;
 
-/// What a waypoint has to look at.
+/// Scenario that a waypoint is measured in.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     /// Policies that refuse other requests than those of the load.
@@ -48,7 +48,7 @@ struct Work {
     rules: usize,
     /// Further services with [`RULES_OF_SERVICE`] rules each.
     services: usize,
-    /// What else it does for each request.
+    /// Further step for each request.
     step: Option<Step>,
 }
 
@@ -89,7 +89,7 @@ impl Step {
         }
     }
 
-    /// What `wrk` is told besides the address.
+    /// Arguments of `wrk` besides the address.
     fn arguments(self, side: Side, scratch: &Path) -> Result<Vec<String>> {
         match self {
             Self::Token(algorithm) => tokens::arguments(algorithm),
@@ -112,13 +112,13 @@ enum Load {
     Grpc(u32),
 }
 
-/// What a load came to, and the processor time that the waypoint took a request.
+/// Result of a load, and the waypoint's processor time a request.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     requests_per_second: f64,
     median: Option<Duration>,
     p99: Option<Duration>,
-    /// Seconds.
+    /// Processor time, in seconds.
     cpu: f64,
 }
 
@@ -127,7 +127,7 @@ struct Figures {
 struct Side {
     /// Of the namespace and of the Gateway.
     name: &'static str,
-    /// Its processes'.
+    /// Program of its processes.
     program: &'static str,
     /// Of its service.
     address: &'static str,
@@ -317,7 +317,7 @@ impl Bench {
         process::with_variable(side.program, &format!("GATEWAY_NAME={}", side.name))
     }
 
-    /// Both, alternately.
+    /// Measures both waypoints, alternately.
     fn compare(&self, what: &str, load: Load) -> Result<Vec<Row>> {
         let (mut ours, mut envoy) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {

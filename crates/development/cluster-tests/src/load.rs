@@ -85,7 +85,7 @@ impl<'a> Load<'a> {
         &self.name
     }
 
-    /// Ends it.
+    /// Ends the load and returns its outcome.
     pub fn finish(self) -> Outcome {
         let mesh = self.space.mesh();
         mesh.kubectl(&[

@@ -414,8 +414,8 @@ impl Mesh {
         text
     }
 
-    /// What the redirection of pods refused, by node and namespace: an application sees no difference between that
-    /// and a listener that is not there.
+    /// Counts of packets that the redirection of pods refused, by node and namespace: an application sees no difference
+    /// between that and a listener that is not there.
     fn refused(&self) -> String {
         const RULES: &str = r#"for netns in /run/netns/*; do
             nsenter --net="$netns" nft list ruleset |

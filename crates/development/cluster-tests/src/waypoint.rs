@@ -121,7 +121,7 @@ impl<'a> Waypoint<'a> {
         self.kubectl(&["patch", "gateway", NAME, "--type=merge", "--patch", &patch]);
     }
 
-    /// Its Gateway.
+    /// Gateway of the waypoint.
     #[track_caller]
     pub fn gateway(&self) -> Value {
         let text = self.kubectl(&["get", "gateway", NAME, "--output=json"]);

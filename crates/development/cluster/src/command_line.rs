@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 use crate::{Boot, Cluster, Options, Places, Slot};
 
-/// What was asked for.
+/// Arguments of the command line.
 #[derive(Debug, Parser)]
 #[command(name = "cluster", about = "A real Kubernetes on this machine")]
 pub struct Args {
@@ -44,7 +44,7 @@ enum Command {
     Status,
     /// Load images on the nodes
     Load {
-        /// OCI archives
+        /// OCI archives to load
         archives: Vec<PathBuf>,
     },
     /// kubectl as administrator
@@ -55,19 +55,19 @@ enum Command {
     },
     /// A shell command on a node, as root there
     Node {
-        /// From 1
+        /// Number of the node, from 1
         number: u8,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         args: Vec<String>,
     },
     /// Fail a node, as when its power is cut
     KillNode {
-        /// From 1
+        /// Number of the node, from 1
         number: u8,
     },
     /// Boot a node that was killed
     StartNode {
-        /// From 1
+        /// Number of the node, from 1
         number: u8,
         /// The primary CNI rewrites its configuration
         #[arg(long)]

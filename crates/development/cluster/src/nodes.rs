@@ -27,7 +27,7 @@ pub enum Boot {
     CniAlone,
 }
 
-/// One node.
+/// One node of the cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
     pub(crate) cluster: &'a Cluster,
@@ -134,7 +134,7 @@ impl Node<'_> {
             .run()
     }
 
-    /// Boots it.
+    /// Boots the node.
     pub fn start(&self, boot: Boot) -> Result<()> {
         ensure!(self.pid().is_none(), "node {} is up", self.name());
         let (network, places) = (self.cluster.network(), self.cluster.places());

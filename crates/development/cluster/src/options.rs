@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum IpFamily {
-    /// IPv4 alone.
+    /// Addresses of IPv4 alone.
     #[default]
     Ipv4,
     /// Both, IPv4 first.

@@ -97,7 +97,7 @@ fn request(args: &Args, is_grpc: bool) -> Result<Request<Full<Bytes>>> {
     Ok(request)
 }
 
-/// What the suite asks about an answer.
+/// Properties of a response that the suite asks for.
 struct Answer {
     /// Of HTTP; of gRPC, unless that is 0.
     status: u16,

@@ -4,11 +4,11 @@ use anyhow::{Context, Result, ensure};
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
-/// The method.
+/// Path of the method.
 pub(crate) const PATH: &str = "/proto.EchoTestService/Echo";
 /// The media type.
 pub(crate) const CONTENT_TYPE: &str = "application/grpc";
-/// What tells in the trailers how a call ended.
+/// Trailer with the status of a call.
 pub(crate) const STATUS: &str = "grpc-status";
 
 /// Before a message: whether it is compressed, and its length.

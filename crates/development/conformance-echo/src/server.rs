@@ -147,7 +147,7 @@ async fn answer(
     Ok(response)
 }
 
-/// What the suite asks about a request, a line each.
+/// Properties of a request that the suite asks for, a line each.
 fn said(head: &http::request::Parts, peer: SocketAddr, port: u16) -> String {
     let uri = &head.uri;
     let host = head

@@ -17,7 +17,7 @@ async fn ask(args: &[&str]) -> String {
     client::run(&args).await.unwrap()
 }
 
-/// What the suite takes for a field: the rest of the first line that has it.
+/// Value of a field as the suite takes it: the rest of the first line that has it.
 fn field<'a>(output: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = output.split_once(&format!("{name}="))?;
     rest.lines().next()

@@ -35,7 +35,7 @@ pub struct Binaries<'a> {
 pub struct Naming<'a> {
     /// Registry and path.
     pub hub: &'a str,
-    /// The tag.
+    /// Tag of the images.
     pub tag: &'a str,
 }
 

@@ -442,12 +442,12 @@ impl Mesh {
     }
 }
 
-/// What the command line said.
+/// Output of the command line.
 #[derive(Debug)]
 pub struct Said {
     /// Its exit code.
     pub code: i32,
-    /// What it printed.
+    /// Text on standard output.
     pub stdout: String,
 }
 
@@ -484,7 +484,7 @@ impl Drop for Mesh {
 pub struct Answer {
     /// 0, or curl's code for the failure.
     pub code: i32,
-    /// The output.
+    /// Output of the program.
     pub body: String,
 }
 
@@ -590,7 +590,7 @@ pub fn is_closed(error: &std::io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
-/// What the wire between nodes must never carry: plaintext of captured pods, or readable markers.
+/// Asserts that the wire between nodes carried neither plaintext of captured pods nor readable markers.
 #[track_caller]
 pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
     let reports = traffic.reports();

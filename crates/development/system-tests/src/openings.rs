@@ -70,7 +70,7 @@ impl<'a> Openings<'a> {
         })
     }
 
-    /// Ends [`Self::run`].
+    /// Ends [`Self::run`] of the openings.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

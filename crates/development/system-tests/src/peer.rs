@@ -27,7 +27,7 @@ const CONTROL: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
 /// A server that sends nothing for so long has sent all.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// What comes of a tunnel.
+/// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// There is no connection, or it ended before the tunnel stood.

@@ -242,7 +242,7 @@ fn ask(mesh: &Mesh, address: SocketAddr) -> String {
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
-/// What five requests add to counts.
+/// Increase of counts by five requests.
 fn of_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> [usize; 2] {
     let now = || [counts[0].load(SeqCst), counts[1].load(SeqCst)];
     let before = now();

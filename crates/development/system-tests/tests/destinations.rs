@@ -46,7 +46,7 @@ spec:
 #[derive(Clone, Debug)]
 struct Application {
     status: Arc<AtomicU16>,
-    /// It does not answer.
+    /// Whether it does not answer.
     is_slow: Arc<AtomicBool>,
     requests: Arc<AtomicUsize>,
 }

@@ -97,12 +97,12 @@ spec:
         requestRedirect: {hostname: elsewhere.example, statusCode: 307}
 ";
 
-/// What an application has heard: heads in lower case, with their bodies.
+/// Requests that an application has received: heads in lower case, with their bodies.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<(String, String)>>>);
 
 impl Heard {
-    /// Those whose heads begin with a text.
+    /// Requests whose heads begin with a text.
     fn of(&self, begin: &str) -> Vec<(String, String)> {
         let all = self.0.lock().unwrap();
         let all = all.iter().filter(|(head, _)| head.starts_with(begin));

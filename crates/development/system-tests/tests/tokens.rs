@@ -218,7 +218,7 @@ impl Scene {
             .unwrap_or_default()
     }
 
-    /// What the waypoint has logged.
+    /// Access log of the waypoint.
     fn log(&self) -> String {
         let log = LogSource::Pod {
             pod: "shop/waypoint".into(),
@@ -227,7 +227,7 @@ impl Scene {
         self.mesh.client().log_text(log).unwrap()
     }
 
-    /// What a collector is sent, whatever it is.
+    /// Bytes that a collector is sent, whatever they are.
     fn collector(&self) -> Arc<Mutex<Vec<u8>>> {
         let all = Arc::new(Mutex::new(Vec::new()));
         let of = all.clone();

@@ -31,7 +31,7 @@ use store::{Change, Store};
 /// A request the server has received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiRequest {
-    /// Its method.
+    /// Method of the request.
     pub method: String,
     /// Its path and query.
     pub path: String,
@@ -118,7 +118,7 @@ impl ApiServer {
         }
     }
 
-    /// `http://…`
+    /// Base URL, `http://…`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }

@@ -21,11 +21,11 @@ use crate::Pki;
 pub enum CsrAnswer {
     /// A certificate for another identity.
     For(Identity),
-    /// This chain, for any request.
+    /// Answers with this chain, for any request.
     Chain(Vec<String>),
     /// A gRPC error.
     Error(Status),
-    /// No answer.
+    /// Does not answer.
     Silence,
 }
 

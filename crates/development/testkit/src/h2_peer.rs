@@ -19,9 +19,9 @@ impl<S> std::fmt::Debug for H2Peer<S> {
 /// One CONNECT that waits for its answer.
 #[derive(Debug)]
 pub struct Tunnel {
-    /// The request.
+    /// Request of the client.
     pub request: Request<()>,
-    /// What the client sends.
+    /// Bytes that the client sends.
     pub body: RecvStream,
     respond: SendResponse<Bytes>,
 }
@@ -29,7 +29,7 @@ pub struct Tunnel {
 /// A tunnel that was answered with 200.
 #[derive(Debug)]
 pub struct OpenTunnel {
-    /// What the client sends.
+    /// Bytes that the client sends.
     pub body: RecvStream,
     /// To the client.
     pub send: h2::SendStream<Bytes>,
@@ -101,7 +101,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
 }
 
 impl Tunnel {
-    /// Answers 200.
+    /// Answers with status 200.
     pub fn accept(self) -> OpenTunnel {
         self.accept_with(|response| response)
     }

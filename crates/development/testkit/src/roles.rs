@@ -123,7 +123,7 @@ struct Grant {
     verb: String,
     group: String,
     resource: String,
-    /// Empty: everywhere.
+    /// Namespace; empty for everywhere.
     namespace: String,
     /// Empty: any name.
     names: Vec<String>,

@@ -93,7 +93,7 @@ pub(crate) fn default_route(address: IpAddr) -> IpNet {
     }
 }
 
-/// `address` alone.
+/// Network that holds `address` alone.
 pub(crate) fn host_route(address: IpAddr) -> IpNet {
     IpNet::from(address)
 }

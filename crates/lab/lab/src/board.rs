@@ -55,7 +55,7 @@ pub(crate) struct InPod {
     pub(crate) container: String,
 }
 
-/// One pod.
+/// State of one pod.
 #[derive(Debug)]
 struct PodEntry {
     plan: PodPlan,
@@ -148,7 +148,7 @@ impl Board {
             .map(|(_, _, replace)| replace.clone())
     }
 
-    /// What cannot be used, the Gateways of waypoints, and the objects that policies hang on.
+    /// Records the problems of manifests, the Gateways of waypoints, and the objects that policies hang on.
     pub(crate) fn decided(&self, problems: Vec<String>, gateways: Vec<Value>, objects: Vec<Value>) {
         let mut inner = self.inner.lock();
         (inner.problems, inner.gateways, inner.objects) = (problems, gateways, objects);
@@ -265,7 +265,7 @@ impl Board {
     }
 }
 
-/// What is mounted over `/etc`.
+/// Files that are mounted over those of `/etc`.
 pub(crate) fn etc_binds(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
     ["resolv.conf", "hosts"]
         .map(|file| (dir.join(file), PathBuf::from("/etc").join(file)))

@@ -33,7 +33,7 @@ pub enum FlowKind {
     Plaintext,
     /// TCP without payload.
     Empty,
-    /// UDP.
+    /// Datagrams of UDP.
     Udp,
 }
 
@@ -202,7 +202,7 @@ impl Traffic {
         stream.record.take(fresh)
     }
 
-    /// What was seen, by client and server.
+    /// Flows that were seen, by client and server.
     pub fn reports(&self) -> Vec<FlowReport> {
         self.flows.values().cloned().collect()
     }

@@ -32,7 +32,7 @@ pub enum ClientError {
     /// The lab refused it.
     #[error("{0}")]
     Refused(String),
-    /// It does not answer.
+    /// The lab does not answer.
     #[error("the lab does not answer")]
     Io(#[from] io::Error),
 }
@@ -42,9 +42,9 @@ pub enum ClientError {
 pub struct ExecOutput {
     /// Exit code; 128 and the signal's number for a signal.
     pub code: i32,
-    /// Standard output.
+    /// Text on standard output.
     pub stdout: String,
-    /// Standard error.
+    /// Text on standard error.
     pub stderr: String,
 }
 

@@ -35,7 +35,7 @@ pub(crate) const SYSTEM: &str = "istio-system";
 pub(crate) struct Cluster {
     addresses: AddressPlan,
     nodes: Vec<NodeInfo>,
-    /// What the manifests say.
+    /// Objects of the manifests.
     objects: BTreeMap<ObjectKey, Object>,
     waypoints: Waypoints,
     pods: BTreeMap<ObjectKey, Record>,
@@ -57,7 +57,7 @@ struct Record {
 
 /// An event of the cluster.
 pub(crate) enum Event {
-    /// Manifests changed.
+    /// Changes of the manifests.
     Manifests(Vec<ObjectEvent>),
     /// A pod's state, as its runner reports it.
     Observed { uid: String, observed: Observed },

@@ -48,7 +48,7 @@ pub(crate) struct Place {
 pub(crate) const POD_UID: &str = "AMBIT_POD_UID";
 
 impl Place {
-    /// What `name` means to [`Board::in_pod`], and the name of the container.
+    /// Finds the pod that `name` means to [`Board::in_pod`], and the name of the container.
     pub(crate) fn find(
         board: &Arc<Board>,
         name: &str,

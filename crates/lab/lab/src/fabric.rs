@@ -11,12 +11,12 @@ use crate::{
     layout::Layout,
 };
 
-/// The bridge.
+/// Name of the bridge between nodes.
 pub(crate) const BRIDGE: &str = "fabric0";
 /// The interface of a node, and of the control plane, on the fabric.
 const UPLINK: &str = "eth0";
 
-/// A node.
+/// Node of a lab.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: String,

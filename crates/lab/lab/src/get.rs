@@ -51,12 +51,12 @@ impl Ending {
 /// The result that a test waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected<'a> {
-    /// An answer.
+    /// The server answers.
     Answer,
     /// The connection is cut, and an access log gives a policy as the reason, with this in its text: the
     /// name of the policy if it is a DENY.
     Denial(&'a str),
-    /// This failure.
+    /// The request fails in this way.
     Failure(Ending),
 }
 

@@ -37,9 +37,9 @@ use crate::{
 pub enum Stage {
     /// Outside, waiting for the end.
     Guard,
-    /// Process 1.
+    /// Process 1 of the lab.
     Init,
-    /// The supervisor.
+    /// Supervisor of the lab.
     Supervise,
 }
 
@@ -67,18 +67,18 @@ impl FromStr for Stage {
 /// Why a lab does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// Invalid options.
+    /// The options are invalid.
     #[error("{0}")]
     Options(String),
-    /// Its directory.
+    /// The lab's directory cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
     /// A process or file.
     #[error("cannot {what}")]
     Io {
-        /// The action.
+        /// Action that failed.
         what: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },

@@ -130,7 +130,7 @@ fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
     issuer.write(&bound, &node.dir.join("token"))
 }
 
-/// What waypoints in the lab are, if it has a mesh: one process each unless their Gateway wants several, of our
+/// Settings of waypoints in the lab, if it has a mesh: one process each unless their Gateway asks for several, of our
 /// own program, with the files of their pods.
 pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
     let options = &board.options;

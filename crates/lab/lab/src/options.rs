@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpFamily {
-    /// IPv4 only.
+    /// Addresses of IPv4 only.
     #[default]
     Ipv4,
-    /// IPv6 only.
+    /// Addresses of IPv6 only.
     Ipv6,
     /// Both, IPv4 first.
     Dual,
@@ -80,7 +80,7 @@ pub struct Options {
     pub manifests: PathBuf,
     /// How many nodes, `node-1` and so on.
     pub nodes: u8,
-    /// Address families.
+    /// Address families of nodes and pods.
     pub ip_family: IpFamily,
     /// Node proxies other than ours, by node name.
     pub node_proxies: BTreeMap<String, PathBuf>,

@@ -33,7 +33,7 @@ use crate::{
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
-/// What a pod's runner needs.
+/// Resources that run a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Runner {
     pub(crate) board: Arc<Board>,
@@ -357,7 +357,7 @@ fn sandbox_id() -> String {
     format!("{:08x}lab", COUNT.fetch_add(1, Ordering::Relaxed) + 1)
 }
 
-/// This process as /proc numbers it, which may show another process namespace's view.
+/// Number of this process in /proc, which may show another process namespace's view.
 fn own_pid() -> String {
     let link = fs::read_link("/proc/self").ok();
     let name = link

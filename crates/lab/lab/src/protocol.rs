@@ -30,7 +30,7 @@ pub enum Place {
     Fabric,
     /// The control plane's.
     Control,
-    /// A node's.
+    /// Namespace of a node.
     Node(String),
     /// A pod's, by any form `exec` takes.
     Pod(String),
@@ -44,14 +44,14 @@ pub enum LogSource {
     Pod {
         /// Any form `exec` takes.
         pod: String,
-        /// Container name.
+        /// Name of the container.
         container: Option<String>,
     },
     /// `agent`, `proxy` or `control`; of one node or of all.
     Daemon {
-        /// Which.
+        /// Name of the daemon.
         name: String,
-        /// Node name.
+        /// Name of the node.
         node: Option<String>,
     },
     /// The supervisor's own.
@@ -127,13 +127,13 @@ pub(crate) enum Reply {
 pub struct Status {
     /// Name of the lab.
     pub name: String,
-    /// Its manifests.
+    /// Directory of the manifests.
     pub manifests: String,
     /// Whether it runs the mesh or bare pods.
     pub mesh: bool,
-    /// The nodes.
+    /// State of the nodes.
     pub nodes: Vec<NodeStatus>,
-    /// The pods.
+    /// State of the pods.
     pub pods: Vec<PodStatus>,
     /// Agents, proxies and control plane.
     pub daemons: Vec<DaemonStatus>,
@@ -143,31 +143,31 @@ pub struct Status {
     pub gateways: Vec<serde_json::Value>,
 }
 
-/// One node.
+/// State of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its addresses.
+    /// Addresses of the node.
     pub ips: Vec<std::net::IpAddr>,
 }
 
-/// One pod.
+/// State of one pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStatus {
-    /// Namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Name.
+    /// Name of the pod.
     pub name: String,
-    /// UID.
+    /// UID of the pod.
     pub uid: String,
     /// Node it runs on.
     pub node: String,
-    /// Service account.
+    /// Service account of the pod.
     pub service_account: String,
-    /// Addresses.
+    /// Addresses of the pod.
     pub ips: Vec<std::net::IpAddr>,
     /// As Kubernetes names it: Pending, Running, Succeeded, Failed; Terminating when it goes.
     pub phase: String,
@@ -175,17 +175,17 @@ pub struct PodStatus {
     pub ready: bool,
     /// Whether the node agent reports it as captured.
     pub captured: bool,
-    /// Its containers.
+    /// Containers of the pod.
     pub containers: Vec<ContainerStatus>,
     /// Why it is not (yet) running.
     pub message: Option<String>,
 }
 
-/// One container.
+/// State of one container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerStatus {
-    /// Name.
+    /// Name of the container.
     pub name: String,
     /// `running`, or why it is not.
     pub state: String,

@@ -32,7 +32,7 @@ pub enum StateError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
@@ -131,7 +131,7 @@ impl StateDir {
         is_alive(self.layout.root())
     }
 
-    /// Its path.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         self.layout.root()
     }

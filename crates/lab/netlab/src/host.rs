@@ -129,12 +129,12 @@ impl Host {
         &self.name
     }
 
-    /// The namespace.
+    /// Network namespace of the host.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// See [`Netns::run`].
+    /// Runs `work` in the namespace, as [`Netns::run`].
     ///
     /// # Errors
     /// When the namespace cannot be entered.

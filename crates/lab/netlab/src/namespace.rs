@@ -17,18 +17,18 @@ pub enum LabError {
     /// A program that is needed cannot be started.
     #[error("cannot start `{program}`; is it installed?")]
     Start {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
     /// A program failed.
     #[error("`{program}` in {namespace} failed: {stderr}")]
     Failed {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// The namespace.
+        /// Name of the namespace.
         namespace: String,
         /// Its error output.
         stderr: String,
@@ -36,9 +36,9 @@ pub enum LabError {
     /// A namespace cannot be made or entered.
     #[error("cannot make or enter the namespace {namespace}")]
     Namespace {
-        /// The namespace.
+        /// Name of the namespace.
         namespace: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },

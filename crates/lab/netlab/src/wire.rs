@@ -5,7 +5,7 @@ use crate::{LabError, Namespace};
 /// One end of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct Link<'a> {
-    /// Its namespace.
+    /// Namespace of the end.
     pub namespace: &'a Namespace,
     /// Its interface name.
     pub interface: &'a str,

@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
 
 impl<'a> Object<'a> {
-    /// Reads `text`.
+    /// Parses `text` and keeps where its members are.
     ///
     /// # Errors
     /// When it is not one JSON object.

@@ -8,16 +8,16 @@ use std::{
 
 use tokio::sync::watch;
 
-/// What accepting tasks pass through; clones share it.
+/// Gate that accepting tasks pass through; clones share it.
 #[derive(Clone, Debug)]
 pub struct Gate(watch::Receiver<bool>);
 
-/// What opens and closes it.
+/// Control that opens and closes a [`Gate`].
 #[derive(Debug)]
 pub struct GateControl(watch::Sender<bool>);
 
 impl Default for Gate {
-    /// Always open.
+    /// A gate that is always open.
     fn default() -> Self {
         // Without its sender the value can only be read.
         Self(watch::channel(true).1)
@@ -50,7 +50,7 @@ impl Gate {
         }
     }
 
-    /// What comes next, asked for only while the gate is open.
+    /// Polls for the next item only while the gate is open, and returns it.
     pub async fn pass<T>(&mut self, mut next: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
         loop {
             self.opened().await;

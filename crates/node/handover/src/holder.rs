@@ -31,7 +31,7 @@ const QUEUED: Duration = Duration::from_secs(5);
 /// How often waiting connections are refused after that.
 const REFUSE: Duration = Duration::from_millis(100);
 
-/// See the module.
+/// Holder of items for supervisors of another container, as described for the module.
 #[derive(Debug)]
 pub struct Holder {
     listener: plain::Listener,
@@ -46,7 +46,7 @@ pub struct Holder {
 #[derive(Debug)]
 struct Line {
     link: Link,
-    /// What it has sent, until it has sent everything.
+    /// Items that its supervisor has sent, until it has sent all of them.
     incoming: Handover<Descriptor>,
     owns: bool,
     /// Another one owns what it did: it takes no more connections.

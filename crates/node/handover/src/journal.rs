@@ -27,12 +27,12 @@ const CHUNK: usize = 64 << 10;
 /// A longer entry is none: the file is not what it should be.
 const LONGEST: u64 = 16 << 20;
 
-/// What a journal is for: its number among the files that the supervisor holds, and where its bytes are.
+/// Use of a journal: its number among the files that the supervisor holds, and where its bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
     /// Unique among the program's journals; the next worker finds the file by it.
     pub number: u8,
-    /// For logs.
+    /// Name in logs.
     pub name: &'static str,
     /// Where its bytes are.
     pub backing: Backing,
@@ -47,18 +47,18 @@ pub enum Backing {
     Memory,
 }
 
-/// One entry.
+/// One entry of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is about; the meaning is the caller's.
+    /// Subject of the entry; the meaning is the caller's.
     pub tag: u8,
-    /// Whose.
+    /// Key of the entry.
     pub key: Vec<u8>,
     /// Empty: it is gone.
     pub value: Zeroizing<Vec<u8>>,
 }
 
-/// See the module.
+/// File of entries that outlives the process, as described for the module.
 #[derive(Debug)]
 pub struct Journal {
     purpose: Purpose,
@@ -143,7 +143,7 @@ impl Journal {
         }
     }
 
-    /// Begins anew.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.pending = Zeroizing::default();
         self.size = 0;
@@ -197,7 +197,7 @@ fn create(backing: Backing) -> io::Result<File> {
     }
 }
 
-/// What precedes key and value: the length of all that follows, the tag, the length of the key.
+/// Encodes the head of an entry: the length of all that follows, the tag, the length of the key.
 fn head(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
     let [a, b] = u16::try_from(key.len()).ok()?.to_le_bytes();
     let length = u32::try_from(3 + key.len() + value.len()).ok()?;

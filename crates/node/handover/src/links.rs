@@ -16,7 +16,7 @@ use crate::record::{MAX_RECORD, Record};
 /// A descriptor held; the clones are one.
 pub(crate) type Descriptor = Arc<OwnedFd>;
 
-/// See the module.
+/// Connection to another process, as described for the module.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: OwnedFd,
@@ -24,7 +24,7 @@ pub(crate) struct Link {
     broken: bool,
 }
 
-/// What came.
+/// Result of reading from a link.
 #[derive(Debug)]
 pub(crate) enum Received {
     Record(Record, Option<OwnedFd>),
@@ -106,7 +106,7 @@ impl Link {
         }
     }
 
-    /// What to wait for: nothing of a line that is broken, whose end would be reported again and again.
+    /// Events to poll the socket for; none of a broken one, whose end would be reported again and again.
     pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN

@@ -37,7 +37,7 @@ use crate::{
 /// How often a holder that is away is looked for.
 const LOOK_FOR_HOLDER: Duration = Duration::from_millis(500);
 
-/// What is run as the worker: this very program, with other arguments.
+/// Program that is run as the worker: this very one, with other arguments.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Its name, as process lists are to show it.
@@ -57,13 +57,13 @@ pub enum RunError {
     /// The other of a pair cannot be met.
     #[error("cannot meet the other one of the pair: is {path} writable?")]
     Pair {
-        /// Where.
+        /// Directory of the meeting.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// Waiting failed.
+    /// Waiting for events failed.
     #[error("cannot wait for events")]
     Wait(#[source] io::Error),
 }
@@ -144,7 +144,7 @@ struct Process {
     holder: Option<Link>,
     /// When a holder that is away is looked for again.
     look_for_holder: Option<Instant>,
-    /// What is held for others.
+    /// Holder of items for other containers' supervisors.
     for_others: Option<Holder>,
     exit: Option<u8>,
 }

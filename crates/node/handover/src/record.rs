@@ -17,30 +17,30 @@ const MAX_DESCRIPTORS: u16 = 4096;
 /// The longest record.
 pub const MAX_RECORD: usize = 2048;
 
-/// What one side sends the other.
+/// Message between a supervisor and another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// An item; this many descriptors follow. Replaces an earlier one of that name.
     Item {
-        /// Its name.
+        /// Name of the item.
         key: Arc<str>,
-        /// What workers say about it.
+        /// Description for the next worker.
         about: Arc<[u8]>,
-        /// How many.
+        /// Number of descriptors.
         descriptors: u16,
     },
     /// The next descriptor of the item sent last.
     Descriptor,
     /// Something else is to be said about an item.
     About {
-        /// Its name.
+        /// Name of the item.
         key: Arc<str>,
-        /// What workers say about it.
+        /// Description for the next worker.
         about: Arc<[u8]>,
     },
     /// The item is to be held no longer.
     Release {
-        /// Its name.
+        /// Name of the item.
         key: Arc<str>,
     },
     /// Whether the worker may take connections. The first one also says that every item has been sent.
@@ -56,7 +56,7 @@ pub enum Record {
 /// Whether a worker takes connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
-    /// At once.
+    /// Takes connections at once.
     Now,
     /// As soon as it can serve them: until then the predecessor does.
     WhenReady,
@@ -79,13 +79,13 @@ pub enum RecordError {
     /// A descriptor that belongs to no item.
     #[error("a descriptor came that belongs to no item")]
     Stray,
-    /// Too much.
+    /// More items or descriptors than may be held.
     #[error("more than {MAX_ITEMS} items, or {MAX_DESCRIPTORS} descriptors of one")]
     TooMany,
 }
 
 impl Record {
-    /// The bytes.
+    /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         let item = |tag: u8, key: &str, rest: &[&[u8]]| {
             let length = u16::try_from(key.len()).unwrap_or(u16::MAX);
@@ -160,10 +160,10 @@ impl Record {
     }
 }
 
-/// One item.
+/// One item that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
-    /// What workers say about it.
+    /// Description for the next worker.
     pub about: Arc<[u8]>,
     /// Its descriptors, in the order in which they were sent.
     pub descriptors: Vec<F>,
@@ -276,7 +276,7 @@ impl<F> Handover<F> {
         self.files.clear();
     }
 
-    /// Drops everything.
+    /// Drops all items and files.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use crate::{Accept, GateControl, Supervisor};
 
-/// What of its time an old worker keeps for draining: a quarter, at most this.
+/// Longest part of its time that an old worker reserves for draining; the part is a quarter.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
 /// How often it checks whether anybody still needs it.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
@@ -23,7 +23,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 pub struct Turn {
     /// Says whose turn it is.
     pub supervisor: Supervisor,
-    /// What the accepting tasks pass through.
+    /// Gate of the accepting tasks.
     pub gate: GateControl,
     /// Ready once connections are taken.
     pub ready: ReadyTask,

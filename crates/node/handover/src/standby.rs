@@ -27,12 +27,12 @@ const BETWEEN: Timespec = Timespec {
     tv_nsec: 5_000_000,
 };
 
-/// It is this one's turn to serve.
+/// State with which a process begins when its turn to serve comes.
 #[derive(Debug)]
 pub(crate) struct Turn {
     /// Where the standby is to come, as long as this one serves.
     pub(crate) listener: plain::Listener,
-    /// What the other one held when it died; `None` if there was none.
+    /// Items that the other process held when it died; `None` if there was none.
     pub(crate) held: Option<Handover<Descriptor>>,
     /// For as long as this one lives.
     pub(crate) lock: File,

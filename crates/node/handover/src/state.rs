@@ -29,14 +29,14 @@ const LONGEST_WAIT: Duration = Duration::from_millis(500);
 /// How a worker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// By itself.
+    /// Exited by itself, with this code.
     Code(u8),
     /// By a signal.
     Signal(u8),
 }
 
 impl Ended {
-    /// What the supervisor's own exit says of it, as shells do.
+    /// Exit code of the supervisor for this end, as shells compute it.
     fn code(self) -> u8 {
         match self {
             Self::Code(code) => code,
@@ -45,7 +45,7 @@ impl Ended {
     }
 }
 
-/// What happened.
+/// Input of the state machine.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
     /// The process has begun; whether a predecessor answered, and a holder.
@@ -73,7 +73,7 @@ pub(crate) enum Event<F> {
     Tick,
 }
 
-/// What is to be done, in order.
+/// Output of the state machine, to be carried out in order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Effect<F> {
     /// Start a worker; what it is sent follows.
@@ -99,9 +99,9 @@ pub(crate) enum Effect<F> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     Away,
-    /// What it holds is not, or no longer, this one's.
+    /// The holder has items that are not, or no longer, this supervisor's.
     Silent,
-    /// It is sent every change.
+    /// The holder is sent every change.
     Following,
 }
 
@@ -116,7 +116,7 @@ enum Worker {
     },
 }
 
-/// See the module.
+/// State machine of a supervisor, as described for the module.
 #[derive(Debug)]
 pub(crate) struct State<F> {
     handover: Handover<F>,

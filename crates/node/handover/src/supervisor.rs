@@ -27,12 +27,13 @@ pub enum SupervisorError {
     /// Nothing, or not all, came.
     #[error("the supervisor does not say what it holds")]
     Silent(#[source] io::Error),
-    /// It speaks otherwise.
+    /// The supervisor sends what is no record.
     #[error("cannot understand the supervisor")]
     Record(#[from] RecordError),
 }
 
-/// See the module. Without a supervisor nothing is held, and connections are always taken.
+/// A worker's connection to its supervisor, as described for the module. Without a supervisor nothing is held, and
+/// connections are always taken.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     link: Option<Arc<SeqPacket>>,

@@ -27,9 +27,9 @@ pub enum TableName {
     Raw,
     /// Marks and routing.
     Mangle,
-    /// Translation.
+    /// Table of address translation.
     Nat,
-    /// The guards.
+    /// Table of the guards.
     Filter,
 }
 

@@ -50,7 +50,7 @@ pub struct Hook {
 /// A set of addresses or of addresses with ports, each with a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// What it holds.
+    /// Type of the members.
     pub key: SetKey,
     /// Comment by member.
     pub members: BTreeMap<SetMember, String>,
@@ -68,7 +68,7 @@ pub struct SetKey {
 /// One member of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SetMember {
-    /// The address.
+    /// Address of the member.
     pub ip: IpAddr,
     /// The port, in sets that have ports.
     pub port: Option<u16>,
@@ -105,11 +105,11 @@ pub enum Expr {
     SetMark,
     /// Loads bytes of a header.
     Payload {
-        /// Which header.
+        /// Header that the bytes are in.
         base: PayloadBase,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u32,
-        /// How many.
+        /// Number of bytes.
         len: u32,
     },
     /// Loads the destination port behind an address of this family, for a lookup of both.
@@ -118,12 +118,12 @@ pub enum Expr {
     Cmp {
         /// Equal, or not equal.
         equal: bool,
-        /// With this.
+        /// Data to compare with.
         data: Vec<u8>,
     },
     /// `data & mask ^ xor`.
     Bitwise {
-        /// The mask.
+        /// Bits that are kept.
         mask: Vec<u8>,
         /// The bits then flipped.
         xor: Vec<u8>,
@@ -156,17 +156,17 @@ pub enum Expr {
     Drop,
     /// An expression read back that is none of the above.
     Foreign {
-        /// Its name.
+        /// Name of the expression.
         name: String,
         /// Its attributes, raw.
         data: Vec<u8>,
     },
 }
 
-/// What is loaded about a packet (numbers are the kernel's).
+/// Property of a packet that can be loaded (`NFT_META_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetaKey {
-    /// The mark.
+    /// Mark of the packet.
     Mark,
     /// Index of the interface it came from.
     InIndex,
@@ -178,7 +178,7 @@ pub enum MetaKey {
     SocketUser,
     /// Family as netfilter numbers them.
     Family,
-    /// Transport protocol.
+    /// Transport protocol number.
     Protocol,
     /// Protocol in the frame, such as IPv4 (a bridge's packets may be of any).
     EtherType,
@@ -197,7 +197,7 @@ impl MetaKey {
         Self::Protocol,
     ];
 
-    /// `NFT_META_*`.
+    /// The kernel's number, `NFT_META_*`.
     pub const fn number(self) -> u32 {
         match self {
             Self::EtherType => 1,
@@ -215,14 +215,14 @@ impl MetaKey {
 /// Which header bytes are loaded from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadBase {
-    /// IP.
+    /// The IP header.
     Network,
     /// TCP or UDP.
     Transport,
 }
 
 impl PayloadBase {
-    /// `NFT_PAYLOAD_*_HEADER`.
+    /// The kernel's number, `NFT_PAYLOAD_*_HEADER`.
     pub const fn number(self) -> u32 {
         match self {
             Self::Network => 1,
@@ -231,14 +231,14 @@ impl PayloadBase {
     }
 }
 
-/// What is loaded about a connection (numbers are the kernel's).
+/// Property of a connection that can be loaded (`NFT_CT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtKey {
-    /// State bits.
+    /// Bits of its state.
     State,
     /// 0 original, 1 reply.
     Direction,
-    /// The mark.
+    /// Mark of the connection.
     Mark,
 }
 
@@ -246,7 +246,7 @@ impl CtKey {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::State, Self::Direction, Self::Mark];
 
-    /// `NFT_CT_*`.
+    /// The kernel's number, `NFT_CT_*`.
     pub const fn number(self) -> u32 {
         match self {
             Self::State => 0,

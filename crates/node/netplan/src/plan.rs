@@ -50,9 +50,9 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
 /// Which packets without SYN the inbound guard accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WithoutSyn {
-    /// Those of connections seen in both directions.
+    /// Packets of connections seen in both directions.
     Known,
-    /// All.
+    /// All packets without SYN.
     All,
 }
 

@@ -7,9 +7,9 @@ use crate::spec::{Cgroup, marks};
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
-    /// IPv4.
+    /// Internet Protocol version 4.
     V4,
-    /// IPv6.
+    /// Internet Protocol version 6.
     V6,
 }
 
@@ -59,9 +59,9 @@ impl ChainKind {
 /// One hook's rules, tried in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The hook.
+    /// Hook and table of the chain.
     pub kind: ChainKind,
-    /// Its rules.
+    /// Rules in order.
     pub rules: Vec<Rule>,
 }
 
@@ -79,24 +79,24 @@ pub struct Rule {
 /// One condition on a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
-    /// It is TCP.
+    /// The packet is TCP.
     Tcp,
-    /// It is UDP.
+    /// The packet is UDP.
     Udp,
-    /// It opens a TCP connection (SYN without ACK). Packets of connections that existed before the
-    /// rules never match, which is what keeps such connections alive.
+    /// The packet opens a TCP connection (SYN without ACK). Packets of connections that existed before the rules never
+    /// match, which is what keeps such connections alive.
     TcpOpening,
-    /// It is TCP, its flags can be read, and SYN is not among them.
+    /// The packet is TCP, its flags can be read, and SYN is not among them.
     TcpWithoutSyn,
-    /// It is TCP, its flags can be read, and it opens no connection: no SYN, or SYN with ACK.
+    /// The packet is TCP, its flags can be read, and it opens no connection: no SYN, or SYN with ACK.
     TcpNotOpening,
-    /// It is TCP and accepts a connection (SYN with ACK).
+    /// The packet is TCP and accepts a connection (SYN with ACK).
     TcpSynAck,
-    /// It came over loopback.
+    /// The packet came over loopback.
     InLoopback,
-    /// It came over the named interface.
+    /// The packet came over the named interface.
     InInterface(String),
-    /// It leaves over loopback.
+    /// The packet leaves over loopback.
     OutLoopback,
     /// Any source port but this (after `Tcp`, `TcpOpening` or `Udp`).
     NotSourcePort(u16),
@@ -123,17 +123,17 @@ pub enum Match {
     NotMark(u32),
     /// The connection mark, under [`marks::MASK`].
     ConnectionMark(u32),
-    /// It is in the reply direction of the connection.
+    /// The packet is in the reply direction of the connection.
     Reply,
     /// The connection has been seen in both directions.
     Established,
-    /// It belongs to a socket of this namespace (not forwarded), of this user if one is given.
+    /// The packet belongs to a socket of this namespace (not forwarded), of this user if one is given.
     LocalSocket(Option<u32>),
     /// Its socket was made in this cgroup or in one below it (not after routing).
     SocketCgroup(Cgroup),
 }
 
-/// What is done with a packet.
+/// Verdict on a packet, or change of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Our remaining rules at this hook are skipped. Rules of others go on.
@@ -183,15 +183,15 @@ impl Ruleset {
     }
 }
 
-/// What of the inbound guard was found in a pod.
+/// State of the inbound guard in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InboundGuard {
-    /// None.
+    /// No guard is there.
     Missing,
-    /// It accepts packets of connections that connection tracking does not know: that of
+    /// The guard accepts packets of connections that connection tracking does not know: the guard of
     /// [`plan_capturing`](crate::plan_capturing), and of earlier agents.
     AdmitsUnknown,
-    /// It accepts packets of known connections only.
+    /// The guard accepts packets of known connections only.
     KnownOnly,
 }
 

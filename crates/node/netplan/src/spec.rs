@@ -82,7 +82,7 @@ impl std::str::FromStr for Backend {
 /// The redirection wanted in one pod's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectionSpec {
-    /// Capture IPv4.
+    /// Whether IPv4 is captured.
     pub ipv4: bool,
     /// Capture IPv6. Where the pod has IPv6 switched off its routing parts are left out.
     pub ipv6: bool,

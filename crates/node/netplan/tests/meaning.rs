@@ -15,14 +15,14 @@ use ambit_netplan::{
 };
 use proptest::prelude::*;
 
-/// What a TCP header says of its packet.
+/// Flags of a TCP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flags {
     /// SYN without ACK.
     Opening,
     /// SYN with ACK.
     Answer,
-    /// No SYN.
+    /// Flags without SYN.
     Other,
     /// The header is cut short.
     Unreadable,
@@ -274,7 +274,7 @@ fn refused(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
     decisions.into_iter().next() == Some(&Action::Refuse)
 }
 
-/// What may pass the guards, independent of the packet's connection tracking state.
+/// Whether a packet may pass the guards, independent of its connection tracking state.
 fn may_pass(spec: &RedirectionSpec, capturing: bool, kind: ChainKind, p: &Packet) -> bool {
     if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) || !p.tcp {
         return true;

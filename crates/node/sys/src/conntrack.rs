@@ -68,9 +68,9 @@ pub fn original_destination(
 /// Which sockets' datagrams are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sockets {
-    /// Those of sockets that are closed: a new socket may get the same port.
+    /// Entries of sockets that are closed: a new socket may get the same port.
     Closed,
-    /// Those of all sockets.
+    /// Entries of all sockets.
     All,
 }
 
@@ -155,7 +155,7 @@ const PROTOCOL_INFO: u16 = 4;
 const TIMEOUT: u16 = 7;
 /// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`.
 const IN_USE: u32 = 1 << 1 | 1 << 2 | 1 << 3;
-/// `TCP_CONNTRACK_ESTABLISHED`.
+/// State of established connections, `TCP_CONNTRACK_ESTABLISHED`.
 const ESTABLISHED: u8 = 3;
 /// `IP_CT_TCP_FLAG_BE_LIBERAL`: the entry has not seen the connection from its beginning, or sees one
 /// direction alone, and must not judge sequence numbers.

@@ -11,22 +11,22 @@ use ambit_netplan::{Backend, Family, iptables::State};
 /// Why an iptables program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
-    /// It could not be run; mostly because it is not installed.
+    /// The program could not be run; mostly because it is not installed.
     #[error("cannot run {program}; is it installed?")]
     Run {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
     /// Concurrent changes of the same rules cannot be prevented.
     #[error("cannot lock the network namespace")]
     Lock(#[source] io::Error),
-    /// It ran and failed.
+    /// The program ran and failed.
     #[error("{program} failed: {message}")]
     Failed {
-        /// Its name.
+        /// Name of the program.
         program: String,
         /// Its error output, shortened.
         message: String,

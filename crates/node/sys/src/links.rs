@@ -24,16 +24,16 @@ const FLAGS: usize = 8;
 const UP: u32 = 1;
 /// `struct rtgenmsg`, padded.
 const GENMSG: usize = 4;
-/// `NETNSA_*`.
+/// Attribute of the number, `NETNSA_NSID`.
 const NETNS_ID: u16 = 1;
 const NETNS_FD: u16 = 3;
-/// `IFLA_*`.
+/// Attributes of a link, `IFLA_*`.
 const NAME: u16 = 3;
 const PEER: u16 = 5;
 const MASTER: u16 = 10;
 const INFO: u16 = 18;
 const PEER_NETNS_ID: u16 = 37;
-/// `IFLA_INFO_KIND`.
+/// Attribute of the kind of link, `IFLA_INFO_KIND`.
 const KIND: u16 = 1;
 /// Index of loopback: the same in every namespace.
 const LOOPBACK: u32 = 1;

@@ -15,8 +15,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const HERE: &str = "/proc/thread-self/ns/net";
 
 thread_local! {
-    /// See [`Netns::stay_at_home`]. Taken while the thread is away, so that a nested [`Netns::run`] returns
-    /// the thread to the namespace it came from.
+    /// Namespace to return to, of [`Netns::stay_at_home`]. Taken while the thread is away, so that a nested
+    /// [`Netns::run`] returns the thread to the namespace it came from.
     static HOME: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 

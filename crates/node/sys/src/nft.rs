@@ -39,7 +39,7 @@ pub enum NftError {
     /// A table could not be read back.
     #[error("cannot read nftables table {table}")]
     Read {
-        /// The table.
+        /// Name of the table.
         table: String,
         /// The kernel's answer.
         #[source]
@@ -48,7 +48,7 @@ pub enum NftError {
     /// A transaction was refused; nothing of it took effect.
     #[error("the kernel refused the change of nftables table {table} at the step: {step}")]
     Refused {
-        /// The table.
+        /// Name of the table.
         table: String,
         /// The step, named by the difference it repairs.
         step: String,

@@ -7,7 +7,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 /// A capability that may be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
-    /// Entering namespaces.
+    /// Capability to enter namespaces.
     SysAdmin,
     /// Marking sockets, spoofing sources, changing a namespace's rules.
     NetAdmin,

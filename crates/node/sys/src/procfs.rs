@@ -36,7 +36,7 @@ pub enum Attribution {
 /// A pod to look for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedPod {
-    /// Its uid.
+    /// Uid of the pod.
     pub uid: String,
     /// Another name its cgroup may have: the configuration hash of a static pod.
     pub alias: Option<String>,
@@ -44,7 +44,7 @@ pub struct WantedPod {
     pub addresses: Vec<IpAddr>,
 }
 
-/// What a scan found.
+/// Result of a scan of `/proc`.
 #[derive(Debug, Default)]
 pub struct Discovered {
     /// Namespaces by pod uid.
@@ -58,7 +58,7 @@ pub struct Discovered {
 pub struct Rejected {
     /// The pod's uid.
     pub uid: String,
-    /// The process.
+    /// Number of the process.
     pub pid: u32,
     /// Why its namespace is not the pod's.
     pub why: RejectReason,
@@ -67,13 +67,13 @@ pub struct Rejected {
 /// Why a process' namespace was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum RejectReason {
-    /// It is the node's.
+    /// The process is in the node's own namespace.
     #[error("the process is in the node's namespace")]
     NodeNamespace,
     /// There is no address to check the namespace by.
     #[error("the pod has no addresses yet")]
     NoAddresses,
-    /// Another namespace.
+    /// The process is in another pod's namespace.
     #[error("no interface in the process' namespace carries an address of the pod")]
     ForeignNamespace,
     /// The namespace could not be examined.

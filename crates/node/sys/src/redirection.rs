@@ -24,7 +24,7 @@ use self::{
 use crate::{conntrack::pre_capture, netns::Netns, route::Routing};
 pub use crate::{iptables::IptablesError, nft::NftError};
 
-/// What [`apply`] found and did.
+/// Result of [`apply`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applied {
     /// All was as desired; nothing was written.
@@ -33,7 +33,7 @@ pub enum Applied {
     Installed,
     /// Something of ours was there, but not as desired.
     Repaired {
-        /// What differed.
+        /// Part that differed.
         what: Drift,
     },
 }
@@ -96,7 +96,7 @@ pub enum RedirectionError {
     /// The policy rule or the local route could not be changed.
     #[error("cannot change the {family} policy routing")]
     Routing {
-        /// The family.
+        /// Family of the addresses.
         family: Family,
         /// The kernel's answer.
         #[source]

@@ -27,7 +27,7 @@ const NEAR: &[u8] = b"reno";
 /// Whether sockets may bind addresses that are not the pod's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transparent {
-    /// Never.
+    /// No probes are sent.
     Off,
     /// When the kernel and our capabilities allow it.
     #[default]
@@ -41,7 +41,7 @@ pub enum Transparent {
 pub struct Keepalive {
     /// Idle time before the first probe.
     pub time: Duration,
-    /// Between probes.
+    /// Time between two probes.
     pub interval: Duration,
     /// Unanswered probes until the connection is dropped.
     pub retries: u32,
@@ -64,7 +64,7 @@ pub struct Tuning {
 /// A listener to be opened on the wildcard address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenSpec {
-    /// Port.
+    /// Port to listen on.
     pub port: u16,
     /// One dual-stack `[::]` socket, falling back to `0.0.0.0` where there is no IPv6.
     pub ipv6: bool,
@@ -74,7 +74,7 @@ pub struct ListenSpec {
     pub reuse_port: bool,
     /// Whether to ask for transparency.
     pub transparent: Transparent,
-    /// `SO_MARK`.
+    /// Mark of its packets, `SO_MARK`.
     pub mark: Option<u32>,
     /// Length of the accept queue.
     pub backlog: i32,
@@ -103,7 +103,7 @@ impl ListenSpec {
 /// An open listener.
 #[derive(Debug)]
 pub struct Listening {
-    /// Non-blocking.
+    /// Listener, set to non-blocking.
     pub listener: std::net::TcpListener,
     /// Whether transparency was granted: later sockets may then spoof their source.
     pub transparent: bool,
@@ -115,33 +115,33 @@ pub enum SocketError {
     /// The namespace is gone, or the capability is missing.
     #[error("cannot enter the network namespace")]
     EnterNetns(#[source] io::Error),
-    /// `socket()`.
+    /// The call `socket()` failed.
     #[error("cannot make a socket")]
     Create(#[source] io::Error),
     /// A required option could not be set.
     #[error("cannot set {option} (is CAP_NET_ADMIN granted?)")]
     Option {
-        /// The option.
+        /// Name of the option.
         option: &'static str,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// `bind()`.
+    /// The call `bind()` failed.
     #[error("cannot bind {addr}")]
     Bind {
-        /// The address.
+        /// Address to bind.
         addr: SocketAddr,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// `listen()`.
+    /// The call `listen()` failed.
     #[error("cannot listen on {addr}")]
     Listen {
-        /// The address.
+        /// Address to listen on.
         addr: SocketAddr,
-        /// The cause.
+        /// Cause of the error.
         #[source]
         source: io::Error,
     },
@@ -217,7 +217,7 @@ fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError
     })
 }
 
-/// What an inherited descriptor is.
+/// Kind of an inherited descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketKind {
     /// A listener for TCP connections at this address.
@@ -260,10 +260,10 @@ pub fn adopt(listener: std::net::TcpListener, tuning: &Tuning) -> Result<Listeni
     })
 }
 
-/// What a connection to be opened needs.
+/// Specification of a connection to be opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutboundSpec {
-    /// `SO_MARK`.
+    /// Mark of its packets, `SO_MARK`.
     pub mark: Option<u32>,
     /// Bind this address although it is not the pod's (its answers come back by the pod's rules for
     /// marked connections). Must be of the destination's family.

@@ -33,14 +33,14 @@ const MOST: usize = 100_000;
 /// The states of sockets to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Established connections.
+    /// Sockets of established connections.
     Established,
     /// Connections that can still carry data in at least one direction: also half-closed ones.
     Open,
     /// Connections that may still receive a packet that matters: also those being opened from outside, and
     /// those closed by both sides with data in flight.
     InUse,
-    /// Listeners.
+    /// Sockets that listen.
     Listening,
 }
 
@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// One socket.
+/// One TCP socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpSocket {
     /// Its own end, canonical.

@@ -71,14 +71,14 @@ pub struct Args {
     /// Where node proxies run; they are never captured.
     #[arg(long, env = "SYSTEM_NAMESPACE", default_value = "istio-system")]
     pub system_namespace: String,
-    /// Who belongs to the mesh: a YAML list of {podSelector, namespaceSelector}.
+    /// Pods that belong to the mesh: a YAML list of {podSelector, namespaceSelector}.
     #[arg(long, env = "AMBIENT_ENABLEMENT_SELECTOR", default_value = "")]
     pub enablement_selector: String,
     /// Send pods' DNS questions to the node proxy, which must then answer them
     /// (ISTIO_META_DNS_CAPTURE, its default).
     #[arg(long, env = "AMBIENT_DNS_CAPTURE", action = ArgAction::Set, default_value_t = true)]
     pub dns_capture: bool,
-    /// Capture IPv6.
+    /// Whether to capture IPv6.
     #[arg(long, env = "AMBIENT_IPV6", action = ArgAction::Set, default_value_t = true)]
     pub ipv6: bool,
     /// Exempt kubelet's probes, with rules in the node's namespace. Without them pods exempt nobody.
@@ -100,7 +100,7 @@ pub struct Args {
     /// Source address of IPv6 probes.
     #[arg(long, env = "HOST_PROBE_SNAT_IPV6", default_value_t = ambit_netplan::probes::V6)]
     pub probe_v6: std::net::Ipv6Addr,
-    /// What carries redirection: auto, nftables, iptables-nft or iptables-legacy.
+    /// Backend of the redirection: auto, nftables, iptables-nft or iptables-legacy.
     #[arg(long, env = "REDIRECTION_BACKEND", default_value_t = Backend::Auto)]
     pub backend: Backend,
     /// Seconds between two comparisons of everything with the kernel.
@@ -164,7 +164,7 @@ pub enum ConfigError {
 }
 
 impl Args {
-    /// What goes for every pod.
+    /// Settings that all pods have in common.
     ///
     /// # Errors
     /// When the enablement selector is wrong.
@@ -187,7 +187,7 @@ impl Args {
         })
     }
 
-    /// What carries steps out.
+    /// Actions that carry steps out.
     ///
     /// # Errors
     /// When the node's namespace cannot be opened.

@@ -48,8 +48,8 @@ pub struct PodView {
     pub probe_ports: Option<Vec<u16>>,
     /// Name of the pod's cgroup, if not its UID (static pods).
     pub cgroup_alias: Option<String>,
-    /// What its annotation says of its capture. Nothing of what stands is read from it, only that the pod
-    /// was captured once; it is there to be corrected.
+    /// State of its capture by its annotation. Only whether the pod was captured once is read from it; it is there to
+    /// be corrected.
     pub reported: Status,
     /// Whether its labels and annotations are those that it was created with, as far as the source can
     /// tell: `false` is also "not known".

@@ -118,7 +118,7 @@ impl Cluster {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// What was reported of pods, by reason.
+    /// Events that were reported of pods, by reason.
     fn events(&self, reason: &str) -> Vec<Value> {
         let mut events = self.server.list(EVENTS);
         events.retain(|event| event["reason"] == reason);
@@ -244,8 +244,8 @@ fn after_a_reboot_the_new_sandbox_is_captured_whatever_the_annotation_says() {
     });
 }
 
-/// What a chart's role must grant, no more and no less, is what the agent of this node asks for. What it
-/// asks when it ends is looked at in `install/daemonset.rs`.
+/// Compares what the chart's role grants with what the agent of this node asks for: no more and no less. What it asks
+/// for when it ends is looked at in `install/daemonset.rs`.
 #[test]
 fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
     let mut cluster = Cluster::new();

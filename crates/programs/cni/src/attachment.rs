@@ -42,7 +42,7 @@ impl Store {
         fs::rename(&temporary, &self.0).inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
-    /// What was saved; `None` when nothing is there that can be read.
+    /// Loads the saved attachment; `None` when nothing is there that can be read.
     pub(crate) fn load(&self) -> Option<Attachment> {
         serde_json::from_slice(&fs::read(&self.0).ok()?).ok()
     }

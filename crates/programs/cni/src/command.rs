@@ -19,27 +19,27 @@ const MAX_STDIN: u64 = 4 * 1024 * 1024;
 /// Set for the plugins we call, so that we know when we are called by ourselves.
 pub(crate) const DELEGATING: &str = "AMBIT_CNI_DELEGATING";
 
-/// What the runtime sets in the environment. Empty means unset.
+/// Environment variables that the runtime sets. Empty means unset.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
-    /// `CNI_COMMAND`.
+    /// Command of the call, `CNI_COMMAND`.
     pub command: String,
-    /// `CNI_CONTAINERID`.
+    /// Id of the container, `CNI_CONTAINERID`.
     pub container_id: String,
     /// `CNI_NETNS`: path of the pod's network namespace.
     pub netns: String,
-    /// `CNI_IFNAME`.
+    /// Name of the interface, `CNI_IFNAME`.
     pub interface: String,
-    /// `CNI_PATH`.
+    /// Directories of plugins, `CNI_PATH`.
     pub path: String,
-    /// `CNI_ARGS`.
+    /// Further arguments, `CNI_ARGS`.
     pub args: String,
     /// Whether our caller is a plugin that we called.
     pub is_delegated: bool,
 }
 
 impl Environment {
-    /// That of this process.
+    /// Environment of this process.
     pub fn from_process() -> Self {
         let read = |name| {
             std::env::var_os(name)

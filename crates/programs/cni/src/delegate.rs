@@ -264,7 +264,7 @@ impl<'a> Call<'a> {
         exec::run(self.environment, &plugin.kind, &config)
     }
 
-    /// Those of the runtime's arguments that the plugin declares as capabilities.
+    /// Arguments of the runtime that the plugin declares as capabilities.
     fn runtime_config(&self, plugin: &Plugin) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(arguments) = &self.config.runtime_config else {
             return Ok(None);

@@ -24,13 +24,13 @@ pub mod code {
     pub const AGENT_FAILURE: u32 = 999;
 }
 
-/// What went wrong, for the runtime and its user.
+/// Error for the runtime and its user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}: {details}")]
 pub struct CniError {
-    /// See [`code`].
+    /// Number of the error, of [`code`].
     pub code: u32,
-    /// What failed, and for which pod.
+    /// Description of the failure, with the pod.
     pub message: String,
     /// The cause, and what to do.
     pub details: String,

@@ -88,8 +88,8 @@ fn parse(listed: ListedAddress) -> Result<PodAddress, CniError> {
     })
 }
 
-/// What to print after success: `previous` byte for byte if it is in the requested version,
-/// translated if not, and an empty result if there is none.
+/// Result to print after success: `previous` byte for byte if it is in the requested version, translated if not, and an
+/// empty result if there is none.
 pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result<String, CniError> {
     let Some(previous) = previous.filter(|raw| raw.get() != "null") else {
         return Ok(format!(

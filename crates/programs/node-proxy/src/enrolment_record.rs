@@ -93,8 +93,8 @@ fn find(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RegainError> {
     Ok(netns)
 }
 
-/// What the record says, as long as anybody wants to know: `None` until there is one. A record that cannot
-/// be read changes nothing.
+/// Follows the record as long as anybody reads the result: `None` until there is a record. A record that cannot be read
+/// changes nothing.
 pub(crate) fn follow(record: PathBuf) -> watch::Receiver<Option<Enrolled>> {
     let (sender, receiver) = watch::channel(None);
     ambit_rt::spawn_essential("record of enrolled pods", async move {

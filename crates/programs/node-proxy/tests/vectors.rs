@@ -241,7 +241,7 @@ fn form(value: &Value) -> Value {
 
 // === metrics ===
 
-/// What our families differ in from theirs, and why.
+/// Families in which ours differ from theirs, and why.
 const OUR_METRICS: [(&str, &str); 8] = [
     ("istio_on_demand_dns", "appears at the first use"),
     ("istio_crl_", "appears at the first use"),

@@ -118,7 +118,7 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
 /// The stream takes no more bytes.
 pub(super) struct Closed;
 
-/// What a closed stream means for the direction. `answered`: all that its peer had to send has come.
+/// Meaning of a closed stream for the direction. `answered`: whether everything that its peer had to send has come.
 pub(super) fn closed(
     cx: &mut Context<'_>,
     send: &mut SendStream<Piece>,

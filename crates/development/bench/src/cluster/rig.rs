@@ -66,7 +66,7 @@ impl Program {
 pub(super) struct PodPlan<'a> {
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
-    /// From 1.
+    /// Number of the node, from 1.
     pub(super) node: u8,
     /// Arguments of `ambit lab-tool`.
     pub(super) tool: Vec<String>,

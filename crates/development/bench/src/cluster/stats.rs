@@ -1,6 +1,6 @@
 //! Statistics of measured values.
 
-/// Measured values.
+/// Measured values of one quantity.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sample(Vec<f64>);
 

@@ -6,7 +6,7 @@
 
 use comfy_table::{ContentArrangement, Table};
 
-/// One scenario.
+/// Results of one scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(super) scenario: &'static str,

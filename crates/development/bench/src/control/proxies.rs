@@ -43,7 +43,7 @@ const WINDOW: u32 = 1 << 20;
 pub(super) struct Totals {
     /// Bytes that arrived at sockets.
     pub(super) bytes: AtomicU64,
-    /// Delta responses.
+    /// Number of delta responses.
     pub(super) pushes: AtomicU64,
     /// Proxies that have their first state.
     pub(super) synced: AtomicU32,

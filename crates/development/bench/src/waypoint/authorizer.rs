@@ -41,7 +41,7 @@ spec:
     ))
 }
 
-/// Envoy's filter.
+/// Filter of Envoy.
 pub(super) fn question() -> Value {
     json!({
         "transport_api_version": "V3",

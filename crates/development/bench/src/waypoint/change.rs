@@ -12,7 +12,7 @@ use super::{Bench, ENVOY, OURS, Side, manifests, table::Row};
 
 /// So many changes each, of which the median counts.
 const CHANGES: usize = 20;
-/// What a change may take at most.
+/// Longest time that a change may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Both, alternately. Ours begins with a manifest that changes and goes through the control plane; Envoy reads

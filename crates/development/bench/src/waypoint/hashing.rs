@@ -112,7 +112,7 @@ end\n"
     Ok(arguments)
 }
 
-/// Envoy's route.
+/// Route of Envoy.
 pub(super) fn to() -> Value {
     json!({
         "cluster": HOST,

@@ -15,7 +15,7 @@ pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
     with_step(envoy, "plugin that touches headers", Step::Plugin)
 }
 
-/// What our waypoint is told; the module is put into the directory.
+/// Manifests for our waypoint; the module is put into the directory.
 pub(super) fn manifests(directory: &Path) -> Result<String> {
     let path = directory.join(FILE);
     fs::write(&path, wat::parse_str(MODULE)?)?;
@@ -34,7 +34,7 @@ spec:
     ))
 }
 
-/// Envoy's filter.
+/// Filter of Envoy.
 pub(super) fn of_envoy(directory: &Path) -> Value {
     json!({"config": {
         "name": "headers",

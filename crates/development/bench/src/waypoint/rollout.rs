@@ -58,7 +58,7 @@ fn roll(bench: &Bench, side: Side, revision: usize) -> Result<HttpLoad> {
     })
 }
 
-/// Those of the waypoint, by their names.
+/// Names of the waypoint's pods.
 fn pods(bench: &Bench, side: Side) -> Result<BTreeSet<String>> {
     let status = bench.rig.until("pods are known", |_| true)?;
     let of_namespace = status

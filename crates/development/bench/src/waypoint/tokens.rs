@@ -50,7 +50,7 @@ fn key_set() -> Result<String> {
     Ok(keys.to_string())
 }
 
-/// What our waypoint is told.
+/// Manifests for our waypoint.
 pub(super) fn manifests() -> Result<String> {
     let gateway = OURS.name;
     let target = format!("{{group: gateway.networking.k8s.io, kind: Gateway, name: {gateway}}}");
@@ -85,7 +85,7 @@ pub(super) fn arguments(algorithm: Algorithm) -> Result<Vec<String>> {
     Ok(vec!["-H".into(), format!("Authorization: Bearer {token}")])
 }
 
-/// Envoy's filter.
+/// Filter of Envoy.
 pub(super) fn verification() -> Result<Value> {
     Ok(json!({
         "providers": {"tokens": {

@@ -46,7 +46,7 @@ spec: {{tracing: [{{providers: [{{name: spans}}], randomSamplingPercentage: {per
     ))
 }
 
-/// Envoy's tracer.
+/// Tracer of Envoy.
 pub(super) fn tracer(percentage: u32) -> Value {
     json!({
         "random_sampling": {"value": percentage},

@@ -65,7 +65,7 @@ fn captured_pods_talk_tls_alone_over_flannel() {
     mesh.until_installed();
 }
 
-/// What becomes of kubelet's probes where only mutual TLS is accepted.
+/// Fate of kubelet's probes where only mutual TLS is accepted.
 #[derive(Clone, Copy)]
 enum Probes {
     Exempt,

@@ -75,7 +75,7 @@ impl<'a> Covered<'a> {
     }
 }
 
-/// Who called, as the server saw it.
+/// Address of the caller, as the server saw it.
 fn caller(answer: &str) -> Option<std::net::IpAddr> {
     let (_, rest) = answer.split_once("called by ")?;
     rest.split_whitespace().next()?.parse().ok()

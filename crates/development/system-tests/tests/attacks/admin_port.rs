@@ -8,7 +8,7 @@ use ambit_system_tests::{IpFamily, Mesh, Options, Place, is_whole, options, with
 
 const PORT: u16 = 15000;
 
-/// What comes back; nothing without a connection.
+/// Response of an admin port; nothing without a connection.
 fn ask(mesh: &Mesh, from: &Place, ip: IpAddr, method: &str, path: &str, headers: &str) -> String {
     let request = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
     let connection = mesh.dial_from(from.clone(), SocketAddr::new(ip, PORT));

@@ -18,7 +18,7 @@ const CONTROL: [u8; 4] = [172, 18, 0, 2];
 /// Threads of the attacker: its connections are more than fit into the listener's queue beside handshakes.
 const THREADS: usize = 8;
 const HELD_BY_EACH: usize = 200;
-/// It has reached its full rate when it has opened so many.
+/// Number of connections from which on it is at its full rate.
 const MANY: usize = 1000;
 
 /// Holds idle connections to the control plane, from a pod, until this is dropped; a closed one is

@@ -15,7 +15,7 @@ const PROBE_PORT: u16 = 8080;
 const OTHER_PORT: u16 = 8081;
 const MARKER: &str = "plain-marker";
 
-/// What protects a namespace's server, and the path that its policy refuses to callers without identity.
+/// Policies that protect a namespace's server, with the path that they refuse to callers without identity.
 const POLICIES: [(&str, &str); 3] = [
     (
         "strict",
@@ -84,7 +84,7 @@ spec:
     )
 }
 
-/// Who calls from the node's network namespace.
+/// Caller in the node's network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
     /// A process of the node itself, as kubelet is: root.
@@ -323,7 +323,7 @@ spec:
         assert!(!is_ready("far"));
     }
 
-    /// Who is served where, as a table: namespace, address, caller, port.
+    /// Asserts who is served where, as a table: namespace, address, caller, port.
     fn assert_served(&self, expected: impl Fn(Caller, u16) -> bool + Sync) {
         let wrong = std::sync::Mutex::new(Vec::new());
         let look = |namespace: &str, ip: IpAddr| {

@@ -475,7 +475,8 @@ fn attachments_of_services_hold_on_every_way() {
     another_waypoint(&scene, &other_network);
 }
 
-/// What the waypoint of a Service has judged goes on to a pod behind another one; who passes by it does not.
+/// Checks a pod behind another waypoint: requests that the Service's waypoint has allowed go on to it, and those that
+/// bypass that waypoint do not.
 fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     let mesh = &scene.mesh;
     mesh.apply("far", FAR);

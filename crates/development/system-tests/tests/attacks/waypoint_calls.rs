@@ -25,8 +25,8 @@ kind: Namespace
 metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
 ";
 
-/// What guards the services of `bank`: the vault's node proxy lets in whoever has the waypoint's own identity, as one that
-/// is behind a waypoint does; the waypoint lets tellers call the ledger.
+/// Policies that guard the services of `bank`: the vault's node proxy allows whoever has the waypoint's own identity,
+/// as one that is behind a waypoint does; the waypoint lets tellers call the ledger.
 const POLICIES: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy

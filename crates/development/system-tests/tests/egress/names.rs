@@ -15,7 +15,7 @@ const PORT: u16 = 8080;
 /// Seconds that answers are good.
 const TTL: u32 = 1;
 
-/// What a name gets.
+/// Result of a request for a name.
 #[derive(Clone)]
 enum Said {
     Addresses(Vec<Ipv4Addr>),

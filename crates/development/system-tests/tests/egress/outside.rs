@@ -59,11 +59,11 @@ impl Authority {
     }
 }
 
-/// What of a server of TLS is up to the test.
+/// Settings of a server of TLS that are up to the test.
 pub(crate) struct Outside<'a> {
     pub(crate) port: u16,
     pub(crate) signed: &'a Signed,
-    /// Who has to have signed the certificates of clients.
+    /// Authority that has to have signed the certificates of clients.
     pub(crate) clients: Option<&'a Authority>,
 }
 
@@ -219,7 +219,7 @@ spec:
     )
 }
 
-/// What a pod is answered for a host at an address of an entry; nothing if the connection is closed before.
+/// Response to a pod for a host at an address of an entry; nothing if the connection is closed before.
 pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
     let to = format!("{PREFIX}.{address}:80").parse().unwrap();
     let request = format!("GET /of/it HTTP/1.1\r\nHost: {host}\r\n\r\n");
@@ -242,7 +242,7 @@ pub(crate) fn until_answer(mesh: &Mesh, pod: &str, address: u8, host: &str, text
     answer
 }
 
-/// What the waypoint has logged.
+/// Access log of the waypoint.
 pub(crate) fn log(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods.into_iter();
     let mut of_it = pods.filter(|pod| pod.namespace == "egress");

@@ -23,7 +23,7 @@ spec:
     )
 }
 
-/// What a pod is answered at an address: nothing if it is not let through.
+/// Response to a pod at an address: nothing if it is not let through.
 fn ask(mesh: &Mesh, pod: &str, to: &str) -> String {
     let Ok(mut connection) = mesh.dial(pod, to.parse().unwrap()) else {
         return String::new();

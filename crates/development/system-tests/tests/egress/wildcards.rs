@@ -203,7 +203,7 @@ fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// What a server answers over TLS; `to` is an address below [`PREFIX`] and a port.
+/// Response of a server over TLS; `to` is an address below [`PREFIX`] and a port.
 fn secured_at(
     mesh: &Mesh,
     config: &Arc<ClientConfig>,

@@ -139,7 +139,7 @@ spec:
         self.mesh.get("shop/waypoint", url).body
     }
 
-    /// What the waypoint knows of a plugin; null if nothing.
+    /// State of a plugin in the waypoint; null if it has none.
     pub(crate) fn known(&self, name: &str) -> serde_json::Value {
         let dump = self.dump();
         // After the status.

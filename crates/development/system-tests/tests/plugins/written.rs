@@ -20,7 +20,7 @@ const HOSTILE: &str = r#"(module
         (if (i32.eqz (call $get (i32.const 0) (i32.const 32) (i32.const 6) (i32.const 0) (i32.const 4)))
             (then (loop (br 0))))
         (i32.const 0)))"#;
-/// Never starts.
+/// Module that never starts.
 const ENDLESS: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))

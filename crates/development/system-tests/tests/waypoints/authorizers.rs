@@ -14,7 +14,7 @@ const GRPC: u16 = 9000;
 /// One that denies everything.
 const OTHER: u16 = 9001;
 const HTTP: u16 = 8000;
-/// What it was asked.
+/// Port at which a provider shows its checks.
 const ASKED: u16 = 9002;
 
 /// Objects, as a file of manifests.
@@ -106,7 +106,8 @@ impl Scene {
         Self { mesh }
     }
 
-    /// What a pod is answered to a request: `status`, `headers`, `body`, and `heard`, what the application was sent.
+    /// Response of a pod to a request: `status`, `headers`, `body`, and `heard`, which is the request that the
+    /// application received.
     fn ask(&self, pod: &str, service: SocketAddr, request: &Value) -> Value {
         let (program, service) = (provider_program(), service.to_string());
         let command = [program.as_str(), "ask", &service, &request.to_string()];
@@ -116,7 +117,7 @@ impl Scene {
             .unwrap_or_else(|_| json!({"status": 0, "body": output.stdout + &output.stderr}))
     }
 
-    /// What a provider was asked since the last time, as JSON.
+    /// Checks that a provider was sent since the last time, as JSON.
     fn asked(&self, from: &str, provider: &str) -> Vec<Value> {
         let status = self.mesh.client().status().expect("the lab answers");
         let ip = find(&status, provider).and_then(|pod| pod.ips.first().copied());
@@ -148,7 +149,7 @@ fn get(target: &str, headers: &[(&str, &str)]) -> Value {
     json!({"method": "GET", "target": target, "host": "app.shop", "headers": headers})
 }
 
-/// What the header says by which a request decides what it is answered.
+/// Value of the header by which a request decides how it is answered.
 fn answer(of: &Value) -> String {
     of.as_str().map_or_else(|| of.to_string(), str::to_owned)
 }

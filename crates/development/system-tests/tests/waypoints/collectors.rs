@@ -35,7 +35,7 @@ data:
     - {name: line, envoyFileAccessLog: {path: /dev/stdout, logFormat: {text: \"told %BYTES_RECEIVED% %RESPONSE_CODE% %PROTOCOL% %UPSTREAM_CLUSTER% %DOWNSTREAM_PEER_URI_SAN% %CONNECTION_TERMINATION_DETAILS%\\n\"}}}
 ";
 
-/// What the collector makes of what it is told.
+/// Behaviour of the collector.
 #[derive(Clone, Copy)]
 enum Answers {
     Takes,
@@ -104,7 +104,7 @@ impl Scene {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// What a client hears.
+    /// Response to a client.
     fn ask(&self, path: &str, headers: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let service = self.mesh.service("app.shop.svc", 80);

@@ -77,7 +77,7 @@ pub(crate) struct Load<'a> {
     pub(crate) progress: Progress,
     /// Requests whose connection was closed or reset before they were answered.
     pub(crate) broken: AtomicUsize,
-    /// What must not happen at all.
+    /// Failures, none of which may happen.
     pub(crate) failures: Mutex<Vec<String>>,
 }
 

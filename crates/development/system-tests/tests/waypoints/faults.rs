@@ -94,7 +94,7 @@ impl Scene {
         assert_eq!(said.matches("killed").count(), 1, "{said}");
     }
 
-    /// What was seen on its way to the pod's application or proxy.
+    /// Flows that were seen on their way to the pod's application or proxy.
     fn seen(&self, capture: Capture) -> Vec<FlowReport> {
         let reports = capture.finish().reports();
         let to_pod = reports.into_iter().filter(|report| {
@@ -262,7 +262,7 @@ fn what_is_killed_while_the_control_plane_is_away_goes_on_with_what_it_knew() {
     scene.until_all_work("after the service has its endpoint again");
 }
 
-/// What the first test sees where there is nothing to see.
+/// Shows that the capture of the first test sees direct requests where there is no Gateway.
 #[test]
 fn without_a_gateway_the_same_capture_sees_direct_requests() {
     let scene = Scene::new(&format!("{PAIR}{SERVICE}"));

@@ -158,7 +158,7 @@ impl Scene {
         self.mesh.client().log_text(source).unwrap_or_default()
     }
 
-    /// What the rate-limit service was asked.
+    /// Requests that the rate-limit service was sent.
     fn questions(&self) -> Vec<Value> {
         let log = self.log("shop/limits");
         let lines = log.lines();

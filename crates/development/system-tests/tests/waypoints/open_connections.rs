@@ -16,7 +16,7 @@ spec:
     to: [{operation: {ports: ['9000']}}]
 ";
 
-/// What the server's node proxy knows of the rules at the server's waypoint.
+/// Rules at the server's waypoint as the server's node proxy has them.
 fn rules(mesh: &Mesh) -> Option<usize> {
     let dump = mesh.proxy_dump("node-2");
     let workloads = dump.pointer("/workloads")?.as_array()?;

@@ -36,7 +36,7 @@ impl Progress {
     }
 }
 
-/// See [`Progress::stop_at_end`].
+/// Flag of [`Progress::stop_at_end`].
 pub(crate) struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -123,7 +123,7 @@ fn what_is_not_http_is_passed_through_whoever_begins() {
     tls.say(&"\u{17}\u{3}\u{3}".repeat(1000)).unwrap();
 }
 
-/// What an application that speaks TLS for itself says to a client that wants it by name.
+/// Response of an application that speaks TLS for itself to a client that calls it by name.
 fn secured(
     stream: std::net::TcpStream,
     config: &Arc<rustls::ClientConfig>,

@@ -98,7 +98,7 @@ fn until_asked(mesh: &Mesh, address: SocketAddr, path: &str, expected: &str) {
     });
 }
 
-/// What the other end of a connection says first; `None` if it is refused.
+/// First bytes of the other end of a connection; `None` if it is refused.
 fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
     let mut connection = mesh.dial("shop/client", address).ok()?;
     let greeting = connection.raw(b"", |greeting| greeting.ends_with('\n'));

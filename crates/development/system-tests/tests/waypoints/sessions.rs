@@ -137,7 +137,7 @@ impl Scene {
         }
     }
 
-    /// Who answers a dozen requests.
+    /// Pods that answer a dozen requests.
     fn all(&self, path: &str, headers: &str) -> BTreeSet<String> {
         let asked = (0..12).map(|_| self.ask(path, headers).from);
         asked.collect()

@@ -91,7 +91,7 @@ fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     });
 }
 
-/// What the application says that a name leads to; nothing if the connection is closed before there is one.
+/// Name of the application that a server name is routed to; nothing if the connection is closed before there is one.
 fn asked(
     mesh: &Mesh,
     address: SocketAddr,

@@ -53,7 +53,7 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// What a server of WebSocket shows that it has understood by.
+/// Accept value of a WebSocket server for a key.
 fn accept(head: &str) -> String {
     let lines = head.lines();
     let mut keys = lines.filter_map(|line| {

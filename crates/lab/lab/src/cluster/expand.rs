@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 /// A pod that should exist.
 pub(super) struct Desired {
     pub(super) pod: Arc<Pod>,
-    /// What asks for it, if it is not in the manifests itself.
+    /// Deployment that the pod belongs to, if the pod is not in the manifests itself.
     pub(super) deployment: Option<Asking>,
 }
 

@@ -42,7 +42,7 @@ pub(super) fn of_policies(object: &Object) -> Option<Value> {
     Some(value)
 }
 
-/// What an object does not say is not in its manifest; to say null is refused.
+/// Removes members that are null: the manifest of an object leaves out what the object does not set.
 fn leave_out_nulls(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -95,8 +95,8 @@ pub(super) fn service(key: &ObjectKey, whole: Option<Value>, ips: &[IpAddr]) -> 
     value
 }
 
-/// What the deployment controller says of a Gateway whose service is called `host`; `has_been_ready`: that it says where
-/// the waypoint is, which it does from its first readiness on.
+/// Gateway with the status that the control plane gives one whose service is called `host`; `has_been_ready`: whether
+/// the status has the address, which it has from the first readiness on.
 pub(super) fn gateway(
     key: &ObjectKey,
     host: &str,

@@ -11,16 +11,16 @@ use super::SYSTEM;
 /// The revision of the lab's control plane.
 const REVISION: &str = "default";
 
-/// What is made for Gateways.
+/// Objects that are made for Gateways.
 pub(super) struct Waypoints {
     settings: Option<Settings>,
-    /// The objects.
+    /// Objects by key.
     pub(super) made: BTreeMap<ObjectKey, Made>,
     /// The Gateways that have a waypoint.
     pub(super) gateways: BTreeSet<ObjectKey>,
     /// Gateways that have none as they are written now, and why. Some have one as they were written before.
     pub(super) problems: BTreeMap<ObjectKey, Problem>,
-    /// Those that ask for an autoscaler, which a lab has not.
+    /// Gateways that ask for an autoscaler, which a lab does not have.
     pub(super) autoscaled: BTreeSet<ObjectKey>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Problem {
     pub(super) why: String,
 }
 
-/// One object.
+/// One object of a Gateway.
 #[derive(Clone)]
 pub(super) struct Made {
     /// The Gateway that it is for.

@@ -23,7 +23,7 @@ const GUARD_INPUT: &str = "guard-input";
 const GUARD_FORWARD: &str = "guard-forward";
 const GUARD_OUTPUT: &str = "guard-output";
 
-/// `RTN_LOCAL`.
+/// Type of local addresses, `RTN_LOCAL`.
 const ADDRESS_LOCAL: u32 = 2;
 /// Index of loopback: the same in every namespace.
 const LOOPBACK: u32 = 1;

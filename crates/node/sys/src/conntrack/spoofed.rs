@@ -14,7 +14,7 @@ use rustix::net::netlink;
 use super::{GENMSG, GET, NEW, ORIGINAL, REPLY, TCP, in_use, liberal};
 use crate::netlink::{Attrs, CREATE, EXCLUSIVE, Socket, attr, u32_be};
 
-/// `CTA_*`.
+/// Attribute of the mark, `CTA_MARK`.
 const MARK: u16 = 8;
 const ZONE: u16 = 18;
 

@@ -35,9 +35,9 @@ pub(super) const fn register_beside(family: Family) -> u32 {
 pub(super) const VERDICT_REGISTER: u32 = 0;
 pub(super) const ACCEPT: u32 = 1;
 pub(super) const DROP: u32 = 0;
-/// `NFT_SOCKET_CGROUPV2`.
+/// Key of sockets' cgroups, `NFT_SOCKET_CGROUPV2`.
 pub(super) const SOCKET_CGROUP: u32 = 3;
-/// `NFT_REJECT_TCP_RST`.
+/// Rejection by a TCP reset, `NFT_REJECT_TCP_RST`.
 pub(super) const TCP_RESET: u32 = 1;
 /// `NFT_FIB_RESULT_ADDRTYPE` and `NFTA_FIB_F_DADDR`.
 pub(super) const ADDRESS_TYPE: u32 = 3;

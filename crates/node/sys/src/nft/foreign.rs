@@ -27,7 +27,7 @@ struct Chain {
     family: u8,
     table: String,
     name: String,
-    /// It is not a base chain, or its policy is to accept.
+    /// Whether it is no base chain, or its policy is to accept.
     is_neutral: bool,
 }
 

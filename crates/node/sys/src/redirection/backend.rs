@@ -16,7 +16,7 @@ use crate::{
 /// Another process may be changing the same table at the same time: then read it and try again.
 const ATTEMPTS: usize = 5;
 
-/// See the module.
+/// Backend of a redirection, as described for the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RedirectionBackend(Backend);
 

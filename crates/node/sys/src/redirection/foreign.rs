@@ -18,7 +18,7 @@ use crate::{
 /// Another process may be changing the same tables at the same time: then read them and try again.
 const ATTEMPTS: usize = 5;
 
-/// What was found.
+/// Rules of another agent that were found.
 #[derive(Debug, Default)]
 pub(super) struct Foreign {
     nftables: Found,

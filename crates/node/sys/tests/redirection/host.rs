@@ -381,7 +381,7 @@ fn exempt_connections_are_counted() {
     }
 }
 
-/// What an agent before ports were known has left: every port of a pod, for every user.
+/// Rules of an agent from before ports were known: every port of a pod, for every user.
 fn leave_rules_of_an_earlier_agent(node: &ambit_sys::netns::Netns, backend: Backend) {
     let script = match backend {
         Backend::Nftables => format!(

@@ -18,7 +18,7 @@ const FRAGMENT: u8 = 44;
 /// How a packet's bytes are brought to the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapping {
-    /// One packet.
+    /// One unfragmented packet.
     Plain,
     /// Two fragments; the first ends before the flags.
     TinyFragments,
@@ -107,7 +107,7 @@ impl Segment {
         out
     }
 
-    /// What goes to the wire, IP headers included.
+    /// Bytes for the wire, IP headers included.
     fn packets(&self, id: u16) -> Vec<Vec<u8>> {
         if self.wrapping == Wrapping::Quoted {
             return vec![self.error()];

@@ -928,8 +928,8 @@ fn any_move() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// Whatever happened in whatever order: once nothing fails any more, the pod is where its
-    /// labels say, in its newest namespace, and every call has one answer.
+    /// Ends in the same state after any events in any order: once nothing fails any more, the pod is where its labels
+    /// say, in its newest namespace, and every call has one answer.
     #[test]
     fn every_order_of_events_ends_where_the_labels_say(
         moves in proptest::collection::vec(any_move(), 0..40),

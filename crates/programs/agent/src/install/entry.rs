@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::membership_copy;
 
-/// What a runtime may hand to plugins that ask for it. All of it is asked for, so that a primary CNI
-/// that begins to want one of them gets it before our file is written again.
+/// Capabilities that a runtime may hand to plugins that ask for them. All are asked for, so that a primary CNI that
+/// begins to want one of them gets it before our file is written again.
 const CAPABILITIES: [&str; 10] = [
     "aliases",
     "bandwidth",
@@ -34,7 +34,7 @@ const PORT_MAPPINGS: &str = "portMappings";
 pub struct Entry {
     /// Log level of the plugin.
     pub log_level: String,
-    /// This agent's run directory, the same here and on the node.
+    /// Run directory of the agent, the same here and on the node.
     pub run_dir: PathBuf,
     /// Namespaces outside the mesh whatever the agent says.
     pub exclude_namespaces: Vec<String>,

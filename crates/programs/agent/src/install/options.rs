@@ -64,7 +64,7 @@ pub struct InstallArgs {
     /// Let the group read configurations of ours.
     #[arg(long, env = "CNI_CONF_GROUP_READ", action = ArgAction::Set, default_value_t = false)]
     pub cni_conf_group_read: bool,
-    /// What is worth a line in the plugin's log: debug, info, warn or error.
+    /// Lowest level of lines in the plugin's log: debug, info, warn or error.
     #[arg(long, env = "PLUGIN_LOG_LEVEL", default_value = "info")]
     pub plugin_log_level: String,
     /// How long a mesh pod's start is held while the agent is away, in seconds.

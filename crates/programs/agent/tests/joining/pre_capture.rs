@@ -62,7 +62,7 @@ impl Pair {
     }
 }
 
-/// What a pod has open before it is captured.
+/// Connections that a pod has open before it is captured.
 struct Open {
     outbound: Pair,
     inbound: Pair,

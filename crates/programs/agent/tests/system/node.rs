@@ -98,7 +98,7 @@ impl Node {
         self.agent.take().unwrap()
     }
 
-    /// kill -9.
+    /// Kills the agent by signal 9.
     pub fn kill_agent(&mut self) {
         let mut agent = self.agent.take().unwrap();
         agent.kill().unwrap();

@@ -16,7 +16,7 @@ use ambit_wire::zds_codec;
 use ambit_zds::{MAX_RECORD, ProxyEffect, ProxyEvent, ProxySide, WorkloadInfo};
 use tokio::sync::oneshot;
 
-/// What the proxy has been ordered, seen from outside.
+/// Orders that the proxy has received, seen from outside.
 #[derive(Default)]
 pub struct Seen {
     /// Pods it would serve now.

@@ -155,7 +155,7 @@ async fn tunnel_as(
     connection
 }
 
-/// What the answer to a CONNECT to the server is.
+/// Response to a CONNECT to the server.
 async fn ask(
     connection: &client::ClientConnection,
     headers: HeaderMap,
@@ -257,7 +257,7 @@ impl Scene {
         self.mesh.nodes[0].publish(Update::Workload(Box::new(direct_record())));
     }
 
-    /// Everybody does.
+    /// Has everybody sent through the waypoint.
     fn enforce_for_all(&self) {
         self.mesh.publish_workload(server_record());
     }

@@ -145,7 +145,7 @@ impl PodHost {
     }
 }
 
-/// The bridge.
+/// Network and proxies of a test.
 pub(crate) struct Mesh {
     pub(crate) pki: Arc<Pki>,
     pub(crate) nodes: Vec<Node>,

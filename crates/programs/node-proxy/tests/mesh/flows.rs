@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, PodHost, line, rest};
 
-/// What the server saw as the client's address; the connection works both ways.
+/// Address of the client as the server sees it; the connection works both ways.
 async fn seen(client: &PodHost, to: SocketAddr) -> String {
     let mut stream = client.connect(to).await.unwrap();
     let seen = line(&mut stream).await.unwrap();

@@ -71,7 +71,7 @@ fn server_record() -> Workload {
     build::endpoint_of(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
 }
 
-/// What the waypoint receives before the connection's first byte.
+/// Header that the waypoint receives before the connection's first byte.
 async fn header(stream: &mut TcpStream) -> ProxyHeader {
     let mut bytes = Vec::new();
     loop {

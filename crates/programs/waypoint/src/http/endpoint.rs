@@ -75,8 +75,8 @@ impl DestinationDecision {
     }
 }
 
-/// What an answer, or none, means for the endpoint; `None` if it may be the client's doing. Without a body nothing of it
-/// can be.
+/// Outcome of an attempt for the endpoint, by its response or failure; `None` if it may be the client's doing, which it
+/// cannot be without a body.
 pub(super) fn outcome(result: Result<StatusCode, &Broken>, has_body: bool) -> Option<Outcome> {
     match result {
         // The client's budget has no room, which is nothing of the endpoint's.

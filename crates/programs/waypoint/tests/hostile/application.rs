@@ -68,7 +68,7 @@ impl Strict {
         }
     }
 
-    /// What has come since the last call.
+    /// Requests that have come since the last call.
     pub(crate) fn received(&mut self) -> Vec<Received> {
         std::iter::from_fn(|| self.received.try_recv().ok()).collect()
     }

@@ -17,7 +17,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// What only proxies of the mesh may say.
+/// Headers that only proxies of the mesh may send.
 const NAMES: &[&str] = &[
     "client-cert",
     "client-cert-chain",
@@ -30,7 +30,7 @@ const NAMES: &[&str] = &[
     "x-envoy-peer-metadata-id",
 ];
 
-/// What clients may say, but not in the spelling that is a second variable of the same name.
+/// Headers that clients may send, but not in the spelling that is a second variable of the same name.
 const FORWARDING: &[&str] = &[
     "x-forwarded-for",
     "x-forwarded-proto",

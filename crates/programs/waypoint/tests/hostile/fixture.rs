@@ -51,7 +51,7 @@ pub(crate) const HTTP2: u16 = 81;
 pub(crate) const UNDECLARED: u16 = 82;
 pub(crate) const TCP: u16 = 83;
 
-/// What all waypoints of this process log.
+/// Log of all waypoints of this process.
 static LOG: LazyLock<Log> = LazyLock::new(|| {
     let log = Log::default();
     logging::init_with(LogFormat::Text, "info", log.clone()).unwrap();
@@ -169,13 +169,13 @@ impl World {
         world
     }
 
-    /// What the control plane says of a pod or an endpoint.
+    /// Publishes a pod or an endpoint, as the control plane does.
     pub(crate) fn workload(&self, workload: ambit_model::Workload) {
         let update = Update::Workload(Box::new(workload));
         self.state.apply(&mut vec![update]);
     }
 
-    /// What the control plane says of the waypoint.
+    /// Publishes a record of the waypoint, as the control plane does.
     pub(crate) fn publish(&self, update: WaypointUpdate) {
         self.published.apply([update]);
     }
@@ -371,7 +371,7 @@ impl World {
         self.count("istio_requests_total", &[])
     }
 
-    /// What is scraped.
+    /// Metrics of the waypoint as they are scraped.
     pub(crate) fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
@@ -427,7 +427,7 @@ impl Client {
         Ok(tunnel.into_io())
     }
 
-    /// What comes back for bytes, up to the end; a reset ends it too.
+    /// Response to bytes, up to the end; a reset ends it too.
     pub(crate) async fn say(&self, to: &str, port: u16, bytes: &[u8]) -> Said {
         let mut tunnel = self.tunnel(to, port).await;
         // Whoever is cut off while it speaks still reads why.
@@ -452,7 +452,7 @@ pub(crate) async fn heard(mut tunnel: TunnelIo) -> Said {
     Said { bytes, ended }
 }
 
-/// What came back.
+/// Response of the waypoint.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) bytes: Vec<u8>,

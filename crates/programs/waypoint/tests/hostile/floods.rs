@@ -262,7 +262,7 @@ fn mib(bytes: u64) -> String {
     format!("{}.{}", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20)
 }
 
-/// What came of floods.
+/// Measurements of floods.
 struct Measured {
     sent: u64,
     /// By which the process grew.

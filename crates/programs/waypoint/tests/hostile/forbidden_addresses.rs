@@ -31,7 +31,7 @@ const TARGET: &str = "10.0.0.2";
 /// Where tunnels end.
 const HBONE: u16 = 15008;
 
-/// What makes the waypoint call the target.
+/// Feature that makes the waypoint call the target.
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     Endpoint,

@@ -12,10 +12,10 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// What precedes headers.
+/// Bytes that precede headers.
 const BEGIN: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n";
 
-/// What is to become of some bytes.
+/// Expected outcome for some bytes.
 enum Outcome {
     /// As many well-formed requests, all answered by the application, with these bodies.
     Served(&'static [&'static str]),

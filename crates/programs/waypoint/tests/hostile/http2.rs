@@ -45,7 +45,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// What an attacker sends: once, and then with numbers from one on until it is cut off, or has sent enough.
+/// Frames of an attacker: once, and then with numbers from one on until it is cut off, or has sent enough.
 struct Attack {
     what: &'static str,
     first: Vec<u8>,
@@ -166,7 +166,7 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
     ]
 }
 
-/// What the other end said of errors.
+/// Errors that the other end has sent.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     pub(crate) goaway: Option<u32>,

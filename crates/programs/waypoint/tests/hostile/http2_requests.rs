@@ -34,7 +34,7 @@ enum Change {
 
 use Change::{Add, Body, First, LateBody, OpenTrailer, Set, Trailer, Without};
 
-/// What the application receives.
+/// Request that the application receives.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     Nothing,

@@ -81,7 +81,7 @@ async fn an_upload_of_http2_that_stops_is_answered_with_408() {
     until("the application is rid of it", || ended.load(Relaxed) == 1).await;
 }
 
-/// What a client gets of a response that stops until the test lets it go on, after another one has been given up.
+/// Response that a client gets which stops until the test lets it go on, after another one has been given up.
 async fn resumed(world: &World, given_up: &AtomicUsize, response: &'static str) -> (String, bool) {
     let resume = Arc::new(Notify::new());
     let resumed = resume.clone();

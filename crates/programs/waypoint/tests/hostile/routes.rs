@@ -164,7 +164,7 @@ impl Scene {
         self.world.publish(update);
     }
 
-    /// What becomes of a request of HTTP/1.1: its status and location, or who gets it, with what for target and host.
+    /// Result of a request of HTTP/1.1: its status and location, or the application that gets it, with target and host.
     pub(crate) async fn ask(&mut self, target: &str, host: &str) -> String {
         let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         let said = self.client.say(VIP, HTTP1, request.as_bytes()).await;
@@ -182,7 +182,7 @@ impl Scene {
         }
     }
 
-    /// What applications have got since the last time.
+    /// Requests that applications have received since the last time.
     pub(crate) fn got(&mut self) -> Vec<String> {
         let each = [("web", &mut self.web), ("back", &mut self.back)];
         let all = each.into_iter().flat_map(|(name, application)| {

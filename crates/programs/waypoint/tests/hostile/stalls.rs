@@ -198,7 +198,7 @@ async fn unread_uploads_hold_up_nobody_else() {
     .await;
 }
 
-/// What the application of a service sees of the end of one request, with a stall timeout of a second.
+/// End of one request as the application of a service sees it, with a stall timeout of a second.
 async fn stalled(response: &'static [u8]) -> (World, Arc<AtomicUsize>) {
     let world = World::with_env(&[("AMBIT_STREAM_STALL_TIMEOUT", "1s")]).await;
     let ended = Arc::new(AtomicUsize::new(0));

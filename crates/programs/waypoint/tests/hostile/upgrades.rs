@@ -17,7 +17,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// What an application read: heads of requests, and what came after it had switched.
+/// Bytes that an application has read: heads of requests, and what came after it had switched.
 type Read = Arc<Mutex<Vec<String>>>;
 
 /// The next head, with the body that its length tells of.
@@ -38,7 +38,7 @@ async fn next(stream: &mut TcpStream) -> Option<String> {
 /// The key of the requests here, but for those that have none that is valid.
 const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
 
-/// What a server of WebSocket shows that it has understood by, if a head has a key. It may be in lower case here.
+/// Accept value of a WebSocket server for the key of a head, if it has one. It may be in lower case here.
 fn accept(head: &str) -> String {
     let lower = KEY.to_ascii_lowercase();
     let Some((_, key)) = head

@@ -68,7 +68,7 @@ fn is_silent(pipe: &mut DuplexStream) -> bool {
         .is_pending()
 }
 
-/// What an application sent before its connection was reset.
+/// Bytes that an application sent before its connection was reset.
 struct Crashed(&'static [u8]);
 
 impl Socket for Crashed {}

@@ -215,7 +215,7 @@ impl Files {
 }
 
 impl Work {
-    /// What it calls, or sends to, besides the pod.
+    /// Cluster that it calls, or sends to, besides the pod.
     fn callee(self, address: Option<&str>) -> Option<Value> {
         let (name, port) = match self.step? {
             Step::Trace(_) => (tracing::PLACE.1, tracing::PORT),
@@ -294,7 +294,7 @@ fn cluster(name: &str, address: &Value) -> Value {
     cluster_of(name, std::slice::from_ref(address))
 }
 
-/// What is called over gRPC.
+/// Cluster that is called over gRPC.
 fn callee_cluster(name: &str, address: &str, port: u16) -> Value {
     let mut cluster = cluster(name, &socket(address, port));
     cluster["typed_extension_protocol_options"] =
@@ -319,7 +319,7 @@ fn internal(name: &str, listener: &str) -> Value {
     cluster
 }
 
-/// What opens tunnels to a port of the pod.
+/// Cluster that opens tunnels to a port of the pod.
 fn to_tunnel(backend: &str, port: u16) -> Value {
     let proxy = json!({
         "stat_prefix": "tunnel",

@@ -67,7 +67,7 @@ fn an_autoscaler_of_the_parameters_decides_how_many_pods_a_waypoint_has() {
     assert!(!scaled.contains("from 1"), "{scaled}");
 }
 
-/// What happened to the number of a waypoint's pods.
+/// Events about the number of a waypoint's pods.
 fn scalings(waypoint: &Waypoint<'_>) -> String {
     waypoint.kubectl(&[
         "get",

@@ -49,7 +49,7 @@ fn restart(waypoint: &Waypoint<'_>) {
     waypoint.kubectl(&["rollout", "restart", "deployment/waypoint"]);
 }
 
-/// What is asked for explicitly is given to the pods, too.
+/// Changes the waypoint in a setting that its pods get, too.
 fn change(waypoint: &Waypoint<'_>) {
     let infrastructure = json!({"annotations": {"example.com/note": "changed"}});
     waypoint.patch(&json!({"spec": {"infrastructure": infrastructure}}));

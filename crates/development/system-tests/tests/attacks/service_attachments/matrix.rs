@@ -166,8 +166,8 @@ fn runtime() -> Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// What each attachable kind makes of one caller's requests on one path, by both protocols. `asked` is where the CUSTOM
-/// policy is attached, if the path has it.
+/// Results of each attachable kind for one caller's requests on one path, by both protocols. `asked` is where the
+/// CUSTOM policy is attached, if the path has it.
 pub(super) fn cell(
     scene: &Scene,
     name: &str,
@@ -253,7 +253,7 @@ fn headless(scene: &Scene, from: &Place) {
     }
 }
 
-/// What comes by a port of either node, as kube-proxy passes it on: under the node's address.
+/// Checks requests to a port of either node, as kube-proxy passes them on: under the node's address.
 fn node_ports(scene: &Scene, callers: &[Place]) {
     let ip = scene.mesh.ip("shop/server");
     for node in ["node-1", "node-2"] {

@@ -9,7 +9,7 @@ use super::*;
 const CASES: &str = include_str!("../../../../../../vectors/ext-authz/cases.json");
 const ENVOY: &str = include_str!("../../../../../../vectors/ext-authz/envoy.json");
 
-/// What differs between runs, and says nothing but that it is there.
+/// Members that differ between runs, of which only the presence is compared.
 const VARYING: [&str; 9] = [
     "asked[0].grpc.attributes.*.address.socketAddress.address",
     "asked[0].grpc.attributes.*.address.socketAddress.portValue",
@@ -21,7 +21,7 @@ const VARYING: [&str; 9] = [
     "answered.headers.date",
     "answered.headers.x-envoy-upstream-service-time",
 ];
-/// What stands in its place, and in that of what is not there.
+/// Stand-in for their values.
 const SOMETHING: &str = "something";
 const NOTHING: &str = "nothing";
 

@@ -19,7 +19,7 @@ const YOUNGEST: u8 = 0x80 | 62;
 /// Windows as large as they may be.
 const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
 
-/// What one tunnel of a flood carries: `first`, then `repeated` with numbers from zero on.
+/// Bytes of one tunnel of a flood: `first`, then `repeated` with numbers from zero on.
 pub(super) struct Flood {
     pub(super) what: &'static str,
     /// Many times more for a soak.
@@ -84,7 +84,7 @@ fn amplified(
 
 const WHOLE: u8 = END_HEADERS | END_STREAM;
 
-/// All floods.
+/// Table of all floods.
 #[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
 pub(super) fn floods() -> Vec<Flood> {
     let inside = |what, tunnels, to, repeated, times| Flood {

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_told_from_what_cargo_leaves_beside_them() {
+    fn programs_are_distinguished_from_other_build_outputs() {
         assert!(is_program("ambit") && is_program("ambit-node-proxy"));
         assert!(!is_program("ambit-agent.d") && !is_program("libambit_rt.rlib"));
         assert!(!is_program("deps") && !is_program("ambit-agent.new"));

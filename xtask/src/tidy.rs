@@ -35,7 +35,7 @@ pub(crate) fn run() -> Result<()> {
         let sources = source::of(package)?;
         broken.extend(sources.iter().flat_map(files::broken));
         broken.extend(modules::broken(package, &sources));
-        broken.extend(language::broken(package, &sources));
+        broken.extend(language::broken(&sources));
         broken.extend(unused::broken(package, &sources));
         broken.extend(claims::broken(package, &sources));
     }

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn platforms_are_told_by_their_nodes() {
+    fn platforms_are_detected_by_their_nodes() {
         for (node, platform) in [
             (
                 node(

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemonset_is_done_when_every_node_has_a_new_ready_pod_whatever_old_ones_still_drain() {
+    fn daemonset_is_done_when_each_node_has_a_new_ready_pod() {
         // The controller counts the oldest pod of a node.
         let object = |observed: i64| -> DaemonSet {
             typed(json!({

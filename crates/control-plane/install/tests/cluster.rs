@@ -426,7 +426,7 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
 }
 
 #[tokio::test]
-async fn every_step_is_told_in_order() {
+async fn every_step_is_reported_in_order() {
     let lab = Lab::new().await;
     let messages = RefCell::new(Vec::new());
     let say = |text: &str| messages.borrow_mut().push(text.to_owned());

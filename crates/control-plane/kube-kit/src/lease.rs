@@ -51,7 +51,7 @@ impl Election {
         }
     }
 
-    fn leads(&self, now: Instant) -> bool {
+    fn is_leader(&self, now: Instant) -> bool {
         self.renewed.is_some_and(|at| now < at + STEP_DOWN)
     }
 
@@ -121,7 +121,7 @@ pub async fn take_part(
                     "the Kubernetes API does not answer the election"
                 ),
             }
-            publish(&leads, election.leads(Instant::now()), name);
+            publish(&leads, election.is_leader(Instant::now()), name);
             tokio::time::sleep(EVERY).await;
         }
     };
@@ -235,18 +235,18 @@ mod tests {
         let now = Instant::now();
         let mut election = Election::new("a");
         assert_eq!(election.look(None, now), take(0));
-        assert!(!election.leads(now), "not before it is written");
+        assert!(!election.is_leader(now), "not before it is written");
         election.held(&lease("a", 1), now);
-        assert!(election.leads(now + 9 * SECOND));
+        assert!(election.is_leader(now + 9 * SECOND));
         assert!(
-            !election.leads(now + STEP_DOWN),
+            !election.is_leader(now + STEP_DOWN),
             "steps down before the lease runs out for others"
         );
         assert_eq!(election.look(Some(&lease("", 1)), now), take(4));
     }
 
     #[test]
-    fn anothers_lease_is_left_alone_while_it_is_renewed_whatever_its_clock_says() {
+    fn renewed_foreign_lease_is_respected_despite_clock_skew() {
         let start = Instant::now();
         let mut election = Election::new("a");
         for round in 0..20_u32 {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lost_it_leads_no_more() {
+    fn replica_without_the_lease_stops_leading() {
         let now = Instant::now();
         let mut election = Election::new("a");
         election.look(None, now);
@@ -272,11 +272,11 @@ mod tests {
             anew: false,
         };
         assert_eq!(election.look(Some(&lease("a", 1)), now + SECOND), renew);
-        assert!(election.leads(now + SECOND));
+        assert!(election.is_leader(now + SECOND));
         assert_eq!(
             election.look(Some(&lease("b", 2)), now + 2 * SECOND),
             Step::Wait
         );
-        assert!(!election.leads(now + 2 * SECOND));
+        assert!(!election.is_leader(now + 2 * SECOND));
     }
 }

@@ -168,7 +168,7 @@ mod tests {
 
     /// The library knows the keys of every list; we know them of some, and remove besides.
     #[test]
-    fn what_can_be_said_without_directives_is_merged_as_the_library_does() {
+    fn patches_without_directives_merge_as_the_library_does() {
         let pod = |spec: Value| json!({"spec": {"selector": {}, "template": {"spec": spec}}});
         let base = pod(json!({
             "containers": [{"name": "a", "image": "i",

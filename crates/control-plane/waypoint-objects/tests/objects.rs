@@ -125,7 +125,7 @@ fn objects_are_what_kubernetes_reads() {
 }
 
 #[test]
-fn labels_and_annotations_asked_for_are_everywhere_and_change_nothing_of_ours() {
+fn requested_labels_and_annotations_never_replace_ours() {
     let infrastructure = json!({"infrastructure": {
         "labels": {"team": "a", "istio.io/dataplane-mode": "ambient",
             "gateway.istio.io/managed": "me", "gateway.networking.k8s.io/gateway-name": "other"},
@@ -160,7 +160,7 @@ fn labels_and_annotations_asked_for_are_everywhere_and_change_nothing_of_ours() 
 }
 
 #[test]
-fn without_infrastructure_the_gateways_own_labels_are_copied_but_not_to_its_pods() {
+fn gateway_labels_are_copied_but_not_to_its_pods() {
     let own = json!({"labels": {"own": "c"},
         "annotations": {"note": "b", "kubectl.kubernetes.io/last-applied-configuration": "{}"}});
     let made = objects(&gateway(own, json!({})), &Settings::default()).unwrap();
@@ -208,7 +208,7 @@ fn a_gateway_may_choose_its_services_type_and_say_its_own_name() {
 }
 
 #[test]
-fn what_cannot_be_made_is_said() {
+fn impossible_objects_are_reported() {
     for name in ["a.b", "1a", &"a".repeat(64)] {
         let made = objects(
             &gateway(json!({"name": name}), json!({})),

@@ -131,7 +131,7 @@ spec:
 }
 
 #[test]
-fn an_autoscaler_is_made_when_it_is_asked_for_and_says_how_many_pods_there_are() {
+fn requested_autoscaler_sets_the_number_of_pods() {
     let made = with(&[
         (
             "horizontalPodAutoscaler",
@@ -213,7 +213,7 @@ fn what_is_for_all_waypoints_goes_before_a_gateways_own() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_key_and_place() {
+fn errors_name_key_and_place() {
     let line = wrong("deployment", "spec:\n  replicas: [\n");
     assert!(
         line.starts_with("line ") && line.contains("is not YAML"),
@@ -249,7 +249,7 @@ fn what_is_wrong_is_said_with_its_key_and_place() {
 }
 
 #[test]
-fn a_reference_that_leads_nowhere_is_said() {
+fn dangling_reference_is_reported() {
     let error = |reference: Option<Value>| {
         objects(&gateway(reference), &Settings::default(), &maps(&[])).unwrap_err()
     };

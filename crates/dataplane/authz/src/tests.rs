@@ -310,7 +310,7 @@ fn scopes_reach_whom_they_should() {
 }
 
 #[test]
-fn a_named_policy_that_is_not_known_refuses_unless_told_otherwise() {
+fn unknown_named_policy_denies_unless_configured_otherwise() {
     let destination = Workload {
         authorization_policies: vec!["ns/coming".into()],
         ..destination()
@@ -341,7 +341,7 @@ fn a_denial_that_is_known_counts_before_what_is_missing() {
 }
 
 #[test]
-fn a_policy_that_is_not_understood_denies_all_in_its_scope_and_says_so() {
+fn policy_not_understood_denies_its_scope_and_reports_why() {
     let substitute = |scope, dry_run| {
         Authorization::substitute(key("odd"), scope, dry_run, "field 99 is unknown".into())
     };
@@ -374,7 +374,7 @@ fn a_policy_that_is_not_understood_denies_all_in_its_scope_and_says_so() {
 }
 
 #[test]
-fn dry_run_policies_that_would_refuse_are_those_that_would_if_all_were_in_force() {
+fn dry_run_denials_are_those_of_enforced_policies() {
     let dry = |name, action, rules| Authorization {
         dry_run: true,
         ..policy(name, action, rules)
@@ -435,7 +435,7 @@ fn dry_run_policies_report_and_decide_nothing() {
 }
 
 #[test]
-fn a_change_says_whom_it_concerns() {
+fn change_names_the_workloads_concerned() {
     let mut set = set(vec![]);
     let global = Authorization {
         scope: Scope::Global,

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_forms_of_a_setting_are_told_apart() {
+    fn forms_of_a_setting_are_distinguished() {
         assert_eq!(RootCa::from_setting("SYSTEM"), RootCa::System);
         assert_eq!(
             RootCa::from_setting("/a/b.pem"),

@@ -181,7 +181,7 @@ async fn finish<H: Host>(
     let answer = match server.room() {
         None => server.refuse(question, Transport::Udp),
         Some(_room) => {
-            let asked = asked(socket, server, client);
+            let asked = original_server(socket, server, client);
             server.finish(question, Transport::Udp, later, asked).await
         }
     };
@@ -189,7 +189,11 @@ async fn finish<H: Host>(
 }
 
 /// The server to which the client sent its question.
-fn asked<H>(socket: &UdpSocket, server: &Server<H>, client: SocketAddr) -> Option<SocketAddr> {
+fn original_server<H>(
+    socket: &UdpSocket,
+    server: &Server<H>,
+    client: SocketAddr,
+) -> Option<SocketAddr> {
     let at = socket.local_addr().ok()?;
     let netns = server.egress.netns.as_ref();
     match conntrack::original_destination(netns, client, at) {

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_becomes_doubtful_is_asked_at_once_and_what_was_asked_is_waited_for_less() {
+    fn doubtful_peer_is_pinged_at_once_with_a_shorter_timeout() {
         let (usual, shorter) = (Duration::from_secs(20), Duration::from_secs(1));
         let mut state = State {
             awaiting: false,

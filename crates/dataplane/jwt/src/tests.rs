@@ -93,7 +93,7 @@ fn encode(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn tokens_of_another_implementation_are_valid_with_their_keys_and_no_others() {
+fn foreign_tokens_are_valid_with_their_keys_only() {
     let made = pyjwt();
     let keys = made["key_set"]["keys"].as_array().unwrap();
     let all = set(keys);

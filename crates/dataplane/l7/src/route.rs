@@ -24,9 +24,9 @@ pub(crate) use lookup::{parameters, regex};
 use crate::weights;
 
 pub use filters::{
-    Applied, Asked, Cors, Filters, Injected, MatchedPath, Redirect, RedirectError, changed,
+    Applied, Cors, CorsRequest, Filters, Injected, MatchedPath, Redirect, RedirectError, changed,
 };
-pub use retry::{is_asked_again, wait};
+pub use retry::{is_retriable, wait};
 
 /// Why requests that a match with a bad expression or header might be meant for are not served.
 const BROKEN: ArcStr =

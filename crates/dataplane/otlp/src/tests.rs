@@ -84,7 +84,7 @@ fn lines_arrive_with_names_and_spans() {
 }
 
 #[test]
-fn an_answer_says_what_was_not_taken() {
+fn rejected_part_is_named_in_the_response() {
     use opentelemetry_proto::tonic::collector::trace::v1::ExportTracePartialSuccess;
     let answer = ExportTraceServiceResponse {
         partial_success: Some(ExportTracePartialSuccess {

@@ -299,7 +299,7 @@ policies:
     }
 
     #[test]
-    fn a_policy_that_is_not_understood_denies_all_in_its_scope_until_it_is_mended() {
+    fn policy_not_understood_denies_its_scope_until_it_is_corrected() {
         const GOOD: &str = "policies: [{namespace: n, name: p, scope: Namespace, rules: [[[{notDestinationPorts: [1]}]]]}]";
         let odd = |policy: &str| parse(&format!("policies: [{policy}]")).unwrap();
         for (policy, scope) in [
@@ -375,7 +375,7 @@ policies:
     }
 
     #[test]
-    fn a_change_of_the_file_takes_out_what_it_no_longer_says() {
+    fn changed_file_removes_what_it_no_longer_has() {
         let state = SharedState::new(StateConfig::default());
         let first = parse(
             "workloads: [{uid: a}, {uid: b}]\nservices: [{namespace: n, hostname: h}]\n\

@@ -27,8 +27,8 @@ use crate::{
 pub struct Report {
     log: AccessLog,
     counts: Option<ConnectionMetrics>,
-    /// Counted by who it is led to.
-    led: bool,
+    /// Whether the waypoint that it is forwarded to counts it.
+    is_forwarded: bool,
     labels: TrafficLabels,
     metrics: Arc<Metrics>,
     app_sent: AtomicU64,
@@ -96,7 +96,7 @@ impl Report {
         Self {
             log,
             counts: None,
-            led: false,
+            is_forwarded: false,
             _socket: metrics.socket(labels.reporter),
             labels,
             metrics: metrics.clone(),
@@ -150,9 +150,9 @@ impl Report {
 
     /// The connection is forwarded to the waypoint of the pod `workload`, which will deliver it here: then it is counted
     /// as a connection to the pod, and not now.
-    pub fn led_to_waypoint(&mut self, workload: &Workload) {
-        self.led = true;
-        self.metrics.led_to_waypoint();
+    pub fn forwarded_to_waypoint(&mut self, workload: &Workload) {
+        self.is_forwarded = true;
+        self.metrics.forwarded_to_waypoint();
         let waypoint = workload.endpoint_waypoint.as_ref();
         self.waypoint = waypoint.map(|one| {
             let name = one.waypoint.destination.to_string();
@@ -162,7 +162,7 @@ impl Report {
 
     /// Reports that the connection is established.
     pub fn opened(&mut self) {
-        if !self.led {
+        if !self.is_forwarded {
             self.counts = Some(self.metrics.traffic().open(&self.labels));
         }
         self.log.opened();
@@ -221,7 +221,7 @@ impl Drop for Report {
         });
         match self.counts.take() {
             Some(counts) => counts.close(reason),
-            None if self.led => {}
+            None if self.is_forwarded => {}
             None => self.metrics.traffic().series(&self.labels).fail(reason),
         }
         let error = self.error.as_ref().map(|(text, _)| text.as_str());

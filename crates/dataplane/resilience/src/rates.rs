@@ -138,7 +138,7 @@ mod tests {
     const TENTH: Duration = Duration::from_millis(100);
 
     #[test]
-    fn a_burst_passes_and_then_as_many_as_the_rate_says() {
+    fn burst_passes_then_the_rate_applies() {
         let start = Instant::now();
         let mut buckets = Buckets::new(RATE, 10, start);
         let remaining: Vec<u32> = (0..3).map(|_| buckets.take(1, start).remaining).collect();

@@ -122,7 +122,7 @@ pub struct Metrics {
     crl_untracked: Family<Reporter, Counter>,
     setups_refused: Family<LimitLabels, Counter>,
     earlier_connections: Family<EarlierLabels, Counter>,
-    led_to_waypoint: Counter,
+    forwarded_to_waypoint: Counter,
     dry_run_denied: Family<PolicyLabels, Counter>,
     xds_terminations: Family<TerminationLabels, Counter>,
     xds_messages: Family<UrlLabels, Counter>,
@@ -224,7 +224,7 @@ impl Metrics {
         registry.register(
             "ambit_connections_led_to_waypoint",
             "Total number of connections to a pod that did not come through its waypoint and were led there",
-            self.led_to_waypoint.clone(),
+            self.forwarded_to_waypoint.clone(),
         );
         registry.register(
             "ambit_earlier_connections",
@@ -387,8 +387,8 @@ impl Metrics {
     }
 
     /// A connection to a pod was led to the pod's waypoint.
-    pub fn led_to_waypoint(&self) {
-        self.led_to_waypoint.inc();
+    pub fn forwarded_to_waypoint(&self) {
+        self.forwarded_to_waypoint.inc();
     }
 
     /// A record of a type has this many unknown fields.

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_could_be_read_in_two_ways_are_refused() {
+    fn ambiguous_names_are_refused() {
         for name in [&b"a\0.example"[..], b"a.example\r\n", b"", b"*.example"] {
             let read = read(&hello(Some(name), 0), 64);
             assert!(matches!(read, Err(HelloError::Malformed(_))), "{read:?}");

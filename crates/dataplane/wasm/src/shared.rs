@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_is_set_by_whoever_knows_its_version() {
+    fn shared_data_is_set_only_with_its_version() {
         let shared = Shared::default();
         assert_eq!(shared.set("vm", b"k", b"1", 0), Status::Ok);
         let (value, version) = shared.get("vm", b"k").unwrap();

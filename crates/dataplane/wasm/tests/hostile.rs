@@ -196,7 +196,7 @@ fn bytes_of_calls_are_bounded() {
 }
 
 #[test]
-fn what_is_said_again_is_one_effect() {
+fn repeated_events_are_one_effect() {
     let imports = "(import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))
         (import \"env\" \"proxy_register_shared_queue\" (func $register (param i32 i32 i32) (result i32)))
         (import \"env\" \"proxy_enqueue_shared_queue\" (func $enqueue (param i32 i32 i32) (result i32)))

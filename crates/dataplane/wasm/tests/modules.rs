@@ -363,7 +363,7 @@ fn a_body_is_held_until_it_may_pass_and_no_more_than_the_limit() {
 }
 
 #[test]
-fn a_call_is_an_effect_and_its_answer_is_told_once() {
+fn call_is_an_effect_and_gets_one_response() {
     let call = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
         (import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))
         (import \"env\" \"proxy_set_effective_context\" (func $effective (param i32) (result i32)))";
@@ -453,7 +453,7 @@ fn messages_without_bytes_are_bounded_too() {
 }
 
 #[test]
-fn a_stream_is_opened_spoken_on_and_told_of_until_it_is_closed() {
+fn stream_is_opened_used_and_reported_until_it_is_closed() {
     let token = "(i32.load (i32.const 1024))";
     let send = |length: u32, is_end: u32| {
         format!("(call $send {token} (i32.const 0) (i32.const {length}) (i32.const {is_end}))")

@@ -37,7 +37,7 @@ fn push(client: &mut Client, type_url: &str, names: &[&str]) -> Vec<Effect> {
 }
 
 #[test]
-fn a_new_stream_asks_for_everything_in_order_and_says_who_we_are() {
+fn new_stream_subscribes_in_order_and_names_the_client() {
     let requests = sent(&client(false).on_connected());
     let urls: Vec<_> = requests
         .iter()

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_node_is_named_as_the_contract_says() {
+    fn node_id_follows_the_contract() {
         let env = Env::from_pairs([
             ("ISTIO_META_CLUSTER_ID", "c1"),
             ("ISTIO_METAJSON_LABELS", r#"{"app":["a",1,true,null]}"#),

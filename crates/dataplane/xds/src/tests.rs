@@ -417,7 +417,7 @@ async fn a_reconnect_tells_the_versions_that_are_held() {
 }
 
 #[tokio::test]
-async fn what_was_cached_is_restored_and_only_changes_are_asked_for() {
+async fn cached_records_are_restored_and_only_changes_requested() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, client) = start(&control_plane.address, headers());
     let mut session = control_plane.session().await;
@@ -510,7 +510,7 @@ async fn demands_wake_everybody_who_waits_once_the_answer_is_applied() {
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_is_asked_again_with_the_token_of_then() {
+async fn retry_after_a_refusal_uses_the_current_token() {
     let mut control_plane = ControlPlane::start().await;
     let refused = CallHeaders::new(None, None, [("refuse", "yes")]).unwrap();
     let (recorder, client) = start(&control_plane.address, refused);

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_are_told_apart_and_empty_ones_ignored() {
+    fn documents_are_separated_and_empty_ones_ignored() {
         let yaml = "---\n# nothing\n---\nkind: A\napiVersion: v1\nmetadata: {name: a}\n---\n\
                     apiVersion: v1\nkind: B\nmetadata: {name: b}\nspec: {x: '---'}\n---\n";
         let names: Vec<_> = parse(yaml)

@@ -131,7 +131,7 @@ async fn answer(
 ) -> Result<Response<Body>, hyper::Error> {
     let (head, body) = request.into_parts();
     body.collect().await?;
-    let said = said(&head, peer, port);
+    let said = describe(&head, peer, port);
     let is_grpc =
         head.headers.get(CONTENT_TYPE) == Some(&HeaderValue::from_static(grpc::CONTENT_TYPE));
     let (kind, body, trailers) = if is_grpc {
@@ -148,7 +148,7 @@ async fn answer(
 }
 
 /// Properties of a request that the suite asks for, a line each.
-fn said(head: &http::request::Parts, peer: SocketAddr, port: u16) -> String {
+fn describe(head: &http::request::Parts, peer: SocketAddr, port: u16) -> String {
     let uri = &head.uri;
     let host = head
         .headers

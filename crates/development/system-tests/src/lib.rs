@@ -208,10 +208,10 @@ impl Mesh {
     }
 
     /// The command line, told of this lab.
-    pub fn ambit(&self, args: &[&str]) -> Said {
+    pub fn ambit(&self, args: &[&str]) -> CommandOutput {
         let output = self.command(args).output();
         let output = output.expect("the command line runs");
-        Said {
+        CommandOutput {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         }
@@ -444,7 +444,7 @@ impl Mesh {
 
 /// Output of the command line.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     /// Its exit code.
     pub code: i32,
     /// Text on standard output.

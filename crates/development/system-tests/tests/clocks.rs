@@ -70,7 +70,7 @@ fn a_node_that_boots_days_in_the_past_serves_when_its_clock_is_put_right() {
 }
 
 #[test]
-fn a_node_that_boots_days_in_the_future_serves_when_its_clock_is_put_right() {
+fn node_with_a_clock_days_ahead_serves_once_it_is_corrected() {
     put_right("+2d", "certificate expired");
 }
 

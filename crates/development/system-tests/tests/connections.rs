@@ -127,7 +127,7 @@ fn echoes(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn tcp_connections_are_limited_and_ended_as_a_rule_says() {
+fn tcp_connections_are_limited_and_ended_by_rule() {
     let mesh = mesh(&[A, B]);
     greets(&mesh, "a");
     greets(&mesh, "b");
@@ -185,8 +185,7 @@ fn tcp_connections_are_limited_and_ended_as_a_rule_says() {
 }
 
 #[test]
-fn an_endpoint_that_takes_no_connections_is_ejected_and_routed_ones_are_counted_by_their_destination()
- {
+fn endpoint_without_connections_is_ejected() {
     let mesh = mesh(&[A, B]);
     greets(&mesh, "a");
     let front = mesh.service("front.shop.svc", 90);
@@ -255,7 +254,7 @@ fn of_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> 
 }
 
 #[test]
-fn connections_of_http_carry_so_many_requests_and_retries_keep_to_their_budget() {
+fn requests_per_connection_and_retry_budget_hold() {
     let mesh = mesh(&[A]);
     let counts = fails(&mesh, "a");
     let many = mesh.service("many.shop.svc", 80);
@@ -441,7 +440,7 @@ impl Streams {
 }
 
 #[test]
-fn connections_of_http_2_carry_so_many_requests_at_once_and_end_when_they_carry_none() {
+fn http2_connections_are_limited_in_streams_and_end_idle() {
     let mesh = mesh(&[A]);
     let app = Streams::serve(&mesh, "a");
     let many = mesh.service("many.shop.svc", 81);

@@ -178,7 +178,7 @@ fn an_endpoint_that_fails_is_ejected_and_comes_back() {
 }
 
 #[test]
-fn a_hash_leads_to_one_endpoint_while_others_come_and_go() {
+fn hash_keeps_its_endpoint_while_others_come_and_go() {
     let scene = Scene::new(&[("a", "node-1"), ("b", "node-2")], "");
     for pod in ["a", "b"] {
         Application::serve(&scene.mesh, pod);

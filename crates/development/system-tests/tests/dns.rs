@@ -138,7 +138,7 @@ fn names(mesh: &Mesh, ipv6: bool) {
 }
 
 #[test]
-fn captured_pods_are_told_names_of_the_mesh_and_all_others() {
+fn captured_pods_resolve_names_of_the_mesh_and_all_others() {
     let mesh = Mesh::up(&format!("{PAIR}{NAMES}"));
     names(&mesh, false);
     for arguments in [

@@ -53,7 +53,7 @@ fn the_first_packet_of_every_new_pod_is_captured() {
 }
 
 #[test]
-fn what_an_init_container_says_is_captured_from_its_first_packet() {
+fn init_containers_are_captured_from_their_first_packet() {
     let mesh = Mesh::up(PAIR);
     let wire = mesh.watch(&["said-by-init", "plain-marker"]);
     mesh.apply(

@@ -18,7 +18,7 @@ fn works(mesh: &Mesh) -> bool {
 }
 
 #[test]
-fn whoever_is_killed_nothing_escapes_and_all_pods_work_again_untouched() {
+fn no_plaintext_escapes_whichever_part_is_killed() {
     let mesh = Mesh::up(PAIR);
     let captured = [mesh.ip("shop/client"), mesh.ip("shop/server")];
     let before = mesh.client().status().unwrap().pods;

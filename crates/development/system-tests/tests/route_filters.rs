@@ -245,7 +245,7 @@ fn a_mirror_gets_what_is_sent_and_is_never_waited_for() {
 }
 
 #[test]
-fn preflights_are_answered_after_policies_and_failed_requests_are_sent_again() {
+fn preflights_follow_policies_and_failed_requests_are_retried() {
     let scene = Scene::new();
     let preflight = |path: &str, origin: &str| {
         let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: PUT\r\n");

@@ -219,7 +219,7 @@ spec:
 }
 
 #[test]
-fn what_is_too_much_or_of_a_later_version_is_named_and_leaves_the_last_good_route_in_force() {
+fn oversized_or_later_records_keep_the_last_good_route() {
     let (mesh, address) = with_bank();
     let leads = |to: &str| {
         format!(

@@ -142,7 +142,7 @@ fn a_new_pods_first_connection_is_its_last_try() {
 }
 
 #[test]
-fn a_new_pods_first_connection_does_not_wait_until_the_control_plane_has_heard_of_it() {
+fn first_connection_of_a_new_pod_does_not_wait_for_the_control_plane() {
     let mesh = Mesh::up(PAIR);
     // The node's proxy has a certificate for the account, and knows that the server is ready.
     mesh.until_only_tls("shop/client", SocketAddr::new(mesh.ip("shop/server"), 9000));

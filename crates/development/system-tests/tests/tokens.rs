@@ -148,7 +148,7 @@ impl KeyServer {
     }
 
     /// Waits until it has been asked twice more, so that what came of the first is known.
-    fn until_asked(&self) {
+    fn until_requested(&self) {
         let before = self.asked.load(SeqCst);
         until("the key server is asked", || {
             self.asked.load(SeqCst) > before + 1
@@ -272,7 +272,7 @@ fn key_set(made: &Value, name: &str) -> String {
 }
 
 #[test]
-fn tokens_allow_what_their_claims_allow_and_none_is_believed_that_is_not_signed() {
+fn only_signed_tokens_allow_what_their_claims_do() {
     let scene = Scene::new();
     let token = scene.token("RS256");
     let valid = bearer(&token);
@@ -357,7 +357,7 @@ fn tokens_allow_what_their_claims_allow_and_none_is_believed_that_is_not_signed(
 }
 
 #[test]
-fn no_token_gets_into_logs_labels_or_spans_whichever_step_refuses_a_request() {
+fn no_token_gets_into_logs_labels_or_spans() {
     let scene = Scene::new();
     let token = scene.token("RS256");
     let (signed, _) = token.rsplit_once('.').unwrap();
@@ -461,7 +461,7 @@ spec:
 }
 
 #[test]
-fn keys_follow_the_key_server_and_outlive_its_failures_but_not_its_absence_from_the_start() {
+fn keys_follow_their_server_and_outlive_its_failures() {
     let scene = Scene::new();
     let (first, second) = (bearer(&scene.token("RS256")), bearer(&scene.token("ES256")));
     assert_eq!(scene.status("/private/a", &second), 401);
@@ -473,7 +473,7 @@ fn keys_follow_the_key_server_and_outlive_its_failures_but_not_its_absence_from_
     assert_eq!(scene.status("/private/a", &first), 401);
     for failure in [Answers::Nothing, Answers::Never, Answers::Keys("{}".into())] {
         scene.server.answer(failure);
-        scene.server.until_asked();
+        scene.server.until_requested();
         assert_eq!(scene.status("/private/a", &second), 200);
         assert_eq!(scene.status("/private/a", &first), 401);
     }

@@ -114,7 +114,7 @@ fn every_request_to_a_covered_pod_is_delivered_by_its_waypoint() {
 }
 
 #[test]
-fn what_is_not_http_passes_through_whoever_speaks_first() {
+fn non_http_passes_through_whichever_side_speaks_first() {
     let (mesh, _) = with_waypoint("");
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut echo = mesh.dial("shop/client", server).unwrap();
@@ -123,7 +123,7 @@ fn what_is_not_http_passes_through_whoever_speaks_first() {
 }
 
 #[test]
-fn the_waypoint_judges_by_path_method_and_caller_and_a_change_holds_at_once() {
+fn waypoint_authorizes_requests_and_follows_changes_at_once() {
     let (mesh, _) = with_waypoint("");
     let server = format!("http://{}:8080", mesh.ip("shop/server"));
     mesh.apply("policy", NO_ADMIN);

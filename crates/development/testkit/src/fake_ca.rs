@@ -80,7 +80,7 @@ impl FakeCa {
     }
 
     /// The requested identities, in order.
-    pub fn asked(&self) -> Vec<Identity> {
+    pub fn requested(&self) -> Vec<Identity> {
         self.state.lock().asked.clone()
     }
 

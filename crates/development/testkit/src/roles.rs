@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_are_compared_with_what_is_asked() {
+    fn roles_are_compared_with_requested_rights() {
         let role = |kind: &str, rules: Value| {
             let mut role = json!({"kind": kind, "metadata": {"name": "r"}, "rules": rules});
             if kind == "Role" {

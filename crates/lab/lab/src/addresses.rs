@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_family_gets_what_was_asked_for() {
+    fn each_family_gets_its_own_setting() {
         let texts = |family| {
             let plan = AddressPlan { family };
             (plan.node(2), plan.pods(2))

@@ -216,14 +216,14 @@ mod tests {
             holder.look(Instant::now());
         }
 
-        fn told_all(&mut self, holder: &mut Holder) {
+        fn send_all(&mut self, holder: &mut Holder) {
             self.0.say(&Record::Accept(Accept::Paused), None);
             holder.look(Instant::now());
         }
     }
 
     #[test]
-    fn what_the_one_that_serves_has_told_outlives_it_and_others_change_nothing() {
+    fn items_of_the_serving_supervisor_outlive_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("holder.sock");
         let mut holder = Holder::open(&path).unwrap();
@@ -232,10 +232,10 @@ mod tests {
         old.send(&mut holder, "a");
         let (mut new, received) = Supervisor::connect(&mut holder, &path);
         assert_eq!(received, [""; 0], "not before it has sent everything");
-        old.told_all(&mut holder);
+        old.send_all(&mut holder);
         old.send(&mut holder, "b");
         new.send(&mut holder, "c");
-        new.told_all(&mut holder);
+        new.send_all(&mut holder);
         // The old one drains, and gives up what it had.
         let key = "c".into();
         old.0.say(&Record::Release { key }, None);
@@ -262,7 +262,7 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         owner.send_socket(&mut holder, "a", listener.into());
-        owner.told_all(&mut holder);
+        owner.send_all(&mut holder);
         assert_eq!(holder.deadline(), None, "a supervisor is there");
         drop(owner);
         let gone = Instant::now();
@@ -294,7 +294,7 @@ mod tests {
         let path = directory.path().join("holder.sock");
         let mut holder = Holder::open(&path).unwrap();
         let (mut owner, _) = Supervisor::connect(&mut holder, &path);
-        owner.told_all(&mut holder);
+        owner.send_all(&mut holder);
         let file = std::fs::File::open("/proc/self/status").unwrap();
         owner
             .0

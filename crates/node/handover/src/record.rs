@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_about_an_item_changes_and_what_is_released_goes() {
+    fn descriptions_change_and_released_items_go() {
         let mut held = Handover::<u32>::default();
         held.apply(&item("a", 0), None).unwrap();
         let about = Record::About {

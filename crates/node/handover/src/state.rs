@@ -193,7 +193,7 @@ impl<F: Clone> State<F> {
                     self.start(now, &mut effects);
                 }
             }
-            Event::FromWorker(record, fd) => self.worker_says(record, fd, &mut effects),
+            Event::FromWorker(record, fd) => self.worker_sends(record, fd, &mut effects),
             Event::FromPredecessor(record, fd) => {
                 if self.take_over(&record, fd, &mut effects) {
                     self.start(now, &mut effects);
@@ -284,7 +284,7 @@ impl<F: Clone> State<F> {
         }
     }
 
-    fn worker_says(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
+    fn worker_sends(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
         self.hold(&record, fd, effects);
         match record {
             Record::Started => {

@@ -136,7 +136,7 @@ COMMIT
 ";
 
     #[test]
-    fn its_chains_go_with_what_leads_to_them_and_nothing_else() {
+    fn chains_are_removed_with_the_jumps_to_them() {
         let script = removal_script(SAVED).unwrap();
         assert_eq!(
             script,

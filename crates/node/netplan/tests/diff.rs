@@ -161,7 +161,7 @@ proptest! {
     }
 
     #[test]
-    fn an_iptables_script_leads_to_what_is_wanted(a in state(), b in planned(), theirs in foreign()) {
+    fn iptables_script_produces_the_desired_rules(a in state(), b in planned(), theirs in foreign()) {
         let script = iptables::restore_script(&a, &b);
         let mut kernel = Kernel::of(&a, &theirs);
         kernel.restore(&script);

@@ -321,7 +321,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
     #[test]
-    fn connections_go_where_the_contract_says(spec in spec(), p in packet()) {
+    fn connections_follow_the_contract(spec in spec(), p in packet()) {
         prop_assert_eq!(through(&plan(&spec).unwrap(), &p), expected(&spec, &p));
     }
 

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_lacks_leads_on_to_the_next_backend() {
+    fn missing_kernel_support_selects_the_next_backend() {
         let mut tried = Vec::new();
         let done = first_working(Backend::Auto, |backend| {
             tried.push(backend.kind());

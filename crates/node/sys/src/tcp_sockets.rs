@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_found_by_state_and_told_apart_by_inode() {
+    fn sockets_are_found_by_state_and_distinguished_by_inode() {
         let here = Netns::current().unwrap();
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(address).unwrap();

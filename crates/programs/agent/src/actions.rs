@@ -100,14 +100,14 @@ pub trait Actions: Send + Sync + 'static {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirected {
     /// Redirection that was in place before.
-    pub before: Stood,
+    pub before: PriorRedirection,
     /// Unexpected conditions that do not impair the redirection, as text for operators.
     pub warnings: Vec<String>,
 }
 
 /// State of a pod's redirection when it was inspected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stood {
+pub enum PriorRedirection {
     /// All of it.
     All,
     /// Nothing, neither ours nor another agent's.
@@ -338,9 +338,9 @@ impl Actions for KernelActions {
         }
         Ok(Redirected {
             before: match applied {
-                Applied::Unchanged => Stood::All,
-                Applied::Installed => Stood::Nothing,
-                Applied::Repaired { what } => Stood::InPart(what.to_string()),
+                Applied::Unchanged => PriorRedirection::All,
+                Applied::Installed => PriorRedirection::Nothing,
+                Applied::Repaired { what } => PriorRedirection::InPart(what.to_string()),
             },
             warnings,
         })

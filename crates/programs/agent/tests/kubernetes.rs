@@ -127,7 +127,7 @@ impl Cluster {
 }
 
 #[test]
-fn a_labelled_namespaces_pods_are_captured_and_annotated_and_unenrolled_again() {
+fn labelled_namespace_is_captured_annotated_and_released() {
     let mut cluster = Cluster::new();
     cluster.label(false);
     let running = cluster.node.wire_pod("running");
@@ -185,7 +185,7 @@ fn a_labelled_namespaces_pods_are_captured_and_annotated_and_unenrolled_again() 
 }
 
 #[test]
-fn with_the_api_server_away_pods_that_are_known_start_and_the_rest_follows() {
+fn known_pods_start_without_the_api_server() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let (first, second) = (
@@ -224,7 +224,7 @@ fn with_the_api_server_away_pods_that_are_known_start_and_the_rest_follows() {
 }
 
 #[test]
-fn after_a_reboot_the_new_sandbox_is_captured_whatever_the_annotation_says() {
+fn new_sandbox_after_a_reboot_is_captured_despite_its_annotation() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let pod = cluster.node.wire_pod("web");
@@ -287,7 +287,7 @@ fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_enrolled_is_told_why_and_when_it_is() {
+fn failed_enrolment_and_its_end_are_reported_on_the_pod() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let pod = cluster.node.wire_pod("web");

@@ -24,7 +24,7 @@ use system::{
 };
 
 #[test]
-fn a_running_pod_is_captured_and_unenrolled_as_its_namespace_is_labelled_and_not() {
+fn running_pod_follows_the_label_of_its_namespace() {
     let mut node = Node::new();
     node.label(false);
     let pod = node.running_pod("web");
@@ -170,7 +170,7 @@ fn an_agent_killed_and_started_again_finds_everything_as_it_was() {
 }
 
 #[test]
-fn a_proxy_started_again_is_told_of_every_pod_and_the_newest_gets_new_ones() {
+fn restarted_proxy_gets_all_pods_and_the_newest_gets_new_ones() {
     let mut node = Node::new();
     node.label(true);
     let first = node.running_pod("first");
@@ -214,7 +214,7 @@ fn drift_in_a_pod_and_on_the_node_is_repaired() {
 }
 
 #[test]
-fn a_proxy_that_refuses_a_pod_fails_the_call_with_its_reason_and_harms_no_other() {
+fn proxy_refusing_a_pod_fails_only_that_call_with_its_reason() {
     let mut node = Node::new();
     node.label(true);
     let (bad, good) = (node.wire_pod("bad"), node.wire_pod("good"));

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_proxies_on_a_node_the_new_ready_one_is_asked() {
+    fn new_ready_proxy_of_a_node_is_queried() {
         let pod = |name: &str, node: &str, ready: bool, leaving: bool, made: &str| {
             let mut pod = json!({
                 "metadata": {"name": name, "creationTimestamp": made},

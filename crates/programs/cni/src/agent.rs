@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_event_is_what_the_contract_says() {
+    fn event_follows_the_contract() {
         let pod = Pod {
             namespace: "ns",
             name: "p",

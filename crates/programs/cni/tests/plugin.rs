@@ -455,7 +455,7 @@ fn pods_known_to_be_outside_do_not_wait_whatever_state_the_agent_is_in() {
 }
 
 #[test]
-fn pods_of_the_mesh_or_of_namespaces_without_a_record_wait_for_an_agent_that_hangs() {
+fn pods_that_may_be_in_the_mesh_wait_for_a_hanging_agent() {
     for record in [r#"{"shop":true}"#, r#"{"other":false}"#] {
         let agent = Agent::with([Does::Dribble]);
         let text = format!(r#"{{"version":1,"namespaces":{record}}}"#);

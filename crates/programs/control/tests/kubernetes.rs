@@ -415,7 +415,7 @@ async fn tokens_are_reviewed_and_remembered_for_a_moment() {
 }
 
 #[tokio::test]
-async fn whoever_makes_up_tokens_does_not_keep_the_api_server_busy() {
+async fn forged_tokens_do_not_load_the_api_server() {
     let cluster = Cluster::start();
     cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
     cluster.pod("shop", "web-1", "web", "10.0.0.1");
@@ -554,7 +554,7 @@ async fn policies_go_only_when_their_definition_twice_is_not_there() {
 }
 
 #[tokio::test]
-async fn one_look_that_finds_no_definition_does_not_let_a_replica_start_without_policies() {
+async fn replica_does_not_start_without_policies_after_one_miss() {
     let cluster = Cluster::start();
     cluster.policy("p", json!({"rules": [{}]}));
     let definition = format!("{DEFINITIONS}/{DEFINITION}");
@@ -1173,7 +1173,7 @@ impl Cluster {
 }
 
 #[tokio::test]
-async fn a_gateway_gets_a_waypoint_that_is_made_again_and_programmed_when_it_is_ready() {
+async fn gateway_gets_a_waypoint_and_is_programmed_when_it_is_ready() {
     let cluster = Cluster::with_gateways();
     cluster.gateway("way");
     let _replica = cluster
@@ -1364,7 +1364,7 @@ async fn overlays_are_followed_undone_and_refused_where_they_cannot_be() {
 }
 
 #[tokio::test]
-async fn the_class_says_whether_the_release_of_the_definitions_is_known() {
+async fn gateway_class_reports_unknown_definition_releases() {
     let cluster = Cluster::with_gateways();
     let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
     let supported = || {
@@ -1398,7 +1398,7 @@ async fn the_class_says_whether_the_release_of_the_definitions_is_known() {
 }
 
 #[tokio::test]
-async fn objects_of_others_stay_and_the_gateway_says_so() {
+async fn foreign_objects_stay_and_the_gateway_reports_them() {
     let cluster = Cluster::with_gateways();
     let own = json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "way", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]}});

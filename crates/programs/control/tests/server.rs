@@ -630,7 +630,7 @@ async fn a_node_proxy_gets_the_certificates_of_its_nodes_pods() {
 }
 
 #[tokio::test]
-async fn certificates_are_refused_without_telling_why() {
+async fn certificate_refusals_name_no_reason() {
     let plane = Plane::start().await;
     plane.page_until("/ready", "200 OK").await;
     let web = Identity::new("cluster.local", "shop", "web");
@@ -971,7 +971,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
 }
 
 #[tokio::test]
-async fn an_old_connection_ends_in_order_and_the_next_one_is_sent_only_what_changed() {
+async fn aged_connection_ends_in_order_and_the_next_gets_only_changes() {
     let plane = Plane::start_with(OBJECTS, &["--max-connection-seconds", "1"]).await;
     let mut stream = plane.stream().await;
     let all = stream.subscribe(ADDRESS_TYPE_URL).await;
@@ -1015,7 +1015,7 @@ fn waypoint_node() -> Node {
 }
 
 #[tokio::test]
-async fn a_waypoint_is_told_what_it_serves_and_gets_its_own_certificate_while_its_pod_lives() {
+async fn waypoint_gets_its_records_and_certificate_while_its_pod_lives() {
     let plane = Plane::start_with(&format!("{OBJECTS}---{WAYPOINT}"), &[]).await;
     let token = plane.token_of("shop", "wp", "wp-1", "wu1");
     let mut stream = plane.stream_as(&token).await.unwrap();

@@ -218,7 +218,7 @@ async fn open_tunnel(
     let error = match reached.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
         Ok(app) => {
             if matches!(app, End::Tunnel(_)) {
-                opening.report.led_to_waypoint(&local.workload);
+                opening.report.forwarded_to_waypoint(&local.workload);
             }
             match incoming.accept(answer(pod, &local)) {
                 Ok(tunnel) => return Some(opening.established(app, tunnel)),

@@ -102,7 +102,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
         // What the application sends is "from the app".
         Ok(app) => {
             if matches!(app, End::Tunnel(_)) {
-                opening.report.led_to_waypoint(&local.workload);
+                opening.report.forwarded_to_waypoint(&local.workload);
             }
             Some(opening.established(app, stream))
         }

@@ -119,7 +119,7 @@ fn is_gone(pid: Pid) -> bool {
 }
 
 #[test]
-fn a_wrong_configuration_ends_it_with_the_reason_instead_of_again_and_again() {
+fn wrong_configuration_ends_the_process_once_with_its_reason() {
     let output = program().env("PACKET_MARK", "x").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -127,7 +127,7 @@ fn a_wrong_configuration_ends_it_with_the_reason_instead_of_again_and_again() {
 }
 
 #[tokio::test]
-async fn a_killed_worker_is_replaced_and_the_end_of_the_supervisor_is_that_of_the_worker() {
+async fn killed_worker_is_replaced_and_the_supervisor_ends_as_it_does() {
     let place = Place::new().await;
     let mut running = place.serving().await;
     let first = running.worker().unwrap();
@@ -143,7 +143,7 @@ async fn a_killed_worker_is_replaced_and_the_end_of_the_supervisor_is_that_of_th
 }
 
 #[tokio::test]
-async fn told_to_end_it_passes_that_on_and_ends_with_the_workers_code() {
+async fn termination_is_passed_on_and_ends_with_the_workers_code() {
     let place = Place::new().await;
     let mut running = place.serving().await;
     let worker = running.worker().unwrap();
@@ -167,7 +167,7 @@ async fn the_standby_of_a_supervisor_that_is_killed_serves_however_often() {
 }
 
 #[tokio::test]
-async fn a_standby_that_is_told_to_end_ends() {
+async fn standby_ends_when_terminated() {
     let place = Place::new().await;
     let _serving = place.serving().await;
     let mut standby = place.start();

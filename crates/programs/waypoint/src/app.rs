@@ -369,7 +369,7 @@ async fn follow_needed(state: SharedState, published: Published) {
 }
 
 /// Whether an update may change which services lead to a known workload.
-fn leads_elsewhere(state: &SharedState, update: &Update) -> bool {
+fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     let table = state.table();
     let is_shared = |network: &str, ips: &[IpAddr], uid: &str| {
         let others = |ip: &IpAddr| {
@@ -430,7 +430,7 @@ impl Handler for Follower {
         }
         let is_changed = batch
             .iter()
-            .any(|update| leads_elsewhere(&self.state, update));
+            .any(|update| changes_services_of_workloads(&self.state, update));
         self.state.apply(batch);
         if is_changed {
             self.published.services_of_pods_changed();

@@ -136,7 +136,7 @@ mod tests {
         Some(Identity::new("cluster.local", "ns", account))
     }
 
-    fn said(original: &'static str) -> HeaderMap {
+    fn original_peer(original: &'static str) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(ORIGINAL_PEER_HEADER, HeaderValue::from_static(original));
         let forwarded = HeaderValue::from_static("for=\"10.9.9.9:4711\"");
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_says_at_which_port_its_client_is_and_not_at_which_address() {
+    fn peer_sets_the_clients_port_and_not_its_address() {
         let target = pod(|_| {});
         for (forwarded, expected) in [
             ("for=\"10.0.0.5:4711\"", "10.0.0.5:4711"),
@@ -187,7 +187,12 @@ mod tests {
                 Some(Identity::new("cluster.local", "x", "y")),
             ),
         ] {
-            let caller = Caller::of(&said(original), identity("web"), from("10.0.0.1"), &target);
+            let caller = Caller::of(
+                &original_peer(original),
+                identity("web"),
+                from("10.0.0.1"),
+                &target,
+            );
             let caller = caller.unwrap();
             assert_eq!(caller.identity, expected);
             assert_eq!(caller.address, "10.9.9.9:4711".parse().unwrap());
@@ -228,21 +233,21 @@ mod tests {
             ),
         ];
         for (what, identity, ip, target) in cases {
-            let caller = Caller::of(&said("none"), identity, from(ip), target);
+            let caller = Caller::of(&original_peer("none"), identity, from(ip), target);
             assert_eq!(caller, Err(CallerError::NotFromPod), "{what}");
         }
     }
 
     #[test]
-    fn what_is_said_twice_or_badly_is_refused() {
+    fn repeated_or_malformed_headers_are_refused() {
         let target = pod(|_| {});
         let of =
             |headers: &HeaderMap| Caller::of(headers, identity("web"), from("10.0.0.1"), &target);
-        assert_eq!(of(&said("somebody")), Err(CallerError::Malformed));
-        let mut twice = said("none");
+        assert_eq!(of(&original_peer("somebody")), Err(CallerError::Malformed));
+        let mut twice = original_peer("none");
         twice.append(ORIGINAL_PEER_HEADER, HeaderValue::from_static("none"));
         assert_eq!(of(&twice), Err(CallerError::Malformed));
-        let mut nowhere = said("none");
+        let mut nowhere = original_peer("none");
         nowhere.remove(http::header::FORWARDED);
         assert_eq!(of(&nowhere), Err(CallerError::NoAddress));
     }

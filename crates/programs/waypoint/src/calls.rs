@@ -122,7 +122,7 @@ pub(crate) async fn request(
         let _load = pool.load(upstream.endpoint());
         callee
             .hops
-            .write(request.headers_mut(), upstream.leads_to_waypoint());
+            .write(request.headers_mut(), upstream.is_waypoint());
         // A connection that waited may have been closed by its endpoint in the meantime.
         while let Some(pooled) = pool.take(&key, &DestinationLimits::default()) {
             match pooled.send(pool, request, None).await {
@@ -175,7 +175,7 @@ fn ruled(
     callee: Callee<'_>,
     upstream: &Upstream,
 ) -> Result<Option<Arc<Port>>, NoUpstream> {
-    if upstream.leads_to_waypoint() {
+    if upstream.is_waypoint() {
         return Ok(None);
     }
     let rule = shard.waypoint.published.destination(callee.service);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_told_with_the_help() {
+    fn nonsense_arguments_print_the_help() {
         let env = Env::from_pairs::<&str, &str>([]);
         let error = run(&["proxy", "ztunnel"], &env).unwrap_err().to_string();
         assert!(

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_say_nothing_that_headers_have_said() {
+    fn trailers_never_repeat_headers() {
         for (name, may) in [
             ("grpc-status", true),
             ("x-checksum", true),

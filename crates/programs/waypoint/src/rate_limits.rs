@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_goes_on_until_the_limit_says_something_else() {
+    fn counts_survive_until_the_limit_changes() {
         let mut limiters = Limiters::default();
         limiters.put("r".into(), object("shop/a", &["cart"], limit(1)));
         assert!(passes(&limiters, "cart", "x"));

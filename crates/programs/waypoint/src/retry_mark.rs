@@ -33,8 +33,8 @@ impl RetryMark {
     }
 
     /// Marks what is sent to the next waypoint, if there is one.
-    pub(crate) fn write(self, headers: &mut HeaderMap, leads_to_waypoint: bool) {
-        if self.0 && leads_to_waypoint {
+    pub(crate) fn write(self, headers: &mut HeaderMap, is_waypoint: bool) {
+        if self.0 && is_waypoint {
             headers.insert(HEADER, HeaderValue::from_static("1"));
         } else {
             headers.remove(HEADER);

@@ -342,7 +342,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn a_guess_stays_whatever_follows_and_is_http_where_a_strict_parser_says_so(changes in changes()) {
+        fn sniffed_protocol_is_final_and_agrees_with_a_strict_parser(changes in changes()) {
             let mut bytes = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".to_vec();
             for (at, byte, replaces) in changes {
                 if replaces {

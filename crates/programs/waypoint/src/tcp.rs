@@ -257,7 +257,7 @@ fn may_be_opaque(session: &Session, routed: &Routed) -> bool {
 
 /// Whether no other provider than the one that has admitted a connection would have to be asked about it now, for what
 /// was asked for and for where a route leads it.
-fn is_asked(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
+fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
     let connection = session.connection(routed.sni.as_deref());
@@ -297,7 +297,7 @@ fn note(session: &Session, decision: &HttpDecision) {
 async fn revoked(session: &Session, routed: &Routed, asked: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
     while judge(session, routed).is_allowed()
-        && is_asked(session, routed, asked)
+        && is_provider_unchanged(session, routed, asked)
         && routed.http_object(session).is_none()
         && may_be_opaque(session, routed)
     {
@@ -354,7 +354,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
     }
     let asked = l7::authorize_connection(session, routed.sni.as_deref()).await;
     let asked = asked.map_err(TcpError::Unauthorized)?;
-    if !is_asked(session, routed, asked.as_ref()) {
+    if !is_provider_unchanged(session, routed, asked.as_ref()) {
         let why = "the service that its route leads to wants another provider to be asked";
         return Err(TcpError::Unauthorized(why.to_owned()));
     }
@@ -453,7 +453,7 @@ async fn connect(
     };
     let upstream = upstream.map_err(|error| Failed::At(error, None))?;
     let host = destination.host(session);
-    let tls_upstream = tls.filter(|_| held.is_some() || !upstream.leads_to_waypoint());
+    let tls_upstream = tls.filter(|_| held.is_some() || !upstream.is_waypoint());
     let tls_upstream = tls_upstream.map(|origination| {
         let config = &waypoint.config;
         let host = &host;

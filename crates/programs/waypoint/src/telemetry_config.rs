@@ -73,7 +73,7 @@ const MAX_LABEL: usize = 256;
 
 /// Something that the control plane sent cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TellingError {
+pub(crate) enum TelemetryConfigError {
     #[error("the expression {0:?}: {1}")]
     Expression(ArcStr, #[source] ExpressionError),
     #[error("a format: {0}")]
@@ -84,13 +84,16 @@ pub(crate) enum TellingError {
     Header(ArcStr),
 }
 
-fn expression(text: &ArcStr) -> Result<Expression, TellingError> {
-    Expression::new(text).map_err(|error| TellingError::Expression(text.clone(), error))
+fn expression(text: &ArcStr) -> Result<Expression, TelemetryConfigError> {
+    Expression::new(text).map_err(|error| TelemetryConfigError::Expression(text.clone(), error))
 }
 
 impl TelemetryConfig {
     /// Reads what was sent.
-    pub(crate) fn new(sent: WaypointTelemetry, to: &Exporters) -> Result<Self, TellingError> {
+    pub(crate) fn new(
+        sent: WaypointTelemetry,
+        to: &Exporters,
+    ) -> Result<Self, TelemetryConfigError> {
         let mut wants = Wants::default();
         let tracing = sent.tracing.map(|sent| tracing(sent, to, &mut wants));
         let logs = sent.logs.map(|all| {
@@ -155,7 +158,7 @@ fn tracing(
     sent: TelemetryTracing,
     to: &Exporters,
     wants: &mut Wants,
-) -> Result<Tracing, TellingError> {
+) -> Result<Tracing, TelemetryConfigError> {
     wants.add(&span::wants());
     let mut tags = Vec::new();
     for tag in &sent.tags {
@@ -166,7 +169,7 @@ fn tracing(
             }
             TelemetryTagValue::Header(name, default) => {
                 let header = HeaderName::from_bytes(name.as_bytes());
-                let header = header.map_err(|_| TellingError::Header(name.clone()))?;
+                let header = header.map_err(|_| TelemetryConfigError::Header(name.clone()))?;
                 let default = Some(default.clone()).filter(|text| !text.is_empty());
                 TagSource::Header(header, default)
             }
@@ -186,7 +189,7 @@ fn tracing(
     })
 }
 
-fn log(sent: TelemetryLog, to: &Exporters, wants: &mut Wants) -> Result<Log, TellingError> {
+fn log(sent: TelemetryLog, to: &Exporters, wants: &mut Wants) -> Result<Log, TelemetryConfigError> {
     let format = match &sent.format {
         TelemetryFormat::Default => Format::text(ISTIO_TEXT)?,
         TelemetryFormat::Text(text) => Format::text(text)?,

@@ -102,7 +102,7 @@ impl Upstream {
         let Self::Tunnel(route) = self else {
             return AppliedServices::default();
         };
-        if !self.leads_to_waypoint() {
+        if !self.is_waypoint() {
             return AppliedServices::default();
         }
         let chosen = route.service.as_ref();
@@ -139,7 +139,7 @@ impl Upstream {
 
 impl Upstream {
     /// Whether a waypoint is at the other end, and not the endpoint.
-    pub(crate) fn leads_to_waypoint(&self) -> bool {
+    pub(crate) fn is_waypoint(&self) -> bool {
         matches!(self, Self::Tunnel(route) if route.waypoint.is_some())
     }
 
@@ -239,7 +239,7 @@ impl UpstreamPools {
             Upstream::Tunnel(route) => {
                 let mut headers = tunnel_headers(own, forwarded);
                 if let Some(hops) = hops {
-                    hops.write(&mut headers, upstream.leads_to_waypoint());
+                    hops.write(&mut headers, upstream.is_waypoint());
                 }
                 applied.write(&mut headers);
                 let ip = own.workload.workload_ips.first().copied();

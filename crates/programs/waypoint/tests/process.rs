@@ -88,7 +88,7 @@ fn is_gone(pid: Pid) -> bool {
 }
 
 #[test]
-fn a_wrong_configuration_ends_it_with_the_reason_instead_of_again_and_again() {
+fn wrong_configuration_ends_the_process_once_with_its_reason() {
     let output = program().output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -126,7 +126,7 @@ async fn no_opening_is_refused_while_workers_are_killed() {
 }
 
 #[tokio::test]
-async fn told_to_end_it_passes_that_on_and_nobody_listens_any_more() {
+async fn termination_is_passed_on_and_closes_the_listeners() {
     let mut running = Running::start().await;
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::TERM).unwrap();

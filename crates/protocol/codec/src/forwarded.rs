@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_written_as_the_contract_says() {
+    fn header_is_encoded_by_the_contract() {
         let client = "10.0.1.5:41234".parse().unwrap();
         let host = Some("svc.b.svc.cluster.local".into());
         assert_eq!(

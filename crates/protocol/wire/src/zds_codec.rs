@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_apart() {
+    fn missing_parts_are_distinguished() {
         assert!(matches!(
             decode_request(b""),
             Err(ZdsDecodeError::Empty { .. })

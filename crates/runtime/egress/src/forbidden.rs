@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_the_machines_the_links_or_the_clouds_is_forbidden_in_every_spelling() {
+    fn forbidden_addresses_are_refused_in_every_spelling() {
         let forbidden = [
             "127.0.0.1",
             "127.255.255.254",

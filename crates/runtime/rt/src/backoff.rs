@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_spreads_both_ways_within_the_cap() {
+    fn jitter_spreads_up_and_down_within_the_cap() {
         let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(11), 0.2);
         assert_eq!(backoff.clone().next_delay(0.0), Duration::from_secs(8));
         assert_eq!(backoff.clone().next_delay(0.5), Duration::from_secs(10));

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_is_taken_whoever_holds_most_gives_way() {
+    fn largest_holder_is_evicted_when_memory_is_full() {
         let mut table = table(4, 3, 1);
         for _ in 0..3 {
             table.enter(ip(1), ()).unwrap();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_place_that_is_taken_away_says_so_and_one_that_is_left_is_given_on() {
+    async fn evicted_slot_is_notified_and_a_released_one_is_reused() {
         let slots = Slots::new(SlotLimits {
             total: 1,
             each: 1,

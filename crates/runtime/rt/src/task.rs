@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_in_an_essential_task_ends_the_process_and_says_where() {
+    async fn panic_in_an_essential_task_ends_the_process_with_its_place() {
         const CHILD: &str = "AMBIT_TEST_PANICS";
         if std::env::var_os(CHILD).is_some() {
             let _logs = crate::logging::init(&crate::Env::from_process()).unwrap();

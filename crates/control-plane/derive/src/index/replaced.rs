@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_condition_says_is_read_back() {
+    fn conditions_are_read_back() {
         let kept: BTreeMap<_, _> = HOLDERS
             .into_iter()
             .map(|kind| {

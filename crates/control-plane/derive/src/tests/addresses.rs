@@ -78,7 +78,7 @@ fn an_address_of_a_service_or_pod_is_never_an_entrys() {
 }
 
 #[test]
-fn a_prefix_leaves_out_services_and_pods_and_says_so() {
+fn prefix_excludes_services_and_pods_with_a_problem() {
     for (addresses, resolution) in [
         ("[10.96.0.0/12]", "STATIC"),
         ("[10.0.0.0/8]", "NONE"),

@@ -191,7 +191,7 @@ fn pods_and_workload_entries_leave_a_name_that_becomes_reserved() {
 }
 
 #[test]
-fn the_administrator_says_who_sees_entries() {
+fn administrator_sets_visibility_of_entries() {
     let own = Some(Visibility::Namespace);
     let public = Some(Visibility::Public);
     // Of the setting: what becomes of entries that say nothing, "*", "." and "~", of a tenant and of the root namespace.

@@ -70,7 +70,7 @@ fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
 }
 
 #[test]
-fn a_configuration_that_security_hangs_on_leaves_the_last_good_one_in_force() {
+fn bad_security_settings_keep_the_last_good_ones() {
     let good = "pathNormalization: {normalization: MERGE_SLASHES}";
     let mut mesh = TestMesh::of(&format!("{GATEWAY}\n---\n{}", config(good)));
     for (bad, field) in [
@@ -140,17 +140,17 @@ fn service(namespace: &str) -> String {
     )
 }
 
-fn told(mesh: &TestMesh) -> ambit_model::Provider {
+fn published(mesh: &TestMesh) -> ambit_model::Provider {
     let policy = &mesh.waypoint_policies["shop/wp shop/ask"];
     assert_eq!(policy.action, ambit_model::HttpAction::Custom);
     ambit_model::Provider::clone(policy.provider.as_ref().unwrap())
 }
 
 #[test]
-fn a_policy_is_told_with_its_provider_and_follows_it() {
+fn policy_record_has_its_provider_and_follows_it() {
     let mut mesh = TestMesh::of(&format!("{GATEWAY}\n---\n{POLICY}"));
     assert!(
-        told(&mesh)
+        published(&mesh)
             .place
             .unwrap_err()
             .contains("no provider with the name a")
@@ -158,7 +158,7 @@ fn a_policy_is_told_with_its_provider_and_follows_it() {
     let grpc = "extensionProviders: [{name: a, envoyExtAuthzGrpc: {service: authz.auth.svc.cluster.local, port: 9000}}]";
     mesh.apply(&config(grpc));
     assert!(
-        told(&mesh)
+        published(&mesh)
             .place
             .unwrap_err()
             .contains("there is no service")
@@ -167,7 +167,7 @@ fn a_policy_is_told_with_its_provider_and_follows_it() {
     let note = mesh.index.problems_of(&key).pop().unwrap();
     assert_eq!(note.field, "spec.provider.name");
     mesh.apply(&service("auth"));
-    let of_grpc = told(&mesh);
+    let of_grpc = published(&mesh);
     let (name, port) = of_grpc.place.unwrap();
     assert_eq!(
         (name.to_string(), port),
@@ -180,7 +180,7 @@ fn a_policy_is_told_with_its_provider_and_follows_it() {
     assert_eq!(mesh.index.problems_of(&key), []);
     let http = "extensionProviders: [{name: a, envoyExtAuthzHttp: {service: auth/authz.auth.svc.cluster.local, port: 9000, timeout: 2s, statusOnError: '503', failOpen: true, pathPrefix: /p, includeHeadersInCheck: [Cookie], includeRequestHeadersInCheck: ['x-*'], includeRequestBodyInCheck: {maxRequestBytes: 8, packAsBytes: true}}}]";
     mesh.apply(&config(http));
-    let of_http = told(&mesh);
+    let of_http = published(&mesh);
     assert!(of_http.fail_open && of_http.body.unwrap().as_bytes);
     assert_eq!(
         (of_http.timeout.as_secs(), of_http.status_on_error),
@@ -195,7 +195,7 @@ fn a_policy_is_told_with_its_provider_and_follows_it() {
         ("/p", &headers[..])
     );
     mesh.delete(Kind::Service, "auth", "authz");
-    assert!(told(&mesh).place.is_err());
+    assert!(published(&mesh).place.is_err());
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_provider_that_cannot_be_read_leaves_the_last_good_one() {
     };
     let good = of("envoyExtAuthzGrpc", "");
     let mut mesh = TestMesh::of(&[GATEWAY, POLICY, &service("auth"), &good].join("\n---\n"));
-    assert!(told(&mesh).place.is_ok());
+    assert!(published(&mesh).place.is_ok());
     for (more, field) in [
         (", timeout: soon", ".timeout"),
         (", statusOnError: '200'", ".statusOnError"),
@@ -235,12 +235,12 @@ fn a_provider_that_cannot_be_read_leaves_the_last_good_one() {
         );
         let at = "Error data.mesh.extensionProviders[0].envoyExtAuthzHttp";
         assert_eq!(problems(&mesh), [format!("{at}{field}")], "{more}");
-        assert!(told(&mesh).place.is_ok());
+        assert!(published(&mesh).place.is_ok());
     }
 }
 
 #[test]
-fn ports_that_a_provider_of_http_is_not_asked_about_are_named() {
+fn ports_without_http_checks_are_named() {
     let cache = |labels: &str, name: &str| {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: cache, namespace: shop, labels: {{{labels}}}}}\nspec: {{clusterIP: 10.96.0.78, ports: [{{name: http, port: 80}}, {{name: {name}, port: 7000}}]}}\n"

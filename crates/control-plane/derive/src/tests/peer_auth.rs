@@ -217,7 +217,7 @@ fn the_oldest_of_a_level_counts() {
 }
 
 #[test]
-fn the_names_are_istios_and_the_static_policy_exists_with_any_peer_authentication() {
+fn policy_names_are_istios_and_the_static_policy_exists() {
     let mut mesh = TestMesh::of(CART);
     let other = peer_auth("other", "x", "{mtls: {mode: PERMISSIVE}}");
     assert_eq!(

@@ -200,7 +200,7 @@ fn patterns_are_kept() {
 }
 
 #[test]
-fn what_others_take_for_patterns_is_literal_and_says_so() {
+fn patterns_of_others_are_literal_and_reported() {
     let mesh = TestMesh::of(&policy(
         "{rules: [{from: [{source: {principals: [\"td/ns/*/sa/x\"], notNamespaces: [\"a*b*\"]}}]}]}",
     ));
@@ -306,7 +306,7 @@ fn trust_domains_are_not_ignored() {
 }
 
 #[test]
-fn what_is_not_for_node_proxies_is_not_sent_and_says_so() {
+fn policies_not_for_node_proxies_are_not_sent() {
     for (spec, field) in [
         ("{action: AUDIT}", "spec.action"),
         ("{action: CUSTOM, provider: {name: x}}", "spec.action"),
@@ -413,7 +413,7 @@ fn an_entry_that_cannot_be_understood_refuses_the_whole_policy() {
 }
 
 #[test]
-fn a_policy_that_never_was_usable_refuses_everything_until_it_is_corrected() {
+fn policy_that_never_was_usable_denies_everything() {
     let broken = policy(
         "{selector: {matchLabels: {app: cart}}, rules: [{to: [{operation: {ports: [http]}}]}]}",
     );

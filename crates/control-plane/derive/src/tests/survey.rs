@@ -60,7 +60,7 @@ spec: {rules: [{from: [{source: {principals: ["spiffe://cluster.local/ns/a/sa/b"
 "#;
 
 #[test]
-fn survey_lists_problems_conditions_and_what_no_condition_says() {
+fn survey_lists_problems_with_and_without_conditions() {
     let mesh = TestMesh::of(OBJECTS);
     let survey = mesh.index.survey();
     let has = |object: &str, field: &str, message: &str| {

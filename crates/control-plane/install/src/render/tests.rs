@@ -319,7 +319,7 @@ fn pods_are_deleted_only_in_the_own_namespace_and_where_that_is_enabled() {
 }
 
 #[test]
-fn secrets_of_all_namespaces_are_listed_only_where_pull_secrets_are_wanted() {
+fn secrets_are_listed_only_for_pull_secrets() {
     let rights = |objects: &[Value]| -> Vec<Value> {
         let roles = objects
             .iter()
@@ -383,7 +383,7 @@ fn an_agent_may_write_about_the_pods_of_its_own_node_only() {
 }
 
 #[test]
-fn what_lets_pods_go_before_helm_uninstalls_is_made_of_hooks_alone_and_can_be_left_out() {
+fn release_before_uninstall_is_an_optional_hook() {
     let names = |objects: &[Value]| -> Vec<_> { objects.iter().map(ObjectRef::of).collect() };
     let policies = "global.networkPolicy.enabled=true";
     let mut with = render(&[policies]);

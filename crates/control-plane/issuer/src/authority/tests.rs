@@ -45,7 +45,7 @@ fn an_issued_certificate_is_accepted_with_and_without_an_intermediate() {
 }
 
 #[test]
-fn a_new_certificate_is_good_where_clocks_are_behind_by_less_than_it_is_backdated() {
+fn new_certificate_is_valid_for_clocks_slightly_behind() {
     let root = root();
     let now = SystemTime::now();
     let intermediate = root.new_intermediate("td", 30 * DAY, now).unwrap();
@@ -295,7 +295,7 @@ fn files_that_do_not_belong_together_are_refused() {
 }
 
 #[test]
-fn a_serving_certificate_has_the_names_asked_for() {
+fn serving_certificate_has_the_requested_names() {
     let names = [
         "istiod.istio-system.svc".to_owned(),
         "10.0.0.1".to_owned(),

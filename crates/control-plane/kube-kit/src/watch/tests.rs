@@ -153,7 +153,7 @@ async fn a_store_that_comes_back_older_is_listed_anew() {
 }
 
 #[tokio::test]
-async fn metadata_alone_is_asked_for_and_understood() {
+async fn only_metadata_is_requested_and_parsed() {
     let server = ApiServer::start();
     server.put(
         "/api/v1/namespaces",
@@ -167,7 +167,7 @@ async fn metadata_alone_is_asked_for_and_understood() {
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_is_asked_for_everything_once_it_does_not() {
+async fn client_resubscribes_to_everything_after_a_refusal() {
     let server = ApiServer::start();
     put(&server, "m", "1", Some("a"));
     let mut watch = values(&server);

@@ -162,7 +162,7 @@ fn a_broken_document_keeps_its_object_and_the_others_go_on() {
 }
 
 #[test]
-fn the_same_object_given_twice_differently_is_a_problem_and_the_first_is_used() {
+fn object_given_twice_is_a_problem_and_the_first_counts() {
     let mut tree = Tree::default();
     read(&mut tree, 0, "a.yaml", &pod("a", "n1"));
     read(&mut tree, 0, "b.yaml", &pod("a", "n2"));
@@ -180,7 +180,7 @@ fn the_same_object_given_twice_differently_is_a_problem_and_the_first_is_used() 
 }
 
 #[test]
-fn what_never_could_be_read_is_reported_as_such_and_goes_like_anything_else() {
+fn unreadable_objects_are_reported_and_removed() {
     const POLICY: &str =
         "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p}\n";
     let bad = format!("{POLICY}spec: {{rulez: []}}\n");

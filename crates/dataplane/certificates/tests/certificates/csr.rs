@@ -50,7 +50,7 @@ async fn start() -> (Arc<Pki>, CsrServer, CsrClient) {
 }
 
 #[tokio::test]
-async fn a_certificate_is_fetched_as_the_contract_says() {
+async fn certificate_request_follows_the_contract() {
     let (pki, server, client) = start().await;
     let cert = client.fetch(&id()).await.unwrap();
     assert_eq!(cert.identity(), &id());
@@ -89,7 +89,7 @@ impl CertificateCache for OneCertificate {
 }
 
 #[tokio::test]
-async fn what_a_cache_holds_is_used_before_the_ca_is_asked() {
+async fn cached_certificates_are_used_before_the_ca_is_called() {
     let (_pki, server, client) = start().await;
     let cache = Arc::new(OneCertificate::default());
     let client = client.with_cache(cache.clone());

@@ -31,7 +31,7 @@ async fn a_certificate_is_fetched_once_and_then_at_hand() {
     let second = certificates.get(&id("a")).await.unwrap();
     assert!(Arc::ptr_eq(&first, &second));
     assert!(Arc::ptr_eq(&first, &certificates.peek(&id("a")).unwrap()));
-    assert_eq!(ca.asked(), [id("a")]);
+    assert_eq!(ca.requested(), [id("a")]);
 }
 
 #[tokio::test]
@@ -45,12 +45,12 @@ async fn many_who_wait_share_one_fetch() {
             spawn("wait", async move { certificates.get(&id("a")).await })
         })
         .collect();
-    until("the fetch", || ca.asked().len() == 1).await;
+    until("the fetch", || ca.requested().len() == 1).await;
     ca.release(1);
     for waiter in waiting {
         waiter.await.unwrap().unwrap();
     }
-    assert_eq!(ca.asked().len(), 1);
+    assert_eq!(ca.requested().len(), 1);
 }
 
 #[tokio::test]
@@ -60,7 +60,7 @@ async fn what_a_connection_waits_for_overtakes_what_was_announced() {
     for index in 0..20 {
         certificates.prefetch(&id(&format!("pod-{index}")));
     }
-    until("eight fetches", || ca.asked().len() == 8).await;
+    until("eight fetches", || ca.requested().len() == 8).await;
     let urgent = {
         let certificates = certificates.clone();
         spawn(
@@ -73,11 +73,11 @@ async fn what_a_connection_waits_for_overtakes_what_was_announced() {
         tokio::task::yield_now().await;
     }
     ca.release(1);
-    until("a ninth fetch", || ca.asked().len() == 9).await;
-    assert_eq!(ca.asked().last(), Some(&id("pod-19")));
+    until("a ninth fetch", || ca.requested().len() == 9).await;
+    assert_eq!(ca.requested().last(), Some(&id("pod-19")));
     ca.release(20);
     urgent.await.unwrap().unwrap();
-    until("all fetches", || ca.asked().len() == 20).await;
+    until("all fetches", || ca.requested().len() == 20).await;
     assert_eq!(ca.most_running(), 8);
 }
 
@@ -86,9 +86,9 @@ async fn renewal_at_half_life_replaces_the_certificate() {
     let (ca, certificates) = start();
     let first = certificates.get(&id("a")).await.unwrap();
     pass(DAY / 2 - Duration::from_secs(300)).await;
-    assert_eq!(ca.asked().len(), 1);
+    assert_eq!(ca.requested().len(), 1);
     pass(Duration::from_secs(600)).await;
-    until("a renewal", || ca.asked().len() == 2).await;
+    until("a renewal", || ca.requested().len() == 2).await;
     until("another certificate", || {
         certificates
             .peek(&id("a"))
@@ -133,7 +133,7 @@ async fn a_failed_renewal_keeps_the_old_certificate() {
     let first = certificates.get(&id("a")).await.unwrap();
     ca.fail(10_000);
     pass(DAY * 3 / 4).await;
-    assert!(ca.asked().len() > 10, "renewal is retried");
+    assert!(ca.requested().len() > 10, "renewal is retried");
     assert!(Arc::ptr_eq(
         &certificates.get(&id("a")).await.unwrap(),
         &first
@@ -145,7 +145,7 @@ async fn a_failed_renewal_keeps_the_old_certificate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_certificate_callers_are_told_at_once_until_a_retry_succeeds() {
+async fn callers_fail_at_once_without_a_certificate() {
     let (ca, certificates) = start();
     ca.fail(2);
     let error = certificates.get(&id("a")).await.unwrap_err();
@@ -158,10 +158,10 @@ async fn without_a_certificate_callers_are_told_at_once_until_a_retry_succeeds()
     let began = tokio::time::Instant::now();
     certificates.get(&id("a")).await.unwrap_err();
     assert_eq!(began.elapsed(), Duration::ZERO, "no waiting for the retry");
-    assert_eq!(ca.asked().len(), 1, "callers do not hurry it");
+    assert_eq!(ca.requested().len(), 1, "callers do not hurry it");
     pass(Duration::from_secs(5)).await;
     certificates.get(&id("a")).await.unwrap();
-    assert_eq!(ca.asked().len(), 3);
+    assert_eq!(ca.requested().len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -173,7 +173,11 @@ async fn all_identities_have_certificates_two_seconds_after_the_ca_is_back() {
         certificates.get(identity).await.unwrap_err();
     }
     pass(Duration::from_secs(100)).await;
-    assert!(ca.asked().len() < 200, "{} attempts", ca.asked().len());
+    assert!(
+        ca.requested().len() < 200,
+        "{} attempts",
+        ca.requested().len()
+    );
     ca.recover();
     pass(Duration::from_secs(2)).await;
     for identity in &all {
@@ -187,12 +191,12 @@ async fn who_prepares_waits_through_failures_and_hears_of_refusals() {
     let [away, refused] = [id("away"), id("refused")];
     ca.fail(3);
     certificates.prefetch(&away);
-    until("the first attempt", || ca.asked().len() == 1).await;
+    until("the first attempt", || ca.requested().len() == 1).await;
     assert!(certificates.is_awaited(&away), "no way to the CA");
     certificates.obtained(&away).await;
     assert!(certificates.peek(&away).is_some());
     assert!(!certificates.is_awaited(&away));
-    assert_eq!(ca.asked().len(), 4);
+    assert_eq!(ca.requested().len(), 4);
 
     ca.refuse(1_000);
     certificates.prefetch(&refused);
@@ -204,7 +208,7 @@ async fn who_prepares_waits_through_failures_and_hears_of_refusals() {
         let refused = refused.clone();
         spawn("wait", async move { certificates.obtained(&refused).await })
     };
-    until("more attempts", || ca.asked().len() > 6).await;
+    until("more attempts", || ca.requested().len() > 6).await;
     assert!(!waiter.is_finished());
     certificates.forget(&refused);
     waiter.await.unwrap();
@@ -219,7 +223,7 @@ async fn forgetting_while_waiting_is_an_error_and_asking_again_works() {
         let certificates = certificates.clone();
         spawn("wait", async move { certificates.get(&id("a")).await })
     };
-    until("the fetch", || ca.asked().len() == 1).await;
+    until("the fetch", || ca.requested().len() == 1).await;
     certificates.forget(&id("a"));
     assert!(matches!(
         waiter.await.unwrap(),
@@ -228,7 +232,7 @@ async fn forgetting_while_waiting_is_an_error_and_asking_again_works() {
     assert_eq!(certificates.dump(), []);
     ca.release(2);
     certificates.get(&id("a")).await.unwrap();
-    assert_eq!(ca.asked().len(), 2);
+    assert_eq!(ca.requested().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -237,7 +241,7 @@ async fn what_is_forgotten_is_not_renewed() {
     certificates.get(&id("a")).await.unwrap();
     certificates.forget(&id("a"));
     pass(2 * DAY).await;
-    assert_eq!(ca.asked().len(), 1);
+    assert_eq!(ca.requested().len(), 1);
     assert!(certificates.peek(&id("a")).is_none());
 }
 

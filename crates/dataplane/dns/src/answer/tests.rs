@@ -45,7 +45,7 @@ fn read(question: &Question, found: &Found, transport: Transport) -> Message {
 }
 
 #[test]
-fn an_answer_is_authoritative_lives_half_a_minute_and_repeats_the_question() {
+fn answer_is_authoritative_with_ttl_and_question() {
     let question = question("Web.Shop.", RecordType::A, None);
     let answer = read(&question, &found(None, addresses(1)), Transport::Udp);
     let metadata = &answer.metadata;

@@ -123,7 +123,7 @@ fn names_are_expanded_as_kubernetes_search_list_does() {
 }
 
 #[test]
-fn what_the_search_list_added_is_taken_away_and_said() {
+fn search_list_suffixes_are_removed_and_reported() {
     let table = table_of(
         vec![
             kube("shop", "web", &["10.0.0.1"]),

@@ -88,7 +88,7 @@ async fn after_the_end_is_announced_questions_are_answered_until_none_come() {
 }
 
 #[tokio::test]
-async fn it_ends_at_once_when_told_to() {
+async fn process_ends_at_once_when_terminated() {
     within(async {
         let rig = rig().await;
         rig.drain.start(DrainMode::Immediate);

@@ -75,7 +75,7 @@ async fn a_lost_question_is_repeated() {
 }
 
 #[tokio::test]
-async fn the_next_server_is_asked_when_one_is_silent_gone_or_cannot() {
+async fn next_server_is_queried_when_one_fails() {
     within(async {
         let good = server(0, ResponseCode::NXDomain).await;
         let silent = server(usize::MAX, ResponseCode::NoError).await;
@@ -136,7 +136,7 @@ async fn a_question_over_tcp_is_passed_on_over_tcp() {
 }
 
 #[test]
-fn only_what_redirection_takes_counts_as_the_server_asked() {
+fn only_redirected_queries_have_an_original_server() {
     for (address, is) in [
         ("10.96.0.10:53", true),
         ("[fd00::10]:53", true),

@@ -448,7 +448,7 @@ impl AsyncWrite for Faulty {
 }
 
 #[tokio::test]
-async fn a_panic_ends_its_connection_with_its_tunnels_and_the_next_is_dialled_anew() {
+async fn panic_ends_its_connection_and_the_next_one_is_dialled() {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings::default());
     let fault = Arc::new(AtomicBool::new(false));

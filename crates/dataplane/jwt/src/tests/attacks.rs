@@ -96,7 +96,7 @@ fn a_key_verifies_only_what_it_is_for() {
 }
 
 #[test]
-fn what_can_be_read_in_two_ways_is_refused() {
+fn ambiguous_input_is_refused() {
     let issuer = Issuer::new("a");
     let keys = set(&[issuer.key()]);
     let header = r#"{"alg":"ES256","kid":"a"}"#;

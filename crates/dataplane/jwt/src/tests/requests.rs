@@ -134,7 +134,7 @@ fn audiences_have_to_be_the_rules_own() {
 }
 
 #[test]
-fn tokens_are_read_where_a_rule_says_and_nowhere_else() {
+fn tokens_are_read_only_at_the_rules_locations() {
     let issuer = Issuer::new("a");
     let rule = JwtRule {
         headers: vec![("x-jwt".into(), "JWT ".into())],
@@ -184,7 +184,7 @@ fn tokens_are_read_where_a_rule_says_and_nowhere_else() {
 }
 
 #[test]
-fn applications_are_told_what_is_proved_and_nothing_that_clients_say() {
+fn applications_get_verified_claims_only() {
     let issuer = Issuer::new("a");
     let rule = JwtRule {
         payload_header: Some("x-payload".into()),
@@ -360,7 +360,7 @@ fn keys_that_are_not_there_validate_nothing_and_rotated_ones_only_theirs() {
 }
 
 #[test]
-fn objects_apply_where_they_are_attached_and_one_that_is_not_understood_refuses_there() {
+fn objects_apply_where_attached_and_bad_ones_deny_there() {
     let issuer = Issuer::new("a");
     let service = |name: &str| NamespacedHostname::new("ns", name);
     let mut all = Authentications::default();

@@ -25,15 +25,15 @@ pub enum Asking {
 impl Policies {
     /// Providers to ask about a request. It is the request as it came, before a provider changes it.
     pub fn asks(&self, scope: Scope<'_>, request: &Request<'_>) -> Asking {
-        self.asked(scope, || Facts::of_request(request))
+        self.check(scope, || Facts::of_request(request))
     }
 
     /// Providers to ask about a connection that is not HTTP.
     pub fn asks_of_connection(&self, scope: Scope<'_>, connection: &Connection<'_>) -> Asking {
-        self.asked(scope, || Facts::of_connection(connection))
+        self.check(scope, || Facts::of_connection(connection))
     }
 
-    fn asked<'a>(&self, scope: Scope<'_>, facts: impl FnOnce() -> Facts<'a>) -> Asking {
+    fn check<'a>(&self, scope: Scope<'_>, facts: impl FnOnce() -> Facts<'a>) -> Asking {
         let policies = || self.buckets(scope).flat_map(|bucket| &bucket.custom);
         let mut first: Option<&Arc<Provider>> = None;
         for policy in policies() {

@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, uri::Authority};
 
 use crate::path::{self, PathError};
 pub use applied::Applied;
-pub use cors::{Asked, Cors};
+pub use cors::{Cors, CorsRequest};
 pub use fault::Injected;
 
 /// The filters of a rule, or of one of its backends.

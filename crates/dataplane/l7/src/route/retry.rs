@@ -15,7 +15,7 @@ const LONGEST: u32 = 10;
 const GRPC: [&[u8]; 2] = [b"1", b"14"];
 
 /// Whether an answer is a reason to ask again.
-pub fn is_asked_again(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) -> bool {
+pub fn is_retriable(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) -> bool {
     let grpc = headers.get("grpc-status");
     retry.codes.contains(&status.as_u16())
         || grpc.is_some_and(|status| GRPC.contains(&status.as_bytes()))
@@ -49,7 +49,7 @@ mod tests {
             if let Some(status) = grpc {
                 headers.insert("grpc-status", HeaderValue::from_static(status));
             }
-            is_asked_again(&retry, StatusCode::from_u16(status).unwrap(), &headers)
+            is_retriable(&retry, StatusCode::from_u16(status).unwrap(), &headers)
         };
         for (status, grpc, expected) in [
             (500, None, true),
@@ -67,7 +67,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn waits_are_between_what_is_asked_and_ten_times_that(backoff in proptest::option::of(1..100_000_u64), nth in any::<u32>()) {
+        fn waits_are_one_to_ten_times_the_configured_backoff(backoff in proptest::option::of(1..100_000_u64), nth in any::<u32>()) {
             let backoff = backoff.map(Duration::from_millis);
             let retry = HttpRetry { backoff, ..HttpRetry::default() };
             let wait = wait(&retry, nth, &mut rand::rng());

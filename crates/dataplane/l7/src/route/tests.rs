@@ -140,7 +140,7 @@ fn first_part_that_differs_is_the_mismatch() {
 }
 
 #[test]
-fn without_routes_a_service_leads_to_itself_and_with_them_not() {
+fn service_without_routes_is_its_own_destination() {
     assert_eq!(chosen(&RouteTable::new(&[], 80, None), "/", &[]), "itself");
     let other_port = [route("a", &[81], vec![rule(vec![])])];
     assert_eq!(

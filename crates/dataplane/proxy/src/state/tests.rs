@@ -335,7 +335,7 @@ fn guarded_service() -> Service {
 }
 
 #[tokio::test]
-async fn an_unknown_destination_is_asked_for_and_then_its_waypoint() {
+async fn unknown_destination_is_resolved_and_then_its_waypoint() {
     let (state, demands) = SharedState::on_demand(config());
     let (_serving, asked) = serve(&state, demands, |name| match name {
         "/10.96.0.1" => vec![Update::Service(Box::new(guarded_service()))],
@@ -401,7 +401,7 @@ async fn without_an_answer_the_connection_fails_instead_of_going_plain() {
 }
 
 #[tokio::test]
-async fn the_pods_own_record_is_asked_for() {
+async fn own_record_of_the_pod_is_requested() {
     let (state, demands) = SharedState::on_demand(config());
     state.mark_policies_known();
     let (_serving, asked) = serve(&state, demands, |_| {

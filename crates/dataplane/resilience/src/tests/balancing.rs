@@ -14,7 +14,7 @@ fn balancing(balancing: Balancing) -> DestinationPolicy {
 }
 
 #[test]
-fn each_gets_as_much_as_its_weight_says() {
+fn backends_get_requests_by_weight() {
     for kind in [
         Balancing::LeastRequest,
         Balancing::RoundRobin,

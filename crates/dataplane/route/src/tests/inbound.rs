@@ -40,7 +40,7 @@ fn tunnelled(protocol: AppTunnelProtocol, port: Option<u16>) -> Workload {
 }
 
 #[test]
-fn the_pods_own_address_is_served_on_the_port_asked_for() {
+fn pods_own_address_is_served_on_the_requested_port() {
     let route = ask_as(&table(vec![], vec![]), &local(), at("10.0.0.2:8080")).unwrap();
     assert_eq!(route.addr, addr("10.0.0.2:8080"));
     assert_eq!(route.authorize, route.addr);
@@ -55,7 +55,7 @@ fn another_address_is_a_mismatch() {
 }
 
 #[test]
-fn no_way_leads_to_the_proxys_own_ports() {
+fn proxys_own_ports_are_unreachable() {
     let empty = table(vec![], vec![]);
     for port in OWN_PORTS {
         let error = ask_as(&empty, &local(), at(&format!("10.0.0.2:{port}"))).unwrap_err();
@@ -142,7 +142,7 @@ fn an_application_tunnel_takes_any_address() {
 }
 
 #[test]
-fn an_application_tunnel_keeps_to_the_pods_address_when_told_to() {
+fn application_tunnel_can_be_bound_to_the_pods_address() {
     let proxied = tunnelled(AppTunnelProtocol::Proxy, Some(15088));
     let request = InboundRequest {
         local: &proxied,

@@ -69,7 +69,7 @@ fn a_pod_of_another_network_is_not_at_its_address_here() {
 }
 
 #[test]
-fn a_service_leads_to_an_endpoint_and_its_target_port() {
+fn service_resolves_to_an_endpoint_and_target_port() {
     let table = table(
         vec![in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)])],
         vec![Service {
@@ -262,7 +262,7 @@ fn guarded_service(waypoint: GatewayAddress) -> Service {
 }
 
 #[test]
-fn a_services_waypoint_is_asked_for_the_address_dialled() {
+fn services_waypoint_gets_the_dialled_address() {
     for at in ["/10.96.0.100", "ns/waypoint.ns.svc.cluster.local"] {
         let table = table(
             vec![
@@ -381,7 +381,7 @@ fn the_sources_own_waypoint_does_not_matter() {
 }
 
 #[test]
-fn a_pods_waypoint_takes_what_is_addressed_to_the_pod_but_not_to_its_service() {
+fn pods_waypoint_takes_connections_to_the_pod_but_not_its_service() {
     let guarded = Workload {
         waypoint: Some(gateway("/10.96.0.100", 15008)),
         ..in_service(pod("a", &["10.0.0.2", "fd00::2"]), "web", &[(80, 8080)])
@@ -528,7 +528,7 @@ fn far_service(sans: &[&str]) -> Service {
 }
 
 #[test]
-fn with_session_affinity_a_client_keeps_its_endpoint_and_clients_are_spread() {
+fn session_affinity_keeps_endpoints_and_spreads_clients() {
     let endpoints = |count: usize| -> Vec<Workload> {
         let pod = |n| pod(&format!("web-{n}"), &[&format!("10.0.1.{n}")]);
         let pods = (1..=count).map(|n| in_service(pod(n), "web", &[(80, 80)]));

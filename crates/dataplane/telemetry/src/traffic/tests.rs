@@ -124,7 +124,7 @@ fn hidden_principals_are_unknown_and_make_no_series_of_their_own() {
 }
 
 #[test]
-fn bytes_are_added_while_the_connection_is_open_and_the_end_carries_the_flag() {
+fn bytes_count_while_open_and_the_end_has_the_flag() {
     let traffic = Arc::new(Traffic::default());
     let connection = traffic.open(&labels());
     connection.received(3);

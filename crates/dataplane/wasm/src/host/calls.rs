@@ -34,7 +34,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
          trailers_length: u32,
          timeout: u32,
          at: u32| {
-            let asked = Asked {
+            let asked = CallArguments {
                 upstream: (upstream, upstream_length),
                 headers: (headers, headers_length),
                 body: (body, body_length),
@@ -60,7 +60,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
          message_length: u32,
          timeout: u32,
          at: u32| {
-            let asked = Asked {
+            let asked = CallArguments {
                 upstream: (upstream, upstream_length),
                 headers: (metadata, metadata_length),
                 body: (message, message_length),
@@ -96,7 +96,7 @@ fn link_streams(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
          metadata: u32,
          metadata_length: u32,
          at: u32| {
-            let asked = Asked {
+            let asked = CallArguments {
                 upstream: (upstream, upstream_length),
                 headers: (metadata, metadata_length),
                 body: (0, 0),
@@ -180,7 +180,7 @@ fn status(mut guest: Guest<'_>, code_at: u32, at: u32, length_at: u32) -> Result
     guest.give(text.as_bytes(), at, length_at)
 }
 
-struct Asked {
+struct CallArguments {
     upstream: (u32, u32),
     headers: (u32, u32),
     body: (u32, u32),
@@ -188,7 +188,7 @@ struct Asked {
     timeout: u32,
 }
 
-impl Asked {
+impl CallArguments {
     fn http(self, mut guest: Guest<'_>, at: u32) -> Result<(), Refused> {
         let head = head(&guest.copy(self.headers.0, self.headers.1)?)?;
         // As Envoy has it.

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_of_lines_is_dropped_and_told() {
+    fn dropped_lines_of_a_flood_are_counted() {
         let (mut logged, now) = (Logged::default(), Instant::now());
         for _ in 0..MAX_LINES {
             assert_eq!(logged.line(now), Line::Written(0));

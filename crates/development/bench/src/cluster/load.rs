@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_of_the_load_tool_is_read_and_told() {
+    fn log_of_the_load_tool_is_parsed() {
         let report = Report::parse(
             r#"{"event":"begun","unix":100.0}
 {"event":"running","at":0.1,"unix":100.1}

@@ -155,7 +155,7 @@ impl Watched {
         std::thread::spawn(move || {
             let mut before = None;
             while !end.load(Ordering::Relaxed) {
-                let answers = asked(server).is_ok();
+                let answers = queries_of(server).is_ok();
                 if before.replace(answers) != Some(answers)
                     && sender.send((answers, unix())).is_err()
                 {
@@ -184,7 +184,7 @@ impl Drop for Watched {
     }
 }
 
-fn asked(server: SocketAddr) -> std::io::Result<()> {
+fn queries_of(server: SocketAddr) -> std::io::Result<()> {
     let patience = Duration::from_secs(1);
     let mut stream = TcpStream::connect_timeout(&server, patience)?;
     stream.set_read_timeout(Some(patience))?;

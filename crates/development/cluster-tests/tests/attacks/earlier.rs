@@ -100,7 +100,7 @@ fn what_a_pod_that_opted_in_opened_before_the_agent_knew_is_closed() {
 }
 
 #[test]
-fn what_a_pod_opened_before_it_was_labelled_stays_whatever_becomes_of_its_agent() {
+fn connections_from_before_the_label_stay() {
     let mesh = Mesh::alone();
     let space = mesh.space("labelled");
     let server = space.serve("server", Some("n2"));

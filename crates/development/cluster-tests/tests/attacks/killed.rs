@@ -132,7 +132,7 @@ fn process_1_of_one_container_is_killed_while_the_other_stands_by() {
 }
 
 #[test]
-fn when_all_are_dead_the_first_node_proxy_serves_the_pods_without_the_agent() {
+fn first_node_proxy_serves_pods_without_the_agent() {
     let mesh = Mesh::alone();
     let space = mesh.space("all");
     let server = space.serve_captured();

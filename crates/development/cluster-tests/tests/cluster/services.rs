@@ -111,7 +111,7 @@ spec:
 }
 
 #[test]
-fn a_host_port_leads_to_a_captured_pod() {
+fn host_port_reaches_a_captured_pod() {
     let mesh = Mesh::shared();
     let space = mesh.space("hostport");
     space.label(Some("ambient"));

@@ -72,7 +72,7 @@ spec:
 }
 
 #[test]
-fn a_stateful_pod_that_comes_back_with_another_address_is_reached_by_its_name() {
+fn stateful_pod_with_a_new_address_is_reached_by_name() {
     let mesh = Mesh::shared();
     let space = mesh.space("stateful");
     space.label(Some("ambient"));
@@ -168,7 +168,7 @@ fn labels_of_pods_decide_before_their_namespace() {
 }
 
 #[test]
-fn what_an_init_container_says_is_captured() {
+fn init_containers_are_captured() {
     let mesh = Mesh::shared();
     let space = mesh.space("init");
     let server = space.serve_captured();

@@ -40,7 +40,7 @@ fn assert_captured(space: &Space<'_>, count: usize) {
 }
 
 #[test]
-fn pods_that_wait_for_an_agent_that_dies_again_and_again_start_with_its_return() {
+fn waiting_pods_start_when_a_crashing_agent_returns() {
     let mesh = Mesh::alone();
     let (space, server, wire) = with_server(&mesh, "crashing");
     let node = mesh.cluster().node(1);

@@ -16,7 +16,7 @@ use crate::{PROXY, WORKER};
 const CHAOS: Duration = Duration::from_secs(25);
 
 #[test]
-fn nothing_travels_in_clear_and_nothing_leaks_while_pods_and_the_mesh_are_killed() {
+fn no_plaintext_and_no_leak_while_pods_and_mesh_are_killed() {
     let mesh = Mesh::alone();
     let space = mesh.space("chaos");
     let server = space.serve_captured();

@@ -36,7 +36,7 @@ fn a_node_proxy_that_dies_without_an_api_server_serves_its_pods_again() {
 }
 
 #[test]
-fn a_node_proxy_that_dies_without_a_control_plane_goes_on_with_what_was_known() {
+fn node_proxy_restarts_from_known_state_without_a_control_plane() {
     let mesh = Mesh::alone();
     let space = mesh.space("orphaned");
     space.serve_captured();

@@ -14,7 +14,7 @@ fn pods_of_a_node_that_boots_are_captured_before_they_talk() {
 }
 
 #[test]
-fn a_primary_cni_that_rewrites_its_configuration_at_boot_lets_nothing_out_in_plaintext() {
+fn primary_cni_rewritten_at_boot_lets_no_plaintext_out() {
     reboot(Boot::CniRewritten);
 }
 

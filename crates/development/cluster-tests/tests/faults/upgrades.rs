@@ -53,7 +53,7 @@ fn a_node_proxy_whose_container_is_killed_refuses_no_connection() {
 }
 
 #[test]
-fn rollouts_of_the_node_proxy_one_while_the_other_drains_break_no_connection() {
+fn overlapping_rollouts_of_the_node_proxy_break_no_connection() {
     let mesh = Mesh::alone();
     let space = mesh.space("rollout");
     space.serve_captured();

@@ -77,7 +77,7 @@ fn when_strict_begins_plaintext_from_before_the_capture_ends() {
 }
 
 #[test]
-fn what_was_plaintext_when_capture_began_under_strict_is_the_settings_affair() {
+fn plaintext_from_before_capture_under_strict_follows_the_setting() {
     let (mesh, server) = server_outside();
     mesh.apply("strict", STRICT);
     until("the server's proxy knows", || is_strict(&mesh));

@@ -26,7 +26,7 @@ fn has_called(mesh: &Mesh, pod: &str) {
 }
 
 #[test]
-fn pods_outside_start_while_the_agent_hangs_and_pods_of_the_mesh_are_captured_after() {
+fn pods_outside_the_mesh_start_while_the_agent_hangs() {
     let mesh = Mesh::up(PAIR);
     let wire = mesh.watch(&["of-the-mesh"]);
     let agent = mesh.hang("agent", Some("node-1"));

@@ -17,7 +17,7 @@ fn restarts(mesh: &Mesh, name: &str) -> u32 {
 }
 
 #[test]
-fn an_agent_that_is_killed_again_and_again_is_back_without_its_first_process_ending() {
+fn agent_killed_repeatedly_returns_in_the_same_container() {
     let mesh = Mesh::up(PAIR);
     for number in 0..5 {
         mesh.kill("agent-worker", Some("node-1"));
@@ -63,7 +63,7 @@ fn until_held(mesh: &Mesh, times: usize) {
 
 /// A node proxy's supervisor is killed and has no standby: the agent's supervisor holds its sockets too.
 #[test]
-fn a_node_proxy_without_a_standby_that_is_killed_whole_refuses_no_connection() {
+fn killed_node_proxy_without_a_standby_refuses_no_connection() {
     let mesh = Mesh::up(PAIR);
     let openings = Openings::new(&mesh);
     openings.dial().unwrap().say("before").unwrap();
@@ -90,7 +90,7 @@ fn a_node_proxy_without_a_standby_that_is_killed_whole_refuses_no_connection() {
 
 /// Two rollouts, one while the proxies of the first still drain.
 #[test]
-fn connections_of_several_generations_of_proxies_go_on_and_obey_new_policies() {
+fn connections_of_older_proxies_go_on_under_new_policies() {
     let mut options = options();
     let drain = ("CONNECTION_TERMINATION_DEADLINE".into(), "1h".into());
     options.env.extend([drain]);

@@ -48,7 +48,7 @@ use other_network::{CLIENTS, OtherNetwork};
 
 /// The pod's ports: of what all kinds are attached to, and of what a CUSTOM policy is.
 const APP: u16 = 8081;
-const ASKED: u16 = 8082;
+const CHECKED: u16 = 8082;
 
 const OBJECTS: &str = "
 ---
@@ -303,7 +303,7 @@ impl Scene {
             callers.concat()
         );
         let (mesh, _) = with_gateway(SHARED, &more, options);
-        for port in [APP, ASKED] {
+        for port in [APP, CHECKED] {
             mesh.serve("shop/server", port, |mut stream| {
                 if is_http2(&stream)? {
                     return serve_http2(stream);

@@ -95,7 +95,7 @@ fn is_denied(outcome: &Outcome) -> bool {
 }
 
 #[test]
-fn nobody_is_believed_who_says_that_it_calls_for_somebody_else() {
+fn claims_to_call_for_others_are_not_trusted() {
     let (mesh, _) = with_waypoint(PEERS);
     let waypoint = (WAYPOINT, port(&mesh, "shop/waypoint", 15008));
     let target = port(&mesh, "shop/server", 8080).to_string();
@@ -153,7 +153,7 @@ fn nobody_is_believed_who_says_that_it_calls_for_somebody_else() {
 }
 
 #[test]
-fn a_waypoint_leads_nowhere_but_to_its_own() {
+fn waypoint_forwards_to_its_own_targets_only() {
     let (mesh, _) = with_waypoint(PEERS);
     let address = port(&mesh, "shop/waypoint", 15008);
     let waypoint = (WAYPOINT, address);
@@ -239,7 +239,7 @@ fn octets(address: &str) -> [u8; 4] {
 }
 
 #[test]
-fn who_asks_the_pod_itself_is_led_through_its_waypoint_as_what_it_is() {
+fn callers_of_the_pod_pass_its_waypoint_as_themselves() {
     let (mesh, address) = with_waypoint(PEERS);
     let called = format!("called by {address}");
     let pod = (SERVER, port(&mesh, "shop/server", 15008));

@@ -17,7 +17,7 @@ const TTL: u32 = 1;
 
 /// Result of a request for a name.
 #[derive(Clone)]
-enum Said {
+enum NameResult {
     Addresses(Vec<Ipv4Addr>),
     Nonsense,
     Nothing,
@@ -25,10 +25,10 @@ enum Said {
 
 /// A DNS server of the test's own.
 #[derive(Clone, Default)]
-struct Names(Arc<Mutex<BTreeMap<String, Said>>>);
+struct Names(Arc<Mutex<BTreeMap<String, NameResult>>>);
 
 impl Names {
-    fn say(&self, name: &str, said: Said) {
+    fn say(&self, name: &str, said: NameResult) {
         self.0.lock().unwrap().insert(name.to_owned(), said);
     }
 
@@ -37,7 +37,7 @@ impl Names {
             IpAddr::V4(ip) => *ip,
             IpAddr::V6(ip) => panic!("{ip} is not of IPv4"),
         });
-        self.say(name, Said::Addresses(v4.collect()));
+        self.say(name, NameResult::Addresses(v4.collect()));
     }
 
     fn serve(&self, socket: UdpSocket) {
@@ -67,10 +67,10 @@ impl Names {
         let said = self.0.lock().unwrap().get(&labels.join(".")).cloned();
         let addresses = match said {
             None => Vec::new(),
-            Some(Said::Addresses(addresses)) if is_a => addresses,
-            Some(Said::Addresses(_)) => Vec::new(),
-            Some(Said::Nothing) => return None,
-            Some(Said::Nonsense) => {
+            Some(NameResult::Addresses(addresses)) if is_a => addresses,
+            Some(NameResult::Addresses(_)) => Vec::new(),
+            Some(NameResult::Nothing) => return None,
+            Some(NameResult::Nonsense) => {
                 let mut nonsense = question[..2].to_vec();
                 nonsense.extend([0x81, 0x80, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xc0, 0x0c]);
                 return Some(nonsense);
@@ -156,11 +156,11 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     log_says("127.0.0.1 is an address of this machine or of nobody");
 
     // Its server says nonsense, or nothing: others are answered meanwhile.
-    names.say("api.outside.example", Said::Nonsense);
+    names.say("api.outside.example", NameResult::Nonsense);
     names.are("one.example", &[second]);
     wild("503");
     exact("this is the second");
-    names.say("api.outside.example", Said::Nothing);
+    names.say("api.outside.example", NameResult::Nothing);
     let answers = std::thread::scope(|scope| {
         let ask = || ask(&mesh, "shop/client", 2, "api.outside.example");
         let asking: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();

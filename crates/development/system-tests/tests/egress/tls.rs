@@ -40,7 +40,7 @@ fn api(port: u16) -> String {
 }
 
 #[test]
-fn what_is_believed_of_a_server_is_what_the_rule_says() {
+fn server_names_are_verified_by_the_rule() {
     let authority = Authority::new();
     let files = tempfile::tempdir().unwrap();
     let own = files.path().join("shop");
@@ -156,7 +156,7 @@ spec:
 }
 
 #[test]
-fn a_backend_tls_policy_says_who_is_believed() {
+fn backend_tls_policy_names_trusted_authorities() {
     let authority = Authority::new();
     let files = tempfile::tempdir().unwrap();
     let mesh = mesh(files.path(), &api(PORT));

@@ -216,7 +216,7 @@ fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Re
 }
 
 #[test]
-fn servers_that_lie_hang_flood_or_lead_elsewhere_get_nothing_and_harm_nobody() {
+fn hostile_servers_get_nothing_and_harm_nobody() {
     let (_directory, options) = module();
     let scene = Scene::with(GRANT, options);
     // Wants credentials, too, for a registry that it is not.

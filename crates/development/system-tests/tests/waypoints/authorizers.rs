@@ -15,7 +15,7 @@ const GRPC: u16 = 9000;
 const OTHER: u16 = 9001;
 const HTTP: u16 = 8000;
 /// Port at which a provider shows its checks.
-const ASKED: u16 = 9002;
+const CHECKS_PORT: u16 = 9002;
 
 /// Objects, as a file of manifests.
 fn manifests(objects: &[Value]) -> String {
@@ -63,7 +63,7 @@ fn provider(namespace: &str) -> [Value; 2] {
         ("grpc", GRPC),
         ("grpc-other", OTHER),
         ("http", HTTP),
-        ("http-asked", ASKED),
+        ("http-asked", CHECKS_PORT),
     ];
     served(namespace, "authz", &["serve"], &ports)
 }
@@ -118,10 +118,10 @@ impl Scene {
     }
 
     /// Checks that a provider was sent since the last time, as JSON.
-    fn asked(&self, from: &str, provider: &str) -> Vec<Value> {
+    fn checks(&self, from: &str, provider: &str) -> Vec<Value> {
         let status = self.mesh.client().status().expect("the lab answers");
         let ip = find(&status, provider).and_then(|pod| pod.ips.first().copied());
-        let place = SocketAddr::new(ip.expect("the provider has an address"), ASKED);
+        let place = SocketAddr::new(ip.expect("the provider has an address"), CHECKS_PORT);
         let answer = self.ask(from, place, &get("/", &[]));
         let all = answer["body"].as_str().map(serde_json::from_str::<Value>);
         let all = all.and_then(Result::ok).unwrap_or_default();
@@ -129,7 +129,7 @@ impl Scene {
     }
 
     /// Waits until the control plane has told of something.
-    fn until_told(&self, parts: &[&str]) {
+    fn until_published(&self, parts: &[&str]) {
         let log = || {
             let source = LogSource::Daemon {
                 name: "control".to_owned(),

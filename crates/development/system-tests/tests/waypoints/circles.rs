@@ -92,7 +92,7 @@ fn two_waypoints() -> Mesh {
 }
 
 #[test]
-fn what_leads_from_waypoint_to_waypoint_comes_to_an_end() {
+fn routing_loops_between_waypoints_end() {
     let mesh = two_waypoints();
     let near = mesh.ip("shop/waypoint").to_string();
     let yonder = mesh.ip("shop/yonder").to_string();

@@ -166,7 +166,7 @@ spec:
 }
 
 #[test]
-fn collectors_that_hang_fail_and_flood_harm_no_request_and_are_told_again_when_they_are_back() {
+fn broken_collectors_harm_no_request_and_recover() {
     let scene = Scene::new();
     scene.mesh.apply("telemetry", &tracing(""));
     scene.until_more("sent");
@@ -184,7 +184,7 @@ fn collectors_that_hang_fail_and_flood_harm_no_request_and_are_told_again_when_t
 }
 
 #[test]
-fn contexts_of_traces_stay_as_they_came_where_they_are_not_to_be_passed_on() {
+fn trace_contexts_stay_unchanged_without_propagation() {
     let scene = Scene::new();
     scene.mesh.apply("telemetry", &tracing(""));
     until("requests are traced", || {
@@ -207,7 +207,7 @@ fn contexts_of_traces_stay_as_they_came_where_they_are_not_to_be_passed_on() {
 }
 
 #[test]
-fn connections_that_are_not_http_are_told_of_as_telemetry_says() {
+fn non_http_connections_are_reported_by_telemetry() {
     let scene = Scene::new();
     scene.mesh.serve("shop/server", 8082, |mut stream| {
         let mut bytes = [0; 64];

@@ -228,7 +228,7 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
 }
 
 #[test]
-fn what_is_killed_while_the_control_plane_is_away_goes_on_with_what_it_knew() {
+fn killed_parts_continue_from_known_state() {
     let scene = Scene::new(&format!("{PAIR}\n---{GATEWAY}{SERVICE}"));
     scene.until_all_work("at first");
     let [waypoint] = scene.waypoints().try_into().unwrap();

@@ -66,7 +66,7 @@ fn until_answered(mesh: &Mesh, client: &str, url: &str, by: &str) {
 }
 
 #[test]
-fn what_labels_bind_to_another_controllers_gateway_goes_there_and_nowhere_else() {
+fn label_to_a_foreign_gateway_is_followed() {
     let (mesh, server) = scene();
     let direct = format!("http://{server}:8080/");
     // By the service that is bound, by the pod that is, and by a service that is not and has the pod.
@@ -94,7 +94,7 @@ fn what_labels_bind_to_another_controllers_gateway_goes_there_and_nowhere_else()
 }
 
 #[test]
-fn without_its_address_or_its_pods_nothing_is_reached_until_it_has_them_again() {
+fn waypoint_without_address_or_pods_blocks_until_it_returns() {
     let (mesh, server) = scene();
     let direct = format!("http://{server}:8080/");
     let named = "http://named.shop:8080/";

@@ -116,7 +116,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 }
 
 #[test]
-fn grpc_requests_go_where_their_method_says_and_nowhere_else() {
+fn grpc_requests_are_routed_by_method() {
     let (mesh, _) = with_waypoint(SERVICES);
     for port in [8081, 8082] {
         mesh.serve("shop/server", port, move |stream| {
@@ -333,7 +333,7 @@ const TLS_ROUTE: &str = "  hostnames: [next.example, '*.below.example', forbidde
 ";
 
 #[test]
-fn tls_connections_go_where_their_server_name_says_or_are_closed() {
+fn tls_connections_are_routed_by_server_name_or_closed() {
     let (mesh, _) = with_waypoint(SERVICES);
     greeters(&mesh);
     let front = mesh.service("front.shop.svc", 443);

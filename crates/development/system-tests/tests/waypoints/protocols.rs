@@ -103,7 +103,7 @@ fn http_1_in_all_its_forms() {
 }
 
 #[test]
-fn what_is_not_http_is_passed_through_whoever_begins() {
+fn non_http_passes_through_from_either_side() {
     let (mesh, waypoint) = with_waypoint("");
     let greets = mesh.serve("shop/server", 8082, |mut stream| {
         let caller = stream.peer_addr()?.ip();
@@ -364,7 +364,7 @@ impl Call {
 }
 
 #[test]
-fn grpc_streams_both_ways_and_says_how_it_ended() {
+fn grpc_streams_both_directions_with_its_status() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("policy", NO_SECRETS);
     let app = serve_grpc_on(&mesh, 8083);

@@ -34,7 +34,7 @@ spec:
 ";
 
 #[test]
-fn who_would_be_refused_is_told_before_a_policy_is_applied() {
+fn rehearsal_names_callers_that_would_be_refused() {
     let (mesh, _) = with_waypoint("");
     let admin = "http://server.shop/admin/users?a=b";
     mesh.get("shop/client", admin).ok();
@@ -138,7 +138,7 @@ fn who_would_be_refused_is_told_before_a_policy_is_applied() {
 }
 
 #[test]
-fn a_policy_on_trial_is_counted_and_logged_where_it_would_refuse_and_rehearsed_if_asked_for() {
+fn dry_run_policy_is_counted_logged_and_rehearsed() {
     let mut options = options();
     let sent = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY";
     options.env.insert(sent.into(), "true".into());

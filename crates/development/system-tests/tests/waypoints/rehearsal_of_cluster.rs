@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use ambit_system_tests::{Said, binary};
+use ambit_system_tests::{CommandOutput, binary};
 use ambit_testkit::ApiServer;
 use serde_json::{Value, json};
 
@@ -136,7 +136,7 @@ fn cluster() -> ApiServer {
     server
 }
 
-fn rehearse(server: &ApiServer, policy: &str) -> Said {
+fn rehearse(server: &ApiServer, policy: &str) -> CommandOutput {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);
@@ -152,7 +152,7 @@ fn rehearse(server: &ApiServer, policy: &str) -> Said {
         .output()
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Said {
+    CommandOutput {
         code: output.status.code().unwrap_or(-1),
         stdout: text(&output.stdout) + &text(&output.stderr),
     }

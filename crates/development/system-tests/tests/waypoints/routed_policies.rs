@@ -90,7 +90,7 @@ fn ask(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
-fn until_asked(mesh: &Mesh, address: SocketAddr, path: &str, expected: &str) {
+fn until_checked(mesh: &Mesh, address: SocketAddr, path: &str, expected: &str) {
     let mut answer = String::new();
     until(&format!("{path} is answered with {expected}"), || {
         answer = ask(mesh, address, path);
@@ -121,8 +121,8 @@ fn a_route_does_not_lead_past_the_policies_of_its_backend() {
     mesh.apply("routes", ROUTES);
     let front = mesh.service("front.shop.svc", 80);
     let back = mesh.service("back.shop.svc", 80);
-    until_asked(&mesh, front, "/led/secret", "back /sent/secret");
-    until_asked(&mesh, front, "/copied/a", "front /copied/a");
+    until_checked(&mesh, front, "/led/secret", "back /sent/secret");
+    until_checked(&mesh, front, "/copied/a", "front /copied/a");
     until("the copy is answered", || {
         metrics(&mesh).contains("ambit_requests_mirrored_total{outcome=\"answered\"}")
     });
@@ -134,11 +134,11 @@ fn a_route_does_not_lead_past_the_policies_of_its_backend() {
             "{to: [{operation: {paths: [/sent/secret, /copied/*], ports: ['80']}}]}",
         ),
     );
-    until_asked(&mesh, front, "/led/secret", "RBAC: access denied");
-    until_asked(&mesh, front, "/led//secret", "RBAC: access denied");
-    until_asked(&mesh, back, "/sent/secret", "RBAC: access denied");
-    until_asked(&mesh, front, "/led/other", "back /sent/other");
-    until_asked(&mesh, front, "/copied/b", "front /copied/b");
+    until_checked(&mesh, front, "/led/secret", "RBAC: access denied");
+    until_checked(&mesh, front, "/led//secret", "RBAC: access denied");
+    until_checked(&mesh, back, "/sent/secret", "RBAC: access denied");
+    until_checked(&mesh, front, "/led/other", "back /sent/other");
+    until_checked(&mesh, front, "/copied/b", "front /copied/b");
     until("the copy is denied", || {
         metrics(&mesh).contains("ambit_requests_mirrored_total{outcome=\"denied\"}")
     });
@@ -147,11 +147,11 @@ fn a_route_does_not_lead_past_the_policies_of_its_backend() {
         "policy",
         &policy("ALLOW", "{to: [{operation: {paths: [/sent/open]}}]}"),
     );
-    until_asked(&mesh, front, "/led/other", "RBAC: access denied");
-    until_asked(&mesh, front, "/led/open", "back /sent/open");
-    until_asked(&mesh, front, "/copied/c", "front /copied/c");
+    until_checked(&mesh, front, "/led/other", "RBAC: access denied");
+    until_checked(&mesh, front, "/led/open", "back /sent/open");
+    until_checked(&mesh, front, "/copied/c", "front /copied/c");
     mesh.remove("policy");
-    until_asked(&mesh, front, "/led/secret", "back /sent/secret");
+    until_checked(&mesh, front, "/led/secret", "back /sent/secret");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
     mesh.apply("routes", ROUTES);
     let front = mesh.service("front.shop.svc", 80);
     let tcp = mesh.service("front.shop.svc", 90);
-    until_asked(&mesh, front, "/led/a", "back /sent/a");
+    until_checked(&mesh, front, "/led/a", "back /sent/a");
     until("connections go to the backend", || {
         greeting(&mesh, tcp).as_deref() == Some("back!")
     });
@@ -191,7 +191,7 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
     let _reset = std::io::copy(&mut endless, &mut std::io::sink());
     let _reset = std::io::copy(&mut open, &mut std::io::sink());
     assert_eq!(greeting(&mesh, tcp), None);
-    until_asked(&mesh, front, "/led/a", "RBAC: access denied");
+    until_checked(&mesh, front, "/led/a", "RBAC: access denied");
     mesh.apply(
         "policy",
         &policy("ALLOW", "{from: [{source: {namespaces: [elsewhere]}}]}"),
@@ -206,7 +206,7 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
 }
 
 #[test]
-fn a_route_leads_to_hosts_of_services_and_entries() {
+fn route_forwards_to_hosts_of_services_and_entries() {
     let (mesh, _) = with_waypoint(SERVICES);
     serve(&mesh);
     let front = mesh.service("front.shop.svc", 80);
@@ -239,18 +239,18 @@ spec:
 "
     );
     mesh.apply("entries", &entries);
-    until_asked(&mesh, front, "/host", "legacy-server");
-    until_asked(&mesh, front, "/entry", "legacy-server");
-    until_asked(&mesh, front, "/service", "back /service");
-    until_asked(&mesh, front, "/nowhere", "HTTP/1.1 500");
+    until_checked(&mesh, front, "/host", "legacy-server");
+    until_checked(&mesh, front, "/entry", "legacy-server");
+    until_checked(&mesh, front, "/service", "back /service");
+    until_checked(&mesh, front, "/nowhere", "HTTP/1.1 500");
     // The policies of the service hold, however it is named.
     mesh.apply(
         "policy",
         &policy("DENY", "{to: [{operation: {paths: [/service]}}]}"),
     );
-    until_asked(&mesh, front, "/service", "RBAC: access denied");
+    until_checked(&mesh, front, "/service", "RBAC: access denied");
     let hidden = entries.replace("  hosts: [outside.example]", "  hosts: [other.example]");
     mesh.apply("entries", &hidden);
-    until_asked(&mesh, front, "/host", "HTTP/1.1 500");
-    until_asked(&mesh, front, "/entry", "legacy-server");
+    until_checked(&mesh, front, "/host", "HTTP/1.1 500");
+    until_checked(&mesh, front, "/entry", "legacy-server");
 }

@@ -194,7 +194,7 @@ fn a_session_stays_at_its_endpoint_whatever_the_weights_until_it_goes() {
 }
 
 #[test]
-fn sessions_are_carried_as_their_rule_says() {
+fn sessions_are_carried_by_their_rules_type() {
     let scene = Scene::new();
     let header = scene.ask("/header", "");
     assert!(header.cookie().is_none());
@@ -221,7 +221,7 @@ fn sessions_are_carried_as_their_rule_says() {
 }
 
 #[test]
-fn what_a_client_makes_up_leads_nowhere_else_than_the_route() {
+fn forged_sessions_stay_within_the_route() {
     let scene = Scene::new();
     scene.mesh.apply("route", &route(1, 0));
     scene.until_from("/split", "", ["a", "b"]);

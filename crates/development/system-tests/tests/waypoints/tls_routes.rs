@@ -92,7 +92,7 @@ fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
 }
 
 /// Name of the application that a server name is routed to; nothing if the connection is closed before there is one.
-fn asked(
+fn routed_name(
     mesh: &Mesh,
     address: SocketAddr,
     name: &'static str,
@@ -116,7 +116,7 @@ fn asked(
 }
 
 #[test]
-fn tls_clients_reach_the_application_that_their_server_name_leads_to() {
+fn tls_clients_reach_the_application_of_their_server_name() {
     let (mesh, _) = with_waypoint(SERVICES);
     let mut roots = RootCertStore::empty();
     serve(&mesh, 8443, &["front.example", "other.example"], &mut roots);
@@ -124,7 +124,7 @@ fn tls_clients_reach_the_application_that_their_server_name_leads_to() {
     serve(&mesh, 8444, &below, &mut roots);
     let front = mesh.service("front.shop.svc", 443);
     let both = [&rustls::version::TLS12, &rustls::version::TLS13];
-    let ask = |name, version| asked(&mesh, front, name, (&roots, version));
+    let ask = |name, version| routed_name(&mesh, front, name, (&roots, version));
     until("the service leads to itself", || {
         ask("front.example", both[1]).as_deref() == Some("8443 as front.example")
     });
@@ -157,7 +157,7 @@ fn a_route_without_names_is_for_every_name_on_a_port_of_plain_tcp() {
     serve(&mesh, 8444, &["any.example", "other.example"], &mut roots);
     mesh.apply("any", ANY_NAME);
     let plain = mesh.service("plain.shop.svc", 9443);
-    let ask = |name| asked(&mesh, plain, name, (&roots, &rustls::version::TLS13));
+    let ask = |name| routed_name(&mesh, plain, name, (&roots, &rustls::version::TLS13));
     for name in ["any.example", "other.example"] {
         until("every name leads to the route's backend", || {
             ask(name) == Some(format!("8444 as {name}"))

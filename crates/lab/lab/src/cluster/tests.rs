@@ -340,7 +340,7 @@ fn a_waypoint_follows_its_gateway_and_goes_with_it() {
 }
 
 #[test]
-fn a_gateway_that_cannot_have_a_waypoint_is_a_problem_and_others_objects_stay() {
+fn gateway_without_a_waypoint_is_a_problem_and_spares_others() {
     let mut cluster = cluster(1);
     let mut own = service(json!({}));
     own["metadata"]["name"] = "waypoint".into();
@@ -369,7 +369,7 @@ fn overlays(data: Value) -> Value {
 }
 
 #[test]
-fn overlays_are_laid_over_a_waypoint_and_what_stands_stays_when_they_cannot_be() {
+fn bad_overlays_leave_the_waypoint_as_it_is() {
     let mut cluster = cluster(2);
     let mut refers = gateway(json!({}));
     refers["spec"]["infrastructure"] =

@@ -77,7 +77,7 @@ async fn hardware_address(host: &Host, link: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_route_leads_through_a_gateway() {
+async fn route_goes_through_a_gateway() {
     let (a, router, b) = (
         Host::new("a").await.unwrap(),
         Host::new("router").await.unwrap(),

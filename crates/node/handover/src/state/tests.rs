@@ -85,7 +85,7 @@ fn start(pods: u32, accept: Accept) -> Effects {
 }
 
 #[test]
-fn a_worker_that_is_killed_is_replaced_at_once_and_told_everything() {
+fn killed_worker_is_replaced_at_once_with_the_whole_handover() {
     let mut world = World::serving(2);
     let killed = Ended::Signal(9);
     let mut effects = world.event(Event::Ended(killed));
@@ -154,7 +154,7 @@ fn a_worker_that_never_started_ends_the_supervisor_with_its_code() {
 }
 
 #[test]
-fn a_worker_that_ends_as_asked_ends_the_supervisor() {
+fn worker_that_exits_on_request_ends_the_supervisor() {
     let mut world = World::serving(1);
     assert_eq!(world.event(Event::Terminate), [Effect::Terminate]);
     assert_eq!(world.event(Event::Terminate), [Effect::Terminate]);
@@ -174,7 +174,7 @@ fn a_worker_that_ends_as_asked_ends_the_supervisor() {
 }
 
 #[test]
-fn killed_while_it_serves_on_for_want_of_a_successor_it_is_replaced_and_told_to_end_again() {
+fn worker_killed_while_it_waits_for_a_successor_is_replaced() {
     let mut world = World::serving(1);
     world.event(Event::Terminate);
     let effects = world.event(Event::Ended(Ended::Signal(9)));
@@ -186,7 +186,7 @@ fn killed_while_it_serves_on_for_want_of_a_successor_it_is_replaced_and_told_to_
 }
 
 #[test]
-fn told_to_end_between_two_workers_it_ends() {
+fn supervisor_terminated_between_workers_ends() {
     let mut world = World::serving(1);
     world.event(Event::Ended(Ended::Signal(9)));
     world.event(Event::Ended(Ended::Signal(9)));
@@ -283,7 +283,7 @@ fn standby_of(effects: Effects) -> Handover<u32> {
 }
 
 #[test]
-fn a_standby_is_told_what_is_held_and_every_change_and_serves_that_at_once() {
+fn standby_follows_the_handover_and_serves_it_at_once() {
     let mesh = Record::File(0);
     let mut first = World::serving(1);
     first.event(Event::FromWorker(mesh.clone(), Some(7)));
@@ -363,7 +363,7 @@ fn what_does_not_fit_is_reported_and_changes_nothing() {
 }
 
 #[test]
-fn of_three_generations_the_first_stops_when_the_third_takes_over_from_one_still_preparing() {
+fn third_generation_takes_over_from_one_still_preparing() {
     let mut middle = World::new();
     middle.event(begin(true));
     for (record, fd) in pod(0) {
@@ -402,7 +402,7 @@ fn to_holder(pods: std::ops::Range<u32>) -> Effects {
 }
 
 #[test]
-fn a_holder_is_told_items_and_no_files_by_the_one_that_takes_connections() {
+fn holder_gets_items_without_files_from_the_serving_supervisor() {
     let mut world = World::serving(1);
     world.event(Event::FromWorker(Record::File(1), Some(7)));
     assert_eq!(world.event(Event::Holder), to_holder(0..1));

@@ -119,8 +119,8 @@ fn find_in_nftables() -> Result<Found, NftError> {
 }
 
 fn say_unreadable(error: &IptablesError) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+    static REPORTED: Once = Once::new();
+    REPORTED.call_once(|| {
         let error: &dyn std::error::Error = error;
         tracing::warn!(
             error,

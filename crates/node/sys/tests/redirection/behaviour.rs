@@ -89,7 +89,7 @@ fn inbound_plaintext_reaches_the_proxy_and_tunnels_are_untouched() {
 }
 
 #[test]
-fn probes_reach_the_application_directly_where_the_node_sees_the_interface() {
+fn probes_reach_the_application_directly_from_the_node() {
     each(|backend, pod, _| {
         let world = World::new();
         let proxy = world.proxy();

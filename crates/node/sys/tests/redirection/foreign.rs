@@ -19,7 +19,7 @@ enum Way {
     Nftables,
 }
 
-const WAYS: [Way; 3] = [Way::IptablesNft, Way::IptablesLegacy, Way::Nftables];
+const BACKENDS: [Way; 3] = [Way::IptablesNft, Way::IptablesLegacy, Way::Nftables];
 
 /// A rule of others in each standard table that Istio's agent uses too, which has to stay.
 const OTHERS: &str = "-d 10.99.0.1/32 -j RETURN";
@@ -223,7 +223,7 @@ impl Open {
 
 #[test]
 fn its_rules_go_once_ours_stand_and_no_connection_breaks() {
-    for way in WAYS {
+    for way in BACKENDS {
         let world = World::new();
         let proxy = world.proxy();
         let mut open = Open::through(way, &world, &proxy);
@@ -261,7 +261,7 @@ fn its_rules_go_once_ours_stand_and_no_connection_breaks() {
 
 #[test]
 fn a_pod_that_leaves_the_mesh_before_it_was_taken_over_is_let_out() {
-    for way in WAYS {
+    for way in BACKENDS {
         let world = World::new();
         let proxy = world.proxy();
         let mut open = Open::through(way, &world, &proxy);
@@ -279,7 +279,7 @@ fn a_pod_that_leaves_the_mesh_before_it_was_taken_over_is_let_out() {
 
 #[test]
 fn there_is_no_moment_without_capture() {
-    for way in WAYS {
+    for way in BACKENDS {
         let world = World::new();
         let _proxy = world.proxy();
         way.capture(&world);

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_boolean_says_nothing() {
+    fn values_that_are_no_boolean_are_ignored() {
         let spec = spec(&[(BYPASS_INBOUND, "yes"), (DNS_CAPTURE, "")]).unwrap();
         assert_eq!(spec, RedirectionSpec::default());
     }

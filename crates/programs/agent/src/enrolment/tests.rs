@@ -299,7 +299,7 @@ fn a_starting_pod_gets_listeners_rules_probes_and_only_then_an_answer() {
 }
 
 #[test]
-fn a_running_pod_is_captured_when_its_namespace_gets_the_label_and_unenrolled_when_it_goes() {
+fn running_pod_joins_and_leaves_with_its_namespaces_label() {
     let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.take_log();
@@ -395,7 +395,7 @@ fn a_call_before_the_source_is_complete_waits() {
 }
 
 #[test]
-fn a_new_pod_of_an_old_name_is_told_apart_by_its_uid() {
+fn new_pod_of_an_old_name_is_distinguished_by_uid() {
     let mut world = World::started(AMBIENT, vec![pod("web#1", "10.0.0.7")]);
     let add = CniAdd {
         pod: which("web", Some("web#2")),
@@ -576,7 +576,7 @@ fn drift_is_looked_for_regularly() {
 }
 
 #[test]
-fn in_the_sandbox_of_a_deleted_pod_nothing_is_mended_once_its_processes_have_ended() {
+fn ended_sandbox_of_a_deleted_pod_is_not_repaired() {
     let mut world = World::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.settle();
@@ -738,7 +738,7 @@ fn a_pod_that_left_while_no_agent_looked_is_served_until_all_others_know() {
 }
 
 #[test]
-fn a_namespace_that_changed_without_the_plugin_is_believed_at_the_second_sight() {
+fn network_namespace_changed_without_the_plugin_counts_at_second_look() {
     let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.pass(Duration::from_secs(1));
@@ -797,7 +797,7 @@ fn only_the_ports_that_a_pods_probes_name_are_exempt() {
 }
 
 #[test]
-fn addresses_that_change_are_told_everywhere() {
+fn changed_addresses_reach_all_records() {
     let mut world = World::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.settle();
@@ -865,7 +865,7 @@ fn the_membership_file_knows_namespaces_and_pods_that_opt_in() {
 }
 
 #[test]
-fn an_annotation_that_cannot_be_followed_is_named_and_holds_up_no_other_pod() {
+fn unusable_annotation_is_named_and_delays_no_other_pod() {
     let mut bad = pod("bad", "");
     bad.annotations = labels(&[("istio.io/reroute-virtual-interfaces", "no such name")]);
     let mut world = World::started(AMBIENT, vec![bad, pod("web", "")]);

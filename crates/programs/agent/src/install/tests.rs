@@ -253,7 +253,7 @@ async fn an_agent_that_follows_finds_all_in_order() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_installed_is_told_and_tried_again() {
+async fn failed_installation_is_reported_and_retried() {
     let node = Node::new();
     node.primary("10-net.conflist", "bridge");
     fs::remove_dir_all(node.path("bin")).unwrap();

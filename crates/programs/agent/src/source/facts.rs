@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_labels_after_the_creation_is_seen_and_one_of_the_status_is_none() {
+    fn label_changes_after_creation_count_and_status_changes_do_not() {
         let unchanged = |changes: serde_json::Value| {
             let metadata: ObjectMeta = serde_json::from_value(serde_json::json!({
                 "creationTimestamp": "2026-01-01T10:00:00Z", "managedFields": changes,

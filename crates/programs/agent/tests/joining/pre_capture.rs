@@ -165,7 +165,7 @@ fn until_captured(cluster: &Cluster, pod: &Pod) {
 }
 
 #[test]
-fn what_a_pod_opened_after_a_boot_that_lost_the_plugin_is_closed_at_its_capture() {
+fn connections_opened_after_a_boot_without_plugin_are_closed() {
     let mut cluster = Cluster::new();
     cluster.label(true);
     let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());
@@ -183,7 +183,7 @@ fn what_a_pod_opened_after_a_boot_that_lost_the_plugin_is_closed_at_its_capture(
 }
 
 #[test]
-fn what_a_pod_that_opted_in_opened_while_the_agent_was_away_is_closed_at_its_capture() {
+fn connections_of_opted_in_pods_without_agent_are_closed() {
     let mut cluster = Cluster::new();
     cluster.label(false);
     let _proxy = Proxy::start(cluster.node.zds_socket());
@@ -211,7 +211,7 @@ fn what_a_pod_that_opted_in_opened_while_the_agent_was_away_is_closed_at_its_cap
 }
 
 #[test]
-fn what_a_pod_opened_before_it_was_labelled_goes_on_also_under_the_next_agent() {
+fn connections_from_before_the_label_survive_the_next_agent() {
     let mut cluster = Cluster::new();
     cluster.label(false);
     let (pod, peer) = (cluster.node.wire_pod("web"), cluster.outside());

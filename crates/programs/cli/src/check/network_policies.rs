@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_outside_the_mesh_are_looked_at_only_if_asked_for() {
+    fn namespaces_outside_the_mesh_are_checked_on_request() {
         let mut snapshot = snapshot(json!({"ingress": [{"ports": [{"port": 80}]}]}));
         snapshot.namespaces = vec![typed(json!({"metadata": {"name": "shop"}}))];
         assert_eq!(findings(&snapshot), []);

@@ -67,7 +67,7 @@ fn nobody_enforces_for_a_pod_outside() {
 }
 
 #[test]
-fn plaintext_has_no_identity_whoever_sends_it() {
+fn plaintext_has_no_identity() {
     let reports = explain(&dump(), "shop/front", "svc/web", 80, true).unwrap();
     assert!(!reports[0].allowed);
 }
@@ -203,7 +203,7 @@ fn the_waypoint_is_judged_as_the_caller_of_what_it_delivers() {
 }
 
 #[test]
-fn what_cannot_be_led_to_another_controllers_waypoint_is_refused() {
+fn connections_a_foreign_waypoint_cannot_serve_are_refused() {
     let attached = r#""endpointWaypoint": {"waypoint": {"destination": "/10.0.9.9"}, "identities": [],
         "enforce": true, "refuse": true, "forServices": false},"#;
     let dump = DUMP.replace(

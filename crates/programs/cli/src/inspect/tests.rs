@@ -94,7 +94,7 @@ fn named_target_ports_are_those_of_the_endpoints() {
 }
 
 #[test]
-fn json_is_what_the_proxy_said() {
+fn json_output_is_the_proxys_own() {
     let dump = dump();
     let json = |namespace| serde_json::to_value(chosen(&dump.services, namespace)).unwrap();
     assert_eq!(

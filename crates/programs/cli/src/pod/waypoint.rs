@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waypoint_that_is_not_ready_is_said_to_be() {
+    fn status_names_waypoints_that_are_not_ready() {
         let mut all = gateway(
             "way",
             "2026-01-01T00:00:00Z",
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waypoint_of_another_controller_is_said_to_be_that() {
+    fn status_names_waypoints_of_other_controllers() {
         let mut other = gateway(
             "way",
             "2026-01-01T00:00:00Z",

@@ -6,21 +6,21 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{
     observed::Request,
-    readings::{self, Told},
+    readings::{self, Knowledge},
     verdict::Verdict,
 };
 
 /// The policies of one waypoint. What asks for more than is told is there in two readings: what admits the most, and
 /// what admits the least.
 pub(super) struct AtWaypoint {
-    told: Told,
+    told: Knowledge,
     most: l7::Policies,
     least: l7::Policies,
 }
 
 impl AtWaypoint {
     /// None, for judging by what is told so.
-    pub(super) fn new(told: Told) -> Self {
+    pub(super) fn new(told: Knowledge) -> Self {
         Self {
             told,
             most: l7::Policies::default(),

@@ -22,7 +22,7 @@ use super::{
     at_waypoint::AtWaypoint,
     counted::{Counted, Counter},
     observed::{At, Observed, Request, Seen},
-    readings::{self, Told},
+    readings::{self, Knowledge},
     report::{Report, Row},
     verdict::Verdict,
 };
@@ -241,7 +241,7 @@ impl Mesh {
             most.insert(readings::at_pod(policy, admits));
             least.insert(readings::at_pod(policy, !admits));
         }
-        let at_waypoints = |told: Told| {
+        let at_waypoints = |told: Knowledge| {
             let mut all = BTreeMap::<_, AtWaypoint>::new();
             for (gateway, policy) in records.of_waypoints::<HttpPolicy>() {
                 let at = all.entry(gateway.clone());
@@ -265,8 +265,8 @@ impl Mesh {
             gateways: settings.collect(),
             policies,
             by_metrics,
-            at_waypoints: at_waypoints(Told::ByLogs),
-            counted_at_waypoints: at_waypoints(Told::ByMetrics),
+            at_waypoints: at_waypoints(Knowledge::ByLogs),
+            counted_at_waypoints: at_waypoints(Knowledge::ByMetrics),
         }
     }
 
@@ -333,8 +333,8 @@ impl Mesh {
             source_ip: seen.from.ip(),
             destination: seen.to,
         };
-        let is_led = Self::is_led(pod, seen.identity.as_ref());
-        let explanation = match is_led {
+        let must_pass_waypoint = Self::must_pass_waypoint(pod, seen.identity.as_ref());
+        let explanation = match must_pass_waypoint {
             true => self.policies.explain_peer_authentication(pod, &connection),
             false => self.policies.explain(pod, &connection),
         };
@@ -342,7 +342,7 @@ impl Mesh {
     }
 
     /// Whether a connection does not come from the pod's waypoint, and has to.
-    fn is_led(pod: &Workload, source: Option<&Identity>) -> bool {
+    fn must_pass_waypoint(pod: &Workload, source: Option<&Identity>) -> bool {
         let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
         waypoint.is_some_and(|waypoint| {
             source.is_none_or(|source| !waypoint.identities.contains(source))
@@ -379,7 +379,7 @@ impl Mesh {
             destination: seen.to,
             sni: at.sni.as_deref(),
         };
-        let none = AtWaypoint::new(Told::ByLogs);
+        let none = AtWaypoint::new(Knowledge::ByLogs);
         // Of several (a canary) the one that refuses counts.
         for gateway in &gateways {
             let policies = self.at_waypoints.get(gateway).unwrap_or(&none);

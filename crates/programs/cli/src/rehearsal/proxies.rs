@@ -24,13 +24,13 @@ const METRICS: u16 = 15020;
 
 /// Observations of the proxies, as described for the module.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct ProxyAnswers {
     pub(super) open: Vec<Observed>,
     pub(super) counted: Vec<Counted>,
     pub(super) notes: Vec<String>,
 }
 
-impl Told {
+impl ProxyAnswers {
     /// Reads a dump.
     pub(super) fn dump(&mut self, of: &str, bytes: &[u8]) {
         match serde_json::from_slice::<OpenDump>(bytes) {

@@ -7,14 +7,14 @@ const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
 
 /// Source of knowledge about requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Knowledge {
     /// Access logs: all but most headers, and tokens.
     ByLogs,
     /// Metrics: callers and callees.
     ByMetrics,
 }
 
-impl Told {
+impl Knowledge {
     /// Attributes that the source lacks, as text.
     pub(super) fn not(self) -> &'static str {
         match self {
@@ -67,7 +67,11 @@ impl Told {
 }
 
 /// A waypoint's policy as if what is not told matched, or did not.
-pub(super) fn at_waypoint(policy: &HttpPolicy, told: Told, unknown_matches: bool) -> HttpPolicy {
+pub(super) fn at_waypoint(
+    policy: &HttpPolicy,
+    told: Knowledge,
+    unknown_matches: bool,
+) -> HttpPolicy {
     let mut policy = policy.clone();
     if unknown_matches {
         for rule in &mut policy.rules {

@@ -229,7 +229,7 @@ fn requests_at_a_waypoint_are_judged_by_path_method_and_caller() {
 }
 
 #[test]
-fn the_json_of_either_proxy_says_the_same_as_its_text() {
+fn json_logs_of_either_proxy_equal_their_text() {
     let waypoint = "{\"start_time\":\"2020-11-25T21:26:18.409Z\",\"method\":\"GET\",\"path\":\"/a?b=c\",\
         \"authority\":\"web:80\",\"user_agent\":\"curl/8 (a b)\",\"request_id\":\"84961386\",\"x_forwarded_for\":null,\
         \"upstream_cluster\":\"inbound-vip|80|http|web.shop.svc.cluster.local\",\
@@ -311,7 +311,7 @@ fn what_logs_do_not_tell_is_undecided_and_only_where_it_matters() {
 }
 
 #[test]
-fn policies_of_a_dry_run_are_rehearsed_when_asked_for() {
+fn dry_run_policies_are_rehearsed_on_request() {
     let dry = policy(
         "dry",
         "istio.io/dry-run: 'true'",

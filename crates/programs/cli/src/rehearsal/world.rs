@@ -14,7 +14,7 @@ use super::{
     RehearsalArgs,
     counted::Counted,
     observed::{self, Observed},
-    proxies::Told,
+    proxies::ProxyAnswers,
 };
 use crate::{
     CliError, ErrorKind,
@@ -72,7 +72,7 @@ impl World {
         for file in &args.log {
             world.read(&text_of(file)?);
         }
-        let mut told = Told::default();
+        let mut told = ProxyAnswers::default();
         for file in &args.dump {
             told.dump(&file.display().to_string(), text_of(file)?.as_bytes());
         }
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    fn take(&mut self, told: Told) {
+    fn take(&mut self, told: ProxyAnswers) {
         self.lines.extend(told.open);
         self.counted.extend(told.counted);
         self.notes.extend(told.notes);
@@ -141,7 +141,7 @@ impl World {
             return Ok(world);
         }
         // What closes meanwhile is in the log, too: once more is better than not at all.
-        world.take(Told::of_lab(&client, &waypoints)?);
+        world.take(ProxyAnswers::of_lab(&client, &waypoints)?);
         for source in sources {
             let log = client.log_text(source).map_err(labs::client_error)?;
             world.read(&log);
@@ -181,7 +181,7 @@ impl World {
         if !asks {
             return Ok(world);
         }
-        world.take(Told::of_cluster(cluster, &proxies, &waypoints).await);
+        world.take(ProxyAnswers::of_cluster(cluster, &proxies, &waypoints).await);
         for pod in proxies.iter().chain(&waypoints) {
             let metadata = &pod.metadata;
             let text = |value: &Option<String>| value.clone().unwrap_or_default();

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_answer_says_so() {
+    fn last_response_of_a_connection_is_marked() {
         for (header, is_last) in [
             ("", false),
             ("connection: close\r\n", true),

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_health_service_says_it_serves_and_others_are_not_there() {
+    async fn health_service_reports_serving_and_others_are_absent() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         thread::spawn(move || {

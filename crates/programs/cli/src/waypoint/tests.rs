@@ -34,7 +34,7 @@ fn lists_have_the_columns_that_istios_have() {
 }
 
 #[test]
-fn gateways_of_others_that_are_meant_as_waypoints_are_listed_with_their_class() {
+fn foreign_waypoint_gateways_are_listed_with_their_class() {
     let [ours, _] = two();
     let foreign = |name: &str, labels: Value, protocol: &str| {
         Seen::new(json!({
@@ -79,7 +79,7 @@ fn a_waypoint_is_programmed_when_what_is_wished_now_is() {
 }
 
 #[test]
-fn a_manifest_says_what_was_asked_for() {
+fn manifest_has_the_given_options() {
     let plain = gateway::manifest("shop", "waypoint", None, None);
     assert_eq!(plain["metadata"].get("labels"), None);
     assert_eq!(plain["spec"]["listeners"][0]["port"], 15008);

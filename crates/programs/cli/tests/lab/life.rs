@@ -87,7 +87,7 @@ fn a_name_is_taken_once_and_names_do_not_meet() {
 }
 
 #[test]
-fn what_cannot_come_up_says_why_and_leaves_nothing() {
+fn lab_that_cannot_start_names_the_reason_and_cleans_up() {
     let lab = Lab::new();
     let cases: [(&[&str], &str); 5] = [
         (&["up", "/does/not/exist"], "/does/not/exist"),

@@ -112,7 +112,7 @@ fn manifests_are_followed_while_the_lab_is_up() {
 }
 
 #[test]
-fn containers_restart_as_their_policy_says() {
+fn containers_restart_by_their_policy() {
     let lab = Lab::new();
     let once = pod("once", "['true']").replace("spec:\n", "spec:\n  restartPolicy: Never\n");
     let failing = pod("failing", "['false']").replace("spec:\n", "spec:\n  restartPolicy: Never\n");
@@ -162,7 +162,7 @@ fn probes_decide_who_is_ready() {
 }
 
 #[test]
-fn init_containers_run_first_and_without_a_command_a_container_says_so() {
+fn init_containers_run_first_and_missing_commands_are_errors() {
     let lab = Lab::new();
     let file = tempfile::tempdir().unwrap();
     let mark = file.path().join("mark");
@@ -187,7 +187,7 @@ fn init_containers_run_first_and_without_a_command_a_container_says_so() {
 }
 
 #[test]
-fn a_failing_plugin_is_called_again_with_the_same_pod_in_another_namespace() {
+fn failed_call_of_a_plugin_may_repeat_in_another_namespace() {
     let lab = Lab::new();
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();

@@ -58,9 +58,9 @@ pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(name);
         there.iter().find(is_it)
     };
-    let says = conditions
-        .iter()
-        .all(|wanted| found(wanted.name).is_some_and(|there| says(there, wanted, generation)));
+    let says = conditions.iter().all(|wanted| {
+        found(wanted.name).is_some_and(|there| is_current(there, wanted, generation))
+    });
     let mut status = json!({});
     if let Some(addresses) = &addresses {
         status = json!({"addresses": addresses});
@@ -155,7 +155,7 @@ fn truth(is_true: bool) -> &'static str {
     if is_true { "True" } else { "False" }
 }
 
-fn says(there: &Value, wanted: &Condition, generation: Option<i64>) -> bool {
+fn is_current(there: &Value, wanted: &Condition, generation: Option<i64>) -> bool {
     let text = |field: &str| there.get(field).and_then(Value::as_str).unwrap_or_default();
     text("status") == truth(wanted.is_true)
         && text("reason") == wanted.reason

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_stays_makes_room_for_unknown_callers_and_cannot_be_displaced() {
+    async fn long_callers_make_room_and_cannot_be_displaced() {
         let slots = slots();
         let one = caller_state(1);
         let over = tokio::spawn(one.clone().over(slot(&slots).await));

@@ -215,7 +215,7 @@ fn compare(entry: &mut Entry, out: &mut Out) {
         let there = seen.facts.conditions.iter();
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(of.name);
         let there = there.clone().find(is_it);
-        if says(there, wanted.as_ref(), seen.facts.generation) {
+        if is_current(there, wanted.as_ref(), seen.facts.generation) {
             entry.asked.remove(of.name);
             continue;
         }
@@ -244,12 +244,12 @@ fn compare_parts(entry: &mut Entry, out: &mut Out) {
     };
     let there = &seen.facts.parts;
     let wanted = parts::wanted(&of, &standing.parts, there, seen.facts.generation);
-    if parts::says(there, &wanted) {
+    if parts::is_current(there, &wanted) {
         entry.asked_parts = None;
         return;
     }
     let is_asked = entry.asked_parts.as_ref();
-    if is_asked.is_some_and(|asked| parts::says(asked, &wanted)) {
+    if is_asked.is_some_and(|asked| parts::is_current(asked, &wanted)) {
         return;
     }
     let status = json!({of.list: wanted});
@@ -259,7 +259,7 @@ fn compare_parts(entry: &mut Entry, out: &mut Out) {
 }
 
 /// Whether a condition says already what it should.
-fn says(there: Option<&Value>, wanted: Option<&Verdict>, generation: Option<i64>) -> bool {
+fn is_current(there: Option<&Value>, wanted: Option<&Verdict>, generation: Option<i64>) -> bool {
     let (Some(there), Some(wanted)) = (there, wanted) else {
         return there.is_none() && wanted.is_none();
     };

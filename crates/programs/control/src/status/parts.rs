@@ -20,7 +20,7 @@ pub(super) fn wanted(
 }
 
 /// Whether a list says the same as another, whenever that came to be.
-pub(super) fn says(there: &[Value], wanted: &[Value]) -> bool {
+pub(super) fn is_current(there: &[Value], wanted: &[Value]) -> bool {
     let timeless = |list: &[Value]| -> Vec<Value> {
         let mut list = list.to_vec();
         for part in &mut list {

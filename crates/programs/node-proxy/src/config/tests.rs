@@ -34,7 +34,7 @@ fn the_defaults_are_the_contract_s() {
 }
 
 #[test]
-fn unknown_destinations_are_refused_if_that_is_said_and_nothing_else_is_taken_for_it() {
+fn unknown_destinations_are_refused_by_setting_only() {
     let with = |mode: &str| config(&[("AMBIT_OUTBOUND_TRAFFIC_POLICY", mode)]);
     assert!(with("REGISTRY_ONLY").unwrap().registry_only);
     for mode in ["", "ALLOW_ANY"] {

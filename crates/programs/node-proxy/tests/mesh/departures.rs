@@ -90,7 +90,7 @@ async fn an_endpoint_that_refuses_is_given_up_for_another() {
 }
 
 #[tokio::test]
-async fn connections_wait_for_a_waypoint_that_has_no_pod_and_fail_after_five_seconds() {
+async fn connections_wait_five_seconds_for_a_waypoints_pod() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);

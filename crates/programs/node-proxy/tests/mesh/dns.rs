@@ -78,7 +78,7 @@ fn redirect(pod: &PodHost) {
 }
 
 #[tokio::test]
-async fn names_of_the_mesh_are_answered_and_others_by_the_server_asked() {
+async fn mesh_names_are_answered_and_others_go_to_the_original_server() {
     let mut mesh = Mesh::new().await;
     let server = mesh.pod("resolver", RESOLVER).await;
     resolver(&server);

@@ -102,7 +102,7 @@ async fn talk(client: &PodHost) -> TcpStream {
 }
 
 #[tokio::test]
-async fn a_service_of_another_network_is_reached_through_its_gateway_under_the_clients_identity() {
+async fn other_networks_service_is_reached_under_the_clients_identity() {
     let (mesh, client, _server) = scene(Arc::new(Pki::new())).await;
     let _open = talk(&client).await;
     // The far proxy knows who calls, and not as the gateway.

@@ -33,17 +33,17 @@ fn of_waypoint() -> Identity {
 struct Replica {
     host: PodHost,
     pki: Arc<Pki>,
-    asked: mpsc::UnboundedReceiver<Asked>,
+    asked: mpsc::UnboundedReceiver<ConnectRequest>,
 }
 
 /// A CONNECT that came to a replica.
-struct Asked {
+struct ConnectRequest {
     incoming: Incoming,
     identity: Identity,
     peer: SocketAddr,
 }
 
-impl Asked {
+impl ConnectRequest {
     fn header(&self, name: &str) -> Option<&str> {
         self.incoming.headers().get(name)?.to_str().ok()
     }
@@ -71,7 +71,7 @@ impl Replica {
                     let serving = server::serve(stream, &settings, never, |incoming| {
                         let identity = identity.clone();
                         // A test that is over does not listen.
-                        let _over = asked_for.send(Asked {
+                        let _over = asked_for.send(ConnectRequest {
                             incoming,
                             identity,
                             peer: ambit_model::canonical_socket(peer),
@@ -84,7 +84,7 @@ impl Replica {
         Self { host, pki, asked }
     }
 
-    async fn next(&mut self) -> Asked {
+    async fn next(&mut self) -> ConnectRequest {
         timeout(LONG, self.asked.recv()).await.unwrap().unwrap()
     }
 
@@ -94,7 +94,7 @@ impl Replica {
         server: &PodHost,
         peer: Option<&str>,
         client: &PodHost,
-    ) -> Asked {
+    ) -> ConnectRequest {
         let asked = self.next().await;
         assert_eq!(asked.identity, build::identity("ns", &server.name));
         assert_eq!(asked.peer.ip(), server.ip);
@@ -112,7 +112,7 @@ impl Replica {
     }
 
     /// Delivers it to the pod as a waypoint does.
-    async fn deliver(&self, asked: Asked, to: &PodHost) {
+    async fn deliver(&self, asked: ConnectRequest, to: &PodHost) {
         let connection = tunnel_as(&self.pki, &of_waypoint(), &self.host, to).await;
         let authority = Uri::try_from(asked.authority()).unwrap();
         let (mut far, _) = connection
@@ -126,7 +126,7 @@ impl Replica {
         });
     }
 
-    fn was_not_asked(&mut self) {
+    fn got_no_request(&mut self) {
         assert!(self.asked.try_recv().is_err());
     }
 }
@@ -288,7 +288,7 @@ fn to(text: &str) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn whatever_did_not_come_through_the_waypoint_is_led_there_with_its_peer() {
+async fn bypassing_connections_are_forwarded_with_their_peer() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     scene.enforce();
     let Scene {
@@ -351,7 +351,7 @@ async fn whatever_did_not_come_through_the_waypoint_is_led_there_with_its_peer()
 }
 
 #[tokio::test]
-async fn peer_authentication_comes_first_and_other_policies_judge_what_is_delivered() {
+async fn peer_authentication_precedes_policies_on_deliveries() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     let mut record = server_record();
     let mut strict = build::policy(
@@ -370,7 +370,7 @@ async fn peer_authentication_comes_first_and_other_policies_judge_what_is_delive
     let metrics = scene.mesh.nodes[1].metrics();
     assert!(metrics.contains("response_flags=\"DENY\""), "{metrics}");
     let waypoint = &mut scene.replicas[0];
-    waypoint.was_not_asked();
+    waypoint.got_no_request();
     let tunnelled = scene.client.connect(to(SERVER)).await.unwrap();
     let (server, client) = (&scene.server, &scene.client);
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
@@ -494,11 +494,11 @@ async fn a_waypoint_that_is_missing_or_away_or_refuses_is_never_passed_by() {
         let refusing = async { waypoint.next().await.incoming.refuse(StatusCode::FORBIDDEN) };
         tokio::join!(scene.failed(&scene.client, dialled), refusing);
     }
-    waypoint.was_not_asked();
+    waypoint.got_no_request();
 }
 
 #[tokio::test]
-async fn a_pod_that_calls_itself_through_its_service_is_served_by_way_of_the_waypoint() {
+async fn pod_that_calls_its_own_service_goes_through_the_waypoint() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     scene.enforce_for_all();
     let waypoint = &mut scene.replicas[0];
@@ -523,7 +523,7 @@ async fn a_pod_that_calls_itself_through_its_service_is_served_by_way_of_the_way
 }
 
 #[tokio::test]
-async fn what_another_pod_sends_here_as_its_waypoint_is_not_led_on() {
+async fn tunnels_of_another_pods_waypoint_are_not_forwarded() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     scene.enforce();
     let pki = &scene.mesh.pki;
@@ -533,7 +533,7 @@ async fn what_another_pod_sends_here_as_its_waypoint_is_not_led_on() {
     headers.insert(ORIGINAL_PEER, HeaderValue::from_static("none"));
     let refused = ask(&connection, headers).await.unwrap_err();
     assert_eq!(refused, StatusCode::LOOP_DETECTED);
-    scene.replicas[0].was_not_asked();
+    scene.replicas[0].got_no_request();
 }
 
 #[tokio::test]
@@ -587,7 +587,7 @@ async fn a_reset_passes_through_the_waypoint_either_way() {
 }
 
 #[tokio::test]
-async fn a_waypoint_that_cannot_be_told_whose_connection_it_is_gets_none_of_others() {
+async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
     let mut scene = Scene::new(&["10.9.0.3"]).await;
     let foreign = Workload {
         endpoint_waypoint: Some(EndpointWaypoint {
@@ -607,7 +607,7 @@ async fn a_waypoint_that_cannot_be_told_whose_connection_it_is_gets_none_of_othe
     let refused = ask(&connection, HeaderMap::new()).await.unwrap_err();
     assert_eq!(refused, StatusCode::FORBIDDEN);
     let waypoint = &mut scene.replicas[0];
-    waypoint.was_not_asked();
+    waypoint.got_no_request();
     // What it delivers itself is let in.
     let from = &waypoint.host;
     let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
@@ -689,7 +689,7 @@ async fn what_a_replica_has_accepted_is_never_sent_to_another() {
     tunnel.read_exact(&mut [0; 5]).await.unwrap();
     drop(tunnel);
     assert!(rest(&mut stream).await.is_err());
-    other.was_not_asked();
+    other.got_no_request();
 }
 
 // === a waypoint that comes while connections are open ===
@@ -727,7 +727,7 @@ async fn direct_connections_end_when_the_grace_of_a_new_waypoint_is_over() {
 }
 
 #[tokio::test]
-async fn direct_connections_go_on_during_the_grace_and_after_a_waypoint_that_goes_in_time() {
+async fn direct_connections_continue_during_the_grace_period() {
     let mut scene = Scene::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "1h")]).await;
     let mut stream = scene.client.connect(to(SERVER)).await.unwrap();
     line(&mut stream).await.unwrap();

@@ -71,7 +71,7 @@ fn info(pod: &PodHost) -> WorkloadInfo {
 }
 
 #[tokio::test]
-async fn pods_are_served_from_their_ack_until_they_are_deleted_and_survive_the_agent() {
+async fn pods_are_served_from_ack_to_delete_without_the_agent() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("zds.sock");
     let listener = SeqPacketListener::bind(&path).unwrap();

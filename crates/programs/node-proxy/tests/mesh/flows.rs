@@ -20,7 +20,7 @@ async fn seen(client: &PodHost, to: SocketAddr) -> String {
 }
 
 #[tokio::test]
-async fn captured_pods_talk_through_a_tunnel_and_the_server_sees_the_client_s_address() {
+async fn tunnelled_server_sees_the_clients_address() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.2").await;
@@ -163,7 +163,7 @@ async fn a_captured_pod_reaches_a_server_outside_the_mesh_in_plaintext() {
 }
 
 #[tokio::test]
-async fn a_service_s_connections_reach_its_healthy_endpoints_on_their_target_ports() {
+async fn connections_reach_healthy_endpoints_on_their_target_ports() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let name = "ns/echo.ns.svc.cluster.local";

@@ -103,7 +103,7 @@ async fn a_policy_change_cuts_just_the_connections_it_forbids() {
 }
 
 #[tokio::test]
-async fn a_workload_that_begins_to_name_a_policy_has_its_connections_checked_again() {
+async fn connections_are_rechecked_when_a_workload_names_a_policy() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.4").await;
@@ -130,7 +130,7 @@ async fn a_workload_that_begins_to_name_a_policy_has_its_connections_checked_aga
 /// The pod's record comes before the policy that it names, from a control plane that sends it in that
 /// order; or the policy goes before the record stops naming it.
 #[tokio::test]
-async fn a_policy_that_is_not_known_yet_refuses_new_connections_and_spares_standing_ones() {
+async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "1h")]).await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.4").await;
@@ -185,7 +185,7 @@ async fn a_policy_that_stays_unknown_ends_standing_connections() {
 }
 
 #[tokio::test]
-async fn a_policy_that_is_not_understood_ends_all_in_its_scope_until_a_good_one_comes() {
+async fn policy_not_understood_ends_its_scope_until_a_good_one_comes() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;
     let server = mesh.captured(1, "server", "10.9.0.4").await;

@@ -31,7 +31,7 @@ use crate::{
 pub(super) struct Admission {
     came: Arc<Inner>,
     /// Where a route leads it, if that is another service.
-    led: Option<Led>,
+    backend: Option<RoutedBackend>,
 }
 
 #[derive(Debug)]
@@ -74,9 +74,9 @@ impl Facts {
     }
 }
 
-/// Backend of a request: type of [`Admission::led_to`].
+/// Backend of a request: type of [`Admission::authorize_backend`].
 #[derive(Clone, Debug)]
-struct Led {
+struct RoutedBackend {
     service: NamespacedHostname,
     port: u16,
     by: RouteOwner,
@@ -86,7 +86,7 @@ struct Led {
     sent: Option<Arc<Facts>>,
 }
 
-impl Led {
+impl RoutedBackend {
     /// By which policies the request is judged; `None` if there are none.
     fn scope(&self, published: &Published) -> Option<Scope<'_>> {
         match &self.attachments {
@@ -123,10 +123,10 @@ impl Admission {
         };
         let decision = inner.judge();
         // What has changed it since may have made it one that somebody has to be asked about.
-        let admitted = decision.is_allowed() && inner.is_asked();
+        let admitted = decision.is_allowed() && inner.is_provider_unchanged();
         let admission = || Self {
             came: Arc::new(inner),
-            led: None,
+            backend: None,
         };
         (decision, admitted.then(admission))
     }
@@ -147,20 +147,20 @@ impl Admission {
         inner.explain()
     }
 
-    /// Explains the decision of [`Self::led_to`]; `None` if there is none.
+    /// Explains the decision of [`Self::authorize_backend`]; `None` if there is none.
     pub(super) fn explain_backend(
         &self,
         destination: &Destination,
         by: RouteOwner,
         sent: Option<Facts>,
     ) -> Option<HttpExplanation> {
-        let led = self.backend_attachments(destination, by, sent)?;
+        let backend = self.backend_attachments(destination, by, sent)?;
         let published = &self.came.session.shard.waypoint.published;
-        let scope = led.scope(published)?;
-        let facts = led.sent.as_deref().unwrap_or(&self.came.facts);
+        let scope = backend.scope(published)?;
+        let facts = backend.sent.as_deref().unwrap_or(&self.came.facts);
         let attachments = self.came.session.attachments();
         let policies = published.policies();
-        let address = self.came.address_of(&led);
+        let address = self.came.address_of(&backend);
         let explain = |request: &Request<'_>| policies.explain(scope, request);
         Some(
             self.came
@@ -176,14 +176,14 @@ impl Admission {
         destination: &Destination,
         by: RouteOwner,
         sent: Option<Facts>,
-    ) -> Option<Led> {
+    ) -> Option<RoutedBackend> {
         let session = &self.came.session;
         let is_as_asked = by == RouteOwner::Service || sent.is_none();
         let (service, port) = destination.port(session)?;
-        if is_as_asked && destination.is_asked_for(session) {
+        if is_as_asked && destination.is_requested(session) {
             return None;
         }
-        Some(Led {
+        Some(RoutedBackend {
             service: service.clone(),
             port,
             by,
@@ -197,21 +197,21 @@ impl Admission {
     ///
     /// # Errors
     /// With the decision, if it is denied.
-    pub(super) fn led_to(
+    pub(super) fn authorize_backend(
         &self,
         destination: &Destination,
         by: RouteOwner,
         sent: Option<Facts>,
     ) -> (Option<HttpDecision>, Option<Self>) {
-        let Some(led) = self.backend_attachments(destination, by, sent) else {
+        let Some(backend) = self.backend_attachments(destination, by, sent) else {
             return (None, Some(self.clone()));
         };
-        let decision = self.came.judge_led(&led);
-        let is_denied =
-            decision.as_ref().is_some_and(|one| !one.is_allowed()) || !self.came.is_asked_led(&led);
+        let decision = self.came.judge_backend(&backend);
+        let is_denied = decision.as_ref().is_some_and(|one| !one.is_allowed())
+            || !self.came.is_provider_unchanged_for_backend(&backend);
         let admission = || Self {
             came: self.came.clone(),
-            led: Some(led),
+            backend: Some(backend),
         };
         (decision, (!is_denied).then(admission))
     }
@@ -220,11 +220,11 @@ impl Admission {
     pub(super) fn reads_header(&self, name: &HeaderName) -> bool {
         let session = &self.came.session;
         let published = &session.shard.waypoint.published;
-        let led = self.led.as_ref();
-        let led = led.and_then(|led| led.scope(published));
+        let backend = self.backend.as_ref();
+        let backend = backend.and_then(|backend| backend.scope(published));
         let policies = published.policies();
         let attachments = session.attachments();
-        let mut scopes = [Some(attachments.scope()), led].into_iter().flatten();
+        let mut scopes = [Some(attachments.scope()), backend].into_iter().flatten();
         scopes.any(|scope| policies.read_header(scope, name))
             || published
                 .authentications()
@@ -252,15 +252,18 @@ impl Admission {
 
     fn is_allowed(&self) -> bool {
         let is_allowed_there = || {
-            let decision = self.led.as_ref().and_then(|led| self.came.judge_led(led));
+            let decision = self
+                .backend
+                .as_ref()
+                .and_then(|backend| self.came.judge_backend(backend));
             decision.is_none_or(|one| one.is_allowed())
         };
         let is_asked_there = || {
-            self.led
+            self.backend
                 .as_ref()
-                .is_none_or(|led| self.came.is_asked_led(led))
+                .is_none_or(|backend| self.came.is_provider_unchanged_for_backend(backend))
         };
-        self.came.is_asked()
+        self.came.is_provider_unchanged()
             && is_asked_there()
             && self.came.judge().is_allowed()
             && is_allowed_there()
@@ -288,22 +291,22 @@ impl Inner {
     }
 
     /// As a request to the service that a route leads it to; `None` if that has no policies here.
-    fn judge_led(&self, led: &Led) -> Option<HttpDecision> {
+    fn judge_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
-        let scope = led.scope(published)?;
-        let facts = led.sent.as_deref().unwrap_or(&self.facts);
+        let scope = backend.scope(published)?;
+        let facts = backend.sent.as_deref().unwrap_or(&self.facts);
         let attachments = self.session.attachments();
-        Some(self.judge_as(&attachments, scope, facts, self.address_of(led)))
+        Some(self.judge_as(&attachments, scope, facts, self.address_of(backend)))
     }
 
     /// As clients would ask for it.
-    fn address_of(&self, led: &Led) -> SocketAddr {
+    fn address_of(&self, backend: &RoutedBackend) -> SocketAddr {
         let target = &self.session.target;
-        if target.is_port(&led.service, led.port) {
+        if target.is_port(&backend.service, backend.port) {
             return target.address();
         }
         let waypoint = &self.session.shard.waypoint;
-        waypoint.address_of(&led.service, led.port)
+        waypoint.address_of(&backend.service, backend.port)
     }
 
     fn judge_as(
@@ -378,7 +381,7 @@ impl Inner {
     }
 
     /// Whether nobody else than who was asked about it as it came would have to be asked now.
-    fn is_asked(&self) -> bool {
+    fn is_provider_unchanged(&self) -> bool {
         let (by, came) = match &self.asked {
             Some((by, came)) => (Some(by), came),
             None => (None, &self.facts.headers),
@@ -390,18 +393,18 @@ impl Inner {
 
     /// The same as a request to the service that a route leads it to: nobody is asked a second time. Whom a provider has
     /// admitted is not what a route of clients makes of that.
-    fn is_asked_led(&self, led: &Led) -> bool {
+    fn is_provider_unchanged_for_backend(&self, backend: &RoutedBackend) -> bool {
         let published = &self.session.shard.waypoint.published;
-        let Some(scope) = led.scope(published) else {
+        let Some(scope) = backend.scope(published) else {
             return true;
         };
         let asked = self
             .asked
             .as_ref()
-            .filter(|_| led.by == RouteOwner::Service);
+            .filter(|_| backend.by == RouteOwner::Service);
         let by = asked.map(|(by, _)| by);
-        let facts = led.sent.as_deref().unwrap_or(&self.facts);
-        self.is_admitted_by(by, scope, self.address_of(led), facts, &facts.headers)
+        let facts = backend.sent.as_deref().unwrap_or(&self.facts);
+        self.is_admitted_by(by, scope, self.address_of(backend), facts, &facts.headers)
     }
 
     fn is_admitted_by(

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_leads_to_its_backend_and_endpoint_whatever_the_weights() {
+    fn session_keeps_backend_and_endpoint_whatever_the_weights() {
         let client = cookie(&begun(&session(), NOW));
         let rule = rule(vec![backend("b", 1), backend("a", 0)]);
         let mut affinity = Affinity::of(&session(), &client, NOW + 1);

@@ -36,21 +36,21 @@ pub(super) use ask::unary;
 /// Result of the external authorization of a request.
 pub(super) enum Authorized {
     /// The request is allowed.
-    On(Asked),
+    On(ExternalAuthorization),
     /// The provider answers it.
     Answered(Response<Body>),
 }
 
 /// State of a request that external authorization has allowed.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct ExternalAuthorization {
     /// The provider that admitted it, and the headers with which it came.
     pub(super) by: Option<(ArcStr, HeaderMap)>,
     answer: Vec<HeaderOption>,
     begun: Begun,
 }
 
-impl Asked {
+impl ExternalAuthorization {
     /// The state of a request with these headers, if a provider allows it and changes nothing.
     pub(super) fn assume_allowed(by: &Provider, headers: &HeaderMap) -> Self {
         Self {
@@ -107,7 +107,7 @@ pub(super) async fn authorize(
 ) -> Result<Authorized, Reply> {
     let waypoint = &session.shard.waypoint;
     let provider = match asking(session, request, form) {
-        Asking::Nobody => return Ok(Authorized::On(Asked::default())),
+        Asking::Nobody => return Ok(Authorized::On(ExternalAuthorization::default())),
         Asking::Denied(why) => {
             tracing::debug!(why, "a request is denied: no provider can be asked");
             waypoint.http_metrics.authorized("", "nobody");
@@ -116,9 +116,9 @@ pub(super) async fn authorize(
         }
         Asking::Provider(provider, _) => provider,
     };
-    let mut asked = Asked {
+    let mut asked = ExternalAuthorization {
         by: Some((provider.name.clone(), request.headers().clone())),
-        ..Asked::default()
+        ..ExternalAuthorization::default()
     };
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
@@ -173,7 +173,7 @@ pub(super) async fn authorize(
 fn fail(
     session: &Session,
     provider: &Provider,
-    asked: Asked,
+    asked: ExternalAuthorization,
     record: &mut Record,
     error: &AskError,
 ) -> Result<Authorized, Reply> {

@@ -77,7 +77,7 @@ impl Destination {
     }
 
     /// Whether it is what the tunnel asks for, or endpoints of that.
-    pub(crate) fn is_asked_for(&self, session: &Session) -> bool {
+    pub(crate) fn is_requested(&self, session: &Session) -> bool {
         match self {
             Self::Target | Self::Host(_) => true,
             Self::Subset(name, port, _) => session.target.is_port(name, *port),

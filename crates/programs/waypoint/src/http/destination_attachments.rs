@@ -24,7 +24,7 @@ pub(crate) fn find(
     if owner == RouteOwner::Service {
         return None;
     }
-    if destination.is_asked_for(session) {
+    if destination.is_requested(session) {
         return Some(session.attachments());
     }
     let waypoint = &session.shard.waypoint;

@@ -19,7 +19,7 @@ use super::{
     admission::{Admission, Facts},
     answer::Answer,
     authentication::authenticate,
-    authorizer::{Asked, Authorized, authorize},
+    authorizer::{Authorized, ExternalAuthorization, authorize},
     body::{Passing, Trailers},
     client_route::Original,
     destination::Destination,
@@ -39,7 +39,7 @@ use super::{
     retrying::RetryPolicy,
     routed::{Crossing, Routed, Taken, misdirected, route},
     send::{self, Failure, Sending, Sent},
-    upgrade::{self, Leftover, Upgrade},
+    upgrade::{self, PendingUpgrade, Upgrade},
 };
 use crate::{
     headers,
@@ -66,7 +66,7 @@ pub(super) async fn respond(
             Err(error) => refused = refused.or_else(|| Some(misdirected(error))),
         }
     }
-    let mut leftover = Leftover::of(&mut request);
+    let mut pending_upgrade = PendingUpgrade::of(&mut request);
     upgrade::as_http1(&mut request, &session.shard.waypoint.config.upgrades);
     headers::join_cookies(request.headers_mut());
     let is_grpc = is_grpc(&request);
@@ -79,7 +79,7 @@ pub(super) async fn respond(
     let mut limited = Limited::default();
     let mut extended = Extended::of(&session, is_grpc);
     let said = (&mut crossing, &mut limited);
-    let under_way = (&mut leftover, &mut record, said, &mut extended);
+    let under_way = (&mut pending_upgrade, &mut record, said, &mut extended);
     let answered = match refused {
         Some(reply) => Err(reply),
         None => Box::pin(answer(&session, request, under_way)).await,
@@ -129,8 +129,8 @@ pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
 async fn answer(
     session: &Arc<Session>,
     mut request: Request<Incoming>,
-    (leftover, record, (crossing, limited), extended): (
-        &mut Leftover,
+    (pending_upgrade, record, (crossing, limited), extended): (
+        &mut PendingUpgrade,
         &mut Record,
         (&mut Crossing, &mut Limited),
         &mut Option<Box<Extended>>,
@@ -184,7 +184,7 @@ async fn answer(
         original.restore_claims(session, request.headers_mut());
     }
     let destination = &taken.destination;
-    let admission = judge_led(admission, &taken, &request, &form, record)?;
+    let admission = judge_backend(admission, &taken, &request, &form, record)?;
     if let Some(original) = &original {
         let sent = (destination, &request, &form);
         let admitting = original.admit(session, sent, (&admission, hops), limited);
@@ -262,7 +262,13 @@ async fn answer(
         None => response.status() == StatusCode::SWITCHING_PROTOCOLS,
     };
     if is_switched {
-        let switched = upgrade::switch(session, (upgrade, version), leftover, admission, response)?;
+        let switched = upgrade::switch(
+            session,
+            (upgrade, version),
+            pending_upgrade,
+            admission,
+            response,
+        )?;
         // What follows is no part of the answer.
         record.sent.completed();
         return Ok(switched.map(Answer::Own));
@@ -361,7 +367,7 @@ async fn first_answer(
 /// Result of the steps before routing.
 enum Admitted {
     /// The request is routed next.
-    On(Admission, Box<Asked>),
+    On(Admission, Box<ExternalAuthorization>),
     /// A provider or a plugin answers it.
     Answered(Box<Response<Answer>>),
 }
@@ -419,7 +425,7 @@ pub(super) fn judge<B>(
     session: &Arc<Session>,
     request: &Request<B>,
     form: &Form,
-    (proved, asked): (&Authenticated, &Asked),
+    (proved, asked): (&Authenticated, &ExternalAuthorization),
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
     let facts = Facts::of(request, form);
@@ -456,7 +462,7 @@ fn version(
 
 /// Judges what a route leads to another service as that one's, too, and what a route of its clients makes of a request
 /// as if they had sent that.
-pub(super) fn judge_led<B>(
+pub(super) fn judge_backend<B>(
     admission: Admission,
     taken: &Taken,
     request: &Request<B>,
@@ -464,17 +470,17 @@ pub(super) fn judge_led<B>(
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
     let by = taken.route_owner();
-    let is_asked_for = matches!(
+    let is_requested = matches!(
         taken.destination,
         Destination::Target | Destination::Host(_)
     );
-    if by == RouteOwner::Service && is_asked_for {
+    if by == RouteOwner::Service && is_requested {
         return Ok(admission);
     }
     let sent = taken
         .changes_request()
         .then(|| Facts::as_sent(request, form));
-    let (decision, admission) = admission.led_to(&taken.destination, by, sent);
+    let (decision, admission) = admission.authorize_backend(&taken.destination, by, sent);
     if let Some(decision) = decision {
         observer.judged(&decision);
     }

@@ -20,10 +20,10 @@ use http::{Request, Response, header::LOCATION, uri::PathAndQuery};
 use super::{
     admission::{Admission, Facts},
     authentication::authenticate,
-    authorizer::{self, Asked},
+    authorizer::{self, ExternalAuthorization},
     client_route::Original,
     destination::Destination,
-    exchange::{in_a_circle, is_grpc, judge, judge_led, strip},
+    exchange::{in_a_circle, is_grpc, judge, judge_backend, strip},
     fault,
     form::{self, Form},
     limits,
@@ -176,9 +176,13 @@ impl Walk {
     }
 
     /// The state of a request that its provider allows, as is assumed of every provider.
-    fn provider(&mut self, request: &Request<()>, form: &Form) -> Result<Asked, Reply> {
+    fn provider(
+        &mut self,
+        request: &Request<()>,
+        form: &Form,
+    ) -> Result<ExternalAuthorization, Reply> {
         match authorizer::asking(&self.session, request, form) {
-            Asking::Nobody => Ok(Asked::default()),
+            Asking::Nobody => Ok(ExternalAuthorization::default()),
             Asking::Denied(why) => {
                 self.push(StepKind::Provider, StepResult::Refused, why);
                 Err(authorizer::without_provider())
@@ -192,7 +196,10 @@ impl Walk {
                 let step = Step::new(StepKind::Provider, StepResult::Open, why);
                 self.steps
                     .push(step.by(format!("AuthorizationPolicy {}", rule.policy)));
-                Ok(Asked::assume_allowed(&provider, request.headers()))
+                Ok(ExternalAuthorization::assume_allowed(
+                    &provider,
+                    request.headers(),
+                ))
             }
         }
     }
@@ -219,7 +226,7 @@ impl Walk {
         request: &Request<()>,
         form: &Form,
         proved: &Authenticated,
-        asked: &Asked,
+        asked: &ExternalAuthorization,
     ) -> Result<Admission, Reply> {
         let facts = Facts::of(request, form);
         let explanation = Admission::explain(&self.session, facts, proved.clone());
@@ -323,7 +330,7 @@ impl Walk {
         let sent = || Facts::as_sent(request, form);
         let sent = taken.changes_request().then(sent);
         let explanation = admission.explain_backend(&taken.destination, taken.route_owner(), sent);
-        let admission = judge_led(admission, taken, request, form, &mut self.seen);
+        let admission = judge_backend(admission, taken, request, form, &mut self.seen);
         if let Some(explanation) = explanation {
             let is_allowed = admission.is_ok();
             self.judged(StepKind::BackendAuthorization, explanation, is_allowed);

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_told_of_the_tightest_limit() {
+    fn clients_get_headers_of_the_tightest_limit() {
         let mut limited = Limited::default();
         for one in [met(5, 1), met(2, 7), met(2, 9), met(2, 8), met(3, 60)] {
             limited.met(one);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_met_no_limit_says_nothing() {
+    fn requests_without_a_limit_get_no_headers() {
         let mut headers = HeaderMap::new();
         Limited::default().change_answer(&mut headers);
         assert!(headers.is_empty());

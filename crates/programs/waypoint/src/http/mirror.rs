@@ -129,7 +129,7 @@ pub(super) fn mirror(
             path: form.target.path().to_owned(),
             headers: request.headers().clone(),
         };
-        let (_, admission) = admission.led_to(&destination, by, Some(sent));
+        let (_, admission) = admission.authorize_backend(&destination, by, Some(sent));
         let Some(admission) = admission else {
             metrics.mirrored(MirrorOutcome::Denied);
             continue;
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mirrors_are_told_a_host_that_says_so() {
+    fn mirrored_requests_have_the_shadow_host() {
         for (host, expected) in [
             ("orders", "orders-shadow"),
             ("orders.shop:8080", "orders.shop-shadow:8080"),

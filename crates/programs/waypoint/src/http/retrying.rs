@@ -106,7 +106,7 @@ impl<'a> Retrying<'a> {
                 *is_untouched || self.is_idempotent
             }
             (RetryPolicy::ByRule(rule), Outcome::Answer(status, headers)) => {
-                route::is_asked_again(rule, *status, headers)
+                route::is_retriable(rule, *status, headers)
             }
             (RetryPolicy::ByRule(_), Outcome::Broken { .. } | Outcome::Late) => true,
         };
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_says_how_often() {
+    fn rule_sets_the_number_of_attempts() {
         for (attempts, backoff) in [(1, 5), (3, 7)] {
             let rule = HttpRetry {
                 codes: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ambit_l7::route::{self, Applied, Asked, Choice, Injected, RouteTable, Rule};
+use ambit_l7::route::{self, Applied, Choice, CorsRequest, Injected, RouteTable, Rule};
 use ambit_model::{ArcStr, HttpBackend, HttpMirror, HttpRetry, HttpTimeouts, NamespacedHostname};
 use ambit_route::BackendEndpoint;
 use ambit_telemetry::http::ResponseFlag;
@@ -57,7 +57,7 @@ struct Chosen {
 
 /// CORS headers for the response, whoever makes it.
 #[derive(Debug, Default)]
-pub(super) struct Crossing(Option<(Chosen, Asked)>);
+pub(super) struct Crossing(Option<(Chosen, CorsRequest)>);
 
 impl Chosen {
     fn applied(&self) -> Applied<'_> {
@@ -210,7 +210,7 @@ pub(super) fn misdirected(error: Misdirected) -> Reply {
 }
 
 /// The same, as the kind of its route has it: of a GRPCRoute, `UNAVAILABLE`; of a service that another waypoint serves, 421.
-fn leads_nowhere(rule: &Rule, text: &str) -> Reply {
+fn unroutable_backend(rule: &Rule, text: &str) -> Reply {
     let reply = unroutable(text);
     if rule.route.kind == GRPC_ROUTE {
         return reply.with_status(StatusCode::SERVICE_UNAVAILABLE);
@@ -281,7 +281,7 @@ pub(super) fn route<B>(
     };
     observer.routed(rule);
     if let Some(why) = &rule.unsupported {
-        return Err(leads_nowhere(rule, why));
+        return Err(unroutable_backend(rule, why));
     }
     let affinity = rule.session.as_ref();
     let mut affinity = affinity.map(|of| Affinity::of(of, request.headers(), affinity::now()));
@@ -301,7 +301,7 @@ pub(super) fn route<B>(
     };
     let applied = chosen.applied();
     if applied.cors().is_some() {
-        let asked = Asked::of(request.method(), request.headers());
+        let asked = CorsRequest::of(request.method(), request.headers());
         let is_preflight = asked.is_preflight();
         crossing.0 = Some((chosen.clone(), asked));
         if is_preflight {
@@ -311,7 +311,7 @@ pub(super) fn route<B>(
     if let Some((_, to)) = drawn
         && let Err(why) = &to.to.service
     {
-        return Err(leads_nowhere(rule, why));
+        return Err(unroutable_backend(rule, why));
     }
     if let Some(redirect) = applied.redirect() {
         let published = &session.shard.waypoint.published;
@@ -326,9 +326,9 @@ pub(super) fn route<B>(
         applied.change_response(response.headers_mut());
         return Ok(Routed::Answered(response));
     }
-    let (_, to) = drawn.ok_or_else(|| leads_nowhere(rule, "no backend"))?;
+    let (_, to) = drawn.ok_or_else(|| unroutable_backend(rule, "no backend"))?;
     let destination = destination(&to.to, served_at);
-    let destination = destination.map_err(|why| leads_nowhere(rule, why))?;
+    let destination = destination.map_err(|why| unroutable_backend(rule, why))?;
     Ok(Routed::On(Taken {
         destination,
         rule: Some(chosen),

@@ -184,7 +184,7 @@ pub(super) async fn send(
         let _load = session.shard.upstreams.http.load(chosen.endpoint);
         tell_waypoint(&mut request, to, hops, retry_mark);
         // Without an endpoint of its own choice it is the next waypoint that speaks to one.
-        let over = tls_upstream.filter(|_| held.is_some() || !to.leads_to_waypoint());
+        let over = tls_upstream.filter(|_| held.is_some() || !to.is_waypoint());
         if let Some(over) = over {
             chosen.remote = Some(host.clone());
             chosen.remote_identity = over.identity();
@@ -277,7 +277,7 @@ fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Ex
 
 /// Tells the next waypoint, if there is one, what has become of the request so far.
 fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_mark: RetryMark) {
-    let (headers, is_next) = (request.headers_mut(), to.leads_to_waypoint());
+    let (headers, is_next) = (request.headers_mut(), to.is_waypoint());
     hops.write(headers, is_next);
     retry_mark.write(headers, is_next);
 }

@@ -92,9 +92,9 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
 
 /// A client's connection, to be had when it is done with HTTP: of a request that asks for something else.
 #[derive(Debug)]
-pub(super) struct Leftover(Option<OnUpgrade>);
+pub(super) struct PendingUpgrade(Option<OnUpgrade>);
 
-impl Leftover {
+impl PendingUpgrade {
     /// Of a request, as it came.
     pub(super) fn of(request: &mut Request<Incoming>) -> Self {
         let asks = request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
@@ -102,7 +102,7 @@ impl Leftover {
     }
 }
 
-impl Drop for Leftover {
+impl Drop for PendingUpgrade {
     /// Closes a connection that did not switch in order: the server would cut the response off.
     fn drop(&mut self) {
         let Some(connection) = self.0.take() else {
@@ -259,7 +259,7 @@ fn refused() -> Reply {
 pub(super) fn switch(
     session: &Arc<Session>,
     (upgrade, version): (Option<Upgrade>, Version),
-    leftover: &mut Leftover,
+    pending_upgrade: &mut PendingUpgrade,
     admission: Admission,
     mut response: Response<Incoming>,
 ) -> Result<Response<Body>, Reply> {
@@ -273,7 +273,7 @@ pub(super) fn switch(
     let bytes = COPY_BYTES + tunnel + window_bytes(version);
     let taken = session.memory.open(bytes);
     let permit = taken.map_err(overload::overloaded)?;
-    let client = leftover.0.take().ok_or_else(refused)?;
+    let client = pending_upgrade.0.take().ok_or_else(refused)?;
     let server = hyper::upgrade::on(&mut response);
     let all = response.headers_mut();
     headers::remove_hop_by_hop(all).map_err(|_| refused())?;

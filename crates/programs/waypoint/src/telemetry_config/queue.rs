@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_dropped_and_counted_and_other_collectors_have_queues_of_their_own() {
+    fn full_queues_drop_and_count_for_one_collector_only() {
         let mut registry = Registry::default();
         let metrics = HttpMetrics::register(&mut registry);
         let exporters = Exporters::default();

@@ -21,9 +21,7 @@ impl Preamble {
         client: SocketAddr,
         called: SocketAddr,
     ) -> Option<Self> {
-        let version = policy
-            .proxy_protocol
-            .filter(|_| !upstream.leads_to_waypoint())?;
+        let version = policy.proxy_protocol.filter(|_| !upstream.is_waypoint())?;
         // A service that is called by its name, and has no address, is at its endpoint's.
         let is_known = !called.ip().is_unspecified();
         let header = ProxyHeader {

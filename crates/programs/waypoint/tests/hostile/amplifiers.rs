@@ -27,7 +27,7 @@ const REQUESTS: usize = 50;
 const ATTEMPTS: u32 = 5;
 
 #[tokio::test]
-async fn failing_backend_is_asked_within_the_retry_budget() {
+async fn retries_to_a_failing_backend_stay_within_budget() {
     let world = World::new().await;
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = asked.clone();

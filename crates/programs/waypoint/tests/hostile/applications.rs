@@ -297,7 +297,7 @@ async fn limits_of_header_sections_are_settings_and_named_in_refusals() {
 }
 
 #[tokio::test]
-async fn endpoints_are_called_by_the_family_that_the_client_asked_for() {
+async fn endpoints_are_called_by_the_clients_address_family() {
     let world = World::with_env(&[("AMBIT_WILDCARD_ADDRESSES", "127.0.0.0/8,::1")]).await;
     let listener = tokio::net::TcpListener::bind("[::1]:0").await.unwrap();
     let application = listener.local_addr().unwrap();
@@ -359,7 +359,7 @@ async fn rules_choose_the_version_that_applications_are_spoken_to_in() {
 }
 
 #[tokio::test]
-async fn an_application_of_another_version_is_told_apart_in_the_response() {
+async fn response_names_an_application_of_another_http_version() {
     let world = World::new().await;
     let (of_http2, _) = scripted(|_, mut stream| async move {
         head(&mut stream).await;

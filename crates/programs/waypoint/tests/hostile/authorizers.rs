@@ -158,7 +158,7 @@ async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>
 }
 
 #[tokio::test]
-async fn a_provider_of_http_is_asked_and_changes_what_it_may() {
+async fn http_provider_changes_only_what_it_may() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-user: ann\r\nhost: evil\r\nx-forwarded-client-cert: evil\r\n\r\n";
     let (at, asked) = answering(answer).await;
     let (world, mut strict) = world(at).await;
@@ -284,7 +284,7 @@ async fn a_provider_that_does_not_answer_denies_unless_it_is_to_fail_open() {
 }
 
 #[tokio::test]
-async fn a_provider_of_grpc_is_asked_and_believed_only_if_it_keeps_to_the_protocol() {
+async fn grpc_provider_is_trusted_only_within_the_protocol() {
     // A status of OK, and x-user in the request's headers.
     let allowed = b"\x0a\x00\x1a\x11\x12\x0f\x0a\x0d\x0a\x06x-user\x12\x03ann";
     let (at, asked) = of_grpc(allowed, Some("0")).await;
@@ -354,7 +354,7 @@ async fn a_body_is_shown_as_far_as_is_allowed_and_passes_whole() {
 }
 
 #[tokio::test]
-async fn without_one_provider_that_can_be_asked_everything_is_denied() {
+async fn everything_is_denied_without_a_usable_provider() {
     let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
     let (world, mut strict) = world(at).await;
     let good = provider(ProviderProtocol::Grpc);
@@ -382,7 +382,7 @@ async fn without_one_provider_that_can_be_asked_everything_is_denied() {
 }
 
 #[tokio::test]
-async fn connections_that_are_not_http_are_asked_about_by_grpc_alone() {
+async fn non_http_connections_are_checked_by_grpc_only() {
     let world = World::new().await;
     let (echo, _) = scripted(|_, mut stream| async move {
         let (mut read, mut write) = stream.split();

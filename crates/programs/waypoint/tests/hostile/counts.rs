@@ -28,7 +28,7 @@ fn policy(name: &str, action: HttpAction, dry_run: bool) -> WaypointUpdate {
 }
 
 #[tokio::test]
-async fn connections_count_for_policies_on_trial_and_name_the_one_that_audits_them() {
+async fn connections_count_for_dry_run_and_audit_policies() {
     let world = World::new().await;
     let (echo, _) = scripted(|_, mut stream| async move {
         let (mut read, mut write) = stream.split();

@@ -87,7 +87,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Leaving])> {
 }
 
 #[tokio::test]
-async fn what_a_client_asked_for_ends_when_it_leaves() {
+async fn request_of_a_client_ends_when_it_leaves() {
     let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", "true")]).await;
     let (address, all, open) = hanging().await;
     world.serve("web", VIP, &[address]);

@@ -121,7 +121,7 @@ async fn what_follows_an_answer_is_never_the_answer_to_another_request() {
 }
 
 #[tokio::test]
-async fn headers_and_interim_answers_without_end_are_bounded_and_end_with_their_client() {
+async fn endless_headers_and_interim_responses_are_bounded() {
     let world = World::new().await;
     let ended = Arc::new(Notify::new());
     let telemetry = ended.clone();
@@ -286,7 +286,7 @@ async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<
 }
 
 #[tokio::test]
-async fn what_http2_says_was_not_processed_is_sent_again_and_nothing_else() {
+async fn only_unprocessed_http2_streams_are_retried() {
     let refused = Some(h2::Reason::REFUSED_STREAM);
     let failed = Some(h2::Reason::INTERNAL_ERROR);
     for (what, request, reason, expected) in [
@@ -339,7 +339,7 @@ async fn nothing_is_tried_more_than_three_times() {
 }
 
 #[tokio::test]
-async fn where_nobody_listens_another_is_asked_whatever_the_request() {
+async fn refused_connections_are_retried_elsewhere() {
     let world = World::new().await;
     let strict = Strict::start().await;
     // Nobody listens at the second address, on the same port.

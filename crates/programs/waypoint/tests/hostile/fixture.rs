@@ -428,7 +428,7 @@ impl Client {
     }
 
     /// Response to bytes, up to the end; a reset ends it too.
-    pub(crate) async fn say(&self, to: &str, port: u16, bytes: &[u8]) -> Said {
+    pub(crate) async fn say(&self, to: &str, port: u16, bytes: &[u8]) -> RawResponse {
         let mut tunnel = self.tunnel(to, port).await;
         // Whoever is cut off while it speaks still reads why.
         let _cut = tunnel.write_all(bytes).await;
@@ -445,22 +445,22 @@ impl Client {
 }
 
 /// Reads up to the end.
-pub(crate) async fn heard(mut tunnel: TunnelIo) -> Said {
+pub(crate) async fn heard(mut tunnel: TunnelIo) -> RawResponse {
     let mut bytes = Vec::new();
     let reading = tunnel.read_to_end(&mut bytes);
     let ended = timeout(LONG, reading).await.expect("no end came").is_ok();
-    Said { bytes, ended }
+    RawResponse { bytes, ended }
 }
 
 /// Response of the waypoint.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct RawResponse {
     pub(crate) bytes: Vec<u8>,
     /// In order, rather than by a reset.
     pub(crate) ended: bool,
 }
 
-impl Said {
+impl RawResponse {
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }

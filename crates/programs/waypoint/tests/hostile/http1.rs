@@ -232,7 +232,7 @@ async fn a_request_that_comes_by_the_byte_delays_nobody_and_is_whole_in_the_end(
 }
 
 #[tokio::test]
-async fn a_header_section_that_does_not_end_is_cut_off_and_nothing_else_that_is_slow() {
+async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "1s")]).await;
     let application = Strict::start().await;
     world.serve("web", VIP, &[application.address]);

@@ -267,7 +267,7 @@ async fn connections_of_tunnels_end_with_the_right_error_and_others_go_on() {
 }
 
 #[tokio::test]
-async fn connections_inside_of_tunnels_end_with_the_right_error_and_others_go_on() {
+async fn connections_in_tunnels_fail_one_by_one() {
     let (world, _application) = world().await;
     let client = world.client().await;
     let before = resident();

@@ -324,7 +324,7 @@ async fn no_spelling_is_judged_as_one_thing_and_sent_as_another() {
 }
 
 #[tokio::test]
-async fn requests_on_one_connection_are_judged_and_routed_one_by_one_and_stay_with_its_service() {
+async fn requests_of_one_connection_are_authorized_and_routed_singly() {
     let mut scene = Scene::new().await;
     let canary = HttpRouteMatch {
         headers: vec![(
@@ -536,7 +536,7 @@ async fn routes_of_one_waypoint_do_not_lead_on_from_service_to_service() {
 
 #[tokio::test]
 async fn mirrors_that_do_not_answer_are_bounded_and_cost_the_original_nothing() {
-    const ASKED: usize = 300;
+    const REQUESTS: usize = 300;
     const MOST: usize = 256;
     let mut scene = Scene::new().await;
     let open = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
@@ -561,7 +561,7 @@ async fn mirrors_that_do_not_answer_are_bounded_and_cost_the_original_nothing() 
     });
     let rules = vec![rule(prefix("/"), vec![copied], to("web"))];
     scene.follow("web", vec![route(None, rules)]);
-    for number in 0..ASKED {
+    for number in 0..REQUESTS {
         let target = format!("/{number}");
         assert_eq!(scene.ask(&target, "web").await, format!("web {target} web"));
     }
@@ -569,7 +569,7 @@ async fn mirrors_that_do_not_answer_are_bounded_and_cost_the_original_nothing() 
     let busy = || scene.world.count(family, &["outcome=\"busy\""]);
     until("each is sent or counted as too much", || {
         let sent = u64::try_from(connections.load(Relaxed)).unwrap();
-        sent + busy() == u64::try_from(ASKED).unwrap()
+        sent + busy() == u64::try_from(REQUESTS).unwrap()
     })
     .await;
     assert!(busy() > 0);

@@ -265,7 +265,7 @@ async fn a_connection_that_passed_ends_once_something_is_for_requests() {
 }
 
 #[tokio::test]
-async fn clients_that_send_no_whole_line_are_refused_by_name_where_requests_are_judged() {
+async fn incomplete_request_lines_are_refused_by_name() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "500ms")]).await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);

@@ -15,7 +15,7 @@ fn a_denial_is_read() {
 }
 
 #[test]
-fn an_answer_that_says_nothing_or_two_things_is_none() {
+fn ambiguous_check_response_counts_as_none() {
     assert_eq!(Answer::decode(b""), Err(AnswerError::Empty));
     // A status of OK, and a denial.
     assert_eq!(
@@ -47,7 +47,7 @@ fn an_answer_that_says_nothing_or_two_things_is_none() {
 }
 
 #[test]
-fn headers_are_set_as_the_answer_says() {
+fn headers_are_set_by_the_check_response() {
     let of = |append, append_action, unsaid| {
         let option = proto::HeaderValueOption {
             header: Some(crate::envoy::HeaderValue::default()),

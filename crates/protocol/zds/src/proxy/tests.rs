@@ -131,7 +131,7 @@ fn refused(effects: &Effects) -> &str {
 }
 
 #[test]
-fn a_pod_surrendered_to_another_proxy_is_started_anew_when_it_is_added_again() {
+fn pod_handed_to_another_proxy_is_served_anew_when_added_again() {
     let mut pair = Pair::with(&["a"]);
     pair.event(ProxyEvent::Disconnected);
     let effects = pair.proxy.surrender(&"a".into());
@@ -396,7 +396,7 @@ fn an_answer_never_goes_to_another_connection() {
 }
 
 #[test]
-fn what_breaks_the_contract_is_told_and_ends_the_connection() {
+fn contract_violations_are_reported_and_end_the_connection() {
     let no_info = Request::Add {
         uid: "a".into(),
         info: None,

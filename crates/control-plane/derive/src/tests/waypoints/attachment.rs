@@ -110,7 +110,7 @@ fn check(attachment: WaypointAttachment, rows: Vec<Row<'_>>) {
 }
 
 #[test]
-fn without_labels_the_account_comes_before_the_namespace_and_age_before_the_name() {
+fn account_precedes_namespace_and_age_precedes_name() {
     let gw = gateway;
     let old = ", creationTimestamp: \"2025-01-01T00:00:00Z\"";
     let new = ", creationTimestamp: \"2026-01-01T00:00:00Z\"";
@@ -207,7 +207,7 @@ fn without_labels_the_account_comes_before_the_namespace_and_age_before_the_name
 }
 
 #[test]
-fn labels_decide_before_gateways_and_those_of_an_object_before_its_namespaces() {
+fn object_labels_precede_namespaces_and_gateways() {
     let gw = gateway;
     let rows = || {
         vec![
@@ -376,7 +376,7 @@ fn waypoints_of_other_namespaces_serve_whom_they_allow() {
 }
 
 #[test]
-fn what_leads_nowhere_is_refused_and_nothing_takes_its_place() {
+fn unresolved_waypoint_fails_closed() {
     let gw = gateway;
     let missing = "shop/missing.wp.shop.waypoint.invalid";
     check(
@@ -591,7 +591,7 @@ fn a_canary_has_its_share_of_connections_and_is_ignored_where_it_cannot() {
 }
 
 #[test]
-fn a_namespace_names_a_canary_for_its_services_and_says_what_ingress_does() {
+fn namespace_label_sets_canary_and_ingress_use() {
     let of_namespace = format!(
         "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, {}}}\n",
         CANARY.replace(

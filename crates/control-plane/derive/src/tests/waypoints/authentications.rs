@@ -6,7 +6,7 @@ use ambit_model::JwtKeys;
 use super::{routes_and_conditions::grant, *};
 use crate::{KeySource, KeyState, condition::Subject};
 
-const TOLD: &str = "shop/wp by shop/ra";
+const PUBLISHED: &str = "shop/wp by shop/ra";
 const KEYS: &str =
     r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
@@ -55,7 +55,7 @@ fn every_field_of_a_rule_reaches_the_waypoints_that_it_is_for() {
          outputClaimToHeaders: [{{header: X-Sub, claim: sub}}], spaceDelimitedClaims: [roles], timeout: 3s}}"
     ));
     assert_eq!(mesh.problems(), [] as [String; 0]);
-    let told = &mesh.waypoint_authentications[TOLD];
+    let told = &mesh.waypoint_authentications[PUBLISHED];
     assert!(told.for_gateway && told.services.is_empty() && told.not_understood.is_none());
     let [rule] = &told.rules[..] else {
         panic!("one rule")
@@ -81,7 +81,7 @@ fn it_is_attached_as_policies_are() {
     let cart = with(&format!(
         "targetRefs: [{{kind: Service, name: cart}}], {rule}"
     ));
-    let told = &cart.waypoint_authentications[TOLD];
+    let told = &cart.waypoint_authentications[PUBLISHED];
     assert!(!told.for_gateway);
     assert_eq!(
         told.services[0].to_string(),
@@ -114,7 +114,7 @@ fn it_is_attached_as_policies_are() {
 }
 
 #[test]
-fn what_cannot_be_used_leaves_the_last_good_form_and_else_refuses_everything() {
+fn unusable_record_keeps_the_last_good_one_or_denies() {
     let good = format!("{{issuer: i, jwks: '{KEYS}'}}");
     for (rule, expected) in [
         ("{issuer: ''}", "issuer: is empty"),
@@ -156,14 +156,14 @@ fn what_cannot_be_used_leaves_the_last_good_form_and_else_refuses_everything() {
             "{:?}",
             mesh.problems()
         );
-        let told = &mesh.waypoint_authentications[TOLD];
+        let told = &mesh.waypoint_authentications[PUBLISHED];
         assert!(told.not_understood.is_some() && told.for_gateway, "{rule}");
         assert!(condition(&mesh).starts_with("false Invalid"));
         mesh.apply(&object(&format!("{AT_GATEWAY}, jwtRules: [{good}]")));
-        let before = mesh.waypoint_authentications[TOLD].clone();
+        let before = mesh.waypoint_authentications[PUBLISHED].clone();
         assert!(before.not_understood.is_none());
         mesh.apply(&object(&format!("{AT_GATEWAY}, jwtRules: [{rule}]")));
-        assert_eq!(mesh.waypoint_authentications[TOLD], before, "{rule}");
+        assert_eq!(mesh.waypoint_authentications[PUBLISHED], before, "{rule}");
     }
     let noted = rules(r#"{issuer: i, jwks: '{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}'}"#);
     assert!(
@@ -174,7 +174,7 @@ fn what_cannot_be_used_leaves_the_last_good_form_and_else_refuses_everything() {
 }
 
 #[test]
-fn keys_are_fetched_by_address_or_from_the_issuer_and_told_when_they_are_had() {
+fn keys_are_fetched_by_address_or_issuer_and_published() {
     let mut mesh = rules(
         "{issuer: 'https://i', jwksUri: 'https://i/keys'}, {issuer: 'https://j', timeout: 2m}",
     );
@@ -193,7 +193,7 @@ fn keys_are_fetched_by_address_or_from_the_issuer_and_told_when_they_are_had() {
     );
     assert_eq!(by_issuer.timeout.as_secs(), 30);
     let keys =
-        |mesh: &TestMesh, rule: usize| mesh.waypoint_authentications[TOLD].rules[rule].keys.clone();
+        |mesh: &TestMesh, rule: usize| mesh.waypoint_authentications[PUBLISHED].rules[rule].keys.clone();
     assert_eq!(
         (keys(&mesh, 0), keys(&mesh, 1)),
         (JwtKeys::Pending, JwtKeys::Pending)
@@ -204,7 +204,7 @@ fn keys_are_fetched_by_address_or_from_the_issuer_and_told_when_they_are_had() {
     };
     mesh.index.set_keys(by_address, had(Some(KEYS), None));
     mesh.index.set_keys(by_issuer, had(None, Some("no answer")));
-    assert_eq!(mesh.flush(), [TOLD]);
+    assert_eq!(mesh.flush(), [PUBLISHED]);
     assert_eq!(keys(&mesh, 0), JwtKeys::Known(KEYS.into()));
     assert_eq!(keys(&mesh, 1), JwtKeys::Unavailable("no answer".into()));
     assert!(

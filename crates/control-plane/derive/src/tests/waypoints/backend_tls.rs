@@ -5,7 +5,7 @@ use ambit_model::{DestinationPolicy, DestinationTls, TlsClientFiles, TlsRoots};
 
 use super::*;
 
-const CART_TOLD: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
+const CART_RECORD: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
 
 fn rule(policy: &str) -> String {
     format!(
@@ -35,7 +35,7 @@ fn with(more: &str) -> TestMesh {
 }
 
 fn of_port(mesh: &TestMesh, port: u16) -> DestinationPolicy {
-    let told = mesh.waypoint_destinations.get(CART_TOLD);
+    let told = mesh.waypoint_destinations.get(CART_RECORD);
     told.map(|told| told.policy(port).clone())
         .unwrap_or_default()
 }
@@ -64,7 +64,7 @@ fn standing(mesh: &TestMesh, name: &str) -> String {
 }
 
 #[test]
-fn a_rule_begins_tls_with_what_it_says() {
+fn rule_originates_tls_with_its_settings() {
     let mesh = with(&rule("tls: {mode: SIMPLE}"));
     assert_eq!(tls(&mesh), DestinationTls::default());
     let mesh = with(&rule(
@@ -235,7 +235,7 @@ fn elsewhere() -> String {
 }
 
 #[test]
-fn every_waypoint_is_told_where_tls_begins_since_it_may_call_what_is_there() {
+fn every_waypoint_gets_rules_that_originate_tls() {
     const FAR: &str = "bank/far to shop/cart.shop.svc.cluster.local";
     let mut mesh = with(&rule("connectionPool: {http: {maxRetries: 1}}"));
     mesh.apply(&elsewhere());

@@ -11,7 +11,7 @@ use ambit_model::{
 use super::*;
 use crate::condition::Subject;
 
-const CART_TOLD: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
+const CART_RECORD: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
 
 fn rule(name: &str, namespace: &str, spec: &str) -> String {
     format!(
@@ -29,15 +29,15 @@ fn with(rule: &str) -> TestMesh {
 }
 
 /// The retries of the rule that counts, by which rules are told from each other here.
-fn told(mesh: &TestMesh) -> Option<u32> {
-    let told = mesh.waypoint_destinations.get(CART_TOLD);
+fn published(mesh: &TestMesh) -> Option<u32> {
+    let told = mesh.waypoint_destinations.get(CART_RECORD);
     told.map(|told| told.policy.limits.retries)
 }
 
 fn policy(traffic_policy: &str) -> (DestinationPolicy, Vec<String>) {
     let spec = format!("host: cart, trafficPolicy: {{{traffic_policy}}}");
     let mesh = with(&rule("r", "shop", &spec));
-    let policy = mesh.waypoint_destinations[CART_TOLD].policy.clone();
+    let policy = mesh.waypoint_destinations[CART_RECORD].policy.clone();
     (policy, mesh.problems())
 }
 
@@ -45,7 +45,7 @@ fn policy(traffic_policy: &str) -> (DestinationPolicy, Vec<String>) {
 fn refused(traffic_policy: &str) -> String {
     let spec = format!("host: cart, trafficPolicy: {{{traffic_policy}}}");
     let mesh = with(&rule("r", "shop", &spec));
-    assert_eq!(told(&mesh), None, "{traffic_policy}");
+    assert_eq!(published(&mesh), None, "{traffic_policy}");
     mesh.problems().join("\n")
 }
 
@@ -69,7 +69,7 @@ fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
 }
 
 #[test]
-fn a_rule_of_the_services_namespace_counts_then_the_waypoints_then_the_root() {
+fn rule_precedence_is_service_then_waypoint_then_root_namespace() {
     let far = SERVICE.replace("namespace: shop", "namespace: bank, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop}");
     let open = gateway("wp", "").replace(
         "protocol: HBONE",
@@ -83,14 +83,14 @@ fn a_rule_of_the_services_namespace_counts_then_the_waypoints_then_the_root() {
             .get("shop/wp to bank/cart.bank.svc.cluster.local");
         told.map(|told| told.policy.limits.retries)
     };
-    assert_eq!(told(&mesh), None);
+    assert_eq!(published(&mesh), None);
     for (namespace, most) in [("istio-system", 1), ("shop", 2), ("bank", 3)] {
         mesh.apply(&rule("r", namespace, &format!("{host}{}", retries(most))));
-        assert_eq!(told(&mesh), Some(most), "{namespace}");
+        assert_eq!(published(&mesh), Some(most), "{namespace}");
     }
     // Of others nobody hears.
     mesh.apply(&rule("r", "other", &format!("{host}{}", retries(4))));
-    assert_eq!(told(&mesh), Some(3));
+    assert_eq!(published(&mesh), Some(3));
     assert!(condition(&mesh, "other", "r").starts_with("false Conflict: DestinationRule bank/r"));
     // One that is not exported to the waypoint's namespace is as if it were not there.
     mesh.apply(&rule(
@@ -98,16 +98,16 @@ fn a_rule_of_the_services_namespace_counts_then_the_waypoints_then_the_root() {
         "bank",
         &format!("exportTo: [.], {host}{}", retries(3)),
     ));
-    assert_eq!(told(&mesh), Some(2));
+    assert_eq!(published(&mesh), Some(2));
     mesh.apply(&rule(
         "r",
         "bank",
         &format!("exportTo: [shop], {host}{}", retries(3)),
     ));
-    assert_eq!(told(&mesh), Some(3));
+    assert_eq!(published(&mesh), Some(3));
     for (namespace, left) in [("bank", Some(2)), ("shop", Some(1)), ("istio-system", None)] {
         mesh.delete(Kind::DestinationRule, namespace, "r");
-        assert_eq!(told(&mesh), left);
+        assert_eq!(published(&mesh), left);
     }
     assert!(condition(&mesh, "other", "r").starts_with("false NotExported"));
 }
@@ -115,7 +115,7 @@ fn a_rule_of_the_services_namespace_counts_then_the_waypoints_then_the_root() {
 #[test]
 fn the_exact_host_counts_then_longer_wildcards_and_the_oldest_of_equals() {
     let mut mesh = with(&rule("a", "shop", &format!("host: '*', {}", retries(1))));
-    assert_eq!(told(&mesh), Some(1));
+    assert_eq!(published(&mesh), Some(1));
     for (name, host, most) in [
         ("bb", "*.cluster.local", 2),
         ("ccc", "*.shop.svc.cluster.local", 3),
@@ -127,7 +127,7 @@ fn the_exact_host_counts_then_longer_wildcards_and_the_oldest_of_equals() {
             "shop",
             &format!("host: '{host}', {}", retries(most)),
         ));
-        assert_eq!(told(&mesh), Some(most), "{host}");
+        assert_eq!(published(&mesh), Some(most), "{host}");
     }
     assert_eq!(
         condition(&mesh, "shop", "dddd"),
@@ -144,7 +144,7 @@ fn the_exact_host_counts_then_longer_wildcards_and_the_oldest_of_equals() {
 }
 
 #[test]
-fn waypoints_are_told_of_backends_of_their_routes_too() {
+fn waypoints_get_backends_of_their_routes() {
     let backend = SERVICE
         .replace("name: cart", "name: stock")
         .replace("namespace: shop", "namespace: bank")
@@ -168,7 +168,7 @@ fn waypoints_are_told_of_backends_of_their_routes_too() {
 }
 
 #[test]
-fn the_header_of_connections_is_the_first_version_unless_a_rule_says_the_second() {
+fn proxy_protocol_is_version_1_unless_a_rule_sets_2() {
     for (traffic_policy, expected) in [
         ("", None),
         ("proxyProtocol: {}", Some(ProxyProtocol::V1)),
@@ -195,7 +195,7 @@ fn the_header_of_connections_is_the_first_version_unless_a_rule_says_the_second(
 }
 
 #[test]
-fn what_a_rule_says_is_read_with_its_defaults() {
+fn rule_is_parsed_with_its_defaults() {
     let (all_default, problems) = policy("");
     assert_eq!(
         (all_default, problems.len()),
@@ -326,7 +326,7 @@ fn what_has_no_effect_is_named() {
         "host: cart, workloadSelector: {matchLabels: {a: b}}",
     ));
     assert!(mesh.problems()[0].contains("spec.workloadSelector"));
-    assert_eq!(told(&mesh), None);
+    assert_eq!(published(&mesh), None);
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn the_last_usable_form_stays() {
         "shop",
         "host: cart, trafficPolicy: {outlierDetection: {interval: -5s}}",
     ));
-    assert_eq!(told(&mesh), Some(7));
+    assert_eq!(published(&mesh), Some(7));
     let said = condition(&mesh, "shop", "r");
     assert!(said.starts_with("false Invalid: "), "{said}");
     assert!(said.contains("stays in force"), "{said}");

@@ -23,7 +23,7 @@ fn foreign(more_metadata: &str, addresses: &str) -> String {
 }
 
 /// State of the Service `cart`, as a sentence.
-fn said(mesh: &TestMesh) -> String {
+fn reported(mesh: &TestMesh) -> String {
     let key = ObjectKey::new(Kind::Service, "shop", "cart");
     let standing = mesh.index.standing(&key).unwrap();
     standing.verdict.as_ref().unwrap().message.clone()
@@ -167,7 +167,7 @@ fn it_is_followed_as_its_address_comes_changes_and_goes() {
 }
 
 #[test]
-fn what_leads_nowhere_may_be_allowed_as_for_ours() {
+fn unresolved_foreign_waypoint_may_be_permitted() {
     let mut mesh = TestMesh::with(MeshConfig {
         waypoint_missing: WaypointMissing::Allow,
         ..MeshConfig::default()
@@ -184,9 +184,9 @@ fn what_leads_nowhere_may_be_allowed_as_for_ours() {
         "false WaypointIsNotReady"
     );
     assert!(
-        said(&mesh).ends_with("traffic goes without one"),
+        reported(&mesh).ends_with("traffic goes without one"),
         "{}",
-        said(&mesh)
+        reported(&mesh)
     );
 }
 
@@ -241,9 +241,9 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
     };
     assert!(identities(&mesh).is_empty());
     assert!(
-        said(&mesh).contains("nothing is known to be the waypoint"),
+        reported(&mesh).contains("nothing is known to be the waypoint"),
         "{}",
-        said(&mesh)
+        reported(&mesh)
     );
     mesh.apply(&pod("gw-1", LABEL, "gw", "10.1.2.9"));
     mesh.apply(&pod("gw-2", LABEL, "gw", "10.1.2.10"));
@@ -256,7 +256,7 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
             "spiffe://cluster.local/ns/shop/sa/gw"
         ]
     );
-    let message = said(&mesh);
+    let message = reported(&mesh);
     assert!(
         message.contains("(class other)") && message.ends_with("accounts: default, gw"),
         "{message}"
@@ -273,7 +273,7 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
 }
 
 #[test]
-fn a_service_says_whether_such_a_waypoint_has_a_ready_pod() {
+fn service_record_has_readiness_of_a_foreign_waypoint() {
     let own = pod("gw-1", LABEL, "gw", "10.1.2.9");
     let starting = own.replace("status: \"True\"", "status: \"False\"");
     let mut mesh = TestMesh::of(&all(&[
@@ -353,7 +353,7 @@ fn policies_say_what_another_controllers_waypoint_means_for_them() {
 }
 
 #[test]
-fn tunnels_are_handed_over_to_its_pods_as_it_says() {
+fn tunnels_are_passed_to_its_pods_by_their_record() {
     let part = || pod("wp-1", LABEL, "wp", "10.1.2.50");
     let of = |annotation: &str| {
         let annotations = format!(", annotations: {{{BINDING}: {annotation}}}");
@@ -397,7 +397,7 @@ fn tunnels_are_handed_over_to_its_pods_as_it_says() {
 }
 
 #[test]
-fn who_may_use_it_is_said_by_the_listener_that_gets_what_is_handed_over() {
+fn receiving_listener_sets_who_may_use_the_handover() {
     let service = "apiVersion: v1\nkind: Service\nmetadata: {name: cart, namespace: far, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop}}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}\n";
     for (protocol, annotation, allowed) in [
         ("istio.io/PROXY", "PROXY", true),

@@ -46,7 +46,7 @@ fn mesh(kind: &str, parents: &[&str], rule: &str) -> TestMesh {
 }
 
 /// Where requests to a Service go; `None` where a backend cannot be used.
-fn led(mesh: &TestMesh, kind: &str, to: &str) -> Vec<Option<String>> {
+fn backends_of(mesh: &TestMesh, kind: &str, to: &str) -> Vec<Option<String>> {
     let namespace = to.rsplit('.').nth(3).expect("a cluster name");
     let served = &mesh.waypoint_services[&format!("{namespace}/wp {namespace}/{to}")];
     let text =
@@ -105,23 +105,23 @@ fn a_parent_is_a_backend_without_a_grant_for_its_own_requests_alone() {
                 let mut mesh = mesh(kind, parents, &rule);
                 let what = format!("{kind} to {backend} of {parents:?}");
                 let till = Some(format!("bank/{TILL_HOST}"));
-                assert_eq!(led(&mesh, kind, CART_HOST), [None], "{what}");
+                assert_eq!(backends_of(&mesh, kind, CART_HOST), [None], "{what}");
                 assert_eq!(
-                    led(&mesh, kind, TILL_HOST),
+                    backends_of(&mesh, kind, TILL_HOST),
                     std::slice::from_ref(&till),
                     "{what}"
                 );
                 mesh.apply(&grant(kind, "vault"));
-                assert_eq!(led(&mesh, kind, CART_HOST), [None], "{what}");
+                assert_eq!(backends_of(&mesh, kind, CART_HOST), [None], "{what}");
                 mesh.apply(&grant(kind, "till"));
                 assert_eq!(
-                    led(&mesh, kind, CART_HOST),
+                    backends_of(&mesh, kind, CART_HOST),
                     std::slice::from_ref(&till),
                     "{what}"
                 );
-                assert_eq!(led(&mesh, kind, TILL_HOST), [till], "{what}");
+                assert_eq!(backends_of(&mesh, kind, TILL_HOST), [till], "{what}");
                 mesh.delete(ambit_k8s_api::Kind::ReferenceGrant, "bank", "g");
-                assert_eq!(led(&mesh, kind, CART_HOST), [None], "{what}");
+                assert_eq!(backends_of(&mesh, kind, CART_HOST), [None], "{what}");
             }
         }
     }
@@ -139,7 +139,7 @@ fn a_foreign_parent_does_not_lead_to_its_neighbours() {
                 let rule = format!("{{backendRefs: [{backend}]}}");
                 let mesh = mesh(kind, parents, &rule);
                 assert_eq!(
-                    led(&mesh, kind, TILL_HOST),
+                    backends_of(&mesh, kind, TILL_HOST),
                     [None],
                     "{kind} {backend} {parents:?}"
                 );

@@ -39,7 +39,7 @@ fn host(name: &str) -> String {
 }
 
 /// Where it leads, or what stands on the route.
-fn led(mesh: &TestMesh) -> String {
+fn backends_of(mesh: &TestMesh) -> String {
     match &routes(mesh)[0].rules[0].backends[0].service {
         Ok(name) => name.to_string(),
         Err(_) => parent_conditions(mesh, "shop", "r")[1].clone(),
@@ -52,82 +52,82 @@ const FORBIDDEN: &str = "ResolvedRefs=false RefNotPermitted";
 #[test]
 fn a_host_is_the_one_that_the_routes_namespace_sees() {
     let mut mesh = leading_to(&host("API.example"));
-    assert_eq!(led(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), MISSING);
     let of = |namespace: &str, more: &str| {
         entry(namespace, "api", &format!("hosts: [api.example]{more}"))
     };
     let changed = mesh.apply(&of("bank", ""));
     assert!(!changed.is_empty());
-    assert_eq!(led(&mesh), "bank/api.example");
+    assert_eq!(backends_of(&mesh), "bank/api.example");
     assert_eq!(
         parent_conditions(&mesh, "shop", "r")[1],
         "ResolvedRefs=true ResolvedRefs"
     );
     // One that is not shared is not seen.
     mesh.apply(&of("bank", ", exportTo: ['.']"));
-    assert_eq!(led(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), MISSING);
     mesh.apply(&of("bank", ""));
     // The own namespace's goes first.
     mesh.apply(&of("shop", ", exportTo: ['.']"));
-    assert_eq!(led(&mesh), "shop/api.example");
+    assert_eq!(backends_of(&mesh), "shop/api.example");
     mesh.delete(Kind::ServiceEntry, "shop", "api");
-    assert_eq!(led(&mesh), "bank/api.example");
+    assert_eq!(backends_of(&mesh), "bank/api.example");
     // The administrator may show entries to their own namespaces alone.
     mesh.delete(Kind::ConfigMap, "istio-system", "istio");
-    assert_eq!(led(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), MISSING);
     mesh.apply(OPEN);
-    assert_eq!(led(&mesh), "bank/api.example");
+    assert_eq!(backends_of(&mesh), "bank/api.example");
     mesh.apply(&of("bank", "").replace("number: 80", "number: 81"));
-    assert_eq!(led(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), MISSING);
     mesh.delete(Kind::ServiceEntry, "bank", "api");
-    assert_eq!(led(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), MISSING);
 }
 
 #[test]
 fn the_host_of_a_service_needs_the_grant_that_the_service_needs() {
     let mut mesh = leading_to(&host("till.bank.svc.cluster.local"));
-    assert_eq!(led(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), MISSING);
     mesh.apply(&backend("till", 80).replace("namespace: shop", "namespace: bank"));
-    assert_eq!(led(&mesh), FORBIDDEN);
+    assert_eq!(backends_of(&mesh), FORBIDDEN);
     let from = "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}";
     mesh.apply(&grant(
         "bank",
         from,
         "{group: '', kind: Service, name: till}",
     ));
-    assert_eq!(led(&mesh), "bank/till.bank.svc.cluster.local");
+    assert_eq!(backends_of(&mesh), "bank/till.bank.svc.cluster.local");
     mesh.apply(&grant(
         "bank",
         from,
         "{group: '', kind: Service, name: other}",
     ));
-    assert_eq!(led(&mesh), FORBIDDEN);
+    assert_eq!(backends_of(&mesh), FORBIDDEN);
     // Of its own namespace, it may.
     let mut own = leading_to(&host("till.shop.svc.cluster.local"));
     own.apply(&backend("till", 80));
-    assert_eq!(led(&own), "shop/till.shop.svc.cluster.local");
+    assert_eq!(backends_of(&own), "shop/till.shop.svc.cluster.local");
 }
 
 #[test]
-fn an_entry_is_led_to_where_it_has_one_host_and_is_shared() {
+fn shared_entry_with_one_host_is_routable() {
     let of = |namespace: &str| {
         format!("group: networking.istio.io, kind: ServiceEntry, name: api, namespace: {namespace}")
     };
     let mut mesh = leading_to(&of("bank"));
     let entry = |spec: &str| entry("bank", "api", spec);
     mesh.apply(&entry("hosts: [api.example]"));
-    assert_eq!(led(&mesh), "bank/api.example");
+    assert_eq!(backends_of(&mesh), "bank/api.example");
     mesh.apply(&entry("hosts: [api.example], exportTo: ['.']"));
-    assert_eq!(led(&mesh), FORBIDDEN);
+    assert_eq!(backends_of(&mesh), FORBIDDEN);
     mesh.apply(&entry("hosts: [api.example]"));
-    assert_eq!(led(&mesh), "bank/api.example");
+    assert_eq!(backends_of(&mesh), "bank/api.example");
     mesh.delete(Kind::ConfigMap, "istio-system", "istio");
-    assert_eq!(led(&mesh), FORBIDDEN);
+    assert_eq!(backends_of(&mesh), FORBIDDEN);
     mesh.apply(OPEN);
     mesh.apply(&entry("hosts: [api.example, other.example]"));
-    assert_eq!(led(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), MISSING);
     mesh.apply(&entry("hosts: [api.example]"));
-    assert_eq!(led(&mesh), "bank/api.example");
+    assert_eq!(backends_of(&mesh), "bank/api.example");
     // Another object makes the record of its host.
     let older = entry("hosts: [api.example]").replace(
         "{name: api, namespace: bank}",
@@ -139,13 +139,13 @@ fn an_entry_is_led_to_where_it_has_one_host_and_is_shared() {
     );
     mesh.apply(&younger);
     mesh.apply(&older);
-    assert_eq!(led(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), MISSING);
     mesh.delete(Kind::ServiceEntry, "bank", "older");
-    assert_eq!(led(&mesh), "bank/api.example");
+    assert_eq!(backends_of(&mesh), "bank/api.example");
 }
 
 #[test]
-fn a_rule_for_a_host_that_a_route_leads_to_goes_to_its_waypoint() {
+fn rule_for_a_routed_host_goes_to_its_waypoint() {
     let mut mesh = leading_to(&host("api.example"));
     mesh.apply(&entry("bank", "api", "hosts: [api.example]"));
     let rule = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: api, namespace: bank}\n\
@@ -158,7 +158,7 @@ fn a_rule_for_a_host_that_a_route_leads_to_goes_to_its_waypoint() {
 }
 
 #[test]
-fn what_is_no_host_is_said() {
+fn values_that_are_no_host_are_reported() {
     for name in ["'*.example'", "''", "a b"] {
         let mesh = leading_to(&host(name));
         assert!(

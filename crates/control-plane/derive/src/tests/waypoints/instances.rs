@@ -171,7 +171,7 @@ fn a_label_of_no_gateway_takes_no_pod_off_its_waypoint() {
 }
 
 #[test]
-fn a_service_says_whether_its_waypoint_has_a_ready_pod() {
+fn service_record_has_readiness_of_its_waypoint() {
     let own = pod("wp-1", LABEL, "wp", "10.1.2.9");
     let starting = own.replace("status: \"True\"", "status: \"False\"");
     let bound = labelled(SERVICE, "labels: {istio.io/use-waypoint: wp}");

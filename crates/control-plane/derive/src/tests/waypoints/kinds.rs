@@ -6,7 +6,7 @@ use ambit_model::{ArcStr, HttpPathMatch, HttpValueMatch, StreamRoute};
 use super::*;
 
 const PARENT: &str = "parentRefs: [{group: '', kind: Service, name: cart, namespace: shop}]";
-const TOLD: &str = "shop/wp shop/cart.shop.svc.cluster.local";
+const PUBLISHED: &str = "shop/wp shop/cart.shop.svc.cluster.local";
 
 fn route(kind: Kind, name: &str, age: u32, spec: &str) -> String {
     format!(
@@ -53,7 +53,7 @@ fn services_and_methods_of_grpc_are_paths() {
         matches.join(", ")
     );
     let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
-    let told = &mesh.waypoint_services[TOLD].routes[0];
+    let told = &mesh.waypoint_services[PUBLISHED].routes[0];
     assert_eq!(told.name.to_string(), "GRPCRoute/shop/r");
     let rule = &told.rules[0];
     assert_eq!(rule.unsupported, None);
@@ -87,7 +87,7 @@ fn what_grpc_routes_may_not_say_is_answered_with_an_error() {
     ] {
         let spec = format!("rules: [{{{rule}}}]");
         let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
-        let rules = &mesh.waypoint_services[TOLD].routes[0].rules;
+        let rules = &mesh.waypoint_services[PUBLISHED].routes[0].rules;
         assert!(rules[0].unsupported.is_some(), "{rule}");
         let said = accepted(&mesh, Kind::GRPCRoute, "r").0;
         assert_eq!(said, "false UnsupportedValue", "{rule}");
@@ -101,7 +101,7 @@ fn what_grpc_routes_may_not_say_is_answered_with_an_error() {
     ] {
         let spec = format!("rules: [{{{rule}}}]");
         let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
-        let rules = &mesh.waypoint_services[TOLD].routes[0].rules;
+        let rules = &mesh.waypoint_services[PUBLISHED].routes[0].rules;
         assert!(rules[0].matches.is_empty(), "{rule}");
         assert!(rules[0].unsupported.is_some(), "{rule}");
     }
@@ -124,7 +124,7 @@ fn of_http_and_grpc_routes_the_oldest_decides_which_are_followed() {
     assert_eq!(accepted(&mesh, Kind::HTTPRoute, "http").0, "true Accepted");
 }
 
-fn told_names(routes: &[StreamRoute]) -> Vec<String> {
+fn published_names(routes: &[StreamRoute]) -> Vec<String> {
     routes.iter().map(|route| route.name.to_string()).collect()
 }
 
@@ -137,10 +137,10 @@ fn connections_are_routed_by_the_first_rule() {
         route(Kind::TLSRoute, "tls", 0, &format!("{names}{rules}")),
     ];
     let mesh = mesh("tcp", &routes);
-    let told = &mesh.waypoint_services[TOLD];
+    let told = &mesh.waypoint_services[PUBLISHED];
     assert!(told.routes.is_empty());
-    assert_eq!(told_names(&told.tcp_routes), ["TCPRoute/shop/tcp"]);
-    assert_eq!(told_names(&told.tls_routes), ["TLSRoute/shop/tls"]);
+    assert_eq!(published_names(&told.tcp_routes), ["TCPRoute/shop/tcp"]);
+    assert_eq!(published_names(&told.tls_routes), ["TLSRoute/shop/tls"]);
     let hostnames = [ArcStr::from("a.example"), ArcStr::from("*.example")];
     assert_eq!(told.tls_routes[0].hostnames, hostnames);
     for told in [&told.tcp_routes[0], &told.tls_routes[0]] {
@@ -184,7 +184,7 @@ fn routes_of_connections_that_cannot_be_read_refuse_them() {
         (Kind::TLSRoute, "hostnames: 1", &[]),
     ] {
         let mesh = mesh("tls", &[route(kind, "r", 0, spec)]);
-        let told = &mesh.waypoint_services[TOLD];
+        let told = &mesh.waypoint_services[PUBLISHED];
         let told = told
             .tcp_routes
             .iter()
@@ -197,7 +197,7 @@ fn routes_of_connections_that_cannot_be_read_refuse_them() {
 }
 
 #[test]
-fn ports_that_speak_something_else_and_routes_in_the_way_are_said() {
+fn ports_of_other_protocols_and_conflicting_routes_are_reported() {
     let rules = "rules: [{backendRefs: [{name: cart, port: 80}]}]";
     let tcp = |name: &str, age| route(Kind::TCPRoute, name, age, rules);
     let of = |protocol: &str, kind: Kind, name: &str, routes: &[String]| {

@@ -27,7 +27,7 @@ fn with(spec: &str) -> TestMesh {
     TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &limit]))
 }
 
-fn told(mesh: &TestMesh) -> &RateLimit {
+fn published(mesh: &TestMesh) -> &RateLimit {
     &mesh.waypoint_rate_limits["shop/wp limits by shop/l"]
 }
 
@@ -42,7 +42,7 @@ fn a_limit_goes_to_the_waypoints_of_its_targets() {
         assert!(mesh.waypoint_rate_limits.is_empty());
         assert!(stands(&mesh).starts_with("false"));
         mesh.apply(&gateway("wp", ""));
-        let told = told(&mesh);
+        let told = published(&mesh);
         assert_eq!(
             (told.for_gateway, told.services.len()),
             (for_gateway, services),
@@ -56,13 +56,13 @@ fn a_limit_goes_to_the_waypoints_of_its_targets() {
 }
 
 #[test]
-fn all_of_a_limit_is_told() {
+fn limit_record_is_complete() {
     let mesh = with(
         "failOpen: true, tellClients: true, dryRun: true, local: [{requests: 5, per: 1m30s, burst: 7, buckets: 3, \
          matches: [{method: GET, path: {value: /a/}, headers: [{name: X-A, value: b}]}], \
          by: [{source: Principal}, {source: Namespace}, {source: Address}, {header: X-User}, {request: Path}, {request: Method}]}]",
     );
-    let told_of = told(&mesh);
+    let told_of = published(&mesh);
     assert!(told_of.fail_open && told_of.tells && told_of.dry_run);
     let local = &told_of.local[0];
     assert_eq!((local.requests, local.burst, local.buckets), (5, 7, 3));
@@ -80,7 +80,7 @@ fn all_of_a_limit_is_told() {
     assert_eq!(matched.path, Some(HttpPathMatch::Prefix("/a".into())));
     assert_eq!(matched.headers[0].0, "x-a");
     let defaults = with(LOCAL);
-    let told_of = told(&defaults);
+    let told_of = published(&defaults);
     assert!(!told_of.fail_open && !told_of.tells && !told_of.dry_run);
     assert_eq!(
         (told_of.local[0].burst, told_of.local[0].buckets),
@@ -91,14 +91,14 @@ fn all_of_a_limit_is_told() {
 #[test]
 fn a_rate_limit_service_is_looked_for() {
     let mut mesh = with(GLOBAL);
-    let place = |mesh: &TestMesh| told(mesh).global.as_ref().unwrap().place.clone();
+    let place = |mesh: &TestMesh| published(mesh).global.as_ref().unwrap().place.clone();
     assert!(place(&mesh).unwrap_err().contains("there is no service"));
     assert_eq!(stands(&mesh), "true PartiallyInvalid");
     mesh.apply(LIMITS);
     let name = NamespacedHostname::new("shop", "limits.shop.svc.cluster.local");
     assert_eq!(place(&mesh), Ok((name, 8081)));
     assert_eq!(stands(&mesh), "true Accepted");
-    let global = told(&mesh).global.clone().unwrap();
+    let global = published(&mesh).global.clone().unwrap();
     assert_eq!(
         (global.domain.as_str(), global.timeout, global.hits),
         ("shop", Duration::from_millis(20), 1)
@@ -184,18 +184,22 @@ fn a_limit_that_cannot_be_used_decides_nothing_and_leaves_its_last_form() {
         let mut mesh = with(&spec);
         let problems = mesh.problems().join("\n");
         assert!(problems.contains(field), "{spec}: {problems}");
-        let told_of = told(&mesh).clone();
+        let told_of = published(&mesh).clone();
         assert!(
             told_of.not_understood.is_some() && told_of.for_gateway && !told_of.fail_open,
             "{spec}"
         );
         mesh.apply(&limit(OF_GATEWAY, LOCAL));
         mesh.apply(&limit(OF_GATEWAY, &spec));
-        assert_eq!(told(&mesh).local.len(), 1, "{spec}");
-        assert_eq!(told(&mesh).not_understood, None, "{spec}");
+        assert_eq!(published(&mesh).local.len(), 1, "{spec}");
+        assert_eq!(published(&mesh).not_understood, None, "{spec}");
     }
     let open = with("failOpen: true, dryRun: true, local: [{requests: 0, per: 1s}]");
-    assert!(told(&open).not_understood.is_some() && told(&open).fail_open && told(&open).dry_run);
+    assert!(
+        published(&open).not_understood.is_some()
+            && published(&open).fail_open
+            && published(&open).dry_run
+    );
 }
 
 #[test]
@@ -206,7 +210,7 @@ fn a_rate_limit_service_of_another_namespace_needs_a_grant() {
         );
         let mut mesh = with(&spec);
         mesh.apply(&LIMITS.replace("shop", namespace));
-        let place = |mesh: &TestMesh| told(mesh).global.as_ref().unwrap().place.clone();
+        let place = |mesh: &TestMesh| published(mesh).global.as_ref().unwrap().place.clone();
         let refused = |mesh: &TestMesh| {
             let why = place(mesh).unwrap_err();
             why.contains("ReferenceGrant") && stands(mesh) == "true PartiallyInvalid"

@@ -135,7 +135,7 @@ fn a_target_with_an_unknown_field_is_refused_as_well() {
 }
 
 #[test]
-fn an_object_whose_targets_mean_nothing_says_that_it_has_no_effect() {
+fn object_with_dangling_targets_reports_no_effect() {
     for object in OBJECTS {
         let (kind, ..) = object;
         for target in [

@@ -6,7 +6,7 @@ use ambit_model::{DestinationSubset, FaultStatus, HttpFault, HttpFilter, HttpRou
 use super::*;
 use crate::condition::Subject;
 
-const TOLD: &str = "shop/wp shop/cart.shop.svc.cluster.local";
+const PUBLISHED: &str = "shop/wp shop/cart.shop.svc.cluster.local";
 const DESTINATION: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
 
 fn route(kind: Kind, rules: &str) -> String {
@@ -31,7 +31,7 @@ fn mesh(objects: &[&str]) -> TestMesh {
 }
 
 fn rule(mesh: &TestMesh) -> &HttpRouteRule {
-    &mesh.waypoint_services[TOLD].routes[0].rules[0]
+    &mesh.waypoint_services[PUBLISHED].routes[0].rules[0]
 }
 
 fn aborts(status: u16) -> HttpFilter {
@@ -76,7 +76,7 @@ fn of_own(mesh: &TestMesh, kind: Kind, name: &str) -> String {
 }
 
 #[test]
-fn a_fault_is_what_its_object_says_now() {
+fn fault_follows_its_object() {
     let names_it = route(
         Kind::HTTPRoute,
         &format!("{{{NAMES_IT}, backendRefs: [{{name: cart, port: 80}}]}}"),
@@ -249,7 +249,7 @@ fn a_subset_holds_the_pods_with_its_labels_as_they_are_now() {
 }
 
 #[test]
-fn what_a_subset_says_takes_the_place_of_what_its_rule_says() {
+fn settings_of_a_subset_replace_those_of_its_rule() {
     let pool = |retries: u32| format!("connectionPool: {{http: {{maxRetries: {retries}}}}}");
     let text = format!(
         "trafficPolicy: {{{}, loadBalancer: {{simple: RANDOM}}, portLevelSettings: [{{port: {{number: 80}}, {}}}, {{port: {{number: 81}}, {}}}]}}, \

@@ -25,7 +25,7 @@ fn with(spec: &str) -> TestMesh {
     ]))
 }
 
-fn told(mesh: &TestMesh) -> &WaypointExtension {
+fn published(mesh: &TestMesh) -> &WaypointExtension {
     &mesh.waypoint_extensions["shop/wp runs shop/tag"]
 }
 
@@ -43,7 +43,7 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
         assert!(mesh.waypoint_extensions.is_empty());
         assert!(verdict(&mesh, Kind::WasmPlugin, "shop", "tag").starts_with("false"));
         mesh.apply(&gateway("wp", ""));
-        let told = told(&mesh);
+        let told = published(&mesh);
         assert_eq!(
             (told.for_gateway, told.services.len()),
             (for_gateway, services),
@@ -64,13 +64,13 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
 }
 
 #[test]
-fn all_of_a_plugin_is_told() {
+fn plugin_record_is_complete() {
     let mesh = with(
         "url: 'oci://r.example/tag:1', sha256: 'ABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCD', phase: AUTHN, priority: -3, \
          pluginName: root, pluginConfig: {b: [1], a: x}, failStrategy: FAIL_OPEN, imagePullPolicy: Always, \
          vmConfig: {env: [{name: A, value: b}]}, match: [{mode: SERVER, ports: [{number: 80}]}, {mode: CLIENT, ports: [{number: 81}]}]",
     );
-    let told = told(&mesh);
+    let told = published(&mesh);
     assert_eq!((told.phase, told.priority), (ExtensionPhase::Authn, -3));
     assert_eq!(
         (told.url.as_str(), told.sha256.len()),
@@ -92,7 +92,7 @@ fn all_of_a_plugin_is_told() {
         mesh.problems()
     );
     let defaults = with("url: r.example/tag");
-    let told = super::plugins::told(&defaults);
+    let told = super::plugins::published(&defaults);
     assert_eq!(
         (told.url.as_str(), told.phase),
         ("oci://r.example/tag", ExtensionPhase::Unspecified)
@@ -107,7 +107,7 @@ fn all_of_a_plugin_is_told() {
 }
 
 #[test]
-fn a_plugin_that_cannot_be_used_fails_as_it_says_and_leaves_its_last_form() {
+fn unusable_plugin_fails_by_its_strategy_and_keeps_its_last_form() {
     for (spec, field) in [
         ("phase: AUTHN", "spec.url"),
         ("url: 'ftp://x/y'", "spec.url"),
@@ -127,19 +127,19 @@ fn a_plugin_that_cannot_be_used_fails_as_it_says_and_leaves_its_last_form() {
         let mut mesh = with(spec);
         let problems = mesh.problems().join("\n");
         assert!(problems.contains(field), "{spec}: {problems}");
-        let told = told(&mesh).clone();
+        let told = published(&mesh).clone();
         assert!(
             told.unsupported.is_some() && told.for_gateway && !told.fail_open,
             "{spec}"
         );
         mesh.apply(&plugin(OF_GATEWAY, "url: good"));
         mesh.apply(&plugin(OF_GATEWAY, spec));
-        assert_eq!(super::plugins::told(&mesh).url, "oci://good", "{spec}");
+        assert_eq!(super::plugins::published(&mesh).url, "oci://good", "{spec}");
     }
     let open = with("url: '', failStrategy: FAIL_OPEN");
-    assert!(told(&open).fail_open);
+    assert!(published(&open).fail_open);
     let network = with("url: x, type: NETWORK");
-    assert!(told(&network).unsupported.is_some());
+    assert!(published(&network).unsupported.is_some());
     assert!(network.problems()[0].contains("NETWORK"));
 }
 
@@ -171,7 +171,7 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     let mut mesh = following();
     let missing = "false NoPullSecret";
     let stands = |mesh: &TestMesh| verdict(mesh, Kind::WasmPlugin, "shop", "tag");
-    assert!(told(&mesh).pull_secret.is_empty());
+    assert!(published(&mesh).pull_secret.is_empty());
     assert_eq!(stands(&mesh), missing);
     let key = ObjectKey::new(Kind::WasmPlugin, "shop", "tag");
     let standing = mesh.index.standing(&key).unwrap();
@@ -181,10 +181,10 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     mesh.apply(&secret("creds", "app: x", OF_DOCKER));
     mesh.apply(&secret("other", LABEL, OF_DOCKER));
     assert_eq!(stands(&mesh), missing);
-    assert!(told(&mesh).pull_secret.is_empty());
+    assert!(published(&mesh).pull_secret.is_empty());
     mesh.apply(&secret("creds", LABEL, OF_DOCKER));
     assert_eq!(stands(&mesh), "true Accepted");
-    assert!(told(&mesh).pull_secret.starts_with(b"{\"auths\""));
+    assert!(published(&mesh).pull_secret.starts_with(b"{\"auths\""));
     // A form that cannot be used leaves the last one; what is wrong is said without what is in it.
     for (bad, place) in [
         (
@@ -206,11 +206,11 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
             problems.contains(place) && !problems.contains("hush"),
             "{problems}"
         );
-        assert!(told(&mesh).pull_secret.starts_with(b"{\"auths\""));
+        assert!(published(&mesh).pull_secret.starts_with(b"{\"auths\""));
     }
-    assert!(!format!("{:?} {:?}", told(&mesh), mesh.index).contains("c2VjcmV0"));
+    assert!(!format!("{:?} {:?}", published(&mesh), mesh.index).contains("c2VjcmV0"));
     mesh.delete(Kind::Secret, "shop", "creds");
-    assert!(told(&mesh).pull_secret.is_empty());
+    assert!(published(&mesh).pull_secret.is_empty());
     assert_eq!(stands(&mesh), missing);
     mesh.apply(&plugin(
         OF_GATEWAY,
@@ -229,7 +229,7 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
 fn secrets_are_nobodys_business_unless_that_is_wanted() {
     let mut mesh = with("url: r/tag, imagePullSecret: creds");
     mesh.apply(&secret("creds", LABEL, OF_DOCKER));
-    assert!(told(&mesh).pull_secret.is_empty());
+    assert!(published(&mesh).pull_secret.is_empty());
     let problems = mesh.problems().join("\n");
     assert!(problems.contains("pilot.imagePullSecrets"), "{problems}");
 }
@@ -238,7 +238,7 @@ fn secrets_are_nobodys_business_unless_that_is_wanted() {
 fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
     let mut mesh = with("url: r.example/tag");
     let callees = |mesh: &TestMesh| {
-        let callees = told(mesh).callees.iter();
+        let callees = published(mesh).callees.iter();
         callees.map(ToString::to_string).collect::<Vec<_>>()
     };
     assert!(callees(&mesh).is_empty());
@@ -280,7 +280,7 @@ fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
         ]
     );
     let name = |host: &str| NamespacedHostname::new("open", host);
-    assert!(told(&mesh).may_call(&name("any.open.svc.cluster.local")));
+    assert!(published(&mesh).may_call(&name("any.open.svc.cluster.local")));
     mesh.delete(Kind::ReferenceGrant, "open", "g");
     mesh.delete(Kind::ReferenceGrant, "bank", "g");
     assert!(callees(&mesh).is_empty());

@@ -17,7 +17,7 @@ fn with(session: &str) -> TestMesh {
     TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &route]))
 }
 
-fn told(session: &str) -> HttpSession {
+fn published(session: &str) -> HttpSession {
     let mesh = with(session);
     let rules = &routes(&mesh)[0].rules;
     assert_eq!(rules[0].session, None);
@@ -26,13 +26,13 @@ fn told(session: &str) -> HttpSession {
 }
 
 #[test]
-fn sessions_are_told_with_their_defaults() {
+fn session_records_have_their_defaults() {
     let expected = HttpSession {
         name: "ambit-session-shop-r-1".into(),
         ..HttpSession::default()
     };
-    assert_eq!(told("{}"), expected);
-    let all = told(
+    assert_eq!(published("{}"), expected);
+    let all = published(
         "{sessionName: id, absoluteTimeout: 1h, idleTimeout: 5m, type: Cookie, cookieConfig: {lifetimeType: Permanent}}",
     );
     let expected = HttpSession {
@@ -43,13 +43,13 @@ fn sessions_are_told_with_their_defaults() {
         idle_timeout: Some(Duration::from_secs(300)),
     };
     assert_eq!(all, expected);
-    let header = told("{sessionName: X-Session, type: Header}");
+    let header = published("{sessionName: X-Session, type: Header}");
     assert!(header.is_header && header.name == "x-session");
-    assert_eq!(told("{type: Header}").name, "x-ambit-session-shop-r-1");
+    assert_eq!(published("{type: Header}").name, "x-ambit-session-shop-r-1");
 }
 
 #[test]
-fn sessions_of_grpc_routes_are_told() {
+fn sessions_of_grpc_routes_have_records() {
     let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
     let spec = format!(
         "{PARENT}, rules: [{{backendRefs: [{{name: cart, port: 80}}], sessionPersistence: {{}}}}]"

@@ -7,7 +7,7 @@ use super::*;
 use crate::condition::Subject;
 
 const ALL: &str = "shop/wp observes all";
-const CART_SAYS: &str = "shop/wp observes shop/cart.shop.svc.cluster.local";
+const CART_TELEMETRY: &str = "shop/wp observes shop/cart.shop.svc.cluster.local";
 
 const COLLECTOR: &str = "apiVersion: v1
 kind: Service
@@ -45,13 +45,13 @@ fn with(objects: &[&str]) -> TestMesh {
     TestMesh::of(&super::all(&all))
 }
 
-fn told<'a>(mesh: &'a TestMesh, name: &str) -> &'a WaypointTelemetry {
+fn published<'a>(mesh: &'a TestMesh, name: &str) -> &'a WaypointTelemetry {
     let found = mesh.waypoint_telemetry.get(name);
     found.unwrap_or_else(|| panic!("{name} in {:?}", mesh.waypoint_telemetry))
 }
 
 fn sampling(mesh: &TestMesh, name: &str) -> Option<u32> {
-    Some(told(mesh, name).tracing.as_ref()?.sampling)
+    Some(published(mesh, name).tracing.as_ref()?.sampling)
 }
 
 fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
@@ -71,7 +71,7 @@ fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
 }
 
 #[test]
-fn without_telemetry_nothing_is_told() {
+fn no_telemetry_without_configuration() {
     assert!(with(&[]).waypoint_telemetry.is_empty());
 }
 
@@ -86,7 +86,7 @@ fn what_is_nearer_counts_part_by_part() {
         ),
     );
     let mut mesh = with(&[&root]);
-    let tracing = told(&mesh, ALL).tracing.clone().unwrap();
+    let tracing = published(&mesh, ALL).tracing.clone().unwrap();
     assert_eq!((tracing.sampling, tracing.tags.len()), (150, 1));
     assert_eq!(
         tracing.collector.service.to_string(),
@@ -103,25 +103,32 @@ fn what_is_nearer_counts_part_by_part() {
         "tracing: [{randomSamplingPercentage: 20}]",
     ));
     assert_eq!(sampling(&mesh, ALL), Some(2000));
-    assert_eq!(told(&mesh, ALL).tracing.as_ref().unwrap().tags.len(), 1);
+    assert_eq!(
+        published(&mesh, ALL).tracing.as_ref().unwrap().tags.len(),
+        1
+    );
     let gateway = "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: wp}], tracing: [{randomSamplingPercentage: 30}]";
     mesh.apply(&object("gw", "shop", gateway));
     assert_eq!(sampling(&mesh, ALL), Some(3000));
     let service = "targetRefs: [{kind: Service, name: cart}], tracing: [{randomSamplingPercentage: 40, providers: [{name: http}]}]";
     mesh.apply(&object("svc", "shop", service));
     assert_eq!(
-        (sampling(&mesh, ALL), sampling(&mesh, CART_SAYS)),
+        (sampling(&mesh, ALL), sampling(&mesh, CART_TELEMETRY)),
         (Some(3000), Some(4000))
     );
-    let collector = told(&mesh, CART_SAYS).tracing.clone().unwrap().collector;
+    let collector = published(&mesh, CART_TELEMETRY)
+        .tracing
+        .clone()
+        .unwrap()
+        .collector;
     assert_eq!(collector.http_path.as_deref(), Some("/v1/traces"));
     assert_eq!(collector.headers, [("x-tenant".into(), "shop".into())]);
     assert_eq!(collector.timeout, Some(std::time::Duration::from_secs(3)));
     assert!(condition(&mesh, "shop", "svc").starts_with("true Used followed by shop/wp"));
     mesh.delete(Kind::Telemetry, "shop", "svc");
-    assert!(!mesh.waypoint_telemetry.contains_key(CART_SAYS));
+    assert!(!mesh.waypoint_telemetry.contains_key(CART_TELEMETRY));
     // Headers of traces may be left as they came, and nearer be changed again.
-    let propagates = |mesh: &TestMesh| told(mesh, ALL).tracing.as_ref().unwrap().propagates;
+    let propagates = |mesh: &TestMesh| published(mesh, ALL).tracing.as_ref().unwrap().propagates;
     assert!(propagates(&mesh));
     mesh.apply(&object(
         "ns",
@@ -191,7 +198,7 @@ fn sampling_that_nobody_asks_for_is_the_meshs() {
 fn logs_have_providers_filters_and_ends() {
     let logs = |spec: &str| {
         let object = object("t", "shop", &format!("accessLogging: [{spec}]"));
-        told(&with(&[&object]), ALL).logs.clone()
+        published(&with(&[&object]), ALL).logs.clone()
     };
     let failures = "filter: {expression: 'response.code >= 400'}";
     // Without a provider it is the waypoint's own log that is meant.
@@ -239,23 +246,23 @@ fn a_log_of_the_whole_mesh_is_followed() {
     };
     mesh.apply(&with_log(""));
     assert_eq!(
-        told(&mesh, ALL).logs.as_ref().unwrap()[0].format,
+        published(&mesh, ALL).logs.as_ref().unwrap()[0].format,
         TelemetryFormat::Default
     );
     mesh.apply(&with_log("    accessLogFormat: '%PROTOCOL%'\n"));
     assert_eq!(
-        told(&mesh, ALL).logs.as_ref().unwrap()[0].format,
+        published(&mesh, ALL).logs.as_ref().unwrap()[0].format,
         TelemetryFormat::Text("%PROTOCOL%".into())
     );
     mesh.apply(&with_log("    accessLogEncoding: JSON\n"));
     assert!(matches!(
-        told(&mesh, ALL).logs.as_ref().unwrap()[0].format,
+        published(&mesh, ALL).logs.as_ref().unwrap()[0].format,
         TelemetryFormat::Json(_)
     ));
     // What cannot be read changes nothing.
     mesh.apply(&with_log("    accessLogFormat: '%COLOUR%'\n"));
     assert!(matches!(
-        told(&mesh, ALL).logs.as_ref().unwrap()[0].format,
+        published(&mesh, ALL).logs.as_ref().unwrap()[0].format,
         TelemetryFormat::Json(_)
     ));
     assert!(
@@ -273,7 +280,7 @@ fn metrics_are_changed_or_left_out() {
         {match: {metric: RESPONSE_SIZE}, disabled: true}, \
         {match: {metric: TCP_SENT_BYTES}, disabled: true}, {match: {customMetric: x}, disabled: true}]}]";
     let mesh = with(&[&object("t", "shop", spec)]);
-    let metrics = &told(&mesh, ALL).metrics;
+    let metrics = &published(&mesh, ALL).metrics;
     assert_eq!(metrics.len(), TelemetryFamily::ALL.len());
     let of = |family| metrics.iter().find(|one| one.family == family).unwrap();
     let count = of(TelemetryFamily::RequestCount);
@@ -295,7 +302,7 @@ fn metrics_are_changed_or_left_out() {
         let spec =
             format!("metrics: [{{overrides: [{{match: {{metric: {name}}}, disabled: true}}]}}]");
         let mesh = with(&[&object("t", "shop", &spec)]);
-        let [only] = told(&mesh, ALL).metrics.as_slice() else {
+        let [only] = published(&mesh, ALL).metrics.as_slice() else {
             panic!("{name} alone");
         };
         assert_eq!((only.family, only.disabled), (family, true));

@@ -31,7 +31,7 @@ fn of_policy(mesh: &TestMesh, namespace: &str) -> Option<String> {
 }
 
 #[test]
-fn policies_that_name_callers_are_told_of_waypoints_before_their_pods() {
+fn policies_that_name_callers_learn_of_the_waypoint() {
     let by = |source: &str| format!("rules: [{{}}, {{from: [{{source: {{{source}}}}}]}}]");
     let selector = "selector: {matchLabels: {app: cart}}, ";
     let selecting = |source: &str| format!("{selector}{}", by(source));
@@ -118,7 +118,7 @@ fn gateways_name_the_policies_that_they_make_moot() {
 }
 
 #[test]
-fn a_waypoint_for_services_is_no_caller_of_pods_that_are_asked_for_themselves() {
+fn services_waypoint_is_no_caller_of_pods_called_directly() {
     let spec = "rules: [{from: [{source: {namespaces: [a]}}]}]";
     let for_services = gateway("wp", ", labels: {istio.io/waypoint-for: service}");
     let mesh = TestMesh::of(&all(&[CART, &policy("shop", spec), &for_services]));
@@ -230,7 +230,7 @@ fn a_class_with_a_wrong_label_stays_a_class_of_waypoints() {
 }
 
 #[test]
-fn objects_of_kinds_without_effect_are_named_on_the_gateways_that_they_may_mean() {
+fn kinds_without_effect_are_named_on_their_gateways() {
     let unread = |kind: Kind, namespace: &str, name: &str| {
         format!(
             "apiVersion: {}/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{any: [null]}}\n",

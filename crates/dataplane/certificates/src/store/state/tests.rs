@@ -137,7 +137,7 @@ fn a_certificate_without_life_does_not_make_the_loop_busy() {
 }
 
 #[test]
-fn failures_are_told_at_once_and_retried_with_growing_delays() {
+fn failures_are_reported_at_once_and_retried_with_backoff() {
     let mut run = Run::new(8);
     run.request("a", Priority::RealTime);
     let mut attempt = 1;
@@ -274,7 +274,7 @@ fn a_valid_certificate_is_kept_while_renewal_fails() {
 }
 
 #[test]
-fn a_certificate_found_expired_is_fetched_at_once_but_retries_keep_their_delays() {
+fn expired_certificate_is_fetched_at_once_and_retries_keep_delays() {
     let mut run = Run::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Fetched(id("a"), 1, day(), 1));
@@ -306,7 +306,7 @@ fn what_is_forgotten_is_not_fetched_renewed_or_published() {
 }
 
 #[test]
-fn an_answer_to_what_was_forgotten_and_asked_again_is_ignored() {
+fn stale_response_after_resubscription_is_ignored() {
     let mut run = Run::new(8);
     run.request("a", Priority::Warmup);
     run.on(Event::Forget(id("a")));

@@ -162,7 +162,7 @@ async fn an_answer_in_full_stays_one_when_the_server_wants_no_more() {
 }
 
 #[tokio::test]
-async fn a_crash_is_told_as_a_connect_error_after_all_that_was_sent() {
+async fn crash_is_a_connect_error_after_all_sent_bytes() {
     static SENT: [u8; 300_000] = [7; 300_000];
     // More than the peer's window.
     let (mut peer, mut open, relay) = relaying(Crashed(&SENT)).await;

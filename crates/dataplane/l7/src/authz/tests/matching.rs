@@ -397,7 +397,7 @@ fn lines_of_a_header_spelt_differently_are_joined_in_every_order_to_deny() {
 }
 
 #[test]
-fn several_header_lines_are_joined_to_admit_and_looked_at_one_by_one_to_deny() {
+fn header_lines_are_joined_for_allow_and_single_for_deny() {
     let role = |pattern: &str| {
         when(
             HttpAttribute::Header("x-role".into()),

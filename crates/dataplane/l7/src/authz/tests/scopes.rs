@@ -153,7 +153,7 @@ fn dry_run_policies_tell_what_they_would_have_denied() {
 }
 
 #[test]
-fn audits_are_told_and_decide_nothing() {
+fn audit_policies_only_report() {
     let audit = policy("audit", HttpAction::Audit, vec![method("GET")]);
     let other = policy("other", HttpAction::Audit, vec![method("PUT")]);
     let decision = decide(&policies([audit, other]), Scope::Pod(&[]));
@@ -172,7 +172,7 @@ fn a_policy_that_names_a_service_twice_applies_once() {
 }
 
 #[test]
-fn connections_that_are_not_http_never_pass_for_http_rules_and_are_denied_for_the_rest() {
+fn non_http_connections_never_match_http_allow_rules() {
     let namespace = |name: &str| HttpSource {
         namespaces: texts(&[name]),
         ..HttpSource::default()
@@ -242,7 +242,7 @@ fn policies_come_change_and_go() {
 }
 
 #[test]
-fn a_backend_has_its_own_policies_and_the_admissions_of_the_whole_waypoint() {
+fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
     let (a, b) = (service("a"), service("b"));
     let of = |rules, action, name: &str| policy(name, action, rules);
     let (get, put) = (vec![method("GET")], vec![method("PUT")]);

@@ -17,7 +17,7 @@ use http::{
 const ANY: &str = "*";
 
 /// CORS headers of applications.
-const SAID: [HeaderName; 6] = [
+const RESPONSE_HEADERS: [HeaderName; 6] = [
     ACCESS_CONTROL_ALLOW_CREDENTIALS,
     ACCESS_CONTROL_ALLOW_HEADERS,
     ACCESS_CONTROL_ALLOW_METHODS,
@@ -39,7 +39,7 @@ pub struct Cors {
 
 /// CORS question of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct CorsRequest {
     /// The one origin that it has.
     origin: Option<HeaderValue>,
     /// Of a preflight: the method and headers of the request that is to follow.
@@ -66,7 +66,7 @@ enum List {
     These(Option<HeaderValue>),
 }
 
-impl Asked {
+impl CorsRequest {
     /// Question of a request, before anything of it is changed.
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let one = |name: HeaderName| {
@@ -110,8 +110,8 @@ impl Cors {
     }
 
     /// Makes an answer say what the filter says, and nothing else of CORS.
-    pub fn change_answer(&self, asked: &Asked, headers: &mut HeaderMap) {
-        for name in SAID {
+    pub fn change_answer(&self, asked: &CorsRequest, headers: &mut HeaderMap) {
+        for name in RESPONSE_HEADERS {
             headers.remove(name);
         }
         let is_for_all = self.origins.iter().all(|one| matches!(one, Origin::Any));
@@ -146,7 +146,7 @@ impl Cors {
     }
 
     /// The origin of a request, if it is allowed.
-    fn allowed<'a>(&self, asked: &'a Asked) -> Option<&'a HeaderValue> {
+    fn allowed<'a>(&self, asked: &'a CorsRequest) -> Option<&'a HeaderValue> {
         let origin = asked.origin.as_ref()?;
         let text = origin.to_str().ok()?;
         let is_allowed = self.origins.iter().any(|one| one.matches(text));

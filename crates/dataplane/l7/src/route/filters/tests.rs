@@ -7,7 +7,7 @@ use super::*;
 
 const BASE: PathNormalization = PathNormalization::Base;
 
-fn asked(path: &str, prefix: usize) -> MatchedPath<'_> {
+fn request_of(path: &str, prefix: usize) -> MatchedPath<'_> {
     MatchedPath {
         path,
         query: None,
@@ -31,13 +31,13 @@ fn prefixes_are_replaced_as_the_specification_has_it() {
         ("/foo", "", "/xyz", "/xyz/foo"),
     ] {
         let change = PathChange::Prefix(with.into());
-        let target = changed(Some(&change), asked(path, prefix.len()), BASE);
+        let target = changed(Some(&change), request_of(path, prefix.len()), BASE);
         assert_eq!(target.as_deref(), Ok(expected), "{path} {prefix} {with}");
     }
     let full = PathChange::Full("/all".into());
     let with_query = MatchedPath {
         query: Some("a=b?c"),
-        ..asked("/foo", 0)
+        ..request_of("/foo", 0)
     };
     let target = changed(Some(&full), with_query, BASE);
     assert_eq!(target.as_deref(), Ok("/all?a=b?c"));
@@ -45,7 +45,7 @@ fn prefixes_are_replaced_as_the_specification_has_it() {
 
 fn location(to: HttpRedirect, host: &str, port: u16) -> String {
     let redirect = Redirect::new(&HttpRedirect { status: 302, ..to }).unwrap();
-    let location = redirect.location(host, port, asked("//evil/x", 0), BASE);
+    let location = redirect.location(host, port, request_of("//evil/x", 0), BASE);
     location.unwrap_or_else(|error| error.to_string())
 }
 
@@ -197,7 +197,7 @@ proptest! {
     fn a_changed_path_is_in_form(path in "/[a-c./%2e;\\\\]{0,12}", with in "/?[a-c./%2f;\\\\]{0,8}", prefix in 0..12_usize) {
         let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };
         let change = PathChange::Prefix(with.as_str().into());
-        if let Ok(target) = changed(Some(&change), asked(normal.path(), prefix), BASE) {
+        if let Ok(target) = changed(Some(&change), request_of(normal.path(), prefix), BASE) {
             let again = path::normalize(&target, BASE).unwrap();
             prop_assert!(target.starts_with('/') && !again.is_changed(), "{target}");
         }
@@ -213,7 +213,7 @@ proptest! {
             return Ok(());
         }
         let change = PathChange::Prefix("/new".into());
-        let target = changed(Some(&change), asked(normal.path(), "/old".len()), BASE).unwrap();
+        let target = changed(Some(&change), request_of(normal.path(), "/old".len()), BASE).unwrap();
         for one in path::readings(&target).into_iter().chain([target.clone()]) {
             prop_assert!(one == "/new" || one.starts_with("/new/"), "{rest}: {target} as {one}");
         }

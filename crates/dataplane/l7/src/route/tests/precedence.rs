@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use super::*;
 
 /// A request: method, path, and the names of its headers and parameters, all with the value `1`.
-type Asked = (&'static str, &'static str, Vec<usize>, Vec<usize>);
+type TestRequest = (&'static str, &'static str, Vec<usize>, Vec<usize>);
 
-fn holds(of: &HttpRouteMatch, asked: &Asked) -> bool {
+fn holds(of: &HttpRouteMatch, asked: &TestRequest) -> bool {
     let (method, path, headers, params) = asked;
     let of_path = match &of.path {
         None => true,
@@ -56,7 +56,7 @@ fn compare(a: &HttpRouteMatch, b: &HttpRouteMatch) -> Ordering {
         .then(b.query_params.len().cmp(&a.query_params.len()))
 }
 
-fn naive(routes: &[HttpRoute], asked: &Asked) -> String {
+fn naive(routes: &[HttpRoute], asked: &TestRequest) -> String {
     let mut best: Option<(&HttpRouteMatch, String)> = None;
     for route in routes {
         for (index, rule) in route.rules.iter().enumerate() {

@@ -247,7 +247,7 @@ fn refusals_and_dry_runs_are_counted() {
 }
 
 #[test]
-fn configured_labels_take_the_place_of_others_and_series_that_become_one_are_added_up() {
+fn configured_labels_replace_others_and_merged_series_add_up() {
     use crate::http::{Changed, FamilyRule, Relabel};
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);

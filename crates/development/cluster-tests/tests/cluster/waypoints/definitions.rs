@@ -6,7 +6,7 @@ use serde_json::Value;
 const GATEWAYS: &str = "gateways.gateway.networking.k8s.io";
 
 #[test]
-fn definitions_of_another_release_and_missing_ones_are_said_and_new_ones_are_found() {
+fn missing_and_unknown_definitions_are_reported() {
     // Gateways go with their definition.
     let mesh = Mesh::alone();
     let class = |kind: &str| {

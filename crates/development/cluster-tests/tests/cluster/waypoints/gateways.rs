@@ -45,14 +45,15 @@ fn a_gateway_that_gets_another_class_loses_its_waypoint() {
     });
     until("its status says nothing of a waypoint", || {
         let status = covered.waypoint.gateway()["status"].clone();
-        status["addresses"].is_null() && condition(&status, "Programmed") != said("True Programmed")
+        status["addresses"].is_null()
+            && condition(&status, "Programmed") != reported("True Programmed")
     });
     until_direct(&space, &covered);
     let there = mesh.kubectl(&["get", "gatewayclass", &class, "--output=json"]);
     let there: Value = serde_json::from_str(&there).unwrap();
     assert_ne!(
         condition(&there["status"], "Accepted"),
-        said("True Accepted")
+        reported("True Accepted")
     );
     mesh.kubectl(&["delete", "gatewayclass", &class]);
 }
@@ -94,17 +95,17 @@ fn only_gateways_of_the_class_and_the_revision_get_what_they_can_have() {
     gateway("good", ours, json!({"istio.io/rev": "default"}), balanced);
 
     until("the good one is programmed", || {
-        of(&space, "good", "Programmed") == said("True Programmed")
+        of(&space, "good", "Programmed") == reported("True Programmed")
     });
     for refused in ["other-name", "other-type"] {
         until(&format!("{refused} is refused"), || {
-            of(&space, refused, "Accepted") == said("False Invalid")
+            of(&space, refused, "Accepted") == reported("False Invalid")
         });
     }
     for left in ["other-class", "other-revision"] {
         assert_ne!(
             of(&space, left, "Accepted"),
-            said("True Accepted"),
+            reported("True Accepted"),
             "{left}"
         );
     }
@@ -117,7 +118,7 @@ fn only_gateways_of_the_class_and_the_revision_get_what_they_can_have() {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "what it is compared with")]
-fn said(condition: &str) -> Option<String> {
+fn reported(condition: &str) -> Option<String> {
     Some(condition.to_owned())
 }
 

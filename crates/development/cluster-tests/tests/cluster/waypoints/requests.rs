@@ -5,7 +5,7 @@ use ambit_cluster_tests::{Mesh, until};
 use super::{Covered, caller};
 
 #[test]
-fn requests_by_service_by_address_and_from_outside_pass_the_waypoint_and_its_policies() {
+fn requests_by_any_path_pass_the_waypoint_and_its_policies() {
     let mesh = Mesh::shared();
     let space = mesh.space("covered");
     let covered = Covered::new(&space);
@@ -62,7 +62,7 @@ spec:
 
 /// The example of the description of ambient mode.
 #[test]
-fn a_route_leads_a_services_requests_to_another_service() {
+fn route_forwards_requests_to_another_service() {
     let mesh = Mesh::shared();
     let space = mesh.space("routed");
     let covered = Covered::new(&space);

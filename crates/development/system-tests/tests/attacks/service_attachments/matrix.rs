@@ -9,7 +9,7 @@ use ambit_system_tests::{Place, until};
 use http::{Request, Response};
 use tokio::runtime::Runtime;
 
-use super::{APP, ASKED, OtherNetwork, Scene, place};
+use super::{APP, CHECKED, OtherNetwork, Scene, place};
 
 /// Pods of the nodes' own networks, which stand in for kube-proxy where it opens node ports.
 pub(super) const ON_NODES: &str = "
@@ -225,7 +225,7 @@ pub(super) fn cells(scene: &Scene, app: SocketAddr, alias: SocketAddr) {
             "pod address",
             &from,
             scene.pod(APP),
-            Some(scene.pod(ASKED)),
+            Some(scene.pod(CHECKED)),
         );
     }
     for from in captured
@@ -264,7 +264,7 @@ table ip node-ports {{
 	chain prerouting {{
 		type nat hook prerouting priority dstnat; policy accept;
 		tcp dport 30081 dnat to {ip}:{APP}
-		tcp dport 30082 dnat to {ip}:{ASKED}
+		tcp dport 30082 dnat to {ip}:{CHECKED}
 	}}
 	chain postrouting {{
 		type nat hook postrouting priority srcnat; policy accept;

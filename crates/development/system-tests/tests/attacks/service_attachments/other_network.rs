@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use ambit_system_tests::{Mesh, Peer, through_gateway};
 
 use super::{
-    APP, ASKED, Scene,
+    APP, CHECKED, Scene,
     matrix::{Dial, cell},
 };
 
@@ -90,7 +90,7 @@ impl<'a> OtherNetwork<'a> {
                     "app.shop.svc.cluster.local:80".to_owned(),
                     "app.shop.svc.cluster.local:81".to_owned(),
                 ),
-                ("pod address", pod(APP), pod(ASKED)),
+                ("pod address", pod(APP), pod(CHECKED)),
             ];
             for (name, authority, asked) in ways {
                 let at = |authority: &str| self.tunnels(scene, client, "waypoint", authority);

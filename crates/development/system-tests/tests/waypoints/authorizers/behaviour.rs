@@ -89,7 +89,7 @@ fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
             scene.configure(&decides(kind, namespace, port, &more));
             until(&format!("{place} is asked"), || {
                 scene.ask("shop/client", scene.app(), &get("/", &[]));
-                !scene.asked(from, &pod).is_empty()
+                !scene.checks(from, &pod).is_empty()
             });
             let allowed = get("/a?b=1", &[("x-answer", &yes), ("x-user", "mallory")]);
             let said = scene.until_status(&place, &allowed, 200);
@@ -99,7 +99,7 @@ fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
                 "{place}"
             );
             assert_eq!(said["headers"]["x-down"], json!(["1"]), "{place}");
-            let asked = scene.asked(from, &pod).pop().unwrap();
+            let asked = scene.checks(from, &pod).pop().unwrap();
             if kind == "envoyExtAuthzGrpc" {
                 let attributes = &asked["grpc"]["attributes"];
                 let client = "spiffe://cluster.local/ns/shop/sa/client";
@@ -131,7 +131,7 @@ fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
 }
 
 #[test]
-fn a_provider_that_cannot_be_asked_refuses_unless_it_is_to_fail_open() {
+fn unreachable_provider_denies_unless_it_fails_open() {
     let objects = [
         custom("app", "decides"),
         mesh_config(&grpc(&json!({"statusOnError": "503"}))),
@@ -140,7 +140,7 @@ fn a_provider_that_cannot_be_asked_refuses_unless_it_is_to_fail_open() {
     scene.mesh.apply("policy", &manifests(&objects[..1]));
     // Nobody has told who decides.
     scene.until_status("an unknown provider", &get("/", &[]), 403);
-    scene.until_told(&["shop/ask-app", "no provider with the name decides"]);
+    scene.until_published(&["shop/ask-app", "no provider with the name decides"]);
 
     scene.mesh.apply("config", &manifests(&objects[1..]));
     scene.until_status("it is known", &get("/", &[]), 200);
@@ -178,14 +178,14 @@ fn a_provider_that_cannot_be_asked_refuses_unless_it_is_to_fail_open() {
     let said = scene.until_status("another decides", &plain, 401);
     assert_eq!(said["body"], "by the other one");
     scene.configure(&json!([{"name": "decides", "envoyExtAuthzGrpc": {"service": "authz"}}]));
-    scene.until_told(&["istio-system/istio", "envoyExtAuthzGrpc.port"]);
+    scene.until_published(&["istio-system/istio", "envoyExtAuthzGrpc.port"]);
     scene.until_status("the last good one counts", &plain, 401);
     scene.configure(&json!([]));
     scene.until_status("it is known no more", &plain, 403);
 }
 
 #[test]
-fn connections_are_asked_about_over_grpc_and_refused_over_http_which_is_told() {
+fn connections_are_checked_over_grpc_and_refused_over_http() {
     let raw = json!([{"name": "tcp-echo", "port": 9100, "targetPort": 9000}]);
     let objects = [
         service("shop", "raw", "server", raw),
@@ -199,7 +199,7 @@ fn connections_are_asked_about_over_grpc_and_refused_over_http_which_is_told() {
         dialled.is_ok_and(|mut echo| echo.say("ping").is_ok())
     };
     until("connections pass", passes);
-    let asked = scene.asked("legacy/client", "legacy/authz").pop().unwrap();
+    let asked = scene.checks("legacy/client", "legacy/authz").pop().unwrap();
     let attributes = &asked["grpc"]["attributes"];
     let client = "spiffe://cluster.local/ns/shop/sa/client";
     assert_eq!(attributes["source"]["principal"], client);
@@ -208,13 +208,13 @@ fn connections_are_asked_about_over_grpc_and_refused_over_http_which_is_told() {
     let http = |port| decides("envoyExtAuthzHttp", "legacy", port, &json!({}));
     scene.configure(&http(HTTP));
     until("connections are refused", || !passes());
-    scene.until_told(&[
+    scene.until_published(&[
         "shop/ask-raw",
         "connections to port 9100 of Service shop/raw are refused",
     ]);
     assert!(
         scene
-            .asked("legacy/client", "legacy/authz")
+            .checks("legacy/client", "legacy/authz")
             .iter()
             .all(|one| one["http"].is_null())
     );

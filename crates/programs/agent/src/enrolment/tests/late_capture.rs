@@ -41,7 +41,7 @@ fn found_at_start(left: Option<SourceEvent>, namespace: &[(&str, &str)], view: P
 }
 
 #[test]
-fn a_pod_that_belonged_before_it_started_and_did_not_wait_has_its_connections_closed() {
+fn pod_captured_late_has_its_earlier_connections_closed() {
     for (namespace, own) in [(AMBIENT, &[][..]), (&[][..], AMBIENT)] {
         let mut world = World::started(namespace, vec![]);
         world.source(SourceEvent::Pod(labelled("web", "", own)));
@@ -123,7 +123,7 @@ fn after_a_boot_without_the_plugin_connections_are_closed() {
 }
 
 #[test]
-fn a_sandbox_that_was_made_again_without_the_plugin_has_its_connections_closed() {
+fn sandbox_remade_without_the_plugin_has_its_connections_closed() {
     let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.namespace(AMBIENT);
@@ -137,7 +137,7 @@ fn a_sandbox_that_was_made_again_without_the_plugin_has_its_connections_closed()
 }
 
 #[test]
-fn what_came_while_no_agent_looked_is_closed_only_where_the_order_is_known() {
+fn unobserved_connections_are_closed_only_in_known_order() {
     let plain = || pod("web", "10.0.0.7");
     let opted_in = || labelled("web", "10.0.0.7", AMBIENT);
     let unlabelled: &[(&str, &str)] = &[];

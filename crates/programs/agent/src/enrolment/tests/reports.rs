@@ -18,7 +18,7 @@ impl World {
 }
 
 #[test]
-fn after_a_reboot_an_old_annotation_is_corrected_until_the_new_sandbox_is_captured() {
+fn old_annotation_is_corrected_after_a_reboot() {
     let enabled = claiming("web", "10.0.0.7", Status::Enabled);
     let mut world = World::started(AMBIENT, vec![enabled]);
     assert_eq!(world.status["shop/web"], Status::Pending);
@@ -74,7 +74,7 @@ fn an_ended_pods_claim_is_taken_away_also_by_the_next_agent() {
 }
 
 #[test]
-fn a_failure_is_told_once_and_so_is_its_end() {
+fn failure_and_its_end_are_reported_once() {
     let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.failing = Some("announce");
@@ -95,7 +95,7 @@ fn a_failure_is_told_once_and_so_is_its_end() {
 }
 
 #[test]
-fn a_report_says_where_a_pod_stands_and_why() {
+fn report_has_the_state_of_a_pod_and_its_reason() {
     let mut host = pod("host", "10.1.0.1");
     host.host_network = true;
     let mut opted = pod("opted", "10.0.0.9");
@@ -175,7 +175,7 @@ fn the_report_has_the_fields_that_are_documented() {
 }
 
 #[test]
-fn what_is_not_as_expected_of_a_captured_pod_is_reported_until_it_is_or_its_sandbox_goes() {
+fn unexpected_state_of_a_captured_pod_is_reported() {
     let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.pass(Duration::from_secs(60));

@@ -52,7 +52,7 @@ fn what_its_owner_has_written_since_is_not_lost() {
 }
 
 #[test]
-fn a_link_stays_and_what_it_leads_to_changes() {
+fn link_stays_while_its_target_changes() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("target"), "old").unwrap();
     symlink("target", dir.path().join("a.conflist")).unwrap();

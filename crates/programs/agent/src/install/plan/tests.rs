@@ -122,7 +122,7 @@ fn an_owned_configuration_comes_first_and_touches_nothing() {
 }
 
 #[test]
-fn an_owned_configuration_says_of_the_network_what_the_primary_says() {
+fn owned_configuration_has_the_primary_networks_properties() {
     let primary = r#"{"cniVersion":"1.1.0","cniVersions":["0.4.0"],"name":"x","disableCheck":"true",
         "disableGC":true,"plugins":[{"type":"a","capabilities":{"of.the.future":true}}]}"#;
     let mut files = vec![file("10-a.conflist", primary)];

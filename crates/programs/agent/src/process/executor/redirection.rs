@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::{Report, pre_capture};
 use crate::{
-    actions::{ActionError, Actions, Redirected, Stood},
+    actions::{ActionError, Actions, PriorRedirection, Redirected},
     enrolment::{Event, RedirectionStep},
 };
 
@@ -71,15 +71,15 @@ async fn put_in_place<A: Actions>(
         let uid = of.clone();
         events.send(Event::Warned { uid, warnings }).ok();
         Ok(match before {
-            Stood::All => Applied::Stands,
-            Stood::Nothing if close_pre_capture => {
+            PriorRedirection::All => Applied::Stands,
+            PriorRedirection::Nothing if close_pre_capture => {
                 match pre_capture::close(&*by, &metrics, &of, &at, &spec.probe_ports) {
                     true => Applied::Closing,
                     false => Applied::Stands,
                 }
             }
-            Stood::Nothing => Applied::Repaired("all of it was missing".to_owned()),
-            Stood::InPart(what) => Applied::Repaired(what),
+            PriorRedirection::Nothing => Applied::Repaired("all of it was missing".to_owned()),
+            PriorRedirection::InPart(what) => Applied::Repaired(what),
         })
     };
     let applied = spawn_blocking(report.name, work).await;

@@ -82,7 +82,7 @@ async fn pods_of_this_node_and_the_labels_that_matter_are_sent() {
 }
 
 #[tokio::test]
-async fn an_agent_that_starts_without_the_api_server_knows_what_the_one_before_knew() {
+async fn agent_starts_from_last_known_state_without_the_api_server() {
     let (server, dir) = (server(), tempfile::tempdir().unwrap());
     let synced = |event: &SourceEvent| *event == SourceEvent::Synced;
     let mut first = source(&server, dir.path());

@@ -46,7 +46,7 @@ fn pod_text(uid: &str, node: &str, more: &str) -> String {
 }
 
 #[tokio::test]
-async fn everything_is_told_at_the_start_and_its_end_is_marked() {
+async fn initial_state_is_sent_whole_and_its_end_marked() {
     let pod = "kind: Pod\nmetadata:\n  name: web\n  namespace: shop\n  uid: AB-1\n  labels: {a: b}\n  \
         annotations: {kubernetes.io/config.hash: h}\nspec: {nodeName: n1, serviceAccountName: sa, \
         containers: []}\nstatus: {phase: Running, podIP: 10.0.0.9, podIPs: [{ip: 10.0.0.7}, {ip: \
@@ -79,7 +79,7 @@ async fn an_empty_directory_is_complete_too() {
 }
 
 #[tokio::test]
-async fn pods_of_other_nodes_and_pods_without_uid_are_not_told() {
+async fn pods_of_other_nodes_or_without_uid_are_not_sent() {
     let mut dir = Dir::new(&[
         ("other.yaml", &pod_text("u1", "n2", "")),
         (
@@ -91,7 +91,7 @@ async fn pods_of_other_nodes_and_pods_without_uid_are_not_told() {
 }
 
 #[tokio::test]
-async fn a_pod_that_moves_changes_its_uid_or_goes_is_told_to_be_gone() {
+async fn pod_that_moves_or_changes_its_uid_is_reported_gone() {
     let mut dir = Dir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
     dir.next().await;
     let events = dir

@@ -14,7 +14,7 @@ use crate::rehearsal::{
     at_waypoint::AtWaypoint,
     counted::{Counted, Counter},
     observed::{At, Observed, Request},
-    readings::Told,
+    readings::Knowledge,
     verdict::Verdict,
 };
 
@@ -156,11 +156,14 @@ impl Mesh {
             source_ip: NO_ADDRESS,
             destination: (NO_ADDRESS, 0).into(),
         };
-        let is_led = Self::is_led(pod, counted.identity.as_ref());
-        let [most, least] = self.by_metrics.each_ref().map(|policies| match is_led {
-            true => policies.explain_peer_authentication(pod, &connection),
-            false => policies.explain(pod, &connection),
-        });
+        let must_pass_waypoint = Self::must_pass_waypoint(pod, counted.identity.as_ref());
+        let [most, least] = self
+            .by_metrics
+            .each_ref()
+            .map(|policies| match must_pass_waypoint {
+                true => policies.explain_peer_authentication(pod, &connection),
+                false => policies.explain(pod, &connection),
+            });
         if most.decision.allowed == least.decision.allowed {
             return of_explanation(&least);
         }
@@ -203,7 +206,7 @@ impl Mesh {
             ..Request::default()
         };
         let request = (counted.at == Counter::WaypointRequests).then_some(&request);
-        let none = AtWaypoint::new(Told::ByMetrics);
+        let none = AtWaypoint::new(Knowledge::ByMetrics);
         for gateway in &gateways {
             let policies = self.counted_at_waypoints.get(gateway).unwrap_or(&none);
             let Some(host) = &host else {

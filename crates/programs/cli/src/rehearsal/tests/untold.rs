@@ -246,7 +246,7 @@ fn labels_that_are_not_there_are_nobodys_and_decide_nothing() {
 }
 
 #[test]
-fn what_is_counted_of_nobody_is_told_by_lines_of_whoever_proved_nothing() {
+fn counts_without_identity_match_lines_without_identity() {
     let deny = policy(
         "no",
         "",

@@ -126,7 +126,7 @@ fn a_mesh_in_order_has_no_problems() {
 }
 
 #[test]
-fn whatever_is_wrong_is_told_with_its_node() {
+fn problems_are_reported_with_their_node() {
     let mut gathered = healthy();
     gathered.nodes.push("n2".to_owned());
     gathered.agents[0].answer = Ok(typed(json!({

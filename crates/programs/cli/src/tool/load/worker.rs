@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_connection_that_breaks_is_told_from_one_that_cannot_be_opened() {
+    fn broken_connections_and_failed_opens_are_distinguished() {
         let serve = |number, stream: TcpStream| {
             if number == 0 {
                 answer_once(&stream, "hi");
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_says_that_a_connection_ends_fails_no_request() {
+    fn announced_end_of_a_connection_fails_no_request() {
         let serve = |_, mut stream: TcpStream| {
             answer_once(&stream, "hi");
             let mut head = [0; 1024];

@@ -196,7 +196,7 @@ fn a_namespaces_policy_is_attached_to_the_gateway() {
 }
 
 #[test]
-fn what_cannot_be_migrated_says_why() {
+fn unmigratable_policies_have_a_reason() {
     let why = |policy: &Value| found(policy).unwrap().migration.unwrap_err();
     let callers = from(json!({"principals": [FRONTEND]}));
     let mut other = policy("p", "ALLOW", callers.clone());

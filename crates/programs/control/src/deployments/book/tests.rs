@@ -158,7 +158,7 @@ fn a_class_of_another_controller_or_none_is_left_alone() {
 }
 
 #[test]
-fn the_class_is_made_and_says_what_is_known_unless_it_is_anothers() {
+fn gateway_class_is_created_with_status_unless_foreign() {
     let mut book = book(json!({}));
     assert_eq!(book.class_work(), None);
     let other = Class {
@@ -235,7 +235,7 @@ fn what_another_controller_applies_is_left_to_it() {
 }
 
 #[test]
-fn a_deployment_that_was_scaled_keeps_its_number_unless_the_gateway_says_one() {
+fn scaled_deployment_keeps_its_number_unless_the_gateway_sets_one() {
     let spec = json!({"f:spec": {"f:replicas": {}}});
     let standing = |entries: Value| {
         let metadata = metadata(entries);
@@ -263,7 +263,7 @@ fn a_deployment_that_was_scaled_keeps_its_number_unless_the_gateway_says_one() {
 
 /// Else a number of pods would be left out, or written, by who said it before.
 #[test]
-fn a_deployment_is_written_as_the_version_says_that_was_seen_last() {
+fn deployment_is_written_for_the_version_seen_last() {
     let decided_by = |book: &Book| -> Vec<(Part, Option<String>)> {
         let writes = writes(book).into_iter();
         writes
@@ -328,7 +328,7 @@ fn made(fields: Value) -> Standing {
 }
 
 #[test]
-fn gateways_are_looked_at_again_when_their_config_map_changes_and_others_are_not() {
+fn config_map_changes_reconcile_only_their_gateways() {
     let mut book = book(json!({}));
     book.gateway(name(), Some(refers()));
     book.take_due();
@@ -351,7 +351,7 @@ fn gateways_are_looked_at_again_when_their_config_map_changes_and_others_are_not
 }
 
 #[test]
-fn what_cannot_be_laid_over_changes_nothing_of_what_stands_and_is_said() {
+fn unusable_overlay_changes_nothing_and_is_reported() {
     let mut book = book(json!({}));
     book.gateway(name(), Some(refers()));
     book.config_map(
@@ -527,7 +527,7 @@ fn addresses_come_with_the_first_ready_pod_and_stay_without_one() {
 }
 
 #[test]
-fn of_what_another_controller_manages_only_that_is_said() {
+fn foreign_managed_gateway_reports_only_its_controller() {
     let book = book(json!({}));
     let status = book
         .status(&name(), &Verdict::Other("istiod".into()))

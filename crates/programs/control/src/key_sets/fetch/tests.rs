@@ -86,7 +86,7 @@ async fn a_key_set_is_had_as_it_is_sent() {
 }
 
 #[tokio::test]
-async fn an_issuer_says_where_its_keys_are_and_of_whom_it_speaks() {
+async fn issuer_metadata_has_key_address_and_name() {
     let keys = server(vec![ok(KEY)]).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let issuer = format!("http://{}", listener.local_addr().unwrap());
@@ -136,7 +136,7 @@ async fn whatever_else_is_answered_is_no_key_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_hangs_is_waited_for_as_long_as_the_rule_says() {
+async fn hanging_server_is_waited_for_until_the_rules_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let source = KeySource {
@@ -153,7 +153,7 @@ async fn a_server_that_hangs_is_waited_for_as_long_as_the_rule_says() {
 }
 
 #[tokio::test]
-async fn the_control_plane_itself_and_what_a_cloud_tells_its_machines_are_not_asked() {
+async fn control_plane_and_metadata_addresses_are_not_called() {
     for host in [
         "127.0.0.1",
         "[::1]",

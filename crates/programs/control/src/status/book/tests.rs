@@ -198,7 +198,7 @@ fn only_a_leader_writes_and_a_new_one_writes_what_differs() {
 }
 
 #[test]
-fn a_write_is_not_repeated_before_its_object_shows_it_but_after_somebody_else_wrote() {
+fn write_repeats_only_after_a_foreign_change() {
     let mut server = Server::leading();
     let seen = policy(&[], true);
     assert_eq!(server.put(seen.clone()), 1);
@@ -223,7 +223,7 @@ fn a_write_is_not_repeated_before_its_object_shows_it_but_after_somebody_else_wr
 }
 
 #[test]
-fn what_stands_because_of_others_is_written_when_it_is_known_and_taken_away_when_it_is_nothing() {
+fn derived_conditions_are_written_and_removed() {
     let mut server = Server::leading();
     let of = key(Kind::Service, "s");
     let missing = "istio.io/WaypointBound=False WaypointIsNotReady";
@@ -304,7 +304,7 @@ fn parts_of_other_controllers_stay_in_a_list_that_is_shared() {
 }
 
 #[test]
-fn when_a_condition_changed_is_kept_while_it_says_the_same() {
+fn transition_time_stays_while_a_condition_is_equal() {
     let mut server = Server::leading();
     server.put(policy(&[], true));
     let of = key(Kind::AuthorizationPolicy, "p");

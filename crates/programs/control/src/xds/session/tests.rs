@@ -403,7 +403,7 @@ fn removed_policies(responses: &[DeltaDiscoveryResponse]) -> Vec<&str> {
 }
 
 #[test]
-fn a_policy_is_removed_only_when_workloads_that_no_longer_name_it_are_answered() {
+fn policy_is_removed_after_workloads_that_named_it_are_acknowledged() {
     let mut store = store(&[pod("a", "", 1, None, 1), policy("p", false)]);
     let mut peer = settled(&store);
     // An update of a workload is in flight when the policy goes, and with it its name from the workload.
@@ -828,7 +828,7 @@ fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
 }
 
 #[test]
-fn clients_of_everything_are_sent_the_same_bytes_under_nonces_of_their_own() {
+fn wildcard_clients_share_bytes_with_own_nonces() {
     let mut store = store(&[pod("a", "n1", 1, None, 1)]);
     let (mut one, begun) = opened(&store, 1);
     let (mut other, begun_too) = opened(&store, 2);
@@ -842,7 +842,7 @@ fn clients_of_everything_are_sent_the_same_bytes_under_nonces_of_their_own() {
 }
 
 #[test]
-fn a_new_client_may_begin_with_an_older_state_and_is_sent_at_once_what_changed_since() {
+fn new_client_with_older_state_is_sent_the_changes_at_once() {
     let mut store = store(&[pod("a", "n1", 1, None, 1), pod("b", "n1", 2, None, 1)]);
     let (_first, sending) = opened(&store, 1);
     store.update(&no_pod("a"));

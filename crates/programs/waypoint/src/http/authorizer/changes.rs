@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_set_in_the_way_that_is_said() {
+    fn headers_are_set_by_their_append_action() {
         let mut headers = HeaderMap::new();
         let changes = [
             option("A", "1", HeaderChange::Set),

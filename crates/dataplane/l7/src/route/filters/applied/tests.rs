@@ -7,7 +7,7 @@ use ambit_model::{
 use http::{HeaderValue, Method};
 use rand::{SeedableRng as _, rngs::StdRng};
 
-use super::{super::cors::Asked, *};
+use super::{super::cors::CorsRequest, *};
 
 const RULE: &str = "rule";
 const BACKEND: &str = "backend";
@@ -67,7 +67,7 @@ fn last<'a>(index: u32, rule: u32, backend: u32) -> Option<&'a str> {
 
 /// All 4096 of them: what contradicts itself is refused, and of the rest each filter does what it does alone.
 #[test]
-fn every_combination_does_what_each_filter_says() {
+fn every_combination_applies_each_filter() {
     let contradicts = |which: u32| which & 0b1100 == 0b1100;
     for rule in 0..64 {
         for backend in 0..64 {
@@ -118,7 +118,7 @@ fn check_headers(applied: Applied<'_>, rule: u32, backend: u32, case: &str) {
         let origin = HeaderValue::from_str(&format!("https://{of}")).unwrap();
         let asked = HeaderMap::from_iter([(http::header::ORIGIN, origin)]);
         let mut answer = HeaderMap::new();
-        cors.change_answer(&Asked::of(&Method::GET, &asked), &mut answer);
+        cors.change_answer(&CorsRequest::of(&Method::GET, &asked), &mut answer);
         answer.contains_key(http::header::ACCESS_CONTROL_ALLOW_ORIGIN)
     };
     let whose = applied.cors().map(|cors| {

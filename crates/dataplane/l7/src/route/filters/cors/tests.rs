@@ -27,7 +27,7 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 /// The answer to a request of an origin, with what the application said.
-fn answer(cors: &Cors, asked: &Asked, said: &[(&'static str, &str)]) -> Vec<String> {
+fn answer(cors: &Cors, asked: &CorsRequest, said: &[(&'static str, &str)]) -> Vec<String> {
     let mut answer = headers(said);
     cors.change_answer(asked, &mut answer);
     let line = |(name, value): (&HeaderName, &HeaderValue)| {
@@ -42,17 +42,17 @@ fn answer(cors: &Cors, asked: &Asked, said: &[(&'static str, &str)]) -> Vec<Stri
     lines
 }
 
-fn simple(origin: &str) -> Asked {
-    Asked::of(&Method::GET, &headers(&[("origin", origin)]))
+fn simple(origin: &str) -> CorsRequest {
+    CorsRequest::of(&Method::GET, &headers(&[("origin", origin)]))
 }
 
-fn preflight(origin: &str) -> Asked {
+fn preflight(origin: &str) -> CorsRequest {
     let headers = headers(&[
         ("origin", origin),
         ("access-control-request-method", "PUT"),
         ("access-control-request-headers", "x-a, x-b"),
     ]);
-    Asked::of(&Method::OPTIONS, &headers)
+    CorsRequest::of(&Method::OPTIONS, &headers)
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn origins_match_by_scheme_host_and_port() {
 }
 
 #[test]
-fn an_allowed_origin_gets_what_the_rule_says_and_no_other() {
+fn allowed_origin_gets_the_headers_of_the_rule() {
     let some = cors(&["https://a"], |from| {
         from.allow_credentials = true;
         from.allow_methods = texts(&["GET", "PUT"]);
@@ -141,7 +141,7 @@ fn an_allowed_origin_gets_what_the_rule_says_and_no_other() {
         assert_eq!(answer(&some, &asked, &said), ["vary: origin", "x-other: 1"]);
     }
     let two = headers(&[("origin", "https://a"), ("origin", "https://b")]);
-    let two = Asked::of(&Method::GET, &two);
+    let two = CorsRequest::of(&Method::GET, &two);
     assert_eq!(answer(&some, &two, &said), ["vary: origin", "x-other: 1"]);
 }
 
@@ -191,7 +191,7 @@ fn a_preflight_is_a_question_with_origin_and_method() {
         (Method::OPTIONS, &lines[1..]),
     ] {
         assert!(
-            !Asked::of(&method, &headers(lines)).is_preflight(),
+            !CorsRequest::of(&method, &headers(lines)).is_preflight(),
             "{method} {lines:?}"
         );
     }

@@ -9,7 +9,7 @@ use ambit_model::{
 use super::*;
 
 /// The records of a Gateway: itself, a service and a policy.
-fn told(gateway: &GatewayName, service: &str) -> Delta {
+fn published(gateway: &GatewayName, service: &str) -> Delta {
     let settings = WaypointGateway {
         gateway: gateway.clone(),
         ..WaypointGateway::default()
@@ -107,9 +107,9 @@ fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
         GatewayName::new("shop2", "wp"),
     ];
     let mut store = store(&[
-        told(&own, "a"),
-        told(&others[0], "a"),
-        told(&others[1], "a"),
+        published(&own, "a"),
+        published(&others[0], "a"),
+        published(&others[1], "a"),
     ]);
     let mut peer = waypoint(&own);
     let mut sent = Vec::new();
@@ -132,11 +132,11 @@ fn a_waypoint_sees_the_records_of_its_own_gateway_only() {
         ]
     );
     for other in &others {
-        store.update(&told(other, "b"));
+        store.update(&published(other, "b"));
         store.update(&no_service(other, "a"));
         assert_eq!(peer.changed(&store), [], "{other}");
     }
-    store.update(&told(&own, "b"));
+    store.update(&published(&own, "b"));
     store.update(&no_service(&own, "a"));
     let responses = peer.changed(&store);
     let of = |kind: ResourceType| {
@@ -159,7 +159,7 @@ fn a_waypoint_that_claims_records_of_others_learns_nothing() {
         GatewayName::new("shop", "wp"),
         GatewayName::new("bank", "wp"),
     );
-    let store = store(&[told(&own, "a"), told(&other, "a")]);
+    let store = store(&[published(&own, "a"), published(&other, "a")]);
     let request = DeltaDiscoveryRequest {
         resource_names_subscribe: vec!["bank/wp/shop/a".into()],
         initial_resource_versions: [("bank/wp/shop/a".to_owned(), "1".to_owned())].into(),
@@ -171,7 +171,7 @@ fn a_waypoint_that_claims_records_of_others_learns_nothing() {
 }
 
 #[test]
-fn a_waypoint_gets_addresses_that_it_names_and_no_policies_of_node_proxies() {
+fn waypoint_gets_named_addresses_and_no_layer_4_policies() {
     let own = GatewayName::new("shop", "wp");
     let mut store = store(&[
         pod("a", NODE, 1, Some("s"), 1),
@@ -209,7 +209,7 @@ fn a_waypoint_gets_addresses_that_it_names_and_no_policies_of_node_proxies() {
 
 #[test]
 fn node_proxies_see_nothing_of_waypoints() {
-    let store = store(&[told(&GatewayName::new("shop", "wp"), "a")]);
+    let store = store(&[published(&GatewayName::new("shop", "wp"), "a")]);
     for kind in OF_WAYPOINTS {
         assert_eq!(Peer::new().send(&first(kind), &store), [], "{kind:?}");
     }

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_registry_says_is_read_to_its_end() {
+    fn any_registry_challenge_is_parsed_to_its_end() {
         let alphabet = ['b', '=', '"', '\\', ' ', ',', 'ü'];
         let mut texts = vec![String::new()];
         for _ in 0..5 {

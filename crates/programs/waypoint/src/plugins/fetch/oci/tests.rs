@@ -122,7 +122,7 @@ fn a_password_goes_in_plaintext_to_its_registry_at_most() {
 }
 
 #[tokio::test]
-async fn who_is_asked_after_a_redirect_has_no_say_about_the_registrys_password() {
+async fn redirect_targets_never_get_the_registrys_password() {
     // Wants it sent to where the path says: to the registry itself, where it may go.
     let other = Scripted::new(|path| {
         format!("401 Who\r\nwww-authenticate: Bearer realm=\"http:/{path}/token\"")

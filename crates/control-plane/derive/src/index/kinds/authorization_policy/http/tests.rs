@@ -209,7 +209,7 @@ fn what_is_not_supported_denies_what_it_might_concern() {
 }
 
 #[test]
-fn tokens_are_asked_for_by_principal_and_by_claims() {
+fn tokens_are_required_by_principal_and_claims() {
     let (policy, notes) = read(json!({ "rules": [{
         "from": [{ "source": {
             "requestPrincipals": ["https://i/*"], "notRequestPrincipals": ["https://i/mallory"],
@@ -252,7 +252,7 @@ fn tokens_are_asked_for_by_principal_and_by_claims() {
 }
 
 #[test]
-fn custom_names_who_is_asked_and_nobody_else_does() {
+fn only_custom_policies_name_providers() {
     let to = json!({ "to": [{ "operation": { "paths": ["/admin"] } }] });
     let asks = json!({ "action": "CUSTOM", "provider": { "name": "x" }, "rules": [to] });
     let (read, notes) = read(asks.clone());
@@ -270,7 +270,7 @@ fn custom_names_who_is_asked_and_nobody_else_does() {
 }
 
 #[test]
-fn a_dry_run_is_told_by_its_annotation() {
+fn dry_run_is_set_by_its_annotation() {
     let annotated = |value: &str| {
         let mut policy = policy(json!({ "rules": [{}] }));
         let annotations = policy.metadata.annotations.get_or_insert_default();

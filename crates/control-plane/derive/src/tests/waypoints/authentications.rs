@@ -192,8 +192,11 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
         ("https://j", true)
     );
     assert_eq!(by_issuer.timeout.as_secs(), 30);
-    let keys =
-        |mesh: &TestMesh, rule: usize| mesh.waypoint_authentications[PUBLISHED].rules[rule].keys.clone();
+    let keys = |mesh: &TestMesh, rule: usize| {
+        mesh.waypoint_authentications[PUBLISHED].rules[rule]
+            .keys
+            .clone()
+    };
     assert_eq!(
         (keys(&mesh, 0), keys(&mesh, 1)),
         (JwtKeys::Pending, JwtKeys::Pending)

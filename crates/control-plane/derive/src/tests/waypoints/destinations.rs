@@ -77,7 +77,7 @@ fn rule_precedence_is_service_then_waypoint_then_root_namespace() {
     );
     let host = "host: cart.bank.svc.cluster.local, ";
     let mut mesh = TestMesh::of(&all(&[&far, &open]));
-    let told = |mesh: &TestMesh| {
+    let published = |mesh: &TestMesh| {
         let told = mesh
             .waypoint_destinations
             .get("shop/wp to bank/cart.bank.svc.cluster.local");

@@ -74,8 +74,8 @@ spec:
     command: [$AMBIT, lab-tool, serve, --port, '{PROBE_PORT}', --name, server, --text, {MARKER}]
     ports: [{{name: http, containerPort: {PROBE_PORT}}}]
     startupProbe: {{tcpSocket: {{port: {PROBE_PORT}}}, periodSeconds: 1}}
-    readinessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1, failureThreshold: 1}}
-    livenessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1, failureThreshold: 1}}
+    readinessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 1}}
+    livenessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 1}}
   - name: admin
     image: none
     command: [$AMBIT, lab-tool, serve, --port, '{OTHER_PORT}', --name, admin, --text, {MARKER}]

@@ -283,8 +283,18 @@ impl Mesh {
         Conversation::over(stream)
     }
 
-    /// The first address of a service, by the beginning of its host name, with a port.
+    /// The first address of a service, by the beginning of its host name, with a port. Waits until the proxy of the first
+    /// node knows the service.
     pub fn service(&self, host: &str, port: u16) -> SocketAddr {
+        let mut address = None;
+        until(&format!("the service {host} is known"), || {
+            address = self.known_service(host);
+            address.is_some()
+        });
+        SocketAddr::new(address.expect("known"), port)
+    }
+
+    fn known_service(&self, host: &str) -> Option<IpAddr> {
         let dump = self.proxy_dump("node-1");
         let services = dump.pointer("/services").and_then(|all| all.as_array());
         let named = |service: &&serde_json::Value| {
@@ -296,10 +306,8 @@ impl Mesh {
             .flatten()
             .filter(named)
             .filter_map(|one| one.pointer("/vips/0")?.as_str());
-        let ip = vips
-            .next()
-            .and_then(|vip| vip.trim_start_matches('/').parse().ok());
-        SocketAddr::new(ip.unwrap_or_else(|| panic!("no service {host}")), port)
+        vips.next()
+            .and_then(|vip| vip.trim_start_matches('/').parse().ok())
     }
 
     /// Captures the wire between the nodes, looking for texts that must not be readable.

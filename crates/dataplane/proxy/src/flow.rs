@@ -17,7 +17,7 @@ use crate::local::Local;
 /// Longest text of an error or a path, in bytes.
 const MAX_TEXT: usize = 1024;
 
-/// An event without any details.
+/// An event of now.
 pub fn event(event: Event, reporter: Reporter) -> Flow {
     let format =
         format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
@@ -25,21 +25,7 @@ pub fn event(event: Event, reporter: Reporter) -> Flow {
     Flow {
         // Fails for no time that a clock shows.
         time: time.unwrap_or_default(),
-        event,
-        count: 1,
-        connection: 0,
-        reporter,
-        source: Peer::default(),
-        destination: Peer::default(),
-        service: None,
-        transport: Transport::Plaintext,
-        waypoint: None,
-        refusal: None,
-        error: None,
-        request: None,
-        bytes_to_server: 0,
-        bytes_to_client: 0,
-        duration_ms: 0.0,
+        ..Flow::new(event, reporter)
     }
 }
 

@@ -173,34 +173,18 @@ impl Drop for FlowReader {
 
 #[cfg(test)]
 mod tests {
-    use ambit_flow::{Event, Peer, Reporter, ReporterKind, Transport};
+    use ambit_flow::{Event, Reporter, ReporterKind};
 
     use super::*;
 
     pub(super) fn flow(event: Event) -> Flow {
-        Flow {
-            time: String::new(),
-            event,
-            count: 1,
-            connection: 1,
-            reporter: Reporter {
-                kind: ReporterKind::Source,
-                pod: String::new(),
-                namespace: String::new(),
-                node: String::new(),
-            },
-            source: Peer::default(),
-            destination: Peer::default(),
-            service: None,
-            transport: Transport::Hbone,
-            waypoint: None,
-            refusal: None,
-            error: None,
-            request: None,
-            bytes_to_server: 0,
-            bytes_to_client: 0,
-            duration_ms: 0.0,
-        }
+        let reporter = Reporter {
+            kind: ReporterKind::Source,
+            pod: String::new(),
+            namespace: String::new(),
+            node: String::new(),
+        };
+        Flow::new(event, reporter)
     }
 
     #[test]

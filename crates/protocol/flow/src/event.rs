@@ -209,7 +209,36 @@ fn one() -> u64 {
     1
 }
 
+impl Peer {
+    /// Name by which users know it: the owner's, or the workload's where nothing owns it.
+    pub fn name(&self) -> Option<&str> {
+        self.owner.as_deref().or(self.workload.as_deref())
+    }
+}
+
 impl Flow {
+    /// An event of a reporter, without anything else.
+    pub fn new(event: Event, reporter: Reporter) -> Self {
+        Self {
+            time: String::new(),
+            event,
+            count: 1,
+            connection: 0,
+            reporter,
+            source: Peer::default(),
+            destination: Peer::default(),
+            service: None,
+            transport: Transport::Plaintext,
+            waypoint: None,
+            refusal: None,
+            error: None,
+            request: None,
+            bytes_to_server: 0,
+            bytes_to_client: 0,
+            duration_ms: 0.0,
+        }
+    }
+
     /// Whether two refusals are alike, so that one can stand for both.
     pub fn is_alike(&self, other: &Self) -> bool {
         let peer = |one: &Peer, other: &Peer| {
@@ -231,18 +260,16 @@ impl Flow {
 mod tests {
     use super::*;
 
-    pub(crate) fn flow() -> Flow {
+    fn flow() -> Flow {
+        let reporter = Reporter {
+            kind: ReporterKind::Destination,
+            pod: "ztunnel-x".to_owned(),
+            namespace: "istio-system".to_owned(),
+            node: "node-1".to_owned(),
+        };
         Flow {
             time: "2026-01-01T00:00:00.000000Z".to_owned(),
-            event: Event::Refused,
-            count: 1,
             connection: 7,
-            reporter: Reporter {
-                kind: ReporterKind::Destination,
-                pod: "ztunnel-x".to_owned(),
-                namespace: "istio-system".to_owned(),
-                node: "node-1".to_owned(),
-            },
             source: Peer {
                 address: Some("10.0.0.1:4000".to_owned()),
                 ..Peer::default()
@@ -252,18 +279,12 @@ mod tests {
                 namespace: Some("shop".to_owned()),
                 ..Peer::default()
             },
-            service: None,
-            transport: Transport::Plaintext,
-            waypoint: None,
             refusal: Some(Refusal {
                 policy: Some("shop/strict".to_owned()),
                 reason: "explicitly denied".to_owned(),
             }),
-            error: None,
-            request: None,
-            bytes_to_server: 0,
-            bytes_to_client: 0,
             duration_ms: 0.5,
+            ..Flow::new(Event::Refused, reporter)
         }
     }
 

@@ -196,17 +196,13 @@ mod tests {
     use crate::{Event, Reporter, ReporterKind};
 
     fn flow() -> Flow {
+        let reporter = Reporter {
+            kind: ReporterKind::Source,
+            pod: String::new(),
+            namespace: String::new(),
+            node: String::new(),
+        };
         Flow {
-            time: String::new(),
-            event: Event::Opened,
-            count: 1,
-            connection: 1,
-            reporter: Reporter {
-                kind: ReporterKind::Source,
-                pod: String::new(),
-                namespace: String::new(),
-                node: String::new(),
-            },
             source: Peer {
                 workload: Some("web-5f-x".to_owned()),
                 owner: Some("web".to_owned()),
@@ -225,13 +221,7 @@ mod tests {
                 hostname: "db.store.svc.cluster.local".to_owned(),
             }),
             transport: Transport::Hbone,
-            waypoint: None,
-            refusal: None,
-            error: None,
-            request: None,
-            bytes_to_server: 0,
-            bytes_to_client: 0,
-            duration_ms: 0.0,
+            ..Flow::new(Event::Opened, reporter)
         }
     }
 

@@ -255,9 +255,8 @@ fn legs(flow: &Flow) -> Vec<(Node, Node)> {
 }
 
 fn node(peer: &Peer) -> Option<Node> {
-    let name = peer.owner.as_ref().or(peer.workload.as_ref())?;
     let namespace = peer.namespace.clone().unwrap_or_default();
-    Some(Node::Workload(namespace, name.clone()))
+    Some(Node::Workload(namespace, peer.name()?.to_owned()))
 }
 
 /// Cuts texts of an event, which a proxy that is not ours may have written.
@@ -315,13 +314,7 @@ fn bound(flow: &mut Flow) {
 
 /// Cuts a text at the last character that fits.
 fn cut(text: &mut String, most: usize) {
-    if text.len() > most {
-        let mut end = most;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-    }
+    text.truncate(text.floor_char_boundary(most));
 }
 
 #[cfg(test)]

@@ -75,10 +75,9 @@ pub(crate) fn lost(sampled: u64, refusals: u64) -> String {
 
 /// A client or server in words.
 pub(crate) fn peer(peer: &Peer) -> String {
-    let name = peer.owner.as_ref().or(peer.workload.as_ref());
-    let text = match (&peer.namespace, name) {
+    let text = match (&peer.namespace, peer.name()) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
-        (None, Some(name)) => name.clone(),
+        (None, Some(name)) => name.to_owned(),
         (_, None) => {
             let known = peer.identity.as_ref().or(peer.address.as_ref());
             known.cloned().unwrap_or_else(|| "?".to_owned())
@@ -146,17 +145,15 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn flow() -> Flow {
+        let reporter = Reporter {
+            kind: ReporterKind::Source,
+            pod: "ztunnel-1".to_owned(),
+            namespace: "istio-system".to_owned(),
+            node: "node-1".to_owned(),
+        };
         Flow {
             time: "2026-01-01T12:34:56.789012Z".to_owned(),
-            event: Event::Opened,
-            count: 1,
             connection: 1,
-            reporter: Reporter {
-                kind: ReporterKind::Source,
-                pod: "ztunnel-1".to_owned(),
-                namespace: "istio-system".to_owned(),
-                node: "node-1".to_owned(),
-            },
             source: Peer {
                 workload: Some("web-1".to_owned()),
                 owner: Some("web".to_owned()),
@@ -169,15 +166,11 @@ pub(crate) mod tests {
                 namespace: Some("shop".to_owned()),
                 ..Peer::default()
             },
-            service: None,
             transport: Transport::Hbone,
-            waypoint: None,
-            refusal: None,
-            error: None,
-            request: None,
             bytes_to_server: 12,
             bytes_to_client: 34,
             duration_ms: 1.25,
+            ..Flow::new(Event::Opened, reporter)
         }
     }
 

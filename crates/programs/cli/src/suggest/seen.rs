@@ -198,8 +198,7 @@ impl Seen {
 }
 
 fn name(peer: &Peer) -> String {
-    let name = peer.owner.as_ref().or(peer.workload.as_ref());
-    match (&peer.namespace, name) {
+    match (&peer.namespace, peer.name()) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
         _ => {
             let known = peer.identity.as_ref().or(peer.address.as_ref());

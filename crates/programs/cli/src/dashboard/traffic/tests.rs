@@ -15,28 +15,20 @@ fn peer(namespace: &str, owner: &str) -> Peer {
 }
 
 fn flow(kind: ReporterKind, event: Event) -> Flow {
+    let reporter = Reporter {
+        kind,
+        pod: "ztunnel-x".to_owned(),
+        namespace: "istio-system".to_owned(),
+        node: "node-1".to_owned(),
+    };
     Flow {
         time: "2026-01-01T00:00:00.000000Z".to_owned(),
-        event,
-        count: 1,
         connection: 1,
-        reporter: Reporter {
-            kind,
-            pod: "ztunnel-x".to_owned(),
-            namespace: "istio-system".to_owned(),
-            node: "node-1".to_owned(),
-        },
         source: peer("shop", "web"),
         destination: peer("shop", "orders"),
-        service: None,
         transport: Transport::Hbone,
-        waypoint: None,
-        refusal: None,
-        error: None,
-        request: None,
-        bytes_to_server: 0,
-        bytes_to_client: 0,
         duration_ms: 0.2,
+        ..Flow::new(event, reporter)
     }
 }
 

@@ -71,13 +71,18 @@ enum Endpoint {
 }
 
 impl Source {
-    /// Any node proxy of a lab, or of a cluster. Nobody is told who is asked.
+    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are asked. Which one answers is not
+    /// printed.
     pub(crate) fn any(lab: Option<&str>, target: &Target) -> Self {
         Self {
+            address: None,
             node: None,
+            pod: None,
+            control: false,
+            file: None,
             lab: lab.map(ToOwned::to_owned),
             target: target.clone(),
-            ..Self::node("", "")
+            is_quiet: true,
         }
     }
 
@@ -85,21 +90,7 @@ impl Source {
     pub(crate) fn node(lab: &str, node: &str) -> Self {
         Self {
             node: Some(node.to_owned()),
-            ..Self::of(Some(lab.to_owned()), Target::default())
-        }
-    }
-
-    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are asked.
-    pub(crate) fn of(lab: Option<String>, target: Target) -> Self {
-        Self {
-            address: None,
-            node: None,
-            pod: None,
-            control: false,
-            file: None,
-            lab,
-            target,
-            is_quiet: true,
+            ..Self::any(Some(lab), &Target::default())
         }
     }
 

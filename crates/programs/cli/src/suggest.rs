@@ -88,7 +88,10 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
 /// Adds the connections to pods that are open now: those that were opened before make no event.
 fn add_open(args: &SuggestArgs, seen: &mut Seen) -> Result<(), CliError> {
     let place = &args.place;
-    let source = Source::of(place.target.lab(place.lab.as_deref()), place.target.clone());
+    let source = Source::any(
+        place.target.lab(place.lab.as_deref()).as_deref(),
+        &place.target,
+    );
     for source in source.all()? {
         for pod in source.dump()?.workload_state.values() {
             seen.add_open(pod);

@@ -38,7 +38,7 @@ pub struct Report {
     error: Option<(String, Reason)>,
     /// The policy that refuses it.
     policy: Option<String>,
-    /// The waypoint that it goes through, `namespace/name`.
+    /// The waypoint that it goes through, as records name it.
     waypoint: Option<ArcStr>,
     /// Its number in flow events, once it has been in one.
     number: u64,
@@ -144,8 +144,8 @@ impl Report {
     }
 
     /// Names the waypoint that the connection goes through, as a route does.
-    pub fn waypoint(&mut self, name: &str) {
-        self.waypoint = Some(short_waypoint(name).into());
+    pub fn waypoint(&mut self, name: &ArcStr) {
+        self.waypoint = Some(name.clone());
     }
 
     /// The connection is forwarded to the waypoint of the pod `workload`, which will deliver it here: then it is counted
@@ -154,10 +154,7 @@ impl Report {
         self.is_forwarded = true;
         self.metrics.forwarded_to_waypoint();
         let waypoint = workload.endpoint_waypoint.as_ref();
-        self.waypoint = waypoint.map(|one| {
-            let name = one.waypoint.destination.to_string();
-            short_waypoint(&name).into()
-        });
+        self.waypoint = waypoint.map(|one| one.waypoint.destination.to_string().into());
     }
 
     /// Reports that the connection is established.
@@ -191,7 +188,7 @@ impl Report {
         }
         let connection = flow::Connection {
             number: self.number,
-            waypoint: self.waypoint.as_ref().map(ToString::to_string),
+            waypoint: self.waypoint.as_deref().map(short_waypoint),
             policy: self.policy.as_ref(),
             error: self.error.as_ref().map(|(text, _)| text.as_str()),
             sent: self.app_sent.load(Relaxed),

@@ -264,7 +264,7 @@ impl Source {
     }
 
     /// The lab that is meant, if one is.
-    fn lab(&self) -> Option<String> {
+    pub(crate) fn lab(&self) -> Option<String> {
         self.target.lab(self.lab.as_deref())
     }
 
@@ -363,7 +363,8 @@ pub(crate) fn send(
     })
 }
 
-fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
+/// A stream without a runtime as one of the runtime that runs.
+pub(crate) fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
     stream.set_nonblocking(true)?;
     tokio::net::TcpStream::from_std(stream)
 }

@@ -14,7 +14,7 @@ use crate::{
     install::failed,
     labs,
     reach::{self, PROXY, phase},
-    source::ADMIN,
+    source::{ADMIN, asynchronous},
     waypoint::Seen,
 };
 
@@ -81,10 +81,7 @@ impl Proxies {
                     stream.map_err(labs::client_error)
                 });
                 let stream = dialled.await?;
-                let stream = stream
-                    .set_nonblocking(true)
-                    .and_then(|()| tokio::net::TcpStream::from_std(stream));
-                let stream = stream.map_err(|error| {
+                let stream = asynchronous(stream).map_err(|error| {
                     let what = format!("{proxy} cannot be reached");
                     CliError::new(ErrorKind::Unreachable, what).because(error)
                 })?;
@@ -130,11 +127,8 @@ fn of_lab(lab: &str) -> Result<Vec<Proxy>, CliError> {
     let nodes = status.nodes.into_iter().map(|node| Proxy::Node(node.name));
     let gateways: Vec<_> = status.gateways.into_iter().map(Seen::new).collect();
     let is_waypoint = |pod: &ambit_lab::PodStatus| {
-        gateways.iter().any(|gateway| {
-            gateway.is_waypoint()
-                && (gateway.namespace(), gateway.name())
-                    == (pod.namespace.as_str(), pod.service_account.as_str())
-        })
+        let mut gateways = gateways.iter();
+        gateways.any(|gateway| gateway.is_waypoint() && gateway.has_pod(pod))
     };
     let pods = status
         .pods

@@ -1,6 +1,7 @@
 //! A waypoint's Gateway, to write and to show.
 
 use ambit_k8s_api::labels::WAYPOINT_FOR;
+use ambit_lab::PodStatus;
 use ambit_waypoint_objects::CLASS;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -61,6 +62,11 @@ impl Seen {
 
     pub(crate) fn namespace(&self) -> &str {
         self.text("/metadata/namespace")
+    }
+
+    /// Whether a pod of a lab is one of its pods, whose service account has its name.
+    pub(crate) fn has_pod(&self, pod: &PodStatus) -> bool {
+        (pod.namespace.as_str(), pod.service_account.as_str()) == (self.namespace(), self.name())
     }
 
     /// Whether it is a waypoint of Ambit's control plane.

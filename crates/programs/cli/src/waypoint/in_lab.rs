@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_lab::{Client, Place, PodStatus};
+use ambit_lab::{Client, Place};
 use ambit_model::DEFAULT_TRUST_DOMAIN;
 use hyper::Method;
 use serde_json::Value;
@@ -26,15 +26,11 @@ pub(super) fn gateways(lab: &str) -> Result<Vec<Value>, CliError> {
     Ok(status.gateways)
 }
 
-/// Dump of a pod of a waypoint: one whose service account has the Gateway's name.
+/// Dump of a pod of a waypoint, of a ready one if there is one.
 pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Answer, CliError> {
     let client = find(lab)?;
     let status = client.status().map_err(client_error)?;
-    let is_of = |pod: &&PodStatus| {
-        (pod.namespace.as_str(), pod.service_account.as_str())
-            == (gateway.namespace(), gateway.name())
-    };
-    let mut pods = status.pods.iter().filter(is_of);
+    let mut pods = status.pods.iter().filter(|pod| gateway.has_pod(pod));
     let pod = pods.clone().find(|pod| pod.ready).or_else(|| pods.next());
     let pod = pod.ok_or_else(|| no_pod(gateway))?;
     let name = format!("{}/{}", pod.namespace, pod.name);

@@ -164,7 +164,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
         let answer = Err(format!("it is {}", phase(&pod)));
         return Answered { pod, answer };
     }
-    let asked = reach::ask_pod(
+    let answer = reach::ask_pod(
         cluster,
         namespace_of(&pod),
         name(&pod),
@@ -172,12 +172,19 @@ pub(crate) async fn ask<T: DeserializeOwned>(
         Method::GET,
         path,
     );
-    let answer = match tokio::time::timeout(PATIENCE, asked).await {
+    let answer = match tokio::time::timeout(PATIENCE, answer).await {
         Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
-        Ok(Err(error)) => Err(error.text().trim_start_matches("error: ").to_owned()),
-        Ok(Ok(Answer { status: 200, body })) => serde_json::from_slice(&body)
-            .map_err(|error| format!("its answer to {path} cannot be read: {error}")),
-        Ok(Ok(answer)) => Err(format!("{path} answers with status {}", answer.status)),
+        Ok(answer) => read(path, answer),
     };
     Answered { pod, answer }
+}
+
+/// The JSON of an answer, or why there is none.
+fn read<T: DeserializeOwned>(path: &str, answer: Result<Answer, CliError>) -> Result<T, String> {
+    match answer {
+        Ok(Answer { status: 200, body }) => serde_json::from_slice(&body)
+            .map_err(|error| format!("its answer to {path} cannot be read: {error}")),
+        Ok(answer) => Err(format!("{path} answers with status {}", answer.status)),
+        Err(error) => Err(error.text().trim_start_matches("error: ").to_owned()),
+    }
 }

@@ -2,16 +2,20 @@
 
 use std::net::SocketAddr;
 
-use ambit_k8s_api::Pod;
-use ambit_lab::{Client, ContainerStatus, DaemonStatus, Place, PodStatus};
+use ambit_k8s_api::{ObjectMeta, Pod};
+use ambit_lab::{Client, DaemonStatus, Place, PodStatus};
 use hyper::Method;
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, PodCondition, PodSpec, PodStatus as KubernetesPodStatus,
+};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 
-use super::report::{Answered, Gathered, GatheredWaypoint};
+use super::{
+    read,
+    report::{Answered, Gathered, GatheredWaypoint},
+};
 use crate::{
     CliError,
-    http::Answer,
     labs::{self, client_error},
     problems::{self, Page},
     reach::{AGENT, CONTROL, PROXY},
@@ -68,13 +72,8 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError
     })
 }
 
-/// A waypoint, whose pods have the Gateway's name as service account.
 fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> GatheredWaypoint {
-    let is_of = |pod: &&PodStatus| {
-        (pod.namespace.as_str(), pod.service_account.as_str())
-            == (gateway.namespace(), gateway.name())
-    };
-    let pods = pods.iter().filter(is_of).map(|pod| {
+    let pods = pods.iter().filter(|pod| gateway.has_pod(pod)).map(|pod| {
         let place = Place::Pod(format!("{}/{}", pod.namespace, pod.name));
         ask(client, of_pod(pod), place, PROXY.1, DUMP)
     });
@@ -88,77 +87,61 @@ fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> GatheredWayp
 /// Asks a part for JSON.
 fn ask<T: DeserializeOwned>(
     client: &Client,
-    pod: Result<Pod, String>,
+    pod: Pod,
     place: Place,
     port: u16,
     path: &str,
 ) -> Answered<T> {
-    let pod = match pod {
-        Ok(pod) => pod,
-        Err(why) => {
-            let pod = Pod::default();
-            return Answered {
-                pod,
-                answer: Err(why),
-            };
-        }
-    };
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let answer = client.dial(place, address).map_err(client_error);
-    let answer = answer.and_then(|stream| source::request(stream, &Method::GET, "localhost", path));
-    let answer = match answer {
-        Ok(Answer { status: 200, body }) => serde_json::from_slice(&body)
-            .map_err(|error| format!("its answer to {path} cannot be read: {error}")),
-        Ok(answer) => Err(format!("{path} answers with status {}", answer.status)),
-        Err(error) => Err(error.text().trim_start_matches("error: ").to_owned()),
-    };
-    Answered { pod, answer }
+    let stream = client.dial(place, address).map_err(client_error);
+    let answer = stream.and_then(|stream| source::request(stream, &Method::GET, "localhost", path));
+    Answered {
+        pod,
+        answer: read(path, answer),
+    }
 }
 
 /// A process of the mesh as a pod.
-fn of_daemon(daemon: &DaemonStatus, name: &str) -> Result<Pod, String> {
+fn of_daemon(daemon: &DaemonStatus, name: &str) -> Pod {
     let name = match &daemon.node {
         Some(node) => format!("{name}-{node}"),
         None => name.to_owned(),
     };
-    pod(
-        (MESH, &name),
-        daemon.node.as_deref(),
-        daemon.pid.is_some(),
-        daemon.restarts,
-    )
+    let node = daemon.node.as_deref();
+    pod((MESH, &name), node, daemon.pid.is_some(), daemon.restarts)
 }
 
-fn of_pod(status: &PodStatus) -> Result<Pod, String> {
-    let restarts = status
-        .containers
-        .iter()
-        .map(|one: &ContainerStatus| one.restarts);
-    pod(
-        (&status.namespace, &status.name),
-        Some(&status.node),
-        status.ready,
-        restarts.sum(),
-    )
+fn of_pod(status: &PodStatus) -> Pod {
+    let restarts = status.containers.iter().map(|one| one.restarts).sum();
+    let place = (status.namespace.as_str(), status.name.as_str());
+    pod(place, Some(&status.node), status.ready, restarts)
 }
 
-fn pod(
-    (namespace, name): (&str, &str),
-    node: Option<&str>,
-    is_ready: bool,
-    restarts: u32,
-) -> Result<Pod, String> {
-    let ready = if is_ready { "True" } else { "False" };
-    let pod: Value = json!({
-        "metadata": {"namespace": namespace, "name": name},
-        "spec": {"nodeName": node, "containers": []},
-        "status": {
-            "phase": "Running",
-            "conditions": [{"type": "Ready", "status": ready}],
-            "containerStatuses": [{
-                "name": "main", "image": "", "imageID": "", "ready": is_ready, "restartCount": restarts,
-            }],
+fn pod((namespace, name): (&str, &str), node: Option<&str>, is_ready: bool, restarts: u32) -> Pod {
+    Pod {
+        metadata: ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
         },
-    });
-    serde_json::from_value(pod).map_err(|error| error.to_string())
+        spec: Some(PodSpec {
+            node_name: node.map(ToOwned::to_owned),
+            ..PodSpec::default()
+        }),
+        status: Some(KubernetesPodStatus {
+            phase: Some("Running".to_owned()),
+            conditions: Some(vec![PodCondition {
+                type_: "Ready".to_owned(),
+                status: if is_ready { "True" } else { "False" }.to_owned(),
+                ..PodCondition::default()
+            }]),
+            container_statuses: Some(vec![ContainerStatus {
+                name: "main".to_owned(),
+                ready: is_ready,
+                restart_count: i32::try_from(restarts).unwrap_or(i32::MAX),
+                ..ContainerStatus::default()
+            }]),
+            ..KubernetesPodStatus::default()
+        }),
+    }
 }

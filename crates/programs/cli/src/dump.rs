@@ -215,11 +215,15 @@ pub(crate) struct Version {
     pub(crate) version: String,
 }
 
+impl OpenDump {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, CliError> {
+        serde_json::from_slice(bytes).map_err(no_json)
+    }
+}
+
 impl Dump {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, CliError> {
-        let value = serde_json::from_slice(bytes).map_err(|error| {
-            CliError::new(ErrorKind::Unreachable, "the answer is no JSON").because(error)
-        })?;
+        let value = serde_json::from_slice(bytes).map_err(no_json)?;
         match value {
             Value::Object(mut map) if map.contains_key("workloads") => {
                 map.retain(|_, value| !value.is_null());
@@ -248,6 +252,10 @@ impl Dump {
         }
         Ok(set)
     }
+}
+
+fn no_json(error: serde_json::Error) -> CliError {
+    CliError::new(ErrorKind::Unreachable, "the answer is no JSON").because(error)
 }
 
 fn none() -> CliError {

@@ -12,16 +12,18 @@ use std::{
 
 use ambit_flow::{Filter, StreamItem};
 use clap::Args;
+use hyper::Method;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
     CliError, ErrorKind,
     cluster::wait,
+    dump::OpenDump,
     flows::{FlowPlace, Received, subscribe},
     install::{duration, progress},
     output::say,
     rehearsal,
-    source::Source,
+    source::{DUMP, Source},
 };
 use rules::{Options, Suggestions};
 use seen::Seen;
@@ -93,7 +95,8 @@ fn add_open(args: &SuggestArgs, seen: &mut Seen) -> Result<(), CliError> {
         &place.target,
     );
     for source in source.all()? {
-        for pod in source.dump()?.workload_state.values() {
+        let dump = OpenDump::parse(&source.succeed(Method::GET, DUMP)?)?;
+        for pod in dump.workload_state.values() {
             seen.add_open(pod);
         }
     }

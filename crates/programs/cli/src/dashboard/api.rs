@@ -172,7 +172,7 @@ impl Question {
             path: self.path,
             headers: Vec::new(),
             token: None,
-            lab: lab(source),
+            lab: source.lab(),
             target: source.target.clone(),
             output: Format::default(),
         })?;
@@ -182,15 +182,11 @@ impl Question {
 
 /// Name of the lab or cluster, and the version of this program.
 fn about(source: &Source) -> Value {
-    let name = match lab(source) {
+    let name = match source.lab() {
         Some(lab) => format!("lab {lab}"),
         None => source.target.describe(),
     };
     json!({"source": name, "version": env!("CARGO_PKG_VERSION")})
-}
-
-fn lab(source: &Source) -> Option<String> {
-    source.objects_from().and_then(|(lab, _)| lab)
 }
 
 /// Nodes, control plane, rollout and problems. What cannot be known is null, and `troubles` tells why.
@@ -198,7 +194,7 @@ fn health(source: &Source) -> Result<Value, CliError> {
     let mut troubles = Vec::new();
     let problems = problems::ask(&source.of_control());
     let problems = problems.map_err(|error| troubles.push(error.text())).ok();
-    if let Some(lab) = lab(source) {
+    if let Some(lab) = source.lab() {
         let status = labs::find(&lab)?.status().map_err(labs::client_error)?;
         return Ok(json!({"problems": problems, "lab": status, "troubles": troubles}));
     }
@@ -226,5 +222,5 @@ fn records(source: &Source, namespace: &str, name: &str) -> Result<Value, CliErr
 }
 
 fn rehearse(source: &Source, policies: &str, enforce: bool) -> Result<rehearsal::Report, CliError> {
-    rehearsal::of_text(lab(source), source.target.clone(), policies, enforce)
+    rehearsal::of_text(source.lab(), source.target.clone(), policies, enforce)
 }

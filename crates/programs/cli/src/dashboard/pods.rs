@@ -31,7 +31,7 @@ pub(super) struct PodView {
 
 /// Pods of a namespace.
 pub(super) fn of(source: &Source, namespace: &str) -> Result<Vec<PodView>, CliError> {
-    match source.objects_from().and_then(|(lab, _)| lab) {
+    match source.lab() {
         Some(lab) => of_lab(&lab, namespace, &source.target.mesh_namespace),
         None => wait(async {
             let cluster = source.target.cluster().await?;

@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, options, until};
+use ambit_lab::LogSource;
+use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, idle_pod, options, until};
 
 /// The killed components, and on which node.
 const VICTIMS: [(&str, Option<&str>); 5] = [
@@ -53,6 +54,43 @@ fn no_plaintext_escapes_whichever_part_is_killed() {
             .all(|c| c.restarts == 0),
         "{after:#?}"
     );
+}
+
+/// The agent of a node comes back before its proxy does: peers must not take the pods of that node for pods
+/// outside the mesh, whose connections are plaintext.
+#[test]
+fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
+    let mesh = Mesh::up(PAIR);
+    let server = mesh.ip("shop/server");
+    let captured = [mesh.ip("shop/client"), server];
+    let wire = mesh.watch(&["plain-marker"]);
+    assert!(works(&mesh));
+    let proxy = mesh.hang("proxy", Some("node-2"));
+    mesh.kill("agent", Some("node-2"));
+    let failures = || {
+        let source = LogSource::Daemon {
+            name: "agent".into(),
+            node: Some("node-2".into()),
+        };
+        let log = mesh.client().log_text(source).unwrap();
+        log.matches("no node proxy is connected").count()
+    };
+    // What an agent has to say about a pod it says after the first failure and before the next.
+    until("the new agent has failed to announce twice", || {
+        failures() > 1
+    });
+    // The control plane has sent what it had to send before this pod.
+    mesh.apply("late", &idle_pod("shop/late", "node-1", ""));
+    mesh.until_captured("shop/late", true);
+    mesh.until_known_as("node-1", "shop/late", "HBONE");
+    let address = SocketAddr::new(server, 9000);
+    let answer = mesh
+        .dial("shop/client", address)
+        .and_then(|mut connection| connection.say("plain-marker"));
+    assert!(answer.is_err(), "nobody serves that pod");
+    drop(proxy);
+    until("calls work when the proxy goes on", || works(&mesh));
+    assert_only_tls(&wire.finish(), &captured);
 }
 
 #[test]

@@ -86,7 +86,8 @@ pub enum RejectReason {
 /// Blocks: thousands of small reads. Processes that end meanwhile are skipped.
 ///
 /// # Errors
-/// When `proc` cannot be listed. Nothing about a single process is an error.
+/// When `proc` cannot be listed, or files or memory run out: then no pod may be taken for one that does
+/// not run. Nothing else about a single process is an error.
 pub fn discover(
     proc: &Path,
     attribution: &Attribution,
@@ -100,11 +101,12 @@ pub fn discover(
         }
     }
     let mut scan = Scan {
-        node: node_namespaces(proc),
+        node: node_namespaces(proc)?,
         best: HashMap::new(),
         rejected: Vec::new(),
     };
-    for entry in fs::read_dir(proc)?.flatten() {
+    for entry in fs::read_dir(proc)? {
+        let entry = entry?;
         let Some(pid) = entry
             .file_name()
             .to_str()
@@ -116,11 +118,10 @@ pub fn discover(
             pid,
             dir: entry.path(),
         };
-        if let Some(pod) = process
-            .pod(attribution)
-            .and_then(|uid| names.get(uid.as_str()))
+        if let Err(error) = scan.examine(&process, attribution, &names)
+            && is_exhaustion(&error)
         {
-            scan.consider(&process, pod);
+            return Err(error);
         }
     }
     let found = scan
@@ -135,12 +136,24 @@ pub fn discover(
 }
 
 /// The namespaces that belong to no pod: that of the machine's first process, and our own.
-fn node_namespaces(proc: &Path) -> Vec<NetnsId> {
-    [Netns::open(proc.join("1/ns/net")), Netns::current()]
-        .into_iter()
-        .flatten()
-        .map(|netns| netns.id())
-        .collect()
+fn node_namespaces(proc: &Path) -> io::Result<Vec<NetnsId>> {
+    let mut ids = Vec::new();
+    for opened in [Netns::open(proc.join("1/ns/net")), Netns::current()] {
+        match opened {
+            Ok(netns) => ids.push(netns.id()),
+            Err(error) if is_exhaustion(&error) => return Err(error),
+            Err(_) => {}
+        }
+    }
+    Ok(ids)
+}
+
+/// Whether the caller, rather than the process it looks at, is the reason.
+fn is_exhaustion(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 struct Scan<'a> {
@@ -150,26 +163,32 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    fn consider(&mut self, process: &Process, pod: &'a WantedPod) {
-        let Ok(started) = process.start_time() else {
-            return;
+    fn examine(
+        &mut self,
+        process: &Process,
+        attribution: &Attribution,
+        names: &HashMap<&str, &'a WantedPod>,
+    ) -> io::Result<()> {
+        let uid = process.pod(attribution)?;
+        let Some(pod) = uid.and_then(|uid| names.get(uid.as_str()).copied()) else {
+            return Ok(());
         };
-        let Ok(netns) = Netns::open(process.dir.join("ns/net")) else {
-            return;
-        };
+        let started = process.start_time()?;
+        let netns = Netns::open(process.dir.join("ns/net"))?;
         if let Some((earliest, best)) = self.best.get_mut(pod.uid.as_str()) {
             if *best == netns {
                 *earliest = started.min(*earliest);
-                return;
+                return Ok(());
             }
             if *earliest <= started {
-                return;
+                return Ok(());
             }
         }
         match self.check(&netns, &pod.addresses) {
             Ok(()) => {
                 self.best.insert(&pod.uid, (started, netns));
             }
+            Err(RejectReason::Examine(error)) if is_exhaustion(&error) => return Err(error),
             Err(why) => {
                 let uid = pod.uid.clone();
                 self.rejected.push(Rejected {
@@ -179,6 +198,7 @@ impl<'a> Scan<'a> {
                 });
             }
         }
+        Ok(())
     }
 
     fn check(&self, netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
@@ -212,10 +232,10 @@ struct Process {
 }
 
 impl Process {
-    fn pod(&self, attribution: &Attribution) -> Option<String> {
-        match attribution {
+    fn pod(&self, attribution: &Attribution) -> io::Result<Option<String>> {
+        Ok(match attribution {
             Attribution::Cgroup => {
-                let text = self.read("cgroup").ok()?;
+                let text = self.read("cgroup")?;
                 match pod_of_cgroups(&String::from_utf8_lossy(&text)) {
                     Ok(uid) => uid,
                     Err(error) => {
@@ -224,11 +244,8 @@ impl Process {
                     }
                 }
             }
-            Attribution::Environ(variable) => {
-                let environ = self.read("environ").ok()?;
-                variable_of(&environ, variable)
-            }
-        }
+            Attribution::Environ(variable) => variable_of(&self.read("environ")?, variable),
+        })
     }
 
     fn start_time(&self) -> io::Result<u64> {

@@ -55,6 +55,8 @@ pub enum Event<N> {
     IsMember(RequestId, WhichPod),
     /// A scan has ended, with what it found.
     Scanned(BTreeMap<PodUid, N>),
+    /// A scan has ended with an error, so that no pod is known to run or not to.
+    ScanFailed,
     /// A step has ended; the error is for people.
     StepDone {
         /// UID of the pod.
@@ -98,7 +100,7 @@ pub enum Effect<N> {
         /// Step to run.
         step: Step<N>,
     },
-    /// Look for these pods' namespaces, then report [`Event::Scanned`].
+    /// Look for these pods' namespaces, then report [`Event::Scanned`] or [`Event::ScanFailed`].
     Scan(Vec<Wanted>),
     /// Answer a call of the plugin.
     Answer(RequestId, Reply),
@@ -238,6 +240,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 self.park(request, Parked::IsMember(which), now, &mut effects);
             }
             Event::Scanned(found) => self.on_scanned(found, now, &mut effects),
+            Event::ScanFailed => self.scanning.failed(now),
             Event::StepDone { uid, id, result } => {
                 self.on_step_done(&uid, id, result, now, &mut effects);
             }

@@ -144,6 +144,49 @@ fn a_pod_without_addresses_waits() {
     ));
 }
 
+/// A pod that is not found counts as not running, so a scan without a single descriptor to spare is an
+/// error at whichever open it fails. In a process of its own: the limit is the process'.
+#[test]
+fn scan_that_runs_out_of_descriptors_is_an_error() {
+    const PROC: &str = "TEST_EXHAUSTED_PROC";
+    if let Some(proc) = std::env::var_os(PROC) {
+        let limit = rustix::process::Rlimit {
+            current: Some(64),
+            maximum: Some(64),
+        };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+        let find = || {
+            discover(
+                Path::new(&proc),
+                &Attribution::Cgroup,
+                &[wanted(UID, &["10.9.8.2"])],
+            )
+        };
+        let mut held: Vec<_> = std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect();
+        let mut failed = 0;
+        while let Err(error) = find() {
+            assert!(is_exhaustion(&error), "{error:?}");
+            failed += 1;
+            held.pop().expect("with enough descriptors it is found");
+        }
+        assert!(failed > 2, "only {failed} of its opens were tried");
+        assert_eq!(find().unwrap().found.len(), 1);
+        return;
+    }
+    let pod = Pod::start("", "10.9.8.2");
+    let fake = FakeProc::new();
+    fake.add(10, pod.pid(), &cgroup(), 1);
+    let name = std::thread::current().name().unwrap().to_owned();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &name, "--nocapture"])
+        .env(PROC, fake.0.path())
+        .output()
+        .unwrap();
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{output}");
+    assert!(output.contains("1 passed"), "{output}");
+}
+
 #[test]
 fn the_oldest_process_wins() {
     let (old, new) = (Pod::start("", "10.9.8.3"), Pod::start("", "10.9.8.3"));

@@ -207,9 +207,11 @@ impl<N: Clone + PartialEq> Pod<N> {
     /// The next step towards `goal`, if no step is in flight.
     pub(super) fn next(&self, goal: &Goal, now: Instant) -> Next<N> {
         if let Some(failure) = &self.failure {
-            // A pod whose capture is in doubt must not be called captured meanwhile.
-            let reported = failure.reported || self.reads() != Status::Enabled;
-            if matches!(goal, Goal::In(_)) && !reported {
+            // Peers send plaintext to a pod that is not called captured. One whose redirection has been put
+            // in place stays so whatever fails afterwards: without a proxy its connections are refused,
+            // and none of them is to be downgraded.
+            let annotated = self.reads() == Status::Enabled && !self.should_stand;
+            if matches!(goal, Goal::In(_)) && annotated && !failure.reported {
                 return Next::Step(self.write_status(Status::Pending));
             }
             if failure.retry_at > now {

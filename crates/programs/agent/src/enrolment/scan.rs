@@ -55,6 +55,18 @@ impl Scanning {
         }
     }
 
+    /// The scan could not be made: another follows, later each time.
+    pub(super) fn failed(&mut self, now: Instant) {
+        self.running_since = None;
+        self.scan_after_pause(now);
+    }
+
+    fn scan_after_pause(&mut self, now: Instant) {
+        let due = now + self.pause;
+        self.pause = (self.pause * 2).min(PAUSE.1);
+        self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+    }
+
     /// Something has changed that makes it worth looking again at once, and soon after.
     pub(super) fn hasten(&mut self, now: Instant) {
         self.pause = PAUSE.0;
@@ -175,10 +187,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 && matches!(self.goal(pod), Ok(Goal::In(_)))
         });
         if missing {
-            let pause = self.scanning.pause;
-            self.scanning.pause = (pause * 2).min(PAUSE.1);
-            let due = now + pause;
-            self.scanning.due = Some(self.scanning.due.map_or(due, |earlier| earlier.min(due)));
+            self.scanning.scan_after_pause(now);
         } else {
             self.scanning.pause = PAUSE.0;
         }

@@ -151,6 +151,10 @@ impl World {
             }
             Effect::Scan(wanted) => {
                 self.log.push("scan".to_owned());
+                if self.failing == Some("scan") {
+                    self.event(Event::ScanFailed);
+                    return true;
+                }
                 let found = wanted.iter().filter_map(|wanted| {
                     let netns = self.running.get(&wanted.uid)?;
                     Some((wanted.uid.clone(), *netns))
@@ -502,17 +506,36 @@ fn what_failed_for_want_of_a_proxy_is_done_as_soon_as_one_comes() {
 }
 
 #[test]
-fn a_captured_pod_whose_rules_cannot_be_mended_is_not_called_captured() {
-    let mut world = World::started(AMBIENT, vec![pod("web", "")]);
-    world.cni_add(1, "web", 7, "10.0.0.7");
-    world.settle();
-    world.failing = Some("apply");
-    world.event(Event::Reconcile);
-    world.settle();
-    assert_eq!(world.status["shop/web"], Status::Pending);
-    world.failing = None;
-    world.pass(Duration::from_secs(5));
-    assert_eq!(world.status["shop/web"], Status::Enabled);
+fn peers_are_not_downgraded_while_the_repair_of_a_captured_pod_fails() {
+    for failing in ["apply", "probe"] {
+        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        world.cni_add(1, "web", 7, "10.0.0.7");
+        world.settle();
+        world.failing = Some(failing);
+        world.event(Event::Reconcile);
+        world.source(SourceEvent::Pod(pod("web", "10.0.0.9")));
+        world.take_log();
+        world.pass(Duration::from_secs(60));
+        assert!(world.take_log().contains(&format!("web {failing}")));
+        assert_eq!(world.status["shop/web"], Status::Enabled, "{failing}");
+        assert_eq!(world.machine.counts().failing, 1, "{failing}");
+        world.failing = None;
+        world.pass(Duration::from_secs(20));
+        assert!(world.captured("web", 7), "{failing}");
+    }
+}
+
+#[test]
+fn a_new_sandbox_that_cannot_be_captured_is_not_called_captured() {
+    for failing in ["announce", "apply", "probe"] {
+        let mut world = World::started(AMBIENT, vec![pod("web", "")]);
+        world.cni_add(1, "web", 7, "10.0.0.7");
+        world.settle();
+        world.failing = Some(failing);
+        world.cni_add(2, "web", 8, "10.0.0.8");
+        world.pass(Duration::from_secs(3));
+        assert_eq!(world.status["shop/web"], Status::Pending, "{failing}");
+    }
 }
 
 #[test]

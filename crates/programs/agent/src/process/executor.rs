@@ -110,12 +110,15 @@ impl<A: Actions> Executor<A> {
     pub(super) fn scan(&self, wanted: Vec<Wanted>) {
         let (actions, events) = (Arc::clone(&self.actions), self.events.clone());
         spawn_blocking("scan", move || {
-            let found = actions.scan(&wanted).unwrap_or_else(|error| {
-                let error = ErrorChain(&error);
-                tracing::warn!(%error, "running pods cannot be looked for");
-                BTreeMap::new()
-            });
-            events.send(Event::Scanned(found)).ok();
+            let event = match actions.scan(&wanted) {
+                Ok(found) => Event::Scanned(found),
+                Err(error) => {
+                    let error = ErrorChain(&error);
+                    tracing::warn!(%error, "running pods cannot be looked for");
+                    Event::ScanFailed
+                }
+            };
+            events.send(event).ok();
         });
     }
 

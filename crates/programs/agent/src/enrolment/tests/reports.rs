@@ -39,6 +39,55 @@ fn old_annotation_is_corrected_after_a_reboot() {
 }
 
 #[test]
+fn an_agent_that_returns_before_the_proxy_leaves_annotations_of_captured_pods() {
+    for failing in ["announce", "apply", "probe"] {
+        let mut world = World::new();
+        world.failing = Some(failing);
+        world.running.insert("web".into(), 7);
+        world.namespace(AMBIENT);
+        world.source(SourceEvent::Pod(claiming(
+            "web",
+            "10.0.0.7",
+            Status::Enabled,
+        )));
+        world.source(SourceEvent::Synced);
+        world.pass(Duration::from_secs(60));
+        let log = world.take_log();
+        assert!(log.contains(&format!("web {failing}")), "{log:?}");
+        assert_eq!(world.status.get("shop/web"), None, "{failing}");
+        assert!(!world.complaints.is_empty(), "{failing}: owners learn it");
+        world.failing = None;
+        world.event(Event::ProxySynced);
+        world.pass(Duration::from_secs(20));
+        assert!(world.captured("web", 7), "{failing}");
+    }
+}
+
+#[test]
+fn annotations_are_left_while_running_pods_cannot_be_looked_for() {
+    let mut world = World::new();
+    world.failing = Some("scan");
+    world.running.insert("web".into(), 7);
+    world.namespace(AMBIENT);
+    world.source(SourceEvent::Pod(claiming(
+        "web",
+        "10.0.0.7",
+        Status::Enabled,
+    )));
+    world.source(SourceEvent::Synced);
+    world.pass(Duration::from_secs(300));
+    let tries = world.take_log().len();
+    assert!((5..30).contains(&tries), "{tries}");
+    assert_eq!(world.status.get("shop/web"), None);
+    assert!(!world.machine.is_ready());
+    assert!(!world.zds_open, "what runs is not known");
+    world.failing = None;
+    world.pass(Duration::from_secs(60));
+    assert!(world.captured("web", 7));
+    assert!(world.machine.is_ready() && world.zds_open);
+}
+
+#[test]
 fn a_sandbox_that_changes_unseen_is_found_when_its_address_is_published() {
     let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);

@@ -1,8 +1,8 @@
 //! Components are killed under traffic: nothing bypasses the mesh, and everything recovers by itself.
 
-use std::net::SocketAddr;
+use std::{io::Write, net::SocketAddr, sync::Arc};
 
-use ambit_lab::LogSource;
+use ambit_lab::{LogSource, Place};
 use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, idle_pod, options, until};
 
 /// The killed components, and on which node.
@@ -83,11 +83,10 @@ fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
     mesh.apply("late", &idle_pod("shop/late", "node-1", ""));
     mesh.until_captured("shop/late", true);
     mesh.until_known_as("node-1", "shop/late", "HBONE");
-    let address = SocketAddr::new(server, 9000);
-    let answer = mesh
-        .dial("shop/client", address)
-        .and_then(|mut connection| connection.say("plain-marker"));
-    assert!(answer.is_err(), "nobody serves that pod");
+    let place = Place::Pod("shop/client".into());
+    let echo = SocketAddr::new(server, 9000);
+    let mut connection = mesh.client().dial(place, echo).unwrap();
+    connection.write_all(b"plain-marker").unwrap();
     drop(proxy);
     until("calls work when the proxy goes on", || works(&mesh));
     assert_only_tls(&wire.finish(), &captured);
@@ -170,6 +169,21 @@ fn a_lab_may_follow_another_of_its_name_at_once() {
         mesh: false,
         ..options()
     };
+    // Somebody who asks again and again must not take one that starts for a dead one.
+    let (running, name, place) = (
+        Arc::new(()),
+        options.name.clone(),
+        base.path().to_path_buf(),
+    );
+    let until_dropped = Arc::downgrade(&running);
+    let asking = std::thread::spawn(move || {
+        let mut answers = 0;
+        while until_dropped.strong_count() > 0 {
+            let found = Client::find(&place, &name);
+            answers += usize::from(found.and_then(|client| client.status()).is_ok());
+        }
+        answers
+    });
     for round in 0..5 {
         let state = ambit_lab::launch(base.path(), &options)
             .unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -177,4 +191,6 @@ fn a_lab_may_follow_another_of_its_name_at_once() {
         assert!(client.status().unwrap().pods.is_empty(), "round {round}");
         client.down().unwrap();
     }
+    drop(running);
+    assert!(asking.join().unwrap() > 0);
 }

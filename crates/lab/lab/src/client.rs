@@ -32,6 +32,9 @@ pub enum ClientError {
     /// The lab refused it.
     #[error("{0}")]
     Refused(String),
+    /// The lab has no control socket yet, or no longer.
+    #[error("the lab is starting or ending; try again in a moment")]
+    NotReady,
     /// The lab does not answer.
     #[error("the lab does not answer")]
     Io(#[from] io::Error),
@@ -291,7 +294,18 @@ impl Client {
     }
 
     fn kill_first_process(&self) -> Result<(), ClientError> {
-        let text = fs::read_to_string(self.state.layout().pid())?;
+        let deadline = Instant::now() + PATIENCE;
+        let text = loop {
+            match fs::read_to_string(self.state.layout().pid()) {
+                // It has only just been started.
+                Err(error)
+                    if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline =>
+                {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                read => break read?,
+            }
+        };
         let pid = text.trim().parse().ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| ClientError::Refused("its process id is not known".into()))?;
         rustix::process::kill_process(pid, Signal::KILL).map_err(io::Error::from)?;
@@ -312,7 +326,15 @@ impl Client {
         request: &Request,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
-        let stream = UnixStream::connect(self.state.layout().socket())?;
+        let stream =
+            UnixStream::connect(self.state.layout().socket()).map_err(|error| {
+                match error.kind() {
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                        ClientError::NotReady
+                    }
+                    _ => error.into(),
+                }
+            })?;
         protocol::send(&stream, request, fds)?;
         match protocol::receive::<Reply>(&stream)? {
             Some((Reply::Error(text), _)) => Err(ClientError::Refused(text)),

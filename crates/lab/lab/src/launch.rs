@@ -29,7 +29,7 @@ use crate::{
     Options, StateDir,
     announcement::{READY, hand_over_stdout},
     layout::Layout,
-    state_dir::{self, StateError},
+    state_dir::StateError,
 };
 
 /// One stage of starting a lab; see the module.
@@ -99,8 +99,8 @@ fn io_failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> LaunchError {
 pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
     options.check().map_err(LaunchError::Options)?;
     check_binaries(options).map_err(LaunchError::Options)?;
-    let state = StateDir::create(base, &options.name)?;
-    let started = start(&state, options);
+    let (state, lock) = StateDir::create(base, &options.name)?;
+    let started = start(&state, lock, options);
     if started.is_err() {
         // The guard removes the directory too; the second removal finds nothing.
         let _gone = state.remove();
@@ -139,14 +139,15 @@ fn check_binaries(options: &Options) -> Result<(), String> {
     ))
 }
 
-fn start(state: &StateDir, options: &Options) -> Result<(), LaunchError> {
+fn start(state: &StateDir, lock: File, options: &Options) -> Result<(), LaunchError> {
     let layout = state.layout();
     let text = serde_json::to_vec_pretty(options).map_err(io::Error::from);
     text.and_then(|text| fs::write(layout.options(), text))
         .map_err(io_failed("write the lab's options"))?;
     let log = File::create(layout.log()).map_err(io_failed("open the lab's log"))?;
     let mut guard = stage_command(&options.ambit, Stage::Guard, layout)
-        .stdin(Stdio::null())
+        // See `inherited_lock`.
+        .stdin(lock)
         .stdout(Stdio::piped())
         .stderr(log)
         .spawn()
@@ -212,8 +213,7 @@ fn read_options(layout: &Layout) -> Result<Options, LaunchError> {
 fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     // Away from the user's terminal, so that no signal meant for the command reaches the lab.
     rustix::process::setsid().map_err(|error| io_failed("leave the session")(error.into()))?;
-    // Held until this process has removed the directory: no lab of that name can be made in between.
-    let _lock = state_dir::take_lock(layout).map_err(io_failed("lock the lab's directory"))?;
+    let lock = inherited_lock().map_err(io_failed("keep the lab's lock"))?;
     let isolation = match options.user_namespace {
         true => Isolation::UserNamespace,
         false => Isolation::AsNeeded,
@@ -239,9 +239,17 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     let ended = wait(&mut child)?;
     // It ended by itself with an error: the log has the reason, so it stays until the next `up` or `down`.
     if ended.code().is_none_or(|code| code == 0) {
-        state_dir::remove(layout.root())?;
+        StateDir::of(layout.clone()).remove_own(lock)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The lock of the lab, which the launching process has taken and given as standard input: a lab that
+/// starts is never without it. No process of the lab inherits it.
+fn inherited_lock() -> io::Result<File> {
+    let lock = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    Ok(lock.into())
 }
 
 /// "1" if the lab's root is root only of a user namespace, else empty.

@@ -4,7 +4,7 @@ use std::{
     env, fs,
     fs::File,
     io,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -61,11 +61,12 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Makes the directory of a new lab, after removing what a dead one of that name left.
+    /// Makes the directory of a new lab, after removing what a dead one of that name left; and the lock by
+    /// which the lab counts as running, to be kept for its lifetime.
     ///
     /// # Errors
     /// When such a lab runs, or directories cannot be made.
-    pub fn create(base: &Path, name: &str) -> Result<Self, StateError> {
+    pub(crate) fn create(base: &Path, name: &str) -> Result<(Self, File), StateError> {
         let path = path_of(base, name)?;
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700).recursive(true);
@@ -78,6 +79,7 @@ impl StateDir {
         if owner != rustix::process::geteuid().as_raw() {
             return Err(StateError::Foreign(base.to_owned()));
         }
+        let _alone = lock_base(base)?;
         if path.exists() {
             if is_alive(&path) {
                 return Err(StateError::Alive(name.to_owned()));
@@ -88,12 +90,12 @@ impl StateDir {
             .recursive(false)
             .create(&path)
             .map_err(|source| io_error(&path, source))?;
-        Ok(Self {
-            layout: Layout::new(path),
-        })
+        let layout = Layout::new(path);
+        let lock = lock(&layout.lock())?;
+        Ok((Self { layout }, lock))
     }
 
-    /// The directory of a running lab. Removes what a dead one left.
+    /// The directory of a running lab.
     ///
     /// # Errors
     /// When there is none.
@@ -104,10 +106,18 @@ impl StateDir {
                 layout: Layout::new(path),
             });
         }
-        if path.exists() {
-            remove(&path)?;
-        }
         Err(StateError::NotUp(name.to_owned()))
+    }
+
+    /// Removes what a dead lab of that name has left, its log for instance.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn discard(base: &Path, name: &str) -> Result<(), StateError> {
+        Self {
+            layout: Layout::new(path_of(base, name)?),
+        }
+        .remove()
     }
 
     /// The names of the running labs.
@@ -120,6 +130,10 @@ impl StateDir {
             .filter(|entry| is_alive(&entry.path()))
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect()
+    }
+
+    pub(crate) fn of(layout: Layout) -> Self {
+        Self { layout }
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -136,12 +150,31 @@ impl StateDir {
         self.layout.root()
     }
 
-    /// Removes everything; to be called only when the lab is dead.
+    /// Removes everything, unless a lab of its name runs.
     ///
     /// # Errors
     /// Of the file system.
     pub fn remove(&self) -> Result<(), StateError> {
-        remove(self.layout.root())
+        if !self.path().exists() {
+            return Ok(());
+        }
+        let _alone = lock_base(self.base())?;
+        if self.is_alive() {
+            return Ok(());
+        }
+        remove(self.path())
+    }
+
+    /// Removes everything, as the process that holds the lab's lock, and gives the lock up.
+    pub(crate) fn remove_own(&self, lock: File) -> Result<(), StateError> {
+        let _alone = lock_base(self.base())?;
+        let removed = remove(self.path());
+        drop(lock);
+        removed
+    }
+
+    fn base(&self) -> &Path {
+        self.path().parent().unwrap_or_else(|| self.path())
     }
 }
 
@@ -160,23 +193,32 @@ fn is_alive(path: &Path) -> bool {
     let Ok(file) = File::open(Layout::new(path).lock()) else {
         return false;
     };
-    let refused = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+    // Shared, so that two who look at once do not take each other for the lab.
+    let refused = rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared);
     matches!(refused, Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-/// Takes the lock of a lab for the lifetime of the calling process.
-pub(crate) fn take_lock(layout: &Layout) -> io::Result<File> {
-    let file = File::options()
+/// Directories are made and removed by one process at a time: between looking whether a lab is dead and
+/// removing what is left of it, another of its name could start.
+fn lock_base(base: &Path) -> Result<File, StateError> {
+    lock(&base.join(".lock"))
+}
+
+/// Waits for nobody but those who look for a moment, and for [`lock_base`]'s holders.
+fn lock(path: &Path) -> Result<File, StateError> {
+    let open = File::options()
         .create(true)
         .truncate(false)
         .write(true)
-        .open(layout.lock())?;
-    file.set_permissions(fs::Permissions::from_mode(0o600))?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        .mode(0o600)
+        .open(path);
+    let file = open.map_err(|source| io_error(path, source))?;
+    rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))
+        .map_err(|error| io_error(path, error.into()))?;
     Ok(file)
 }
 
-pub(crate) fn remove(path: &Path) -> Result<(), StateError> {
+fn remove(path: &Path) -> Result<(), StateError> {
     match fs::remove_dir_all(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(io_error(path, source)),
         _ => Ok(()),
@@ -192,31 +234,71 @@ fn io_error(path: &Path, source: io::Error) -> StateError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
-    fn a_name_is_taken_while_the_lock_is_held_and_free_afterwards() {
+    fn name_is_taken_from_the_start_and_while_the_lock_is_held() {
         let base = tempfile::tempdir().unwrap();
-        let made = StateDir::create(base.path(), "a").unwrap();
-        assert!(matches!(
-            StateDir::find(base.path(), "a"),
-            Err(StateError::NotUp(_))
-        ));
-        let made_again = StateDir::create(base.path(), "a").unwrap();
-        let lock = take_lock(made_again.layout()).unwrap();
-        assert!(made.is_alive());
+        let (made, lock) = StateDir::create(base.path(), "a").unwrap();
+        assert!(made.is_alive() && StateDir::find(base.path(), "a").is_ok());
         assert!(matches!(
             StateDir::create(base.path(), "a"),
             Err(StateError::Alive(_))
         ));
-        assert_eq!(StateDir::list(base.path()), ["a"]);
+        StateDir::discard(base.path(), "a").unwrap();
+        assert_eq!(StateDir::list(base.path()), ["a"], "and is not removed");
         drop(lock);
         assert!(!made.is_alive());
         assert!(matches!(
             StateDir::find(base.path(), "a"),
             Err(StateError::NotUp(_))
         ));
-        assert!(!made.path().exists());
+        assert!(made.path().exists(), "its log is left");
+        let (again, lock) = StateDir::create(base.path(), "a").unwrap();
+        again.remove_own(lock).unwrap();
+        assert!(!again.path().exists());
+    }
+
+    const ROUNDS: usize = 300;
+
+    /// Labs of one name that start, end and are looked for at once.
+    #[test]
+    fn labs_that_start_at_once_do_not_remove_each_other() {
+        let base = tempfile::tempdir().unwrap();
+        let base = base.path();
+        let made = &AtomicUsize::new(0);
+        let until_enough = |work: &dyn Fn()| {
+            while made.load(Ordering::Relaxed) < ROUNDS {
+                work();
+            }
+        };
+        let until_enough = &until_enough;
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(move || {
+                    until_enough(&|| match StateDir::create(base, "a") {
+                        Ok((state, lock)) => {
+                            made.fetch_add(1, Ordering::Relaxed);
+                            fs::write(state.layout().options(), "{}").unwrap();
+                            assert!(state.is_alive());
+                            fs::read(state.layout().options()).unwrap();
+                            state.remove_own(lock).unwrap();
+                        }
+                        Err(StateError::Alive(_)) => {}
+                        Err(error) => panic!("{error}: {error:?}"),
+                    });
+                });
+                scope.spawn(move || {
+                    until_enough(&|| {
+                        StateDir::list(base);
+                        StateDir::find(base, "a").ok();
+                        StateDir::discard(base, "a").unwrap();
+                    });
+                });
+            }
+        });
     }
 
     #[test]

@@ -22,7 +22,15 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
         LabCommand::Run { stage, state } => return Ok(ambit_lab::run_stage(stage, state)),
         LabCommand::Shim { shim } => return Ok(ambit_lab::run_shim(&shim)),
         LabCommand::Up(args) => up(name, args)?,
-        LabCommand::Down => find(name)?.down().map_err(client_error)?,
+        LabCommand::Down => match find(name) {
+            Ok(client) => client.down().map_err(client_error)?,
+            Err(error) => {
+                // One that has died has left its log.
+                ambit_lab::StateDir::discard(&base_directory(), name)
+                    .map_err(|error| client_error(error.into()))?;
+                return Err(error);
+            }
+        },
         LabCommand::Status { output } => {
             let status = find(name)?.status().map_err(client_error)?;
             show_with_problems(name, &status, output)?;

@@ -13,7 +13,7 @@ pub(crate) fn client_error(error: ClientError) -> CliError {
     let kind = match &error {
         ClientError::State(_) => ErrorKind::NotFound,
         ClientError::Refused(_) => ErrorKind::Failed,
-        ClientError::Io(_) => ErrorKind::Unreachable,
+        ClientError::NotReady | ClientError::Io(_) => ErrorKind::Unreachable,
     };
     let text = error.to_string();
     match std::error::Error::source(&error) {

@@ -39,7 +39,7 @@ fn old_annotation_is_corrected_after_a_reboot() {
 }
 
 #[test]
-fn an_agent_that_returns_before_the_proxy_leaves_annotations_of_captured_pods() {
+fn a_returning_agent_leaves_annotations_of_captured_pods() {
     for failing in ["announce", "apply", "probe"] {
         let mut world = World::new();
         world.failing = Some(failing);

@@ -21,7 +21,7 @@ use std::{
 use ambit_netlab::{Isolation, Unshared};
 use ambit_rt::ErrorChain;
 use rustix::{
-    mount::{MountFlags, MountPropagationFlags},
+    mount::{MountFlags, MountPropagationFlags, UnmountFlags},
     process::{Signal, WaitOptions},
 };
 
@@ -239,6 +239,8 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     let ended = wait(&mut child)?;
     // It ended by itself with an error: the log has the reason, so it stays until the next `up` or `down`.
     if ended.code().is_none_or(|code| code == 0) {
+        // Its private part is a mount of this process' namespace; none, if it ended before that.
+        let _absent = rustix::mount::unmount(layout.run(), UnmountFlags::DETACH);
         StateDir::of(layout.clone()).remove_own(lock)?;
     }
     Ok(ExitCode::SUCCESS)

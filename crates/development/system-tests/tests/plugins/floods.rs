@@ -5,9 +5,8 @@ use std::{
     io::Write as _,
     net::{SocketAddr, TcpStream},
     sync::{
-        Arc,
+        Arc, Condvar, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
-        mpsc,
     },
     time::Duration,
 };
@@ -21,8 +20,20 @@ const REQUESTS: usize = 600;
 /// Memory limit of the waypoint, with room for all requests.
 const MEMORY: usize = 1 << 30;
 
-/// Time in which the slow service responds: longer than the flood takes to begin.
-const SLOW_RESPONSE: Duration = Duration::from_secs(5);
+/// Longest time in which the slow service responds: within the plugin's timeout, and longer than the flood takes to
+/// begin.
+const SLOW_RESPONSE: Duration = Duration::from_millis(8500);
+
+/// How the slow service responds to calls that begin at the moment.
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    /// Calls are answered at once.
+    Quick,
+    /// Calls are answered when the flood is over.
+    Flood,
+    /// All calls are answered, those of the flood included.
+    Over,
+}
 
 /// The service that the plugin calls.
 const SLOW: &str = "
@@ -42,17 +53,27 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
     options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), memory);
     let scene = Scene::with(SLOW, options);
     let calls = Arc::new(AtomicUsize::new(0));
-    let count = calls.clone();
+    let phase = Arc::new((Mutex::new(Phase::Quick), Condvar::new()));
+    let (count, current) = (calls.clone(), phase.clone());
     scene.mesh.serve("shop/server", 8095, move |mut stream| {
         while read_head(&mut stream)?.is_some() {
             count.fetch_add(1, SeqCst);
-            // As slow as what is looked up elsewhere, and within the plugin's timeout.
-            let (_open, never) = mpsc::channel::<()>();
-            let _late = never.recv_timeout(SLOW_RESPONSE);
+            let (phase, changed) = &*current;
+            let phase = phase.lock().unwrap();
+            if *phase == Phase::Flood {
+                let holds = |phase: &mut Phase| *phase != Phase::Over;
+                let _waited = changed.wait_timeout_while(phase, SLOW_RESPONSE, holds);
+            } else {
+                drop(phase);
+            }
             answer_ok(&mut stream, "")?;
         }
         Ok(())
     });
+    let enter = |next| {
+        *phase.0.lock().unwrap() = next;
+        phase.1.notify_all();
+    };
     let patient = ASKING.replace("(i32.const 2000)", "(i32.const 9000)");
     scene.module("asking", &patient.replace("many.shop", "slow.shop"));
     scene.plugin("asking", "phase: AUTHZ");
@@ -63,6 +84,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
     let pod = SocketAddr::new(scene.mesh.ip("shop/a"), 8090);
     let place = || Place::Pod("legacy/client".to_owned());
     let before = calls.load(SeqCst);
+    enter(Phase::Flood);
     let flood: Vec<TcpStream> = (0..REQUESTS)
         .map(|_| {
             let mut stream = scene.mesh.client().dial(place(), pod).unwrap();
@@ -72,8 +94,10 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
             stream
         })
         .collect();
+    enter(Phase::Quick);
     let answer = scene.ask("");
     assert!(answer.contains(" 200 "), "{answer}");
+    enter(Phase::Over);
     let (mut allowed, mut refused) = (0, 0);
     for stream in flood {
         let mut connection = Conversation::over(stream).unwrap();

@@ -9,6 +9,7 @@ pub mod diagnose;
 pub mod gateway_api;
 mod images;
 pub mod inventory;
+pub mod istio_values;
 pub mod object;
 pub mod platform;
 pub mod remove;

@@ -4,21 +4,84 @@ use serde_json::Value;
 
 use crate::chart;
 
-/// Every value that does not fit, with its path.
-pub fn problems(values: &Value) -> Vec<String> {
+/// A value that does not fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Keys that lead to the value, or to the list it is in.
+    pub path: Vec<String>,
+    /// Path and reason, for people.
+    pub text: String,
+    /// Whether the chart knows no such value; else it knows one of another form.
+    pub is_unknown: bool,
+}
+
+/// Every value that does not fit.
+pub fn problems(values: &Value) -> Vec<Problem> {
     let mut problems = Vec::new();
     match serde_json::from_str(chart::SCHEMA) {
-        Ok(root) => check(&root, &root, values, "", &mut problems),
-        Err(error) => problems.push(format!("the chart's schema cannot be read: {error}")),
+        Ok(root) => check(&root, &root, values, &Place::default(), &mut problems),
+        Err(error) => Place::default().report(
+            format!("the chart's schema cannot be read: {error}"),
+            &mut problems,
+        ),
     }
     problems
 }
 
-fn check(root: &Value, schema: &Value, value: &Value, path: &str, problems: &mut Vec<String>) {
+/// Position of a value.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    path: Vec<String>,
+    text: String,
+}
+
+impl Place {
+    fn key(&self, key: &str) -> Self {
+        let mut path = self.path.clone();
+        path.push(key.to_owned());
+        let text = match self.text.as_str() {
+            "" => key.to_owned(),
+            above => format!("{above}.{key}"),
+        };
+        Self { path, text }
+    }
+
+    fn item(&self, index: usize) -> Self {
+        Self {
+            path: self.path.clone(),
+            text: format!("{}[{index}]", self.text),
+        }
+    }
+
+    fn report(&self, text: String, problems: &mut Vec<Problem>) {
+        problems.push(Problem {
+            path: self.path.clone(),
+            text,
+            is_unknown: false,
+        });
+    }
+
+    fn report_unknown(&self, nearest: Option<&str>, problems: &mut Vec<Problem>) {
+        let text = match nearest {
+            Some(other) => format!("{}: did you mean {other}?", self.text),
+            None => self.text.clone(),
+        };
+        problems.push(Problem {
+            path: self.path.clone(),
+            text,
+            is_unknown: true,
+        });
+    }
+}
+
+fn check(root: &Value, schema: &Value, value: &Value, at: &Place, problems: &mut Vec<Problem>) {
+    let path = &at.text;
     let schema = match schema.get("$ref").and_then(Value::as_str) {
         Some(reference) => match root.pointer(reference.trim_start_matches('#')) {
             Some(schema) => schema,
-            None => return problems.push(format!("the chart's schema has no {reference}")),
+            None => {
+                return at.report(format!("the chart's schema has no {reference}"), problems);
+            }
         },
         None => schema,
     };
@@ -28,49 +91,44 @@ fn check(root: &Value, schema: &Value, value: &Value, path: &str, problems: &mut
             one => one.as_str().into_iter().collect(),
         };
         if !types.iter().any(|wanted| is(value, wanted)) {
-            return problems.push(format!("{path}: {value} is no {}", types.join(" or ")));
+            let text = format!("{path}: {value} is no {}", types.join(" or "));
+            return at.report(text, problems);
         }
     }
     if let Some(allowed) = schema.get("enum").and_then(Value::as_array)
         && !allowed.contains(value)
     {
         let allowed: Vec<_> = allowed.iter().map(ToString::to_string).collect();
-        problems.push(format!("{path}: {value} is none of {}", allowed.join(", ")));
+        let text = format!("{path}: {value} is none of {}", allowed.join(", "));
+        at.report(text, problems);
     }
     if let (Some(minimum), Some(number)) = (
         schema.get("minimum").and_then(Value::as_i64),
         value.as_i64(),
     ) && number < minimum
     {
-        problems.push(format!("{path}: {number} is below {minimum}"));
+        at.report(format!("{path}: {number} is below {minimum}"), problems);
     }
     if let (Some(items), Some(list)) = (schema.get("items"), value.as_array()) {
         for (index, item) in list.iter().enumerate() {
-            check(root, items, item, &format!("{path}[{index}]"), problems);
+            check(root, items, item, &at.item(index), problems);
         }
     }
     if let Some(map) = value.as_object() {
         let known = schema.get("properties").and_then(Value::as_object);
         for (key, value) in map {
-            let path = if path.is_empty() {
-                key.clone()
-            } else {
-                format!("{path}.{key}")
-            };
+            let at = at.key(key);
             match (
                 known.and_then(|known| known.get(key)),
                 schema.get("additionalProperties"),
             ) {
-                (Some(schema), _) => check(root, schema, value, &path, problems),
+                (Some(schema), _) => check(root, schema, value, &at, problems),
                 (None, Some(Value::Bool(false))) => {
                     let near = known.into_iter().flatten().map(|(name, _)| name.as_str());
-                    problems.push(match nearest(key, near) {
-                        Some(other) => format!("{path}: did you mean {other}?"),
-                        None => path,
-                    });
+                    at.report_unknown(nearest(key, near), problems);
                 }
                 (None, Some(schema @ Value::Object(_))) => {
-                    check(root, schema, value, &path, problems);
+                    check(root, schema, value, &at, problems);
                 }
                 _ => {}
             }
@@ -117,7 +175,7 @@ mod tests {
     #[test]
     fn every_default_fits() {
         let values: Value = serde_saphyr::from_str(chart::VALUES).unwrap();
-        assert_eq!(problems(&values), Vec::<String>::new());
+        assert_eq!(problems(&values), []);
     }
 
     #[test]
@@ -146,7 +204,8 @@ mod tests {
                 "pilot.env.A: [] is no string or number or boolean",
             ),
         ] {
-            assert_eq!(problems(&values), [problem]);
+            let texts: Vec<_> = problems(&values).into_iter().map(|one| one.text).collect();
+            assert_eq!(texts, [problem]);
         }
     }
 }

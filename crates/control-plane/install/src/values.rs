@@ -86,6 +86,11 @@ impl Overrides {
         Ok(())
     }
 
+    /// Lays values over what there is.
+    pub fn layer(&mut self, values: Map<String, Value>) {
+        merge(&mut self.0, values, false);
+    }
+
     /// Lays other settings over these.
     pub fn extend(&mut self, later: Self) {
         merge(&mut self.0, later.0, false);
@@ -107,7 +112,8 @@ impl Overrides {
         if problems.is_empty() {
             Ok(all)
         } else {
-            Err(ValuesError::Invalid(problems))
+            let texts = problems.into_iter().map(|problem| problem.text);
+            Err(ValuesError::Invalid(texts.collect()))
         }
     }
 
@@ -127,7 +133,7 @@ impl Overrides {
 
 /// Lays `over` on `base`: maps are merged, everything else is replaced. With `remove`, null takes a
 /// key away.
-fn merge(base: &mut Map<String, Value>, over: Map<String, Value>, remove: bool) {
+pub(crate) fn merge(base: &mut Map<String, Value>, over: Map<String, Value>, remove: bool) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
             (Some(Value::Object(below)), Value::Object(above)) => merge(below, above, remove),

@@ -115,7 +115,7 @@ fn every_platform_is_rendered_alike() {
 fn values_of_every_form_are_rendered_alike() {
     same(
         &[
-            "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never",
+            "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never",
             "global.imagePullSecrets={one,two}",
             "global.network=net\\,1,global.logAsJson=true,global.networkPolicy.enabled=true",
             "global.priorityClassName=,global.releaseOnUninstall=false",

@@ -1,12 +1,18 @@
 //! `ambit install`, `upgrade` and `uninstall`.
 
-use std::{fs, io, path::PathBuf, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use ambit_install::{
     apply::{self, InstallError, Options, Plan},
     attachment,
     cluster::{Cluster, ClusterError},
-    gateway_api, platform,
+    gateway_api,
+    istio_values::{self, Chart},
+    platform,
     remove::{self, Removal},
     render::{self, Release},
     values::Overrides,
@@ -27,6 +33,10 @@ pub(crate) struct Values {
     /// A file of values; later ones win
     #[arg(short = 'f', long = "values", value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Values written for Istio's chart istiod, cni or ztunnel, or an IstioOperator (operator); what has no effect here is
+    /// named. Values of --values and --set go before them
+    #[arg(long, value_name = "CHART=FILE", value_parser = istio_values)]
+    istio_values: Vec<(Chart, PathBuf)>,
     /// A value, as path.to.value=value; several are separated by commas
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
@@ -261,17 +271,18 @@ async fn leave(cluster: &Cluster, args: &UninstallArgs) -> Result<(), CliError> 
 impl Values {
     fn read(&self) -> Result<Overrides, CliError> {
         let mut overrides = Overrides::default();
+        for (chart, path) in &self.istio_values {
+            let name = path.display().to_string();
+            let translation = istio_values::translate(*chart, &name, &read(path)?)
+                .map_err(|error| failed(error.into()))?;
+            for ignored in &translation.ignored {
+                progress(&format!("warning: {name}: left out {ignored}"));
+            }
+            overrides.layer(translation.values);
+        }
         for path in &self.files {
-            let read = match path.to_str() {
-                Some("-") => io::read_to_string(io::stdin()),
-                _ => fs::read_to_string(path),
-            };
-            let text = read.map_err(|error| {
-                let what = format!("cannot read {}", path.display());
-                CliError::new(ErrorKind::NotFound, what).because(error)
-            })?;
             overrides
-                .file(&path.display().to_string(), &text)
+                .file(&path.display().to_string(), &read(path)?)
                 .map_err(|error| failed(error.into()))?;
         }
         for (settings, strings) in [(&self.set, false), (&self.set_string, true)] {
@@ -356,6 +367,26 @@ pub(crate) fn failed(error: InstallError) -> CliError {
     CliError::new(kind, error.to_string()).because(error)
 }
 
+/// Reads a file, or standard input for `-`.
+fn read(path: &Path) -> Result<String, CliError> {
+    let read = match path.to_str() {
+        Some("-") => io::read_to_string(io::stdin()),
+        _ => fs::read_to_string(path),
+    };
+    read.map_err(|error| {
+        let what = format!("cannot read {}", path.display());
+        CliError::new(ErrorKind::NotFound, what).because(error)
+    })
+}
+
+/// Parses a flag of the form `CHART=FILE`.
+fn istio_values(text: &str) -> Result<(Chart, PathBuf), String> {
+    let (chart, file) = text
+        .split_once('=')
+        .ok_or("write it as istiod=FILE, cni=FILE, ztunnel=FILE or operator=FILE")?;
+    Ok((chart.parse()?, file.into()))
+}
+
 fn platform_name(text: &str) -> Result<String, String> {
     if text == "auto" || text == "none" || platform::PLATFORMS.contains(&text) {
         Ok(text.to_owned())
@@ -398,9 +429,39 @@ mod tests {
     }
 
     #[test]
+    fn values_of_istio_are_below_those_of_this_chart() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let istio = file("istio.yaml", "logLevel: debug\nnetwork: east\nhub: x\n");
+        let own = file("own.yaml", "global: {network: west}\n");
+        let values = Values {
+            files: vec![own],
+            istio_values: vec![(Chart::Ztunnel, istio)],
+            set: vec![],
+            set_string: vec![],
+            platform: "none".to_owned(),
+        };
+        let overrides = values.read().unwrap();
+        assert_eq!(overrides.text(&["global", "network"]), Some("west"));
+        assert_eq!(
+            overrides.text(&["global", "logging", "level"]),
+            Some("debug")
+        );
+        assert_eq!(overrides.text(&["ztunnel", "hub"]), None);
+        for wrong in ["istiod", "pilot=a.yaml", "=a.yaml"] {
+            assert!(istio_values(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn a_platform_that_is_named_wins_over_one_that_is_set() {
         let values = |platform: &str| Values {
             files: vec![],
+            istio_values: vec![],
             set: vec![],
             set_string: vec![],
             platform: platform.to_owned(),

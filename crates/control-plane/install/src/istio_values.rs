@@ -1,0 +1,425 @@
+//! Values that were written for Istio's charts (istiod, cni, ztunnel) or for an IstioOperator, as values of this chart.
+//!
+//! Names that mean the same are taken. Everything else is left out and reported: a file that configured another mesh
+//! must neither keep this one from being installed nor seem to have an effect that it does not have.
+
+use serde_json::{Map, Value};
+
+use crate::{
+    schema,
+    values::{ValuesError, merge},
+};
+
+/// Chart of Istio that a file of values was written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chart {
+    /// Chart of the control plane.
+    Istiod,
+    /// Chart of the node agent.
+    Cni,
+    /// Chart of the node proxy.
+    Ztunnel,
+    /// `IstioOperator`, the input of `istioctl install`.
+    Operator,
+}
+
+impl std::str::FromStr for Chart {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "istiod" => Ok(Self::Istiod),
+            "cni" => Ok(Self::Cni),
+            "ztunnel" => Ok(Self::Ztunnel),
+            "operator" => Ok(Self::Operator),
+            _ => Err(format!(
+                "{text:?} is none of istiod, cni, ztunnel, operator"
+            )),
+        }
+    }
+}
+
+/// Values of this chart that stand for a file of Istio's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Translation {
+    /// Values that have an effect.
+    pub values: Map<String, Value>,
+    /// Values of the file that have none, each with the reason.
+    pub ignored: Vec<String>,
+}
+
+/// Key under which Istio's charts keep their own defaults, which users see in `helm show values`.
+const DEFAULTS: [&str; 2] = ["_internal_defaults_do_not_set", "defaults"];
+
+/// Sections that the values of each of Istio's charts may have besides its own.
+const SHARED: [&str; 3] = ["global", "meshConfig", "pilot"];
+
+/// Where a value of this chart is if not where Istio has it: path in Istio's, and here.
+const MOVED: [(&[&str], &[&str]); 6] = [
+    (
+        &["ztunnel", "multiCluster", "clusterName"],
+        &["global", "multiCluster", "clusterName"],
+    ),
+    (&["ztunnel", "network"], &["global", "network"]),
+    (&["ztunnel", "logLevel"], &["global", "logging", "level"]),
+    (&["ztunnel", "logAsJson"], &["global", "logAsJson"]),
+    (
+        &["ztunnel", "imagePullSecrets"],
+        &["global", "imagePullSecrets"],
+    ),
+    (
+        &["cni", "imagePullSecrets"],
+        &["global", "imagePullSecrets"],
+    ),
+];
+
+/// Values that name Istio's images.
+const IMAGES: [&str; 5] = ["hub", "tag", "variant", "image", "imagePullPolicy"];
+
+/// Sections that have values of images.
+const WITH_IMAGES: [&str; 4] = ["global", "pilot", "cni", "ztunnel"];
+
+/// Reads a file. `name` is for errors.
+///
+/// # Errors
+/// When it is no YAML map; never for a value of it.
+pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, ValuesError> {
+    let wrong = |cause: String| ValuesError::Syntax {
+        name: name.to_owned(),
+        cause,
+    };
+    let value: Option<Value> =
+        serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    let file = match value {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(file)) => file,
+        Some(_) => return Err(wrong("it is not a map".to_owned())),
+    };
+    let mut ignored = Vec::new();
+    let mut values = match chart {
+        Chart::Operator => of_operator(file, &mut ignored),
+        _ => of_chart(chart, with_defaults(file)),
+    };
+    remove_nulls(&mut values);
+    drop_images(&mut values, &mut ignored);
+    // What this chart installs is what that profile is for.
+    if let Some(profile) = values.remove("profile").filter(|one| one != "ambient") {
+        ignored.push(format!("profile: {profile} is no profile here"));
+    }
+    for (from, to) in MOVED {
+        if let Some(value) = take(&mut values, from) {
+            put(&mut values, to, value);
+        }
+    }
+    // Istio's default. Here it would forbid what replaces it: a configuration of the plugin's own.
+    if at(&values, &["cni", "chained"]) == Some(&Value::Bool(true)) {
+        take(&mut values, &["cni", "chained"]);
+    }
+    loop {
+        let problems = schema::problems(&Value::Object(values.clone()));
+        if problems.is_empty() {
+            break;
+        }
+        for problem in problems {
+            let path: Vec<_> = problem.path.iter().map(String::as_str).collect();
+            // Several problems may be in one list.
+            if take(&mut values, &path).is_some() {
+                ignored.push(match problem.is_unknown {
+                    true => format!("{}: there is no such value", path.join(".")),
+                    false => problem.text,
+                });
+            }
+        }
+    }
+    Ok(Translation { values, ignored })
+}
+
+/// A file of one of Istio's charts, with the defaults that it was copied with below it.
+fn with_defaults(mut file: Map<String, Value>) -> Map<String, Value> {
+    let mut all = Map::new();
+    for key in DEFAULTS {
+        if let Some(Value::Object(defaults)) = file.remove(key) {
+            merge(&mut all, defaults, false);
+        }
+    }
+    merge(&mut all, file, false);
+    all
+}
+
+/// The values of istiod's chart are in sections; those of the others are, but for what they share, a section here.
+fn of_chart(chart: Chart, file: Map<String, Value>) -> Map<String, Value> {
+    let section = match chart {
+        Chart::Cni => "cni",
+        Chart::Ztunnel => "ztunnel",
+        Chart::Istiod | Chart::Operator => return file,
+    };
+    let (mut all, mut own) = (Map::new(), Map::new());
+    for (key, value) in file {
+        if key == section || key == "profile" || SHARED.contains(&key.as_str()) {
+            all.insert(key, value);
+        } else {
+            own.insert(key, value);
+        }
+    }
+    merge(
+        &mut all,
+        Map::from_iter([(section.to_owned(), Value::Object(own))]),
+        false,
+    );
+    all
+}
+
+/// `spec.values`, `spec.meshConfig` and `spec.profile`.
+fn of_operator(mut file: Map<String, Value>, ignored: &mut Vec<String>) -> Map<String, Value> {
+    let mut all = Map::new();
+    let Some(Value::Object(spec)) = file.remove("spec") else {
+        return all;
+    };
+    for (key, value) in spec {
+        match (key.as_str(), value) {
+            ("values", Value::Object(values)) => merge(&mut all, values, false),
+            ("meshConfig" | "profile", value) => {
+                merge(&mut all, Map::from_iter([(key, value)]), false);
+            }
+            ("hub" | "tag", _) => ignored.push(images(&format!("spec.{key}"))),
+            _ => ignored.push(format!("spec.{key}: there is no such value")),
+        }
+    }
+    all
+}
+
+fn drop_images(values: &mut Map<String, Value>, ignored: &mut Vec<String>) {
+    for section in WITH_IMAGES {
+        for key in IMAGES {
+            if take(values, &[section, key]).is_some() {
+                ignored.push(images(&format!("{section}.{key}")));
+            }
+        }
+    }
+}
+
+fn images(path: &str) -> String {
+    format!("{path}: it names Istio's images; --set global.hub and global.tag name Ambit's")
+}
+
+/// Without a value means Istio's default, which the other chart may not have.
+fn remove_nulls(values: &mut Map<String, Value>) {
+    values.retain(|_, value| match value {
+        Value::Null => false,
+        Value::Object(below) => {
+            remove_nulls(below);
+            true
+        }
+        _ => true,
+    });
+}
+
+fn at<'a>(values: &'a Map<String, Value>, path: &[&str]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    let value = values.get(*first)?;
+    rest.iter().try_fold(value, |value, key| value.get(key))
+}
+
+/// Removes a value, and the maps above it that are empty then.
+fn take(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
+    match path {
+        [] => None,
+        [key] => values.remove(*key),
+        [first, rest @ ..] => {
+            let below = values.get_mut(*first)?.as_object_mut()?;
+            let taken = take(below, rest);
+            if below.is_empty() {
+                values.remove(*first);
+            }
+            taken
+        }
+    }
+}
+
+/// Sets a value, unless the file has it there already.
+fn put(values: &mut Map<String, Value>, path: &[&str], value: Value) {
+    if at(values, path).is_some() {
+        return;
+    }
+    let mut layer = value;
+    for key in path.iter().rev() {
+        layer = Value::Object(Map::from_iter([((*key).to_owned(), layer)]));
+    }
+    if let Value::Object(layer) = layer {
+        merge(values, layer, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::values::Overrides;
+
+    fn translated(chart: Chart, text: &str) -> (Value, Vec<String>) {
+        let found = translate(chart, "values.yaml", text).unwrap();
+        (Value::Object(found.values), found.ignored)
+    }
+
+    #[test]
+    fn values_of_each_chart_come_to_their_section() {
+        let (values, ignored) = translated(
+            Chart::Ztunnel,
+            "
+resources: {requests: {cpu: 300m}}
+multiCluster: {clusterName: east}
+logLevel: debug
+env: {CONNECTION_TERMINATION_DEADLINE: 5m}
+global: {logAsJson: true}
+podLabels: {team: mesh}
+",
+        );
+        assert_eq!(ignored, Vec::<String>::new());
+        assert_eq!(
+            values,
+            json!({
+                "global": {
+                    "logAsJson": true,
+                    "logging": {"level": "debug"},
+                    "multiCluster": {"clusterName": "east"},
+                },
+                "ztunnel": {
+                    "resources": {"requests": {"cpu": "300m"}},
+                    "env": {"CONNECTION_TERMINATION_DEADLINE": "5m"},
+                    "podLabels": {"team": "mesh"},
+                },
+            })
+        );
+        let (values, ignored) = translated(
+            Chart::Cni,
+            "
+profile: ambient
+cniBinDir: /opt/bin
+ambient: {enabled: true, dnsCapture: false}
+repair: {enabled: false}
+chained: true
+global: {platform: gke}
+",
+        );
+        assert_eq!(
+            values,
+            json!({
+                "global": {"platform": "gke"},
+                "cni": {"cniBinDir": "/opt/bin", "ambient": {"dnsCapture": false}},
+            })
+        );
+        assert_eq!(
+            ignored,
+            [
+                "cni.ambient.enabled: there is no such value",
+                "cni.repair: there is no such value",
+            ]
+        );
+    }
+
+    #[test]
+    fn images_of_istio_are_never_taken() {
+        let (values, ignored) = translated(
+            Chart::Istiod,
+            "
+global: {hub: docker.io/istio, tag: 1.30.0, variant: distroless, logging: {level: info}}
+pilot: {image: pilot, hub: x, replicaCount: 3, autoscaleEnabled: true}
+meshConfig: {accessLogFile: /dev/stdout}
+",
+        );
+        assert_eq!(
+            values,
+            json!({
+                "global": {"logging": {"level": "info"}},
+                "pilot": {"replicaCount": 3},
+                "meshConfig": {"accessLogFile": "/dev/stdout"},
+            })
+        );
+        let paths: Vec<_> = ignored
+            .iter()
+            .filter_map(|text| text.split(':').next())
+            .collect();
+        assert_eq!(
+            paths,
+            [
+                "global.hub",
+                "global.tag",
+                "global.variant",
+                "pilot.hub",
+                "pilot.image",
+                "pilot.autoscaleEnabled",
+            ]
+        );
+        assert!(ignored[0].contains("--set global.hub"), "{ignored:?}");
+    }
+
+    #[test]
+    fn copied_defaults_and_operators_are_unwrapped() {
+        let (values, ignored) = translated(
+            Chart::Ztunnel,
+            "
+_internal_defaults_do_not_set:
+  hub: ''
+  terminationGracePeriodSeconds: 30
+  seLinuxOptions: {}
+  network:
+terminationGracePeriodSeconds: 60
+",
+        );
+        assert_eq!(
+            values,
+            json!({"ztunnel": {"terminationGracePeriodSeconds": 60, "seLinuxOptions": {}}})
+        );
+        assert_eq!(ignored.len(), 1, "{ignored:?}");
+        let (values, ignored) = translated(
+            Chart::Operator,
+            "
+apiVersion: install.istio.io/v1alpha1
+kind: IstioOperator
+spec:
+  profile: ambient
+  hub: docker.io/istio
+  meshConfig: {trustDomain: example.org}
+  components: {cni: {enabled: true}}
+  values: {cni: {excludeNamespaces: [a]}, pilot: {env: {X: 1}}}
+",
+        );
+        assert_eq!(
+            values,
+            json!({
+                "cni": {"excludeNamespaces": ["a"]},
+                "meshConfig": {"trustDomain": "example.org"},
+                "pilot": {"env": {"X": 1}},
+            })
+        );
+        assert_eq!(ignored.len(), 2, "{ignored:?}");
+    }
+
+    #[test]
+    fn no_value_is_refused() {
+        let (values, ignored) = translated(
+            Chart::Istiod,
+            "
+global: {platform: mars, imagePullSecrets: [a, 1], network: 7, proxy: text}
+pilot: 1
+profile: demo
+nonsense: [1]
+",
+        );
+        assert_eq!(values, json!({}));
+        assert_eq!(ignored.len(), 7, "{ignored:#?}");
+        assert!(translate(Chart::Cni, "a", "- 1").is_err());
+        assert!(translate(Chart::Cni, "a", "a: [").is_err());
+        assert!(translate(Chart::Cni, "a", "").unwrap().ignored.is_empty());
+    }
+
+    #[test]
+    fn what_is_taken_is_complete_with_the_defaults() {
+        let found = translate(Chart::Cni, "a", "resources: {limits: {cpu: 1}}").unwrap();
+        let mut overrides = Overrides::default();
+        overrides.layer(found.values);
+        let all = overrides.complete().unwrap();
+        assert_eq!(all["cni"]["resources"]["limits"]["cpu"], 1);
+    }
+}

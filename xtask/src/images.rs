@@ -1,11 +1,19 @@
 //! `cargo xtask images`: Ambit's container images as OCI archives, without a daemon.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use ambit_images::{Binaries, Naming};
 use anyhow::{Context, Result, bail};
 
-use crate::{plugin, setup, shell, static_binary};
+use crate::{
+    plugin,
+    setup::{self, Purpose},
+    shell, static_binary,
+};
 
 /// Packages whose programs go into images beside the node proxy and the plugin, which are static.
 pub(crate) const PACKAGES: [&str; 4] = [
@@ -24,15 +32,93 @@ struct Wanted {
     out: PathBuf,
     hub: String,
     tag: String,
+    push: bool,
+    load: Option<Load>,
 }
 
-/// Builds the binaries and writes the images.
+/// Where images go without a registry.
+enum Load {
+    /// A cluster of `kind`.
+    Kind(Option<String>),
+    /// A cluster of `k3d`.
+    K3d(Option<String>),
+    /// A profile of `minikube`.
+    Minikube(Option<String>),
+    /// The containerd of this machine, as its kubelet sees it.
+    Containerd,
+}
+
+impl Load {
+    fn parse(text: &str) -> Result<Self> {
+        let (tool, name) = match text.split_once('=') {
+            Some((tool, name)) => (tool, Some(name.to_owned())),
+            None => (text, None),
+        };
+        Ok(match (tool, &name) {
+            ("kind", _) => Self::Kind(name),
+            ("k3d", _) => Self::K3d(name),
+            ("minikube", _) => Self::Minikube(name),
+            ("containerd", None) => Self::Containerd,
+            _ => bail!(
+                "--load {text}: there are kind[=CLUSTER], k3d[=CLUSTER], minikube[=PROFILE], and containerd (of this \
+                 machine); `cargo xtask cluster load` is for the cluster of tests"
+            ),
+        })
+    }
+
+    /// The command that loads an archive.
+    fn command(&self, archive: &Path) -> Vec<OsString> {
+        let (words, flag, name): (&[&str], _, _) = match self {
+            Self::Kind(name) => (&["kind", "load", "image-archive"], "--name", name),
+            Self::K3d(name) => (&["k3d", "image", "import"], "--cluster", name),
+            Self::Minikube(name) => (&["minikube", "image", "load"], "--profile", name),
+            Self::Containerd => (
+                &["ctr", "--namespace", "k8s.io", "images", "import"],
+                "",
+                &None,
+            ),
+        };
+        let mut command: Vec<OsString> = words.iter().map(Into::into).collect();
+        if let Some(name) = name {
+            command.extend([flag.into(), name.into()]);
+        }
+        command.push(archive.into());
+        command
+    }
+}
+
+/// Builds the binaries, writes the images, and brings them to where they are wanted.
 pub(crate) fn run(args: &[String]) -> Result<()> {
+    let wanted = parse(args)?;
+    setup::ensure(Purpose::Images)?;
+    let directory = if wanted.release { release()? } else { debug()? };
+    let archives = write(&directory, &wanted.out, &wanted.hub, &wanted.tag)?;
+    for archive in &archives {
+        eprintln!("    {}", archive.display());
+    }
+    if wanted.push {
+        push(&archives)?;
+    }
+    let Some(load) = &wanted.load else {
+        return Ok(());
+    };
+    for archive in &archives {
+        let command = load.command(archive);
+        let (program, arguments) = command.split_first().context("no command")?;
+        let what = format!("load {}", archive.display());
+        shell::run(&what, Command::new(program).args(arguments))?;
+    }
+    Ok(())
+}
+
+fn parse(args: &[String]) -> Result<Wanted> {
     let mut wanted = Wanted {
         release: false,
         out: shell::target_dir().join("images"),
         hub: "ambit".to_owned(),
         tag: env!("CARGO_PKG_VERSION").to_owned(),
+        push: false,
+        load: None,
     };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
@@ -42,15 +128,23 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             "--out" => wanted.out = Path::new(value()?).to_path_buf(),
             "--hub" => wanted.hub.clone_from(value()?),
             "--tag" => wanted.tag.clone_from(value()?),
-            other => bail!("unknown argument {other}; there are --release, --out, --hub and --tag"),
+            "--push" => {
+                wanted.hub.clone_from(value()?);
+                wanted.push = true;
+            }
+            "--load" => wanted.load = Some(Load::parse(value()?)?),
+            other => bail!(
+                "unknown argument {other}; there are --release, --out, --hub, --tag, --push and --load"
+            ),
         }
     }
-    setup::demand_for_images()?;
-    let directory = if wanted.release { release()? } else { debug()? };
-    for archive in write(&directory, &wanted.out, &wanted.hub, &wanted.tag)? {
-        eprintln!("    {}", archive.display());
-    }
-    Ok(())
+    Ok(wanted)
+}
+
+/// Pushes archives to the registry that their names begin with.
+fn push(archives: &[PathBuf]) -> Result<()> {
+    let mut cargo = shell::cargo(&["run", "--quiet", "--package", "ambit-image-push", "--"]);
+    shell::run("push the images", cargo.args(archives))
 }
 
 /// Images of programs that are there, for the cluster of tests and development: named as it expects them.
@@ -65,7 +159,7 @@ pub(crate) fn for_benchmarks(programs: &Path) -> Result<Vec<PathBuf>> {
 
 fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
     let out = shell::target_dir().join(out);
-    write(binaries, &out, "kube.local/ambit", "dev")
+    write(binaries, &out, "ambit", "dev")
 }
 
 /// Builds what goes into images for use, beside whatever else was built; gives the directory.
@@ -94,4 +188,38 @@ fn write(binaries: &Path, out: &Path, hub: &str, tag: &str) -> Result<Vec<PathBu
         plugin: &plugin::build()?,
     };
     ambit_images::write(&binaries, &Naming { hub, tag }, out).context("cannot write the images")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(load: &str) -> String {
+        let command = Load::parse(load).unwrap().command(Path::new("a.tar"));
+        command.join(" ".as_ref()).into_string().unwrap()
+    }
+
+    #[test]
+    fn images_are_loaded_with_the_words_of_each_tool() {
+        for (load, words) in [
+            ("kind", "kind load image-archive a.tar"),
+            ("kind=dev", "kind load image-archive --name dev a.tar"),
+            ("k3d=dev", "k3d image import --cluster dev a.tar"),
+            ("minikube", "minikube image load a.tar"),
+            ("containerd", "ctr --namespace k8s.io images import a.tar"),
+        ] {
+            assert_eq!(command(load), words);
+        }
+        for wrong in ["docker", "containerd=x", ""] {
+            assert!(Load::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn images_that_are_pushed_have_the_names_they_are_pushed_to() {
+        let words = ["--push", "registry.example.com/ambit", "--tag", "v1"];
+        let wanted = parse(&words.map(str::to_owned)).unwrap();
+        assert!(wanted.push && wanted.hub == "registry.example.com/ambit");
+        assert!(parse(&["--push".to_owned()]).is_err());
+    }
 }

@@ -22,6 +22,7 @@ pub(crate) fn build() -> Result<()> {
     go("authorizer", "ext-authz-provider", &[])?;
     go("ratelimit", "rate-limit-service", &[])?;
     go("registry", "oci-registry", &[])?;
+    go("distribution", "oci-distribution", &[])?;
     go("prometheus", "prometheus-queries", &[])?;
     target()?;
     rust_plugin()?;

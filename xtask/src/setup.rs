@@ -215,6 +215,7 @@ pub(crate) enum Purpose {
     Demo,
     Bench,
     Cluster,
+    Images,
     Web,
 }
 
@@ -222,15 +223,11 @@ pub(crate) enum Purpose {
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],
+        Purpose::Images => &[BUILD, IMAGES],
         Purpose::Web => &[NODE],
         Purpose::Bench => &[BUILD, LAB, NGINX, BENCH, GO],
         Purpose::Cluster => &[BUILD, LAB, IPTABLES, PLUGINS, GO, CLUSTER],
     })
-}
-
-/// Says what is missing to build and write images, if anything is; installs nothing.
-pub(crate) fn demand_for_images() -> Result<()> {
-    demand(&missing(&[BUILD, IMAGES]))
 }
 
 /// Debian packages that this machine has not.

@@ -24,8 +24,7 @@ use table::Row;
 pub(crate) use table::print;
 
 /// Values for `ambit install`, to use the images made here.
-const VALUES: &str =
-    "--set global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never";
+const VALUES: &str = "--set global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never";
 
 /// Scenarios by name, in the order of measurement.
 const SCENARIOS: &[&str] = &[

@@ -24,7 +24,7 @@ const MESH_NAMESPACE: &str = "istio-system";
 const RELEASE: &str = "ambit";
 
 /// Our own images; and waypoints that let connections go on for longer than a test lasts.
-const VALUES: &str = "global.hub=kube.local/ambit,global.tag=dev,global.imagePullPolicy=Never,\
+const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never,\
     global.waypoint.terminationGracePeriodSeconds=300";
 
 static MESH: OnceLock<Mesh> = OnceLock::new();

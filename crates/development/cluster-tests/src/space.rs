@@ -396,7 +396,7 @@ fn pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
         "terminationGracePeriodSeconds": 1,
         "containers": [{
             "name": "tool",
-            "image": "kube.local/ambit/tools:dev",
+            "image": "ambit/tools:dev",
             "imagePullPolicy": "Never",
             "args": words,
             "readinessProbe": probe,

@@ -39,6 +39,21 @@ pub struct Naming<'a> {
     pub tag: &'a str,
 }
 
+impl Naming<'_> {
+    /// The full name of an image, as container runtimes store it: kubelets expand `ambit/agent` to
+    /// `docker.io/ambit/agent`, and do not find an image that was imported under the short name.
+    fn of(&self, image: &str) -> String {
+        let short = format!("{}/{image}:{}", self.hub, self.tag);
+        let (first, _) = short.split_once('/').unwrap_or_default();
+        let is_host = first.contains(['.', ':']) || first == "localhost";
+        if is_host {
+            short
+        } else {
+            format!("docker.io/{short}")
+        }
+    }
+}
+
 /// Writes Ambit's images to `out`; returns the archives.
 pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
@@ -63,7 +78,7 @@ pub fn write(binaries: &Binaries<'_>, naming: &Naming<'_>, out: &Path) -> Result
     let image = |name: &str, tree: &Tree, entrypoint: &str, user: &str| -> Result<PathBuf> {
         let path = out.join(format!("{name}.tar"));
         let image = Image {
-            name: &format!("{}/{name}:{}", naming.hub, naming.tag),
+            name: &naming.of(name),
             layers: vec![base.clone(), tree.layer()?],
             entrypoint: &[entrypoint],
             user,
@@ -182,4 +197,24 @@ fn output(program: impl AsRef<OsStr>, arguments: &[&OsStr]) -> Result<String> {
         run.status
     );
     Ok(String::from_utf8_lossy(&run.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_kubelets_look_for() {
+        for (hub, full) in [
+            ("ambit", "docker.io/ambit/agent:1"),
+            ("me/ambit", "docker.io/me/ambit/agent:1"),
+            ("localhost/ambit", "localhost/ambit/agent:1"),
+            ("localhost:5000", "localhost:5000/agent:1"),
+            ("ghcr.io/me", "ghcr.io/me/agent:1"),
+            ("[::1]:5000/me", "[::1]:5000/me/agent:1"),
+        ] {
+            let naming = Naming { hub, tag: "1" };
+            assert_eq!(naming.of("agent"), full);
+        }
+    }
 }

@@ -21,7 +21,7 @@ use crate::process::Memory;
 /// Time limit for operations of pods.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// The image with our tools, as the cluster knows it.
-const TOOLS: &str = "kube.local/ambit/tools:dev";
+const TOOLS: &str = "ambit/tools:dev";
 /// Annotation of captured pods.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// The label that enrols a namespace.

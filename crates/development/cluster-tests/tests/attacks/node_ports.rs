@@ -19,12 +19,12 @@ spec:
   terminationGracePeriodSeconds: 1
   containers:
   - name: web
-    image: kube.local/ambit/tools:dev
+    image: ambit/tools:dev
     imagePullPolicy: Never
     args: [lab-tool, serve, --port=8080]
     readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1, failureThreshold: 1}
   - name: admin
-    image: kube.local/ambit/tools:dev
+    image: ambit/tools:dev
     imagePullPolicy: Never
     args: [lab-tool, serve, --port=8081]
 ---
@@ -55,7 +55,7 @@ spec:
   terminationGracePeriodSeconds: 1
   containers:
   - name: tool
-    image: kube.local/ambit/tools:dev
+    image: ambit/tools:dev
     imagePullPolicy: Never
     args: [lab-tool, {args}]
 "

@@ -31,7 +31,7 @@ spec:
   terminationGracePeriodSeconds: 1
   containers:
   - name: tool
-    image: kube.local/ambit/tools:dev
+    image: ambit/tools:dev
     imagePullPolicy: Never
     args: [lab-tool, probe-server]
     startupProbe: {{{probe}, periodSeconds: 1, failureThreshold: 5}}

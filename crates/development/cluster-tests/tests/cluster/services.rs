@@ -124,7 +124,7 @@ spec:
   terminationGracePeriodSeconds: 1
   containers:
   - name: tool
-    image: kube.local/ambit/tools:dev
+    image: ambit/tools:dev
     imagePullPolicy: Never
     args: [lab-tool, serve, --port=8080, --quiet]
     ports: [{containerPort: 8080, hostPort: 18080}]

@@ -54,7 +54,7 @@ spec:
       restartPolicy: Never
       containers:
       - name: job
-        image: kube.local/ambit/tools:dev
+        image: ambit/tools:dev
         imagePullPolicy: Never
         args: [lab-tool, first-connect, 'server:9000', --marker=$MARKER]
 "
@@ -97,7 +97,7 @@ spec:
       terminationGracePeriodSeconds: 1
       containers:
       - name: db
-        image: kube.local/ambit/tools:dev
+        image: ambit/tools:dev
         imagePullPolicy: Never
         args: [lab-tool, serve, --port=8080, --quiet]
         readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
@@ -176,7 +176,7 @@ fn init_containers_are_captured() {
     space.client("client", Some("n1"));
     space.until_get("client", "http://server/", true);
     let wire = mesh.watch(&[&space.marker()]);
-    let tool = "image: kube.local/ambit/tools:dev, imagePullPolicy: Never";
+    let tool = "image: ambit/tools:dev, imagePullPolicy: Never";
     let call = format!("'server:9000', '--marker={}'", space.marker());
     space.apply(&format!(
         "apiVersion: v1

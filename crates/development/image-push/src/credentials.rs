@@ -1,0 +1,33 @@
+//! Credentials for a registry, from where `docker login` keeps them: `$DOCKER_CONFIG/config.json`, or
+//! `~/.docker/config.json`, and the helpers that it names.
+
+use anyhow::{Context, Result, bail};
+use docker_credential::{CredentialRetrievalError, DockerCredential};
+use oci_client::secrets::RegistryAuth;
+
+/// Docker's key for its own registry.
+const DOCKER_HUB: &str = "https://index.docker.io/v1/";
+
+/// The credentials of a registry; none are kept for it if anybody may push.
+pub(crate) fn of(registry: &str) -> Result<RegistryAuth> {
+    let key = match registry {
+        "docker.io" | "index.docker.io" => DOCKER_HUB,
+        other => other,
+    };
+    match docker_credential::get_credential(key) {
+        Ok(DockerCredential::UsernamePassword(user, password)) => {
+            Ok(RegistryAuth::Basic(user, password))
+        }
+        Ok(DockerCredential::IdentityToken(_)) => bail!(
+            "the credentials of {registry} are an identity token, which cannot be used here: `docker login {registry}` \
+             with a user and a password or access token"
+        ),
+        Err(
+            CredentialRetrievalError::ConfigNotFound
+            | CredentialRetrievalError::NoCredentialConfigured,
+        ) => Ok(RegistryAuth::Anonymous),
+        Err(error) => Err(error).with_context(|| {
+            format!("cannot read the credentials of {registry} that `docker login` has stored")
+        }),
+    }
+}

@@ -1,0 +1,197 @@
+//! Images that are pushed to a registry of the distribution project, with TLS and passwords.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{fs, net::SocketAddr, path::Path};
+
+use ambit_images::{Image, Tree};
+use ambit_lab::ExecOutput;
+use ambit_system_tests::{Mesh, PAIR, binary};
+use base64::Engine as _;
+use rcgen::{CertificateParams, KeyPair};
+
+const USER: &str = "pusher";
+const PASSWORD: &str = "a-password-nobody-else-knows";
+/// The bcrypt hash of [`PASSWORD`].
+const HASH: &str = "$2a$04$OZwqjWbgZkt1//p10WVRHe8b/rP/vSkb1nL8hIQ7QaIxaD8wq02RG";
+/// Host of the registry: the service of its pod.
+const HOST: &str = "registry.legacy.svc.cluster.local:5000";
+
+/// Files of the registry and of who pushes to it.
+struct Scene {
+    mesh: Mesh,
+    directory: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let (host, _) = HOST.split_once(':').unwrap();
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new([host.to_owned()]).unwrap();
+        let certificate = certificate.self_signed(&key).unwrap();
+        fs::write(path("key.pem"), key.serialize_pem()).unwrap();
+        fs::write(path("cert.pem"), certificate.pem()).unwrap();
+        fs::write(path("htpasswd"), format!("{USER}:{HASH}\n")).unwrap();
+        let at = directory.path().display();
+        let config = format!(
+            "version: 0.1
+storage: {{filesystem: {{rootdirectory: {at}/storage}}}}
+http: {{addr: ':5000', tls: {{certificate: {at}/cert.pem, key: {at}/key.pem}}}}
+auth: {{htpasswd: {{realm: test, path: {at}/htpasswd}}}}
+"
+        );
+        fs::write(path("config.yml"), config).unwrap();
+        let registry = format!(
+            "{PAIR}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: registry, namespace: legacy}}
+spec: {{selector: {{app: registry}}, ports: [{{port: 5000}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: registry, namespace: legacy, labels: {{app: registry}}}}
+spec:
+  nodeName: node-1
+  containers:
+  - {{name: main, image: none, command: [{}, serve, {at}/config.yml]}}
+",
+            binary("oci-distribution").display()
+        );
+        let mesh = Mesh::up(&registry);
+        let scene = Self { mesh, directory };
+        let address = SocketAddr::new(scene.mesh.ip("legacy/registry"), 5000);
+        ambit_system_tests::until("the registry listens", || {
+            scene.mesh.dial("legacy/client", address).is_ok()
+        });
+        scene
+    }
+
+    /// An archive of an image of that name, with the digest of its manifest.
+    fn archive(&self, name: &str) -> (std::path::PathBuf, String) {
+        let mut tree = Tree::default();
+        tree.text("/etc/motd", name);
+        let image = Image {
+            name: &format!("{HOST}/{name}"),
+            layers: vec![tree.layer().unwrap()],
+            entrypoint: &["/bin/sh"],
+            user: "",
+        };
+        let path = self.path(&format!("{}.tar", name.replace('/', "-")));
+        image.write(&path).unwrap();
+        let mut archive = tar::Archive::new(fs::File::open(&path).unwrap());
+        let index = archive.entries().unwrap().map(Result::unwrap);
+        let index = index
+            .into_iter()
+            .find(|entry| entry.path().unwrap() == Path::new("index.json"));
+        let index: serde_json::Value = serde_json::from_reader(index.unwrap()).unwrap();
+        let digest = index.pointer("/manifests/0/digest").unwrap();
+        let digest = digest.as_str().unwrap().to_owned();
+        (path, digest)
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// `docker login` with a password; none with an empty one.
+    fn login(&self, password: &str) {
+        let auth = base64::engine::general_purpose::STANDARD.encode(format!("{USER}:{password}"));
+        let auths = match password {
+            "" => serde_json::json!({}),
+            _ => serde_json::json!({HOST: {"auth": auth}}),
+        };
+        let config = serde_json::json!({"auths": auths}).to_string();
+        fs::write(self.path("config.json"), config).unwrap();
+    }
+
+    fn push(&self, archives: &[&Path], trusts: bool) -> ExecOutput {
+        let certificate = format!("SSL_CERT_FILE={}", self.path("cert.pem").display());
+        let docker = format!("DOCKER_CONFIG={}", self.directory.path().display());
+        let program = binary("ambit-image-push").display().to_string();
+        let mut command = vec!["/usr/bin/env", docker.as_str()];
+        if trusts {
+            command.push(&certificate);
+        }
+        command.push(&program);
+        command.extend(archives.iter().map(|path| path.to_str().unwrap()));
+        self.mesh
+            .client()
+            .output("legacy/client", &command)
+            .unwrap()
+    }
+
+    /// The manifest that a tag stands for in the registry's storage.
+    fn tagged(&self, repository: &str, tag: &str) -> Option<String> {
+        let link = format!(
+            "storage/docker/registry/v2/repositories/{repository}/_manifests/tags/{tag}/current/link"
+        );
+        fs::read_to_string(self.path(&link)).ok()
+    }
+}
+
+#[test]
+fn images_are_pushed_with_the_credentials_of_docker() {
+    let scene = Scene::new();
+    let (agent, agent_digest) = scene.archive("me/agent:v1");
+    let (control, control_digest) = scene.archive("me/control:v1");
+    let both = [agent.as_path(), control.as_path()];
+    scene.login(PASSWORD);
+    let pushed = scene.push(&both, true);
+    assert_eq!(pushed.code, 0, "{pushed:?}");
+    assert_eq!(scene.tagged("me/agent", "v1"), Some(agent_digest.clone()));
+    assert_eq!(scene.tagged("me/control", "v1"), Some(control_digest));
+    assert!(pushed.stderr.contains(&agent_digest), "{pushed:?}");
+    let again = scene.push(&both, true);
+    assert_eq!(again.code, 0, "what is there already: {again:?}");
+}
+
+#[test]
+fn nothing_is_pushed_of_what_a_registry_or_an_archive_refuses() {
+    let scene = Scene::new();
+    let (agent, _) = scene.archive("me/agent:v1");
+    let (control, _) = scene.archive("me/control:v1");
+    let truncated = scene.path("truncated.tar");
+    let bytes = fs::read(&control).unwrap();
+    fs::write(&truncated, &bytes[..bytes.len() / 2]).unwrap();
+    let changed = scene.path("changed.tar");
+    let text = bytes.windows(11).position(|part| part == b"me/control:");
+    let mut other = bytes.clone();
+    // In its layer: the name in its index comes first.
+    let first = text.unwrap();
+    let second = first
+        + 11
+        + bytes[first + 11..]
+            .windows(11)
+            .position(|part| part == b"me/control:")
+            .unwrap();
+    other[second] = b'M';
+    fs::write(&changed, other).unwrap();
+    for (password, trusts, archives, why) in [
+        ("", true, vec![&agent], "docker login registry.legacy"),
+        ("wrong", true, vec![&agent], "docker login registry.legacy"),
+        (PASSWORD, false, vec![&agent], "certificate"),
+        (
+            PASSWORD,
+            true,
+            vec![&agent, &truncated],
+            "truncated.tar is no complete archive",
+        ),
+        (PASSWORD, true, vec![&agent, &changed], "has other bytes"),
+        (
+            PASSWORD,
+            true,
+            vec![&agent, &scene.path("absent.tar")],
+            "absent.tar is no complete archive",
+        ),
+    ] {
+        scene.login(password);
+        let archives: Vec<&Path> = archives.into_iter().map(|path| path.as_path()).collect();
+        let refused = scene.push(&archives, trusts);
+        assert_eq!(refused.code, 1, "{why}: {refused:?}");
+        assert!(refused.stderr.contains(why), "{why}: {refused:?}");
+        assert_eq!(scene.tagged("me/agent", "v1"), None, "{why}");
+    }
+}

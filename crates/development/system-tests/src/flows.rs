@@ -61,6 +61,22 @@ impl Mesh {
 }
 
 impl Flows {
+    /// Stops the process, which keeps its connections and reads nothing.
+    pub fn stop(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Lets a stopped process go on.
+    pub fn go_on(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let mut kill = Command::new("kill");
+        let sent = kill.args([signal, &self.child.id().to_string()]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
     /// Waits for an event that has these values, by JSON pointer; returns it.
     #[track_caller]
     pub fn until(&mut self, wanted: &[(&str, &str)]) -> Value {

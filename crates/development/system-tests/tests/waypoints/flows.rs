@@ -1,7 +1,8 @@
 //! Flow events: who talked to whom, how, and why not, as it happens; for readers who ask for it, and nobody else.
 
 use ambit_system_tests::{Expected, Mesh, PAIR, until, until_through, with_waypoint};
-use std::time::Duration;
+use ambit_testkit::until_within;
+use std::{net::SocketAddr, time::Duration};
 
 const CLIENT: &str = "cluster.local/ns/shop/sa/client";
 const SERVER: &str = "cluster.local/ns/shop/sa/server";
@@ -77,6 +78,48 @@ fn connections_are_seen_from_both_sides_and_refusals_with_their_policy() {
     until("the proxies count no readers", || {
         mesh.proxy_metrics("node-2")
             .contains("ambit_flow_readers 0")
+    });
+}
+
+/// A reader that reads nothing costs its proxies a bounded queue, and only until they drop it; connections go on.
+#[test]
+fn stopped_reader_is_dropped_and_reads_again_when_it_goes_on() {
+    let mesh = Mesh::up(PAIR);
+    mesh.until_known_as("node-1", "shop/server", "HBONE");
+    let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
+    let talk = || {
+        let mut connection = mesh.dial("shop/client", echo).unwrap();
+        connection.say("hello").unwrap();
+    };
+    let mut stopped = mesh.flows(2, &[]);
+    stopped.stop();
+    let dropped = |node: &str| {
+        let metrics = mesh.proxy_metrics(node);
+        !metrics.contains("\nambit_flow_readers_dropped_total 0\n")
+    };
+    until_within(Duration::from_secs(120), "both proxies drop it", || {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..100).for_each(|_| talk()));
+            }
+        });
+        dropped("node-1") && dropped("node-2")
+    });
+    for node in ["node-1", "node-2"] {
+        let readers = "\nambit_flow_readers 0\n";
+        assert!(mesh.proxy_metrics(node).contains(readers), "{node}");
+    }
+    let mut other = mesh.flows(2, &["--for", "60s"]);
+    talk();
+    other.until(&[("/event", "opened"), ("/reporter/node", "node-2")]);
+    stopped.go_on();
+    let last = ("/source/namespace", "legacy");
+    until("the stopped one reads again", || {
+        mesh.get("legacy/client", "http://server.shop/");
+        let events = stopped.all(Duration::from_millis(200));
+        events
+            .iter()
+            .any(|event| event.pointer(last.0).is_some_and(|at| at == last.1))
     });
 }
 

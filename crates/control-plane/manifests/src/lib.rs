@@ -80,6 +80,12 @@ pub fn parse(file: &Path, text: &str) -> Snapshot {
         message: bad.message,
     });
     snapshot.problems.extend(bad);
+    let unread = parsed.unread.into_iter().map(|(line, kind)| Problem {
+        origin: at(line),
+        object: None,
+        message: unread_message(&kind),
+    });
+    snapshot.unread.extend(unread);
     snapshot
 }
 
@@ -88,6 +94,13 @@ pub fn parse(file: &Path, text: &str) -> Snapshot {
 pub struct Snapshot {
     /// The objects, all layers merged, and where each one's first layer is written.
     pub objects: BTreeMap<ObjectKey, (Object, Origin)>,
-    /// Files and documents that could not be read.
+    /// Files and documents that could not be read; of directories also those of kinds without effect.
     pub problems: Vec<Problem>,
+    /// Documents of a single file whose kinds have no effect.
+    pub unread: Vec<Problem>,
+}
+
+/// Problem of an object of the mesh's API groups whose kind is not read.
+fn unread_message(kind: &str) -> String {
+    format!("is a {kind}, which nothing reads: it has no effect")
 }

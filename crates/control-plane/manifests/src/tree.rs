@@ -97,7 +97,7 @@ impl Tree {
             new.problems.push(Problem {
                 origin: origin(line),
                 object: None,
-                message: format!("is a {kind}, which nothing reads: it has no effect"),
+                message: crate::unread_message(&kind),
             });
         }
         if keep_all {
@@ -185,6 +185,7 @@ impl Tree {
         Snapshot {
             objects: self.reported.keys().filter_map(object).collect(),
             problems: self.problems(),
+            unread: Vec::new(),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::{
     flows::FlowsArgs,
     inspect::{Inspect, LogLevel},
     install::{InstallArgs, UninstallArgs, UpgradeArgs},
+    lint::LintArgs,
     output::Format,
     pod::PodArgs,
     problems::ProblemsArgs,
@@ -57,6 +58,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// List what is wrong with objects: policies, routes, waypoints, labels and kinds without effect
     Problems(ProblemsArgs),
+    /// Find what would be wrong with manifests, or have no effect, before they are applied
+    Lint(LintArgs),
     /// Show the mesh on a local web page: live traffic, refusals, policies, waypoints, nodes
     Dashboard(DashboardArgs),
     /// Show whether a pod is in the mesh, and why

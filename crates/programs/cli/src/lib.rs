@@ -23,6 +23,7 @@ mod inspect;
 mod install;
 mod lab;
 mod labs;
+mod lint;
 mod membership;
 mod output;
 mod pod;
@@ -77,6 +78,7 @@ pub fn main() -> ExitCode {
         Command::Rollout(args) => rollout::run(&args).map(done),
         Command::Status(args) => status::run(&args).map(done),
         Command::Problems(args) => problems::run(&args).map(done),
+        Command::Lint(args) => lint::run(&args),
         Command::Dashboard(args) => dashboard::run(&args).map(done),
         Command::Pod(args) => pod::run(&args).map(done),
         Command::Check(args) => check::run(&args),

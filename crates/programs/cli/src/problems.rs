@@ -1,5 +1,6 @@
 //! `ambit problems`: what the control plane finds wrong with objects, each with what to do.
 
+use ambit_derive::Severity;
 use clap::Args;
 use hyper::Method;
 use serde::{Deserialize, Serialize};
@@ -42,15 +43,15 @@ pub(crate) struct Page {
 #[serde(default)]
 pub(crate) struct Problem {
     /// `error`: it is not used as it is; `warning`: not all of it has an effect.
-    severity: String,
+    pub(crate) severity: String,
     /// `Kind namespace/name`; empty for documents and kinds.
-    object: String,
+    pub(crate) object: String,
     /// Path of the field.
-    field: String,
-    message: String,
+    pub(crate) field: String,
+    pub(crate) message: String,
     /// File and line, where known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    origin: Option<String>,
+    pub(crate) origin: Option<String>,
 }
 
 /// Lists the problems.
@@ -87,7 +88,28 @@ impl Page {
     }
 }
 
+impl From<ambit_derive::Problem> for Problem {
+    fn from(found: ambit_derive::Problem) -> Self {
+        let severity = match found.severity {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        };
+        Self {
+            severity: severity.to_owned(),
+            object: found.object.to_string(),
+            field: found.field,
+            message: found.message,
+            origin: found.origin,
+        }
+    }
+}
+
 impl Problem {
+    /// Whether the object is not used as it is.
+    pub(crate) fn is_error(&self) -> bool {
+        self.severity == "error"
+    }
+
     /// The namespace of the object.
     fn namespace(&self) -> Option<&str> {
         let (_, name) = self.object.split_once(' ')?;
@@ -110,7 +132,7 @@ impl Problem {
     }
 }
 
-fn rows(problems: &[Problem]) -> String {
+pub(crate) fn rows(problems: &[Problem]) -> String {
     if problems.is_empty() {
         return "no problems".to_owned();
     }

@@ -261,12 +261,15 @@ fn readable(snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
     Ok(objects.map(applied).collect())
 }
 
-fn unreadable(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CliError {
+pub(crate) fn unreadable(
+    path: &Path,
+    error: impl std::error::Error + Send + Sync + 'static,
+) -> CliError {
     let what = format!("cannot read {}", path.display());
     CliError::new(ErrorKind::NotFound, what).because(error)
 }
 
-fn text_of(path: &Path) -> Result<String, CliError> {
+pub(crate) fn text_of(path: &Path) -> Result<String, CliError> {
     let text = match path.to_str() {
         Some("-") => io::read_to_string(io::stdin()),
         _ => fs::read_to_string(path),
@@ -275,7 +278,7 @@ fn text_of(path: &Path) -> Result<String, CliError> {
 }
 
 /// An object from its JSON form, in whatever state it is: what cannot be read is judged as the control plane does.
-fn event(value: &Value) -> Result<ObjectEvent, CliError> {
+pub(crate) fn event(value: &Value) -> Result<ObjectEvent, CliError> {
     let key = ObjectKey::read(value)
         .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))?;
     Ok(match Object::from_value(key.kind, value) {
@@ -291,7 +294,7 @@ fn event(value: &Value) -> Result<ObjectEvent, CliError> {
     })
 }
 
-fn object_key(event: &ObjectEvent) -> ObjectKey {
+pub(crate) fn object_key(event: &ObjectEvent) -> ObjectKey {
     match event {
         ObjectEvent::Applied { object, .. } => object.key(),
         ObjectEvent::Refused { key, .. } | ObjectEvent::Deleted(key) => key.clone(),

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod life;
+mod lint;
 mod mesh;
 mod pods;
 mod readme;

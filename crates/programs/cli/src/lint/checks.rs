@@ -1,0 +1,209 @@
+//! What has no effect although nothing is wrong with it: selectors and principals that match nothing, rules of routes that
+//! an earlier one always answers. The control plane does not report these: pods come and go, and a policy for pods that
+//! do not run yet is no problem of a mesh.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_derive::{Problem, Severity};
+use ambit_k8s_api::{
+    Object, ObjectEvent, ObjectKey, Pod,
+    gateway::{HTTPRoute, HttpRouteMatch},
+    istio::{AuthorizationPolicy, selected_labels},
+};
+
+/// Everything about the objects of `linted`.
+pub(super) fn all(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> {
+    let applied = || {
+        objects.iter().filter_map(|event| match event {
+            ObjectEvent::Applied { object, origin } => Some((object, origin)),
+            ObjectEvent::Refused { .. } | ObjectEvent::Deleted(_) => None,
+        })
+    };
+    let pods = Pods::new(applied().filter_map(|(object, _)| match object {
+        Object::Pod(pod) => Some(&**pod),
+        _ => None,
+    }));
+    let mut problems = Vec::new();
+    for (object, origin) in applied() {
+        let key = object.key();
+        if !linted.contains(&key) {
+            continue;
+        }
+        let warn = |(field, message)| Problem {
+            severity: Severity::Warning,
+            object: key.clone(),
+            field,
+            message,
+            origin: origin.as_ref().map(ToString::to_string),
+        };
+        let found = match object {
+            Object::AuthorizationPolicy(policy) => {
+                let selector = selected_labels(policy.spec.selector.as_ref());
+                let mut found = pods.unselected(&key.namespace, selector);
+                found.extend(unknown_principals(policy, &pods));
+                found
+            }
+            Object::PeerAuthentication(policy) => {
+                let selector = selected_labels(policy.spec.selector.as_ref());
+                pods.unselected(&key.namespace, selector)
+            }
+            Object::HTTPRoute(route) => shadowed_matches(route),
+            _ => Vec::new(),
+        };
+        problems.extend(found.into_iter().map(warn));
+    }
+    problems
+}
+
+/// Field and message.
+type Finding = (String, String);
+
+/// The pods of each namespace.
+#[derive(Default)]
+struct Pods<'a>(BTreeMap<&'a str, Vec<&'a Pod>>);
+
+impl<'a> Pods<'a> {
+    fn new(pods: impl Iterator<Item = &'a Pod>) -> Self {
+        let mut all = Self::default();
+        for pod in pods {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+            all.0.entry(namespace).or_default().push(pod);
+        }
+        all
+    }
+
+    /// A selector that no pod of the namespace has the labels for. Of a namespace without pods nothing is known.
+    fn unselected(
+        &self,
+        namespace: &str,
+        selector: Option<&BTreeMap<String, String>>,
+    ) -> Vec<Finding> {
+        let (Some(labels), Some(pods)) = (selector, self.0.get(namespace)) else {
+            return Vec::new();
+        };
+        let is_selected = |pod: &&Pod| {
+            let own = pod.metadata.labels.as_ref();
+            labels
+                .iter()
+                .all(|(key, value)| own.and_then(|own| own.get(key)) == Some(value))
+        };
+        if pods.iter().any(|pod| is_selected(pod)) {
+            return Vec::new();
+        }
+        let labels: Vec<_> = labels
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        let message = format!(
+            "no pod in {namespace} has the labels {}: the policy applies to nothing",
+            labels.join(",")
+        );
+        vec![("spec.selector.matchLabels".to_owned(), message)]
+    }
+
+    /// Whether a pod runs as the account, if the pods of its namespace are known.
+    fn runs(&self, namespace: &str, account: &str) -> Option<bool> {
+        let pods = self.0.get(namespace)?;
+        let runs = |pod: &&Pod| {
+            let spec = pod.spec.as_ref();
+            let own = spec.and_then(|spec| spec.service_account_name.as_deref());
+            own.filter(|own| !own.is_empty()).unwrap_or("default") == account
+        };
+        Some(pods.iter().any(|pod| runs(pod)))
+    }
+}
+
+/// Principals of accounts that no pod runs as.
+fn unknown_principals(policy: &AuthorizationPolicy, pods: &Pods<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (number, rule) in policy.spec.rules.iter().enumerate() {
+        for (from, source) in rule.from.iter().enumerate() {
+            let Some(source) = &source.source else {
+                continue;
+            };
+            for (index, principal) in source.principals.iter().enumerate() {
+                let Some((namespace, account)) = account_of(principal) else {
+                    continue;
+                };
+                if pods.runs(namespace, account) == Some(false) {
+                    found.push((
+                        format!("spec.rules[{number}].from[{from}].source.principals[{index}]"),
+                        format!("no pod in {namespace} runs as the service account {account}"),
+                    ));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Namespace and account of a principal without wildcards: `trust-domain/ns/NAMESPACE/sa/ACCOUNT`.
+fn account_of(principal: &str) -> Option<(&str, &str)> {
+    let mut parts = principal.split('/');
+    let (_, ns, namespace) = (parts.next()?, parts.next()?, parts.next()?);
+    let (sa, account) = (parts.next()?, parts.next()?);
+    let is_whole = ns == "ns" && sa == "sa" && parts.next().is_none();
+    (is_whole && !principal.contains('*')).then_some((namespace, account))
+}
+
+/// Matches of a rule that an earlier rule of the route has, too: the earlier one answers all of their requests.
+fn shadowed_matches(route: &HTTPRoute) -> Vec<Finding> {
+    let mut first: Vec<(String, usize)> = Vec::new();
+    let mut found = Vec::new();
+    let every = [HttpRouteMatch::default()];
+    for (number, rule) in route.spec.rules.iter().enumerate() {
+        let matches = match rule.matches.as_slice() {
+            [] => every.as_slice(),
+            given => given,
+        };
+        for (index, one) in matches.iter().enumerate() {
+            let form = canonical(one);
+            match first.iter().find(|(other, _)| *other == form) {
+                Some((_, earlier)) if *earlier != number => found.push((
+                    match rule.matches.is_empty() {
+                        true => format!("spec.rules[{number}]"),
+                        false => format!("spec.rules[{number}].matches[{index}]"),
+                    },
+                    format!("spec.rules[{earlier}] matches the same requests and goes before it"),
+                )),
+                Some(_) => {}
+                None => first.push((form, number)),
+            }
+        }
+    }
+    found
+}
+
+/// A match with its defaults written out, and without the order of its parts.
+fn canonical(one: &HttpRouteMatch) -> String {
+    let path = one.path.clone().unwrap_or_default();
+    let kind = path.type_.as_deref().unwrap_or("PathPrefix");
+    let value = path.value.as_deref().unwrap_or("/");
+    // A prefix is one of whole parts: with and without a slash at its end it is the same.
+    let value = match kind {
+        "PathPrefix" => value.trim_end_matches('/'),
+        _ => value,
+    };
+    let named = |matches: &[ambit_k8s_api::gateway::HttpNamedMatch], lower: bool| {
+        let mut all: Vec<_> = matches
+            .iter()
+            .map(|one| {
+                let name = match lower {
+                    true => one.name.to_ascii_lowercase(),
+                    false => one.name.clone(),
+                };
+                let kind = one.type_.as_deref().unwrap_or("Exact");
+                format!("{name} {kind} {:?}", one.value)
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    format!(
+        "{kind} {value:?} {:?} {:?} {:?} {:?}",
+        one.method,
+        named(&one.headers, true),
+        named(&one.query_params, false),
+        one.other
+    )
+}

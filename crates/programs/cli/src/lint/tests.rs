@@ -1,0 +1,163 @@
+//! Manifests with and without objects around them.
+
+use std::path::Path;
+
+use super::*;
+
+const PRESENT: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web-1, namespace: shop, labels: {app: web}}
+spec: {nodeName: n1, serviceAccountName: web, containers: []}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.0.0.9, selector: {app: web}, ports: [{port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: old, namespace: shop}
+";
+
+fn events(text: &str) -> Vec<ObjectEvent> {
+    let snapshot = ambit_manifests::parse(Path::new("present.yaml"), text);
+    assert_eq!(snapshot.problems, []);
+    let objects = snapshot.objects.into_values();
+    let applied = |(object, origin)| ObjectEvent::Applied {
+        object,
+        origin: Some(origin),
+    };
+    objects.map(applied).collect()
+}
+
+fn found(present: &str, manifests: &str) -> Vec<String> {
+    let manifests = ambit_manifests::parse(Path::new("new.yaml"), manifests);
+    let problems = lint(MeshConfig::default(), events(present), manifests);
+    problems.iter().map(Problem::line).collect()
+}
+
+#[test]
+fn selectors_and_principals_that_match_nothing_are_found() {
+    let policies = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: typo, namespace: shop}
+spec:
+  selector: {matchLabels: {app: wbe}}
+  rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/web, cluster.local/ns/shop/sa/wbe]}}]}]
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: strict, namespace: shop}
+spec: {selector: {matchLabels: {app: web, tier: back}}, mtls: {mode: STRICT}}
+";
+    let found = found(PRESENT, policies);
+    assert_eq!(
+        found,
+        [
+            "new.yaml:2: AuthorizationPolicy shop/typo: spec.selector.matchLabels: no pod in shop has the labels \
+             app=wbe: the policy applies to nothing",
+            "new.yaml:2: AuthorizationPolicy shop/typo: spec.rules[0].from[0].source.principals[1]: no pod in shop runs \
+             as the service account wbe",
+            "new.yaml:9: PeerAuthentication shop/strict: spec.selector.matchLabels: no pod in shop has the labels \
+             app=web,tier=back: the policy applies to nothing",
+        ]
+    );
+}
+
+#[test]
+fn policies_are_not_judged_by_pods_that_nobody_knows() {
+    let policy = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: other, namespace: elsewhere}
+spec:
+  selector: {matchLabels: {app: x}}
+  rules: [{from: [{source: {principals: [cluster.local/ns/unknown/sa/x, cluster.local/ns/shop/*]}}]}]
+";
+    assert_eq!(found(PRESENT, policy), Vec::<String>::new());
+}
+
+#[test]
+fn rules_that_an_earlier_one_always_answers_are_found() {
+    let route = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: web, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: web, port: 80}]
+  rules:
+  - matches:
+    - {path: {value: /a/}, headers: [{name: X-A, value: '1'}, {name: x-b, value: '2'}]}
+    backendRefs: [{name: web, port: 80}]
+  - matches:
+    - {path: {type: PathPrefix, value: /a}, headers: [{name: x-b, value: '2'}, {name: x-a, value: '1'}]}
+    - {path: {type: Exact, value: /a}}
+    backendRefs: [{name: web, port: 80}]
+  - backendRefs: [{name: web, port: 80}]
+  - matches: [{path: {value: /}}]
+    backendRefs: [{name: web, port: 80}]
+";
+    let found = found(PRESENT, route);
+    let shadowed: Vec<_> = found
+        .iter()
+        .filter(|line| line.contains("goes before it"))
+        .map(String::as_str)
+        .collect();
+    assert_eq!(
+        shadowed,
+        [
+            "new.yaml:2: HTTPRoute shop/web: spec.rules[1].matches[0]: spec.rules[0] matches the same requests and goes \
+             before it",
+            "new.yaml:2: HTTPRoute shop/web: spec.rules[3].matches[0]: spec.rules[2] matches the same requests and goes \
+             before it",
+        ]
+    );
+}
+
+#[test]
+fn problems_are_of_the_manifests_or_caused_by_them() {
+    // The VirtualService is no news.
+    assert_eq!(found(PRESENT, ""), Vec::<String>::new());
+    let manifests = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s, namespace: shop}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: methods, namespace: legacy}
+spec: {rules: [{to: [{operation: {methods: [GET]}}]}]}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, labels: {istio.io/use-waypoint: gone}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: broken, namespace: shop}
+spec: {rulez: []}
+";
+    let found = found(PRESENT, manifests);
+    for part in [
+        "new.yaml:2: is a networking.istio.io/v1 Sidecar",
+        "spec.rules[0].to[0].operation.methods can only be judged by a waypoint",
+        "there is no Gateway shop/gone",
+        "Service shop/web: status.conditions[istio.io/WaypointBound]",
+        "rulez",
+    ] {
+        assert!(
+            found.iter().any(|line| line.contains(part)),
+            "{part}: {found:#?}"
+        );
+    }
+    assert!(
+        !found.iter().any(|line| line.contains("VirtualService")),
+        "{found:#?}"
+    );
+}

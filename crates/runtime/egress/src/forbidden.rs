@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
     /// Loopback, unspecified, multicast or broadcast.
-    #[error("{0} is an address of this machine or of nobody")]
+    #[error("{0} is a loopback, unspecified, multicast or broadcast address")]
     Own(IpAddr),
     /// Link-local, where nodes and metadata services are.
     #[error("{0} is an address of the node's own network (link-local)")]

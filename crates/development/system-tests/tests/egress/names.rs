@@ -153,7 +153,7 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     names.are("one.example", &[itself]);
     wild("503");
     exact("503");
-    log_says("127.0.0.1 is an address of this machine or of nobody");
+    log_says("127.0.0.1 is a loopback, unspecified, multicast or broadcast address");
 
     // Its server says nonsense, or nothing: others are answered meanwhile.
     names.say("api.outside.example", NameResult::Nonsense);

@@ -112,7 +112,10 @@ fn the_host_that_is_named_is_called_and_no_other() {
     for (host, why) in [
         ("pod.outside.example", "an address of the mesh"),
         ("vip.outside.example", "an address of the mesh"),
-        ("loop.outside.example", "an address of this machine"),
+        (
+            "loop.outside.example",
+            "a loopback, unspecified, multicast or broadcast address",
+        ),
         (
             "metadata.outside.example",
             "an address of the node's own network",

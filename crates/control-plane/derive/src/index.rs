@@ -303,7 +303,7 @@ impl Index {
             return "; the object has no effect";
         }
         if is_known {
-            "; what it said before stays in force"
+            "; its last good version stays in force"
         } else {
             "; the object has no effect"
         }

@@ -47,7 +47,7 @@ macro_rules! for_each_kind {
             GRPCRoute, true, Custom, "Where gRPC requests to a service go.";
             TLSRoute, true, Custom, "Where TLS connections to a service go.";
             TCPRoute, true, Custom, "Where connections to a service go.";
-            AuthorizationPolicy, true, Custom, "Who may call whom.";
+            AuthorizationPolicy, true, Custom, "Allowed and denied callers of workloads.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
             RequestAuthentication, true, Custom, "Who requests come from, by JSON web tokens.";
             Telemetry, true, Custom, "What is measured, logged and traced.";

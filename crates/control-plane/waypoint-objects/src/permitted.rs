@@ -294,7 +294,7 @@ fn member(
 ) -> Result<(), Wrong> {
     let rule = rules.iter().find(|(known, _)| *known == name);
     let (_, rule) = rule.ok_or_else(|| {
-        place.wrong("is not for overlays: they say where, how many and how large a waypoint's pods are, not what runs in them and as whom")
+        place.wrong("is not for overlays: they set placement, number and resources of a waypoint's pods, not their programs and identity")
     })?;
     judge(rule, value, base, place)
 }

@@ -137,7 +137,7 @@ fn an_allow_rule_about_requests_allows_nothing_here() {
     assert_eq!(
         mesh.problems(),
         [
-            "AuthorizationPolicy shop/p: spec.rules[0]: spec.rules[0].to[0].operation.methods can only be judged by a waypoint: this rule allows nothing here"
+            "AuthorizationPolicy shop/p: spec.rules[0]: spec.rules[0].to[0].operation.methods can only be evaluated by a waypoint: this rule allows nothing here"
         ]
     );
     let only = TestMesh::of(&policy(
@@ -395,7 +395,7 @@ fn an_entry_that_cannot_be_understood_refuses_the_whole_policy() {
             "{spec}: {problem}"
         );
         assert!(
-            problem.ends_with("; what it said before stays in force"),
+            problem.ends_with("; its last good version stays in force"),
             "{problem}"
         );
         // The same as a new object, whenever it comes: everything in its scope is refused.

@@ -339,7 +339,7 @@ fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<N
             notes.push(Note::new(
                 format!("spec.listeners[{index}].allowedRoutes.namespaces"),
                 format!(
-                    "{:?} allows nobody: give Same, All, or Selector with a selector",
+                    "{:?} allows no namespace: use Same, All, or Selector with a selector",
                     from.unwrap_or_default()
                 ),
             ));

@@ -502,7 +502,7 @@ fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> 
     let others: Vec<_> = others.map(String::as_str).collect();
     if !others.is_empty() {
         let message = format!(
-            "{}: cannot be shown to single other namespaces, and is not; only \"*\" and \".\" can be said to node proxies",
+            "{}: cannot be exported to single other namespaces, and is not; node proxies support only \"*\" and \".\"",
             others.join(", ")
         );
         notes.push(Note::new("spec.exportTo", message));

@@ -394,7 +394,7 @@ fn environment(config: Option<&VmConfig>) -> Result<BTreeMap<ArcStr, ArcStr>, Fi
         }
         let value = (name.as_str().into(), variable.value.as_str().into());
         if environment.insert(value.0, value.1).is_some() {
-            return Err(error("name", format!("{name:?} is there twice")));
+            return Err(error("name", format!("{name:?} is duplicated")));
         }
     }
     Ok(environment)

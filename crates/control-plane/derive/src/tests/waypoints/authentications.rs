@@ -118,7 +118,10 @@ fn unusable_record_keeps_the_last_good_one_or_denies() {
     let good = format!("{{issuer: i, jwks: '{KEYS}'}}");
     for (rule, expected) in [
         ("{issuer: ''}", "issuer: is empty"),
-        ("{issuer: i}", "the issuer cannot be asked"),
+        (
+            "{issuer: i}",
+            "the issuer's discovery document cannot be fetched",
+        ),
         (
             "{issuer: i, jwksUri: 'ftp://x/'}",
             "does not begin with https:// or http://",

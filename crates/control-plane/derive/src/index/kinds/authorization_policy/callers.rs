@@ -78,8 +78,8 @@ pub(in crate::index) fn gateway_note(index: &Index, gateway: &GatewayName) -> Op
     let found: Vec<_> = found.into_iter().collect();
     let names = listed(&found)?;
     let message = format!(
-        "layer 4 policies that name callers see this waypoint as the caller of all that it delivers, and refuse it or \
-         stop nobody: {names}; attach them with spec.targetRefs, and name the principal of the waypoint in them"
+        "layer 4 policies that name callers see this waypoint as the caller of all its connections, and refuse it or \
+         deny no caller: {names}; attach them with spec.targetRefs, and name the principal of the waypoint in them"
     );
     Some(Note::new("spec", message))
 }

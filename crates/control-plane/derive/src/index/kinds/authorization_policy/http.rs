@@ -42,7 +42,7 @@ pub(super) fn http_policy(
     if dry_run && action == HttpAction::Custom {
         notes.push(Note::new(
             format!("metadata.annotations[{}]", labels::DRY_RUN),
-            "on trial no provider is asked, and what it would answer is not known: the policy has no effect",
+            "dry-run calls no provider, and its decision is not known: the policy has no effect",
         ));
     }
     let namespace = namespace_of(policy);
@@ -63,8 +63,8 @@ pub(super) fn http_policy(
         let effect = match action {
             HttpAction::Allow => "this rule allows nothing",
             HttpAction::Deny => "without it this rule denies more",
-            HttpAction::Audit => "without it this rule notes more",
-            HttpAction::Custom => "without it the provider is asked about more",
+            HttpAction::Audit => "without it this rule reports more",
+            HttpAction::Custom => "without it the provider checks more requests",
         };
         let message = format!("{unsupported} is not supported: {effect}");
         notes.push(Note::new(at, message));
@@ -89,7 +89,7 @@ pub(super) fn provider(policy: &AuthorizationPolicy) -> Result<Option<ArcStr>, F
     match (policy.spec.action, name) {
         (PolicyAction::Custom, None) => Err(FieldError::new(
             "spec.provider.name",
-            "is missing: a CUSTOM policy names who is asked",
+            "is missing: a CUSTOM policy names its provider",
         )),
         (PolicyAction::Custom, Some(name)) => Ok(Some(name.into())),
         (_, _) if given.is_some() => Err(FieldError::new(

@@ -34,7 +34,7 @@ pub(super) fn convert(
     let l7 = converter.l7;
     if action == Action::Allow && !l7.is_empty() {
         let message = format!(
-            "{} can only be judged by a waypoint: this rule allows nothing here",
+            "{} can only be evaluated by a waypoint: this rule allows nothing here",
             l7.join(", ")
         );
         notes.push(Note::new(at, message));
@@ -50,9 +50,9 @@ pub(super) fn convert(
         notes.push(Note::new(
             at,
             if no_effect {
-                format!("{fields} can only be judged by a waypoint: this rule denies nothing here")
+                format!("{fields} can only be evaluated by a waypoint: this rule denies nothing here")
             } else {
-                format!("{fields} can only be judged by a waypoint: without it this rule denies more here")
+                format!("{fields} can only be evaluated by a waypoint: without it this rule denies more here")
             },
         ));
     }

@@ -63,7 +63,7 @@ fn access_log(
         return Ok(None);
     }
     if file != "/dev/stdout" {
-        let message = format!("is {file}: waypoints write to /dev/stdout, whatever it is");
+        let message = format!("is {file}: waypoints always write to /dev/stdout");
         notes.push(error("accessLogFile", message));
     }
     let format = text("accessLogFormat");

@@ -236,7 +236,7 @@ pub(super) fn locality(
         LocalityPolicy::Priority(labels(&from.failover_priority, at, notes))
     };
     if !may_eject {
-        let message = "has no effect without outlierDetection, which tells when to turn elsewhere";
+        let message = "has no effect without outlierDetection, which triggers failover";
         notes.push(Note::new(at, message));
         return Ok(LocalityPolicy::OfService);
     }

@@ -36,7 +36,7 @@ pub(super) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished 
         TlsMode::Simple | TlsMode::Mutual => {}
     }
     if from.insecure_skip_verify == Some(true) {
-        let message = "certificates are not verified: whoever answers at an endpoint's address can read and change what is \
+        let message = "certificates are not verified: any server at an endpoint's address can read and change what is \
              sent to it; name the endpoints' authority in caCertificates instead";
         notes.push(Note::new(format!("{at}.insecureSkipVerify"), message));
     }

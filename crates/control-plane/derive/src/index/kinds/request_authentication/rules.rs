@@ -80,7 +80,9 @@ fn one(
             if let Err(why) = fetched_from(&from.issuer) {
                 return error(
                     "jwksUri",
-                    format!("is empty, and the issuer cannot be asked: {why}"),
+                    format!(
+                        "is empty, and the issuer's discovery document cannot be fetched: {why}"
+                    ),
                 );
             }
             (JwtKeys::Pending, Some(source(&from.issuer, true)))
@@ -123,7 +125,7 @@ fn inline(keys: &str, at: &str, notes: &mut Vec<Note>) -> Result<JwtKeys, FieldE
     let set = KeySet::read(keys.as_bytes());
     let set = set.map_err(|error| FieldError::new(&at, error.to_string()))?;
     for why in set.unusable() {
-        notes.push(Note::new(&at, format!("{why}: it is left out")));
+        notes.push(Note::new(&at, format!("{why}: the key is ignored")));
     }
     if set.is_empty() {
         notes.push(Note::new(

@@ -43,10 +43,10 @@ pub(super) fn read(
         }
         let has_star = list.iter().any(|text| text == "*");
         if has_star && list.len() > 1 && name != "exposeHeaders" {
-            reader.unsupported(at.clone(), "* stands alone or not at all");
+            reader.unsupported(at.clone(), "* must be the only value");
         }
         for text in list.iter().filter(|text| *text != "*" && !is_one(text)) {
-            reader.unsupported(at.clone(), &format!("{text:?} cannot stand here"));
+            reader.unsupported(at.clone(), &format!("{text:?} is not valid here"));
         }
     }
     let texts = |list: &[String]| {

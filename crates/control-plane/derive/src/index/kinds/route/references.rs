@@ -184,7 +184,7 @@ impl Index {
         };
         if !self.hosts_won(entry).any(|won| won == host) {
             return Err(arcstr::format!(
-                "{key} is not what {host} leads to in its namespace"
+                "{key} is not the entry that {host} resolves to in its namespace"
             ));
         }
         Ok(host.clone())

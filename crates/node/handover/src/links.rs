@@ -77,7 +77,7 @@ impl Link {
                     return Received::Nothing;
                 }
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    tracing::error!(%error, "cannot use what was said");
+                    tracing::error!(%error, "cannot use a record of the link");
                     continue;
                 }
                 Err(_) => {
@@ -89,7 +89,7 @@ impl Link {
             match Record::decode(record) {
                 Ok(Some(record)) => return Received::Record(record, received.fd),
                 Ok(None) => {}
-                Err(error) => tracing::error!(%error, "cannot understand what was said"),
+                Err(error) => tracing::error!(%error, "cannot decode a record of the link"),
             }
         }
     }

@@ -371,7 +371,7 @@ impl Process {
             self.event(Event::Successor);
         }
         while let Some(socket) = accepted(self.pair()) {
-            tracing::info!(held = self.state.items(), "a standby is there");
+            tracing::info!(held = self.state.items(), "a standby is connected");
             self.standby = Some(Link::new(socket));
             self.event(Event::Standby);
         }

@@ -76,7 +76,7 @@ pub async fn succeeded(supervisor: &Supervisor, limit: Duration, is_needed: impl
         }
     };
     if *accept.borrow() != Accept::Paused && is_needed() {
-        tracing::info!("asked to end: serving on until a successor takes the connections");
+        tracing::info!("termination requested: serving until a successor takes the connections");
     }
     tokio::select! {
         _paused = accept.wait_for(|accept| *accept == Accept::Paused) => {}

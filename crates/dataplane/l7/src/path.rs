@@ -97,7 +97,7 @@ pub enum PathError {
     #[error("the request's path has overlong UTF-8")]
     Overlong,
     /// More `..` than there are segments.
-    #[error("the request's path leads above the root")]
+    #[error("the request's path goes above the root")]
     AboveRoot,
     /// A dot segment that only some implementations see.
     #[error("the request's path has a dot segment that is hidden by an escape or a parameter")]

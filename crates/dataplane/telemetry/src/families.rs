@@ -223,7 +223,7 @@ impl Metrics {
         );
         registry.register(
             "ambit_connections_led_to_waypoint",
-            "Total number of connections to a pod that did not come through its waypoint and were led there",
+            "Total number of connections to a pod that bypassed its waypoint and were redirected to it",
             self.forwarded_to_waypoint.clone(),
         );
         registry.register(

@@ -27,13 +27,13 @@ pub(crate) struct Caller {
 /// A claim that is not believed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallerError {
-    #[error("{ORIGINAL_PEER_HEADER} is there more than once, or is not what it should be")]
+    #[error("{ORIGINAL_PEER_HEADER} is duplicated or malformed")]
     Malformed,
     #[error(
-        "{ORIGINAL_PEER_HEADER} is believed only of the pod that is asked for, and it does not come from it"
+        "{ORIGINAL_PEER_HEADER} is believed only from the requested pod, and this one has another sender"
     )]
     NotFromPod,
-    #[error("the node proxy of the pod does not say at which address the original peer is")]
+    #[error("the node proxy of the pod does not send the original peer's address")]
     NoAddress,
 }
 

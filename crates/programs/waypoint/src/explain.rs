@@ -161,7 +161,7 @@ fn refused(why: &str, status: u16) -> Explanation {
 fn tunnel(caller: &Caller, target: &Target) -> Step {
     let who = match &caller.identity {
         Some(identity) => identity.to_string(),
-        None => "nobody (plaintext)".to_owned(),
+        None => "no identity (plaintext)".to_owned(),
     };
     let what = match target {
         Target::Service { served, .. } => format!("Service {}", served.name),

@@ -39,7 +39,7 @@ pub(crate) enum OriginationError {
         #[source]
         error: io::Error,
     },
-    #[error("what is said of TLS with it cannot be used")]
+    #[error("the TLS settings for the endpoint cannot be used")]
     Unusable(#[from] OutwardError),
     #[error(transparent)]
     Connect(#[from] OutwardConnectError),

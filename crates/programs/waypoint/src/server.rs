@@ -42,9 +42,9 @@ pub(crate) enum StreamError {
     Target(#[from] TargetError),
     #[error(transparent)]
     Caller(#[from] CallerError),
-    #[error("the routes of waypoints lead in a circle")]
+    #[error("the routes of waypoints form a loop")]
     Circle,
-    #[error("the client went away before the tunnel stood")]
+    #[error("the client disconnected before the tunnel was established")]
     Gone(#[source] h2::Error),
 }
 
@@ -129,7 +129,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let waypoint = shard.waypoint.clone();
     if !waypoint.published.is_known() {
         // A refusal of a tunnel would be final; without an answer, clients turn to another replica.
-        let why = "the control plane has not said yet what to serve";
+        let why = "the control plane has not sent the waypoint's configuration yet";
         return denied(&waypoint, (peer, local), why);
     }
     let slot = match waypoint.setups.begin(peer.ip()) {

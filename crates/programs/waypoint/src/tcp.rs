@@ -349,13 +349,13 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
         return Err(TcpError::NotHttp(object));
     }
     if !may_be_opaque(session, routed) {
-        let why = "tokens, limits or plugins are attached to the service that the route of its client leads to, and only HTTP can meet these";
+        let why = "tokens, limits or plugins are attached to the backend of its client's route, and only HTTP requests can satisfy these";
         return Err(TcpError::Unauthorized(why.to_owned()));
     }
     let asked = l7::authorize_connection(session, routed.sni.as_deref()).await;
     let asked = asked.map_err(TcpError::Unauthorized)?;
     if !is_provider_unchanged(session, routed, asked.as_ref()) {
-        let why = "the service that its route leads to wants another provider to be asked";
+        let why = "the backend of its route requires a check by another provider";
         return Err(TcpError::Unauthorized(why.to_owned()));
     }
     let waypoint = &session.shard.waypoint;

@@ -125,7 +125,7 @@ async fn export(
             continue;
         };
         let service = &collector.service;
-        tracing::warn!(%service, port = collector.port, %error, ?pause, "a collector of telemetry did not take what it was told");
+        tracing::warn!(%service, port = collector.port, %error, ?pause, "a telemetry collector did not accept an export");
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(longest_pause);
     }

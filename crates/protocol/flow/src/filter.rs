@@ -55,7 +55,7 @@ impl fmt::Display for FilterError {
             ),
             Self::Empty(text) => write!(
                 f,
-                "{text:?} names nobody: use NAMESPACE/NAME, NAMESPACE/, NAME, an address or a SPIFFE id"
+                "{text:?} names no workload: use NAMESPACE/NAME, NAMESPACE/, NAME, an address or a SPIFFE id"
             ),
             Self::TooManyNamespaces => write!(f, "more than {MAX_NAMESPACES} namespaces"),
         }

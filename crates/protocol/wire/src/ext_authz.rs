@@ -131,7 +131,7 @@ pub enum AnswerError {
     #[error("the answer is no CheckResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
     /// Nothing is in it.
-    #[error("the answer says neither yes nor no")]
+    #[error("the response neither allows nor denies")]
     Empty,
     /// Status that allows with a response that denies, or the reverse.
     #[error("the answer contradicts itself")]

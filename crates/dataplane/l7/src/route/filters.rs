@@ -95,7 +95,7 @@ impl Filters {
                 HttpFilter::Fault(of) => all.fault.replace(of.clone()).is_none(),
             };
             if !is_new {
-                return Err(arcstr::literal!("a filter is there twice"));
+                return Err(arcstr::literal!("a filter is duplicated"));
             }
         }
         if all.redirect.is_some() && all.rewrite.is_some() {

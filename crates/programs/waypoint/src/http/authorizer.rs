@@ -109,7 +109,7 @@ pub(super) async fn authorize(
     let provider = match asking(session, request, form) {
         Asking::Nobody => return Ok(Authorized::On(ExternalAuthorization::default())),
         Asking::Denied(why) => {
-            tracing::debug!(why, "a request is denied: no provider can be asked");
+            tracing::debug!(why, "a request is denied: no provider can be called");
             waypoint.http_metrics.authorized("", "nobody");
             record.decided("ext_authz_error");
             return Err(without_provider());

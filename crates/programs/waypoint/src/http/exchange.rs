@@ -489,7 +489,7 @@ pub(super) fn judge_backend<B>(
 
 /// A request that has passed too many waypoints.
 pub(super) fn in_a_circle() -> Reply {
-    let text = "the routes of waypoints lead in a circle";
+    let text = "the routes of waypoints form a loop";
     Reply::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)
 }
 

@@ -189,7 +189,7 @@ impl Walk {
             }
             Asking::Provider(provider, rule) => {
                 let why = format!(
-                    "its rule {} has the provider {} asked; it is not asked here, and may deny",
+                    "its rule {} requires a check by the provider {}; it is not called here, and may deny",
                     rule.rule + 1,
                     provider.name
                 );

@@ -49,7 +49,7 @@ pub(crate) enum FetchError {
     },
     #[error("the module has more than {MAX_MODULE} bytes")]
     TooLarge,
-    #[error("the digest is {is}, not {wanted} as spec.sha256 says")]
+    #[error("the digest is {is}, not {wanted} as in spec.sha256")]
     Digest { is: String, wanted: String },
     #[error("it took more than {0:?} (AMBIT_WASM_FETCH_TIMEOUT)")]
     TooLong(Duration),

@@ -135,7 +135,7 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
     };
     let length = u32::from_be_bytes([a, b, c, d]) as usize;
     if packed != 0 {
-        let text = "a message is compressed, which was not asked for";
+        let text = "a message is compressed without negotiation";
         return Err((UNKNOWN, text.to_owned()));
     }
     if length > MAX_ANSWER {

@@ -37,7 +37,7 @@ impl RecordCodec for model::RateLimit {
             |read| read.key.clone(),
             |key, why| Substitute {
                 record: Box::new(substitute(key, bytes, why)),
-                effect: "requests to what it is attached to pass as it says for that case",
+                effect: "requests to its targets follow its failOpen",
                 is_policy: false,
             },
         )

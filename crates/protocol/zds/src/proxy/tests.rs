@@ -406,10 +406,7 @@ fn contract_violations_are_reported_and_end_the_connection() {
         info: Some(info("a")),
     };
     let cases: [(&str, ProxyEvent<u32>); 6] = [
-        (
-            "nothing about the workload",
-            ProxyEvent::Request(no_info, Some(1)),
-        ),
+        ("has no workload", ProxyEvent::Request(no_info, Some(1))),
         (
             "without a network namespace",
             ProxyEvent::Request(add, None),

@@ -47,7 +47,7 @@ pub(super) fn authentication(
             object: one.key.to_string(),
             effect: "REQUESTAUTHENTICATION".to_owned(),
             result: match issuers.iter().any(|issuer| is_of(one, issuer)) {
-                true => "a valid token is there".to_owned(),
+                true => "a valid token is present".to_owned(),
                 false => format!("no valid token of {}", takes.join(", ")),
             },
         }
@@ -110,7 +110,7 @@ pub(super) fn authorization(
         false => StepResult::Refused,
     };
     let why = match decision.is_allowed() && !is_allowed {
-        true => "the policies changed: a provider would have to be asked about it again".to_owned(),
+        true => "the policies changed: a provider would have to check it again".to_owned(),
         false => match &decision.why {
             // Counted from 1, as beside the policies.
             Why::Allowed(rule) => format!("allowed by its rule {}", rule.rule + 1),

@@ -56,11 +56,11 @@ pub(crate) enum OciError {
     Name(String),
     #[error(transparent)]
     Http(#[from] ClientError),
-    #[error("the registry asks for credentials in a way that is not understood: {0:?}")]
+    #[error("the registry requires an authentication scheme that is not supported: {0:?}")]
     Challenge(String),
-    #[error("the registry wants credentials, and spec.imagePullSecret has none for it")]
+    #[error("the registry requires credentials, and spec.imagePullSecret has none for it")]
     NoCredentials,
-    #[error("the registry asks for credentials to be sent to {0}, in plaintext")]
+    #[error("the registry requires credentials to be sent to {0}, in plaintext")]
     Realm(String),
     #[error("the registry gives no token")]
     Token,
@@ -72,7 +72,7 @@ pub(crate) enum OciError {
     Manifest(#[source] serde_json::Error),
     #[error("the manifest is another than {0}")]
     OtherManifest(String),
-    #[error("the layer {0} has other content than its digest says")]
+    #[error("the content of the layer {0} does not match its digest")]
     OtherLayer(String),
     #[error("the image has no layer with a module")]
     NoModule,

@@ -199,7 +199,7 @@ fn original_server<H>(
     match conntrack::original_destination(netns, client, at) {
         Ok(asked) => asked,
         Err(error) => {
-            tracing::debug!(%error, "cannot determine which DNS server was asked");
+            tracing::debug!(%error, "cannot determine the DNS server of a query");
             None
         }
     }

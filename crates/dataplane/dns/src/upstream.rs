@@ -28,7 +28,7 @@ const MAX_SERVERS: usize = 3;
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// There is no server to ask.
-    #[error("it is not known which server was asked, and the proxy has none of its own")]
+    #[error("the DNS server of the query is not known, and the proxy has none of its own")]
     NoServer,
     /// The pod has too many questions in flight.
     #[error("too many questions of the pod are waiting for their servers")]

@@ -50,7 +50,7 @@ enum StreamError {
     App(#[from] AppError),
     #[error(transparent)]
     Hairpin(#[from] HairpinError),
-    #[error("the client went away before the tunnel stood")]
+    #[error("the client disconnected before the tunnel was established")]
     ClientGone(#[source] h2::Error),
     #[error(transparent)]
     Cut(#[from] Cut),

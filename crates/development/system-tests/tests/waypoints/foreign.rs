@@ -85,7 +85,7 @@ fn label_to_a_foreign_gateway_is_followed() {
     });
     let log = mesh.access_log();
     assert!(
-        log.contains("cannot be told whose connection this is"),
+        log.contains("cannot receive the original peer of this connection"),
         "{log}"
     );
     // What is not bound is as it was.

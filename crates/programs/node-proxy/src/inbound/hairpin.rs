@@ -27,7 +27,7 @@ pub(crate) enum HairpinError {
     Resolve(#[from] ResolveError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    #[error("the peer's identity cannot be told to the waypoint")]
+    #[error("the peer's identity cannot be sent to the waypoint as a header")]
     Identity(#[from] InvalidHeaderValue),
     #[error(
         "another pod sends this through us as its waypoint, while the workload has one itself: that would go in \

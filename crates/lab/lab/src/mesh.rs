@@ -379,7 +379,7 @@ async fn wait_for_root_cert(board: &Board) -> io::Result<()> {
                 .lines()
                 .rev()
                 .find(|line| !line.is_empty())
-                .unwrap_or("it says nothing");
+                .unwrap_or("it has no output");
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("the control plane wrote no root certificate: {last}"),

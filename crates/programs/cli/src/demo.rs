@@ -511,7 +511,7 @@ impl Seen {
         }
         let explained = self.explained.as_ref().map(|report| report.allowed);
         (explained != Some(self.allowed))
-            .then(|| format!("{name}: `ambit policy explain` says otherwise"))
+            .then(|| format!("{name}: `ambit policy explain` predicts another decision"))
     }
 }
 

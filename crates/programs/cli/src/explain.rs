@@ -470,11 +470,11 @@ pub(crate) fn words(report: &Report) -> String {
     );
     match (&report.waypoint, &report.delivery) {
         (Some(waypoint), None) => text.push_str(&format!(
-            "\ngoes through the waypoint {waypoint}, whose policies are not judged here; what it delivers is \
-             judged by the server's policies, with the waypoint as client"
+            "\ngoes through the waypoint {waypoint}, whose policies are not evaluated here; its connections are \
+             checked against the server's policies, with the waypoint as client"
         )),
         (Some(waypoint), Some(_)) => text.push_str(&format!(
-            "\ngoes through the waypoint {waypoint}, whose policies are not judged here"
+            "\ngoes through the waypoint {waypoint}, whose policies are not evaluated here"
         )),
         _ => {}
     }
@@ -490,7 +490,9 @@ pub(crate) fn words(report: &Report) -> String {
             delivery.why
         ));
         if !delivery.allowed {
-            text.push_str("\nthe server's policies refuse the waypoint, whoever calls through it");
+            text.push_str(
+                "\nthe server's policies refuse the waypoint, and so every caller behind it",
+            );
         }
         push_policies(&mut text, &delivery.policies);
     }

@@ -27,7 +27,7 @@ pub(crate) fn hint() -> Option<String> {
     let labs = StateDir::list(&base_directory());
     let first = labs.first()?;
     Some(format!(
-        "labs that run: {}; --lab {first} asks one, where a command has that flag",
+        "running labs: {}; --lab {first} selects one, where a command has that flag",
         labs.join(", ")
     ))
 }

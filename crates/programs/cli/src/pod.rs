@@ -251,7 +251,7 @@ fn words(report: &Report) -> String {
             ));
             lines.push(format!(
                 "    certificate: {}; others reach it by: {}",
-                proxy.certificate.as_deref().unwrap_or("none asked for yet"),
+                proxy.certificate.as_deref().unwrap_or("none requested yet"),
                 proxy
                     .protocol
                     .as_deref()

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     if lines.is_empty() && counted.is_empty() {
         let error = CliError::new(
             ErrorKind::NotFound,
-            "nothing has been seen that could be judged",
+            "no traffic has been recorded that could be evaluated",
         );
         let error = notes.into_iter().fold(error, CliError::hint);
         return Err(error.hint("--log FILE gives access logs of node proxies and waypoints"));

@@ -225,7 +225,7 @@ impl Source {
     /// Says who is asked, beside the output.
     fn tell(&self, whom: &str) {
         if !self.is_quiet {
-            progress(&format!("asking {whom}"));
+            progress(&format!("querying {whom}"));
         }
     }
 

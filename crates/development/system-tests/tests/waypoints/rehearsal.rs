@@ -108,7 +108,8 @@ fn rehearsal_names_callers_that_would_be_refused() {
     let said = by_metrics(NO_ADMIN);
     assert_eq!(said.code, 0, "{}", said.stdout);
     assert!(
-        said.stdout.contains("what metrics do not tell: paths"),
+        said.stdout
+            .contains("fields that metrics do not contain: paths"),
         "{}",
         said.stdout
     );

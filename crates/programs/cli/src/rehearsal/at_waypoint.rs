@@ -59,7 +59,7 @@ impl AtWaypoint {
         let (most, least) = (decide(&self.most), decide(&self.least));
         if most.is_allowed() != least.is_allowed() {
             return Verdict::Undecided(format!(
-                "it hangs on what {} in {}",
+                "it depends on fields that {} in {}",
                 self.told.not(),
                 self.asking(scope).join(", ")
             ));

@@ -138,7 +138,7 @@ impl Rehearsal {
 fn parties(counted: &Counted) -> (String, String) {
     let named = |of: &Option<(String, String)>| match of {
         Some((namespace, name)) => format!("{namespace}/{name}"),
-        None => "somebody unknown".to_owned(),
+        None => "an unknown caller".to_owned(),
     };
     let from = match &counted.identity {
         Some(identity) => identity.to_string(),

@@ -36,7 +36,7 @@ impl ProxyAnswers {
         match serde_json::from_slice::<OpenDump>(bytes) {
             Ok(dump) => self.open.extend(observed::open(&dump)),
             Err(error) => self.notes.push(format!(
-                "note: the dump of {of} cannot be read ({error}): its open connections are not judged"
+                "note: the dump of {of} cannot be read ({error}): its open connections are not evaluated"
             )),
         }
     }
@@ -58,11 +58,11 @@ impl ProxyAnswers {
 
     fn silent(&mut self, of: &str, port: u16, why: &str) {
         let what = match port {
-            ADMIN => "what is open there is not judged",
-            _ => "what it has counted is not judged",
+            ADMIN => "its open connections are not evaluated",
+            _ => "its metrics are not evaluated",
         };
         self.notes
-            .push(format!("note: {of} does not answer ({why}): {what}"));
+            .push(format!("note: {of} does not respond ({why}): {what}"));
     }
 
     /// Asks the node proxies of a lab, and these waypoints.

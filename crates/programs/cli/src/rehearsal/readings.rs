@@ -18,9 +18,9 @@ impl Knowledge {
     /// Attributes that the source lacks, as text.
     pub(super) fn not(self) -> &'static str {
         match self {
-            Self::ByLogs => "logs do not tell: headers or tokens",
+            Self::ByLogs => "logs do not contain: headers or tokens",
             Self::ByMetrics => {
-                "metrics do not tell: paths, methods, hosts, ports, addresses, headers or tokens"
+                "metrics do not contain: paths, methods, hosts, ports, addresses, headers or tokens"
             }
         }
     }

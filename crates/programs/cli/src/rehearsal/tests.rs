@@ -271,7 +271,7 @@ fn what_logs_do_not_tell_is_undecided_and_only_where_it_matters() {
     for action in ["DENY", "ALLOW"] {
         let report = rehearse("", &header(action, "x-team"), &line);
         assert_eq!(report.refused, [], "{action}");
-        let why = "it hangs on what logs do not tell: headers or tokens in shop/header";
+        let why = "it depends on fields that logs do not contain: headers or tokens in shop/header";
         assert_eq!(report.undecided[0].why, why, "{action}");
     }
     let report = rehearse("", &header("DENY", "user-agent"), &line);

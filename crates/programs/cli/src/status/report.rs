@@ -277,7 +277,7 @@ fn agent_answer(
         report.drifts += pod.drifts;
         if pod.drifts > 0 {
             problems.push(format!(
-                "{node}: somebody changed the redirection of {name} {} times; it was repaired",
+                "{node}: another process changed the redirection of {name} {} times; it was repaired",
                 pod.drifts
             ));
         }
@@ -289,7 +289,7 @@ fn agent_answer(
         let (should, says) = (&pod.annotation, &pod.annotation_seen);
         if state != "ended" && should != says {
             problems.push(format!(
-                "{node}: the annotation of {name} says {says:?} and should say {should:?}"
+                "{node}: the annotation of {name} is {says:?} and should be {should:?}"
             ));
         }
     }

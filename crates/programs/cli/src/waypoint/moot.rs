@@ -455,19 +455,23 @@ impl Moot {
         let (action, consequence) = match (self.action, self.effect) {
             (PolicyAction::Allow, Effect::RefusesAll) => (
                 "ALLOW",
-                format!("pods refuse the waypoint, and with it all whom it allows now: {callers}"),
+                format!(
+                    "pods refuse the waypoint, and with it every caller allowed now: {callers}"
+                ),
             ),
             (PolicyAction::Allow, _) => (
                 "ALLOW",
-                format!("admits the waypoint, and with it everybody; allowed now: {callers}"),
+                format!("allows the waypoint, and with it every caller; allowed now: {callers}"),
             ),
             (_, Effect::RefusesAll) => (
                 "DENY",
-                format!("pods refuse the waypoint, and with it everybody; denied now: {callers}"),
+                format!(
+                    "pods refuse the waypoint, and with it every caller; denied now: {callers}"
+                ),
             ),
             (_, _) => (
                 "DENY",
-                format!("denies nobody who comes through the waypoint; denied now: {callers}"),
+                format!("denies no caller behind the waypoint; denied now: {callers}"),
             ),
         };
         format!("  {} ({action}): {consequence}", self.policy)

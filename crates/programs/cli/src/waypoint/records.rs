@@ -418,7 +418,7 @@ fn limit_row(limited: &Limited) -> Vec<String> {
     });
     let global = limit.global.iter().map(|global| match &global.place {
         Ok((service, port)) => format!("{} of {service}:{port}", global.domain),
-        Err(why) => format!("{} of nobody ({why})", global.domain),
+        Err(why) => format!("{} without a service ({why})", global.domain),
     });
     let dry_run = limit.dry_run.then(|| "dry run".to_owned());
     let broken = limit.not_understood.as_ref();

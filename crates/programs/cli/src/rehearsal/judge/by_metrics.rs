@@ -107,12 +107,12 @@ impl Mesh {
     pub(super) fn judge_counted(&self, counted: &Counted) -> Verdict {
         let untold = |what: &str, label: &str| {
             Verdict::Undecided(format!(
-                "metrics do not tell {what}: they come without {label}, or with another in its place"
+                "metrics do not contain {what}: the label {label} is missing or replaced"
             ))
         };
         match counted.at {
-            _ if !counted.tells_caller => untold("who called", "source_principal"),
-            _ if !counted.tells_called => untold("what was called", "destination_service"),
+            _ if !counted.tells_caller => untold("the caller", "source_principal"),
+            _ if !counted.tells_called => untold("the destination", "destination_service"),
             Counter::Pod => self.counted_at_pod(counted),
             Counter::WaypointConnections | Counter::WaypointRequests => {
                 self.counted_at_waypoint(counted)
@@ -171,7 +171,7 @@ impl Mesh {
         let differ = differ.filter(|(least, most)| least.outcome != most.outcome);
         let names: Vec<_> = differ.map(|(one, _)| one.policy.to_string()).collect();
         Verdict::Undecided(format!(
-            "it hangs on what metrics do not tell: ports or addresses in {}",
+            "it depends on fields that metrics do not contain: ports or addresses in {}",
             names.join(", ")
         ))
     }
@@ -220,7 +220,7 @@ impl Mesh {
                     .map(|ports| policies.judge(Scope::Pod(ports), &connection, request));
                 if none != all {
                     return Verdict::Undecided(
-                        "it hangs on what metrics do not tell: which services lead to the port"
+                        "it depends on fields that metrics do not contain: which services forward to the port"
                             .to_owned(),
                     );
                 }

@@ -100,7 +100,7 @@ fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
     let report = rehearse(&only(&port), &[], &scrape);
     assert_eq!(report.refused.len(), 1);
     assert_eq!(report.refused[0].from, "out/batch (plaintext)");
-    let why = "it hangs on what metrics do not tell: ports or addresses in shop/only";
+    let why = "it depends on fields that metrics do not contain: ports or addresses in shop/only";
     assert_eq!(undecided(&report), [why]);
     assert_eq!(report.undecided[0].times, 5);
     let report = rehearse(&only("to: [{operation: {ports: ['5432']}}]"), &[], &scrape);
@@ -151,7 +151,7 @@ fn requests_that_are_only_counted_are_judged_where_paths_do_not_matter() {
     assert_eq!(
         undecided(&report),
         [
-            "it hangs on what metrics do not tell: paths, methods, hosts, ports, addresses, headers or tokens in shop/no"
+            "it depends on fields that metrics do not contain: paths, methods, hosts, ports, addresses, headers or tokens in shop/no"
         ]
     );
     // Connections that are not HTTP.
@@ -254,7 +254,7 @@ fn counts_without_identity_match_lines_without_identity() {
     );
     let nobody = PLAIN.map(|(label, _)| (label, "unknown"));
     let scrape = to_db(&nobody, 1);
-    let counted = "somebody unknown (plaintext) shop/db connections, by metrics shop/no x1";
+    let counted = "an unknown caller (plaintext) shop/db connections, by metrics shop/no x1";
     let told = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
     assert_eq!(told(""), [counted]);
     // Its caller has proved who he is, so that he is not the one that was counted; and another pod was called.

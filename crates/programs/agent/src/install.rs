@@ -235,14 +235,14 @@ impl Keeper {
             if self.throttle.changed(now) {
                 tracing::warn!(
                     hint = hint(pass.is_cilium),
-                    "somebody keeps undoing the installation of the CNI plugin: changing it less and \
+                    "another process keeps undoing the installation of the CNI plugin: changing it less and \
                      less often"
                 );
             }
         }
         let held_back = held_back.filter(|_| !pass.plan.actions.is_empty() && !pass.changed);
         self.hold(if held_back.is_some() {
-            State::Waiting("somebody keeps undoing the installation".to_owned())
+            State::Waiting("another process keeps undoing the installation".to_owned())
         } else {
             pass.plan.state
         });

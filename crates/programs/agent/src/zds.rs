@@ -254,7 +254,7 @@ impl<F: Fn()> Server<F> {
                         zds_codec::decode_ack(&record).map(|ack| RegistryEvent::Ack(id, ack))
                     }
                     Expect::Nothing => {
-                        let what = "a record that nobody asked for".to_owned();
+                        let what = "an unsolicited record".to_owned();
                         Ok(RegistryEvent::Unexpected(id, what))
                     }
                 };

@@ -214,7 +214,7 @@ impl Follower {
             match problem.severity {
                 Severity::Error => tracing::error!(%problem, "an object cannot be used"),
                 Severity::Warning => {
-                    tracing::warn!(%problem, "an object has less effect than it says");
+                    tracing::warn!(%problem, "an object has less effect than its spec");
                 }
             }
         }

@@ -52,7 +52,7 @@ pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
             "the API server answers {status}: this agent's account or its rights are gone"
         )),
         Lookup::Unreachable(why) => {
-            Decision::Keep(format!("the API server cannot be asked: {why}"))
+            Decision::Keep(format!("the API server cannot be reached: {why}"))
         }
     }
 }

@@ -65,7 +65,7 @@ impl CertificateService {
         let denied = |denied: Denied| {
             tracing::warn!(%caller, %denied, "refused a certificate");
             self.metrics.csr("denied");
-            Status::unauthenticated("the caller may not act for the identity asked for")
+            Status::unauthenticated("the caller may not impersonate the requested identity")
         };
         if requested.is_empty() {
             let check = |pods: &PodDirectory| check_own(&*self.access, pods, caller);

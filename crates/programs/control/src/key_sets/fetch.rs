@@ -46,13 +46,13 @@ pub(crate) enum FetchError {
     Callee(#[from] CalleeError),
     #[error("no TLS with {0}: {1}")]
     Tls(String, #[source] io::Error),
-    #[error("the answer is not what HTTP allows")]
+    #[error("the response is not valid HTTP")]
     Http(#[source] hyper::Error),
-    #[error("the answer breaks off, or is longer than {MAX_KEY_SET} bytes")]
+    #[error("the response is truncated, or longer than {MAX_KEY_SET} bytes")]
     Body,
-    #[error("the answer has the status {0}")]
+    #[error("the response has the status {0}")]
     Status(StatusCode),
-    #[error("the answer leads elsewhere, too often or from https to http")]
+    #[error("the response redirects too often, or from https to http")]
     Redirect,
     #[error("the issuer's configuration names no jwks_uri, or another issuer")]
     Discovery,

@@ -116,7 +116,7 @@ async fn whatever_else_is_answered_is_no_key_set() {
         |to: &str| format!("HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
     for (answer, expected) in [
         (huge, "longer"),
-        (cut, "breaks off"),
+        (cut, "is truncated"),
         (
             "HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
             "404",
@@ -127,7 +127,7 @@ async fn whatever_else_is_answered_is_no_key_set() {
             ok(r#"{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}"#),
             "no key that can be used",
         ),
-        ("nonsense\r\n\r\n".to_owned(), "not what HTTP allows"),
+        ("nonsense\r\n\r\n".to_owned(), "is not valid HTTP"),
         (elsewhere("ftp://x/"), "no address of http"),
     ] {
         let error = fetched(vec![answer]).await.unwrap_err().to_string();

@@ -1,5 +1,4 @@
-//! A line to another process: records out of a queue, so that nobody who does not read holds the
-//! supervisor up.
+//! A link to another process: records are sent from a queue, so that a slow reader does not block the supervisor.
 
 use std::{
     collections::VecDeque,

@@ -377,8 +377,7 @@ impl Process {
         }
     }
 
-    /// Collects every process that ended: as the first of a container, also those nobody else waits
-    /// for.
+    /// Reaps every ended process: as process 1 of a container, also orphans.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if self.worker.as_ref().is_some_and(|(of, _)| *of == pid) {

@@ -1,4 +1,4 @@
-//! Refusing connections that nobody will take.
+//! Refusing connections that no proxy will accept.
 
 use std::{os::fd::AsFd, time::Duration};
 

@@ -327,8 +327,8 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
     if !spec.ingress_bypass {
         rules.push(rule([Match::InLoopback], [Action::Exempt]));
         rules.extend(exempt_probes(spec));
-        // Translated, they would no longer be what the kernel refuses to take from a wire, and the
-        // proxy would be asked to reach listeners that are for the pod alone.
+        // Translated, they would no longer be what the kernel refuses to take from a wire, and the proxy would reach
+        // listeners that are for the pod alone.
         rules.extend(loopback_destination(vec![], Action::Exempt));
         // Only what is for the pod: the proxy is no relay to the addresses of others.
         //

@@ -128,7 +128,7 @@ impl RedirectionError {
     }
 }
 
-/// Makes the namespace's redirection what `spec` says. Idempotent.
+/// Sets the namespace's redirection to `spec`. Idempotent.
 ///
 /// Rules change in one step: no packet meets half of them. Rules of others are never touched, except
 /// those of an Istio agent that captured the pod before: they are removed once ours are in place.
@@ -316,7 +316,7 @@ fn inside<T>(
     netns.run(work).map_err(RedirectionError::Enter)?
 }
 
-/// Tries one backend after the other; only a missing feature of kernel or node leads on to the next.
+/// Tries one backend after the other; only a missing feature of kernel or node selects the next.
 fn first_working<T>(
     wanted: Backend,
     mut attempt: impl FnMut(RedirectionBackend) -> Result<T, RedirectionError>,

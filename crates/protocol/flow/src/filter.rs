@@ -131,7 +131,7 @@ impl Filter {
     /// The filter of decoded parameters.
     ///
     /// # Errors
-    /// If a parameter is not known, or its value names nobody.
+    /// If a parameter is not known, or its value names no workload.
     pub fn from_parameters<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, FilterError> {

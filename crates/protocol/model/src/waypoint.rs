@@ -93,7 +93,7 @@ pub enum PathNormalization {
 pub struct WaypointService {
     /// Its name in WDS.
     pub service: NamespacedHostname,
-    /// The routes of its ports, oldest first and then by name. Without any the service leads to itself.
+    /// The routes of its ports, oldest first and then by name. Without any, requests go to the service itself.
     pub routes: Vec<HttpRoute>,
     /// Where connections go on ports without routes of requests, oldest first and then by name.
     pub tcp_routes: Vec<StreamRoute>,

@@ -300,8 +300,8 @@ fn names_this_machine<B>(request: &::http::Request<B>) -> bool {
             .is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Whether no browser says that a page of another origin is behind the request: a page may send a POST to whatever its
-/// user's machine forwards to this server.
+/// Whether the request has no header by which a browser reports a page of another origin: a page may send a POST to
+/// whatever its user's machine forwards to this server.
 fn is_of_same_origin<B>(request: &::http::Request<B>) -> bool {
     let headers = request.headers();
     let is_cross_site = headers

@@ -1,4 +1,4 @@
-//! Named tasks. A task that panics says so under its name; the others go on.
+//! Named tasks. A panic is logged with its task's name; the other tasks continue.
 
 use std::{
     future::Future,

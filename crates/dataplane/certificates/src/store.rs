@@ -176,7 +176,7 @@ impl Certificates {
         let follow = |entry: &Entry| entry.slot.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);
         if let Some(mut slot) = slot {
-            // An error says that the loop has ended.
+            // An error means that the loop has ended.
             let _ended = slot
                 .wait_for(|slot| matches!(slot, Slot::Available(_) | Slot::Forgotten))
                 .await;

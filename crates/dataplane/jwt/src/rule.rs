@@ -131,7 +131,7 @@ impl Rule {
     /// Adds what applications receive of a valid token.
     ///
     /// # Errors
-    /// When another token has said something else in the same header.
+    /// When another token has set the same header to another value.
     pub(crate) fn tell(
         &self,
         payload: &str,
@@ -139,7 +139,7 @@ impl Rule {
         told: &mut BTreeMap<String, HeaderValue>,
     ) -> Result<(), TokenError> {
         let mut tell = |name: &HeaderName, text: &str| {
-            // What cannot be a header's value is not told; the client's own header is gone either way.
+            // A claim that is no valid header value is not passed on; the client's own header is removed either way.
             let Ok(value) = HeaderValue::from_str(text) else {
                 return Ok(());
             };

@@ -112,7 +112,7 @@ impl Drop for Workers {
         for worker in self.0.drain(..) {
             let Worker { assign, thread, .. } = worker;
             drop(assign);
-            // A worker that panicked has said so.
+            // A worker's panic has been logged.
             let _panicked = thread.map(JoinHandle::join);
         }
     }

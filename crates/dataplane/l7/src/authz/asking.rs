@@ -1,7 +1,7 @@
 //! Which requests and connections a provider decides about, by CUSTOM policies.
 //!
-//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be asked, everything in
-//! the scope is denied, as in Istio. So is a request to a pod whose services name several.
+//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be called, everything
+//! in the scope is denied, as in Istio. So is a request to a pod whose services name several.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::{
 pub enum Asking {
     /// No CUSTOM policy concerns it.
     Nobody,
-    /// A provider is to be asked, because of a rule.
+    /// A provider checks the request, because of a rule.
     Provider(Arc<Provider>, RuleId),
     /// Denial, and its reason.
     Denied(String),

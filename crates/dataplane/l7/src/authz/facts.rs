@@ -36,7 +36,7 @@ pub struct Request<'a> {
     pub path: &'a str,
     /// Headers of the request.
     pub headers: &'a HeaderMap,
-    /// Claims of a valid token. A request with several is judged once for each, and all have to admit it.
+    /// Claims of a valid token. A request with several is authorized once for each, and each decision must allow it.
     pub claims: Option<&'a Claims>,
 }
 

@@ -63,7 +63,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         ),
         false => policies.evaluate_connection(scope, &connection),
     };
-    // Where a policy is asked: where the pod is called, and where the services are that lead there.
+    // Scopes of a policy: the pod's own address, and the addresses of services that forward to it.
     let at = |policy: &HttpPolicy, port: &ServicePort| -> Vec<Call> {
         let there = call.at(port.address.port());
         match (policy.for_gateway, policy.services.contains(&port.service)) {

@@ -156,7 +156,7 @@ impl Redirect {
         })
     }
 
-    /// The host that it says, if it says one.
+    /// The host that it sets, if any.
     #[cfg(test)]
     fn host(&self) -> Option<&ArcStr> {
         self.to.hostname.as_ref()
@@ -195,7 +195,7 @@ impl Redirect {
     }
 }
 
-/// Path and query with another path, normalized again: nothing that a route says gets a path out of form.
+/// Path and query with another path, normalized again: no rewrite of a route produces a path that is not normalized.
 ///
 /// # Errors
 /// When what comes out is no path.

@@ -1,4 +1,5 @@
-//! Notifications, waiting and asking. What the table and the policies decide is tested with them.
+//! Notifications, waiting and on-demand requests. What the table and the policies decide is tested
+//! with them.
 
 use std::time::Duration;
 
@@ -355,7 +356,7 @@ async fn unknown_destination_is_resolved_and_then_its_waypoint() {
         (true, "10.96.0.1:80")
     );
     assert_eq!(*asked.lock(), ["/10.96.0.1", "/10.0.0.9"]);
-    // The second time nothing need be asked.
+    // The second time nothing is requested.
     state
         .route(&source, "10.96.0.1:80".parse().unwrap())
         .await

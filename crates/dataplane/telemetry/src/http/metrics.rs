@@ -99,7 +99,7 @@ pub enum Signal {
 pub enum ExportOutcome {
     /// Item that the collector took.
     Sent,
-    /// There was too much to be told already.
+    /// The export queue was full.
     Dropped,
     /// The collector could not be reached, or did not take it.
     Failed,
@@ -273,7 +273,7 @@ impl HttpMetrics {
         series.add(report, now);
     }
 
-    /// A request was refused for what it is, before any policy or route was asked.
+    /// A request was refused as invalid, before any policy or route was evaluated.
     pub fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&ReasonLabels { reason }).inc();
     }
@@ -299,7 +299,7 @@ impl HttpMetrics {
             .inc();
     }
 
-    /// A provider of MeshConfig, by its name, was asked; with an empty name, none could be.
+    /// A provider of MeshConfig, by its name, was called; with an empty name, none could be.
     pub fn authorized(&self, provider: &str, outcome: &'static str) {
         let provider = provider.to_owned();
         let labels = AuthorizedLabels { provider, outcome };

@@ -1,4 +1,4 @@
-//! Calls to services, and streams: what a module asks for becomes an effect, and gets a number.
+//! Calls to services, and streams: a module's request becomes an effect, and gets a number.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Which scripts of other origins may read answers: CORS, as the Fetch standard has it and the Gateway API writes it.
 //!
-//! The waypoint answers preflights itself. Where a rule has this filter, what an application says of CORS is taken
-//! out of its answers: a rule cannot be widened by what is behind it.
+//! The waypoint answers preflights itself. Where a rule has this filter, CORS headers of the application are removed
+//! from its responses: an application cannot widen a rule.
 
 use ambit_model::{ArcStr, HttpCors};
 use http::{
@@ -83,7 +83,7 @@ impl CorsRequest {
         }
     }
 
-    /// Whether a client asks what it may ask, and nothing else.
+    /// Whether the request is a CORS preflight.
     pub fn is_preflight(&self) -> bool {
         self.preflight.is_some()
     }
@@ -109,7 +109,7 @@ impl Cors {
         })
     }
 
-    /// Makes an answer say what the filter says, and nothing else of CORS.
+    /// Replaces the CORS headers of a response by those of the filter.
     pub fn change_answer(&self, asked: &CorsRequest, headers: &mut HeaderMap) {
         for name in RESPONSE_HEADERS {
             headers.remove(name);
@@ -178,7 +178,7 @@ impl List {
         Ok(Self::These((!names.is_empty()).then_some(value)))
     }
 
-    /// Value of a header that allows what is asked for: with credentials, a star would not mean all of it.
+    /// Value of a header that allows the requested list: with credentials, a star would not mean all of it.
     fn allowed(&self, credentials: bool, asked: Option<&HeaderValue>) -> Option<HeaderValue> {
         match self {
             Self::These(names) => names.clone(),

@@ -287,7 +287,7 @@ fn configured_labels_replace_others_and_merged_series_add_up() {
         .collect();
     assert_eq!(counts, ["host=\"a\"} 2", "host=\"b\"} 1"]);
     assert!(!text.contains("istio_response_bytes"), "{text}");
-    // Families that nothing is said of keep their labels.
+    // Families without an override keep their labels.
     let durations = text.lines();
     let durations =
         durations.filter(|line| line.starts_with("istio_request_duration_milliseconds_count"));

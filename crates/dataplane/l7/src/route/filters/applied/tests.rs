@@ -21,7 +21,7 @@ fn mirror(of: &str, numerator: u32, denominator: u32) -> HttpMirror {
     }
 }
 
-/// One filter of each type, which says who it is of.
+/// One filter of each type, which names its owner.
 fn each(of: &str) -> [HttpFilter; 6] {
     let headers = |name: &str| HeaderChanges {
         set: vec![(name.into(), of.into())],

@@ -26,7 +26,7 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-/// The answer to a request of an origin, with what the application said.
+/// The response to a request of an origin, with CORS headers of the application.
 fn answer(cors: &Cors, asked: &CorsRequest, said: &[(&'static str, &str)]) -> Vec<String> {
     let mut answer = headers(said);
     cors.change_answer(asked, &mut answer);

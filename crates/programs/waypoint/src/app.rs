@@ -39,16 +39,16 @@ use crate::{
     waypoint::{Surroundings, Waypoint},
 };
 
-/// How long a record that is needed is waited for before the next is asked for.
+/// Timeout for a needed record before the next is requested.
 const LEARN: Duration = Duration::from_secs(5);
-/// How long connections wait in the sockets' queues for what [`prepare`] waits for. Then they are taken, and told
-/// what is missing.
+/// How long connections wait in the sockets' queues for [`prepare`]. Then they are accepted and refused with the
+/// missing part.
 const QUEUED: Duration = Duration::from_secs(5);
 
 /// Grace for requests in flight after the last connections were accepted, when no other pod took them over.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
-/// How many times the linger a pod that is to end may stand in for others of the waypoint, even if nobody calls it.
+/// Multiple of the linger for which a terminating pod serves in place of the waypoint's others, even without callers.
 const STANDS_IN: u32 = 15;
 
 /// Starter of the process.
@@ -81,7 +81,7 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     result
 }
 
-/// Registers version and metrics of the traffic, and says in flow events where they come from.
+/// Registers version and metrics of the traffic, and sets the origin of flow events.
 fn register_metrics(
     env: &Env,
     config: &Config,

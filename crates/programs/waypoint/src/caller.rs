@@ -1,9 +1,8 @@
-//! Who calls: the peer of the tunnel, or whom the node proxy of a pod says that it is calling for.
+//! Identity of a caller: the peer of the tunnel, or the original peer that the node proxy of a pod sends.
 //!
-//! What reaches a covered pod from somebody else than its waypoint is sent through the waypoint by the pod's own
-//! node proxy, which says whose connection it was ([`OriginalPeer`]). That is believed of nobody else: the peer
-//! must have the identity and the address of the very pod that it asks for, and that pod must be one whose keys
-//! only a node proxy holds.
+//! A connection that bypasses a covered pod's waypoint is redirected to it by the pod's own node proxy, which sends the
+//! original peer ([`OriginalPeer`]). No other sender is believed: the peer must have the identity and the address of
+//! the requested pod, and that pod must be one whose keys only a node proxy holds.
 
 use std::net::SocketAddr;
 
@@ -20,7 +19,7 @@ pub(crate) struct Caller {
     pub(crate) identity: Option<Identity>,
     /// The address of its connection, as its node proxy has it: the IP address is the tunnel's.
     pub(crate) address: SocketAddr,
-    /// Services whose attachments it says that it has applied, believed of waypoints of these services alone.
+    /// Services whose attachments the sender claims to have applied, believed of waypoints of these services alone.
     pub(crate) applied: AppliedServices,
 }
 
@@ -89,7 +88,7 @@ impl Caller {
     }
 }
 
-/// Whether the peer is the node proxy of the pod that is asked for.
+/// Whether the peer is the node proxy of the requested pod.
 fn is_from_pod(identity: Option<&Identity>, address: SocketAddr, target: &Target) -> bool {
     let Target::Pod {
         workload,

@@ -272,7 +272,7 @@ fn own_address(own: &Local) -> SocketAddr {
     SocketAddr::new(ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 0)
 }
 
-/// PROXY header of the waypoint's own connections, if the callee's rule asks for one.
+/// PROXY header of the waypoint's own connections, if the callee's rule requires one.
 fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Preamble> {
     Preamble::of(
         port?.policy(),

@@ -1,6 +1,6 @@
-//! Answers `POST /explain`: what would become of a request in a tunnel. Caller and target are found as the server finds
-//! them, and the request is judged and routed by the functions that serve requests, on the records of now. Nothing is
-//! sent, and neither metrics, limits nor ejections count it.
+//! Answers `POST /explain`: predicts the result of a request in a tunnel. Caller and target are resolved as the server
+//! does, and the request is authorized and routed by the functions that serve requests, on the current records. Nothing
+//! is sent, and neither metrics, limits nor ejections count it.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -24,7 +24,7 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Port of clients whose port nobody knows.
+/// Port of clients whose port is unknown.
 const UNKNOWN_PORT: u16 = 1024;
 
 /// Predicts what becomes of requests.

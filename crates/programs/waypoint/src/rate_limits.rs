@@ -36,7 +36,7 @@ struct Local {
 #[derive(Debug)]
 struct Counted {
     buckets: Mutex<Buckets>,
-    /// Chance, so that nobody can choose to share the bucket of others.
+    /// Random, so that a client cannot choose to share the bucket of others.
     hashers: (RandomState, RandomState),
 }
 
@@ -209,14 +209,14 @@ impl Limiters {
         self.by_record.is_empty()
     }
 
-    /// The namespaces whose objects have services asked.
+    /// The namespaces whose objects have rate-limit services.
     pub(crate) fn calling_namespaces(&self) -> impl Iterator<Item = ArcStr> {
         let all = self.by_record.values();
         let asking = all.filter(|one| one.config.global.is_some());
         asking.map(|one| one.config.key.namespace.clone())
     }
 
-    /// The services that are asked.
+    /// The rate-limit services.
     pub(crate) fn callees(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let all = self.by_record.values();
         let globals = all.filter_map(|one| one.config.global.as_ref());

@@ -136,7 +136,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         Ok(slot) => slot,
         Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
     };
-    // Nobody has proven to be anybody yet.
+    // The peer's identity is not verified yet.
     let unproven = waypoint.memory.connection(None, peer.ip());
     let handshake = match unproven.open(HANDSHAKE_BYTES) {
         Ok(permit) => permit,
@@ -214,7 +214,7 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, op
         }
     };
     let session = Session::new(client.shard.clone(), found, open);
-    // What the tunnel takes is its caller's, for whom the peer may be speaking.
+    // Memory of the tunnel is charged to its caller, on whose behalf the peer may act.
     let bytes = asked.bytes();
     drop(asked);
     let Ok(_held) = session.memory.open(bytes) else {
@@ -257,7 +257,7 @@ pub(crate) async fn find(
 pub(crate) enum Kind {
     /// HTTP, as is declared.
     Http,
-    /// HTTP although nobody declares it, since routes or policies are for requests; all else is refused.
+    /// Undeclared HTTP, since there are routes or policies for requests; other protocols are refused.
     HttpOnly,
     /// A connection that is passed through, whatever it carries.
     Tcp,
@@ -283,7 +283,7 @@ impl Kind {
         let attachments = session.attachments();
         match attachment_lookup::declared_protocol(waypoint, target, &attachments) {
             AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
-            // Without a name there is nobody to call.
+            // Without a name there is no host to call.
             _ if target.resolves_hosts() => Self::Tls,
             // The server name may have an entry of its own.
             AppProtocol::Tls if target.is_wildcard() => Self::Tls,
@@ -318,7 +318,7 @@ async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
     }
 }
 
-/// Serves HTTP on a port that nobody declares, and refuses all else by name.
+/// Serves HTTP on an undeclared port, and refuses other protocols by name.
 async fn serve_http_only(session: Session, mut io: Sniffed<TunnelIo>) {
     let limit = session.shard.waypoint.config.headers_timeout;
     let opening = tokio::time::timeout(limit, io.opening()).await;

@@ -1,5 +1,5 @@
-//! What is not HTTP: judged once, by what is known of the connection, and passed through, where the routes of its
-//! service say.
+//! Connections that are not HTTP: authorized once, by attributes of the connection, and passed through to the backend
+//! of their service's route.
 
 mod report;
 mod routed;
@@ -34,8 +34,8 @@ use report::{ConnectionReport, ConnectionRoute, End};
 use routed::{RouteError, Routed};
 use silence::Silence;
 
-/// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
-/// connected: it may be the one who speaks first.
+/// Timeout for the client's first bytes on undeclared ports, before the endpoint is connected: its protocol may be
+/// server-first.
 const CLIENT_FIRST: Duration = Duration::from_millis(20);
 /// How long the first bytes of a connection may be the beginning of a request line that does not go on.
 const UNDECIDED: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ impl TcpError {
             Self::Upstream(UpstreamError::Memory(_) | UpstreamError::Lookups(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            // The waypoint serves, and has no endpoint: the client's proxy neither waits nor asks another replica.
+            // The waypoint serves, and has no endpoint: the client's proxy neither waits nor tries another replica.
             Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
             Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
         }
@@ -209,8 +209,7 @@ async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
     opening.unwrap_or(Opening::Other)
 }
 
-/// For what was asked for, and, where a route leads to another service, as a connection to that one. The first that
-/// denies counts.
+/// For the target, and, where a route forwards to another service, for that one. The first that denies counts.
 fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
@@ -235,7 +234,7 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     decision
 }
 
-/// By which policies a connection is judged as one to the service that its route leads to.
+/// Policies of a connection at the backend of its route.
 fn scope_there<'a>(
     session: &Session,
     routed: &Routed,
@@ -250,13 +249,13 @@ fn scope_there<'a>(
     }
 }
 
-/// Whether a connection may be passed through where its route leads it.
+/// Whether a connection may be passed through to the backend of its route.
 fn may_be_opaque(session: &Session, routed: &Routed) -> bool {
     destination_attachments::may_be_opaque(session, &routed.destination, routed.by)
 }
 
-/// Whether no other provider than the one that has admitted a connection would have to be asked about it now, for what
-/// was asked for and for where a route leads it.
+/// Whether the target and the backend of the route require no other provider than the one that has allowed the
+/// connection.
 fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
@@ -404,7 +403,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
 enum Failed {
     /// At an endpoint, if it is known which.
     At(UpstreamError, Option<ArcStr>),
-    /// A rule leads to none.
+    /// A rule without a backend.
     Nowhere(NoUpstream),
 }
 

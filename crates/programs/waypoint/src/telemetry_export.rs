@@ -149,7 +149,7 @@ fn resource(waypoint: &Waypoint) -> Resource {
     }
 }
 
-/// A collector was not told.
+/// An export to a collector failed.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error(transparent)]

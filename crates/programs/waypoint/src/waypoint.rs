@@ -235,7 +235,7 @@ impl Waypoint {
         Ok(local.workload.clone())
     }
 
-    /// A route, once the control plane was asked for what it lacks: the waypoint of a backend.
+    /// A route, after its missing records were requested from the control plane: the waypoint of a backend.
     pub(crate) async fn completed(
         &self,
         look: impl Fn() -> Result<Route, RouteError> + Sync,

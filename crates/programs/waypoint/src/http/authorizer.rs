@@ -1,8 +1,8 @@
-//! CUSTOM policies: a provider is asked whether a request may pass, and how it is to be changed.
+//! CUSTOM policies (ext_authz): a provider allows or denies a request, and may change it.
 //!
-//! It is asked once. What it changes is done before the other policies judge the request, so that they judge what is
-//! forwarded. A request that is under way when policies change is not asked about again; if another provider would have
-//! to be asked about it, it ends.
+//! A request is checked once. The provider's changes are applied before the other policies, so that they authorize the
+//! forwarded form. A request in flight is not checked again when policies change; if they require another provider, it
+//! ends.
 
 mod ask;
 pub(super) mod changes;
@@ -83,7 +83,7 @@ fn count_refused(session: &Session, provider: &str, refused: u64) {
     metrics.provider_headers_refused(provider, refused);
 }
 
-/// Finds the provider that has to be asked about a request.
+/// Finds the provider that must check a request.
 pub(super) fn asking<B>(session: &Session, request: &Request<B>, form: &Form) -> Asking {
     let method = request.method().as_str();
     let facts = facts(session, method, &form.host, &form.path, request.headers());
@@ -91,13 +91,13 @@ pub(super) fn asking<B>(session: &Session, request: &Request<B>, form: &Form) ->
     policies.asks(session.attachments().scope(), &facts)
 }
 
-/// Replies to a request that no provider can be asked about.
+/// Replies to a request whose provider is missing or ambiguous.
 pub(super) fn without_provider() -> Reply {
     let flag = ResponseFlag::UnauthorizedExternal;
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
 }
 
-/// Asks about a request, if a policy wants it, and changes it as the provider says.
+/// Sends the check of a request, if a policy requires it, and applies the provider's changes.
 pub(super) async fn authorize(
     session: &Session,
     request: &mut Request<Incoming>,
@@ -233,7 +233,7 @@ fn deny(
     response
 }
 
-/// Asks about a connection that is not HTTP; gives the provider that admits it, if one was asked.
+/// Sends the check of a connection that is not HTTP; returns the provider that allows it, if one was called.
 ///
 /// # Errors
 /// With why it is refused.

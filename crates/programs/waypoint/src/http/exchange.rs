@@ -1,4 +1,4 @@
-//! One request: brought into form, judged, routed, sent on; its answer on the way back.
+//! One request: normalized, authorized, routed, forwarded; and its response.
 
 use std::{
     pin::{Pin, pin},
@@ -176,7 +176,7 @@ async fn answer(
         request: limits::as_it_came(&request, &form),
     };
     limits::limit(session, (counted, None), (&admission, hops), limited).await?;
-    // Only now: what was judged and routed is what came.
+    // Only now: the original request was authorized and routed.
     let original = Original::of(&taken, &request, &form);
     taken.change(session, request.headers_mut(), &mut form)?;
     taken.name_host(session, &form)?;
@@ -322,7 +322,7 @@ fn may_pass(all: &mut HeaderMap) -> bool {
 
 /// Source of the first response.
 enum First {
-    /// The endpoint, or nobody.
+    /// The endpoint, if any.
     Sent(Result<Sent, Failure>),
     /// A plugin, while the request's body was on its way.
     Plugin(Response<Answer>),
@@ -372,7 +372,7 @@ enum Admitted {
     Answered(Box<Response<Answer>>),
 }
 
-/// Asks the provider of CUSTOM policies, verifies tokens, and judges what plugins and these have made of the request.
+/// Calls the provider of CUSTOM policies, verifies tokens, runs plugins, and authorizes the resulting request.
 async fn admit(
     session: &Arc<Session>,
     (request, form): (&mut Request<Incoming>, &mut Form),
@@ -460,8 +460,8 @@ fn version(
     }
 }
 
-/// Judges what a route leads to another service as that one's, too, and what a route of its clients makes of a request
-/// as if they had sent that.
+/// Authorizes a request that a route forwards to another service for that one, too, and one that a consumer route
+/// changes as if the client had sent it in that form.
 pub(super) fn judge_backend<B>(
     admission: Admission,
     taken: &Taken,
@@ -506,7 +506,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     let removed = headers::remove_hop_by_hop(all);
     removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
     headers::remove_claims(all);
-    // The framing is made anew; what is expected of the application is asked again with it.
+    // The framing is made anew, and `Expect` with it.
     all.remove(CONTENT_LENGTH);
     all.remove(EXPECT);
     Ok(())

@@ -1,5 +1,5 @@
 //! Predicts the response to a request: the steps of [`super::exchange`] by its own functions, on what is published now,
-//! without sending or counting anything. Plugins are not run, providers and rate-limit services not asked.
+//! without sending or counting anything. Plugins are not run, providers and rate-limit services not called.
 
 mod words;
 
@@ -126,7 +126,7 @@ impl Walk {
         self.steps.push(Step::new(step, result, why));
     }
 
-    /// Host and path, and the headers that are removed before anything is judged.
+    /// Host and path, and the headers that are removed before authorization.
     fn form(&mut self, request: &mut Request<()>) -> Result<Form, Reply> {
         let formed = self.formed(request);
         match &formed {

@@ -1,9 +1,9 @@
 //! Interim responses of applications (102, 103), which pass on to clients of HTTP/1.1, and requests that wait for one before
 //! they send their body (`Expect: 100-continue`, RFC 9110, section 10.1.1).
 //!
-//! The application is asked as the client asks. Until it answers 100, nothing of the body is read from the client, which
-//! therefore gets no 100 either; a final response, 413 or 417 for instance, comes back without the body having been sent. An
-//! application that does not know of the expectation gets the body after [`PATIENCE`].
+//! The client's expectation is passed to the application. Until it responds with 100, nothing of the body is read from
+//! the client, which therefore gets no 100 either; a final response, 413 or 417 for instance, comes back without the
+//! body having been sent. An application that does not know of the expectation gets the body after [`PATIENCE`].
 
 use std::{
     pin::Pin,
@@ -57,7 +57,7 @@ pub(super) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
     is_continue && lines.next().is_none() && !request.body().is_end_stream()
 }
 
-/// The body of a request, once the application wants it, where it is asked.
+/// The body of a request, after the application's 100 where the client expects it.
 pub(super) fn hold(body: Body, expectation: Option<&Expectation>) -> Body {
     match expectation {
         Some(expectation) => expectation.hold(body),
@@ -99,14 +99,14 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// The application has said nothing.
+    /// The application has sent no response.
     #[default]
     Unknown,
     /// The body is sent.
     Met,
     /// The application has answered without the body, and the response is on its way.
     Answered,
-    /// The response is over: nobody gets the body.
+    /// The response is over: the body is dropped.
     Over,
 }
 

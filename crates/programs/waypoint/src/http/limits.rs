@@ -28,15 +28,15 @@ use super::{
 };
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
 
-/// As Envoy says it.
+/// Text of Envoy's response.
 const LOCAL: &str = "local_rate_limited";
 const GLOBAL: &str = "request_rate_limited";
 const NOTHING: &str = "rate_limiter_error";
 
-/// Rate-limit headers for the response, whoever makes it.
+/// Rate-limit headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
 pub(super) struct Limited {
-    /// The tightest limit of those that clients are told of.
+    /// The tightest limit of those with `tellClients`.
     tightest: Option<Met>,
     is_refused: bool,
     /// Until the client may come again.
@@ -130,7 +130,7 @@ pub(super) async fn limit(
     for one in all.iter() {
         local(session, (&counted.request, before(one)), one, limited)?;
     }
-    // Rate-limit services are asked only when no local limit refuses.
+    // Rate-limit services are called only when no local limit refuses.
     for one in all.iter() {
         let Some(global) = &one.config.global else {
             continue;
@@ -308,7 +308,7 @@ fn count(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'s
     metrics.rate_limited(&config.key, kind, outcome);
 }
 
-/// Returns the part of a request that tells it from others; `None` if the request does not have it.
+/// Returns the value of a request for a key; `None` if the request does not have it.
 fn value(session: &Session, request: &RouteRequest<'_>, key: &LimitKey) -> Option<Vec<u8>> {
     let caller = &session.caller;
     let headers = request.headers;

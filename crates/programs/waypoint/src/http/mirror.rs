@@ -107,7 +107,7 @@ pub(super) fn mirror(
             continue;
         };
         let there = destination_attachments::find(session, &destination, by);
-        // No copy is seen by plugins, or has its tokens verified for another service than was asked for.
+        // Plugins do not see mirrored requests, and their tokens are verified for the requested service only.
         if let Some(there) = &there
             && (!destination_attachments::are_tokens_applied(session, there)
                 || destination_attachments::have_plugins(session, there))
@@ -233,7 +233,7 @@ async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
     MirrorOutcome::Late
 }
 
-/// The host that a mirror is told: an address in brackets cannot be marked.
+/// The `Host` of a mirrored request: an address in brackets gets no suffix.
 fn shadow(host: &str) -> String {
     if host.is_empty() || host.starts_with('[') {
         return host.to_owned();

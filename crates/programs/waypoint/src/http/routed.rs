@@ -40,7 +40,7 @@ pub(super) enum Routed {
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) destination: Destination,
-    /// None: the service leads to itself.
+    /// `None`: requests go to the service itself.
     rule: Option<Chosen>,
 }
 
@@ -55,7 +55,7 @@ struct Chosen {
     session: Option<Affinity>,
 }
 
-/// CORS headers for the response, whoever makes it.
+/// CORS headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
 pub(super) struct Crossing(Option<(Chosen, CorsRequest)>);
 
@@ -197,7 +197,7 @@ impl Taken {
     }
 }
 
-/// A request that its rule leads nowhere.
+/// A request whose rule has no usable backend.
 fn unroutable(text: &str) -> Reply {
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     Reply::new(status, text, ResponseFlag::NoCluster)

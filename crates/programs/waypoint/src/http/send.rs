@@ -130,7 +130,7 @@ fn tls_upstream<'a>(
     })
 }
 
-/// PROXY header of connections to endpoints, if the destination's rule asks for one.
+/// PROXY header of connections to endpoints, if the destination's rule requires one.
 fn preamble(
     session: &Session,
     decision: Option<&DestinationDecision>,
@@ -211,7 +211,7 @@ pub(super) async fn send(
             is_reason,
             unsent,
         } = AttemptResult::of(outcome, chosen, &retrying, decision.as_deref());
-        // What was not sent is no burden to anybody.
+        // An unsent request is no load on an endpoint.
         let is_burden = unsent.is_none();
         if is_burden && !is_reason {
             return ended;
@@ -233,7 +233,7 @@ pub(super) async fn send(
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        // To another if there is one: this one would be asked to do what it has just failed to do.
+        // To another endpoint if there is one: this one has just failed.
         upstream = choose(&failed).await;
         if upstream.is_err() && retrying.may_try_the_same() {
             failed.clear();

@@ -1,4 +1,4 @@
-//! Look-ups of names: remembered for a while, asked for by few at a time, and each by one, whoever waits for it.
+//! Look-ups of names: cached, few at a time, and one for all that wait for a name.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ const MAX_LOOKUPS: usize = 64;
 const MAX_LOOKUPS_PER_CALLER: usize = 8;
 /// How long one may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an answer is good, whatever its server says.
+/// Bounds of an answer's TTL.
 const SHORTEST: Duration = Duration::from_secs(1);
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// The same of a failure.
@@ -122,8 +122,8 @@ impl Lookups {
         }
     }
 
-    /// The addresses of a host, as they are remembered or as `look_up` says; for a caller that may have few look-ups in
-    /// flight, or for an object that names the host.
+    /// The addresses of a host, from the cache or by `look_up`; for a caller that may have few look-ups in flight, or
+    /// for an object that names the host.
     ///
     /// # Errors
     /// When the caller has as many as it may.

@@ -307,7 +307,7 @@ fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> 
     let (namespace, host) = match host.split_once('/') {
         Some(both) => both,
         None => {
-            // `name.namespace.svc…` says it itself.
+            // `name.namespace.svc…` contains it.
             let mut labels = host.split('.');
             let named = (labels.next(), labels.next(), labels.next());
             match named {

@@ -29,7 +29,7 @@ impl Collector for PluginMetrics {
             return Ok(());
         }
         counts(&mut encoder, &plugins)?;
-        // One name is one kind, whoever defined it first.
+        // One name has one kind, that of its first definition.
         let mut all: BTreeMap<String, Vec<(&Plugin, MetricValue)>> = BTreeMap::new();
         for plugin in &plugins {
             for (name, value) in plugin.metrics.all() {

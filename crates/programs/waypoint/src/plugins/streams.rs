@@ -82,14 +82,14 @@ async fn open(
     Ok((parts.headers, body, counted))
 }
 
-/// Tells of what comes until the peer ends, and how it did; `None` when nobody wants to know any more.
+/// Passes messages to the plugin until the peer ends, and returns how; `None` when the plugin has closed the stream.
 async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Option<(u32, String)> {
     let mut end = grpc_status(&head);
     if !tell(StreamEvent::Began(head)) {
         return None;
     }
     let mut waiting = BytesMut::new();
-    // What a plugin does by itself takes a tenth of the worker, whoever sends it messages.
+    // A plugin's own work takes a tenth of the worker, for messages of every peer.
     let tell = async |event| {
         let began = Instant::now();
         let goes_on = tell(event);

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::record_store::{Gone, RecordStore, shown};
 
-/// A port, and the namespace of the clients that a table is for; `None` for everybody.
+/// A port, and the namespace of the clients that a table is for; `None` for all clients.
 type TableKey = (u16, Option<ArcStr>);
 
 /// A service that the waypoint serves.
@@ -29,7 +29,7 @@ pub struct Served {
     /// Pods of other namespaces that what is attached to it is for.
     grantors: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
-    /// Of the ports that were asked for, by the namespace of the clients that they are for.
+    /// Tables of the called ports, by the namespace of their clients.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
     tls_routes: Vec<StreamRoute>,
     tcp_routes: Vec<StreamRoute>,
@@ -60,8 +60,8 @@ impl Served {
         self.name.namespace == *pod.namespace() || self.grantors.iter().any(is_granted)
     }
 
-    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for
-    /// everybody.
+    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for all
+    /// clients.
     pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
         let is_own = |route: &&HttpRoute| {
             client.is_some() && route.clients.as_deref() == client && concerns(route, port)

@@ -273,7 +273,7 @@ fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
         .any(|pattern| pattern.matches(name.as_str()))
 }
 
-/// The request of HTTP that asks.
+/// The HTTP request of a check.
 fn question(
     provider: &Provider,
     http: &HttpProvider,

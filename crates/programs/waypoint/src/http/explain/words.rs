@@ -97,8 +97,8 @@ pub(super) fn authentication(
     }
 }
 
-/// Decision of policies; `is_allowed` is that of the data path, which also refuses what a provider would have to be asked
-/// about once more.
+/// Decision of policies; `is_allowed` is that of the data path, which also refuses a request that a provider would have
+/// to check once more.
 pub(super) fn authorization(
     step: StepKind,
     decision: &HttpDecision,

@@ -44,7 +44,7 @@ pub(super) struct Through {
     answered: Arc<Answered>,
     inner: Body,
     out: VecDeque<Frame<Bytes>>,
-    /// Trailers that the plugin has been told of, to be taken when it lets them through.
+    /// Trailers that were passed to the plugin, to be forwarded when it continues.
     has_trailers: bool,
     /// The plugin holds what it was given.
     is_paused: bool,

@@ -1,4 +1,4 @@
-//! What a rate-limit service is asked, and what it answers.
+//! Request to a rate-limit service, and its response.
 
 use ambit_l7::route::RouteRequest;
 use ambit_model::{GlobalLimit, LimitKey, LimitValue};
@@ -46,9 +46,9 @@ impl LimitError {
     }
 }
 
-/// Returns the descriptors of a request; `None` if there are none, or if the service was asked about all of them when
-/// the request had the form of `before`. A method and a path are described as they came, and by the one spelling that
-/// they are counted by where that is another: the service's limits hold for both.
+/// Returns the descriptors of a request; `None` if there are none, or if the service has checked all of them when the
+/// request had the form of `before`. A method and a path are described as they came, and by the one spelling that they
+/// are counted by where that is another: the service's limits hold for both.
 pub(super) fn question(
     session: &Session,
     (limiter, global): (&Limiter, &GlobalLimit),

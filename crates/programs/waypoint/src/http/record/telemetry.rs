@@ -88,7 +88,7 @@ impl RequestTelemetry {
         }
     }
 
-    /// Writes its place in the trace into what is judged and sent on.
+    /// Writes the trace context into the request before authorization.
     pub(super) fn pass_on(&self, headers: &mut HeaderMap) {
         let tracing = self.telemetry_config.tracing.as_ref();
         let propagates = tracing.is_some_and(|tracing| tracing.settings.propagates);

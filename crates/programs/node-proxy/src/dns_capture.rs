@@ -152,7 +152,7 @@ fn count(pod: &Pod, report: &Report<'_>) {
     }
 }
 
-/// The type asked for. A client may ask for any of 65,536: those without a name are one.
+/// Type of the query. A client may query any of 65,536: those without a name are one label.
 fn kind(report: &Report<'_>) -> ArcStr {
     match report.question.kind_name() {
         Some("A") => arcstr::literal!("A"),

@@ -223,9 +223,8 @@ impl Enrolment {
         }
     }
 
-    /// While a successor takes the connections, the agent is to talk to it alone: what is said to us
-    /// would be acted on by nobody. Pods for which it opens listeners of its own are surrendered, lest
-    /// connections wait in ours.
+    /// While a successor takes the connections, the agent must talk to it alone: no process would act on messages to
+    /// us. Pods for which it opens listeners of its own are surrendered, lest connections wait in ours.
     async fn sit_out(&mut self) {
         let mut accept = self.supervisor.accept();
         while *accept.borrow_and_update() == Accept::Paused {
@@ -307,7 +306,7 @@ impl Enrolment {
         }
     }
 
-    /// Gives an event to the protocol and does what it says, which may lead to further events.
+    /// Passes an event to the protocol and runs its effects, which may cause further events.
     fn react(&mut self, event: ProxyEvent<Netns>) -> Reply {
         let mut reply = Reply::default();
         let mut events = std::collections::VecDeque::from([event]);

@@ -1,4 +1,4 @@
-//! The real program as its own supervisor: who ends with whom, and with which code.
+//! The real program as its own supervisor: which process ends with which, and the exit code.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -57,7 +57,7 @@ impl Place {
         self.directory.path().join("pair.sock")
     }
 
-    /// Whether a supervisor stands by: the one that serves has a line to it.
+    /// Whether a standby supervisor is connected to the serving one.
     fn has_standby(&self) -> bool {
         let sockets = self
             .host
@@ -112,7 +112,7 @@ impl Drop for Running {
     }
 }
 
-/// Whether a process runs no more; somebody may still have to collect it.
+/// Whether a process has ended; it may be a zombie.
 fn is_gone(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))

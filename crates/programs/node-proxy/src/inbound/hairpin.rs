@@ -1,5 +1,5 @@
-//! Connections to the pod that have to come through its waypoint and did not: they are led there, in a tunnel
-//! under the pod's identity that says whose connection it is. The waypoint delivers them as any other.
+//! Hairpin: connections that bypass the pod's waypoint are redirected to it, in a tunnel under the pod's identity that
+//! names the original peer. The waypoint delivers them as any other.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use crate::{pod::Pod, shard::Shard};
 
 const ORIGINAL_PEER: HeaderName = HeaderName::from_static(ORIGINAL_PEER_HEADER);
 
-/// A connection that could not be led through the waypoint. It goes nowhere then.
+/// A connection that could not be redirected to the waypoint. It fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HairpinError {
     #[error(transparent)]
@@ -65,8 +65,8 @@ impl HairpinError {
     }
 }
 
-/// The tunnel to the pod's waypoint for a connection of `client`, who is `who`. `asked` are the headers of the
-/// tunnel that it came with.
+/// Opens the tunnel to the pod's waypoint for a connection of `client` with the identity `who`. `asked` are the headers
+/// of the tunnel that it came with.
 pub(crate) async fn open(
     shard: &Shard,
     local: &Local,

@@ -1,4 +1,5 @@
-//! Pods that everything has to come to through their waypoint: who is led there, with what, and when it fails.
+//! Pods that are reached through their waypoint alone: which connections are redirected, with which headers, and which
+//! fail.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -194,8 +195,8 @@ fn server_record() -> Workload {
     }
 }
 
-/// A captured client and a server on two nodes, somebody outside the mesh, and replicas of the waypoint of whom
-/// all nodes know.
+/// A captured client and a server on two nodes, a client outside the mesh, and replicas of the waypoint that all nodes
+/// know.
 struct Scene {
     mesh: Mesh,
     client: PodHost,
@@ -257,7 +258,7 @@ impl Scene {
         self.mesh.nodes[0].publish(Update::Workload(Box::new(direct_record())));
     }
 
-    /// Has everybody sent through the waypoint.
+    /// Requires the waypoint for all callers.
     fn enforce_for_all(&self) {
         self.mesh.publish_workload(server_record());
     }
@@ -271,7 +272,7 @@ impl Scene {
     }
 }
 
-/// A conversation with the echo, which says who has connected to it; up to both ends.
+/// A conversation with the echo server, which reports its client; up to both ends.
 async fn talk(mut stream: TcpStream, waypoint: &Replica) {
     assert_eq!(
         line(&mut stream).await.unwrap(),
@@ -376,7 +377,7 @@ async fn peer_authentication_precedes_policies_on_deliveries() {
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     waypoint.deliver(asked, server).await;
     talk(tunnelled, waypoint).await;
-    // What the waypoint delivers is judged as the waypoint's.
+    // Connections from the waypoint are authorized as the waypoint's.
     let no = build::policy(
         "only",
         Action::Deny,
@@ -653,7 +654,7 @@ async fn a_replica_that_does_not_listen_or_cannot_serve_is_left_for_another() {
         let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
         drop(stream);
     }
-    // One that is there and says that it cannot.
+    // A running one that refuses.
     let pki = scene.mesh.pki.clone();
     let mut unable = Replica::serve(dead, pki);
     let refused = Arc::new(std::sync::atomic::AtomicUsize::new(0));

@@ -110,8 +110,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds the socket in `run_dir`, in the place of one that an agent before us has there: whoever
-/// calls finds one that listens, at every moment, and calls that agent has taken it still answers.
+/// Binds the socket in `run_dir`, in the place of an earlier agent's: a caller finds a listening
+/// one at every moment, and the earlier agent still answers its accepted calls.
 ///
 /// # Errors
 /// When the directory or the socket cannot be made.

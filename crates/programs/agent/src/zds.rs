@@ -46,8 +46,8 @@ enum Command {
 
 type Done = oneshot::Sender<Result<(), DeliverError>>;
 
-/// Gives orders to the server. Orders are taken in the order given, also those whose outcome
-/// nobody has waited for yet.
+/// Gives orders to the server. Orders are taken in their order, also those whose outcome is not
+/// awaited yet.
 #[derive(Clone, Debug)]
 pub struct Zds(mpsc::UnboundedSender<Command>);
 

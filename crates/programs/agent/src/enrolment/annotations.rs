@@ -40,7 +40,7 @@ pub(super) fn spec_of(
     Ok(spec)
 }
 
-/// As Go reads booleans; anything else counts as not said.
+/// Booleans as Go parses them; any other value counts as unset.
 fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),

@@ -103,9 +103,8 @@ impl Access {
         }
     }
 
-    /// Whether a caller may read the mesh: all of it, or a waypoint what concerns it. To be asked when the
-    /// objects of the mesh are known: until then no waypoint is. `denied`: why the caller may not act as its account, if
-    /// so.
+    /// Whether a caller may read the mesh: all of it, or a waypoint its own part. Valid once the objects of the mesh
+    /// are known: until then no waypoint is. `denied`: why the caller may not act as its account, if so.
     pub fn check_discovery(
         &self,
         caller: &Caller,

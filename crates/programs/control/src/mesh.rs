@@ -1,7 +1,7 @@
 //! From the source of objects to the store that clients are served from.
 //!
-//! One task owns the index. Pods reach the directory of pods at once (a certificate may be asked for
-//! in the same moment); publication is debounced, so that a burst is one push.
+//! One task owns the index. Pods reach the directory of pods at once (a certificate may be requested in the same
+//! moment); publication is debounced, so that a burst is one push.
 
 use std::{sync::Arc, time::Duration};
 
@@ -74,7 +74,7 @@ impl Mesh {
     }
 }
 
-/// Starts following; ends with the drain. What became of objects goes to `reports`, if anybody asks.
+/// Starts following; ends with the drain. Reports on objects go to `reports`, if set.
 pub(crate) fn start(
     source: Source,
     config: MeshConfig,
@@ -161,7 +161,7 @@ impl Follower {
                     }
                 },
                 Some(asked) = surveys.recv() => {
-                    // Fails only when nobody waits any more.
+                    // Fails only without a receiver.
                     asked.send(self.index.survey()).ok();
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
@@ -280,7 +280,7 @@ impl Follower {
     }
 }
 
-/// Report on an object, if anybody needs it.
+/// Report on an object, if it has a reader.
 fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {

@@ -1,5 +1,5 @@
-//! Which tokens the API server is asked about, and how often: each question costs the cluster far more than
-//! it costs a caller to make up a token. Knows nothing of the API server.
+//! Rate limit of TokenReviews: each costs the cluster far more than it costs a caller to make up a token. Knows nothing
+//! of the API server.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -30,7 +30,7 @@ const ISSUERS: usize = 8;
 
 pub(super) type Hash = [u8; 32];
 
-/// Decides what is asked.
+/// Decides which tokens are reviewed.
 #[derive(Debug)]
 pub(super) struct Reviews {
     accepted: Mutex<Remembered<Caller>>,
@@ -80,7 +80,7 @@ impl Reviews {
         turns.acquire_owned().await.ok()
     }
 
-    /// Whether the API server may be asked about a token now.
+    /// Whether a token may be reviewed now.
     pub(super) fn may_ask(&self, source: IpAddr, issuer: &str, now: Instant) -> bool {
         let is_familiar = self.issuers.lock().contains(issuer);
         self.rates.take(source, now) && (is_familiar || self.strange.take((), now))
@@ -103,7 +103,7 @@ impl Reviews {
                 let mut accepted = self.accepted.lock();
                 accepted.keep(hash, caller.clone(), now, ACCEPTED);
             }
-            // Nothing was said.
+            // There was no result.
             Err(TokenError::Unavailable(_)) => {}
             Err(error) => self.refused.lock().keep(hash, error.clone(), now, REFUSED),
         }

@@ -1,4 +1,4 @@
-//! What a Gateway's status says of its waypoint. Pure.
+//! Status of a waypoint's Gateway. Pure.
 
 use ambit_k8s_api::{Gateway, status::conditions};
 use ambit_waypoint_objects::Unusable;
@@ -49,7 +49,7 @@ fn condition(
     }
 }
 
-/// The status to write, with all that we say there; nothing if it stands there already.
+/// The status to write, with all our fields; nothing if it is unchanged.
 pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     let (conditions, addresses) = (wanted(verdict), addresses(gateway, verdict));
     let there = self::conditions(&gateway.status);

@@ -1,8 +1,8 @@
-//! What stands on objects and what should. Pure: reports go in, writes come out.
+//! Published and desired status of objects. Pure: reports go in, writes come out.
 //!
-//! Every replica keeps the book; only a leader's writes leave it. One that becomes leader writes what
-//! differs. A write that was asked for is not asked for again until the object shows it, so that the
-//! delay of a watch makes no second write; somebody else's change makes one.
+//! Every replica keeps the book; only a leader's writes leave it. One that becomes leader writes what differs. A
+//! requested write is not repeated until the object shows it, so that the delay of a watch makes no second write;
+//! another writer's change makes one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,9 +50,9 @@ struct Entry {
     seen: Seen,
     /// Conditions that were written and are not seen yet, by their types.
     asked: BTreeMap<&'static str, Option<Verdict>>,
-    /// The addresses that were asked to be written and are not seen yet.
+    /// Addresses whose write is not observed yet.
     asked_addresses: Option<Value>,
-    /// The parts that were asked to be written and are not seen yet.
+    /// Parts whose write is not observed yet.
     asked_parts: Option<Vec<Value>>,
 }
 
@@ -258,7 +258,7 @@ fn compare_parts(entry: &mut Entry, out: &mut Out) {
     entry.asked_parts = Some(wanted);
 }
 
-/// Whether a condition says already what it should.
+/// Whether a condition has its desired value already.
 fn is_current(there: Option<&Value>, wanted: Option<&Verdict>, generation: Option<i64>) -> bool {
     let (Some(there), Some(wanted)) = (there, wanted) else {
         return there.is_none() && wanted.is_none();

@@ -21,7 +21,7 @@ struct Gate {
     interval: Duration,
     /// So many may enter at once after a pause.
     burst: u32,
-    /// When the line would be empty, if nobody else came.
+    /// When the queue would be empty, without further callers.
     line_ends: Option<Instant>,
 }
 

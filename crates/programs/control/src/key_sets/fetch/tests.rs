@@ -58,7 +58,7 @@ fn source(url: String, is_issuer: bool) -> KeySource {
 fn fetcher() -> Fetcher {
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
     let guard = Guard::new(everywhere.into());
-    // Nobody is asked for the root namespace.
+    // There is no query for the root namespace.
     Fetcher::new(RootCertStore::empty(), guard, Callees::new().0)
 }
 
@@ -216,7 +216,7 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
     assert_eq!(fetcher.key_set(&url()).await.unwrap(), KEY);
     let led = fetcher.key_set(&url()).await;
     assert!(matches!(led, Err(FetchError::Callee(_))), "{led:?}");
-    // The administrator's are not asked about.
+    // There is no query for the administrator's.
     let of_root = source(format!("http://{own}/"), false);
     assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);
 }

@@ -503,7 +503,7 @@ fn single_records_come_with_what_belongs_to_them() {
     );
     let last = peer.send(&demand("shop/nothing"), &store);
     peer.ack(&last[0], &store);
-    // A new endpoint of a service it has, a new pod of its node, and an address it asked for.
+    // A new endpoint of a service it has, a new pod of its node, and an address that it subscribed to.
     for (delta, expected) in [
         (pod("c", "n3", 5, Some("s"), 1), vec!["c1//Pod/shop/c"]),
         (pod("home", NODE, 6, None, 1), vec!["c1//Pod/shop/home"]),

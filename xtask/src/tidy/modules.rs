@@ -151,7 +151,7 @@ fn circles(modules: &[Module<'_>]) -> Vec<BTreeSet<Path>> {
     strongly_connected(&edges)
 }
 
-/// The module that a path leads into.
+/// The module that a path names.
 fn target(module: &Module<'_>, path: &Named, modules: &[Module<'_>]) -> Option<Path> {
     let mut segments = path.segments.iter().peekable();
     let mut base = module.path.clone();

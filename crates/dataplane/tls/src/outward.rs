@@ -187,7 +187,7 @@ impl Outward {
 /// TLS that does not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum OutwardConnectError {
-    /// It is no valid server name.
+    /// Invalid server name of a connection.
     #[error("{0:?} is no name of a server")]
     Name(String),
     /// The server, or the way to it.

@@ -243,7 +243,7 @@ impl Session {
         }
     }
 
-    /// Its state.
+    /// State of each subscription.
     pub fn status(&self) -> Vec<SubscriptionStatus> {
         let status = |(kind, subscription): (&ResourceType, &Subscription)| SubscriptionStatus {
             resource_type: *kind,

@@ -1,4 +1,4 @@
-//! `ambit check`: diagnoses a cluster, or this node, before an installation, and says what to do.
+//! `ambit check`: diagnoses a cluster, or this node, before an installation, and suggests remedies.
 
 use std::process::ExitCode;
 
@@ -181,7 +181,7 @@ async fn take(
 }
 
 impl Snapshot {
-    /// Namespaces that are in the mesh, or asked about.
+    /// Namespaces that are in the mesh, or named by a flag.
     fn mesh_namespaces(&self) -> Vec<&str> {
         let names = self.namespaces.iter().filter(|namespace| {
             let labelled = label(*namespace, remove::DATAPLANE_MODE) == Some(remove::AMBIENT);

@@ -61,7 +61,7 @@ pub(crate) struct Report {
     pub(crate) destination: SocketAddr,
     /// Whether the server's node proxy enforces policies for it.
     pub(crate) enforced: bool,
-    /// The waypoint that it goes through, whose policies are not judged here.
+    /// The waypoint that it goes through, whose policies are not evaluated here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waypoint: Option<String>,
     /// Decision on the waypoint's own connection to the server.
@@ -75,7 +75,7 @@ pub(crate) struct Report {
     pub(crate) why: String,
     /// Decision of every policy that applies.
     pub(crate) policies: Vec<PolicyReport>,
-    /// Policies the server names that nobody knows.
+    /// Unknown policies that the server names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) missing: Vec<String>,
 }
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(!is_allowed)))
 }
 
-/// The state of the node proxy that is asked: that of the server's node, unless flags name another.
+/// The state of the queried node proxy: that of the server's node, unless flags name another.
 fn dump(args: &ExplainArgs) -> Result<Dump, CliError> {
     let dump = args.source.dump()?;
     if !args.source.is_open() {
@@ -172,7 +172,7 @@ pub(crate) fn explain(
     Ok(reports)
 }
 
-/// Whether a client that knows of no waypoint comes to a pod whose waypoint could not be told who it is.
+/// Whether a client without a waypoint calls a pod whose waypoint cannot receive the original peer.
 fn is_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
     let attached = attached(dump, server);
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
@@ -260,7 +260,7 @@ fn servers<'a>(
     to: &str,
     port: u16,
 ) -> Result<Vec<(&'a Workload, IpAddr, u16)>, CliError> {
-    // A control plane's dump has no endpoints; then only pods and addresses can be asked about.
+    // A control plane's dump has no endpoints; then only pods and addresses can be explained.
     let endpoints = service(dump, to).and_then(|service| {
         let endpoints = service.endpoints.as_ref()?;
         Some((service, endpoints))
@@ -456,7 +456,7 @@ pub(crate) fn words(report: &Report) -> String {
         Some(identity) => format!("{} as {identity}", report.from),
         None => format!("{} without an identity (plaintext)", report.from),
     };
-    // A waypoint delivers only what has been led to it.
+    // A waypoint delivers only connections that were routed to it.
     let is_allowed = report.allowed || report.delivery.is_some();
     let at = report.waypoint.as_ref().map(|_| " at the node proxy");
     let mut text = format!(

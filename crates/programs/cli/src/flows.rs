@@ -1,4 +1,4 @@
-//! `ambit flows`: who talks to whom, live, from node proxies and waypoints of a lab or a cluster.
+//! `ambit flows`: live connections and requests, from node proxies and waypoints of a lab or a cluster.
 
 mod proxies;
 mod read;
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &FlowsArgs) -> Result<(), CliError> {
 /// Streams events from all node proxies and waypoints of a place, those that come later too.
 ///
 /// # Errors
-/// If the place cannot be asked which proxies it has, or has none.
+/// If the proxies of the lab or cluster cannot be listed, or there are none.
 pub(crate) async fn subscribe(
     place: &FlowPlace,
     filter: Filter,

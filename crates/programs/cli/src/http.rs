@@ -83,7 +83,7 @@ pub(crate) async fn send(
     };
     match select(pin!(exchange), pin!(connection)).await {
         Either::Left((answer, _)) => answer,
-        // What the connection failed of, the exchange says.
+        // The exchange returns the connection's error.
         Either::Right((_, exchange)) => exchange.await,
     }
 }

@@ -1,4 +1,4 @@
-//! The labs that run: which one a command asks, and its errors in words.
+//! Running labs: which one a command queries, and its errors in words.
 
 use ambit_lab::{Client, ClientError, StateDir, base_directory};
 

@@ -1,6 +1,6 @@
-//! `ambit policy test`: a rehearsal of policies that are not applied yet. What node proxies and waypoints have seen, by
-//! their access logs, by the connections that are open, and by metrics where neither tells more, is judged twice by the
-//! code that judges in them: with the policies that there are, and with those of the files besides.
+//! `ambit policy test`: a rehearsal of policies that are not applied yet. The traffic of node proxies and waypoints,
+//! from their access logs, their open connections, and metrics where neither has it, is evaluated twice with their own
+//! code: with the current policies, and with those of the files added.
 
 mod at_waypoint;
 mod counted;
@@ -82,12 +82,12 @@ pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliErro
     Ok(index)
 }
 
-/// The objects of a lab or cluster that decide which policies apply to whom.
+/// The objects of a lab or cluster that decide the scopes of policies.
 pub(crate) fn objects(lab: Option<&str>, target: &Target) -> Result<Vec<ObjectEvent>, CliError> {
     Ok(World::objects_of(lab, target)?.objects)
 }
 
-/// Succeeds if nobody would be refused who is not refused already.
+/// Succeeds if no further caller would be refused.
 pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     let policies = world::policies(&args.files)?;
     let World {

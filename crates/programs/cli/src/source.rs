@@ -111,7 +111,7 @@ impl Source {
         }
     }
 
-    /// Whether flags leave open whom to ask.
+    /// Whether flags name no source.
     pub(crate) fn is_open(&self) -> bool {
         let place = (&self.address, &self.node, &self.pod, &self.file);
         matches!(place, (None, None, None, None)) && !self.control
@@ -222,7 +222,7 @@ impl Source {
         send(stream, &method, (&host, &format!("{prefix}{path}")), body)
     }
 
-    /// Says who is asked, beside the output.
+    /// Prints the source, beside the output.
     fn tell(&self, whom: &str) {
         if !self.is_quiet {
             progress(&format!("querying {whom}"));

@@ -28,7 +28,7 @@ mod report;
 
 use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
 
-/// Pods that are asked at the same time.
+/// Pods that are queried at the same time.
 const AT_ONCE: usize = 8;
 /// How long a pod may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -32,7 +32,7 @@ struct Versions {
     client: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<Server>,
-    /// Why the cluster says nothing.
+    /// Why the cluster does not respond.
     #[serde(skip_serializing_if = "Option::is_none")]
     trouble: Option<String>,
 }

@@ -1,6 +1,6 @@
-//! `ambit explain`: one request, followed from proxy to proxy without being sent. Each proxy on its way predicts, by the
-//! code that serves requests and on its state of now, what it would do (`POST /explain`); this only asks one after the
-//! other, and tells what the client would get.
+//! `ambit explain`: one request, followed from proxy to proxy without being sent. Each proxy on the path predicts, by
+//! the code that serves requests and on its current state, its result (`POST /explain`); this only queries one after
+//! the other, and prints the client's response.
 
 mod mesh;
 mod query;

@@ -285,8 +285,8 @@ impl Made {
 }
 
 impl ApplyArgs {
-    /// The policies to migrate before the waypoint is made; an error if there are some that it makes moot and nothing
-    /// says what becomes of them.
+    /// The policies to migrate before the waypoint is made; an error if there are some that it makes moot and no flag
+    /// decides about them.
     fn migrations(
         &self,
         policies: &[Value],

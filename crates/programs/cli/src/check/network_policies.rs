@@ -120,8 +120,8 @@ fn is_tcp(port: &NetworkPolicyPort) -> bool {
     matches!(port.protocol.as_deref(), None | Some("TCP"))
 }
 
-/// Whether a rule is about some TCP ports only, and not about that of tunnels. DNS alone is not such a
-/// rule: the node proxy asks from the pod.
+/// Whether a rule is about some TCP ports only, and not about that of tunnels. DNS alone is not such a rule: the node
+/// proxy sends queries from the pod.
 fn omits_tunnels(ports: Option<&[NetworkPolicyPort]>) -> bool {
     let ports = ports.unwrap_or_default();
     let dns = Some(IntOrString::Int(53));

@@ -21,7 +21,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     findings
 }
 
-/// Finds installations for another platform, which put the plugin where nobody looks.
+/// Finds installations for another platform, which put the plugin in an unused directory.
 fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let Some(inventory) = &snapshot.inventory else {
         return;

@@ -1,5 +1,5 @@
-//! What the page is told as it changes: traffic by flow events, and the mesh. Each is one value that is replaced, and a page
-//! asks for what is later than what it has, so a slow page keeps nothing waiting but itself.
+//! Live data of the page: traffic by flow events, and the mesh. Each is one value that is replaced, and a page polls
+//! for newer values than it has, so a slow page delays only itself.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 /// How long a look may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(6);
-/// The mesh is not read when no page has asked for this long.
+/// The mesh is not read when no page has polled for this long.
 const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
 /// Longest time until a page gets an answer, changed or not.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ pub(super) struct Feed {
     started: Instant,
     traffic: watch::Sender<Traffic>,
     mesh: watch::Sender<MeshState>,
-    /// Milliseconds after the start when a page last asked.
+    /// Milliseconds after the start when a page last polled.
     asked: AtomicU64,
     /// Proxies whose events cannot be read, why, and since when.
     silent: Mutex<BTreeMap<String, (String, Instant)>>,
@@ -148,7 +148,7 @@ impl Feed {
             match timeout_at(Instant::now() + LISTEN_AGAIN, received.recv()).await {
                 Ok(Some(received)) => self.take(received),
                 Ok(None) => return,
-                // A look at whether somebody still watches.
+                // Check whether a page still polls.
                 Err(_) => {}
             }
         }

@@ -4,7 +4,7 @@
 use http::{HeaderMap, header};
 use rand::Rng as _;
 
-/// Header with the token. A page of another origin cannot send it without being asked for leave, which it never gets.
+/// Header with the token. A page of another origin cannot send it without a CORS preflight, which is never allowed.
 pub(super) const TOKEN_HEADER: &str = "x-ambit-token";
 
 /// Bytes of randomness in a token.
@@ -58,7 +58,7 @@ impl Guard {
         }
     }
 
-    /// Address of the page. The token is in the fragment, which browsers send to nobody.
+    /// Address of the page. The token is in the fragment, which browsers do not send.
     pub(super) fn url(&self) -> String {
         let [host, _] = &self.hosts;
         format!("http://{host}/#token={}", self.token)

@@ -25,7 +25,7 @@ const DUMP: &str = r#"{
 }"#;
 
 fn dump() -> Dump {
-    // Without the policy that nobody knows, which would decide everything.
+    // Without the unknown policy, which would decide everything.
     Dump::parse(DUMP.replace(r#", "shop/gone""#, "").as_bytes()).unwrap()
 }
 

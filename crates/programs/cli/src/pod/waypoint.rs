@@ -139,7 +139,7 @@ fn foreign(gateway: Option<&Gateway>) -> Option<String> {
     })
 }
 
-/// State of a waypoint that nobody can connect to, from its Gateway, as the end of a sentence.
+/// State of an unreachable waypoint, from its Gateway, as the end of a sentence.
 fn unready(gateway: Option<&Gateway>) -> String {
     let conditions = gateway.map(|gateway| conditions(&gateway.status));
     let text = |condition: &Value, field: &str| {

@@ -10,8 +10,8 @@ use super::{
     verdict::Verdict,
 };
 
-/// The policies of one waypoint. What asks for more than is told is there in two readings: what admits the most, and
-/// what admits the least.
+/// The policies of one waypoint. A policy with unrecorded fields has two readings: the one that allows the most, and
+/// the one that allows the least.
 pub(super) struct AtWaypoint {
     told: Knowledge,
     most: l7::Policies,
@@ -19,7 +19,7 @@ pub(super) struct AtWaypoint {
 }
 
 impl AtWaypoint {
-    /// None, for judging by what is told so.
+    /// No policies, for records of this source.
     pub(super) fn new(told: Knowledge) -> Self {
         Self {
             told,

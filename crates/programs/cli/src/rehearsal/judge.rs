@@ -319,7 +319,7 @@ impl Mesh {
         }
     }
 
-    /// As the node proxy of the pod does: what does not come from the pod's waypoint is led there, after
+    /// As the node proxy of the pod does: connections that bypass the pod's waypoint are redirected to it, after
     /// PeerAuthentication.
     fn at_pod(&self, seen: &Observed) -> Verdict {
         let Some(pod) = self.pod(seen.to.ip()) else {

@@ -1,5 +1,4 @@
-//! What proxies answer when they are asked what is open and what they have counted. One that does not answer is named:
-//! the rehearsal does without it.
+//! Open connections and counters of proxies. One that does not respond is named: the rehearsal runs without it.
 
 use ambit_install::cluster::Cluster;
 use ambit_k8s_api::Pod;

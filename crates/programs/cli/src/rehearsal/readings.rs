@@ -1,8 +1,8 @@
-//! Readings of policies where not all is told that they ask for: as if that matched, and as if it did not.
+//! Readings of policies with unrecorded fields: as if these matched, and as if they did not.
 
 use ambit_model::{Authorization, HttpAttribute, HttpOperation, HttpPolicy, HttpSource, Match};
 
-/// Headers that access logs tell.
+/// Headers that access logs record.
 const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
 
 /// Source of knowledge about requests.
@@ -44,7 +44,7 @@ impl Knowledge {
         }
     }
 
-    /// A source without what is not told.
+    /// A source without its unrecorded fields.
     fn source(self, of: &HttpSource) -> HttpSource {
         let mut told = of.clone();
         told.request_principals.clear();
@@ -66,7 +66,7 @@ impl Knowledge {
     }
 }
 
-/// A waypoint's policy as if what is not told matched, or did not.
+/// A waypoint's policy as if unrecorded fields matched, or did not.
 pub(super) fn at_waypoint(
     policy: &HttpPolicy,
     told: Knowledge,

@@ -15,7 +15,7 @@ pub(crate) struct Row {
     pub(crate) to: String,
     pub(crate) what: String,
     pub(crate) times: usize,
-    /// The policies that decide; empty if it cannot be said.
+    /// The policies that decide; empty if undecided.
     pub(crate) by: String,
     pub(crate) why: String,
 }
@@ -30,9 +30,9 @@ pub(crate) struct Report {
     pub(crate) admitted: Vec<Row>,
     /// Calls that cannot be decided, and the reason.
     pub(crate) undecided: Vec<Row>,
-    /// How often somebody is refused now and would be.
+    /// Calls that are refused now and would be.
     pub(crate) refused_already: usize,
-    /// How often somebody would be admitted as now.
+    /// Calls that would be allowed as now.
     pub(crate) allowed: usize,
     /// Notes on the policies.
     pub(crate) notes: Vec<String>,

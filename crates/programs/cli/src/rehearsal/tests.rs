@@ -151,7 +151,7 @@ fn connections_that_a_policy_would_refuse_are_named_with_it() {
     assert_eq!(report.refused[0].why, "rule 2 of a DENY policy matches");
     assert_eq!((report.allowed, report.undecided.len()), (1, 0));
 
-    // Those whom an ALLOW policy does not name.
+    // Callers that an ALLOW policy does not name.
     let allow = policy(
         "only-front",
         "",
@@ -276,7 +276,7 @@ fn what_logs_do_not_tell_is_undecided_and_only_where_it_matters() {
     }
     let report = rehearse("", &header("DENY", "user-agent"), &line);
     assert_eq!((report.allowed, report.undecided.len()), (1, 0));
-    // Whatever the header says, another policy refuses.
+    // For every value of the header, another policy refuses.
     let both = header("ALLOW", "x-team")
         + &policy(
             "none",

@@ -23,7 +23,7 @@ use crate::{
     labs, reach,
 };
 
-/// The kinds by which is decided what policies apply to whom.
+/// Kinds of objects that decide the scopes of policies.
 const KINDS: [Kind; 10] = [
     Kind::Namespace,
     Kind::Node,
@@ -50,7 +50,7 @@ pub(super) struct World {
     /// Of logs, and what is open.
     pub(super) lines: Vec<Observed>,
     pub(super) counted: Vec<Counted>,
-    /// Notes on parts that could not be asked.
+    /// Notes on parts that could not be queried.
     pub(super) notes: Vec<String>,
     pub(super) config: MeshConfig,
 }
@@ -274,7 +274,7 @@ fn text_of(path: &Path) -> Result<String, CliError> {
     text.map_err(|error| unreadable(path, error))
 }
 
-/// An object from its JSON form, in whatever state it is: what cannot be read is judged as the control plane does.
+/// An object from its JSON form, in whatever state it is: an unreadable one is treated as by the control plane.
 fn event(value: &Value) -> Result<ObjectEvent, CliError> {
     let key = ObjectKey::read(value)
         .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))?;

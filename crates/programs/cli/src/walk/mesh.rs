@@ -1,4 +1,4 @@
-//! The proxies of a lab or cluster that are asked for predictions.
+//! Queries for predictions to the proxies of a lab or cluster.
 
 use ambit_lab::Place;
 use ambit_mesh_json::explain::{EXPLAIN_PATH, Explanation, NodeProxyQuery, WaypointQuery};

@@ -36,7 +36,7 @@ fn a_killed_lab_takes_everything_with_it() {
         let pid = find(victim, state.to_str().unwrap());
         kill(pid);
         wait_until_gone(&processes);
-        // Nothing stands in the way of the next one, which clears up what may be left.
+        // The next one can start, and cleans up leftovers.
         assert!(!lab.run(&["status"]).status.success(), "{victim}");
         wait_until(&format!("{victim}: the state is gone"), || !state.exists());
         lab.up(&[]);

@@ -44,7 +44,7 @@ fn names_resolve_and_services_reach_ready_pods() {
             assert_eq!(code, 0, "{family} {url}: {answer}");
             assert!(answer.contains("web in web, called by"), "{answer}");
         }
-        // A service without endpoints refuses at once, a name nobody has does not resolve.
+        // A service without endpoints refuses at once, an unknown name does not resolve.
         let (code, answer) = get("http://none");
         assert!(
             code == 7 && answer.contains("refused"),

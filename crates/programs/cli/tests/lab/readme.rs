@@ -79,7 +79,7 @@ fn the_walk_with_a_waypoint_works_beside_policies_that_name_callers() {
     let get = "ambit lab exec frontend -- curl -s http://orders/";
     run(&lab, get, &["orders in ".to_owned()]);
 
-    // Nothing is done before it is said what becomes of the policies.
+    // Nothing is done without a decision about the policies.
     let apply = "ambit waypoint apply --lab default -n shop";
     let refused = lab.shell(apply);
     let errors = String::from_utf8_lossy(&refused.stderr);
@@ -92,7 +92,7 @@ fn the_walk_with_a_waypoint_works_beside_policies_that_name_callers() {
     }
     run(&lab, get, &["orders in ".to_owned()]);
 
-    // As they are, they refuse the waypoint, which everybody is told who asks.
+    // Unchanged, they refuse the waypoint, which `explain` and the log report.
     run(&lab, &format!("{apply} --allow-moot-policies --wait"), &[]);
     let refusal = "policy shop/orders-from-frontend of the workload refused the waypoint";
     run(&lab, get, &[refusal.to_owned()]);

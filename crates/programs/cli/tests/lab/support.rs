@@ -14,7 +14,7 @@ use tempfile::TempDir;
 /// How long anything may take on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The user that is nobody.
+/// User id of `nobody`.
 pub(crate) const NOBODY: u32 = 65534;
 
 pub(crate) struct Lab {
@@ -61,7 +61,7 @@ impl Lab {
         self.base.path().join("default")
     }
 
-    /// `ambit lab` with these arguments; `MANIFESTS` stands for the directory.
+    /// `ambit lab` with these arguments; `MANIFESTS` is replaced by the directory.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.command(&[&["lab"], args].concat())
     }
@@ -86,7 +86,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// A shell command as documents have it, for this lab; `/tmp/shop` stands for the directory of manifests.
+    /// A shell command as documents have it, for this lab; `/tmp/shop` is replaced by the directory of manifests.
     pub(crate) fn shell(&self, command: &str) -> Output {
         let bin = Path::new(ambit()).parent().unwrap().display().to_string();
         let path = std::env::var("PATH").unwrap();

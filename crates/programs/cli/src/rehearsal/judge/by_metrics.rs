@@ -1,4 +1,5 @@
-//! What policies make of calls of which only metrics tell. Where ports, paths or addresses matter, it cannot be said.
+//! Decisions of policies about calls that only metrics record. Where ports, paths or addresses matter, they are
+//! undecided.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +31,7 @@ pub(super) struct Pair {
 enum Caller {
     /// Caller with a proved identity.
     Proved(String),
-    /// A workload, as far as its address tells.
+    /// A workload, as far as its address identifies it.
     Named(String),
     Unknown,
     /// Metrics have another label in place of the caller's, or none.
@@ -38,8 +39,8 @@ enum Caller {
 }
 
 impl Pair {
-    /// Whether lines of these parties tell what was counted of others. Proxies learn whose an address is while its first
-    /// requests pass, and count these as nobody's; lines have the address.
+    /// Whether log lines of these parties cover counters of others. Proxies resolve an address while its first requests
+    /// pass, and count these as unknown; lines have the address.
     pub(super) fn tells(&self, counted: &Self) -> bool {
         let may_be = match counted.from {
             Caller::Unknown => !matches!(self.from, Caller::Proved(_)),
@@ -51,7 +52,7 @@ impl Pair {
     }
 }
 
-/// Stands for an address that is not told.
+/// Placeholder for an unrecorded address.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Mesh {
@@ -210,7 +211,7 @@ impl Mesh {
         for gateway in &gateways {
             let policies = self.counted_at_waypoints.get(gateway).unwrap_or(&none);
             let Some(host) = &host else {
-                // Which of their ports was called is not told, nor so which services lead there.
+                // The called port is not recorded, nor so the services that forward to it.
                 let pods = self.pods_of(counted.called.as_ref());
                 let ports = pods.into_iter();
                 let ports: Vec<_> = ports

@@ -95,7 +95,7 @@ fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
     );
     assert_eq!((report.allowed, report.undecided.len()), (5, 0));
 
-    // Ports matter for those whom the rule names, and for nobody else.
+    // Ports matter for callers that the rule names, and for no others.
     let port = format!("{from}, to: [{{operation: {{ports: ['5432']}}}}]");
     let report = rehearse(&only(&port), &[], &scrape);
     assert_eq!(report.refused.len(), 1);
@@ -114,7 +114,7 @@ fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
     let report = rehearse(&deny, &[], &scrape);
     assert_eq!((report.refused.len(), report.undecided.len()), (0, 2));
 
-    // What is gone is not judged.
+    // Removed workloads are not evaluated.
     let gone = to_db(&[("destination_workload", "old")], 1);
     let report = rehearse(&deny, &[], &gone);
     let why = "what was called, shop/old, is no workload that is known now";
@@ -237,7 +237,7 @@ fn labels_that_are_not_there_are_nobodys_and_decide_nothing() {
             }
         }
     }
-    // A line of the same requests tells it.
+    // A log line of the same requests has it.
     let removed = scrape.replace("source_principal", "other");
     let deny = format!("{{{target}, action: DENY, rules: [{{{from}}}]}}");
     let lines = ["/a", "/b", "/c"].map(|path| super::to_web("GET", path));
@@ -291,7 +291,7 @@ fn open_connections_are_judged_as_those_of_logs_are() {
         .iter()
         .filter_map(|source| observed::read(&super::to_db(source)))
         .collect();
-    // Who does not tell who called is not judged.
+    // Counters without a caller are not evaluated.
     assert_eq!(found, of_logs);
     assert_eq!(dump("{}"), []);
 }

@@ -60,7 +60,7 @@ enum Open {
 }
 
 impl Open {
-    /// Whether the server has said that it is over: no failure, the next request takes another.
+    /// Whether the server has announced the end: no failure, the next request takes another.
     fn has_ended(&self) -> bool {
         matches!(self, Self::Http(connection) if connection.has_ended())
     }
@@ -148,8 +148,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a worker against a server that treats each connection as `serve` says, until it has
-    /// reported so often.
+    /// Runs a worker against a server that handles each connection by `serve`, for a number of
+    /// reports.
     fn outcomes(
         mode: Mode,
         task: Task,

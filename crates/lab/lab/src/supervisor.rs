@@ -1,5 +1,5 @@
 //! The process that owns a lab: builds the network, starts the mesh, and carries out the decisions of
-//! [`crate::cluster`] until it is asked to end.
+//! [`crate::cluster`] until it is terminated.
 
 use std::{
     collections::{BTreeMap, HashMap},

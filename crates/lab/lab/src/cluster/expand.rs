@@ -12,7 +12,7 @@ pub(super) struct Desired {
     pub(super) deployment: Option<Asking>,
 }
 
-/// A Deployment that asks for pods.
+/// A Deployment with replicas.
 #[derive(Clone, Debug)]
 pub(super) struct Asking {
     pub(super) key: ObjectKey,

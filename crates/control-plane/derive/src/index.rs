@@ -152,16 +152,16 @@ pub struct Index {
     introductions: introduction::Introductions,
     /// States of objects that depend on others.
     standings: BTreeMap<ObjectKey, Standing>,
-    /// Objects of which that changed since they were last asked for.
+    /// Objects whose state changed since it was last taken.
     standings_changed: BTreeSet<ObjectKey>,
     /// Objects in whose place is a substitute, because no usable form of them is known.
     substitutes: BTreeSet<ObjectKey>,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
     /// Problems of objects for which parts of them have no effect because of others.
     conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
-    /// Objects whose conflicts changed since they were last asked for.
+    /// Objects whose conflicts changed since they were last taken.
     conflicts_changed: BTreeSet<ObjectKey>,
-    /// Objects whose problems changed since they were last asked for.
+    /// Objects whose problems changed since they were last taken.
     problems_changed: BTreeSet<ObjectKey>,
     /// Makers whose records must be rendered anew.
     stale: BTreeSet<Maker>,
@@ -280,8 +280,8 @@ impl Index {
         self.set_problems(key, vec![problem]);
     }
 
-    /// Puts the fail-closed substitute of an unusable object in its place, unless a usable form of the
-    /// object is known; there may be none. Returns what that leads to, as the end of a sentence.
+    /// Puts the fail-closed substitute of an unusable object in its place, unless a usable form of the object is known;
+    /// there may be none. Returns the consequence, as the end of a sentence.
     pub(crate) fn put_substitute<K: Stored>(
         &mut self,
         object: Option<&K>,

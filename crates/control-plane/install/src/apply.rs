@@ -48,7 +48,7 @@ pub enum InstallError {
     /// Another's objects have the same names.
     #[error("{0} is there already, {1}; --force-conflicts takes it over")]
     Foreign(ObjectRef, String),
-    /// Images that no kubelet can have, and what one says about each.
+    /// Images that no kubelet can pull, and the error of each.
     #[error("{}", images_in_words(.0))]
     Images(BTreeMap<String, String>),
     /// Not ready in time.
@@ -67,7 +67,7 @@ fn images_in_words(images: &BTreeMap<String, String>) -> String {
 /// Everything that will be applied.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// For whom it was rendered.
+    /// Release that it was rendered for.
     pub release: Release,
     /// Values that the user set.
     pub overrides: Overrides,
@@ -140,8 +140,7 @@ pub(crate) fn inventory_name(namespace: &str) -> ObjectRef {
     ObjectRef::of_kind::<ConfigMap>(Some(namespace), inventory::NAME)
 }
 
-/// Makes the cluster what the plan says: installs, or upgrades what is there. `say` gets each
-/// step.
+/// Applies the plan to the cluster: installs, or upgrades an installation. `say` gets each step.
 ///
 /// # Errors
 /// When an object cannot be applied, or not everything is ready in time. What was applied by then
@@ -181,7 +180,7 @@ pub async fn install(
         objects: before.clone().unwrap_or_default().with(&names).objects,
         ..next.clone()
     };
-    // The inventory is nobody else's.
+    // The inventory has no other manager.
     cluster.apply(&between.config_map(namespace), true).await?;
 
     let mut images = Images::new(plan);

@@ -39,7 +39,7 @@ pub enum ClusterError {
     /// An answer that is no object.
     #[error("{what} is not what an API server answers")]
     Answer {
-        /// Name of what was asked for.
+        /// Name of the requested object.
         what: String,
     },
 }

@@ -70,8 +70,8 @@ pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<()
     Ok(cluster.merge(&name, &patch).await?)
 }
 
-/// Unenrols all pods, whatever their labels: the agents' settings select nobody any longer, and they undo
-/// what they did. Connections through proxies continue meanwhile.
+/// Unenrols all pods, whatever their labels: the agents' settings select no pods any longer, and they remove their
+/// redirection. Connections through proxies continue meanwhile.
 ///
 /// # Errors
 /// When pods are not unenrolled within `patience`, each of them named, or the API server refuses.

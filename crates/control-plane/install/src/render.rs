@@ -18,7 +18,7 @@ pub struct Release {
     pub namespace: String,
     /// Name of the installer: `Helm` or `ambit`.
     pub service: String,
-    /// The cluster's minor version, as it says itself (`34`, `31+`).
+    /// The cluster's minor version, as it reports it (`34`, `31+`).
     pub minor: String,
 }
 

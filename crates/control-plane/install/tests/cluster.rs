@@ -65,7 +65,7 @@ fn plan(settings: &[&str]) -> Plan {
     Plan::new(Release::default(), overrides).unwrap()
 }
 
-/// The value that is chosen, and what is said of it.
+/// The chosen value, and the message about it.
 async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String>) {
     let mut overrides = Overrides::default();
     for setting in settings {

@@ -1,6 +1,6 @@
 //! Kinds of our own, for what the Gateway API and Istio's kinds that waypoints follow have no place for.
 //!
-//! Unknown fields are errors. Numbers are read wider than they may be, so that what is wrong with one can be said.
+//! Unknown fields are errors. Numbers are read wider than they may be, so that an error can name the value.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};

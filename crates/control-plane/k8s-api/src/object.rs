@@ -336,8 +336,8 @@ impl Object {
     }
 }
 
-/// The path of the first `null` below `value`. In a policy, `from:` with nothing behind it would
-/// otherwise count as left out, which allows everybody.
+/// The path of the first `null` below `value`. In a policy, an empty `from:` would otherwise count as missing, which
+/// allows every caller.
 fn null_path(value: &Value, path: &mut String) -> bool {
     let length = path.len();
     let found = |child: &Value, step: String, path: &mut String| {

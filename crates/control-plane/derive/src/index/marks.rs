@@ -120,7 +120,7 @@ impl Index {
             self.mark_bound(key);
         }
         self.mark_keepers(name);
-        // Its own Service is nobody's, whatever attaches others, and only its own pods are endpoints of it.
+        // Its own Service has no waypoint, and only its own pods are endpoints of it.
         let service = ObjectKey::new(Kind::Service, namespace.clone(), of.clone());
         self.mark_hosts_of_object(&service);
         let selector = self.get::<Service>(&service);

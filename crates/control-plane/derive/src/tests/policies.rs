@@ -59,7 +59,7 @@ fn selected_workloads_list_it_and_others_do_not() {
     let selecting = policy("{selector: {matchLabels: {app: cart}}}");
     assert_eq!(mesh.apply(&selecting), ["c1//Pod/shop/cart-1", "shop/p"]);
     assert_eq!(mesh.pod("cart-1").authorization_policies, ["shop/p"]);
-    // The rules change, not whom it selects: the workloads are not published again.
+    // The rules change, not the selector: the workloads are not published again.
     let changed = policy(
         "{selector: {matchLabels: {app: cart}}, action: DENY, rules: [{to: [{operation: {ports: [\"1\"]}}]}]}",
     );

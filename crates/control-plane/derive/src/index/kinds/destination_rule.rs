@@ -3,7 +3,7 @@
 //! A waypoint follows one rule for a service. It is looked for in the service's namespace, then in the waypoint's, then
 //! in the root namespace, among those that are exported to the waypoint's namespace; in a namespace one for the very
 //! host comes before wildcards, longer ones first, and the oldest before others for the same. (Istio looks in the
-//! namespace of the client first, which for it is the one of the proxy; a waypoint stands for the service's side.)
+//! namespace of the client first, which for it is the one of the proxy; a waypoint acts for the server.)
 
 mod balancing;
 mod policy;
@@ -320,7 +320,7 @@ impl Index {
         served.chain(callers).collect()
     }
 
-    /// Whether anything says how endpoints of any service are treated.
+    /// Whether there are traffic policies for any service.
     fn has_destinations(&self) -> bool {
         self.destination_rules.names().next().is_some() || !self.backend_tls.is_empty()
     }
@@ -376,7 +376,7 @@ impl Index {
         }
     }
 
-    /// The rules that may be for a host: where they are followed stands on them.
+    /// The rules that may be for a host: their conditions list the waypoints that apply them.
     pub(crate) fn mark_rules_of(&mut self, host: &str) {
         let rules: Vec<_> = patterns(host)
             .flat_map(|pattern| {

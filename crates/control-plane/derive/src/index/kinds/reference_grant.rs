@@ -167,8 +167,8 @@ impl Index {
         from.1 == service.namespace || self.is_granted(from, service)
     }
 
-    /// The services of other namespaces that waypoints may call for the objects of a kind and namespace. A hostname that
-    /// begins with `*.` stands for all Services of its namespace.
+    /// The services of other namespaces that waypoints may call for the objects of a kind and namespace. A hostname
+    /// that begins with `*.` means all Services of its namespace.
     pub(crate) fn granted_callees(&self, from: (Kind, &str)) -> Vec<NamespacedHostname> {
         let domain = &self.config.cluster_domain;
         let mut callees = BTreeSet::new();

@@ -512,7 +512,7 @@ fn a_gateway_with_the_name_of_an_application_is_nobodys_identity() {
 
 const CANARY: &str = "labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-canary: wq}, annotations: {istio.io/use-waypoint-canary-weight: '10'}";
 
-/// The waypoints of the service by share, whether the second one is told of it, and what is said.
+/// The waypoints of the service by share, whether the second one receives it, and the condition.
 fn canary(mesh: &TestMesh) -> (Vec<(String, u32)>, bool, String) {
     let name = "shop/cart.shop.svc.cluster.local";
     let weighted = mesh.services[name].weighted_waypoints.iter();
@@ -585,7 +585,7 @@ fn a_canary_has_its_share_of_connections_and_is_ignored_where_it_cannot() {
     assert!(canary(&mesh).0.is_empty());
     mesh.apply(&gateway("wq", ""));
     assert_eq!(canary(&mesh).0.len(), 2);
-    // Where the first one leads nowhere, the second does not take its place.
+    // Where the first one cannot be resolved, the second does not take its place.
     mesh.delete(Kind::Gateway, "shop", "wp");
     assert!(canary(&mesh).0.is_empty());
 }

@@ -1,4 +1,4 @@
-//! What waypoints are told of tokens, and what stands on the objects that say it.
+//! Records of RequestAuthentications at waypoints, and the objects' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::JwtKeys;
@@ -220,7 +220,7 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
         "{}",
         condition(&mesh)
     );
-    // What was had last stays, and the condition says what is wrong.
+    // The last key set stays, and the condition reports the problem.
     mesh.index
         .set_keys(by_address, had(Some(KEYS), Some("503")));
     assert_eq!(mesh.flush(), [] as [&str; 0]);

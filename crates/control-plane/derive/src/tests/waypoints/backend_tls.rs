@@ -1,4 +1,4 @@
-//! What waypoints are told of TLS with endpoints, by DestinationRules and BackendTLSPolicies, and what stands on these.
+//! Records of TLS origination at waypoints, by DestinationRules and BackendTLSPolicies, and the objects' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{DestinationPolicy, DestinationTls, TlsClientFiles, TlsRoots};
@@ -243,7 +243,7 @@ fn every_waypoint_gets_rules_that_originate_tls() {
     for wished in [
         "tls: {mode: SIMPLE}",
         "portLevelSettings: [{port: {number: 80}, tls: {mode: SIMPLE}}]",
-        // Nothing may be sent, by whoever calls.
+        // Nothing may be sent, for any caller.
         "tls: {mode: SIMPLE, credentialName: secret}",
     ] {
         mesh.apply(&rule(wished));

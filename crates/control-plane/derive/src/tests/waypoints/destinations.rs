@@ -1,4 +1,4 @@
-//! What waypoints are told of endpoints, and what stands on the rules that say it.
+//! Records of DestinationRules at waypoints, and the rules' conditions.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn with(rule: &str) -> TestMesh {
     TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), rule]))
 }
 
-/// The retries of the rule that counts, by which rules are told from each other here.
+/// The retries of the effective rule, by which rules are distinguished here.
 fn published(mesh: &TestMesh) -> Option<u32> {
     let told = mesh.waypoint_destinations.get(CART_RECORD);
     told.map(|told| told.policy.limits.retries)
@@ -88,7 +88,7 @@ fn rule_precedence_is_service_then_waypoint_then_root_namespace() {
         mesh.apply(&rule("r", namespace, &format!("{host}{}", retries(most))));
         assert_eq!(published(&mesh), Some(most), "{namespace}");
     }
-    // Of others nobody hears.
+    // Others are not published.
     mesh.apply(&rule("r", "other", &format!("{host}{}", retries(4))));
     assert_eq!(published(&mesh), Some(3));
     assert!(condition(&mesh, "other", "r").starts_with("false Conflict: DestinationRule bank/r"));

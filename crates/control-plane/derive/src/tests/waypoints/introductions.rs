@@ -178,7 +178,7 @@ fn waypoint_binds_from_its_first_readiness_on() {
         assert_eq!(verdict(&mesh).reason, "NoReadyWaypoint");
         mesh.delete(Kind::Pod, "shop", "a-pod");
         assert_bound(&mesh, "a");
-        // Somebody who may write the status says otherwise.
+        // Another writer of the status changes it.
         mesh.apply(&introduced(&for_all("a", "u1"), "False"));
         assert_bound(&mesh, "a");
         assert_eq!(introduction(&mesh, "a"), (true, "Introduced"));
@@ -286,7 +286,7 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
     for (before, after) in [
         (all(&[&namespace(USE_A), CART, SERVICE]), namespace(USE_B)),
         (all(&[&namespace(""), &both(USE_A)]), both(USE_B)),
-        // The label of the namespace stands behind that of the object.
+        // The label of the object takes precedence over that of the namespace.
         (all(&[&namespace(USE_A), CART, SERVICE]), both(USE_B)),
     ] {
         // A policy of the Service is enforced where it was.

@@ -1,4 +1,4 @@
-//! What waypoints are told of routes of other kinds than HTTPRoute, and what stands on them.
+//! Records of routes of other kinds than HTTPRoute, and the routes' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{ArcStr, HttpPathMatch, HttpValueMatch, StreamRoute};
@@ -213,7 +213,7 @@ fn ports_of_other_protocols_and_conflicting_routes_are_reported() {
         "false UnsupportedProtocol"
     );
     assert_eq!(of("tcp", Kind::TCPRoute, "a", &both), "true Accepted");
-    // Nothing says what it speaks.
+    // Its protocol is undeclared.
     assert_eq!(of("other", Kind::TCPRoute, "a", &both), "false Conflicted");
     assert_eq!(of("other", Kind::HTTPRoute, "http", &both), "true Accepted");
     let two = [tcp("a", 2), tcp("b", 1)];

@@ -1,4 +1,4 @@
-//! What waypoints are told of rate limits, and what stands on the objects that say it.
+//! Records of rate limits at waypoints, and the objects' conditions.
 
 use std::time::Duration;
 

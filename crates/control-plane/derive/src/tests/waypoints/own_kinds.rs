@@ -1,4 +1,4 @@
-//! What waypoints are told because of our own kinds, and what stands on their objects and on the routes that name them.
+//! Records of our own kinds at waypoints, and the conditions of their objects and of the routes that name them.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{DestinationSubset, FaultStatus, HttpFault, HttpFilter, HttpRouteRule, Share};

@@ -1,4 +1,4 @@
-//! What waypoints are told of plugins, and what stands on the objects that say it.
+//! Records of plugins at waypoints, and the objects' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{ExtensionPhase, NamespacedHostname, WaypointExtension};
@@ -185,7 +185,7 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     mesh.apply(&secret("creds", LABEL, OF_DOCKER));
     assert_eq!(stands(&mesh), "true Accepted");
     assert!(published(&mesh).pull_secret.starts_with(b"{\"auths\""));
-    // A form that cannot be used leaves the last one; what is wrong is said without what is in it.
+    // An invalid form leaves the last one in force; the error does not contain its content.
     for (bad, place) in [
         (
             "type: Opaque\nstringData: {.dockerconfigjson: hush}",
@@ -284,7 +284,7 @@ fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
     mesh.delete(Kind::ReferenceGrant, "open", "g");
     mesh.delete(Kind::ReferenceGrant, "bank", "g");
     assert!(callees(&mesh).is_empty());
-    // Only plugins of the root namespace have the callee that stands for every Service.
+    // Only plugins of the root namespace have the callee for every Service.
     let of_root = objects_of_root();
     mesh.apply(&of_root);
     let all = mesh.waypoint_extensions.values();

@@ -1,4 +1,4 @@
-//! What waypoints are told of telemetry, and what stands on the objects that say it.
+//! Records of telemetry at waypoints, and the objects' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{TelemetryFamily, TelemetryFormat, WaypointTelemetry};
@@ -96,7 +96,7 @@ fn what_is_nearer_counts_part_by_part() {
         (tracing.collector.port, tracing.collector.http_path),
         (4317, None)
     );
-    // The waypoint's namespace says more of some, the Gateway's still more, and the service's own of it alone.
+    // The waypoint's namespace adds settings, the Gateway's still more, and the service's own for it alone.
     mesh.apply(&object(
         "ns",
         "shop",
@@ -147,7 +147,7 @@ fn what_is_nearer_counts_part_by_part() {
         &gateway.replace("30}", "30, disableContextPropagation: false}"),
     ));
     assert!(propagates(&mesh));
-    // Off is off, whoever has asked for it farther away.
+    // Off is off, regardless of less specific settings.
     mesh.apply(&object(
         "gw",
         "shop",
@@ -408,7 +408,7 @@ fn providers_that_cannot_be_used_are_named() {
     let spec = "accessLogging: [{providers: [{name: file}]}]";
     let said = condition(&with(&[&object("t", "shop", spec)]), "shop", "t");
     assert!(said.contains("/tmp/log"), "{said}");
-    // As soon as the service is there, it is told.
+    // As soon as the service exists, it is published.
     let spec = "tracing: [{providers: [{name: nowhere}]}]";
     let mut mesh = with(&[&object("t", "shop", spec)]);
     mesh.apply(

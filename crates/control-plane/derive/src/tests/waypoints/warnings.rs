@@ -1,4 +1,4 @@
-//! What is said of policies, settings and kinds that have not the effect at waypoints that one might expect.
+//! Warnings about policies, settings and kinds without the expected effect at waypoints.
 
 use ambit_k8s_api::Kind;
 
@@ -106,7 +106,7 @@ fn gateways_name_the_policies_that_they_make_moot() {
     assert!(!said(&mesh));
     mesh.apply(CART);
     assert!(said(&mesh));
-    // What a DENY policy is about is judged by its copy.
+    // The copy of a DENY policy applies to its requests.
     mesh.apply(&allow.replace("{selector", "{action: DENY, selector"));
     assert!(said(&mesh));
     let copy =

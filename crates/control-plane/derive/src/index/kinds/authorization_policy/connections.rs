@@ -1,4 +1,4 @@
-//! Connections that are not HTTP, and that a provider is not asked about over HTTP: a waypoint refuses them.
+//! Connections that are not HTTP, which a provider over HTTP cannot check: a waypoint refuses them.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{AppProtocol, ArcStr, GatewayName, Provider, ProviderProtocol};

@@ -1,10 +1,7 @@
 //! Policies of layer 7, as waypoints evaluate them.
 //!
-//! What waypoints cannot judge (external authorizers) denies what it might concern: a rule of an ALLOW
-//! policy that asks for it is left out, in other policies the attribute is left out, so that they match more,
-//! and a CUSTOM policy denies what it would have asked about. A note says so.
-//! What waypoints cannot judge (JWTs) denies what it might concern: a rule of an ALLOW policy that asks for it is left
-//! out, in other policies the attribute is left out, so that they match more. A note says so.
+//! Attributes that waypoints do not support fail closed: a rule of an ALLOW policy with one is dropped, in other
+//! policies the attribute is dropped, so that they match more. A note reports it.
 //!
 //! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen it.
 
@@ -353,7 +350,7 @@ fn path(text: &str) -> Result<PathPattern, String> {
     pattern(text).map(PathPattern::Text)
 }
 
-/// Notes what stands for itself and may have been meant otherwise.
+/// Notes literal characters that may have been meant as wildcards.
 fn note_each(
     values: &[String],
     field: &str,

@@ -1,9 +1,9 @@
 //! One rule of an AuthorizationPolicy, as node proxies evaluate it.
 //!
-//! Node proxies see connections only. Of an ALLOW policy, a rule that has a part about requests is left
-//! out whole, so that it never allows more than was written. Of a DENY policy such parts are dropped
-//! and the rest of the same match kept, so that it denies more rather than less; where nothing is left
-//! of a clause, the rule can have no effect here, which a note says.
+//! Node proxies see connections only. Of an ALLOW policy, a rule that has a part about requests is left out whole, so
+//! that it never allows more than was written. Of a DENY policy such parts are dropped and the rest of the same match
+//! kept, so that it denies more rather than less; where nothing is left of a clause, the rule can have no effect here,
+//! which a note reports.
 //!
 //! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen
 //! it.

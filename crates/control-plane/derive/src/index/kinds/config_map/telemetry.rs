@@ -1,4 +1,4 @@
-//! What MeshConfig says of telemetry for the whole mesh.
+//! Telemetry settings of MeshConfig, for the whole mesh.
 
 use ambit_model::{ArcStr, TelemetryFormat};
 use ambit_observation::{Format, ISTIO_JSON};

@@ -1,8 +1,8 @@
 //! TLS that waypoints begin with endpoints, as a rule has it.
 //!
-//! What cannot be done is not left out: what it was to protect would be sent in clear, or to anybody. Files are named as
-//! Istio has them, by their paths at the proxy; since a waypoint may serve several namespaces, those of each are in a
-//! directory of its own, and a rule names no others.
+//! Unsupported settings are not ignored: requests would be sent in plaintext, or to unverified servers. Files are named
+//! as Istio has them, by their paths at the proxy; since a waypoint may serve several namespaces, those of each are in
+//! a directory of its own, and a rule names no others.
 
 use std::{net::IpAddr, sync::Arc};
 

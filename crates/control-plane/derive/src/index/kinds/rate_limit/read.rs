@@ -24,10 +24,10 @@ const MOST_REQUESTS: u32 = 1_000_000_000;
 /// Longest time of a limit, and that is waited for an answer.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 const MOST_PATIENCE: Duration = Duration::from_secs(10);
-/// How many different requests are counted apart where nothing is said, and at most.
+/// Default and maximum number of buckets.
 const BUCKETS: i64 = 10_000;
 const MOST_BUCKETS: u32 = 1_000_000;
-/// How long is waited where nothing is said: as Envoy has it.
+/// Default timeout of the service: Envoy's.
 const PATIENCE: Duration = Duration::from_millis(20);
 const MOST_HITS: u32 = 1_000_000;
 

@@ -17,12 +17,12 @@ use crate::{
 const MAX_RULES: usize = 64;
 /// Most places, headers or audiences of one rule.
 const MAX_VALUES: usize = 64;
-/// How long fetching a key set may take if nothing is said.
+/// Default timeout for fetching a key set.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may take at most.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Headers that say what a message is, or who somebody is: applications are told nothing in them.
+/// Headers that frame a message or identify a caller: claims are not passed in them.
 const NOT_FOR_OUTPUT: [HeaderName; 9] = [
     header::HOST,
     header::CONTENT_LENGTH,
@@ -178,7 +178,7 @@ fn claim_headers(from: &Written, at: &str) -> Result<Vec<(ArcStr, ArcStr)>, Fiel
     all.collect()
 }
 
-/// A header that applications are told something in.
+/// A header that passes a claim to applications.
 fn output(name: &str, at: &str) -> Result<ArcStr, FieldError> {
     let name = header_name(name).map_err(|message| FieldError::new(at, message))?;
     if NOT_FOR_OUTPUT.contains(&name) {

@@ -9,7 +9,7 @@ use crate::problem::FieldError;
 
 /// Most entries of a list, as the API has it.
 const MOST: usize = 64;
-/// Seconds, if nothing is said.
+/// Default of `maxAge`, in seconds.
 const MAX_AGE: i32 = 5;
 /// An origin as the API has it, and its port.
 const ORIGIN: &str =

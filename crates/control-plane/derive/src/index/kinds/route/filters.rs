@@ -29,7 +29,7 @@ pub(crate) enum FilterInput {
     Known(HttpFilter),
     /// To a service, as that is at the time.
     Mirror(MirrorInput),
-    /// As another object says at the time.
+    /// By the current state of another object.
     Extension(ExtensionInput),
 }
 

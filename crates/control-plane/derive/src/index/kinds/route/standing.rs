@@ -1,5 +1,5 @@
-//! What stands on a route for each of its services: whether it is followed, where it leads, and which waypoints
-//! follow it.
+//! Conditions of a route for each of its services: whether it is accepted, whether its references resolve, and the
+//! waypoints that apply it.
 
 mod conflicts;
 

@@ -190,7 +190,7 @@ fn seconds(text: &str) -> Option<Duration> {
         .filter(|time| !time.is_zero())
 }
 
-/// How lines look, if a provider says so.
+/// Log format of a provider, if set.
 fn format(name: &str, settings: &Map<String, Value>) -> Result<Option<TelemetryFormat>, String> {
     let Some(format) = settings.get("logFormat").filter(|format| !format.is_null()) else {
         return Ok(None);

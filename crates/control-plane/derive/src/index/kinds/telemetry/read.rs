@@ -1,4 +1,4 @@
-//! What stands in a Telemetry, checked: expressions and formats are read as waypoints read them.
+//! Validation of a Telemetry: expressions and formats are parsed as waypoints parse them.
 
 use ambit_k8s_api::telemetry::{
     AccessLogging, CustomTag, Metrics, MetricsOverride, ProviderRef, Tracing,

@@ -59,7 +59,7 @@ enum Step {
     Trace(u32),
     /// A token is verified, which is signed so.
     Token(tokens::Algorithm),
-    /// An authorizer is asked.
+    /// An authorizer checks each request.
     Authorize,
     /// A plugin touches headers.
     Plugin,

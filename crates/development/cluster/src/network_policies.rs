@@ -55,7 +55,7 @@ impl<'a> NetworkPolicies<'a> {
         // That of a killed process.
         self.stop(node)?;
         let pid = node.pid().context("a node is down")?;
-        // With the node's files: the engine also asks the runtime for pods, if it finds its socket (NRI).
+        // With the node's files: the engine also lists pods of the runtime, if it finds its socket (NRI).
         let engine = Tool::new("nsenter")
             .args(["--net", "--mount"])
             .arg(format!("--target={pid}"))

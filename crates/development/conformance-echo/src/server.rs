@@ -95,7 +95,7 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
         tokio::spawn(async move {
             match tls {
                 None => converse(connection, peer, port).await,
-                // A client that does not speak it is told by the end of the connection.
+                // A client that does not speak it gets the end of the connection.
                 Some(tls) => {
                     if let Ok(connection) = tls.accept(connection).await {
                         converse(connection, peer, port).await;
@@ -147,7 +147,7 @@ async fn answer(
     Ok(response)
 }
 
-/// Properties of a request that the suite asks for, a line each.
+/// Properties of a request that the suite expects, a line each.
 fn describe(head: &http::request::Parts, peer: SocketAddr, port: u16) -> String {
     let uri = &head.uri;
     let host = head

@@ -33,7 +33,7 @@ pub(super) fn compare(bench: &Bench) -> Result<Row> {
     Ok(Row::change(our_times, their_times))
 }
 
-/// A client that asks again and again over one connection.
+/// A client that sends requests repeatedly over one connection.
 struct Asking {
     stream: BufReader<TcpStream>,
 }

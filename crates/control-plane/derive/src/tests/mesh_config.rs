@@ -28,8 +28,8 @@ fn problems(mesh: &TestMesh) -> Vec<String> {
 }
 
 fn of_gateway(mesh: &TestMesh) -> (PathNormalization, u32) {
-    let told = &mesh.waypoint_gateways["gateway shop/wp"];
-    (told.path_normalization, told.trusted_proxies)
+    let gateway = &mesh.waypoint_gateways["gateway shop/wp"];
+    (gateway.path_normalization, gateway.trusted_proxies)
 }
 
 #[test]

@@ -94,24 +94,24 @@ pub(crate) struct BackendTls {
 
 impl BackendTls {
     /// Replaces the TLS settings of a destination.
-    pub(crate) fn put_over(&self, told: &mut WaypointDestination) {
+    pub(crate) fn put_over(&self, destination: &mut WaypointDestination) {
         let put = |policy: &mut DestinationPolicy| match &self.tls {
             Ok(tls) => policy.tls = Some(tls.clone()),
             Err(why) => policy.unsupported = Some(why.clone()),
         };
         match self.port {
             None => {
-                told.ports.values_mut().for_each(put);
-                put(&mut told.policy);
-                for subset in told.subsets.values_mut() {
+                destination.ports.values_mut().for_each(put);
+                put(&mut destination.policy);
+                for subset in destination.subsets.values_mut() {
                     subset.ports.values_mut().for_each(put);
                     put(&mut subset.policy);
                 }
             }
             Some(port) => {
-                let whole = told.policy.clone();
-                put(told.ports.entry(port).or_insert(whole));
-                for subset in told.subsets.values_mut() {
+                let whole = destination.policy.clone();
+                put(destination.ports.entry(port).or_insert(whole));
+                for subset in destination.subsets.values_mut() {
                     let whole = subset.policy.clone();
                     put(subset.ports.entry(port).or_insert(whole));
                 }

@@ -293,30 +293,30 @@ impl Index {
         }
         let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
         let tls = self.backend_tls(key);
-        let told = |gateway: &GatewayName| {
+        let destination_of = |gateway: &GatewayName| {
             let rule = self.rule_for(&service, gateway);
-            let told = rule.map(|rule| rule.of(self, key, service.clone()));
-            let mut told = match told {
-                Some(told) => told,
+            let destination = rule.map(|rule| rule.of(self, key, service.clone()));
+            let mut destination = match destination {
+                Some(destination) => destination,
                 None if tls.is_empty() => return None,
                 None => WaypointDestination::unruled(service.clone()),
             };
             for one in &tls {
-                one.put_over(&mut told);
+                one.put_over(&mut destination);
             }
-            Some(told)
+            Some(destination)
         };
         let reaching = self.waypoints_reaching(key, host);
         let callers = self
             .callers_in_tls(host, &tls)
             .filter(|one| !reaching.contains(one));
-        let callers = callers.filter_map(|one| Some((one.clone(), told(one)?)));
+        let callers = callers.filter_map(|one| Some((one.clone(), destination_of(one)?)));
         let callers: Vec<_> = callers
-            .filter(|(_, told)| begins_tls(&told.policy, &told.ports))
+            .filter(|(_, destination)| begins_tls(&destination.policy, &destination.ports))
             .collect();
         let served = reaching
             .iter()
-            .filter_map(|one| Some((one.clone(), told(one)?)));
+            .filter_map(|one| Some((one.clone(), destination_of(one)?)));
         served.chain(callers).collect()
     }
 

@@ -55,9 +55,9 @@ fn every_field_of_a_rule_reaches_the_waypoints_that_it_is_for() {
          outputClaimToHeaders: [{{header: X-Sub, claim: sub}}], spaceDelimitedClaims: [roles], timeout: 3s}}"
     ));
     assert_eq!(mesh.problems(), [] as [String; 0]);
-    let told = &mesh.waypoint_authentications[PUBLISHED];
-    assert!(told.for_gateway && told.services.is_empty() && told.not_understood.is_none());
-    let [rule] = &told.rules[..] else {
+    let record = &mesh.waypoint_authentications[PUBLISHED];
+    assert!(record.for_gateway && record.services.is_empty() && record.not_understood.is_none());
+    let [rule] = &record.rules[..] else {
         panic!("one rule")
     };
     assert_eq!(rule.issuer, "https://i");
@@ -81,10 +81,10 @@ fn it_is_attached_as_policies_are() {
     let cart = with(&format!(
         "targetRefs: [{{kind: Service, name: cart}}], {rule}"
     ));
-    let told = &cart.waypoint_authentications[PUBLISHED];
-    assert!(!told.for_gateway);
+    let record = &cart.waypoint_authentications[PUBLISHED];
+    assert!(!record.for_gateway);
     assert_eq!(
-        told.services[0].to_string(),
+        record.services[0].to_string(),
         "shop/cart.shop.svc.cluster.local"
     );
     let class = object(&format!(
@@ -159,8 +159,11 @@ fn unusable_record_keeps_the_last_good_one_or_denies() {
             "{:?}",
             mesh.problems()
         );
-        let told = &mesh.waypoint_authentications[PUBLISHED];
-        assert!(told.not_understood.is_some() && told.for_gateway, "{rule}");
+        let record = &mesh.waypoint_authentications[PUBLISHED];
+        assert!(
+            record.not_understood.is_some() && record.for_gateway,
+            "{rule}"
+        );
         assert!(condition(&mesh).starts_with("false Invalid"));
         mesh.apply(&object(&format!("{AT_GATEWAY}, jwtRules: [{good}]")));
         let before = mesh.waypoint_authentications[PUBLISHED].clone();

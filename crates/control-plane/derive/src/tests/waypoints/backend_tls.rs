@@ -35,8 +35,9 @@ fn with(more: &str) -> TestMesh {
 }
 
 fn of_port(mesh: &TestMesh, port: u16) -> DestinationPolicy {
-    let told = mesh.waypoint_destinations.get(CART_RECORD);
-    told.map(|told| told.policy(port).clone())
+    let record = mesh.waypoint_destinations.get(CART_RECORD);
+    record
+        .map(|record| record.policy(port).clone())
         .unwrap_or_default()
 }
 
@@ -121,9 +122,9 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "mode: MUTUAL, clientCertificate: /etc/certs/shop/a, privateKey: /etc/certs/bank/b",
     ] {
         let mesh = with(&rule(&format!("tls: {{{wished}}}")));
-        let told = of_port(&mesh, 80);
-        assert!(told.unsupported.is_some(), "{wished}: {told:?}");
-        assert_eq!(told.tls, None, "{wished}");
+        let record = of_port(&mesh, 80);
+        assert!(record.unsupported.is_some(), "{wished}: {record:?}");
+        assert_eq!(record.tls, None, "{wished}");
         let problems = mesh.problems();
         assert!(problems[0].contains("answered with 503"), "{problems:?}");
     }
@@ -133,8 +134,8 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "tls: {mode: MUTUAL}, portLevelSettings: [{port: {number: 70000}}]",
     ] {
         let mesh = with(&rule(broken));
-        let told = of_port(&mesh, 80);
-        assert!(told.unsupported.is_some(), "{broken}: {told:?}");
+        let record = of_port(&mesh, 80);
+        assert!(record.unsupported.is_some(), "{broken}: {record:?}");
     }
 }
 
@@ -247,8 +248,11 @@ fn every_waypoint_gets_rules_that_originate_tls() {
         "tls: {mode: SIMPLE, credentialName: secret}",
     ] {
         mesh.apply(&rule(wished));
-        let told = mesh.waypoint_destinations[FAR].policy(80);
-        assert!(told.tls.is_some() || told.unsupported.is_some(), "{wished}");
+        let record = mesh.waypoint_destinations[FAR].policy(80);
+        assert!(
+            record.tls.is_some() || record.unsupported.is_some(),
+            "{wished}"
+        );
         // Whether the rule or the waypoint was there first.
         mesh.delete(Kind::Gateway, "bank", "far");
         assert!(!mesh.waypoint_destinations.contains_key(FAR), "{wished}");
@@ -265,8 +269,8 @@ fn every_waypoint_gets_rules_that_originate_tls() {
         "",
         "hostname: cart.example, wellKnownCACertificates: System",
     ));
-    let told = mesh.waypoint_destinations[FAR].policy(80);
-    assert!(told.tls.is_some());
+    let record = mesh.waypoint_destinations[FAR].policy(80);
+    assert!(record.tls.is_some());
     mesh.delete(Kind::Gateway, "bank", "far");
     mesh.apply(&elsewhere());
     assert!(mesh.waypoint_destinations.contains_key(FAR));

@@ -30,8 +30,8 @@ fn with(rule: &str) -> TestMesh {
 
 /// The retries of the effective rule, by which rules are distinguished here.
 fn published(mesh: &TestMesh) -> Option<u32> {
-    let told = mesh.waypoint_destinations.get(CART_RECORD);
-    told.map(|told| told.policy.limits.retries)
+    let destination = mesh.waypoint_destinations.get(CART_RECORD);
+    destination.map(|destination| destination.policy.limits.retries)
 }
 
 fn policy(traffic_policy: &str) -> (DestinationPolicy, Vec<String>) {
@@ -78,10 +78,10 @@ fn rule_precedence_is_service_then_waypoint_then_root_namespace() {
     let host = "host: cart.bank.svc.cluster.local, ";
     let mut mesh = TestMesh::of(&all(&[&far, &open]));
     let published = |mesh: &TestMesh| {
-        let told = mesh
+        let destination = mesh
             .waypoint_destinations
             .get("shop/wp to bank/cart.bank.svc.cluster.local");
-        told.map(|told| told.policy.limits.retries)
+        destination.map(|destination| destination.policy.limits.retries)
     };
     assert_eq!(published(&mesh), None);
     for (namespace, most) in [("istio-system", 1), ("shop", 2), ("bank", 3)] {

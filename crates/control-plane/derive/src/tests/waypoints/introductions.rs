@@ -163,9 +163,9 @@ fn waypoint_binds_from_its_first_readiness_on() {
             "the waypoint shop/a has not been ready yet; traffic goes to pods directly until it is"
         );
         // It knows what it serves before anything is sent to it.
-        let told = format!("shop/a {CART_HOST}");
+        let record = format!("shop/a {CART_HOST}");
         assert!(
-            mesh.waypoint_services.contains_key(&told),
+            mesh.waypoint_services.contains_key(&record),
             "{:?}",
             mesh.waypoint_services
         );

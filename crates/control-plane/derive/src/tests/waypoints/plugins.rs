@@ -43,9 +43,9 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
         assert!(mesh.waypoint_extensions.is_empty());
         assert!(verdict(&mesh, Kind::WasmPlugin, "shop", "tag").starts_with("false"));
         mesh.apply(&gateway("wp", ""));
-        let told = published(&mesh);
+        let extension = published(&mesh);
         assert_eq!(
-            (told.for_gateway, told.services.len()),
+            (extension.for_gateway, extension.services.len()),
             (for_gateway, services),
             "{target}"
         );
@@ -70,35 +70,41 @@ fn plugin_record_is_complete() {
          pluginName: root, pluginConfig: {b: [1], a: x}, failStrategy: FAIL_OPEN, imagePullPolicy: Always, \
          vmConfig: {env: [{name: A, value: b}]}, match: [{mode: SERVER, ports: [{number: 80}]}, {mode: CLIENT, ports: [{number: 81}]}]",
     );
-    let told = published(&mesh);
-    assert_eq!((told.phase, told.priority), (ExtensionPhase::Authn, -3));
+    let extension = published(&mesh);
     assert_eq!(
-        (told.url.as_str(), told.sha256.len()),
+        (extension.phase, extension.priority),
+        (ExtensionPhase::Authn, -3)
+    );
+    assert_eq!(
+        (extension.url.as_str(), extension.sha256.len()),
         ("oci://r.example/tag:1", 64)
     );
-    assert!(told.sha256.starts_with("abc") && told.fail_open && told.always_pull);
+    assert!(extension.sha256.starts_with("abc") && extension.fail_open && extension.always_pull);
     assert_eq!(
-        (told.plugin_name.as_str(), told.configuration.as_str()),
+        (
+            extension.plugin_name.as_str(),
+            extension.configuration.as_str()
+        ),
         ("root", "{\"a\":\"x\",\"b\":[1]}")
     );
     assert_eq!(
-        (told.environment["A"].as_str(), &told.ports[..]),
+        (extension.environment["A"].as_str(), &extension.ports[..]),
         ("b", &[80][..])
     );
-    assert!(told.unsupported.is_none());
+    assert!(extension.unsupported.is_none());
     assert!(
         mesh.problems()[0].contains("CLIENT matches nothing"),
         "{:?}",
         mesh.problems()
     );
     let defaults = with("url: r.example/tag");
-    let told = super::plugins::published(&defaults);
+    let extension = super::plugins::published(&defaults);
     assert_eq!(
-        (told.url.as_str(), told.phase),
+        (extension.url.as_str(), extension.phase),
         ("oci://r.example/tag", ExtensionPhase::Unspecified)
     );
     // The tag is that which others are put under.
-    assert!(!told.fail_open && told.always_pull && told.ports.is_empty());
+    assert!(!extension.fail_open && extension.always_pull && extension.ports.is_empty());
     assert!(
         with("url: r.example/tag, match: [{mode: CLIENT}]")
             .waypoint_extensions
@@ -127,9 +133,9 @@ fn unusable_plugin_fails_by_its_strategy_and_keeps_its_last_form() {
         let mut mesh = with(spec);
         let problems = mesh.problems().join("\n");
         assert!(problems.contains(field), "{spec}: {problems}");
-        let told = published(&mesh).clone();
+        let extension = published(&mesh).clone();
         assert!(
-            told.unsupported.is_some() && told.for_gateway && !told.fail_open,
+            extension.unsupported.is_some() && extension.for_gateway && !extension.fail_open,
             "{spec}"
         );
         mesh.apply(&plugin(OF_GATEWAY, "url: good"));

@@ -136,14 +136,14 @@ impl Rule {
         &self,
         payload: &str,
         claims: &Claims,
-        told: &mut BTreeMap<String, HeaderValue>,
+        headers_of_claims: &mut BTreeMap<String, HeaderValue>,
     ) -> Result<(), TokenError> {
         let mut tell = |name: &HeaderName, text: &str| {
             // A claim that is no valid header value is not passed on; the client's own header is removed either way.
             let Ok(value) = HeaderValue::from_str(text) else {
                 return Ok(());
             };
-            let before = told.insert(name.as_str().to_owned(), value.clone());
+            let before = headers_of_claims.insert(name.as_str().to_owned(), value.clone());
             match before {
                 Some(other) if other != value => Err(TokenError::Conflict),
                 _ => Ok(()),

@@ -233,7 +233,7 @@ impl Authentications {
                 .verify_all(&rules, headers, query, now)
                 .map_err(Denial::from),
         });
-        let mut told = BTreeMap::new();
+        let mut headers_of_claims = BTreeMap::new();
         if let Ok(tokens) = &judged {
             let mut tell = tokens.iter().flat_map(|(token, by)| {
                 let payload = sections(token)
@@ -243,7 +243,8 @@ impl Authentications {
                     .map(move |(rule, verified)| (rule, payload.clone(), verified))
             });
             let failed = tell.find_map(|(rule, payload, verified)| {
-                rule.tell(&payload, &verified.claims, &mut told).err()
+                rule.tell(&payload, &verified.claims, &mut headers_of_claims)
+                    .err()
             });
             if let Some(error) = failed {
                 judged = Err(error.into());
@@ -269,7 +270,7 @@ impl Authentications {
             place.clear(headers);
         }
         remove_outputs(&rules, headers);
-        for (name, value) in told {
+        for (name, value) in headers_of_claims {
             if let Ok(name) = HeaderName::from_bytes(name.as_bytes()) {
                 headers.insert(name, value);
             }

@@ -121,10 +121,10 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         let all = of(HttpAction::Audit, dry_run);
         all.filter(|p| matches_any(p, &everywhere(p))).count()
     });
-    let mut told: Vec<_> = decision.audits.iter().map(|rule| &rule.policy).collect();
-    told.sort();
-    told.dedup();
-    assert_eq!(told.len(), audits.iter().sum::<usize>());
+    let mut reported: Vec<_> = decision.audits.iter().map(|rule| &rule.policy).collect();
+    reported.sort();
+    reported.dedup();
+    assert_eq!(reported.len(), audits.iter().sum::<usize>());
     if ports.is_empty() {
         let admits_dry = admits(None, false) || admits(None, true);
         let mut dry: Vec<_> = of(HttpAction::Deny, true)
@@ -132,10 +132,10 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
             .chain(of(HttpAction::Allow, true).filter(|_| !admits_dry))
             .map(|policy| policy.key.clone())
             .collect();
-        let mut told: Vec<_> = decision.dry_run.into_iter().map(|d| d.policy).collect();
+        let mut reported: Vec<_> = decision.dry_run.into_iter().map(|d| d.policy).collect();
         dry.sort();
-        told.sort();
-        assert_eq!(told, dry);
+        reported.sort();
+        assert_eq!(reported, dry);
     }
 }
 

@@ -203,7 +203,7 @@ fn poll(
     events: u32,
     at: u32,
 ) -> Result<(), Refused> {
-    let (mut from, mut to, mut told) = (wanted, events, 0u32);
+    let (mut from, mut to, mut ready) = (wanted, events, 0u32);
     for _ in 0..count.min(MAX_POLLED) {
         let subscription = guest.copy(from, SUBSCRIPTION)?;
         let (userdata, rest) = subscription
@@ -217,11 +217,11 @@ fn poll(
         }
         event[10] = kind;
         guest.put(to, &event)?;
-        told += 1;
+        ready += 1;
         from = from.wrapping_add(SUBSCRIPTION);
         to = to.wrapping_add(32);
     }
-    guest.put_number(at, told)
+    guest.put_number(at, ready)
 }
 
 fn write(

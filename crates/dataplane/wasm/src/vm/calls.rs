@@ -125,9 +125,9 @@ impl Vm {
         };
         self.store.data_mut().received = received;
         let arguments = (ROOT.0, token.0, argument);
-        let told = self.callback(name, ROOT, callback.as_ref(), arguments);
+        let result = self.callback(name, ROOT, callback.as_ref(), arguments);
         self.store.data_mut().received = Received::default();
-        told?;
+        result?;
         Ok(self.store.data().calls.contains_key(&token.0))
     }
 }

@@ -280,8 +280,8 @@ fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
         of(vec![HttpRule::default()], HttpAction::Audit, "own-audit"),
         &["a"],
     );
-    let told = decide(&policies([audit, own_audit]), Scope::Backend(&a)).audits;
-    assert_eq!(told, [rule("own-audit", 0)]);
+    let reported = decide(&policies([audit, own_audit]), Scope::Backend(&a)).audits;
+    assert_eq!(reported, [rule("own-audit", 0)]);
 }
 
 #[test]

@@ -328,26 +328,26 @@ fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     for (code, at) in [(200, start), (500, start), (404, start + UNUSED / 2)] {
         metrics.series.of(&labels(code), start).add(&asked, at);
     }
-    let told = || -> Vec<String> {
+    let exposed = || -> Vec<String> {
         let text = scrape(&registry);
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         lines.map(str::to_owned).collect()
     };
-    let before = told();
+    let before = exposed();
     assert!(before.iter().any(|line| line.ends_with(" 9")), "{before:?}");
     metrics.series.drop_unused(start + UNUSED);
     assert_eq!(metrics.series.table.read().len(), 1);
-    assert_eq!(told(), before);
-    assert_eq!(told(), before, "once");
+    assert_eq!(exposed(), before);
+    assert_eq!(exposed(), before, "once");
 
     // The same where room is made for others.
     metrics.series.of(&labels(201), start).add(&asked, start);
-    let before = told();
+    let before = exposed();
     let dropped = make_room(&mut metrics.series.table.write());
     assert_eq!(dropped.len(), 1);
-    assert_ne!(told(), before, "not yet left to anybody");
+    assert_ne!(exposed(), before, "not yet left to anybody");
     metrics.series.retire(dropped);
-    assert_eq!(told(), before);
+    assert_eq!(exposed(), before);
 
     metrics.series.drop_unused(start + 2 * UNUSED);
     assert_eq!(value(&scrape(&registry), "istio_requests_total", ""), None);

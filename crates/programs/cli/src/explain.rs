@@ -190,8 +190,8 @@ fn refused(report: Report, waypoint: &str) -> Report {
         allowed: false,
         decided_by: None,
         why: format!(
-            "the server is reached through the waypoint {waypoint} alone, which is another controller's and cannot be \
-             told who this is"
+            "the server is reached through the waypoint {waypoint} alone, which is another controller's and cannot \
+             receive the original peer"
         ),
         ..report
     }

@@ -13,16 +13,16 @@ use super::{
 /// The policies of one waypoint. A policy with unrecorded fields has two readings: the one that allows the most, and
 /// the one that allows the least.
 pub(super) struct AtWaypoint {
-    told: Knowledge,
+    knowledge: Knowledge,
     most: l7::Policies,
     least: l7::Policies,
 }
 
 impl AtWaypoint {
     /// No policies, for records of this source.
-    pub(super) fn new(told: Knowledge) -> Self {
+    pub(super) fn new(knowledge: Knowledge) -> Self {
         Self {
-            told,
+            knowledge,
             most: l7::Policies::default(),
             least: l7::Policies::default(),
         }
@@ -31,7 +31,7 @@ impl AtWaypoint {
     /// Puts a policy in force.
     pub(super) fn insert(&mut self, policy: &HttpPolicy) {
         let admits = policy.action == HttpAction::Allow;
-        let reading = |matches| readings::at_waypoint(policy, self.told, matches);
+        let reading = |matches| readings::at_waypoint(policy, self.knowledge, matches);
         let (most, least) = (reading(admits), reading(!admits));
         self.most.insert(most);
         self.least.insert(least);
@@ -60,7 +60,7 @@ impl AtWaypoint {
         if most.is_allowed() != least.is_allowed() {
             return Verdict::Undecided(format!(
                 "it depends on fields that {} in {}",
-                self.told.not(),
+                self.knowledge.not(),
                 self.asking(scope).join(", ")
             ));
         }

@@ -100,15 +100,15 @@ impl Rehearsal {
             };
             report.add(row, self.now.judge(seen), self.then.judge(seen));
         }
-        let mut told: BTreeMap<_, usize> = BTreeMap::new();
+        let mut logged: BTreeMap<_, usize> = BTreeMap::new();
         for pair in lines.iter().filter_map(|seen| self.then.pair_of_seen(seen)) {
-            *told.entry(pair).or_default() += 1;
+            *logged.entry(pair).or_default() += 1;
         }
         for one in counted {
             let pair = Mesh::pair_of_counted(one);
             let of_pair = pair.map_or(0, |pair| {
-                let told = told.iter().filter(|(told, _)| told.tells(&pair));
-                told.map(|(_, times)| times).sum()
+                let logged = logged.iter().filter(|(logged, _)| logged.tells(&pair));
+                logged.map(|(_, times)| times).sum()
             });
             let times = one.times.saturating_sub(of_pair);
             if times == 0 {
@@ -241,11 +241,12 @@ impl Mesh {
             most.insert(readings::at_pod(policy, admits));
             least.insert(readings::at_pod(policy, !admits));
         }
-        let at_waypoints = |told: Knowledge| {
+        let at_waypoints = |knowledge: Knowledge| {
             let mut all = BTreeMap::<_, AtWaypoint>::new();
             for (gateway, policy) in records.of_waypoints::<HttpPolicy>() {
                 let at = all.entry(gateway.clone());
-                at.or_insert_with(|| AtWaypoint::new(told)).insert(policy);
+                at.or_insert_with(|| AtWaypoint::new(knowledge))
+                    .insert(policy);
             }
             all
         };

@@ -66,25 +66,25 @@ impl ProxyAnswers {
 
     /// Asks the node proxies of a lab, and these waypoints.
     pub(super) fn of_lab(client: &Client, waypoints: &[String]) -> Result<Self, CliError> {
-        let mut told = Self::default();
+        let mut answers = Self::default();
         let status = client.status().map_err(labs::client_error)?;
         for node in status.nodes {
             let of = format!("the node proxy of {}", node.name);
             for port in [ADMIN, METRICS] {
                 let answer = ask_in_lab(client, Place::Node(node.name.clone()), port);
-                told.take(&of, port, answer);
+                answers.take(&of, port, answer);
             }
         }
         for waypoint in waypoints {
             let answer = ask_in_lab(client, Place::Pod(waypoint.clone()), METRICS);
-            told.take(&format!("the waypoint {waypoint}"), METRICS, answer);
+            answers.take(&format!("the waypoint {waypoint}"), METRICS, answer);
         }
-        Ok(told)
+        Ok(answers)
     }
 
     /// Asks the node proxies of a cluster, and these waypoints.
     pub(super) async fn of_cluster(cluster: &Cluster, proxies: &[Pod], waypoints: &[Pod]) -> Self {
-        let mut told = Self::default();
+        let mut answers = Self::default();
         let of_proxies = proxies
             .iter()
             .flat_map(|pod| [(pod, ADMIN), (pod, METRICS)]);
@@ -93,9 +93,9 @@ impl ProxyAnswers {
             let text = |value: &Option<String>| value.clone().unwrap_or_default();
             let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
             let asking = reach::ask_pod(cluster, &namespace, &name, port, Method::GET, path(port));
-            told.take(&format!("the proxy {namespace}/{name}"), port, asking.await);
+            answers.take(&format!("the proxy {namespace}/{name}"), port, asking.await);
         }
-        told
+        answers
     }
 }
 

@@ -72,14 +72,14 @@ impl World {
         for file in &args.log {
             world.read(&text_of(file)?);
         }
-        let mut told = ProxyAnswers::default();
+        let mut answers = ProxyAnswers::default();
         for file in &args.dump {
-            told.dump(&file.display().to_string(), text_of(file)?.as_bytes());
+            answers.dump(&file.display().to_string(), text_of(file)?.as_bytes());
         }
         for file in &args.metrics {
-            told.metrics(text_of(file)?.as_bytes());
+            answers.metrics(text_of(file)?.as_bytes());
         }
-        world.take(told);
+        world.take(answers);
         Ok(world)
     }
 
@@ -100,10 +100,10 @@ impl World {
         }
     }
 
-    fn take(&mut self, told: ProxyAnswers) {
-        self.lines.extend(told.open);
-        self.counted.extend(told.counted);
-        self.notes.extend(told.notes);
+    fn take(&mut self, answers: ProxyAnswers) {
+        self.lines.extend(answers.open);
+        self.counted.extend(answers.counted);
+        self.notes.extend(answers.notes);
     }
 
     fn read(&mut self, log: &str) {

@@ -255,15 +255,15 @@ fn counts_without_identity_match_lines_without_identity() {
     let nobody = PLAIN.map(|(label, _)| (label, "unknown"));
     let scrape = to_db(&nobody, 1);
     let counted = "an unknown caller (plaintext) shop/db connections, by metrics shop/no x1";
-    let told = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
-    assert_eq!(told(""), [counted]);
+    let refused_with = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
+    assert_eq!(refused_with(""), [counted]);
     // Its caller has proved who he is, so that he is not the one that was counted; and another pod was called.
     let proved = super::to_db("front");
-    assert_eq!(told(&proved).len(), 2);
-    assert!(told(&proved).contains(&counted.to_owned()));
+    assert_eq!(refused_with(&proved).len(), 2);
+    assert!(refused_with(&proved).contains(&counted.to_owned()));
     let elsewhere = super::to_db("batch").replace("10.0.0.2:", "10.0.0.3:");
-    assert_eq!(told(&elsewhere), [counted]);
-    let plaintext = told(&super::to_db("batch"));
+    assert_eq!(refused_with(&elsewhere), [counted]);
+    let plaintext = refused_with(&super::to_db("batch"));
     assert_eq!(plaintext.len(), 1);
     assert!(plaintext[0].contains("port 5432"), "{plaintext:?}");
 }

@@ -451,13 +451,13 @@ spec:
         assert!(metrics.contains(label), "{metrics}");
     }
     assert!(!metrics.contains(signed), "{metrics}");
-    let told = || String::from_utf8_lossy(&spans.lock().unwrap()).into_owned();
+    let exported = || String::from_utf8_lossy(&spans.lock().unwrap()).into_owned();
     until("spans are told", || {
         ["/private/forwarded", "/open/c", "x=1"]
             .iter()
-            .all(|text| told().contains(text))
+            .all(|text| exported().contains(text))
     });
-    assert!(!told().contains(signed));
+    assert!(!exported().contains(signed));
 }
 
 #[test]

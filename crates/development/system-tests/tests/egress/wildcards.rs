@@ -98,15 +98,15 @@ fn the_host_that_is_named_is_called_and_no_other() {
             ("metadata.outside.example", "169.254.169.254"),
         ],
     );
-    let told = |host: &str, text: &str| until_answer(&mesh, "shop/client", 2, host, text);
-    told("api.outside.example", "outside api.outside.example");
+    let until_answered = |host: &str, text: &str| until_answer(&mesh, "shop/client", 2, host, text);
+    until_answered("api.outside.example", "outside api.outside.example");
     until("the log names the host", || {
         log(&mesh).contains(" remote=\"api.outside.example\"\n")
     });
-    told("API.outside.example:80", "outside api.outside.example:80");
+    until_answered("API.outside.example:80", "outside api.outside.example:80");
     // Beside the wildcard, not below it.
     for host in ["api.elsewhere.example", "outside.example", "127.0.0.1"] {
-        told(host, "404");
+        until_answered(host, "404");
     }
     // Below it, but not outside.
     for (host, why) in [
@@ -122,7 +122,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         ),
         ("nowhere.outside.example", "cannot resolve"),
     ] {
-        told(host, "503");
+        until_answered(host, "503");
         until(&format!("the log says {why} of {host}"), || {
             log(&mesh)
                 .lines()
@@ -166,9 +166,9 @@ fn the_host_that_is_named_is_called_and_no_other() {
         "API.outside.example.:80",
         "api.outside.example:8080",
     ] {
-        told(host, "403");
+        until_answered(host, "403");
     }
-    told("other.outside.example", "outside other.outside.example");
+    until_answered("other.outside.example", "outside other.outside.example");
     until(
         "TLS for that host is refused at the wildcard's address",
         || {
@@ -180,19 +180,19 @@ fn the_host_that_is_named_is_called_and_no_other() {
         secured("secure.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
     mesh.remove("api");
-    told("api.outside.example", "outside api.outside.example");
+    until_answered("api.outside.example", "outside api.outside.example");
 
     // One that another waypoint serves is refused.
     let elsewhere = own.replace("use-waypoint: out,", "use-waypoint: absent,");
     assert_ne!(elsewhere, own);
     mesh.apply("api", &elsewhere);
-    told("api.outside.example", " 421 ");
+    until_answered("api.outside.example", " 421 ");
     until("TLS for it is refused, too", || {
         !secured("api.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
-    told("other.outside.example", "outside other.outside.example");
+    until_answered("other.outside.example", "outside other.outside.example");
     mesh.remove("api");
-    told("api.outside.example", "outside api.outside.example");
+    until_answered("api.outside.example", "outside api.outside.example");
     of_callers(&mesh, &spec);
     of_other_protocols(&mesh, &config, (&node, &of_raw));
 }

@@ -271,11 +271,11 @@ async fn wait_for_root(
         name: ROOT_CONFIG_MAP.to_owned(),
         ..inventory_name(&plan.release.namespace)
     };
-    let mut said = false;
+    let mut is_reported = false;
     while cluster.get(&name).await?.is_none() {
-        if !said {
+        if !is_reported {
             say("waiting for the control plane to publish its root certificate");
-            said = true;
+            is_reported = true;
         }
         if Instant::now() >= deadline.0 {
             let mut reasons = vec![format!("the control plane has not made the {name}")];

@@ -163,9 +163,9 @@ impl<'a> Made<'a> {
             "apiVersion": Part::Deployment.api_version(), "kind": Part::Deployment.kind(), "name": self.name,
         }}}));
         for overlay in maps.of(self.gateway)? {
-            let says = overlay.read()?;
+            let patch = overlay.read()?;
             let lay = |over: &mut Value, base: &Value| {
-                let laid = overlay.lay(&says, Some(std::mem::take(over)), base)?;
+                let laid = overlay.lay(&patch, Some(std::mem::take(over)), base)?;
                 *over = laid.unwrap_or_default();
                 Ok::<_, InvalidParameters>(())
             };
@@ -174,16 +174,16 @@ impl<'a> Made<'a> {
                 Part::Service => lay(&mut objects.service, &plain.service)?,
                 Part::Deployment => {
                     lay(&mut objects.deployment, &plain.deployment)?;
-                    let replicas = says.pointer("/spec/replicas");
+                    let replicas = patch.pointer("/spec/replicas");
                     objects.says_replicas |= replicas.is_some_and(|number| !number.is_null());
                 }
                 Part::Autoscaler => {
-                    objects.autoscaler = overlay.lay(&says, objects.autoscaler.take(), &scaler)?;
+                    objects.autoscaler = overlay.lay(&patch, objects.autoscaler.take(), &scaler)?;
                 }
                 Part::DisruptionBudget => {
                     let base = plain.disruption_budget.as_ref().unwrap_or(&Value::Null);
                     let over = objects.disruption_budget.take();
-                    objects.disruption_budget = overlay.lay(&says, over, base)?;
+                    objects.disruption_budget = overlay.lay(&patch, over, base)?;
                 }
             }
         }

@@ -88,11 +88,11 @@ fn read(text: &str) -> Result<Value, Wrong> {
 
 /// Kubernetes takes one of the two fields of a budget: an overlay's field replaces the other.
 fn give_way(budget: &mut Value, overlay: &Value) {
-    let says = |field: &str| {
+    let field_of = |field: &str| {
         let value = overlay.get("spec").and_then(|spec| spec.get(field));
         value.is_some_and(|value| !value.is_null())
     };
-    let other = match (says("minAvailable"), says("maxUnavailable")) {
+    let other = match (field_of("minAvailable"), field_of("maxUnavailable")) {
         (true, false) => "maxUnavailable",
         (false, true) => "minAvailable",
         _ => return,

@@ -36,7 +36,9 @@ impl Index {
         }
         let default = setting.unwrap_or(Export::Own);
         let widest = default.max(Export::Own);
-        entry.export.map_or(default, |asked| asked.min(widest))
+        entry
+            .export
+            .map_or(default, |requested| requested.min(widest))
     }
 
     /// Visibility of a host of an entry; `None`: no namespace sees it.

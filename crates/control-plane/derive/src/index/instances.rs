@@ -205,9 +205,9 @@ impl Index {
         let (mut claiming, mut passing) = (Vec::new(), Vec::new());
         let pods = objects.all::<Pod>().values();
         for pod in pods.filter(|pod| pod.is_published()) {
-            let says = label(&pod.labels) == Some(gateway.name.as_str());
+            let has_label = label(&pod.labels) == Some(gateway.name.as_str());
             let is = pod.service_account == gateway.name;
-            match (says, is) {
+            match (has_label, is) {
                 (true, false) => claiming.push(format!("Pod {}", pod.name)),
                 (false, true) => passing.push(format!("Pod {}", pod.name)),
                 _ => {}

@@ -160,11 +160,12 @@ impl Introductions {
 /// Whether the status of a Gateway records that its waypoint has been ready: by our condition or, as control planes
 /// without that wrote it, by addresses.
 pub(crate) fn has_been_ready(status: &Value) -> bool {
-    let says =
+    let has_value =
         |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);
     let mut conditions = conditions(status).into_iter();
     let addresses = status.get("addresses").and_then(Value::as_array);
-    conditions.any(|one| says(&one, "type", INTRODUCED.name) && says(&one, "status", "True"))
+    conditions
+        .any(|one| has_value(&one, "type", INTRODUCED.name) && has_value(&one, "status", "True"))
         || addresses.is_some_and(|addresses| !addresses.is_empty())
 }
 

@@ -72,8 +72,11 @@ impl Parent {
         let meant: Vec<u16> = meant.collect();
         if meant.is_empty() {
             let number = number.map(|port| port.to_string()).unwrap_or_default();
-            let asked: Vec<_> = name.into_iter().chain([number.as_str()]).collect();
-            return Err(format!("{target} has no port {}", asked.join(" ").trim()));
+            let requested: Vec<_> = name.into_iter().chain([number.as_str()]).collect();
+            return Err(format!(
+                "{target} has no port {}",
+                requested.join(" ").trim()
+            ));
         }
         Ok(meant)
     }

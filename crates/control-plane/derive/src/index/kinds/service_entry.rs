@@ -176,7 +176,7 @@ fn hidden(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
     });
     let mut notes: Vec<Note> = reserved.collect();
     let export = index.export_of(entry);
-    if entry.export.is_some_and(|asked| asked > export) {
+    if entry.export.is_some_and(|requested| requested > export) {
         let message = format!(
             "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the ConfigMap \
              {} does not have \"*\"",

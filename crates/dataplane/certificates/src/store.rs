@@ -92,7 +92,7 @@ enum Slot {
 struct Entry {
     slot: watch::Sender<Slot>,
     /// The highest priority requested, so that each is sent to the loop once.
-    asked: Priority,
+    urgency: Priority,
 }
 
 enum Command {
@@ -265,8 +265,8 @@ impl Certificates {
     fn ask(&self, identity: &Identity, priority: Priority) -> watch::Receiver<Slot> {
         let mut entries = self.0.entries.lock();
         if let Some(entry) = entries.get_mut(identity) {
-            if priority > entry.asked && matches!(*entry.slot.borrow(), Slot::Initializing) {
-                entry.asked = priority;
+            if priority > entry.urgency && matches!(*entry.slot.borrow(), Slot::Initializing) {
+                entry.urgency = priority;
                 self.0
                     .commands
                     .send(Command::Request(identity.clone(), priority))
@@ -279,7 +279,7 @@ impl Certificates {
             identity.clone(),
             Entry {
                 slot,
-                asked: priority,
+                urgency: priority,
             },
         );
         self.0

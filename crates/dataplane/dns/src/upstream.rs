@@ -60,11 +60,11 @@ pub enum RelayError {
 pub(crate) async fn exchange(
     egress: &Egress,
     limits: &Limits,
-    asked: Option<SocketAddr>,
+    resolver: Option<SocketAddr>,
     relay: &Relay,
     transport: Transport,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
-    let meant = asked.filter(is_server);
+    let meant = resolver.filter(is_server);
     let servers = meant.as_slice();
     let servers = if servers.is_empty() {
         egress.fallback.as_slice()
@@ -101,9 +101,9 @@ pub(crate) async fn exchange(
 
 /// Whether redirection can have taken a question to this destination: never the pod itself, or the
 /// server would ask itself.
-fn is_server(asked: &SocketAddr) -> bool {
-    let ip = asked.ip();
-    asked.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
+fn is_server(resolver: &SocketAddr) -> bool {
+    let ip = resolver.ip();
+    resolver.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }
 
 async fn by_datagram(

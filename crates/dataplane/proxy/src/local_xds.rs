@@ -87,11 +87,11 @@ fn policy(from: Value) -> Authorization {
         name: text("name"),
     };
     // Where the scope cannot be read it is the policy's namespace, and without one the mesh.
-    let said = match from.get("scope") {
+    let declared = match from.get("scope") {
         None => Scope::default(),
         Some(scope) => Json::deserialize(scope).map_or(Scope::Namespace, |Json(scope)| scope),
     };
-    let scope = match said {
+    let scope = match declared {
         Scope::Namespace if key.namespace.is_empty() => Scope::Global,
         scope => scope,
     };

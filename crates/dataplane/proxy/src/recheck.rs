@@ -355,8 +355,8 @@ mod tests {
     async fn each_reason_has_its_own_grace() {
         let list = Connections::default();
         let (_policy, mut direct) = (open(&list, 1), open(&list, 2));
-        let led = open(&list, 3);
-        led.handle().takes(Course::ThroughWaypoint);
+        let redirected = open(&list, 3);
+        redirected.handle().takes(Course::ThroughWaypoint);
         let mut graces = graces();
         let judge = |peer: &Peer, course| match (peer.destination.port(), course) {
             (1, _) => Some(Objection::MissingPolicy),

@@ -171,7 +171,7 @@ impl Redirect {
         &self,
         host: &str,
         port: u16,
-        asked: MatchedPath<'_>,
+        matched: MatchedPath<'_>,
         mode: PathNormalization,
     ) -> Result<String, RedirectError> {
         let authority = host.parse::<Authority>().ok();
@@ -186,7 +186,7 @@ impl Redirect {
             port
         };
         let port = self.to.port.unwrap_or(of_request);
-        let target = changed(self.to.path.as_ref(), asked, mode)?;
+        let target = changed(self.to.path.as_ref(), matched, mode)?;
         Ok(if port == well_known {
             format!("{scheme}://{host}{target}")
         } else {
@@ -201,14 +201,14 @@ impl Redirect {
 /// When what comes out is no path.
 pub fn changed(
     change: Option<&PathChange>,
-    asked: MatchedPath<'_>,
+    matched: MatchedPath<'_>,
     mode: PathNormalization,
 ) -> Result<String, PathError> {
-    let rest = || asked.path.get(asked.prefix..).unwrap_or_default();
+    let rest = || matched.path.get(matched.prefix..).unwrap_or_default();
     let mut target = match change {
         // Of `OPTIONS *`.
-        _ if asked.path == "*" => return Ok("*".to_owned()),
-        None => asked.path.to_owned(),
+        _ if matched.path == "*" => return Ok("*".to_owned()),
+        None => matched.path.to_owned(),
         Some(PathChange::Full(path)) => path.to_string(),
         Some(PathChange::Prefix(with)) => {
             let joined = format!("{}{}", with.trim_end_matches('/'), rest());
@@ -219,7 +219,7 @@ pub fn changed(
             }
         }
     };
-    if let Some(query) = asked.query {
+    if let Some(query) = matched.query {
         target.push('?');
         target.push_str(query);
     }

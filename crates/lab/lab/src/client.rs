@@ -282,9 +282,9 @@ impl Client {
     /// # Errors
     /// When it cannot be ended.
     pub fn down(&self) -> Result<(), ClientError> {
-        let asked = self.ask(&Request::Down, &[]);
+        let sent = self.ask(&Request::Down, &[]);
         let deadline = Instant::now() + PATIENCE;
-        while asked.is_ok() && self.state.is_alive() && Instant::now() < deadline {
+        while sent.is_ok() && self.state.is_alive() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
         if self.state.is_alive() {

@@ -323,7 +323,7 @@ impl Process {
     fn receive(
         &mut self,
         line: impl Fn(&mut Self) -> &mut Option<Link>,
-        said: impl Fn(Record, Option<Descriptor>) -> Event<Descriptor>,
+        event_of: impl Fn(Record, Option<Descriptor>) -> Event<Descriptor>,
         gone: impl Fn() -> Event<Descriptor>,
     ) -> bool {
         let Some(link) = line(self) else {
@@ -331,7 +331,7 @@ impl Process {
         };
         let (received, end) = link.receive_all();
         for (record, fd) in received {
-            self.event(said(record, fd.map(Arc::new)));
+            self.event(event_of(record, fd.map(Arc::new)));
         }
         if end {
             *line(self) = None;

@@ -348,17 +348,17 @@ async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
 /// Asks for the services that are served, and for those that routes lead to, before requests need them.
 async fn follow_needed(state: SharedState, published: Published) {
     let mut changes = published.watch();
-    let mut asked: BTreeSet<NamespacedHostname> = BTreeSet::new();
+    let mut requested: BTreeSet<NamespacedHostname> = BTreeSet::new();
     loop {
         changes.mark_unchanged();
         let needed: BTreeSet<_> = published.needed().into_iter().collect();
-        asked.retain(|name| needed.contains(name));
+        requested.retain(|name| needed.contains(name));
         for name in needed {
-            if asked.contains(&name) {
+            if requested.contains(&name) {
                 continue;
             }
             match state.learn(name.to_string(), Instant::now() + LEARN).await {
-                Ok(()) => drop(asked.insert(name)),
+                Ok(()) => drop(requested.insert(name)),
                 Err(error) => tracing::warn!(service = %name, %error, "no answer about a service"),
             }
         }

@@ -57,12 +57,12 @@ impl Caller {
         address: SocketAddr,
         target: &Target,
     ) -> Result<Self, CallerError> {
-        let mut said = headers.get_all(ORIGINAL_PEER_HEADER).iter();
+        let mut values = headers.get_all(ORIGINAL_PEER_HEADER).iter();
         let forwarded = headers
             .get(http::header::FORWARDED)
             .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
             .map(|forwarded| ambit_model::canonical_socket(forwarded.client));
-        let Some(original) = said.next() else {
+        let Some(original) = values.next() else {
             // The peer's own port is that of a tunnel, which may carry many of its connections.
             let own = forwarded.filter(|client| client.ip() == address.ip());
             return Ok(Self {
@@ -71,7 +71,7 @@ impl Caller {
                 applied: AppliedServices::of(headers),
             });
         };
-        if said.next().is_some() {
+        if values.next().is_some() {
             return Err(CallerError::Malformed);
         }
         let original = OriginalPeer::parse(original.as_bytes());
@@ -92,13 +92,13 @@ impl Caller {
 fn is_from_pod(identity: Option<&Identity>, address: SocketAddr, target: &Target) -> bool {
     let Target::Pod {
         workload,
-        address: asked,
+        address: requested,
     } = target
     else {
         return false;
     };
     identity.is_some_and(|identity| workload.has_identity(identity))
-        && address.ip() == asked.ip()
+        && address.ip() == requested.ip()
         && workload.ips().contains(&address.ip())
         && workload.protocol() == Protocol::Hbone
         && !workload.native_tunnel()

@@ -128,8 +128,8 @@ impl Origination {
 impl TlsUpstream<'_> {
     /// The server name (SNI) to send.
     fn name(&self) -> &str {
-        let said = self.origination.of.server_name.as_deref();
-        said.unwrap_or(self.host)
+        let configured = self.origination.of.server_name.as_deref();
+        configured.unwrap_or(self.host)
     }
 
     /// Names of which the certificate must have one; `None` if it is not verified.

@@ -170,7 +170,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         client.shard.waypoint.tunnel_comes();
         // At once: tunnels that are not begun yet are held, too.
         let bytes = tunnel_windows::COST + headers::cost(incoming.headers());
-        let Ok(asked) = client.memory.open(bytes) else {
+        let Ok(opening_permit) = client.memory.open(bytes) else {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         if windows
@@ -180,7 +180,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         let open = client.shard.waypoint.lifecycle.drain_watcher().open_work();
-        let serving = serve_tunnel(client.clone(), incoming, asked, open);
+        let serving = serve_tunnel(client.clone(), incoming, opening_permit, open);
         ambit_rt::spawn("tunnel", client.share.run(serving));
     });
     share.run(serving).await;
@@ -193,7 +193,12 @@ fn denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
     flow::denied(&waypoint.metrics, Some(&own), ends, direction, error);
 }
 
-async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, open: OpenWork) {
+async fn serve_tunnel(
+    client: Arc<Client>,
+    incoming: Incoming,
+    opening_permit: Permit,
+    open: OpenWork,
+) {
     let finding = async {
         let authority = incoming.target()?;
         let opener = (client.identity.as_ref(), client.peer);
@@ -215,8 +220,8 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, op
     };
     let session = Session::new(client.shard.clone(), found, open);
     // Memory of the tunnel is charged to its caller, on whose behalf the peer may act.
-    let bytes = asked.bytes();
-    drop(asked);
+    let bytes = opening_permit.bytes();
+    drop(opening_permit);
     let Ok(_held) = session.memory.open(bytes) else {
         return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
     };

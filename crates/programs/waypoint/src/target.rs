@@ -128,16 +128,16 @@ impl Target {
     /// Another service in place of the requested one, at the same port.
     pub(crate) fn as_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
         let served = waypoint.published.service(&service.namespaced_hostname())?;
-        let asked = self.address();
+        let requested = self.address();
         let first = service.vips.first().map(|vip| vip.address);
         let ip = match service.lb_mode() {
-            LbMode::Passthrough => asked.ip(),
+            LbMode::Passthrough => requested.ip(),
             _ => first.unwrap_or(UNKNOWN),
         };
         Some(Self::Service {
             service,
             served,
-            address: SocketAddr::new(ip, asked.port()),
+            address: SocketAddr::new(ip, requested.port()),
         })
     }
 

@@ -293,10 +293,10 @@ fn note(session: &Session, decision: &HttpDecision) {
 }
 
 /// Ends when policies, which change, do not allow the connection any more.
-async fn revoked(session: &Session, routed: &Routed, asked: Option<&ArcStr>) {
+async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
     while judge(session, routed).is_allowed()
-        && is_provider_unchanged(session, routed, asked)
+        && is_provider_unchanged(session, routed, provider)
         && routed.http_object(session).is_none()
         && may_be_opaque(session, routed)
     {
@@ -325,7 +325,7 @@ struct ConnectionContext {
     endpoint: SocketAddr,
     held: Option<ConnectionLease>,
     /// The provider that has admitted it.
-    asked: Option<ArcStr>,
+    provider: Option<ArcStr>,
 }
 
 /// Leases of a destination rule, released when the connection closes.
@@ -351,9 +351,9 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
         let why = "tokens, limits or plugins are attached to the backend of its client's route, and only HTTP requests can satisfy these";
         return Err(TcpError::Unauthorized(why.to_owned()));
     }
-    let asked = l7::authorize_connection(session, routed.sni.as_deref()).await;
-    let asked = asked.map_err(TcpError::Unauthorized)?;
-    if !is_provider_unchanged(session, routed, asked.as_ref()) {
+    let provider = l7::authorize_connection(session, routed.sni.as_deref()).await;
+    let provider = provider.map_err(TcpError::Unauthorized)?;
+    if !is_provider_unchanged(session, routed, provider.as_ref()) {
         let why = "the backend of its route requires a check by another provider";
         return Err(TcpError::Unauthorized(why.to_owned()));
     }
@@ -378,7 +378,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                 let context = ConnectionContext {
                     endpoint,
                     held,
-                    asked,
+                    provider,
                 };
                 return Ok(Opened { stream, context });
             }
@@ -527,9 +527,9 @@ async fn relay<A, B>(
     let ConnectionContext {
         endpoint,
         held,
-        asked,
+        provider,
     } = context;
-    let (held, asked) = (held.as_ref(), asked.as_ref());
+    let (held, provider) = (held.as_ref(), provider.as_ref());
     let decision = judge(session, routed);
     note(session, &decision);
     let waypoint = &session.shard.waypoint;
@@ -565,7 +565,7 @@ async fn relay<A, B>(
             () = drain.cut() => Ok((0, 0)),
             () = outlived(&limits) => Ok((0, 0)),
             () = silence.too_long() => Ok((0, 0)),
-            () = revoked(session, routed, asked) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = revoked(session, routed, provider) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let mut end = End {

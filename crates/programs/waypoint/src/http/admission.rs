@@ -40,7 +40,7 @@ struct Inner {
     facts: Facts,
     proved: Authenticated,
     /// The provider that has admitted it, and the headers with which it came.
-    asked: Option<(ArcStr, HeaderMap)>,
+    checked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
 }
 
@@ -110,7 +110,7 @@ impl Admission {
         session: &Arc<Session>,
         facts: Facts,
         proved: Authenticated,
-        asked: Option<(ArcStr, HeaderMap)>,
+        checked: Option<(ArcStr, HeaderMap)>,
     ) -> (HttpDecision, Option<Self>) {
         // From before the decision on, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
@@ -118,7 +118,7 @@ impl Admission {
             session: session.clone(),
             facts,
             proved,
-            asked,
+            checked,
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
@@ -141,7 +141,7 @@ impl Admission {
             session: session.clone(),
             facts,
             proved,
-            asked: None,
+            checked: None,
             changes: Mutex::new(session.shard.waypoint.published.watch()),
         };
         inner.explain()
@@ -258,13 +258,13 @@ impl Admission {
                 .and_then(|backend| self.came.judge_backend(backend));
             decision.is_none_or(|one| one.is_allowed())
         };
-        let is_asked_there = || {
+        let has_provider_there = || {
             self.backend
                 .as_ref()
                 .is_none_or(|backend| self.came.is_provider_unchanged_for_backend(backend))
         };
         self.came.is_provider_unchanged()
-            && is_asked_there()
+            && has_provider_there()
             && self.came.judge().is_allowed()
             && is_allowed_there()
     }
@@ -382,7 +382,7 @@ impl Inner {
 
     /// Whether its current policies require no other provider than the one that has checked it.
     fn is_provider_unchanged(&self) -> bool {
-        let (by, came) = match &self.asked {
+        let (by, came) = match &self.checked {
             Some((by, came)) => (Some(by), came),
             None => (None, &self.facts.headers),
         };
@@ -398,11 +398,11 @@ impl Inner {
         let Some(scope) = backend.scope(published) else {
             return true;
         };
-        let asked = self
-            .asked
+        let checked = self
+            .checked
             .as_ref()
             .filter(|_| backend.by == RouteOwner::Service);
-        let by = asked.map(|(by, _)| by);
+        let by = checked.map(|(by, _)| by);
         let facts = backend.sent.as_deref().unwrap_or(&self.facts);
         self.is_admitted_by(by, scope, self.address_of(backend), facts, &facts.headers)
     }

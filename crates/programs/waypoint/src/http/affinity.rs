@@ -270,13 +270,13 @@ mod tests {
         let client = cookie(&begun(&session(), NOW));
         let rule = rule(vec![backend("b", 1), backend("a", 0)]);
         let mut affinity = Affinity::of(&session(), &client, NOW + 1);
-        let mut asked = None;
+        let mut looked_up = None;
         let kept = affinity.backend(&rule, |to, mark| {
-            asked = Some((to.clone(), mark));
+            looked_up = Some((to.clone(), mark));
             Found::NotOurs
         });
         assert_eq!(kept.map(|(place, _)| place), Some(1));
-        assert_eq!(asked, Some((backend("a", 0), endpoint_mark("pod-1"))));
+        assert_eq!(looked_up, Some((backend("a", 0), endpoint_mark("pod-1"))));
         // A known session is not set again.
         let mut answer = HeaderMap::new();
         affinity.change_answer(&backend("a", 0), "pod-1", &mut answer);

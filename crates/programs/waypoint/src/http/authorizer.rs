@@ -116,21 +116,21 @@ pub(super) async fn authorize(
         }
         Asking::Provider(provider, _) => provider,
     };
-    let mut asked = ExternalAuthorization {
+    let mut authorization = ExternalAuthorization {
         by: Some((provider.name.clone(), request.headers().clone())),
         ..ExternalAuthorization::default()
     };
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
         let begun = Begun::of(request.body_mut(), most, &session.memory, idle).await;
-        asked.begun = begun.map_err(|error| match error {
+        authorization.begun = begun.map_err(|error| match error {
             BeginError::Broken(_) => {
                 Reply::refused("the request's body is not what HTTP allows", "body")
             }
             BeginError::Exhausted(exhausted) => overloaded(exhausted),
             BeginError::Idle(idle) => idle.into(),
         })?;
-        if asked.begun.len() > most && !limit.allow_partial {
+        if authorization.begun.len() > most && !limit.allow_partial {
             record.decided("ext_authz_error");
             let flag = ResponseFlag::UnauthorizedExternal;
             let text = "the body is larger than its authorizer takes";
@@ -139,13 +139,24 @@ pub(super) async fn authorize(
     }
     let service = CheckService::Provider(provider.name.clone());
     let Some(_check) = session.begin_check(service) else {
-        return fail(session, &provider, asked, record, &AskError::TooMany);
+        return fail(
+            session,
+            &provider,
+            authorization,
+            record,
+            &AskError::TooMany,
+        );
     };
-    let asking = ask::of_request(session, &provider, (request, form, &asked.begun), hops);
+    let asking = ask::of_request(
+        session,
+        &provider,
+        (request, form, &authorization.begun),
+        hops,
+    );
     let answer = match timeout(provider.timeout, asking).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => return fail(session, &provider, asked, record, &error),
-        Err(_) => return fail(session, &provider, asked, record, &AskError::Late),
+        Ok(Err(error)) => return fail(session, &provider, authorization, record, &error),
+        Err(_) => return fail(session, &provider, authorization, record, &AskError::Late),
     };
     let allowed = match answer {
         Answer::Denied(denied) => {
@@ -162,18 +173,26 @@ pub(super) async fn authorize(
     let target = changes::query(&form.target, &allowed.query_set, &allowed.query_remove);
     match target {
         Some(target) if changes::is_bounded(request.headers()) => form.target = target,
-        _ => return fail(session, &provider, asked, record, &AskError::Unusable),
+        _ => {
+            return fail(
+                session,
+                &provider,
+                authorization,
+                record,
+                &AskError::Unusable,
+            );
+        }
     }
     waypoint.http_metrics.authorized(&provider.name, "allowed");
-    asked.answer = allowed.answer_headers;
-    Ok(Authorized::On(asked))
+    authorization.answer = allowed.answer_headers;
+    Ok(Authorized::On(authorization))
 }
 
 /// A provider has not answered: what is configured for that is done.
 fn fail(
     session: &Session,
     provider: &Provider,
-    asked: ExternalAuthorization,
+    authorization: ExternalAuthorization,
     record: &mut Record,
     error: &AskError,
 ) -> Result<Authorized, Reply> {
@@ -191,7 +210,7 @@ fn fail(
     metrics.authorized(name, error.outcome());
     if provider.fail_open && error.may_fail_open() {
         metrics.authorized(name, "failed_open");
-        return Ok(Authorized::On(asked));
+        return Ok(Authorized::On(authorization));
     }
     record.decided("ext_authz_error");
     let status = StatusCode::from_u16(provider.status_on_error);
@@ -255,7 +274,7 @@ pub(crate) async fn authorize_connection(
     if provider.protocol != ProviderProtocol::Grpc {
         return Err(format!("provider {name} decides about HTTP alone"));
     }
-    let asked = async {
+    let checking = async {
         let service = CheckService::Provider(name.clone());
         let _check = session.begin_check(service).ok_or(AskError::TooMany)?;
         let source = ask::source(session);
@@ -269,7 +288,7 @@ pub(crate) async fn authorize_connection(
         };
         ask::grpc(session, &provider, check, session.hops).await
     };
-    let answer = timeout(provider.timeout, asked).await;
+    let answer = timeout(provider.timeout, checking).await;
     let metrics = &waypoint.http_metrics;
     match answer.unwrap_or(Err(AskError::Late)) {
         Ok(Answer::Allowed(_)) => {

@@ -175,11 +175,11 @@ impl Destination {
         &self,
         session: &Session,
         version: Version,
-        asked: (&HeaderMap, &Uri),
+        hash_input: (&HeaderMap, &Uri),
     ) -> Result<Option<Arc<DestinationDecision>>, NoUpstream> {
         match self.ruled(session) {
             Some(port) => Ok(Some(
-                DestinationDecision::of(session, port, version, asked).await?,
+                DestinationDecision::of(session, port, version, hash_input).await?,
             )),
             None => match self {
                 // Never to the service's other endpoints.

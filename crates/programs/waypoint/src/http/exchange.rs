@@ -78,8 +78,13 @@ pub(super) async fn respond(
     let mut crossing = Crossing::default();
     let mut limited = Limited::default();
     let mut extended = Extended::of(&session, is_grpc);
-    let said = (&mut crossing, &mut limited);
-    let under_way = (&mut pending_upgrade, &mut record, said, &mut extended);
+    let response_headers = (&mut crossing, &mut limited);
+    let under_way = (
+        &mut pending_upgrade,
+        &mut record,
+        response_headers,
+        &mut extended,
+    );
     let answered = match refused {
         Some(reply) => Err(reply),
         None => Box::pin(answer(&session, request, under_way)).await,
@@ -216,8 +221,8 @@ async fn answer(
         None => taken.mirrors(),
         Some(_) => Vec::new(),
     };
-    let asked = (&parts, &form, &admission, taken.route_owner());
-    let (body, mirroring) = mirror::mirror(session, &mirrors, hops, asked, body);
+    let mirror_input = (&parts, &form, &admission, taken.route_owner());
+    let (body, mirroring) = mirror::mirror(session, &mirrors, hops, mirror_input, body);
     let mut sent_on = Request::from_parts(parts, body);
     outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
     match &upgrade {
@@ -385,8 +390,8 @@ async fn admit(
     }
     let context = (hops, is_grpc(request), idle);
     let authorizing = authorize(session, request, form, record, context);
-    let asked = match Box::pin(authorizing).await? {
-        Authorized::On(asked) => asked,
+    let external = match Box::pin(authorizing).await? {
+        Authorized::On(external) => external,
         Authorized::Answered(response) => {
             return Ok(Admitted::Answered(Box::new(response.map(Answer::Own))));
         }
@@ -406,7 +411,7 @@ async fn admit(
     {
         return Ok(Admitted::Answered(response));
     }
-    let by = (&proved, &asked);
+    let by = (&proved, &external);
     let mut admission = judge(session, request, form, by, record)?;
     if let Some(extended) = extended {
         let last = ExtensionPhase::Unspecified;
@@ -417,7 +422,7 @@ async fn admit(
             Extension::Answered(response) => return Ok(Admitted::Answered(response)),
         }
     }
-    Ok(Admitted::On(admission, Box::new(asked)))
+    Ok(Admitted::On(admission, Box::new(external)))
 }
 
 /// Judges a request by its policies.
@@ -425,11 +430,11 @@ pub(super) fn judge<B>(
     session: &Arc<Session>,
     request: &Request<B>,
     form: &Form,
-    (proved, asked): (&Authenticated, &ExternalAuthorization),
+    (proved, external): (&Authenticated, &ExternalAuthorization),
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
     let facts = Facts::of(request, form);
-    let (decision, admission) = Admission::of(session, facts, proved.clone(), asked.by.clone());
+    let (decision, admission) = Admission::of(session, facts, proved.clone(), external.by.clone());
     observer.judged(&decision);
     admission.ok_or_else(Reply::denied)
 }

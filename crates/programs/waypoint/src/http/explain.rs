@@ -93,9 +93,9 @@ impl Walk {
     async fn run(&mut self, request: &mut Request<()>) -> Result<End, Reply> {
         let mut form = self.form(request)?;
         self.plugins();
-        let asked = self.provider(request, &form)?;
+        let external = self.provider(request, &form)?;
         let proved = self.authentication(request, &mut form)?;
-        let admission = self.authorization(request, &form, &proved, &asked)?;
+        let admission = self.authorization(request, &form, &proved, &external)?;
         let mut taken = match self.route(request, &form)? {
             Routed::On(taken) => taken,
             Routed::Answered(response) => return Ok(self.answered_by_route(&response)),
@@ -226,11 +226,11 @@ impl Walk {
         request: &Request<()>,
         form: &Form,
         proved: &Authenticated,
-        asked: &ExternalAuthorization,
+        external: &ExternalAuthorization,
     ) -> Result<Admission, Reply> {
         let facts = Facts::of(request, form);
         let explanation = Admission::explain(&self.session, facts, proved.clone());
-        let by = (proved, asked);
+        let by = (proved, external);
         let admission = judge(&self.session, request, form, by, &mut self.seen);
         self.judged(StepKind::Authorization, explanation, admission.is_ok());
         admission

@@ -42,7 +42,7 @@ pub(super) struct Limited {
     /// Until the client may come again.
     after: Option<Duration>,
     /// Headers from rate-limit services.
-    said: Vec<HeaderOption>,
+    headers_to_add: Vec<HeaderOption>,
 }
 
 /// A limit that was met.
@@ -64,7 +64,7 @@ impl Limited {
 
     /// Adds the rate-limit headers to a response.
     pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
-        changes::apply(headers, &self.said);
+        changes::apply(headers, &self.headers_to_add);
         if self.is_refused {
             headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
         }
@@ -236,7 +236,7 @@ fn decide(
         how: HeaderChange::Set,
     };
     let headers = decided.answer_headers.into_iter();
-    limited.said.extend(headers.map(header));
+    limited.headers_to_add.extend(headers.map(header));
     if let Some(met) = decided.tightest.filter(|_| config.tells) {
         limited.met(Met {
             requests: met.requests,
@@ -371,9 +371,9 @@ mod tests {
     #[test]
     fn a_service_sets_no_headers_that_frame_the_answer() {
         let mut headers = HeaderMap::new();
-        let said = ["transfer-encoding", "content-length", "x-left"];
+        let headers_to_add = ["transfer-encoding", "content-length", "x-left"];
         let limited = Limited {
-            said: said
+            headers_to_add: headers_to_add
                 .map(|name| HeaderOption {
                     name: name.to_owned(),
                     value: b"7".to_vec(),

@@ -68,10 +68,10 @@ impl Chosen {
 impl Crossing {
     /// Says it, and takes out what others say.
     pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
-        if let Some((chosen, asked)) = &self.0
+        if let Some((chosen, cors_request)) = &self.0
             && let Some(cors) = chosen.applied().cors()
         {
-            cors.change_answer(asked, headers);
+            cors.change_answer(cors_request, headers);
         }
     }
 }
@@ -179,8 +179,8 @@ impl Taken {
         if rewrite.path.is_some() {
             let published = &session.shard.waypoint.published;
             let mode = published.gateway().path_normalization;
-            let asked = form.matched(chosen.prefix);
-            let target = route::changed(rewrite.path.as_ref(), asked, mode);
+            let matched_path = form.matched(chosen.prefix);
+            let target = route::changed(rewrite.path.as_ref(), matched_path, mode);
             let target = target.map_err(|error| unroutable(&error.to_string()))?;
             form.target = target
                 .try_into()
@@ -301,9 +301,9 @@ pub(super) fn route<B>(
     };
     let applied = chosen.applied();
     if applied.cors().is_some() {
-        let asked = CorsRequest::of(request.method(), request.headers());
-        let is_preflight = asked.is_preflight();
-        crossing.0 = Some((chosen.clone(), asked));
+        let cors_request = CorsRequest::of(request.method(), request.headers());
+        let is_preflight = cors_request.is_preflight();
+        crossing.0 = Some((chosen.clone(), cors_request));
         if is_preflight {
             return Ok(Routed::Answered(Response::new(message::text(""))));
         }

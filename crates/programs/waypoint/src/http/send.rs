@@ -158,8 +158,8 @@ pub(super) async fn send(
         mut retry_mark,
         sticky,
     } = sending;
-    let asked = (request.headers(), request.uri());
-    let decision = destination.decision(session, version, asked).await?;
+    let hash_input = (request.headers(), request.uri());
+    let decision = destination.decision(session, version, hash_input).await?;
     let ruled = decision.as_ref();
     let limits = decision.as_ref().map(|decision| *decision.port.limits());
     let limits = limits.unwrap_or_default();

@@ -96,8 +96,9 @@ pub(super) struct PendingUpgrade(Option<OnUpgrade>);
 impl PendingUpgrade {
     /// Of a request, as it came.
     pub(super) fn of(request: &mut Request<Incoming>) -> Self {
-        let asks = request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
-        Self(asks.then(|| hyper::upgrade::on(request)))
+        let has_upgrade =
+            request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
+        Self(has_upgrade.then(|| hyper::upgrade::on(request)))
     }
 }
 
@@ -118,7 +119,7 @@ impl Drop for PendingUpgrade {
 /// The requested upgrade, if it is one of `upgrades`. Must be read before hop-by-hop headers are removed.
 pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Option<Upgrade> {
     let headers = request.headers();
-    let asks = headers
+    let has_upgrade = headers
         .get_all(CONNECTION)
         .iter()
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
@@ -136,7 +137,7 @@ pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Opt
     };
     let is_http11 = request.version() == http::Version::HTTP_11;
     let may_ask = is_extended || is_http11 && request.body().is_end_stream();
-    let is_upgrade = asks && is_known && may_ask && *request.method() == Method::GET;
+    let is_upgrade = has_upgrade && is_known && may_ask && *request.method() == Method::GET;
     is_upgrade.then_some(Upgrade {
         protocol,
         key,
@@ -209,8 +210,8 @@ impl Upgrade {
         let is_accepted = || self.key.as_ref().is_none_or(|key| key.is_accepted(headers));
         if !self.is_extended {
             let is_switched = status == StatusCode::SWITCHING_PROTOCOLS;
-            let is_asked = |to| is_same(to, self.protocol.as_bytes());
-            if is_switched && !(only_protocol(headers).is_some_and(is_asked) && is_accepted()) {
+            let is_requested = |to| is_same(to, self.protocol.as_bytes());
+            if is_switched && !(only_protocol(headers).is_some_and(is_requested) && is_accepted()) {
                 return Err(refused());
             }
             return Ok(is_switched);
@@ -237,10 +238,13 @@ impl Key {
 
     /// Whether a server has accepted WebSocket.
     fn is_accepted(&self, headers: &HeaderMap) -> bool {
-        let asked = [self.0.as_bytes(), ACCEPTS].concat();
-        let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &asked));
-        let mut said = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
-        said.next().is_some_and(|said| said == expected.as_str()) && said.next().is_none()
+        let concatenated = [self.0.as_bytes(), ACCEPTS].concat();
+        let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &concatenated));
+        let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
+        accepts
+            .next()
+            .is_some_and(|accepts| accepts == expected.as_str())
+            && accepts.next().is_none()
     }
 }
 

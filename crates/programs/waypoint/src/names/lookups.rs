@@ -279,10 +279,10 @@ mod tests {
     #[tokio::test]
     async fn lookups_of_the_same_name_are_joined() {
         let lookups = Lookups::new();
-        let (asked, answer) = (AtomicUsize::new(0), Notify::new());
+        let (started, answer) = (AtomicUsize::new(0), Notify::new());
         let ask = |last| {
             lookups.get("a.example.com", caller(last), || async {
-                asked.fetch_add(1, Relaxed);
+                started.fetch_add(1, Relaxed);
                 answer.notified().await;
                 found([1; 4])
             })
@@ -297,7 +297,7 @@ mod tests {
         for known in [all.0, all.1, all.2] {
             assert_eq!(known.unwrap().unwrap()[..], [IpAddr::from([1; 4])]);
         }
-        assert_eq!(asked.load(Relaxed), 1);
+        assert_eq!(started.load(Relaxed), 1);
         assert!(lookups.in_flight.lock().is_empty());
     }
 

@@ -287,11 +287,11 @@ fn question(
         content = begun.first(most);
         is_partial = Some(begun.len() > most);
     }
-    let mut asked = Request::new(message::text(content));
-    asked.method_mut().clone_from(request.method());
+    let mut check_request = Request::new(message::text(content));
+    check_request.method_mut().clone_from(request.method());
     let target = format!("{}{}", http.path_prefix, form.target);
-    *asked.uri_mut() = Uri::try_from(target).map_err(|_| AskError::Question)?;
-    let all = asked.headers_mut();
+    *check_request.uri_mut() = Uri::try_from(target).map_err(|_| AskError::Question)?;
+    let all = check_request.headers_mut();
     for (name, value) in request.headers() {
         let goes = *name == AUTHORIZATION || is_among(&http.headers, name);
         if goes && headers::may_be_changed(name) {
@@ -317,7 +317,7 @@ fn question(
     };
     let host = HeaderValue::from_str(host).map_err(|_| AskError::Question)?;
     all.insert(HOST, host);
-    Ok(asked)
+    Ok(check_request)
 }
 
 async fn by_http(

@@ -58,8 +58,8 @@ impl RequestTelemetry {
             return;
         };
         self.incoming = Incoming::of(headers);
-        let is_asked = settings.sampling > 0 || self.incoming.sampled.is_some();
-        if !is_asked || self.incoming.sampled == Some(false) {
+        let may_be_sampled = settings.sampling > 0 || self.incoming.sampled.is_some();
+        if !may_be_sampled || self.incoming.sampled == Some(false) {
             // Nobody is to record it: what came passes as it is.
             return;
         }

@@ -145,14 +145,14 @@ pub(crate) fn explain(
             source_ip,
             destination: SocketAddr::new(ip, port),
         };
-        let led = waypoint(dump, to, server, connection.source.as_ref());
-        let explanation = match &led {
+        let through = waypoint(dump, to, server, connection.source.as_ref());
+        let explanation = match &through {
             Some(_) => policies.explain_peer_authentication(server, &connection),
             None => policies.explain(server, &connection),
         };
         let report = report(&client, server, &connection, &explanation);
         let is_refused = report.allowed && is_refused(dump, server, &connection);
-        reports.push(match led {
+        reports.push(match through {
             Some(waypoint) if is_refused => refused(report, &waypoint),
             Some(waypoint) if report.allowed && report.enforced => {
                 let attached = attached(dump, server);
@@ -285,8 +285,8 @@ fn servers<'a>(
     }
     match find(workloads, to)? {
         Some(workload) => {
-            let asked = to.parse::<IpAddr>().ok();
-            let ip = asked.or_else(|| workload.workload_ips.first().copied());
+            let requested = to.parse::<IpAddr>().ok();
+            let ip = requested.or_else(|| workload.workload_ips.first().copied());
             let ip = ip.ok_or_else(|| not_found("the address of --to", to))?;
             Ok(vec![(workload, ip, port)])
         }

@@ -253,7 +253,7 @@ mod tests {
         let mut snapshot = snapshot(json!({"ingress": [{"ports": [{"port": 80}]}]}));
         snapshot.namespaces = vec![typed(json!({"metadata": {"name": "shop"}}))];
         assert_eq!(findings(&snapshot), []);
-        snapshot.asked_for.push("shop".into());
+        snapshot.selected_namespaces.push("shop".into());
         assert_eq!(findings(&snapshot).len(), 1);
     }
 

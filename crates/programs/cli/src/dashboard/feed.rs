@@ -49,7 +49,7 @@ pub(super) struct Feed {
     traffic: watch::Sender<Traffic>,
     mesh: watch::Sender<MeshState>,
     /// Milliseconds after the start when a page last polled.
-    asked: AtomicU64,
+    polled_at: AtomicU64,
     /// Proxies whose events cannot be read, why, and since when.
     silent: Mutex<BTreeMap<String, (String, Instant)>>,
 }
@@ -91,7 +91,7 @@ impl Feed {
             started: Instant::now(),
             traffic: watch::Sender::new(Traffic::default()),
             mesh: watch::Sender::new(MeshState::default()),
-            asked: AtomicU64::new(0),
+            polled_at: AtomicU64::new(0),
             silent: Mutex::default(),
         }
     }
@@ -236,11 +236,11 @@ impl Feed {
 
     fn note_watcher(&self) {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.asked.store(now, Ordering::Relaxed);
+        self.polled_at.store(now, Ordering::Relaxed);
     }
 
     fn is_watched(&self) -> bool {
-        let asked = Duration::from_millis(self.asked.load(Ordering::Relaxed));
-        self.started.elapsed().saturating_sub(asked) < UNWATCHED_AFTER
+        let polled_at = Duration::from_millis(self.polled_at.load(Ordering::Relaxed));
+        self.started.elapsed().saturating_sub(polled_at) < UNWATCHED_AFTER
     }
 }

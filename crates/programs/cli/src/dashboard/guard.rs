@@ -138,9 +138,9 @@ mod tests {
             (3, "https://127.0.0.1:7000", Refused::Origin),
             (3, "http://evil.example", Refused::Origin),
         ] {
-            let mut asked = own;
-            asked[number].1 = value;
-            assert_eq!(guard.data(&headers(&asked)), Err(refused), "{value}");
+            let mut request = own;
+            request[number].1 = value;
+            assert_eq!(guard.data(&headers(&request)), Err(refused), "{value}");
         }
         assert_eq!(guard.data(&headers(&own[1..])), Err(Refused::Host));
         assert_eq!(guard.data(&headers(&own[..1])), Err(Refused::Token));

@@ -64,12 +64,12 @@ impl AtWaypoint {
                 self.asking(scope).join(", ")
             ));
         }
-        let asks = match &request {
+        let check = match &request {
             Some(request) => self.least.asks(scope, request),
             None => self.least.asks_of_connection(scope, connection),
         };
         match least.why {
-            l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => match asks {
+            l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => match check {
                 l7::Asking::Nobody => Verdict::Allowed,
                 l7::Asking::Provider(provider, rule) => Verdict::Undecided(format!(
                     "provider {} of {} decides",

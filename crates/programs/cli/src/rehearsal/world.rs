@@ -58,7 +58,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn look(args: &RehearsalArgs) -> Result<Self, CliError> {
         let files = [&args.log, &args.dump, &args.metrics];
-        let asks = files.iter().all(|files| files.is_empty());
+        let queries_proxies = files.iter().all(|files| files.is_empty());
         let mut world = if !args.objects.is_empty() {
             Self {
                 objects: directories(&args.objects)?,
@@ -66,7 +66,7 @@ impl World {
             }
         } else {
             let lab = args.target.lab(args.lab.as_deref());
-            Self::of(lab.as_deref(), &args.target, asks)?
+            Self::of(lab.as_deref(), &args.target, queries_proxies)?
         };
         world.config.root_namespace = args.target.mesh_namespace.as_str().into();
         for file in &args.log {
@@ -90,12 +90,12 @@ impl World {
         Ok(world)
     }
 
-    fn of(lab: Option<&str>, target: &Target, asks: bool) -> Result<Self, CliError> {
+    fn of(lab: Option<&str>, target: &Target, queries_proxies: bool) -> Result<Self, CliError> {
         match lab {
-            Some(lab) => Self::of_lab(lab, asks),
+            Some(lab) => Self::of_lab(lab, queries_proxies),
             None => wait(async {
                 let cluster = target.cluster().await?;
-                Self::of_cluster(&cluster, &target.mesh_namespace, asks).await
+                Self::of_cluster(&cluster, &target.mesh_namespace, queries_proxies).await
             }),
         }
     }
@@ -110,7 +110,7 @@ impl World {
         self.lines.extend(log.lines().filter_map(observed::read));
     }
 
-    fn of_lab(lab: &str, asks: bool) -> Result<Self, CliError> {
+    fn of_lab(lab: &str, queries_proxies: bool) -> Result<Self, CliError> {
         let client = labs::find(lab)?;
         let mut world = Self::default();
         let values = client.objects().map_err(labs::client_error)?;
@@ -137,7 +137,7 @@ impl World {
             }
             world.objects.push(object);
         }
-        if !asks {
+        if !queries_proxies {
             return Ok(world);
         }
         // What closes meanwhile is in the log, too: once more is better than not at all.
@@ -152,7 +152,7 @@ impl World {
     async fn of_cluster(
         cluster: &Cluster,
         mesh_namespace: &str,
-        asks: bool,
+        queries_proxies: bool,
     ) -> Result<Self, CliError> {
         let mut world = Self {
             config: settings(cluster, mesh_namespace).await?,
@@ -178,7 +178,7 @@ impl World {
         if let Some(value) = found.map_err(|error| failed(error.into()))? {
             world.objects.push(event(&value)?);
         }
-        if !asks {
+        if !queries_proxies {
             return Ok(world);
         }
         world.take(ProxyAnswers::of_cluster(cluster, &proxies, &waypoints).await);

@@ -286,10 +286,10 @@ fn agent_answer(
             let why = pod.error.as_ref().unwrap_or(&pod.why);
             problems.push(format!("{node}: {name} is not captured ({state}): {why}"));
         }
-        let (should, says) = (&pod.annotation, &pod.annotation_seen);
-        if state != "ended" && should != says {
+        let (should, published) = (&pod.annotation, &pod.annotation_seen);
+        if state != "ended" && should != published {
             problems.push(format!(
-                "{node}: the annotation of {name} is {says:?} and should be {should:?}"
+                "{node}: the annotation of {name} is {published:?} and should be {should:?}"
             ));
         }
     }

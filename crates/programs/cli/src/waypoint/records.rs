@@ -437,10 +437,10 @@ fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
     let workloads = dump.workloads.known();
     let workloads: HashMap<_, _> = workloads.map(|one| (one.uid.as_str(), one)).collect();
     let mut states: BTreeMap<(&str, &str), (u32, Option<&str>)> = BTreeMap::new();
-    for ruled in &dump.workload_state.destinations {
-        for endpoint in ruled.ports.iter().flat_map(|port| &port.endpoints) {
+    for destination in &dump.workload_state.destinations {
+        for endpoint in destination.ports.iter().flat_map(|port| &port.endpoints) {
             let state = states
-                .entry((&ruled.record.service, &endpoint.uid))
+                .entry((&destination.record.service, &endpoint.uid))
                 .or_default();
             state.0 += endpoint.requests;
             state.1 = state.1.or(endpoint.ejected_for.as_deref());

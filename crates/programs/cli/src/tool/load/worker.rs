@@ -115,14 +115,14 @@ impl Worker {
             }
             (Open::Echo(stream), _) => {
                 // Something else each time, so that an old answer is not taken for a new one.
-                let said = u64::try_from(due.as_nanos())
+                let sent = u64::try_from(due.as_nanos())
                     .unwrap_or_default()
                     .to_be_bytes();
                 let mut heard = [0; 8];
-                stream.write_all(&said)?;
+                stream.write_all(&sent)?;
                 stream.read_exact(&mut heard)?;
-                if heard != said {
-                    return Err(wrong(format!("said {said:?}, heard {heard:?}")));
+                if heard != sent {
+                    return Err(wrong(format!("sent {sent:?}, received {heard:?}")));
                 }
             }
             (Open::Http(_), Task::Echo) => {}

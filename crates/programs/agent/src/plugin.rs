@@ -271,8 +271,8 @@ pub async fn report(request: &Request, calls: &Calls) -> Option<Response> {
         return Some(method_not_allowed("GET"));
     }
     let (sender, receiver) = oneshot::channel();
-    let asked = calls.send((Call::Report, sender)).await;
-    let answer = match asked {
+    let sent = calls.send((Call::Report, sender)).await;
+    let answer = match sent {
         Ok(()) => receiver.await.ok(),
         Err(_) => None,
     };

@@ -104,9 +104,9 @@ fn failure(kind: &str, output: &Output) -> CniError {
     }
     serde_json::from_slice::<Wire>(&output.stdout).map_or_else(
         |_| {
-            let said = String::from_utf8_lossy(&output.stdout);
+            let output_text = String::from_utf8_lossy(&output.stdout);
             let message = format!("the plugin {kind} failed: {}", output.status);
-            CniError::new(code::PLUGIN_FAILURE, message, said.trim())
+            CniError::new(code::PLUGIN_FAILURE, message, output_text.trim())
         },
         |wire| CniError::new(wire.code, wire.msg, wire.details),
     )

@@ -226,8 +226,8 @@ fn read_class(class: &DynamicObject) -> Class {
         |one: &&Value| one.get("observedGeneration").and_then(Value::as_i64) == generation;
     let conditions: Vec<_> = conditions.iter().filter(current).cloned().collect();
     let is_accepted = conditions.iter().any(|one| {
-        let says = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
-        says("type", "Accepted") && says("status", "True")
+        let has = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
+        has("type", "Accepted") && has("status", "True")
     });
     Class {
         controller: controller.unwrap_or_default().to_owned(),

@@ -86,7 +86,7 @@ pub(crate) fn start(
 ) -> Mesh {
     let (publish, published) = watch::channel(0);
     let (follow, followed) = watch::channel(0);
-    let (surveys, asked) = mpsc::channel(SURVEYS);
+    let (surveys, requests) = mpsc::channel(SURVEYS);
     let mesh = Mesh {
         store: Arc::default(),
         pods: Arc::default(),
@@ -105,7 +105,7 @@ pub(crate) fn start(
         publish,
         follow,
     };
-    ambit_rt::spawn("mesh", follower.run(source, asked, drain));
+    ambit_rt::spawn("mesh", follower.run(source, requests, drain));
     mesh
 }
 
@@ -160,9 +160,9 @@ impl Follower {
                         inquiry.answer(may_call);
                     }
                 },
-                Some(asked) = surveys.recv() => {
+                Some(reply) = surveys.recv() => {
                     // Fails only without a receiver.
-                    asked.send(self.index.survey()).ok();
+                    reply.send(self.index.survey()).ok();
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     let since = waiting.take().map(|(first, _)| first.elapsed()).unwrap_or_default();

@@ -189,12 +189,12 @@ impl Enrolment {
     pub async fn run(mut self) {
         // A try costs next to nothing, and pods wait to be started until it succeeds.
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(200), 0.2);
-        let mut said: Option<String> = None;
+        let mut reported: Option<String> = None;
         loop {
             self.sit_out().await;
             let error = match SeqPacket::connect(&self.path).await {
                 Ok(link) => {
-                    said = None;
+                    reported = None;
                     let began = Instant::now();
                     let error = self.follow(&link).await;
                     if began.elapsed() > Duration::from_secs(5) {
@@ -208,14 +208,14 @@ impl Enrolment {
                 },
             };
             let error = chain(&error);
-            if said.as_ref() == Some(&error) {
+            if reported.as_ref() == Some(&error) {
                 tracing::debug!(error, "still not connected to the node agent");
             } else {
                 tracing::info!(
                     error,
                     "not connected to the node agent; the pods served go on"
                 );
-                said = Some(error);
+                reported = Some(error);
             }
             let _none = self.react(ProxyEvent::Disconnected);
             let wait = backoff.next_delay(rand::random());

@@ -93,8 +93,8 @@ impl Reviewer {
             },
             ..TokenReview::default()
         };
-        let asked = self.api.create(&PostParams::default(), &review).await;
-        asked.map_err(|error| unavailable(&ambit_rt::ErrorChain(&error).to_string()))
+        let response = self.api.create(&PostParams::default(), &review).await;
+        response.map_err(|error| unavailable(&ambit_rt::ErrorChain(&error).to_string()))
     }
 }
 

@@ -187,20 +187,20 @@ mod tests {
     #[test]
     fn an_address_that_makes_up_tokens_uses_up_only_its_own_share() {
         let (reviews, now) = (Reviews::new(Some(ISSUER.to_owned())), Instant::now());
-        let asked = |source, issuer: &str| {
+        let reviewed = |source, issuer: &str| {
             (0..1000)
                 .filter(|_| reviews.may_ask(source, issuer, now))
                 .count()
         };
-        assert_eq!(asked(ip(1), ISSUER), 21);
-        assert_eq!(asked(ip(2), ISSUER), 21);
+        assert_eq!(reviewed(ip(1), ISSUER), 21);
+        assert_eq!(reviewed(ip(2), ISSUER), 21);
     }
 
     #[test]
     fn tokens_of_strange_issuers_share_little_until_one_is_accepted() {
         let (reviews, now) = (Reviews::new(Some(ISSUER.to_owned())), Instant::now());
-        let asked = (0..200).filter(|last| reviews.may_ask(ip(*last), "https://elsewhere", now));
-        assert_eq!(asked.count(), 51);
+        let reviewed = (0..200).filter(|last| reviews.may_ask(ip(*last), "https://elsewhere", now));
+        assert_eq!(reviewed.count(), 51);
         assert!(reviews.may_ask(ip(201), ISSUER, now));
         assert!(!reviews.may_ask(ip(202), "https://renamed", now));
         reviews.answered(hash(1), "https://renamed".into(), &Ok(caller()), now);

@@ -58,7 +58,7 @@ pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(name);
         there.iter().find(is_it)
     };
-    let says = conditions.iter().all(|wanted| {
+    let is_published = conditions.iter().all(|wanted| {
         found(wanted.name).is_some_and(|there| is_current(there, wanted, generation))
     });
     let mut status = json!({});
@@ -67,7 +67,7 @@ pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     }
     let stands =
         addresses.is_none_or(|addresses| gateway.status.get("addresses") == Some(&addresses));
-    if says && stands {
+    if is_published && stands {
         return None;
     }
     let written: Vec<_> = conditions

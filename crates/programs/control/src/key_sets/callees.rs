@@ -50,8 +50,8 @@ pub(super) struct Callees(mpsc::Sender<Inquiry>);
 impl Callees {
     /// With the end at which inquiries arrive.
     pub(super) fn new() -> (Self, mpsc::Receiver<Inquiry>) {
-        let (asked, inquiries) = mpsc::channel(QUEUE);
-        (Self(asked), inquiries)
+        let (sender, inquiries) = mpsc::channel(QUEUE);
+        (Self(sender), inquiries)
     }
 
     /// Addresses of a host that may be called for a namespace.

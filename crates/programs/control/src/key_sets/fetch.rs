@@ -106,9 +106,9 @@ impl Fetcher {
     async fn discover(&self, issuer: &str, caller: Option<&ArcStr>) -> Result<String, FetchError> {
         let url = format!("{}{DISCOVERY}", issuer.trim_end_matches('/'));
         let text = self.get(&url, caller).await?;
-        let says: serde_json::Value =
+        let document: serde_json::Value =
             serde_json::from_slice(&text).map_err(|_| FetchError::Discovery)?;
-        let text = |name: &str| says.get(name).and_then(serde_json::Value::as_str);
+        let text = |name: &str| document.get(name).and_then(serde_json::Value::as_str);
         // It names its issuer (OpenID Connect Discovery 1.0, section 4.3).
         if text("issuer") != Some(issuer) {
             return Err(FetchError::Discovery);

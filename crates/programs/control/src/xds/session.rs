@@ -442,14 +442,17 @@ impl Subscription {
     /// own node, or an endpoint of a service it has.
     fn concerns(&self, entry: &Entry, client: &Client) -> bool {
         let known = |name: &ArcStr| self.known.contains_key(name);
-        let asked = |name: &ArcStr| self.explicit.contains(name);
+        let is_subscribed = |name: &ArcStr| self.explicit.contains(name);
         let by_place = match &entry.kind {
             EntryKind::Workload { node: of, services } => {
                 (!client.node.is_empty() && *of == client.node) || services.iter().any(known)
             }
             EntryKind::Service | EntryKind::Policy | EntryKind::Waypoint => false,
         };
-        known(&entry.name) || asked(&entry.name) || entry.aliases.iter().any(asked) || by_place
+        known(&entry.name)
+            || is_subscribed(&entry.name)
+            || entry.aliases.iter().any(is_subscribed)
+            || by_place
     }
 }
 

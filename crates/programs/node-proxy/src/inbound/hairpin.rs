@@ -65,19 +65,19 @@ impl HairpinError {
     }
 }
 
-/// Opens the tunnel to the pod's waypoint for a connection of `client` with the identity `who`. `asked` are the headers
-/// of the tunnel that it came with.
+/// Opens the tunnel to the pod's waypoint for a connection of `client` with the identity `who`. `connect_headers`:
+/// headers of the tunnel that it came with.
 pub(crate) async fn open(
     shard: &Shard,
     local: &Local,
     who: &Peer,
     client: SocketAddr,
-    asked: Option<&HeaderMap>,
+    connect_headers: Option<&HeaderMap>,
 ) -> Result<(Tunnel, HboneRoute), HairpinError> {
-    if asked.is_some_and(|headers| headers.contains_key(ORIGINAL_PEER)) {
+    if connect_headers.is_some_and(|headers| headers.contains_key(ORIGINAL_PEER)) {
         return Err(HairpinError::Circle);
     }
-    let headers = headers(local, who, client, asked)?;
+    let headers = headers(local, who, client, connect_headers)?;
     let mut wait = shard.pod.dialer.waits.connection();
     loop {
         match connect(shard, local, who.destination, headers.clone()).await {
@@ -122,10 +122,10 @@ fn headers(
     local: &Local,
     who: &Peer,
     client: SocketAddr,
-    asked: Option<&HeaderMap>,
+    connect_headers: Option<&HeaderMap>,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let mut headers = tunnel_headers(local, &Forwarded { client, host: None });
-    match asked.and_then(|asked| asked.get(BAGGAGE)) {
+    match connect_headers.and_then(|connect_headers| connect_headers.get(BAGGAGE)) {
         Some(baggage) => headers.insert(BAGGAGE, baggage.clone()),
         None => headers.remove(BAGGAGE),
     };

@@ -243,8 +243,8 @@ fn errors_name_key_and_place() {
             "spec.ports[0]: has no port",
         ),
     ] {
-        let said = wrong(key, text);
-        assert!(said.starts_with(place), "{text}: {said}");
+        let reported = wrong(key, text);
+        assert!(reported.starts_with(place), "{text}: {reported}");
     }
 }
 

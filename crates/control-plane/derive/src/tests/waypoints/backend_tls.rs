@@ -180,14 +180,14 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     let mut mesh = with(&policy("a", "", by_map));
     let why = of_port(&mesh, 80).unsupported.unwrap();
     assert!(why.contains("ConfigMap shop/roots does not exist"), "{why}");
-    let said = standing(&mesh, "a");
+    let condition = standing(&mesh, "a");
     assert!(
-        said.starts_with("Accepted=false NoValidCACertificate"),
-        "{said}"
+        condition.starts_with("Accepted=false NoValidCACertificate"),
+        "{condition}"
     );
     assert!(
-        said.contains("ResolvedRefs=false InvalidCACertificateRef"),
-        "{said}"
+        condition.contains("ResolvedRefs=false InvalidCACertificateRef"),
+        "{condition}"
     );
     mesh.apply(&map("-----BEGIN CERTIFICATE----- x"));
     assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- x")));
@@ -222,10 +222,10 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     ] {
         mesh.apply(&policy("a", "", validation));
         assert!(of_port(&mesh, 80).unsupported.is_some(), "{validation}");
-        let said = standing(&mesh, "a");
+        let condition = standing(&mesh, "a");
         assert!(
-            said.starts_with(&format!("Accepted=false {reason}: ")),
-            "{said}"
+            condition.starts_with(&format!("Accepted=false {reason}: ")),
+            "{condition}"
         );
     }
 }

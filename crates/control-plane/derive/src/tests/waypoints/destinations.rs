@@ -331,7 +331,7 @@ fn what_has_no_effect_is_named() {
 
 #[test]
 fn what_cannot_be_used_is_refused_with_its_place() {
-    for (traffic_policy, said) in [
+    for (traffic_policy, expected) in [
         (
             "connectionPool: {tcp: {maxConnections: -1}}",
             "tcp.maxConnections: -1 is not within",
@@ -405,7 +405,7 @@ fn what_cannot_be_used_is_refused_with_its_place() {
         ("proxyProtocol: {version: V3}", "proxyProtocol.version"),
     ] {
         let problems = refused(traffic_policy);
-        assert!(problems.contains(said), "{traffic_policy}: {problems}");
+        assert!(problems.contains(expected), "{traffic_policy}: {problems}");
     }
     for host in ["", "a b", "*.", "a..b", "*a.com", "é.com"] {
         let mesh = with(&rule("r", "shop", &format!("host: '{host}'")));
@@ -422,7 +422,13 @@ fn the_last_usable_form_stays() {
         "host: cart, trafficPolicy: {outlierDetection: {interval: -5s}}",
     ));
     assert_eq!(published(&mesh), Some(7));
-    let said = condition(&mesh, "shop", "r");
-    assert!(said.starts_with("false Invalid: "), "{said}");
-    assert!(said.contains("stays in force"), "{said}");
+    let condition_text = condition(&mesh, "shop", "r");
+    assert!(
+        condition_text.starts_with("false Invalid: "),
+        "{condition_text}"
+    );
+    assert!(
+        condition_text.contains("stays in force"),
+        "{condition_text}"
+    );
 }

@@ -156,10 +156,10 @@ fn waypoint_binds_from_its_first_readiness_on() {
         let mut mesh = mesh(&[&all(&objects), &for_all("a", "u1"), &pod_of("a", false)]);
         assert_bound(&mesh, "");
         assert_eq!(introduction(&mesh, "a"), (false, "Waiting"));
-        let said = verdict(&mesh);
-        assert_eq!((said.is_true, said.reason), (false, "Waiting"));
+        let state = verdict(&mesh);
+        assert_eq!((state.is_true, state.reason), (false, "Waiting"));
         assert_eq!(
-            said.message,
+            state.message,
             "the waypoint shop/a has not been ready yet; traffic goes to pods directly until it is"
         );
         // It knows what it serves before anything is sent to it.
@@ -296,10 +296,11 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
             mesh.apply(more);
             mesh.apply(&after);
             assert_bound(&mesh, "a");
-            let said = verdict(&mesh);
-            assert_eq!(said.reason, "Waiting");
+            let state = verdict(&mesh);
+            assert_eq!(state.reason, "Waiting");
             assert!(
-                said.message
+                state
+                    .message
                     .contains("traffic goes through the waypoint shop/a until")
             );
             if !more.is_empty() {

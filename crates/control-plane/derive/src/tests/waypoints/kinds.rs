@@ -89,8 +89,8 @@ fn what_grpc_routes_may_not_say_is_answered_with_an_error() {
         let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
         let rules = &mesh.waypoint_services[PUBLISHED].routes[0].rules;
         assert!(rules[0].unsupported.is_some(), "{rule}");
-        let said = accepted(&mesh, Kind::GRPCRoute, "r").0;
-        assert_eq!(said, "false UnsupportedValue", "{rule}");
+        let condition = accepted(&mesh, Kind::GRPCRoute, "r").0;
+        assert_eq!(condition, "false UnsupportedValue", "{rule}");
     }
     // What cannot be read at all is in the way of all requests.
     for rule in [
@@ -113,8 +113,8 @@ fn of_http_and_grpc_routes_the_oldest_decides_which_are_followed() {
     let grpc = route(Kind::GRPCRoute, "grpc", 1, rules);
     let http = route(Kind::HTTPRoute, "http", 2, rules);
     let mut mesh = mesh("http2", &[grpc, http]);
-    let (said, why) = accepted(&mesh, Kind::HTTPRoute, "http");
-    assert_eq!(said, "false Conflicted");
+    let (condition, why) = accepted(&mesh, Kind::HTTPRoute, "http");
+    assert_eq!(condition, "false Conflicted");
     assert!(
         why.contains("port 80") && why.contains("GRPCRoute/shop/grpc"),
         "{why}"

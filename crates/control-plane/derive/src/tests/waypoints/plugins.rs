@@ -181,8 +181,11 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     assert_eq!(stands(&mesh), missing);
     let key = ObjectKey::new(Kind::WasmPlugin, "shop", "tag");
     let standing = mesh.index.standing(&key).unwrap();
-    let said = standing.verdict.as_ref().unwrap().message.as_str();
-    assert!(said.contains("there is no Secret shop/creds "), "{said}");
+    let condition = standing.verdict.as_ref().unwrap().message.as_str();
+    assert!(
+        condition.contains("there is no Secret shop/creds "),
+        "{condition}"
+    );
     // Not meant for it, or of another name.
     mesh.apply(&secret("creds", "app: x", OF_DOCKER));
     mesh.apply(&secret("other", LABEL, OF_DOCKER));

@@ -307,9 +307,12 @@ fn metrics_are_changed_or_left_out() {
         };
         assert_eq!((only.family, only.disabled), (family, true));
     }
-    let said = mesh.problems().join("\n");
+    let condition_text = mesh.problems().join("\n");
     for named in ["reportingInterval", "customMetric"] {
-        assert!(said.contains(named), "{named} in {said}");
+        assert!(
+            condition_text.contains(named),
+            "{named} in {condition_text}"
+        );
     }
 }
 
@@ -399,15 +402,15 @@ fn providers_that_cannot_be_used_are_named() {
         let spec = format!("tracing: [{{providers: [{{name: {provider}}}]}}]");
         let mesh = with(&[&object("t", "shop", &spec)]);
         assert!(!mesh.waypoint_telemetry.contains_key(ALL), "{provider}");
-        let said = condition(&mesh, "shop", "t");
+        let condition_text = condition(&mesh, "shop", "t");
         assert!(
-            said.starts_with("false UnknownProvider") && said.contains(why),
-            "{said}"
+            condition_text.starts_with("false UnknownProvider") && condition_text.contains(why),
+            "{condition_text}"
         );
     }
     let spec = "accessLogging: [{providers: [{name: file}]}]";
-    let said = condition(&with(&[&object("t", "shop", spec)]), "shop", "t");
-    assert!(said.contains("/tmp/log"), "{said}");
+    let condition_text = condition(&with(&[&object("t", "shop", spec)]), "shop", "t");
+    assert!(condition_text.contains("/tmp/log"), "{condition_text}");
     // As soon as the service exists, it is published.
     let spec = "tracing: [{providers: [{name: nowhere}]}]";
     let mut mesh = with(&[&object("t", "shop", spec)]);

@@ -323,10 +323,10 @@ fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     };
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);
-    let asked = report(4, 100);
+    let reported = report(4, 100);
     let start = Instant::now();
     for (code, at) in [(200, start), (500, start), (404, start + UNUSED / 2)] {
-        metrics.series.of(&labels(code), start).add(&asked, at);
+        metrics.series.of(&labels(code), start).add(&reported, at);
     }
     let exposed = || -> Vec<String> {
         let text = scrape(&registry);
@@ -341,7 +341,7 @@ fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     assert_eq!(exposed(), before, "once");
 
     // The same where room is made for others.
-    metrics.series.of(&labels(201), start).add(&asked, start);
+    metrics.series.of(&labels(201), start).add(&reported, start);
     let before = exposed();
     let dropped = make_room(&mut metrics.series.table.write());
     assert_eq!(dropped.len(), 1);

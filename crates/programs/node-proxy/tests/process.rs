@@ -121,9 +121,9 @@ fn is_gone(pid: Pid) -> bool {
 #[test]
 fn wrong_configuration_ends_the_process_once_with_its_reason() {
     let output = program().env("PACKET_MARK", "x").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert_eq!(said.matches("PACKET_MARK").count(), 1, "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(message.matches("PACKET_MARK").count(), 1, "{message}");
 }
 
 #[tokio::test]

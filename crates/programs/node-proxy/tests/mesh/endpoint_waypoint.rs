@@ -264,11 +264,11 @@ impl Scene {
     }
 
     async fn failed(&self, from: &PodHost, to: &str) {
-        let said = match from.connect(to.parse().unwrap()).await {
+        let received = match from.connect(to.parse().unwrap()).await {
             Ok(mut stream) => rest(&mut stream).await.unwrap_or_default(),
             Err(_refused) => Vec::new(),
         };
-        assert!(said.is_empty(), "{said:?}");
+        assert!(received.is_empty(), "{received:?}");
     }
 }
 
@@ -331,12 +331,12 @@ async fn bypassing_connections_are_forwarded_with_their_peer() {
     let mut io = tunnel.unwrap().into_io();
     io.write_all(b"hello\n").await.unwrap();
     io.shutdown().await.unwrap();
-    let mut said = String::new();
-    timeout(LONG, io.read_to_string(&mut said))
+    let mut received = String::new();
+    timeout(LONG, io.read_to_string(&mut received))
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(said, format!("{}\nhello\n", waypoint.host.ip));
+    assert_eq!(received, format!("{}\nhello\n", waypoint.host.ip));
     // Each counts once as a connection to the pod: when it is delivered.
     let counted = |family: &str, labels: &str| {
         let metrics = mesh.nodes[1].metrics();
@@ -614,10 +614,12 @@ async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
     let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
     let mut io = ask(&connection, HeaderMap::new()).await.unwrap().into_io();
     io.shutdown().await.unwrap();
-    let mut said = String::new();
-    let reading = timeout(LONG, io.read_to_string(&mut said)).await.unwrap();
+    let mut received = String::new();
+    let reading = timeout(LONG, io.read_to_string(&mut received))
+        .await
+        .unwrap();
     reading.unwrap();
-    assert_eq!(said, format!("{}\n", waypoint.host.ip));
+    assert_eq!(received, format!("{}\n", waypoint.host.ip));
     // Clients that know go there, and ask for the pod: of its services it may know nothing.
     scene.mesh.publish_workload(foreign);
     for dialled in [SERVER, SERVICE] {
@@ -719,12 +721,12 @@ async fn direct_connections_end_when_the_grace_of_a_new_waypoint_is_over() {
     // What the waypoint delivers stays.
     delivered.write_all(b"stays\n").await.unwrap();
     delivered.shutdown().await.unwrap();
-    let mut said = String::new();
-    timeout(LONG, delivered.read_to_string(&mut said))
+    let mut received = String::new();
+    timeout(LONG, delivered.read_to_string(&mut received))
         .await
         .unwrap()
         .unwrap();
-    assert!(said.ends_with("\nstays\n"), "{said}");
+    assert!(received.ends_with("\nstays\n"), "{received}");
 }
 
 #[tokio::test]

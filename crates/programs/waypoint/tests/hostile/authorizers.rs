@@ -165,8 +165,8 @@ async fn http_provider_changes_only_what_it_may() {
     world.publish(custom("ask", of_http()));
     let client = world.client().await;
     let request = b"GET /a?b=1 HTTP/1.1\r\nHost: web\r\nx-in-1: a\r\nx-out: b\r\nauthorization: c\r\nx-user: mallory\r\nConnection: close\r\n\r\n";
-    let said = client.say(VIP, HTTP1, request).await;
-    assert_eq!(said.statuses(), [200], "{}", said.text());
+    let reply = client.say(VIP, HTTP1, request).await;
+    assert_eq!(reply.statuses(), [200], "{}", reply.text());
     let head = heads(&mut strict).pop().unwrap();
     assert!(head.contains("x-user: ann"), "{head}");
     assert!(
@@ -193,9 +193,9 @@ async fn a_denial_is_the_providers_own() {
     world.publish(custom("ask", of_http()));
     let client = world.client().await;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-    let said = client.say(VIP, HTTP1, request).await;
-    assert_eq!(said.statuses(), [401]);
-    assert!(said.text().contains("www-authenticate: Basic") && said.text().ends_with("login"));
+    let reply = client.say(VIP, HTTP1, request).await;
+    assert_eq!(reply.statuses(), [401]);
+    assert!(reply.text().contains("www-authenticate: Basic") && reply.text().ends_with("login"));
     assert!(strict.received().is_empty());
     until("it is counted", || world.ended(401, "UAEX") == 1).await;
     assert_eq!(

@@ -193,7 +193,7 @@ async fn half_closed_clients_get_responses_where_that_is_set() {
         if !expected.is_empty() {
             respond.notify_one();
         }
-        let said = heard(tunnel).await;
-        assert_eq!(said.statuses(), expected, "{setting}: {said:?}");
+        let reply = heard(tunnel).await;
+        assert_eq!(reply.statuses(), expected, "{setting}: {reply:?}");
     }
 }

@@ -439,8 +439,8 @@ impl Client {
     /// Asks for `/`, by HTTP/1: the status, 0 without one.
     pub(crate) async fn get(&self, to: &str, port: u16) -> u16 {
         let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-        let said = self.say(to, port, request).await;
-        said.statuses().first().copied().unwrap_or_default()
+        let response = self.say(to, port, request).await;
+        response.statuses().first().copied().unwrap_or_default()
     }
 }
 

@@ -24,8 +24,8 @@ async fn a_headless_service_does_not_bypass_other_services_of_its_pods() {
     for to in ["twin.ns.svc.cluster.local", VIP] {
         for path in ["/open", "/web", "/twin"] {
             let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-            let said = client.say(to, HTTP1, request.as_bytes()).await;
-            statuses.push((to == VIP, path, said.statuses()));
+            let response = client.say(to, HTTP1, request.as_bytes()).await;
+            statuses.push((to == VIP, path, response.statuses()));
         }
     }
     let expected = [

@@ -214,8 +214,11 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
     serve(listener, vec![ok(KEY), leads_there]);
     let url = || tenants(format!("http://{allowed}/"));
     assert_eq!(fetcher.key_set(&url()).await.unwrap(), KEY);
-    let led = fetcher.key_set(&url()).await;
-    assert!(matches!(led, Err(FetchError::Callee(_))), "{led:?}");
+    let redirected = fetcher.key_set(&url()).await;
+    assert!(
+        matches!(redirected, Err(FetchError::Callee(_))),
+        "{redirected:?}"
+    );
     // There is no query for the administrator's.
     let of_root = source(format!("http://{own}/"), false);
     assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);

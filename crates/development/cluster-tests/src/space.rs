@@ -354,15 +354,15 @@ impl Drop for Space<'_> {
                 ["get", "pods", "--output=wide"],
                 ["get", "events", "--sort-by=.lastTimestamp"],
             ] {
-                let said = self
+                let printed = self
                     .mesh
                     .cluster()
                     .kubectl()
                     .args(args)
                     .args(["--namespace", &self.name])
                     .output();
-                if let Ok(said) = said {
-                    eprintln!("{}", String::from_utf8_lossy(&said.stdout));
+                if let Ok(printed) = printed {
+                    eprintln!("{}", String::from_utf8_lossy(&printed.stdout));
                 }
             }
         }

@@ -41,7 +41,7 @@ pub enum Outcome {
 impl Outcome {
     /// Whether the application has answered.
     pub fn is_from(&self, text: &str) -> bool {
-        matches!(self, Self::Said(said) if said.contains(text))
+        matches!(self, Self::Said(received) if received.contains(text))
     }
 }
 
@@ -189,12 +189,14 @@ impl<'a> Peer<'a> {
         io.write_all(request.as_bytes())
             .await
             .map_err(|error| cut(&error))?;
-        let mut said = Vec::new();
-        let reading = tokio::time::timeout(SILENCE, io.read_to_end(&mut said));
+        let mut received = Vec::new();
+        let reading = tokio::time::timeout(SILENCE, io.read_to_end(&mut received));
         // Whatever came before the end counts, and how it ended does not.
         let _ended = reading.await;
         driver.abort();
-        Ok(Outcome::Said(String::from_utf8_lossy(&said).into_owned()))
+        Ok(Outcome::Said(
+            String::from_utf8_lossy(&received).into_owned(),
+        ))
     }
 }
 

@@ -91,7 +91,7 @@ fn port(mesh: &Mesh, pod: &str, port: u16) -> SocketAddr {
 }
 
 fn is_denied(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Said(said) if said.starts_with("HTTP/1.1 403"))
+    matches!(outcome, Outcome::Said(received) if received.starts_with("HTTP/1.1 403"))
 }
 
 #[test]
@@ -219,9 +219,9 @@ fn waypoint_forwards_to_its_own_targets_only() {
         let refused = match &outcome {
             Outcome::Refused(status) => *status >= 400,
             // A pod of its own, whose proxy refuses its own ports: nothing comes of it.
-            Outcome::Said(said) => {
+            Outcome::Said(received) => {
                 authority.starts_with(&format!("{server}:"))
-                    && (said.is_empty() || said.starts_with("HTTP/1.1 50"))
+                    && (received.is_empty() || received.starts_with("HTTP/1.1 50"))
             }
             Outcome::Cut(_) => false,
         };

@@ -28,8 +28,8 @@ enum NameResult {
 struct Names(Arc<Mutex<BTreeMap<String, NameResult>>>);
 
 impl Names {
-    fn say(&self, name: &str, said: NameResult) {
-        self.0.lock().unwrap().insert(name.to_owned(), said);
+    fn say(&self, name: &str, result: NameResult) {
+        self.0.lock().unwrap().insert(name.to_owned(), result);
     }
 
     fn are(&self, name: &str, addresses: &[IpAddr]) {
@@ -64,8 +64,8 @@ impl Names {
         }
         let end = at + 5;
         let is_a = question[at + 2] == 1;
-        let said = self.0.lock().unwrap().get(&labels.join(".")).cloned();
-        let addresses = match said {
+        let result = self.0.lock().unwrap().get(&labels.join(".")).cloned();
+        let addresses = match result {
             None => Vec::new(),
             Some(NameResult::Addresses(addresses)) if is_a => addresses,
             Some(NameResult::Addresses(_)) => Vec::new(),

@@ -90,8 +90,8 @@ impl Scene {
                     parent=$(grep ^PPid: $process/status | tr -dc 0-9); \
                     case $(readlink /proc/$parent/exe) in *ambit-waypoint) kill -9 ${process#/proc/} && echo killed;; esac; \
                     done; true";
-        let said = self.mesh.run(pod, &["sh", "-c", kill]);
-        assert_eq!(said.matches("killed").count(), 1, "{said}");
+        let output = self.mesh.run(pod, &["sh", "-c", kill]);
+        assert_eq!(output.matches("killed").count(), 1, "{output}");
     }
 
     /// Flows that were seen on their way to the pod's application or proxy.

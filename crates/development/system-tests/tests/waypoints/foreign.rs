@@ -156,8 +156,8 @@ fn a_proxy_that_speaks_no_hbone_is_a_waypoint_behind_its_node_proxy() {
     let mesh = Mesh::up(&manifests);
     let (client, server) = (mesh.ip("shop/client"), mesh.ip("shop/server"));
     for asked in [format!("{server}:8080"), "10.96.0.91:8080".to_owned()] {
-        let said = format!("{client} asks for {asked}");
-        until_answered(&mesh, "shop/client", &format!("http://{asked}/who"), &said);
+        let line = format!("{client} asks for {asked}");
+        until_answered(&mesh, "shop/client", &format!("http://{asked}/who"), &line);
     }
     // It delivers as itself.
     let direct = format!("http://{server}:8080/");

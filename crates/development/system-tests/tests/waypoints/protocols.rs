@@ -154,11 +154,11 @@ fn tls_passes_through_to_the_application_that_holds_the_key() {
         let caller = stream.peer_addr()?.ip();
         let tls = rustls::ServerConnection::new(server.clone()).map_err(std::io::Error::other)?;
         let mut stream = rustls::StreamOwned::new(tls, stream);
-        let mut said = [0; 5];
-        stream.read_exact(&mut said)?;
+        let mut received = [0; 5];
+        stream.read_exact(&mut received)?;
         let name = stream.conn.server_name().unwrap_or_default().to_owned();
         write!(stream, "{name} for {caller}: ")?;
-        stream.write_all(&said)?;
+        stream.write_all(&received)?;
         stream.conn.send_close_notify();
         stream.flush()
     });

@@ -181,8 +181,8 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
     endless.read_exact(&mut begun).unwrap();
     assert!(begun.starts_with(b"HTTP/1.1 200"));
     let mut open = dial(tcp);
-    let mut said = [0; 6];
-    open.read_exact(&mut said).unwrap();
+    let mut received = [0; 6];
+    open.read_exact(&mut received).unwrap();
     mesh.apply(
         "policy",
         &policy("DENY", "{from: [{source: {namespaces: [shop]}}]}"),

@@ -82,8 +82,8 @@ fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     mesh.serve("shop/server", port, move |stream| {
         let tls = rustls::ServerConnection::new(server.clone()).map_err(std::io::Error::other)?;
         let mut stream = rustls::StreamOwned::new(tls, stream);
-        let mut said = [0; 5];
-        stream.read_exact(&mut said)?;
+        let mut received = [0; 5];
+        stream.read_exact(&mut received)?;
         let name = stream.conn.server_name().unwrap_or_default().to_owned();
         write!(stream, "{port} as {name}")?;
         stream.conn.send_close_notify();

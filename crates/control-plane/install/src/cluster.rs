@@ -203,8 +203,8 @@ impl Cluster {
     /// Deletes an object after what it owns, and waits until it is gone. False if it was not there.
     ///
     /// # Errors
-    /// When the API server refuses or is away, or the object is still there after `patience`.
-    pub async fn delete(&self, name: &ObjectRef, patience: Duration) -> Result<bool, ClusterError> {
+    /// When the API server refuses or is away, or the object is still there after `timeout`.
+    pub async fn delete(&self, name: &ObjectRef, timeout: Duration) -> Result<bool, ClusterError> {
         let what = format!("delete {name}");
         let params = DeleteParams {
             propagation_policy: Some(PropagationPolicy::Foreground),
@@ -220,13 +220,13 @@ impl Cluster {
             }
             Ok(true)
         };
-        tokio::time::timeout(patience, gone)
+        tokio::time::timeout(timeout, gone)
             .await
             .unwrap_or_else(|_| {
                 Err(ClusterError::Answer {
                     what: format!(
                         "{name} after {} s of being deleted: it is still there, which",
-                        patience.as_secs()
+                        timeout.as_secs()
                     ),
                 })
             })

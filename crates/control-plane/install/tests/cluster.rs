@@ -234,8 +234,8 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
         lab.server.put("/api/v1/pods", agent);
     };
     agents("1");
-    let release = async |patience| {
-        remove::unenrol_all(&lab.cluster, "istio-system", patience, NO_PROGRESS).await
+    let release = async |time_limit| {
+        remove::unenrol_all(&lab.cluster, "istio-system", time_limit, NO_PROGRESS).await
     };
     let first = release(Duration::ZERO).await;
     assert!(
@@ -243,11 +243,11 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
         "{first:?}"
     );
     lab.server.put("/api/v1/pods", pod(json!({})));
-    let patience = Duration::from_secs(60);
-    let early = tokio::time::timeout(Duration::from_millis(500), release(patience)).await;
+    let time_limit = Duration::from_secs(60);
+    let early = tokio::time::timeout(Duration::from_millis(500), release(time_limit)).await;
     assert!(early.is_err(), "{early:?}");
     agents("2");
-    release(patience).await.unwrap();
+    release(time_limit).await.unwrap();
 }
 
 #[tokio::test]

@@ -71,7 +71,7 @@ pub(crate) async fn exchange(
     } else {
         servers
     };
-    let deadline = Instant::now() + limits.patience;
+    let deadline = Instant::now() + limits.total;
     let mut left = servers.len().min(MAX_SERVERS);
     let mut result = Err(RelayError::NoServer);
     for server in servers.iter().take(MAX_SERVERS) {

@@ -26,7 +26,7 @@ const SLOWEST: Duration = Duration::from_secs(2);
 const STABLE: Duration = Duration::from_secs(2);
 
 /// Longest wait for a replaced process to end, and for a new one to become ready.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Command of a daemon, and the place where it runs.
@@ -119,7 +119,7 @@ impl Daemon {
         let Some(ready) = self.ready else {
             return Ok(());
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let text = fs::read(&self.log)?;
             let new = usize::try_from(from).ok().and_then(|from| text.get(from..));

@@ -104,7 +104,7 @@ impl Host for Questions {
             return false;
         };
         // Clients give up after five seconds, as a rule.
-        let deadline = tokio::time::Instant::now() + Limits::default().patience;
+        let deadline = tokio::time::Instant::now() + Limits::default().total;
         pod.state.wait_for_addresses(deadline).await
     }
 

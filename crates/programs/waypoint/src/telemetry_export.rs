@@ -102,11 +102,11 @@ async fn export(
         let mut failed = None;
         for (signal, message, many) in batches {
             let many = u64::try_from(many).unwrap_or(u64::MAX);
-            let patience = collector.timeout.unwrap_or(TIMEOUT);
+            let timeout = collector.timeout.unwrap_or(TIMEOUT);
             let calling = call(&shard, &collector, signal, message);
-            let called = match tokio::time::timeout(patience, calling).await {
+            let called = match tokio::time::timeout(timeout, calling).await {
                 Ok(called) => called,
-                Err(_) => Err(ExportError::TooLong(patience)),
+                Err(_) => Err(ExportError::TooLong(timeout)),
             };
             let rejected = match called {
                 Ok(rejected) => rejected.min(many),

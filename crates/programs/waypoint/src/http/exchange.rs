@@ -234,7 +234,7 @@ async fn answer(
     interim::follow(&mut sent_on, expectation.as_ref(), extended.is_none());
     let sending = Sending {
         hops,
-        patience: taken.timeouts().backend_request,
+        attempt_timeout: taken.timeouts().backend_request,
         again: match taken.retry() {
             _ if retry_mark.is_set() => RetryPolicy::Unsent,
             Some(rule) => RetryPolicy::ByRule(rule),

@@ -3,7 +3,7 @@
 //!
 //! The client's expectation is passed to the application. Until it responds with 100, nothing of the body is read from
 //! the client, which therefore gets no 100 either; a final response, 413 or 417 for instance, comes back without the
-//! body having been sent. An application that does not know of the expectation gets the body after [`PATIENCE`].
+//! body having been sent. An application that does not know of the expectation gets the body after [`CONTINUE_TIMEOUT`].
 
 use std::{
     pin::Pin,
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How long an application is waited for that does not say whether it wants the body.
-const PATIENCE: Duration = Duration::from_secs(1);
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
 
 /// The client's connection, for interim responses to one of its requests.
@@ -163,7 +163,7 @@ impl Expectation {
         let held = EndpointLease {
             body,
             expectation: self.clone(),
-            patience: None,
+            continue_timer: None,
         };
         held.boxed_unsync()
     }
@@ -173,7 +173,7 @@ struct EndpointLease {
     body: Body,
     expectation: Expectation,
     /// Since the application has the head of the request.
-    patience: Option<Pin<Box<Sleep>>>,
+    continue_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl HttpBody for EndpointLease {
@@ -185,12 +185,12 @@ impl HttpBody for EndpointLease {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
-        let patience = this
-            .patience
-            .get_or_insert_with(|| Box::pin(sleep(PATIENCE)));
+        let continue_timer = this
+            .continue_timer
+            .get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIMEOUT)));
         let phase = {
             let mut state = this.expectation.0.lock();
-            if state.phase == Phase::Unknown && patience.as_mut().poll(cx).is_ready() {
+            if state.phase == Phase::Unknown && continue_timer.as_mut().poll(cx).is_ready() {
                 state.phase = Phase::Met;
             }
             state.task = Some(cx.waker().clone());

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// How long a mirror may take once it has all of a request.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The mirrored requests of one request. They are cancelled with it: when this is dropped before the original has a
 /// response, because its client has gone.
@@ -136,7 +136,7 @@ pub(super) fn mirror(
         };
         let sending = Sending {
             hops: hops.mirrored(),
-            patience: None,
+            attempt_timeout: None,
             again: RetryPolicy::Never,
             retry_mark: RetryMark::MIRROR,
             sticky: None,
@@ -229,7 +229,7 @@ async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
     if let Ok(Copied::TooSlow) = copied.await {
         return MirrorOutcome::TooSlow;
     }
-    tokio::time::sleep(PATIENCE).await;
+    tokio::time::sleep(TIMEOUT).await;
     MirrorOutcome::Late
 }
 

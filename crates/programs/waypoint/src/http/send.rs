@@ -82,7 +82,7 @@ impl Chosen {
 pub(super) struct Sending<'a> {
     pub(super) hops: Hops,
     /// How long one try may take until it is answered.
-    pub(super) patience: Option<Duration>,
+    pub(super) attempt_timeout: Option<Duration>,
     pub(super) again: RetryPolicy<'a>,
     /// Whether a waypoint before this one sends it again.
     pub(super) retry_mark: RetryMark,
@@ -153,7 +153,7 @@ pub(super) async fn send(
     };
     let Sending {
         hops,
-        patience,
+        attempt_timeout,
         again,
         mut retry_mark,
         sticky,
@@ -199,9 +199,9 @@ pub(super) async fn send(
             preamble: preamble.as_ref(),
         };
         let trying = attempt(session, &own, to, (version, opening), request);
-        let outcome = match patience {
+        let outcome = match attempt_timeout {
             None => Some(trying.await),
-            Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
+            Some(attempt_timeout) => tokio::time::timeout(attempt_timeout, trying).await.ok(),
         };
         report(session, held.as_ref(), outcome.as_ref(), has_body);
         chosen.window.clone_from(&window);

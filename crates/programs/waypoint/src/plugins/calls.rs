@@ -25,7 +25,7 @@ use crate::{
 /// Largest response to a plugin's call, in bytes.
 pub(super) const MAX_ANSWER: usize = 1 << 20;
 /// Of a plugin that names no time.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of gRPC: what there is when nothing came of a call.
 pub(super) const UNAVAILABLE: u32 = 14;
 const DEADLINE_EXCEEDED: u32 = 4;
@@ -66,12 +66,12 @@ pub(super) async fn make(
     cause: CallCause,
 ) -> CallResponse {
     let (upstream, kind) = (call.upstream.clone(), call.kind);
-    let patience = if call.timeout.is_zero() {
-        PATIENCE
+    let timeout = if call.timeout.is_zero() {
+        DEFAULT_TIMEOUT
     } else {
         call.timeout
     };
-    let made = tokio::time::timeout(patience, Box::pin(answer(shard, plugin, call, &cause))).await;
+    let made = tokio::time::timeout(timeout, Box::pin(answer(shard, plugin, call, &cause))).await;
     match made.unwrap_or(Err(Failed::TooLate)) {
         Ok(response) => response,
         Err(error) => {

@@ -207,7 +207,7 @@ pub(super) async fn grpc(
 pub(in crate::http) async fn unary(
     session: &Session,
     (service, port): (&NamespacedHostname, u16),
-    (path, message, patience): (&str, Vec<u8>, Duration),
+    (path, message, timeout): (&str, Vec<u8>, Duration),
     (caller, hops): (CallFor<'_>, Hops),
 ) -> Result<Bytes, AskError> {
     let length = u32::try_from(message.len()).map_err(|_| AskError::Question)?;
@@ -224,7 +224,7 @@ pub(in crate::http) async fn unary(
     let all = request.headers_mut();
     all.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     all.insert(TE, HeaderValue::from_static("trailers"));
-    let seconds = patience.as_secs().clamp(1, 99_999_999);
+    let seconds = timeout.as_secs().clamp(1, 99_999_999);
     if let Ok(value) = HeaderValue::from_str(&format!("{seconds}S")) {
         all.insert("grpc-timeout", value);
     }

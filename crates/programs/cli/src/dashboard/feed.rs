@@ -30,7 +30,7 @@ use crate::{
 /// Time between two looks at the mesh.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 /// How long a look may take.
-const LOOK_PATIENCE: Duration = Duration::from_secs(6);
+const READ_TIMEOUT: Duration = Duration::from_secs(6);
 /// The mesh is not read when no page has polled for this long.
 const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
 /// Longest time until a page gets an answer, changed or not.
@@ -206,10 +206,10 @@ impl Feed {
     pub(super) async fn look(&self, source: &Source) {
         loop {
             if self.is_watched() {
-                let found = timeout_at(Instant::now() + LOOK_PATIENCE, mesh::gather(source)).await;
+                let found = timeout_at(Instant::now() + READ_TIMEOUT, mesh::gather(source)).await;
                 self.found(match found {
                     Ok(found) => found.map_err(|error| mesh::line(&error)),
-                    Err(_) => Err(format!("no answer within {} s", LOOK_PATIENCE.as_secs())),
+                    Err(_) => Err(format!("no answer within {} s", READ_TIMEOUT.as_secs())),
                 });
             }
             tokio::time::sleep(LOOK_EVERY).await;

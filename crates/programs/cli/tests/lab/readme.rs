@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Lab, PATIENCE};
+use crate::support::{Lab, TIMEOUT};
 
 /// A command of a document, and the lines that follow it.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ fn steps(heading: &str) -> Vec<Step> {
 
 /// Runs a command until it succeeds and prints what is expected: the mesh follows changes, but not at once.
 fn run(lab: &Lab, command: &str, expected: &[String]) -> String {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let output = lab.shell(command);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -12,7 +12,7 @@ use std::{
 use tempfile::TempDir;
 
 /// How long anything may take on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// User id of `nobody`.
 pub(crate) const NOBODY: u32 = 65534;
@@ -141,7 +141,7 @@ impl Lab {
 
     /// Waits until `status` shows `wanted`.
     pub(crate) fn wait_for(&self, what: &str, wanted: impl Fn(&str) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let status = self.ok(&["status"]);
             if wanted(&status) {
@@ -208,7 +208,7 @@ pub(crate) fn wait_until_gone(processes: &BTreeSet<i32>) {
 
 /// Waits until `condition` holds.
 pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(5)); // tidy: between two looks

@@ -18,7 +18,7 @@ use hyper_util::{
 use crate::grpc;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of the suite's own image, as far as the suite uses them.
 #[derive(Debug, clap::Parser)]
@@ -64,9 +64,9 @@ pub(crate) async fn run(args: &Args) -> Result<String> {
     let mut answers = Vec::new();
     for number in 0..args.count {
         let request = request(args, is_grpc)?;
-        let answer = tokio::time::timeout(PATIENCE, exchange(&client, request, is_grpc))
+        let answer = tokio::time::timeout(TIMEOUT, exchange(&client, request, is_grpc))
             .await
-            .with_context(|| format!("{}: no answer within {PATIENCE:?}", args.url))?
+            .with_context(|| format!("{}: no answer within {TIMEOUT:?}", args.url))?
             .with_context(|| format!("{}: request {number} failed", args.url))?;
         answers.push(lines(number, &args.url, &answer).join("\n"));
     }

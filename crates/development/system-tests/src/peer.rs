@@ -20,7 +20,7 @@ use tokio::{
     runtime::Runtime,
 };
 
-use crate::{Mesh, PATIENCE, find};
+use crate::{Mesh, TIMEOUT, find};
 
 /// The control plane's name and port in a lab.
 const CONTROL: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
@@ -158,7 +158,7 @@ impl<'a> Peer<'a> {
         };
         let outcome = self
             .runtime
-            .block_on(async { tokio::time::timeout(PATIENCE, work).await });
+            .block_on(async { tokio::time::timeout(TIMEOUT, work).await });
         let outcome = outcome.expect("a tunnel stands or is refused");
         outcome.unwrap_or_else(|ended| ended)
     }
@@ -174,7 +174,7 @@ impl<'a> Peer<'a> {
         let cut = |error: &dyn std::fmt::Display| Outcome::Cut(error.to_string());
         let config = self.cert.client_config(std::slice::from_ref(expected));
         let config = config.expect("a TLS configuration");
-        let stream = tls::connect(stream, config, PATIENCE).await;
+        let stream = tls::connect(stream, config, TIMEOUT).await;
         let stream = stream.map_err(|error| cut(&error))?;
         let (client, driver) = client::handshake(stream, &Settings::default())
             .await

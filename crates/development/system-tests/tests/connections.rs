@@ -13,7 +13,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Mesh, PATIENCE, Place, idle_pod, is_whole, read_head, until, with_waypoint,
+    Mesh, Place, TIMEOUT, idle_pod, is_whole, read_head, until, with_waypoint,
 };
 use http::{Request, Response};
 
@@ -96,7 +96,7 @@ fn has_metric(mesh: &Mesh, name: &str, labels: &[&str]) -> bool {
 fn dial(mesh: &Mesh, address: SocketAddr) -> TcpStream {
     let place = Place::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -117,7 +117,7 @@ fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     stream.set_read_timeout(soon).ok()?;
     let mut name = [0];
     stream.read_exact(&mut name).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     Some((stream, name[0]))
 }
 
@@ -429,7 +429,7 @@ impl Streams {
                     tokio::task::yield_now().await;
                 }
             };
-            tokio::time::timeout(PATIENCE, all_are_held).await.unwrap();
+            tokio::time::timeout(TIMEOUT, all_are_held).await.unwrap();
             self.let_go.notify_waiters();
             for answer in answers {
                 assert_eq!(answer.await.unwrap().status(), 200);

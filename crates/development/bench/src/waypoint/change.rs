@@ -13,7 +13,7 @@ use super::{Bench, ENVOY, OURS, Side, manifests, table::Row};
 /// So many changes each, of which the median counts.
 const CHANGES: usize = 20;
 /// Longest time that a change may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Both, alternately. Ours begins with a manifest that changes and goes through the control plane; Envoy reads
 /// its routes from the file that changes.
@@ -56,8 +56,8 @@ impl Asking {
                 return Ok(began.elapsed().as_secs_f64() * 1e3);
             }
             ensure!(
-                began.elapsed() < PATIENCE,
-                "a changed route has no effect after {PATIENCE:?}"
+                began.elapsed() < TIMEOUT,
+                "a changed route has no effect after {TIMEOUT:?}"
             );
         }
     }

@@ -351,8 +351,8 @@ spec:
 }
 
 fn answer(mut stream: TcpStream) -> String {
-    let patience = std::time::Duration::from_secs(5);
-    stream.set_read_timeout(Some(patience)).unwrap();
+    let timeout = std::time::Duration::from_secs(5);
+    stream.set_read_timeout(Some(timeout)).unwrap();
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok();
     let mut bytes = Vec::new();
     // A reset ends it too.

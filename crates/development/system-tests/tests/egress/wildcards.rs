@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use ambit_system_tests::{Mesh, PATIENCE, Place, answer_ok, is_closed, read_head, until};
+use ambit_system_tests::{Mesh, Place, TIMEOUT, answer_ok, is_closed, read_head, until};
 use rustls::ClientConfig;
 
 use crate::outside::{
@@ -202,7 +202,7 @@ fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
     let place = Place::Pod("shop/client".to_owned());
     let stream = mesh.client().dial(place, to);
     let stream = stream.map_err(std::io::Error::other)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 
@@ -276,7 +276,7 @@ fn of_other_protocols(
     for (host, is_read) in [("other.raw.example", true), ("api.raw.example", false)] {
         while of_raw.try_recv().is_ok() {}
         let mut stream = dial(mesh, "5:445").unwrap();
-        of_raw.recv_timeout(PATIENCE).unwrap();
+        of_raw.recv_timeout(TIMEOUT).unwrap();
         let mut tls = rustls::ClientConnection::new(config.clone(), name(host)).unwrap();
         tls.write_tls(&mut stream).unwrap();
         match stream.read(&mut [0]) {
@@ -284,7 +284,7 @@ fn of_other_protocols(
             Err(error) => assert!(is_closed(&error), "{host}: {error}"),
         }
         let read = of_raw
-            .recv_timeout(PATIENCE)
+            .recv_timeout(TIMEOUT)
             .is_ok_and(|bytes| !bytes.is_empty());
         assert_eq!(read, is_read, "{host}");
     }

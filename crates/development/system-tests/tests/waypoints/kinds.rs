@@ -309,8 +309,8 @@ fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
 fn heard_by(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String> {
     let place = Place::Pod("shop/client".into());
     let mut stream = mesh.client().dial(place, address).unwrap();
-    let patience = std::time::Duration::from_secs(20);
-    stream.set_read_timeout(Some(patience)).unwrap();
+    let timeout = std::time::Duration::from_secs(20);
+    stream.set_read_timeout(Some(timeout)).unwrap();
     // What is refused may be reset while it is written.
     let _reset = stream.write_all(says);
     let mut heard = vec![0; 5 + says.len()];

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use ambit_system_tests::{Mesh, PATIENCE, Place, until, with_waypoint};
+use ambit_system_tests::{Mesh, Place, TIMEOUT, until, with_waypoint};
 use rustls::{RootCertStore, SupportedProtocolVersion, crypto::CryptoProvider};
 
 const SERVICES: &str = "
@@ -105,7 +105,7 @@ fn routed_name(
         .with_no_client_auth();
     let place = Place::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let name = name.try_into().unwrap();
     let tls = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
     let mut stream = rustls::StreamOwned::new(tls, stream);

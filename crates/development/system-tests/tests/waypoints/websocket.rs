@@ -288,7 +288,7 @@ fn policies_and_routes_hold_for_websocket_over_http_2() {
         socket.hears("hello ").await;
         mesh.apply("policy", NO_SECRETS);
         let ended = async { while let Some(Ok(_)) = socket.body.data().await {} };
-        let ended = tokio::time::timeout(ambit_system_tests::PATIENCE, ended).await;
+        let ended = tokio::time::timeout(ambit_system_tests::TIMEOUT, ended).await;
         ended.expect("the policy ends it");
     });
     for path in ["/secret", "//secret", "/a/../secret"] {

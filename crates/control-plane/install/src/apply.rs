@@ -46,7 +46,7 @@ pub enum InstallError {
     #[error("there is no installation in the namespace {0}")]
     Absent(String),
     /// Another's objects have the same names.
-    #[error("{0} is there already, {1}; --force-conflicts takes it over")]
+    #[error("{0} exists already, {1}; --force-conflicts takes it over")]
     Foreign(ObjectRef, String),
     /// Images that no kubelet can pull, and the error of each.
     #[error("{}", images_in_words(.0))]

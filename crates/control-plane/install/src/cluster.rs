@@ -37,7 +37,7 @@ pub enum ClusterError {
         source: Box<kube::Error>,
     },
     /// An answer that is no object.
-    #[error("{what} is not what an API server answers")]
+    #[error("{what} is no response of an API server")]
     Answer {
         /// Name of the requested object.
         what: String,
@@ -73,7 +73,7 @@ impl Cluster {
     /// When the API server does not answer.
     pub async fn version(&self) -> Result<(String, String), ClusterError> {
         let info = self.client.apiserver_version().await;
-        let info = info.map_err(|source| failed("ask the API server for its version", source))?;
+        let info = info.map_err(|source| failed("get the API server's version", source))?;
         Ok((info.git_version, info.minor))
     }
 

@@ -46,7 +46,7 @@ pub enum RenderError {
         source: gotmpl::TemplateError,
     },
     /// Rendered template that is no YAML.
-    #[error("the template {path} makes what is no YAML: {cause}")]
+    #[error("the template {path} renders invalid YAML: {cause}")]
     Yaml {
         /// Path of the template.
         path: &'static str,

@@ -38,7 +38,7 @@ macro_rules! for_each_kind {
             WorkloadEntry, true, Custom, "A workload outside Kubernetes.";
             GatewayClass, false, Custom, "Who takes care of gateways.";
             Gateway, true, Custom, "A waypoint, if its class is one of waypoints.";
-            ReferenceGrant, true, Custom, "Who of other namespaces may refer to what is in its own.";
+            ReferenceGrant, true, Custom, "Permitted references from other namespaces to its own.";
             RateLimit, true, Custom, "How many requests waypoints let pass.";
             HTTPFault, true, Custom, "Faults that rules of routes inject.";
             HTTPRoute, true, Custom, "Where requests to a service go.";

@@ -323,24 +323,24 @@ impl Index {
             None => (
                 true,
                 "Introduced",
-                "the waypoint has been ready: what is bound to it goes through it or is refused",
+                "the waypoint has been ready: connections to objects bound to it go through it or are refused",
             ),
             Some(Introduction::Undecided) => return None,
             Some(Introduction::Waiting) => (
                 false,
                 "Waiting",
-                "the waypoint has not been ready yet: until it is, what names it goes without it",
+                "the waypoint has not been ready yet: until it is, traffic of objects that name it bypasses it",
             ),
             Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => (
                 false,
                 "Strict",
-                "the waypoint has not been ready yet: what names it is refused until it is, since policies are attached \
-                 to it or to what it is to serve",
+                "the waypoint has not been ready yet: connections to objects that name it are refused until it is, \
+                 since policies are attached to it or to its targets",
             ),
             Some(Introduction::Strict(_)) => (
                 false,
                 "Strict",
-                "the waypoint has not been ready yet: what names it is refused until it is",
+                "the waypoint has not been ready yet: connections to objects that name it are refused until it is",
             ),
         };
         Some(Verdict {
@@ -365,7 +365,7 @@ impl Index {
     pub(super) fn strictness(&self, gateway: &GatewayName) -> &'static str {
         match self.introductions.pending(gateway) {
             Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => {
-                "; it has not been ready yet, and binds because policies are attached to it or to what it serves"
+                "; it has not been ready yet, and binds because policies are attached to it or to its targets"
             }
             Some(Introduction::Strict(Strictness::Setting)) => {
                 "; it has not been ready yet, and binds because of meshConfig.waypointBinding"

@@ -65,7 +65,7 @@ impl MeshKind for Telemetry {
             metrics: read::metrics(&spec.metrics, &mut notes)?,
         };
         if spec.selector.is_some() {
-            let message = "what is for selected pods is for proxies inside of them: waypoints do not follow it; use targetRefs";
+            let message = "settings for selected pods are for sidecars: waypoints do not follow them; use targetRefs";
             notes.push(Note::new("spec.selector", message));
             return Ok(Read::of(None, notes));
         }

@@ -426,7 +426,7 @@ fn waypoint_with_policies_binds_before_it_is_ready() {
         assert!(
             verdict(&from_start)
                 .message
-                .ends_with("because policies are attached to it or to what it serves")
+                .ends_with("because policies are attached to it or to its targets")
         );
         // While it waits.
         let mut mesh = mesh(&objects);

@@ -27,8 +27,8 @@ pub(super) fn note(index: &Index, provider: &Provider, targets: &Targets) -> Opt
         ports.push_str(&format!(" and {more} more"));
     }
     let message = format!(
-        "{} is asked over HTTP, about requests alone: connections to {ports} are refused, since they are not HTTP by \
-         declaration; envoyExtAuthzGrpc is asked about those, too",
+        "{} checks over HTTP, requests alone: connections to {ports} are refused, since they are not HTTP by \
+         declaration; envoyExtAuthzGrpc checks those, too",
         provider.name
     );
     Some(Note::new("spec.provider.name", message))

@@ -118,7 +118,7 @@ impl Reference {
                 Kind::Service => "no ReferenceGrant of the namespace lets",
                 _ => "it is not exported to all namespaces, which would let",
             };
-            let text = arcstr::format!("{why} {} of {} lead to {key}", from.0, from.1);
+            let text = arcstr::format!("{why} {} of {} refer to {key}", from.0, from.1);
             return Err(unresolved("RefNotPermitted", text));
         }
         let missing = |text| unresolved("BackendNotFound", text);

@@ -33,7 +33,7 @@ pub(super) fn wrong(index: &Index, of: &TelemetryInput) -> Vec<String> {
 }
 
 fn unknown(name: &str) -> String {
-    format!("meshConfig.extensionProviders has no provider {name}: what names it has no effect")
+    format!("meshConfig.extensionProviders has no provider {name}: references to it have no effect")
 }
 
 fn of_another_kind(name: &str, kind: &str, what: &str) -> String {

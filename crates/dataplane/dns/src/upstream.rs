@@ -37,7 +37,7 @@ pub enum RelayError {
     #[error("{0} did not answer in time")]
     Silent(SocketAddr),
     /// A socket could not be made.
-    #[error("cannot make a socket to ask {server}")]
+    #[error("cannot create a socket to query {server}")]
     Socket {
         /// Address of the server.
         server: SocketAddr,
@@ -46,7 +46,7 @@ pub enum RelayError {
         source: SocketError,
     },
     /// The exchange failed.
-    #[error("cannot ask {server}")]
+    #[error("cannot query {server}")]
     Exchange {
         /// Address of the server.
         server: SocketAddr,

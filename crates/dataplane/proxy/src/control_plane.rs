@@ -151,7 +151,7 @@ pub fn follow<S: Fn() + Send + Sync + 'static>(
     if let Some(cache) = cache {
         cache
             .restore(&mut client)
-            .context("cannot read what is cached of the mesh")?;
+            .context("cannot read the warm-start cache of the mesh")?;
     }
     ambit_rt::spawn_essential("xds", client.run());
     Ok(())

@@ -54,7 +54,7 @@ pub fn take_over(
 fn usable<T>(what: Purpose, opened: io::Result<T>) -> Option<Arc<T>> {
     opened
         .inspect_err(|error| {
-            tracing::warn!(%error, what = what.name, "not cached: the next worker will ask for everything");
+            tracing::warn!(%error, what = what.name, "not cached: the next worker will request everything");
         })
         .ok()
         .map(Arc::new)

@@ -365,7 +365,7 @@ impl Process {
         while let Some(socket) = accepted(self.listener.as_ref()) {
             tracing::info!(
                 held = self.state.items(),
-                "another one takes over: handing it what is held"
+                "another supervisor takes over: handing it the held descriptors"
             );
             self.successor = Some(Link::new(socket));
             self.event(Event::Successor);
@@ -429,7 +429,7 @@ impl Process {
                     if let Some((pid, _)) = &self.worker
                         && let Err(error) = kill_process(*pid, Signal::TERM)
                     {
-                        tracing::error!(%error, "cannot ask the worker to end");
+                        tracing::error!(%error, "cannot send the worker a termination request");
                     }
                 }
                 Effect::Report { ended, wait } => tracing::error!(

@@ -25,7 +25,7 @@ pub enum SupervisorError {
     #[error("standard input is no line to a supervisor: `worker` is not for calling by hand")]
     NoLine(#[source] io::Error),
     /// Nothing, or not all, came.
-    #[error("the supervisor does not say what it holds")]
+    #[error("the supervisor does not send its items")]
     Silent(#[source] io::Error),
     /// The supervisor sends what is no record.
     #[error("cannot understand the supervisor")]

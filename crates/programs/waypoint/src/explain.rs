@@ -44,13 +44,13 @@ pub enum QueryError {
     #[error("an identity is no SPIFFE id of a service account")]
     Identity,
     /// Method of the request.
-    #[error("the method is none of HTTP")]
+    #[error("the method is not valid in HTTP")]
     Method,
     /// Path of the request.
-    #[error("the path is none of HTTP")]
+    #[error("the path is not valid in HTTP")]
     Path,
     /// Host or another header.
-    #[error("the name or value of a header is none of HTTP")]
+    #[error("the name or value of a header is not valid in HTTP")]
     Header,
 }
 

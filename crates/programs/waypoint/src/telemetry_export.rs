@@ -156,7 +156,7 @@ enum ExportError {
     Call(#[from] calls::CallError),
     #[error("it took longer than {0:?}")]
     TooLong(Duration),
-    #[error("its answer broke off or is too long: {0}")]
+    #[error("its response is truncated or too long: {0}")]
     Answer(Box<dyn std::error::Error + Send + Sync>),
     #[error("it answers {0}")]
     Status(StatusCode),

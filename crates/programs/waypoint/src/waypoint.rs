@@ -252,7 +252,7 @@ impl Waypoint {
         }
         let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
         if let Err(error) = self.state.learn(address.to_string(), deadline).await {
-            tracing::warn!(%address, %error, "the control plane does not say what is at an address");
+            tracing::warn!(%address, %error, "the control plane does not answer a request for an address");
         }
     }
 

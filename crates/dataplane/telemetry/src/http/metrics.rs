@@ -251,7 +251,7 @@ impl HttpMetrics {
         );
         registry.register(
             "ambit_telemetry_exported",
-            "The total number of spans and lines of access logs for collectors, by what became of them",
+            "The total number of spans and access log lines for collectors, by result",
             metrics.exported.clone(),
         );
         metrics

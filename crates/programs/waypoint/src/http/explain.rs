@@ -256,7 +256,7 @@ impl Walk {
                 step.considering(considered)
             }
             (None, Ok(_)) => {
-                let why = "no route is for it: it goes to what was called";
+                let why = "no route matches: it goes to the called destination";
                 Step::new(StepKind::Route, StepResult::Passed, why)
             }
             (None, Err(reply)) => {
@@ -304,7 +304,7 @@ impl Walk {
             .map(|limiter| words::limit(&limiter.config))
             .collect();
         if !considered.is_empty() {
-            let why = "rate limits count the request, and answer 429 to what is too much; it is not counted here";
+            let why = "rate limits count the request, and answer 429 above the limit; it is not counted here";
             let step = Step::new(StepKind::Limits, StepResult::Open, why);
             self.steps.push(step.considering(considered));
         }

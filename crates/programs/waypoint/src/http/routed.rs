@@ -92,7 +92,7 @@ impl Taken {
         let host = session.target.host(&form.host).ok_or_else(|| {
             let name = session.target.service_name();
             let wildcard = name.map_or("", |name| name.hostname.as_str());
-            let text = format!("the host is none below {wildcard}");
+            let text = format!("the host is not below {wildcard}");
             Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
         })?;
         // A plugin or a route has made it another host, which may have an entry of its own.

@@ -48,7 +48,7 @@ pub(super) enum Failed {
     Request,
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("the answer breaks off, or has more than {MAX_ANSWER} bytes")]
+    #[error("the response is truncated, or has more than {MAX_ANSWER} bytes")]
     Answer,
     #[error("no answer in time")]
     TooLate,
@@ -256,7 +256,7 @@ pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
 
 /// One message, and the status that is in the trailers, or in the headers if there is nothing else.
 fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
-    let unknown = || (2, "the answer is none of gRPC".to_owned());
+    let unknown = || (2, "the response is not valid gRPC".to_owned());
     let mut grpc_status = self::grpc_status(&trailers)
         .or_else(|| self::grpc_status(&head.headers))
         .unwrap_or_else(unknown);

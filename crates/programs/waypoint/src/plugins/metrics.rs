@@ -74,7 +74,7 @@ fn counts(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>]) -> fmt::
     }
     let (name, help) = (
         "ambit_wasm_plugin_requests_undecided",
-        "The total number of requests that a plugin could not decide about, by what became of them",
+        "The total number of requests that a plugin could not decide about, by result",
     );
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     for plugin in plugins {

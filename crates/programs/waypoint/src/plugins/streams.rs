@@ -98,7 +98,7 @@ async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Optio
     };
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
-            return Some((UNAVAILABLE, "the stream broke off".to_owned()));
+            return Some((UNAVAILABLE, "the stream ended early".to_owned()));
         };
         match frame.into_data() {
             Ok(data) => {

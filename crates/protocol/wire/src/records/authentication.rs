@@ -38,7 +38,7 @@ impl RecordCodec for model::Authentication {
             |read| read.key.clone(),
             |key, why| Substitute {
                 record: Box::new(substitute(key, bytes, why)),
-                effect: "every request to what it is attached to is refused",
+                effect: "every request to its targets is refused",
                 is_policy: true,
             },
         )

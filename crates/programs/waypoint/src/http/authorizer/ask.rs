@@ -45,7 +45,7 @@ pub(crate) enum AskError {
     Collect(CollectError),
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    #[error("the request would be too large, or be none, with what it sets")]
+    #[error("the request would be too large or invalid with the provider's changes")]
     Unusable,
     #[error("it answers with the status {0}")]
     Status(StatusCode),

@@ -31,7 +31,7 @@ enum Broken {
     Closed,
     #[error("a plugin holds back more of a body than it may")]
     TooLarge,
-    #[error("no memory budget has room for what a plugin holds back of a body")]
+    #[error("no memory budget has room for the part of a body that a plugin holds back")]
     NoRoom,
     #[error(transparent)]
     Failed(#[from] Failure),

@@ -18,7 +18,7 @@ use crate::{
 /// A service that has not decided.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LimitError {
-    #[error("there is no service to ask: {0}")]
+    #[error("there is no rate-limit service to call: {0}")]
     Nobody(ambit_model::ArcStr),
     #[error(transparent)]
     Ask(#[from] AskError),

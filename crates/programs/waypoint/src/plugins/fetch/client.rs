@@ -70,7 +70,7 @@ pub(crate) enum ClientError {
     Status { url: String, status: StatusCode },
     #[error("{url} is larger than {limit} bytes")]
     TooLarge { url: String, limit: usize },
-    #[error("{url} breaks off")]
+    #[error("the response of {url} is truncated")]
     Broken { url: String },
     #[error("more than {MAX_REDIRECTS} redirects")]
     Redirects,

@@ -384,7 +384,7 @@ pub(crate) fn not_found(what: &str, name: &str) -> CliError {
         ErrorKind::NotFound,
         format!("{what} {name}: not known there"),
     )
-    .hint("`ambit workloads` and `ambit services` list what is")
+    .hint("`ambit workloads` and `ambit services` list the known ones")
 }
 
 fn report(

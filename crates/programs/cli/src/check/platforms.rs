@@ -43,7 +43,7 @@ fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
                 say(chosen),
                 say(snapshot.platform)
             ),
-            "`ambit upgrade --platform auto` takes what the nodes say",
+            "`ambit upgrade --platform auto` detects it from the nodes",
         ));
     }
 }

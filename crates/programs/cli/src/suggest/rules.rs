@@ -72,7 +72,7 @@ pub(super) fn suggest(seen: &Seen, objects: &[ObjectEvent], options: &Options<'_
         };
         if let Some(policy) = mesh.allowing(namespace, &scope, options.root_namespace) {
             note(format!(
-                "no policy, since {policy} already allows what it names and nothing else"
+                "no policy, since {policy} already allows the callers that it names and no others"
             ));
             continue;
         }

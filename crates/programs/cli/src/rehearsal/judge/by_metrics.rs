@@ -247,7 +247,7 @@ fn gone(counted: &Counted) -> Verdict {
     let called = counted.called.as_ref();
     let called = called.map(|(namespace, name)| format!("{namespace}/{name}"));
     Verdict::Undecided(format!(
-        "what was called, {}, is no workload that is known now",
+        "the destination {} is no longer a known workload",
         called.unwrap_or_else(|| "without a name".to_owned())
     ))
 }

@@ -117,7 +117,7 @@ fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
     // Removed workloads are not evaluated.
     let gone = to_db(&[("destination_workload", "old")], 1);
     let report = rehearse(&deny, &[], &gone);
-    let why = "what was called, shop/old, is no workload that is known now";
+    let why = "the destination shop/old is no longer a known workload";
     assert_eq!(undecided(&report), [why]);
 }
 

@@ -86,7 +86,7 @@ fn find(kind: &str, path: &str) -> Result<PathBuf, CniError> {
         .ok_or_else(|| {
             CniError::new(
                 code::PLUGIN_FAILURE,
-                format!("the plugin {kind:?} of the primary CNI is not there"),
+                format!("the plugin {kind:?} of the primary CNI does not exist"),
                 format!("looked for it in {path}; is the primary CNI installed?"),
             )
         })

@@ -136,10 +136,11 @@ impl Access {
             return Ok(());
         }
         let (caller_state, source) = CallerState::of(extensions);
-        let denied = "not an account of the mesh's namespace, which alone may ask who is connected";
+        let denied =
+            "not an account of the mesh's namespace, which alone may list connected proxies";
         self.refuse(caller_state, source, caller, denied);
         Err(Status::permission_denied(format!(
-            "only accounts of the namespace {} may ask who is connected",
+            "only accounts of the namespace {} may list connected proxies",
             self.mesh_namespace
         )))
     }

@@ -94,7 +94,7 @@ pub enum TokenError {
     Unavailable(String),
     /// Too many reviews are in flight.
     #[error(
-        "too many tokens that are not known come from this address, or of another issuer, to ask the Kubernetes API about each"
+        "too many unknown tokens from this address, or of another issuer, for a TokenReview of each"
     )]
     TooMany,
 }

@@ -190,7 +190,7 @@ impl Metrics {
         );
         registry.register(
             "ambit_calls_authenticated",
-            "Calls, by what came of their token",
+            "Calls, by the result of their authentication",
             self.tokens.clone(),
         );
         ambit_rt::metrics::register_process(registry);

@@ -341,7 +341,7 @@ fn waypoint(route: &Route) -> String {
             format!("the pod is {waypoint} itself, the waypoint of {service}")
         }
         (None, None, _) => {
-            "no waypoint: neither what is called nor its endpoint is bound to one".to_owned()
+            "no waypoint: neither the destination nor its endpoint is bound to one".to_owned()
         }
     }
 }

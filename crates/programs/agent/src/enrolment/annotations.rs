@@ -13,7 +13,7 @@ const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 
 /// An annotation that cannot be followed.
 #[derive(Debug, thiserror::Error)]
-#[error("its annotations ask for impossible redirection: {0}")]
+#[error("its annotations require impossible redirection: {0}")]
 pub struct AnnotationError(#[from] SpecError);
 
 /// `usual`, with what the annotations say of this pod.

@@ -257,7 +257,7 @@ impl Progress {
         tracing::warn!(
             error = why,
             pods = before.pods.len(),
-            "the Kubernetes API is away; starting from what the agent last knew"
+            "the Kubernetes API is unavailable; starting from the last known objects"
         );
         let mut events = Vec::new();
         for (name, labels) in before.namespaces {

@@ -122,8 +122,7 @@ fn programmed(progress: &Progress) -> Condition {
         } => "AddressNotUsable",
         _ => return condition("Programmed", true, "Programmed", "the waypoint is ready"),
     };
-    let message =
-        "the waypoint is not ready: what is bound to it is refused (see ambit.io/Introduced)";
+    let message = "the waypoint is not ready: connections to objects bound to it are refused (see ambit.io/Introduced)";
     condition("Programmed", false, reason, message)
 }
 

@@ -82,7 +82,7 @@ impl Follower {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(kind = %self.kind, %error, "cannot ask for the definition of this kind");
+                    tracing::warn!(kind = %self.kind, %error, "cannot get the definition of this kind");
                 }
             }
             tokio::select! {

@@ -51,7 +51,7 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
         }
     } else if found < allowed {
         broken.push(format!(
-            "{}: {found} modules in circles; write that number into xtask/src/tidy/modules.rs",
+            "{}: {found} modules in cycles; write that number into xtask/src/tidy/modules.rs",
             package.name
         ));
     }

@@ -4,7 +4,7 @@
 //! policies decide nothing; their decisions are only reported. A policy applies to everything that goes through the
 //! waypoint or to requests for its services; requests to pods see the former only. A policy that is not understood
 //! denies every request to its targets. Before all of that, CUSTOM policies select the requests for an ext_authz check
-//! ([`Policies::asks`]).
+//! ([`Policies::required_check`]).
 //!
 //! A request that a route forwards to another service is authorized for that backend as well ([`Scope::Backend`]): by
 //! the service's own policies, since those for the whole waypoint have authorized the original request. Where the
@@ -27,22 +27,22 @@ use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 use ambit_model::{HttpAction, HttpPolicy, NamespacedHostname, PolicyKey};
 use http::HeaderName;
 
-mod asking;
 mod compiled;
 mod decision;
 mod explain;
 mod facts;
 mod matcher;
+mod required_check;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod naive;
 #[cfg(test)]
 mod tests;
 
-pub use asking::Asking;
 pub use decision::{DryRun, HttpDecision, RuleId, Why};
 pub use explain::{HttpExplanation, PolicyOutcome};
 pub use facts::{Connection, Request};
+pub use required_check::RequiredCheck;
 
 use compiled::Compiled;
 use facts::Facts;

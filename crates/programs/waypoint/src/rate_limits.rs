@@ -212,8 +212,8 @@ impl Limiters {
     /// The namespaces whose objects have rate-limit services.
     pub(crate) fn calling_namespaces(&self) -> impl Iterator<Item = ArcStr> {
         let all = self.by_record.values();
-        let asking = all.filter(|one| one.config.global.is_some());
-        asking.map(|one| one.config.key.namespace.clone())
+        let checking = all.filter(|one| one.config.global.is_some());
+        checking.map(|one| one.config.key.namespace.clone())
     }
 
     /// The rate-limit services.

@@ -261,8 +261,8 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
     let policies = waypoint.published.policies();
     let connection = session.connection(routed.sni.as_deref());
     let attachments = session.attachments();
-    let asking = policies.asks_of_connection(attachments.scope(), &connection);
-    if !l7::is_still_admitted(&asking, by) {
+    let required = policies.required_connection_check(attachments.scope(), &connection);
+    if !l7::is_still_admitted(&required, by) {
         return false;
     }
     let Destination::Backend(service, port) = &routed.destination else {
@@ -276,8 +276,8 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
         destination: waypoint.address_of(service, *port),
         ..connection
     };
-    let asking = policies.asks_of_connection(scope, &connection);
-    l7::is_still_admitted(&asking, by)
+    let required = policies.required_connection_check(scope, &connection);
+    l7::is_still_admitted(&required, by)
 }
 
 /// Counts what a policy on trial would have done, and logs what is audited: once a connection.

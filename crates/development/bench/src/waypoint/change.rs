@@ -18,7 +18,10 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Both, alternately. Ours begins with a manifest that changes and goes through the control plane; Envoy reads
 /// its routes from the file that changes.
 pub(super) fn compare(bench: &Bench) -> Result<Row> {
-    let (mut ours, mut envoy) = (Asking::begin(bench, OURS)?, Asking::begin(bench, ENVOY)?);
+    let (mut ours, mut envoy) = (
+        PollingClient::begin(bench, OURS)?,
+        PollingClient::begin(bench, ENVOY)?,
+    );
     let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
     for mark in 1..=CHANGES {
         let began = Instant::now();
@@ -34,11 +37,11 @@ pub(super) fn compare(bench: &Bench) -> Result<Row> {
 }
 
 /// A client that sends requests repeatedly over one connection.
-struct Asking {
+struct PollingClient {
     stream: BufReader<TcpStream>,
 }
 
-impl Asking {
+impl PollingClient {
     fn begin(bench: &Bench, side: Side) -> Result<Self> {
         let client = format!("{}/client", side.name);
         let stream = bench.rig.dial(&client, &format!("{}:80", side.address))?;

@@ -61,21 +61,21 @@ impl AtWaypoint {
             return Verdict::Undecided(format!(
                 "it depends on fields that {} in {}",
                 self.knowledge.not(),
-                self.asking(scope).join(", ")
+                self.ambiguous(scope).join(", ")
             ));
         }
         let check = match &request {
-            Some(request) => self.least.asks(scope, request),
-            None => self.least.asks_of_connection(scope, connection),
+            Some(request) => self.least.required_check(scope, request),
+            None => self.least.required_connection_check(scope, connection),
         };
         match least.why {
             l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => match check {
-                l7::Asking::Nobody => Verdict::Allowed,
-                l7::Asking::Provider(provider, rule) => Verdict::Undecided(format!(
+                l7::RequiredCheck::NotRequired => Verdict::Allowed,
+                l7::RequiredCheck::Provider(provider, rule) => Verdict::Undecided(format!(
                     "provider {} of {} decides",
                     provider.name, rule.policy
                 )),
-                l7::Asking::Denied(why) => Verdict::Refused {
+                l7::RequiredCheck::Denied(why) => Verdict::Refused {
                     by: "CUSTOM policies".to_owned(),
                     why,
                 },
@@ -104,7 +104,7 @@ impl AtWaypoint {
     }
 
     /// The policies that have two readings.
-    fn asking(&self, scope: Scope<'_>) -> Vec<String> {
+    fn ambiguous(&self, scope: Scope<'_>) -> Vec<String> {
         let least: Vec<_> = in_scope(&self.least, scope).collect();
         let differ = in_scope(&self.most, scope).filter(|policy| !least.contains(policy));
         let mut names: Vec<_> = differ.map(|policy| policy.key.to_string()).collect();

@@ -14,7 +14,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use ambit_jwt::{Authenticated, Claims};
-use ambit_l7::authz::{Asking, Connection, HttpDecision, HttpExplanation, Request, Scope};
+use ambit_l7::authz::{Connection, HttpDecision, HttpExplanation, Request, RequiredCheck, Scope};
 use ambit_model::{ArcStr, NamespacedHostname};
 use http::{HeaderMap, HeaderName, Method};
 use parking_lot::Mutex;
@@ -420,7 +420,7 @@ impl Inner {
             ..self.request(facts, destination, None)
         };
         let policies = self.session.shard.waypoint.published.policies();
-        is_still_admitted(&policies.asks(scope, &request), by)
+        is_still_admitted(&policies.required_check(scope, &request), by)
     }
 }
 
@@ -446,10 +446,10 @@ pub(super) fn facts<'a>(
 }
 
 /// Whether a provider that has allowed a request or connection is the only one required now.
-pub(crate) fn is_still_admitted(asking: &Asking, by: Option<&ArcStr>) -> bool {
-    match asking {
-        Asking::Nobody => true,
-        Asking::Denied(_) => false,
-        Asking::Provider(provider, _) => by == Some(&provider.name),
+pub(crate) fn is_still_admitted(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
+    match required {
+        RequiredCheck::NotRequired => true,
+        RequiredCheck::Denied(_) => false,
+        RequiredCheck::Provider(provider, _) => by == Some(&provider.name),
     }
 }

@@ -7,7 +7,7 @@
 mod ask;
 pub(super) mod changes;
 
-use ambit_l7::authz::Asking;
+use ambit_l7::authz::RequiredCheck;
 use ambit_model::{ArcStr, Provider, ProviderProtocol};
 use ambit_telemetry::http::ResponseFlag;
 use ambit_wire::ext_authz::{Answer, Check, Denied, HeaderOption};
@@ -30,7 +30,7 @@ use crate::{
     message::{self, Body},
     session::Session,
 };
-pub(crate) use ask::AskError;
+pub(crate) use ask::CheckError;
 pub(super) use ask::unary;
 
 /// Result of the external authorization of a request.
@@ -84,11 +84,15 @@ fn count_refused(session: &Session, provider: &str, refused: u64) {
 }
 
 /// Finds the provider that must check a request.
-pub(super) fn asking<B>(session: &Session, request: &Request<B>, form: &Form) -> Asking {
+pub(super) fn required_check<B>(
+    session: &Session,
+    request: &Request<B>,
+    form: &Form,
+) -> RequiredCheck {
     let method = request.method().as_str();
     let facts = facts(session, method, &form.host, &form.path, request.headers());
     let policies = session.shard.waypoint.published.policies();
-    policies.asks(session.attachments().scope(), &facts)
+    policies.required_check(session.attachments().scope(), &facts)
 }
 
 /// Replies to a request whose provider is missing or ambiguous.
@@ -106,15 +110,15 @@ pub(super) async fn authorize(
     (hops, is_grpc, idle): (Hops, bool, &IdleTimeout),
 ) -> Result<Authorized, Reply> {
     let waypoint = &session.shard.waypoint;
-    let provider = match asking(session, request, form) {
-        Asking::Nobody => return Ok(Authorized::On(ExternalAuthorization::default())),
-        Asking::Denied(why) => {
+    let provider = match required_check(session, request, form) {
+        RequiredCheck::NotRequired => return Ok(Authorized::On(ExternalAuthorization::default())),
+        RequiredCheck::Denied(why) => {
             tracing::debug!(why, "a request is denied: no provider can be called");
             waypoint.http_metrics.authorized("", "nobody");
             record.decided("ext_authz_error");
             return Err(without_provider());
         }
-        Asking::Provider(provider, _) => provider,
+        RequiredCheck::Provider(provider, _) => provider,
     };
     let mut authorization = ExternalAuthorization {
         by: Some((provider.name.clone(), request.headers().clone())),
@@ -144,19 +148,19 @@ pub(super) async fn authorize(
             &provider,
             authorization,
             record,
-            &AskError::TooMany,
+            &CheckError::TooMany,
         );
     };
-    let asking = ask::of_request(
+    let checking = ask::of_request(
         session,
         &provider,
         (request, form, &authorization.begun),
         hops,
     );
-    let answer = match timeout(provider.timeout, asking).await {
+    let answer = match timeout(provider.timeout, checking).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return fail(session, &provider, authorization, record, &error),
-        Err(_) => return fail(session, &provider, authorization, record, &AskError::Late),
+        Err(_) => return fail(session, &provider, authorization, record, &CheckError::Late),
     };
     let allowed = match answer {
         Answer::Denied(denied) => {
@@ -179,7 +183,7 @@ pub(super) async fn authorize(
                 &provider,
                 authorization,
                 record,
-                &AskError::Unusable,
+                &CheckError::Unusable,
             );
         }
     }
@@ -194,11 +198,11 @@ fn fail(
     provider: &Provider,
     authorization: ExternalAuthorization,
     record: &mut Record,
-    error: &AskError,
+    error: &CheckError,
 ) -> Result<Authorized, Reply> {
     let name = provider.name.as_str();
     let metrics = &session.shard.waypoint.http_metrics;
-    if let AskError::Exhausted(exhausted) = error {
+    if let CheckError::Exhausted(exhausted) = error {
         metrics.authorized(name, error.outcome());
         return Err(overloaded(*exhausted));
     }
@@ -261,14 +265,14 @@ pub(crate) async fn authorize_connection(
     sni: Option<&str>,
 ) -> Result<Option<ArcStr>, String> {
     let waypoint = &session.shard.waypoint;
-    let asking = {
+    let required = {
         let policies = waypoint.published.policies();
-        policies.asks_of_connection(session.attachments().scope(), &session.connection(sni))
+        policies.required_connection_check(session.attachments().scope(), &session.connection(sni))
     };
-    let provider = match asking {
-        Asking::Nobody => return Ok(None),
-        Asking::Denied(why) => return Err(why),
-        Asking::Provider(provider, _) => provider,
+    let provider = match required {
+        RequiredCheck::NotRequired => return Ok(None),
+        RequiredCheck::Denied(why) => return Err(why),
+        RequiredCheck::Provider(provider, _) => provider,
     };
     let name = &provider.name;
     if provider.protocol != ProviderProtocol::Grpc {
@@ -276,7 +280,7 @@ pub(crate) async fn authorize_connection(
     }
     let checking = async {
         let service = CheckService::Provider(name.clone());
-        let _check = session.begin_check(service).ok_or(AskError::TooMany)?;
+        let _check = session.begin_check(service).ok_or(CheckError::TooMany)?;
         let source = ask::source(session);
         let destination = ask::destination(session);
         let check = Check {
@@ -290,7 +294,7 @@ pub(crate) async fn authorize_connection(
     };
     let answer = timeout(provider.timeout, checking).await;
     let metrics = &waypoint.http_metrics;
-    match answer.unwrap_or(Err(AskError::Late)) {
+    match answer.unwrap_or(Err(CheckError::Late)) {
         Ok(Answer::Allowed(_)) => {
             metrics.authorized(name, "allowed");
             Ok(Some(name.clone()))

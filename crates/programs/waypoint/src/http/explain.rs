@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ambit_jwt::{Authenticated, Denial};
 use ambit_l7::{
-    authz::{Asking, HttpDecision, HttpExplanation},
+    authz::{HttpDecision, HttpExplanation, RequiredCheck},
     route::Rule,
 };
 use ambit_mesh_json::explain::{Considered, End, Explanation, Peer, Step, StepKind, StepResult};
@@ -181,13 +181,13 @@ impl Walk {
         request: &Request<()>,
         form: &Form,
     ) -> Result<ExternalAuthorization, Reply> {
-        match authorizer::asking(&self.session, request, form) {
-            Asking::Nobody => Ok(ExternalAuthorization::default()),
-            Asking::Denied(why) => {
+        match authorizer::required_check(&self.session, request, form) {
+            RequiredCheck::NotRequired => Ok(ExternalAuthorization::default()),
+            RequiredCheck::Denied(why) => {
                 self.push(StepKind::Provider, StepResult::Refused, why);
                 Err(authorizer::without_provider())
             }
-            Asking::Provider(provider, rule) => {
+            RequiredCheck::Provider(provider, rule) => {
                 let why = format!(
                     "its rule {} requires a check by the provider {}; it is not called here, and may deny",
                     rule.rule + 1,

@@ -21,7 +21,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::RETR
 
 use super::{
     admission::Admission,
-    authorizer::{AskError, changes},
+    authorizer::{CheckError, changes},
     form::Form,
     overload::overloaded,
     reply::Reply,
@@ -144,9 +144,9 @@ pub(super) async fn limit(
             continue;
         };
         let about = (one.config.key.namespace.as_str(), global, question);
-        let asking = Box::pin(global::ask(session, about, hops));
+        let checking = Box::pin(global::ask(session, about, hops));
         let decided = tokio::select! {
-            decided = asking => decided,
+            decided = checking => decided,
             () = admission.revoked() => return Err(Reply::denied()),
         };
         decide(session, &one.config, decided, limited)?;
@@ -213,7 +213,7 @@ fn decide(
 ) -> Result<(), Reply> {
     let decided = match decided {
         Ok(decided) => decided,
-        Err(global::LimitError::Ask(AskError::Exhausted(exhausted))) => {
+        Err(global::LimitError::Ask(CheckError::Exhausted(exhausted))) => {
             count(session, config, "global", "no_memory");
             return Err(overloaded(exhausted));
         }

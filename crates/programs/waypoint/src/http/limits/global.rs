@@ -9,7 +9,7 @@ use super::value;
 use crate::{
     calls::CallFor,
     hops::Hops,
-    http::authorizer::{AskError, unary},
+    http::authorizer::{CheckError, unary},
     in_flight_checks::CheckService,
     rate_limits::Limiter,
     session::Session,
@@ -21,7 +21,7 @@ pub(super) enum LimitError {
     #[error("there is no rate-limit service to call: {0}")]
     Nobody(ambit_model::ArcStr),
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Ask(#[from] CheckError),
     #[error(transparent)]
     Answer(#[from] AnswerError),
 }
@@ -109,11 +109,11 @@ pub(super) async fn ask(
         Err(why) => return Err(LimitError::Nobody(why.clone())),
     };
     let checked = CheckService::RateLimits(namespace.into());
-    let _check = session.begin_check(checked).ok_or(AskError::TooMany)?;
+    let _check = session.begin_check(checked).ok_or(CheckError::TooMany)?;
     let call = (SHOULD_RATE_LIMIT_PATH, question.encode(), global.timeout);
     let caller = CallFor::Namespace(namespace);
-    let asking = unary(session, (service, port), call, (caller, hops));
-    let answer = timeout(global.timeout, asking).await;
-    let message = answer.map_err(|_| AskError::Late)??;
+    let checking = unary(session, (service, port), call, (caller, hops));
+    let answer = timeout(global.timeout, checking).await;
+    let message = answer.map_err(|_| CheckError::Late)??;
     Ok(Answer::decode(&message)?)
 }

@@ -65,7 +65,7 @@ fn custom(name: &str, provider: Provider) -> WaypointUpdate {
     WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
 }
 
-/// A provider of gRPC that gives every question the same answer; what it was asked.
+/// A provider of gRPC that gives every check the same response, and the received checks.
 async fn of_grpc(
     message: &'static [u8],
     status: Option<&'static str>,
@@ -138,7 +138,7 @@ async fn read_head(stream: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap().to_ascii_lowercase())
 }
 
-/// A provider of HTTP that answers every question with the same bytes; what it was asked.
+/// A provider of HTTP that gives every check the same bytes, and the received checks.
 async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = asked.clone();

@@ -215,7 +215,7 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on() {
     let reading = tunnel.read_exact(&mut answer);
     timeout(LONG, reading).await.expect("no answer").unwrap();
     assert_eq!(answer, b"HTTP/1.1 413");
-    // It is cut then: nobody will read the rest.
+    // It is terminated then: the rest is not read.
     let response = heard(tunnel).await;
     assert!(response.text().ends_with("no"), "{response:?}");
 }

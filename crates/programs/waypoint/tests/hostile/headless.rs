@@ -34,7 +34,7 @@ async fn a_headless_service_does_not_bypass_other_services_of_its_pods() {
         (false, "/twin", 403),
         (true, "/open", 200),
         (true, "/web", 403),
-        // A Service with an address is judged by what is attached to it alone.
+        // Only objects attached to a Service with an address apply to it.
         (true, "/twin", 200),
     ];
     assert_eq!(

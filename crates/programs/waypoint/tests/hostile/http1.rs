@@ -109,7 +109,7 @@ const CASES: &[(&str, &[u8], Outcome)] = &[
     ("a whole target of another host", b"GET http://other/a HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "host")),
     ("a whole target with a user", b"GET http://a@web/a HTTP/1.1\r\nHost: a@web\r\n\r\n", Refused(400, "host")),
     ("a target without a slash", b"GET admin HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "host")),
-    // What is judged is what is forwarded: the path without it.
+    // The forwarded form is authorized: the path without it.
     ("a fragment", b"GET /a#b HTTP/1.1\r\nHost: web\r\n\r\n", Served(&[""])),
     // Headers of one hop.
     ("a connection header that takes the host away", b"GET / HTTP/1.1\r\nHost: web\r\nConnection: host\r\n\r\n", Refused(400, "connection_header")),

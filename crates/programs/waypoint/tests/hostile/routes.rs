@@ -1,4 +1,4 @@
-//! Requests whose target or host can be read in several ways, with routes in place: what policies judged is what is sent.
+//! Requests whose target or host can be read in several ways, with routes in place: the authorized form is sent.
 
 use std::{
     collections::BTreeMap,
@@ -70,7 +70,7 @@ pub(crate) fn rule(
     }
 }
 
-/// A route for everybody, or for clients of a namespace.
+/// A route for all clients, or for those of a namespace.
 pub(crate) fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRoute {
     HttpRoute {
         name: RouteName {

@@ -1,5 +1,5 @@
-//! Ports whose protocol nobody declares: HTTP is recognised by its request line alone, and nothing else reaches an application
-//! past what is for its requests.
+//! Undeclared ports: HTTP is recognised by its request line alone, and other bytes reach no application past objects
+//! for its requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -51,7 +51,7 @@ const LENIENT: &[&[u8]] = &[
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",
 ];
 
-/// Spellings of a request that is one, and must be judged as such.
+/// Spellings of a valid request, which must be authorized as one.
 const REQUESTS: &[&[u8]] = &[
     b"GET /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
     b"GET /secret HTTP/1.0\r\nHost: web\r\n\r\n",
@@ -269,7 +269,7 @@ async fn incomplete_request_lines_are_refused_by_name() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "500ms")]).await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
-    // Where nothing is, whoever waits for a reply gets it.
+    // Without such objects, a client that waits for a reply gets it.
     let mut tunnel = world.client().await.tunnel(VIP, UNDECLARED).await;
     tunnel.write_all(b"SELECT 1;").await.unwrap();
     let mut reply = [0; 5];

@@ -20,7 +20,7 @@ const VIP: &str = "10.0.0.1";
 /// Bytes that an application has read: heads of requests, and what came after it had switched.
 type Read = Arc<Mutex<Vec<String>>>;
 
-/// The next head, with the body that its length tells of.
+/// The next head, with the body of its length.
 async fn next(stream: &mut TcpStream) -> Option<String> {
     let mut read = Vec::new();
     while !read.ends_with(b"\r\n\r\n") {
@@ -258,7 +258,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
             "",
         ),
     ] {
-        // What comes early behind it is the next request, judged as such.
+        // Early bytes behind it are the next request, authorized as one.
         let first = request(line, lines, body);
         let then = request("GET /then HTTP/1.1", &[], "") + &request("GET /%00 HTTP/1.1", &[], "");
         let response = client
@@ -278,7 +278,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
         }
         assert!(heads[1].starts_with("get /then "), "{what}: {heads:?}");
     }
-    // The preface of HTTP/2 behind a refused h2c ends the connection, and reaches nobody.
+    // The preface of HTTP/2 behind a refused h2c ends the connection, and reaches no application.
     let h2c = request(
         "GET / HTTP/1.1",
         &[

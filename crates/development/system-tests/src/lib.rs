@@ -165,7 +165,7 @@ impl Mesh {
     /// Waits until a pod is captured, or is not.
     pub fn until_captured(&self, pod: &str, captured: bool) {
         self.until(&format!("{pod} captured: {captured}"), |status| {
-            // The agent reports a new pod before the lab knows that its network stands.
+            // The agent reports a new pod before the lab knows that its network is ready.
             let stands = |pod: &PodStatus| !captured || !pod.ips.is_empty();
             find(status, pod).is_some_and(|pod| pod.captured == captured && stands(pod))
         });
@@ -207,7 +207,7 @@ impl Mesh {
         output.stdout
     }
 
-    /// The command line, told of this lab.
+    /// The command line, set to this lab.
     pub fn ambit(&self, args: &[&str]) -> CommandOutput {
         let output = self.command(args).output();
         let output = output.expect("the command line runs");

@@ -30,11 +30,11 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There is no connection, or it ended before the tunnel stood.
+    /// There is no connection, or it ended before the tunnel was established.
     Cut(String),
     /// The tunnel was refused with this status.
     Refused(u16),
-    /// The tunnel stood, and this came out of it.
+    /// The tunnel was established, and this came out of it.
     Said(String),
 }
 
@@ -65,7 +65,7 @@ fn runtime() -> Runtime {
 }
 
 impl<'a> Peer<'a> {
-    /// A pod that has asked the mesh's CA for the certificate of its own account, by its token. Waits for the pod, which
+    /// A pod with a certificate of its own account, requested from the mesh's CA by its token. Waits for the pod, which
     /// the control plane may have yet to make.
     pub fn of_pod(mesh: &'a Mesh, pod: &str) -> Self {
         mesh.until(&format!("{pod} is there"), |status| {
@@ -228,7 +228,7 @@ async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
     fetched.unwrap_or_else(|error| panic!("no certificate for {identity}: {error}"))
 }
 
-/// A local address that leads to one in the lab.
+/// A local address that forwards to one in the lab.
 fn forward(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let near = listener.local_addr()?;

@@ -1,5 +1,5 @@
-//! What a `DestinationRule` says of connections behind a waypoint, with real programs: how many, for how long, and what
-//! becomes of endpoints that take none.
+//! Connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts, and endpoints that
+//! accept none.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{

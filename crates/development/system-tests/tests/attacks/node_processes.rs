@@ -194,7 +194,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
             let stream = self.mesh.client().dial(place, to);
             return stream.is_ok_and(|stream| answer(stream).contains(MARKER));
         }
-        // The lab's own tool is in nobody's reach but root's.
+        // Only root can reach the lab's own tool.
         let call = format!(
             "exec 3<>/dev/tcp/{}/{} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && timeout 5 cat <&3",
             to.ip(),

@@ -1,5 +1,5 @@
-//! A client whose certificate the mesh's authority has revoked reaches nothing behind a waypoint, and nobody else is
-//! concerned.
+//! A client whose certificate the mesh's authority has revoked reaches nothing behind a waypoint, and no other client
+//! is affected.
 
 use std::{fs, net::SocketAddr};
 

@@ -65,7 +65,7 @@ const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
 const SIDECAR: &str = "spiffe://cluster.local/ns/legacy/sa/sidecar";
 const CLAIM: &str = "x-ambit-original-peer";
 
-/// The waypoint lets this principal pass, and nobody else.
+/// The waypoint allows this principal, and no other.
 fn only(mesh: &Mesh, spiffe: &str) {
     let principal = spiffe.trim_start_matches("spiffe://");
     mesh.apply(
@@ -112,7 +112,7 @@ fn claims_to_call_for_others_are_not_trusted() {
         ("another waypoint", Peer::of_pod(&mesh, "other/passage")),
     ];
     let client = format!("for=\"{}\"", port(&mesh, "shop/client", 4711));
-    // What they are is what they are judged by, whatever address they call from.
+    // They are authorized by their identity, from every address.
     only(&mesh, CLIENT);
     for (what, peer) in &peers {
         let ask = |headers: &[(&'static str, &str)]| peer.ask(waypoint, &target, headers, GET);

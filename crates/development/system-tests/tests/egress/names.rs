@@ -1,5 +1,5 @@
-//! Hosts whose DNS server changes its mind, lies, answers nonsense or nothing: what a name resolves to is judged each
-//! time, for as long as the answer says, and one name's server costs others nothing.
+//! Hosts whose DNS server changes its mind, lies, answers nonsense or nothing: resolved addresses are checked each
+//! time, for the TTL of the answer, and one name's server does not affect others.
 
 use std::{
     collections::BTreeMap,
@@ -90,7 +90,7 @@ impl Names {
     }
 }
 
-/// Serves HTTP that says what it calls itself.
+/// Serves HTTP that returns its own name.
 fn serve(mesh: &Mesh, place: Place, name: &'static str) {
     listen(mesh, place, PORT, move |mut stream| {
         while read_head(&mut stream)?.is_some() {

@@ -1,4 +1,5 @@
-//! TLS that begins at the waypoint: who is asked for and believed is what the rule says, and without TLS nothing is sent.
+//! TLS origination at the waypoint: SNI and trusted certificates are those of the rule, and without TLS nothing is
+//! sent.
 
 use std::fs;
 

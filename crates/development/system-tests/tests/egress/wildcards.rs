@@ -155,7 +155,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         log(&mesh).contains("is no host below *.outside.example")
     });
 
-    // A host with an entry of its own is judged as that one's, whichever address is called.
+    // A host with an entry of its own is authorized as that one's, whichever address is called.
     let spec = spec.replace("*.outside.example", "api.outside.example");
     let spec = spec.replace("DYNAMIC_DNS", "DNS");
     let own = entry("shop", "api", 3, &spec);

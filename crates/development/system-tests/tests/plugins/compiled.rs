@@ -1,5 +1,5 @@
-//! Plugins compiled from Rust and from Go with the SDKs that others publish (`build/plugins`): what an application gets
-//! and says shows what the plugin was told and could do.
+//! Plugins compiled from Rust and from Go with the SDKs that others publish (`build/plugins`): requests and responses
+//! of an application show the plugin's callbacks and effects.
 
 use std::io;
 

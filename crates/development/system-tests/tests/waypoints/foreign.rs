@@ -1,5 +1,5 @@
-//! A Gateway of another controller that labels name: a captured pod of its own stands for its waypoint, whose node
-//! proxy takes tunnels for what the waypoint serves and hands them over.
+//! A Gateway of another controller that labels name: a captured pod acts as its waypoint, whose node proxy accepts
+//! tunnels for the waypoint's services and hands them over.
 
 use std::{fmt::Write as _, fs, net::IpAddr};
 

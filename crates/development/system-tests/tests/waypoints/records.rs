@@ -1,4 +1,4 @@
-//! Records of a waypoint as the command line shows them: those that it holds, at the moment that it is asked, without
+//! Records of a waypoint as the command line shows them: those that it holds at the moment of the query, without
 //! secrets.
 
 use ambit_system_tests::{Mesh, until, with_waypoint};

@@ -1,5 +1,5 @@
-//! `ambit policy test` says who of those that the proxies have seen would be refused, and that is who is refused once
-//! the policy is applied.
+//! `ambit policy test` lists the observed callers that would be refused, and these are refused once the policy is
+//! applied.
 
 use ambit_system_tests::{LogSource, Mesh, PAIR, options, until, with_waypoint};
 
@@ -92,7 +92,7 @@ fn rehearsal_names_callers_that_would_be_refused() {
     assert!(report.stdout.lines().any(is_open), "{}", report.stdout);
     drop(open);
 
-    // Where there are no logs, metrics tell who calls whom, and not what for.
+    // Without logs, metrics have callers and servers, and no requests.
     let scrape = mesh.get(
         "legacy/client",
         &format!("http://{}:15020/metrics", mesh.ip("shop/waypoint")),

@@ -1,5 +1,5 @@
-//! `ambit policy test` against an API server: objects, settings and logs are those of the cluster, and what a provider
-//! decides is said not to be known.
+//! `ambit policy test` against an API server: objects, settings and logs are those of the cluster, and a provider's
+//! decision is reported as unknown.
 
 use std::process::Command;
 

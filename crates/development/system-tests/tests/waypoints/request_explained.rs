@@ -231,7 +231,7 @@ fn explanations_of_requests_are_what_they_get() {
         case("shop/client", "private.shop", "GET /", Some(200)).with(&bearer),
         case("shop/client", "private.shop", "GET /", Some(401)).with("Authorization: Bearer a.b.c"),
         case("shop/client", "closed.shop", "GET /", Some(503)),
-        // Plaintext, which the server's node proxy leads to the waypoint.
+        // Plaintext, which the server's node proxy redirects to the waypoint.
         case("legacy/client", &server, "GET /", Some(200)),
         case("legacy/client", &server, "DELETE /", Some(403)),
         // Without a waypoint.

@@ -1,5 +1,5 @@
-//! What a route leads to another service is judged by the policies of that service, too: requests, copies of them,
-//! connections, and what is under way when policies change. And routes that lead to hosts.
+//! Policies of a route's backend apply, too: to requests, mirrored requests, connections, and those in flight when
+//! policies change. And routes with hosts as backends.
 
 use std::{
     io::{Read as _, Write as _},

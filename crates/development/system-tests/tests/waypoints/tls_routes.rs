@@ -1,5 +1,5 @@
-//! TLSRoutes with real clients and servers of TLS: the application that the server name leads to holds the key, and the
-//! waypoint sees the name and nothing else.
+//! TLSRoutes with real clients and servers of TLS: the application of the server name holds the key, and the waypoint
+//! sees the name and nothing else.
 
 use std::{
     io::{Read as _, Write as _},

@@ -1,5 +1,5 @@
-//! WebSocket over HTTP/2 (RFC 8441), from a client in a tunnel to applications of either version: what policies and
-//! routes say of the GET that it stands for holds for it.
+//! WebSocket over HTTP/2 (RFC 8441), from a client in a tunnel to applications of either version: policies and routes
+//! for the equivalent GET apply to it.
 
 use std::{io::Write as _, net::SocketAddr, time::Duration};
 

@@ -34,10 +34,10 @@ const WAITING: usize = 4096;
 pub(crate) struct FlowsArgs {
     #[command(flatten)]
     place: FlowPlace,
-    /// Only what is refused, or fails
+    /// Only refused and failed ones
     #[arg(long)]
     denied: bool,
-    /// Only what is not encrypted
+    /// Only plaintext
     #[arg(long)]
     plaintext: bool,
     /// Only from this client: NAMESPACE/NAME (pod, Deployment), NAMESPACE/, an address, or a SPIFFE id

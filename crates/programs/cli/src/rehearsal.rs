@@ -46,7 +46,7 @@ pub(crate) struct RehearsalArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Vec<PathBuf>,
     /// Dumps of node proxies (`/config_dump`), for the connections that are open. Where files of logs, dumps or metrics
-    /// are given, the mesh's own proxies are not asked for any
+    /// are given, the mesh's own proxies are not queried
     #[arg(long, value_name = "FILE")]
     pub(crate) dump: Vec<PathBuf>,
     /// Metrics of node proxies and waypoints, as they are scraped
@@ -58,7 +58,7 @@ pub(crate) struct RehearsalArgs {
     /// Fail, too, where nothing can be decided
     #[arg(long)]
     pub(crate) strict: bool,
-    /// The trust domain; a cluster's is asked for there
+    /// The trust domain; a cluster's is read there
     #[arg(long)]
     pub(crate) trust_domain: Option<String>,
     /// Lab to rehearse in; otherwise the kubeconfig's cluster

@@ -54,7 +54,7 @@ pub(crate) struct Source {
     pub(crate) lab: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,
-    /// Whether nobody needs to know who is asked
+    /// Whether the queried source is not printed
     #[arg(skip)]
     is_quiet: bool,
 }
@@ -71,7 +71,7 @@ enum Endpoint {
 }
 
 impl Source {
-    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are asked. Which one answers is not
+    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are queried. Which one answers is not
     /// printed.
     pub(crate) fn any(lab: Option<&str>, target: &Target) -> Self {
         Self {

@@ -49,7 +49,7 @@ pub(crate) struct SuggestArgs {
     /// Paths of requests, too, where a client uses at most twenty
     #[arg(long)]
     paths: bool,
-    /// Policies on trial: they refuse nobody, and whom they would refuse is counted
+    /// Dry-run policies: they refuse no caller, and count those that they would refuse
     #[arg(long)]
     dry_run: bool,
 }

@@ -44,7 +44,7 @@ pub(crate) enum WaypointCommand {
     Endpoints(RecordsArgs),
     /// Show the rate limits of waypoints
     Limits(RecordsArgs),
-    /// Delete waypoints; what is bound to them by label is refused until the label goes
+    /// Delete waypoints; connections to objects bound by label are refused until the label is removed
     Delete(DeleteArgs),
 }
 

@@ -119,9 +119,9 @@ pub struct Index {
     pub(crate) choosers: HashMap<ArcStr, BTreeSet<ArcStr>>,
     /// Routes by the objects that they are for.
     pub(crate) route_parents: References<ObjectKey>,
-    /// Routes by the objects that they lead to.
+    /// Routes by the objects of their backends.
     pub(crate) route_backends: References<ObjectKey>,
-    /// Routes by the hosts that they lead to by name.
+    /// Routes by their backends of the kind Hostname.
     pub(crate) route_hosts: References<ArcStr>,
     /// Gateways by where their controllers say that they are.
     pub(crate) gateway_addresses: References<foreign::Address>,

@@ -58,9 +58,9 @@ pub struct MeshConfig {
     pub path_normalization: PathNormalization,
     /// How many proxies in front of the mesh add to `x-forwarded-for` and are trusted.
     pub trusted_proxies: u32,
-    /// Whether routes need a grant to lead to services of other namespaces.
+    /// Whether routes need a grant for backends in other namespaces.
     pub reference_grants: ReferenceGrants,
-    /// Which requests concern what is attached to services.
+    /// Requests to which objects attached to services apply.
     pub service_policy_scope: ServicePolicyScope,
     /// Whether Secrets with credentials for the modules of plugins are followed.
     pub image_pull_secrets: bool,
@@ -75,7 +75,7 @@ pub struct MeshConfig {
 /// The revision of Gateways that name none.
 pub const DEFAULT_REVISION: &str = "default";
 
-/// Which requests concern what is attached to a Service or ServiceEntry (policies, tokens, limits, plugins).
+/// Requests to which objects attached to a Service or ServiceEntry apply (policies, tokens, limits, plugins).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServicePolicyScope {
     /// Requests to the service, and to its pods by their own addresses.
@@ -85,7 +85,7 @@ pub enum ServicePolicyScope {
     Istio,
 }
 
-/// Whether routes need a `ReferenceGrant` to lead to services of other namespaces.
+/// Whether routes need a `ReferenceGrant` for backends in other namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReferenceGrants {
     /// References need a grant, as the Gateway API has it.

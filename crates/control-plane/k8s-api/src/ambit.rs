@@ -40,7 +40,7 @@ pub struct RateLimitSpec {
     pub global: Option<GlobalRateLimit>,
     /// Requests pass where the limit cannot be decided.
     pub fail_open: bool,
-    /// Whether clients are told how much is left, and when to come again.
+    /// Whether responses contain the remaining quota and the time to retry.
     pub tell_clients: bool,
     /// Whether requests over a limit are only counted.
     pub dry_run: bool,

@@ -94,7 +94,7 @@ impl Index {
         self.mark_leading_to(key);
     }
 
-    /// The routes that lead to a Service, and what they make of their services.
+    /// Routes with a Service as a backend, and the records of their services.
     pub(crate) fn mark_leading_to(&mut self, key: &ObjectKey) {
         let routes = self.route_backends.of(key).cloned();
         self.stale.extend(routes.map(Maker::Object));

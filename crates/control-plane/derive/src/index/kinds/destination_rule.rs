@@ -161,7 +161,7 @@ impl MeshKind for DestinationRule {
             for host in index.hosts_like(&pattern) {
                 let declarers: Vec<_> = index.declarers(&host).cloned().collect();
                 index.mark_host(host);
-                // Routes may lead to its subsets.
+                // Routes may have its subsets as backends.
                 for key in declarers.iter().filter(|_| has_subsets) {
                     index.mark_leading_to(key);
                 }
@@ -325,7 +325,7 @@ impl Index {
         self.destination_rules.names().next().is_some() || !self.backend_tls.is_empty()
     }
 
-    /// The waypoints that serve a host of an object, and those whose routes lead to it.
+    /// The waypoints that serve a host of an object, and those whose routes have it as a backend.
     pub(super) fn waypoints_reaching(
         &self,
         key: &ObjectKey,

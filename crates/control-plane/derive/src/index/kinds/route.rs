@@ -263,7 +263,7 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
 }
 
 impl Rules {
-    /// The services that they lead to, or copies of requests.
+    /// Services of their backends and mirrors.
     fn named(&self) -> impl Iterator<Item = &Named> {
         let (http, stream) = match self {
             Self::Http(rules) => (Some(rules), None),

@@ -308,7 +308,7 @@ fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
     }))
 }
 
-/// The names that lead to a claim: `request.auth.claims[a][b]`.
+/// Path of a claim: `request.auth.claims[a][b]`.
 fn claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
     let names = key.strip_prefix("request.auth.claims[");
     let names = names.and_then(|names| names.strip_suffix(']'));

@@ -345,7 +345,7 @@ async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
     ready.ready();
 }
 
-/// Asks for the services that are served, and for those that routes lead to, before requests need them.
+/// Requests the records of served services, and of routes' backends, before requests need them.
 async fn follow_needed(state: SharedState, published: Published) {
     let mut changes = published.watch();
     let mut requested: BTreeSet<NamespacedHostname> = BTreeSet::new();
@@ -368,7 +368,7 @@ async fn follow_needed(state: SharedState, published: Published) {
     }
 }
 
-/// Whether an update may change which services lead to a known workload.
+/// Whether an update may change the services of a known workload.
 fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     let table = state.table();
     let is_shared = |network: &str, ips: &[IpAddr], uid: &str| {

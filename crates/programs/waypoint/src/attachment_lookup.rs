@@ -100,7 +100,7 @@ fn headless_endpoints(
     all
 }
 
-/// The ports of services that lead to a port of a pod.
+/// The ports of services that forward to a port of a pod.
 fn of_workload(
     waypoint: &Waypoint,
     workload: &WorkloadRef,
@@ -178,7 +178,7 @@ pub(crate) async fn learn_declarations(waypoint: &Waypoint, target: &Target) {
     }
 }
 
-/// The ports of services of a pod's own namespace that lead to a port of it.
+/// The ports of services of a pod's own namespace that forward to a port of it.
 fn selecting(
     workload: &WorkloadRef,
     port: u16,
@@ -216,8 +216,8 @@ fn endpoints<'a>(
     std::iter::once(workload).chain(others)
 }
 
-/// Whether a sender has applied what is attached to a service: it is a pod of another waypoint of the service, and
-/// names this service in its tunnel.
+/// Whether a sender has applied the attachments of a service: it is a pod of another waypoint of the service, and names
+/// this service in its tunnel.
 fn is_applied(
     service: &Service,
     own: &GatewayAddress,

@@ -23,7 +23,7 @@ pub(crate) enum Attachments {
         /// Its port that is called.
         port: u16,
     },
-    /// Attachments of the services that lead to a pod.
+    /// Attachments of the services that forward to a pod.
     Pod {
         /// The pod's port that is called.
         port: u16,

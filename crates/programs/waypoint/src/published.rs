@@ -315,7 +315,7 @@ impl Published {
         self.0.known.read().authentications.all.clone()
     }
 
-    /// The services whose records are needed: those that are served, and those that routes lead to.
+    /// The services whose records are needed: those that are served, and the backends of routes.
     pub fn needed(&self) -> Vec<NamespacedHostname> {
         let known = self.0.known.read();
         let services = known.services.values();
@@ -349,7 +349,7 @@ impl Published {
         *self.0.changes.borrow()
     }
 
-    /// Other services than before lead to pods.
+    /// The services of pods have changed.
     pub(crate) fn services_of_pods_changed(&self) {
         self.0.changes.send_modify(|count| *count += 1);
     }

@@ -21,9 +21,9 @@ use crate::record_store::{Gone, RecordStore, shown};
 #[derive(Debug)]
 pub(crate) struct Limiter {
     pub(crate) config: RateLimit,
-    /// In the order of `told.local`.
+    /// In the order of `config.local`.
     local: Vec<Local>,
-    /// Of each descriptor of `told.global`.
+    /// Of each descriptor of `config.global`.
     descriptors: Vec<LimitMatches>,
 }
 

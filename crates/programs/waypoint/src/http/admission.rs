@@ -334,7 +334,7 @@ impl Inner {
         })
     }
 
-    /// The result of `judge` for a request: with several tokens, the claims of each have to be enough.
+    /// The result of `judge` for a request: with several tokens, the claims of each must suffice.
     fn for_tokens<T>(
         &self,
         attachments: &Attachments,

@@ -13,8 +13,8 @@ use crate::{
     attachment_lookup, attachments::Attachments, route_owner::RouteOwner, session::Session,
 };
 
-/// Finds what is attached where a route of clients forwards to; `None` if the route's owner is another, or if this
-/// waypoint does not serve the service.
+/// Finds the attachments of a consumer route's backend; `None` if the route's owner is another, or if this waypoint
+/// does not serve the service.
 pub(crate) fn find(
     session: &Session,
     destination: &Destination,

@@ -150,7 +150,7 @@ async fn answer(
     let hops = Hops::take(request.headers_mut()).ok_or_else(in_a_circle)?;
     let retry_mark = RetryMark::take(request.headers_mut());
     let is_expected = interim::is_expected(&request);
-    // What is judged is what is forwarded.
+    // The authorized form is the one that is forwarded.
     strip(&mut request)?;
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
@@ -417,7 +417,7 @@ async fn admit(
         let last = ExtensionPhase::Unspecified;
         match extended.request(last, request, form).await? {
             Extension::Unchanged => {}
-            // What is judged is what is forwarded.
+            // The authorized form is the one that is forwarded.
             Extension::Seen => admission = judge(session, request, form, by, record)?,
             Extension::Answered(response) => return Ok(Admitted::Answered(response)),
         }

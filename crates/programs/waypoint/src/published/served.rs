@@ -26,7 +26,7 @@ pub struct Served {
     pub name: NamespacedHostname,
     /// Whether each call names the host that is meant.
     pub resolves_hosts: bool,
-    /// Pods of other namespaces that what is attached to it is for.
+    /// Pods of other namespaces to which its attachments apply.
     grantors: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
     /// Tables of the called ports, by the namespace of their clients.
@@ -50,8 +50,8 @@ impl Served {
         }
     }
 
-    /// Whether what is attached to it is for requests to a pod that is one of its endpoints: one of its own namespace,
-    /// or of one that lets it.
+    /// Whether its attachments apply to requests to a pod that is one of its endpoints: one of its own namespace, or of
+    /// one that lets it.
     pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
         let is_granted = |grant: &PodGrant| {
             let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
@@ -91,7 +91,7 @@ impl Served {
             .clone()
     }
 
-    /// The services that its routes lead to, mirrors among them.
+    /// The backends of its routes, mirrors among them.
     pub(super) fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let rules = || self.routes.iter().flat_map(|route| &route.rules);
         let backends = || rules().flat_map(|rule| &rule.backends);

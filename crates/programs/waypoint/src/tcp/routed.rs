@@ -20,7 +20,7 @@ pub(super) struct Routed {
     pub(super) by: RouteOwner,
     /// The client's server name (SNI), if the ClientHello was read.
     pub(super) sni: Option<String>,
-    /// Nobody declares what the port speaks: it may be passed through only as long as nothing is for requests to it.
+    /// The port's protocol is undeclared: it may be passed through only as long as nothing is for requests to it.
     pub(super) is_undeclared: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum RouteError {
 }
 
 impl Routed {
-    /// A connection to a port that nobody declares, where the tunnel asks for it.
+    /// A connection to an undeclared port of the tunnel's target.
     pub(super) fn undeclared() -> Self {
         Self {
             destination: Destination::Target,

@@ -149,8 +149,8 @@ impl Ends {
         Poll::Ready(Over::SinkBroke)
     }
 
-    /// A socket was reset whose bytes wait for a peer that does not read: nobody receives what the other direction
-    /// has, and what waits is delivered within [`LAST_BYTES`] or not at all.
+    /// A socket was reset whose bytes wait for a peer that does not read: no peer receives the bytes of the other
+    /// direction, and what waits is delivered within [`LAST_BYTES`] or not at all.
     fn socket_failed(&mut self, error: io::Error) {
         self.broke(RelayError::Receive(error));
     }

@@ -61,7 +61,7 @@ pub struct ServicePort {
 pub enum Scope<'a> {
     /// Port of a service.
     Service(&'a NamespacedHostname),
-    /// A pod, by its own address, with the service ports that lead to the port that is called.
+    /// A pod, by its own address, with the service ports that forward to the called port.
     Pod(&'a [ServicePort]),
     /// Backend of a route; the original request was authorized for another service.
     Backend(&'a NamespacedHostname),

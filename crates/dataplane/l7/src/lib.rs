@@ -1,4 +1,4 @@
-//! Layer 7 of a waypoint, without IO: the paths of requests, the policies that judge them, and the routes that they
+//! Layer 7 of a waypoint, without IO: the paths of requests, the policies that authorize them, and the routes that they
 //! take.
 //!
 //! All parts see a request's path in one form, which is also the forwarded one: the application gets the authorized

@@ -1,4 +1,4 @@
-//! The path of a request in the one form that policies judge, routes match and applications get.
+//! The normalized path of a request, the one form that policies evaluate, routes match and applications get.
 //!
 //! Proxies and applications read odd paths differently, and one may serve a path that another has not authorized. So
 //! what has one meaning is brought into one form, and what is known to be read differently is refused:

@@ -57,7 +57,7 @@ impl Recheck {
                 () = ambit_rt::sleep_until(self.graces.deadline()) => {}
             }
             let Some(workload) = self.state.local_workload(&self.name) else {
-                // The record is gone: nothing new is let in; what was allowed stays until it ends.
+                // The record is gone: new connections are refused; allowed ones stay until they end.
                 self.graces.suspend();
                 continue;
             };

@@ -436,8 +436,8 @@ fn guard_forward(spec: &RedirectionSpec) -> Chain {
     }
 }
 
-/// Which of the pod's own openings may leave: the proxy's, and those that stay on loopback, which is
-/// where a redirect leads.
+/// Which of the pod's own openings may leave: the proxy's, and those that stay on loopback, which is the target of a
+/// redirect.
 fn guard_output() -> Chain {
     let mut rules = vec![
         rule([Match::OutLoopback], [Action::Exempt]),

@@ -163,9 +163,9 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
     })
 }
 
-/// Where no guard with the connection check is in place yet: redirects new connections, and makes open
-/// ones known to connection tracking; the guards follow. Not again once that guard is in place: a connection
-/// it has let in must not be taken for a pre-capture connection.
+/// Where no guard with the connection check is in place yet: redirects new connections, and makes open ones known to
+/// connection tracking; the guards follow. Not again once that guard is in place: a connection it has accepted must not
+/// be taken for a pre-capture connection.
 fn begin(
     backend: RedirectionBackend,
     capturing: &Ruleset,

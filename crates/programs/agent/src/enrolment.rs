@@ -106,7 +106,7 @@ pub enum Effect<N> {
     Answer(RequestId, Reply),
     /// The pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
     Hold(PodUid),
-    /// All pods that were there at the start are known: proxies may be let in.
+    /// All pods from before the start are known: proxies may connect.
     OpenZds,
     /// Which namespaces may have mesh pods has changed.
     WriteMembership(BTreeMap<ArcStr, bool>),

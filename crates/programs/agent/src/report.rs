@@ -18,7 +18,7 @@ pub struct AgentReport {
     pub version: &'static str,
     /// Name of the node.
     pub node: String,
-    /// Everything that was there at the start is known, and the proxies have been let in.
+    /// All pods from before the start are known, and proxies may connect.
     pub ready: bool,
     /// Why what is known of pods may be out of date: the API server is away. Absent if it is not.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -83,7 +83,7 @@ impl Zds {
         self.0.send(Command::Hold(uid)).ok();
     }
 
-    /// Every pod is known: proxies are let in.
+    /// Every pod is known: proxies may connect.
     pub fn open(&self) {
         self.0.send(Command::Open).ok();
     }

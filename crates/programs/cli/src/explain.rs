@@ -1,7 +1,6 @@
-//! `ambit policy explain`: which policy decides a connection, and why, from live state or a dump; `ambit explain` follows
-//! a request through all proxies (`walk`). What goes through a
-//! waypoint has two legs: node proxies judge the caller by PeerAuthentication alone, and then the waypoint as the caller
-//! of what it delivers.
+//! `ambit policy explain`: which policy decides a connection, and why, from live state or a dump; `ambit explain`
+//! follows a request through all proxies (`walk`). What goes through a waypoint has two legs: node proxies check the
+//! caller against PeerAuthentication alone, and then the waypoint as the caller of what it delivers.
 
 mod delivery;
 mod name;

@@ -37,7 +37,7 @@ pub(crate) struct FlowsArgs {
     /// Only refused and failed ones
     #[arg(long)]
     denied: bool,
-    /// Only plaintext
+    /// Only plaintext connections and requests
     #[arg(long)]
     plaintext: bool,
     /// Only from this client: NAMESPACE/NAME (pod, Deployment), NAMESPACE/, an address, or a SPIFFE id

@@ -162,11 +162,11 @@ pub struct Args {
     /// although they are loopback, link-local, a metadata service's, a node's or the API server's.
     #[arg(long, default_value = "", env = "AMBIT_EGRESS_ALLOWED_ADDRESSES")]
     pub egress_allowed_addresses: String,
-    /// Whether routes need a ReferenceGrant to lead to services of other namespaces.
+    /// Whether routes need a ReferenceGrant for backends in other namespaces.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_REFERENCE_GRANTS")]
     pub reference_grants: Grants,
-    /// Which requests concern what is attached to Services: those to them and to their pods, or as in Istio those to
-    /// them alone.
+    /// Requests to which objects attached to Services apply: those to the Services and to their pods, or as in Istio
+    /// those to the Services alone.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_SERVICE_POLICY_SCOPE")]
     pub service_policy_scope: PolicyScope,
 }

@@ -340,8 +340,8 @@ impl Enrolment {
                 }
             }
         }
-        // A successor that took over needs nothing of this; and should it go, this one is ready again
-        // as soon as it is asked to be.
+        // A successor that took over needs nothing of this; and should it go, this one is ready again as soon as it is
+        // needed.
         if *self.supervisor.accept().borrow() != Accept::Paused {
             self.ready.set(self.side.is_ready());
         }

@@ -59,7 +59,7 @@ pub struct WaypointExtension {
 pub enum ExtensionPhase {
     /// Before tokens are looked at.
     Authn,
-    /// Before policies judge.
+    /// Before policies are evaluated.
     Authz,
     /// After policies, before statistics.
     Stats,

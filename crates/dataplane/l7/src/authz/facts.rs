@@ -23,7 +23,7 @@ pub struct Connection<'a> {
     pub sni: Option<&'a str>,
 }
 
-/// Request as policies judge it.
+/// Attributes of a request for policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The connection it came on.

@@ -1,4 +1,4 @@
-//! Looking for namespaces through /proc: when, for whom, and what a finding means.
+//! Scans of /proc for network namespaces: their times, their pods, and their results.
 
 use std::{
     collections::BTreeMap,

@@ -217,7 +217,7 @@ fn lay<N: Ord, R>(all: &mut BTreeMap<N, Arc<R>>, changed: Vec<(N, Option<Arc<R>>
     }
 }
 
-/// The mesh at one time, ready to judge.
+/// The mesh at one time, ready to evaluate policies.
 struct Mesh {
     by_address: HashMap<IpAddr, Arc<Workload>>,
     services: Vec<Arc<Service>>,

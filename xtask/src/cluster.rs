@@ -17,7 +17,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     let status = command()?.args(&args).status()?;
     if !status.success() {
-        // It has said why.
+        // It has printed the reason.
         std::process::exit(status.code().unwrap_or(1));
     }
     Ok(())

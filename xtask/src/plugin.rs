@@ -1,5 +1,4 @@
-//! `cargo xtask plugin`: the CNI plugin as one static file, since it runs on hosts whose C library nobody
-//! chose.
+//! `cargo xtask plugin`: the CNI plugin as one static file, since it runs on hosts with any C library.
 
 use std::{path::PathBuf, process::Command};
 

@@ -195,8 +195,7 @@ impl Tests {
         }
     }
 
-    /// Installs what is missing, or says what to install. That they need root is said before anything is
-    /// installed or built.
+    /// Installs missing tools, or lists them. A need for root is reported before anything is installed or built.
     pub(crate) fn ensure(&self) -> Result<()> {
         if self.root && !is_root() {
             bail!(
@@ -219,7 +218,7 @@ pub(crate) enum Purpose {
     Web,
 }
 
-/// Installs what is missing for `purpose`, or says what to install.
+/// Installs missing tools for `purpose`, or lists them.
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],

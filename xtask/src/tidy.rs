@@ -1,5 +1,5 @@
-//! `cargo xtask tidy`: the rules of CONTRIBUTING.md as code, a subject a file. Each rule takes what it judges
-//! as a value and answers with what is wrong, so that its test can show it failing.
+//! `cargo xtask tidy`: the rules of CONTRIBUTING.md as code, a subject a file. Each rule takes its input as a value and
+//! returns its findings, so that its test can show it failing.
 
 use std::fs;
 

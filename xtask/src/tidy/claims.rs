@@ -1,4 +1,4 @@
-//! What ARCHITECTURE.md says that only certain crates do.
+//! Actions that ARCHITECTURE.md reserves for certain crates.
 
 use super::{
     layers::{self, DEVELOPMENT},

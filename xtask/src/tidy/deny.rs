@@ -100,7 +100,7 @@ fn licence(deny: &Deny, package: &Package) -> Option<String> {
     (!allowed).then(|| format!("deny.toml does not allow its licence {text:?}"))
 }
 
-/// `cargo metadata` also lists what optional features only might bring, so cargo itself is asked.
+/// `cargo metadata` also lists crates of optional features, so `cargo tree` is used.
 fn is_built(banned: &Banned) -> Result<Option<String>> {
     let args = [
         "tree",

@@ -1,4 +1,4 @@
-//! The folders of `crates/` are the layers: who may use whom.
+//! The folders of `crates/` are the layers: allowed dependencies between crates.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ const PROGRAMS: &str = "programs";
 /// Nothing shipped uses its crates; each may use all.
 pub(super) const DEVELOPMENT: &str = "development";
 
-/// Packages outside of the layers: they use what they like, and nobody uses them.
+/// Packages outside of the layers: they may use any crate, and no crate uses them.
 const OUTSIDE: [&str; 2] = ["ambit-fuzz", "xtask"];
 
 pub(super) fn broken(workspace: &Workspace) -> Vec<String> {

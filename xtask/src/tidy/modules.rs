@@ -51,7 +51,7 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
         }
     } else if found < allowed {
         broken.push(format!(
-            "{}: {found} modules in circles; write that number into xtask/src/tidy/modules.rs",
+            "{}: {found} modules in cycles; write that number into xtask/src/tidy/modules.rs",
             package.name
         ));
     }
@@ -151,7 +151,7 @@ fn circles(modules: &[Module<'_>]) -> Vec<BTreeSet<Path>> {
     strongly_connected(&edges)
 }
 
-/// The module that a path leads into.
+/// The module that a path names.
 fn target(module: &Module<'_>, path: &Named, modules: &[Module<'_>]) -> Option<Path> {
     let mut segments = path.segments.iter().peekable();
     let mut base = module.path.clone();

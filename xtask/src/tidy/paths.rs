@@ -12,7 +12,7 @@ use super::source::{attributes, is_for_tests};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Named {
     pub(super) segments: Vec<String>,
-    /// In how many modules within the file it stands.
+    /// Depth of its module within the file.
     pub(super) inline: usize,
 }
 
@@ -111,7 +111,7 @@ impl Paths {
         end(&mut path, self);
     }
 
-    /// `#[serde(with = "a::b")]`, and what stands in braces in formats.
+    /// `#[serde(with = "a::b")]`, and captures in format strings.
     fn add_text(&mut self, literal: &str) {
         if let Ok(Lit::Str(text)) = syn::parse_str(literal)
             && let Ok(path) = syn::parse_str::<syn::Path>(&text.value())

@@ -59,7 +59,7 @@ impl Source {
         name.unwrap_or_default()
     }
 
-    /// Whether all of it is code of tests, as far as its path tells.
+    /// Whether all of it is code of tests, by its path.
     pub(super) fn is_test(&self) -> bool {
         let Some(in_src) = &self.in_src else {
             return true;

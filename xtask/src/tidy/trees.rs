@@ -1,5 +1,4 @@
-//! What the tree of a crate's dependencies must never hold, as its manifest says
-//! (`package.metadata.tidy`).
+//! Forbidden crates in the dependency tree of a crate, from its manifest (`package.metadata.tidy`).
 
 use std::collections::BTreeSet;
 

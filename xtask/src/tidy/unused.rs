@@ -24,7 +24,7 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
             Some("build") => (&build, "build-dependencies"),
             _ => (&shipped, "dependencies"),
         };
-        // What only another feature or platform brings is not judged.
+        // Dependencies of other features or platforms are not checked.
         let Some(name) = &dependency.called else {
             continue;
         };

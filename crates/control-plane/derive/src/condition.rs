@@ -1,4 +1,4 @@
-//! Which conditions should stand on an object. What stands there is never read here: who writes compares.
+//! Desired conditions of an object. Published conditions are never read here: the writer compares.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub struct ConditionType {
     pub verdict: fn(&Subject<'_>) -> Option<Verdict>,
     /// Whether it reports problems, so that they need no event of their own.
     pub reports_problems: bool,
-    /// Whether it goes by [`Subject::standing`].
+    /// Whether it depends on [`Subject::standing`].
     pub needs_standing: bool,
 }
 
@@ -59,7 +59,7 @@ pub struct Part {
     pub conditions: Vec<(&'static str, Verdict)>,
 }
 
-/// An object that is judged.
+/// An object and its problems, for conditions.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// Problems of the object.
@@ -90,7 +90,7 @@ pub(crate) const WAYPOINT_ACCEPTED: ConditionType = ConditionType {
     needs_standing: true,
 };
 
-/// Whether waypoints authenticate as an object says.
+/// Whether waypoints apply an object's authentication.
 pub(crate) const AUTHENTICATION_ACCEPTED: ConditionType = ConditionType {
     verdict: with_problems,
     ..WAYPOINT_ACCEPTED
@@ -102,7 +102,7 @@ pub(crate) const PLUGIN_ACCEPTED: ConditionType = ConditionType {
     ..WAYPOINT_ACCEPTED
 };
 
-/// Whether waypoints limit requests as an object says.
+/// Whether waypoints apply an object's rate limits.
 pub(crate) const LIMIT_ACCEPTED: ConditionType = ConditionType {
     manager: "ambit-rate-limit",
     ..PLUGIN_ACCEPTED
@@ -145,7 +145,7 @@ pub(crate) const FAULT_USED: ConditionType = ConditionType {
     manager: "ambit-http-fault",
     ..RULE_USED
 };
-/// Which waypoints follow what is to be told of requests.
+/// Waypoints that apply a Telemetry.
 pub(crate) const TELEMETRY_USED: ConditionType = ConditionType {
     manager: "ambit-telemetry",
     ..RULE_USED
@@ -156,7 +156,7 @@ pub(crate) const EFFECTIVE: ConditionType = ConditionType {
     name: "ambit.io/Effective",
     manager: "ambit-gateway",
     verdict: |subject| {
-        // Of Gateways that are none of our waypoints nothing is said.
+        // Gateways that are not our waypoints have no condition.
         subject.standing?.verdict.as_ref()?;
         used(subject)
     },
@@ -191,7 +191,7 @@ pub struct Verdict {
     pub reason: &'static str,
     /// `message` of the condition.
     pub message: String,
-    /// Whether somebody should look at it.
+    /// Whether it needs attention.
     pub is_trouble: bool,
 }
 
@@ -222,7 +222,7 @@ fn with_problems(subject: &Subject<'_>) -> Option<Verdict> {
     Some(verdict)
 }
 
-/// Of an entry that is used as it is, nothing is said.
+/// An entry that is used as written has no condition.
 fn used(subject: &Subject<'_>) -> Option<Verdict> {
     let is_broken = subject
         .problems

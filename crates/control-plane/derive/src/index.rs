@@ -119,9 +119,9 @@ pub struct Index {
     pub(crate) choosers: HashMap<ArcStr, BTreeSet<ArcStr>>,
     /// Routes by the objects that they are for.
     pub(crate) route_parents: References<ObjectKey>,
-    /// Routes by the objects that they lead to.
+    /// Routes by the objects of their backends.
     pub(crate) route_backends: References<ObjectKey>,
-    /// Routes by the hosts that they lead to by name.
+    /// Routes by their backends of the kind Hostname.
     pub(crate) route_hosts: References<ArcStr>,
     /// Gateways by where their controllers say that they are.
     pub(crate) gateway_addresses: References<foreign::Address>,
@@ -152,16 +152,16 @@ pub struct Index {
     introductions: introduction::Introductions,
     /// States of objects that depend on others.
     standings: BTreeMap<ObjectKey, Standing>,
-    /// Objects of which that changed since they were last asked for.
+    /// Objects whose state changed since it was last taken.
     standings_changed: BTreeSet<ObjectKey>,
     /// Objects in whose place is a substitute, because no usable form of them is known.
     substitutes: BTreeSet<ObjectKey>,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
     /// Problems of objects for which parts of them have no effect because of others.
     conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
-    /// Objects whose conflicts changed since they were last asked for.
+    /// Objects whose conflicts changed since they were last taken.
     conflicts_changed: BTreeSet<ObjectKey>,
-    /// Objects whose problems changed since they were last asked for.
+    /// Objects whose problems changed since they were last taken.
     problems_changed: BTreeSet<ObjectKey>,
     /// Makers whose records must be rendered anew.
     stale: BTreeSet<Maker>,
@@ -280,8 +280,8 @@ impl Index {
         self.set_problems(key, vec![problem]);
     }
 
-    /// Puts the fail-closed substitute of an unusable object in its place, unless a usable form of the
-    /// object is known; there may be none. Returns what that leads to, as the end of a sentence.
+    /// Puts the fail-closed substitute of an unusable object in its place, unless a usable form of the object is known;
+    /// there may be none. Returns the consequence, as the end of a sentence.
     pub(crate) fn put_substitute<K: Stored>(
         &mut self,
         object: Option<&K>,
@@ -303,7 +303,7 @@ impl Index {
             return "; the object has no effect";
         }
         if is_known {
-            "; what it said before stays in force"
+            "; its last good version stays in force"
         } else {
             "; the object has no effect"
         }

@@ -1,13 +1,12 @@
 //! From Kubernetes objects to the records of the mesh, and to the conditions that should stand on objects.
 //!
-//! Pure and incremental: [`Index`] is fed with objects, remembers what it understood of each, and
-//! says on [`Index::flush`] which records changed. Work follows the change, not the size of the
-//! mesh. An object that cannot be used is refused as a whole, with a [`Problem`] that names the field;
-//! what it said before stays in force and nothing else is touched.
+//! Pure and incremental: [`Index`] is fed with objects, keeps the parsed input of each, and returns the changed records
+//! on [`Index::flush`]. Work follows the change, not the size of the mesh. An object that cannot be used is refused as
+//! a whole, with a [`Problem`] that names the field; its last good version stays in force and nothing else is touched.
 //!
-//! What is peculiar to one kind of object is in its file in `index/kinds`; `index/kind.rs` is what such a file
-//! says. Of what stands in objects' status only what is input is read: the state of pods and nodes, and addresses of
-//! ServiceEntries. Of conditions that this control plane writes only that of waypoints that have been ready is read here.
+//! Code for one kind of object is in its file in `index/kinds`, which implements the traits of `index/kind.rs`. Of
+//! objects' status only input is read: the state of pods and nodes, and addresses of ServiceEntries. Of conditions that
+//! this control plane writes only that of waypoints that have been ready is read here.
 #![forbid(unsafe_code)]
 
 pub mod condition;
@@ -59,9 +58,9 @@ pub struct MeshConfig {
     pub path_normalization: PathNormalization,
     /// How many proxies in front of the mesh add to `x-forwarded-for` and are trusted.
     pub trusted_proxies: u32,
-    /// Whether routes need a grant to lead to services of other namespaces.
+    /// Whether routes need a grant for backends in other namespaces.
     pub reference_grants: ReferenceGrants,
-    /// Which requests concern what is attached to services.
+    /// Requests to which objects attached to services apply.
     pub service_policy_scope: ServicePolicyScope,
     /// Whether Secrets with credentials for the modules of plugins are followed.
     pub image_pull_secrets: bool,
@@ -76,7 +75,7 @@ pub struct MeshConfig {
 /// The revision of Gateways that name none.
 pub const DEFAULT_REVISION: &str = "default";
 
-/// Which requests concern what is attached to a Service or ServiceEntry (policies, tokens, limits, plugins).
+/// Requests to which objects attached to a Service or ServiceEntry apply (policies, tokens, limits, plugins).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServicePolicyScope {
     /// Requests to the service, and to its pods by their own addresses.
@@ -86,7 +85,7 @@ pub enum ServicePolicyScope {
     Istio,
 }
 
-/// Whether routes need a `ReferenceGrant` to lead to services of other namespaces.
+/// Whether routes need a `ReferenceGrant` for backends in other namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReferenceGrants {
     /// References need a grant, as the Gateway API has it.
@@ -110,7 +109,7 @@ pub enum WaypointAttachment {
 /// Callers that are routed through the waypoints of workloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkloadWaypoints {
-    /// All: whoever calls, and by whatever address.
+    /// All callers, by any address.
     #[default]
     Enforced,
     /// Captured callers that dial the workload's own address, as in Istio. With [`WaypointAttachment::Labels`] alone.

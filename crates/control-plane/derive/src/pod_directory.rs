@@ -1,4 +1,4 @@
-//! Which pods run where: what the certificate authority asks.
+//! Directory of running pods, for the certificate authority.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -40,7 +40,7 @@ fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
     }
 }
 
-/// An index with the records as somebody who reads its deltas knows them.
+/// An index with the records as a reader of its deltas knows them.
 pub(crate) struct TestMesh {
     pub(crate) index: Index,
     pub(crate) pods: PodDirectory,

@@ -46,9 +46,9 @@ pub enum InstallError {
     #[error("there is no installation in the namespace {0}")]
     Absent(String),
     /// Another's objects have the same names.
-    #[error("{0} is there already, {1}; --force-conflicts takes it over")]
+    #[error("{0} exists already, {1}; --force-conflicts takes it over")]
     Foreign(ObjectRef, String),
-    /// Images that no kubelet can have, and what one says about each.
+    /// Images that no kubelet can pull, and the error of each.
     #[error("{}", images_in_words(.0))]
     Images(BTreeMap<String, String>),
     /// Not ready in time.
@@ -67,7 +67,7 @@ fn images_in_words(images: &BTreeMap<String, String>) -> String {
 /// Everything that will be applied.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// For whom it was rendered.
+    /// Release that it was rendered for.
     pub release: Release,
     /// Values that the user set.
     pub overrides: Overrides,
@@ -140,8 +140,7 @@ pub(crate) fn inventory_name(namespace: &str) -> ObjectRef {
     ObjectRef::of_kind::<ConfigMap>(Some(namespace), inventory::NAME)
 }
 
-/// Makes the cluster what the plan says: installs, or upgrades what is there. `say` gets each
-/// step.
+/// Applies the plan to the cluster: installs, or upgrades an installation. `say` gets each step.
 ///
 /// # Errors
 /// When an object cannot be applied, or not everything is ready in time. What was applied by then
@@ -181,7 +180,7 @@ pub async fn install(
         objects: before.clone().unwrap_or_default().with(&names).objects,
         ..next.clone()
     };
-    // The inventory is nobody else's.
+    // The inventory has no other manager.
     cluster.apply(&between.config_map(namespace), true).await?;
 
     let mut images = Images::new(plan);
@@ -272,11 +271,11 @@ async fn wait_for_root(
         name: ROOT_CONFIG_MAP.to_owned(),
         ..inventory_name(&plan.release.namespace)
     };
-    let mut said = false;
+    let mut is_reported = false;
     while cluster.get(&name).await?.is_none() {
-        if !said {
+        if !is_reported {
             say("waiting for the control plane to publish its root certificate");
-            said = true;
+            is_reported = true;
         }
         if Instant::now() >= deadline.0 {
             let mut reasons = vec![format!("the control plane has not made the {name}")];

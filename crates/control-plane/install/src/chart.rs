@@ -70,7 +70,7 @@ pub const NOTES: File = File {
     text: include_str!("../../../../charts/ambit/templates/NOTES.txt"),
 };
 
-/// The values that go where the user says nothing.
+/// The default values of the chart.
 pub const VALUES: &str = include_str!("../../../../charts/ambit/values.yaml");
 
 /// Schema of the values.

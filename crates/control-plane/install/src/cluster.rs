@@ -37,9 +37,9 @@ pub enum ClusterError {
         source: Box<kube::Error>,
     },
     /// An answer that is no object.
-    #[error("{what} is not what an API server answers")]
+    #[error("{what} is no response of an API server")]
     Answer {
-        /// Name of what was asked for.
+        /// Name of the requested object.
         what: String,
     },
 }
@@ -73,7 +73,7 @@ impl Cluster {
     /// When the API server does not answer.
     pub async fn version(&self) -> Result<(String, String), ClusterError> {
         let info = self.client.apiserver_version().await;
-        let info = info.map_err(|source| failed("ask the API server for its version", source))?;
+        let info = info.map_err(|source| failed("get the API server's version", source))?;
         Ok((info.git_version, info.minor))
     }
 
@@ -203,8 +203,8 @@ impl Cluster {
     /// Deletes an object after what it owns, and waits until it is gone. False if it was not there.
     ///
     /// # Errors
-    /// When the API server refuses or is away, or the object is still there after `patience`.
-    pub async fn delete(&self, name: &ObjectRef, patience: Duration) -> Result<bool, ClusterError> {
+    /// When the API server refuses or is away, or the object is still there after `timeout`.
+    pub async fn delete(&self, name: &ObjectRef, timeout: Duration) -> Result<bool, ClusterError> {
         let what = format!("delete {name}");
         let params = DeleteParams {
             propagation_policy: Some(PropagationPolicy::Foreground),
@@ -220,13 +220,13 @@ impl Cluster {
             }
             Ok(true)
         };
-        tokio::time::timeout(patience, gone)
+        tokio::time::timeout(timeout, gone)
             .await
             .unwrap_or_else(|_| {
                 Err(ClusterError::Answer {
                     what: format!(
                         "{name} after {} s of being deleted: it is still there, which",
-                        patience.as_secs()
+                        timeout.as_secs()
                     ),
                 })
             })

@@ -13,7 +13,7 @@ use crate::{
 /// Lines of a log that are shown.
 const LINES: i64 = 5;
 
-/// Obstacles of a workload, a line each, indented. Never fails: what cannot be asked is left out.
+/// Obstacles of a workload, a line each, indented. Never fails: unavailable parts are skipped.
 pub(crate) async fn why(cluster: &Cluster, name: &ObjectRef) -> Vec<String> {
     let mut lines = Vec::new();
     let namespace = name.namespace.as_deref();

@@ -37,7 +37,7 @@ pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
     known_release(annotations).err().map(Problem::Release)
 }
 
-/// Definitions of a cluster, in a line for whoever installs.
+/// Definitions of a cluster, as a line of the installation's output.
 ///
 /// # Errors
 /// When the API server refuses or is away.

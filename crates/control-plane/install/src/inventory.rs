@@ -38,7 +38,7 @@ impl Inventory {
     /// Reads it from its ConfigMap.
     ///
     /// # Errors
-    /// When somebody changed it.
+    /// When it has changed meanwhile.
     pub fn read(config_map: &ConfigMap) -> Result<Self, InventoryError> {
         let data = config_map.data.as_ref().ok_or(InventoryError(None))?;
         let text = data.get(KEY).ok_or(InventoryError(None))?;

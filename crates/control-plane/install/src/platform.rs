@@ -37,7 +37,7 @@ const NONE: Sign = Sign {
     os: "",
 };
 
-/// Signs, the more telling ones first: k3d's nodes are also k3s', for instance.
+/// Signs, the more specific ones first: k3d's nodes are also k3s', for instance.
 const SIGNS: &[Sign] = &[
     Sign {
         platform: "openshift",

@@ -70,15 +70,15 @@ pub async fn label(cluster: &Cluster, namespace: &str, enrol: bool) -> Result<()
     Ok(cluster.merge(&name, &patch).await?)
 }
 
-/// Unenrols all pods, whatever their labels: the agents' settings select nobody any longer, and they undo
-/// what they did. Connections through proxies continue meanwhile.
+/// Unenrols all pods, whatever their labels: the agents' settings select no pods any longer, and they remove their
+/// redirection. Connections through proxies continue meanwhile.
 ///
 /// # Errors
-/// When pods are not unenrolled within `patience`, each of them named, or the API server refuses.
+/// When pods are not unenrolled within `timeout`, each of them named, or the API server refuses.
 pub async fn unenrol_all(
     cluster: &Cluster,
     namespace: &str,
-    patience: Duration,
+    timeout: Duration,
     say: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let agents = ObjectRef::of_kind::<DaemonSet>(Some(namespace), "ambit-agent");
@@ -101,7 +101,7 @@ pub async fn unenrol_all(
         "template": {"metadata": {"annotations": {"ambit.io/config-checksum": "leaving"}}},
     }});
     cluster.merge(&agents, &patch).await?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     let mut last = usize::MAX;
     loop {
         let pods = captured(cluster).await?;
@@ -113,7 +113,7 @@ pub async fn unenrol_all(
         }
         if late {
             let lines = pods.iter().map(|pod| format!("  {pod} is still captured"));
-            return Err(InstallError::NotReady(patience, lines.collect()));
+            return Err(InstallError::NotReady(timeout, lines.collect()));
         }
         if pods.len() != last && !pods.is_empty() {
             last = pods.len();

@@ -18,7 +18,7 @@ pub struct Release {
     pub namespace: String,
     /// Name of the installer: `Helm` or `ambit`.
     pub service: String,
-    /// The cluster's minor version, as it says itself (`34`, `31+`).
+    /// The cluster's minor version, as it reports it (`34`, `31+`).
     pub minor: String,
 }
 
@@ -46,7 +46,7 @@ pub enum RenderError {
         source: gotmpl::TemplateError,
     },
     /// Rendered template that is no YAML.
-    #[error("the template {path} makes what is no YAML: {cause}")]
+    #[error("the template {path} renders invalid YAML: {cause}")]
     Yaml {
         /// Path of the template.
         path: &'static str,

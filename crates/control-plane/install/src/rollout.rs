@@ -1,4 +1,4 @@
-//! Whether a workload stands as it should, and if not, what it waits for.
+//! Whether a workload has its desired state, and if not, what it waits for.
 //!
 //! A DaemonSet's own status does not say: of the pods of a node its controller counts the oldest, which may
 //! be a node proxy that goes on for an hour for the connections it has. So its pods are counted here.
@@ -143,7 +143,7 @@ pub fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// Whether a pod says that it is ready.
+/// Whether a pod reports that it is ready.
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod
         .status
@@ -303,7 +303,7 @@ const NO_IMAGE: [&str; 5] = [
     "RegistryUnavailable",
 ];
 
-/// The images of a pod that its kubelet cannot have, and what it says about each.
+/// The images of a pod that its kubelet cannot pull, and the error of each.
 pub fn missing_images(pod: &Pod) -> Vec<(String, String)> {
     let image = |name: &str| {
         let spec = pod.spec.as_ref()?;

@@ -55,7 +55,7 @@ impl Overrides {
     /// Sets single values, as Helm's `--set a.b=c,d=e`. `strings` keeps every value a text.
     ///
     /// # Errors
-    /// When a part has no `=`, or a path is empty or leads through a value.
+    /// When a part has no `=`, or a path is empty or goes through a value.
     pub fn set(&mut self, text: &str, strings: bool) -> Result<(), ValuesError> {
         let wrong = |problem| ValuesError::Set {
             text: text.to_owned(),
@@ -169,7 +169,7 @@ fn read(text: &str) -> Value {
     }
 }
 
-/// Splits where `at` stands unescaped and outside braces.
+/// Splits at each unescaped `at` outside braces.
 fn split(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut depth = 0_usize;

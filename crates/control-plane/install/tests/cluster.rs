@@ -65,19 +65,19 @@ fn plan(settings: &[&str]) -> Plan {
     Plan::new(Release::default(), overrides).unwrap()
 }
 
-/// The value that is chosen, and what is said of it.
+/// The chosen value, and the message about it.
 async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String>) {
     let mut overrides = Overrides::default();
     for setting in settings {
         overrides.set(setting, false).unwrap();
     }
-    let said = RefCell::new(Vec::new());
-    let say = |text: &str| said.borrow_mut().push(text.to_owned());
+    let printed = RefCell::new(Vec::new());
+    let say = |text: &str| printed.borrow_mut().push(text.to_owned());
     attachment::choose(&lab.cluster, "istio-system", &mut overrides, &say)
         .await
         .unwrap();
     let chosen = overrides.text(&["meshConfig", "waypointAttachment"]);
-    (chosen.map(ToOwned::to_owned), said.into_inner())
+    (chosen.map(ToOwned::to_owned), printed.into_inner())
 }
 
 #[tokio::test]
@@ -103,11 +103,11 @@ async fn labels_attach_alone_where_there_are_some_at_the_first_installation() {
         let lab = Lab::new().await;
         assert_eq!(attachment(&lab, &[]).await, (None, vec![]));
         lab.cluster.apply(&object, false).await.unwrap();
-        let (chosen, said) = attachment(&lab, &[]).await;
+        let (chosen, printed) = attachment(&lab, &[]).await;
         assert_eq!(chosen.as_deref(), Some("labels"), "{name}");
         let because =
             format!("meshConfig.waypointAttachment: labels, because {name} has the label");
-        assert!(said.concat().starts_with(&because), "{said:?}");
+        assert!(printed.concat().starts_with(&because), "{printed:?}");
         // What is set by hand wins.
         let by_hand = &["meshConfig.waypointAttachment=seed"];
         let expected = (Some("seed".to_owned()), vec![]);
@@ -131,11 +131,11 @@ async fn an_installation_keeps_what_attaches_to_waypoints() {
     lab.install(&["meshConfig.waypointAttachment=labels"], NO_WAIT)
         .await
         .unwrap();
-    let (chosen, said) = attachment(&lab, &[]).await;
+    let (chosen, printed) = attachment(&lab, &[]).await;
     assert_eq!(chosen.as_deref(), Some("labels"));
     assert!(
-        said.concat().ends_with("labels, as it is installed"),
-        "{said:?}"
+        printed.concat().ends_with("labels, as it is installed"),
+        "{printed:?}"
     );
 }
 
@@ -234,8 +234,8 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
         lab.server.put("/api/v1/pods", agent);
     };
     agents("1");
-    let release = async |patience| {
-        remove::unenrol_all(&lab.cluster, "istio-system", patience, NO_PROGRESS).await
+    let release = async |time_limit| {
+        remove::unenrol_all(&lab.cluster, "istio-system", time_limit, NO_PROGRESS).await
     };
     let first = release(Duration::ZERO).await;
     assert!(
@@ -243,11 +243,11 @@ async fn a_release_that_was_broken_off_waits_for_the_new_agents() {
         "{first:?}"
     );
     lab.server.put("/api/v1/pods", pod(json!({})));
-    let patience = Duration::from_secs(60);
-    let early = tokio::time::timeout(Duration::from_millis(500), release(patience)).await;
+    let time_limit = Duration::from_secs(60);
+    let early = tokio::time::timeout(Duration::from_millis(500), release(time_limit)).await;
     assert!(early.is_err(), "{early:?}");
     agents("2");
-    release(patience).await.unwrap();
+    release(time_limit).await.unwrap();
 }
 
 #[tokio::test]
@@ -384,9 +384,9 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
         .put(PODS, pod("other", "elsewhere/control:v1", "ErrImagePull"));
     lab.server.put(PODS, serves);
     let settings = ["global.hub=example.com/x", "global.tag=v1"];
-    let said = RefCell::new(Vec::new());
+    let printed = RefCell::new(Vec::new());
     let say = |line: &str| {
-        said.borrow_mut().push(line.to_owned());
+        printed.borrow_mut().push(line.to_owned());
         if line.contains("waiting for the control plane") {
             lab.server
                 .put(PODS, pod("created", image, "CreateContainerError"));
@@ -415,13 +415,13 @@ async fn an_image_that_cannot_be_pulled_is_named_at_once() {
         names, stay,
         "pods that are held back and serve nothing are tried again"
     );
-    let said = said.into_inner();
+    let printed = printed.into_inner();
     for line in [
         "Pod created on n1: container control: CreateContainerError: no such host",
         "Pod serves on n1: container control: CrashLoopBackOff: no such host",
     ] {
-        let count = said.iter().filter(|said| *said == line).count();
-        assert_eq!(count, 1, "{line}: {said:?}");
+        let count = printed.iter().filter(|printed| *printed == line).count();
+        assert_eq!(count, 1, "{line}: {printed:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! A certificate authority, with a root of its own or plugged in: issues certificates.
 //!
-//! The caller decides who may have which certificate, before it asks.
+//! The caller authorizes each request for a certificate before.
 #![forbid(unsafe_code)]
 
 mod authority;

@@ -1,6 +1,6 @@
 //! Kinds of our own, for what the Gateway API and Istio's kinds that waypoints follow have no place for.
 //!
-//! Unknown fields are errors. Numbers are read wider than they may be, so that what is wrong with one can be said.
+//! Unknown fields are errors. Numbers are read wider than they may be, so that an error can name the value.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ pub struct RateLimitSpec {
     pub global: Option<GlobalRateLimit>,
     /// Requests pass where the limit cannot be decided.
     pub fail_open: bool,
-    /// Whether clients are told how much is left, and when to come again.
+    /// Whether responses contain the remaining quota and the time to retry.
     pub tell_clients: bool,
     /// Whether requests over a limit are only counted.
     pub dry_run: bool,

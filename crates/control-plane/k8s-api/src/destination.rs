@@ -1,6 +1,6 @@
-//! What a `DestinationRule` says; field names as Istio's definition has them.
+//! Spec of a `DestinationRule`; field names as in Istio's definition.
 //!
-//! Unknown fields are errors. Numbers are read wider than they may be, so that what is wrong with one can be said.
+//! Unknown fields are errors. Numbers are read wider than they may be, so that an error can name the value.
 
 use std::collections::BTreeMap;
 

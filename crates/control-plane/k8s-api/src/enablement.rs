@@ -147,7 +147,7 @@ pub enum SelectorError {
     /// Not YAML, or not selectors.
     #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
     Syntax(String),
-    /// Selector that would match nobody, silently.
+    /// Selector that would match no pod, silently.
     #[error(
         "the enablement selector is wrong: the operator {operator:?} of label {key:?} is not In, NotIn, \
          Exists or DoesNotExist"
@@ -179,7 +179,7 @@ impl Enablement {
     /// but one labelled `none` in a namespace labelled `ambient`.
     ///
     /// # Errors
-    /// When a selector has an unknown operator: it would match nobody, silently.
+    /// When a selector has an unknown operator: it would match no pod, silently.
     pub fn new(
         selectors: Vec<EnablementSelector>,
         excluded: impl IntoIterator<Item = String>,

@@ -1,4 +1,4 @@
-//! What happens to objects, whichever source says so: the one form from there to who reads it.
+//! Changes of objects, from every source: the one form from there to their readers.
 
 use std::{fmt, path::Path, sync::Arc};
 

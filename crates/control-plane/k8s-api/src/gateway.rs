@@ -1,7 +1,7 @@
 //! Kinds of the Gateway API, as far as waypoints concern the mesh; field names as its CRDs have them.
 //!
-//! What Ambit does not know of a route must be told apart from what is not there, so unknown fields of rules are
-//! kept; see [`HttpRouteRule::other`].
+//! Unknown fields of a route must be distinguished from missing ones, so those of rules are kept; see
+//! [`HttpRouteRule::other`].
 
 mod backend_tls;
 mod grpc_route;
@@ -59,7 +59,7 @@ pub struct GatewaySpec {
     pub gateway_class_name: String,
     /// Listeners of the Gateway.
     pub listeners: Vec<Listener>,
-    /// Addresses it asks for.
+    /// Addresses that it requests.
     pub addresses: Vec<GatewayAddress>,
     /// Metadata that objects made for it get.
     pub infrastructure: Option<Infrastructure>,
@@ -103,7 +103,7 @@ pub struct RouteNamespaces {
     pub selector: Option<LabelSelector>,
 }
 
-/// An address, asked for or had.
+/// An address, requested or assigned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewayAddress {
@@ -187,7 +187,7 @@ pub struct HttpRouteRule {
     pub timeouts: Option<HttpRouteTimeouts>,
     /// When and how often requests are sent again.
     pub retry: Option<HttpRouteRetry>,
-    /// Requests of a client that are led to one endpoint.
+    /// Session persistence: requests of a client that go to one endpoint.
     pub session_persistence: Option<SessionPersistence>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

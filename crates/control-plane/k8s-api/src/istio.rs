@@ -158,7 +158,7 @@ impl AuthorizationPolicySpec {
     }
 }
 
-/// The labels that a selector asks for; `None` if it selects everything, which an empty one does too.
+/// The labels of a selector; `None` if it selects everything, which an empty one does too.
 pub fn selected_labels(selector: Option<&WorkloadSelector>) -> Option<&BTreeMap<String, String>> {
     selector
         .map(|selector| &selector.match_labels)

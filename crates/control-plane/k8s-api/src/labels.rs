@@ -71,7 +71,7 @@ pub const REVISION: &str = "istio.io/rev";
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 /// Annotation of a Gateway: the one service account whose pods it takes.
 pub const FOR_SERVICE_ACCOUNT: &str = "istio.io/for-service-account";
-/// Annotation of a Gateway: whether applications are told the caller in `x-forwarded-client-cert`.
+/// Annotation of a Gateway: whether applications receive the caller in `x-forwarded-client-cert`.
 pub const XFCC_CLIENT_IDENTITY: &str = "ambient.istio.io/xfcc-include-client-identity";
 /// Annotation of a Gateway or GatewayClass: how node proxies hand tunnels over to the pods of a waypoint that they
 /// stand before: `PROXY` or `NONE`, with a port behind a slash.

@@ -38,7 +38,7 @@ macro_rules! for_each_kind {
             WorkloadEntry, true, Custom, "A workload outside Kubernetes.";
             GatewayClass, false, Custom, "Who takes care of gateways.";
             Gateway, true, Custom, "A waypoint, if its class is one of waypoints.";
-            ReferenceGrant, true, Custom, "Who of other namespaces may refer to what is in its own.";
+            ReferenceGrant, true, Custom, "Permitted references from other namespaces to its own.";
             RateLimit, true, Custom, "How many requests waypoints let pass.";
             HTTPFault, true, Custom, "Faults that rules of routes inject.";
             HTTPRoute, true, Custom, "Where requests to a service go.";
@@ -47,7 +47,7 @@ macro_rules! for_each_kind {
             GRPCRoute, true, Custom, "Where gRPC requests to a service go.";
             TLSRoute, true, Custom, "Where TLS connections to a service go.";
             TCPRoute, true, Custom, "Where connections to a service go.";
-            AuthorizationPolicy, true, Custom, "Who may call whom.";
+            AuthorizationPolicy, true, Custom, "Allowed and denied callers of workloads.";
             PeerAuthentication, true, Custom, "Whether plaintext is accepted.";
             RequestAuthentication, true, Custom, "Who requests come from, by JSON web tokens.";
             Telemetry, true, Custom, "What is measured, logged and traced.";
@@ -336,8 +336,8 @@ impl Object {
     }
 }
 
-/// The path of the first `null` below `value`. In a policy, `from:` with nothing behind it would
-/// otherwise count as left out, which allows everybody.
+/// The path of the first `null` below `value`. In a policy, an empty `from:` would otherwise count as missing, which
+/// allows every caller.
 fn null_path(value: &Value, path: &mut String) -> bool {
     let length = path.len();
     let found = |child: &Value, step: String, path: &mut String| {

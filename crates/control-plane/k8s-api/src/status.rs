@@ -21,7 +21,7 @@ pub fn conditions(status: &Value) -> Vec<Value> {
     conditions.cloned().unwrap_or_default()
 }
 
-/// Kinds of whose conditions nobody asks.
+/// Kinds whose conditions are not used.
 macro_rules! without_conditions {
     ($($kind:ident)*) => {
         $(impl Status for $kind {

@@ -1,4 +1,4 @@
-//! What a `Telemetry` says; field names as Istio's definition has them. Unknown fields are errors.
+//! Spec of a `Telemetry`; field names as in Istio's definition. Unknown fields are errors.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! Kinds that mean something to other meshes and nothing to this one: that their objects exist is read, so that it
-//! can be said, and nothing of what is in them.
+//! Kinds of other meshes without an effect in this one: only the existence of their objects is read, to report it.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
-//! What a `WasmPlugin` says; field names as Istio's definition has them.
+//! Spec of a `WasmPlugin`; field names as in Istio's definition.
 //!
-//! Unknown fields are errors. Numbers are read wider than they may be, so that what is wrong with one can be said.
+//! Unknown fields are errors. Numbers are read wider than they may be, so that an error can name the value.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};

@@ -33,8 +33,8 @@ pub enum ForwardError {
     },
 }
 
-/// Opens a connection. The future says, once the connection has ended, whether the other side said
-/// why.
+/// Opens a connection. The future returns, once the connection has ended, the reason of the other
+/// side, if it sent one.
 ///
 /// # Errors
 /// When the API server or the kubelet does not forward. Whether anything listens shows only later.

@@ -87,9 +87,9 @@ impl Election {
     }
 
     /// Our name was written to the lease.
-    fn held(&mut self, lease: &LeaseSpec, asked: Instant) {
-        self.seen = Some((lease.clone(), asked));
-        self.renewed = Some(asked);
+    fn held(&mut self, lease: &LeaseSpec, started: Instant) {
+        self.seen = Some((lease.clone(), started));
+        self.renewed = Some(started);
     }
 }
 
@@ -149,11 +149,11 @@ fn publish(leads: &watch::Sender<bool>, now: bool, name: &str) {
 
 async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Result<(), kube::Error> {
     let found = api.get_opt(name).await?;
-    let asked = Instant::now();
+    let started = Instant::now();
     let spec = found
         .as_ref()
         .map(|lease| lease.spec.clone().unwrap_or_default());
-    let Step::Hold { transitions, anew } = election.look(spec.as_ref(), asked) else {
+    let Step::Hold { transitions, anew } = election.look(spec.as_ref(), started) else {
         return Ok(());
     };
     let now = MicroTime(Timestamp::now());
@@ -185,7 +185,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
     };
     match written {
         Ok(_) => {
-            election.held(&spec, asked);
+            election.held(&spec, started);
             Ok(())
         }
         // Another candidate was faster; the next look shows which.

@@ -70,8 +70,8 @@ pub(crate) enum Format {
 /// Documents of a file as last read, by [`Document::written`].
 pub(crate) type Known = HashMap<u64, Document>;
 
-/// Parses a whole file. `patch` says that it belongs to a later layer, where `null` removes a field.
-/// Documents with the text of one of `known` are not parsed again.
+/// Parses a whole file. `patch` marks a later layer, where `null` removes a field. Documents with the text of one of
+/// `known` are not parsed again.
 pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> Parsed {
     let mut parsed = Parsed::default();
     match format {
@@ -250,7 +250,7 @@ fn judge(
     }
 }
 
-/// Whether an object is of an API group that the mesh reads other kinds of: somebody expects it to have an effect.
+/// Whether an object is of an API group that the mesh reads other kinds of: its author expects it to have an effect.
 fn is_of_the_mesh(value: &Value) -> bool {
     let version = value.get("apiVersion").and_then(Value::as_str);
     let group = version.and_then(|version| version.split_once('/'));

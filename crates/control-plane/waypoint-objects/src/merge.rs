@@ -11,7 +11,7 @@ use crate::place::{Place, Wrong};
 /// The directive of a map or of an element of a list.
 pub(crate) const DIRECTIVE: &str = "$patch";
 
-/// Whether a patch as a whole says that the object is not to be.
+/// Whether a patch removes the whole object.
 pub(crate) fn deletes(patch: &Value) -> bool {
     patch.get(DIRECTIVE).and_then(Value::as_str) == Some("delete")
 }
@@ -117,7 +117,7 @@ fn merge_list(into: &mut Value, patch: &[Value], place: &Place) -> Result<(), Wr
     Ok(())
 }
 
-/// An element that only says that what is there goes.
+/// An element that only removes an existing one.
 fn is_replacement(element: &Value) -> bool {
     element.as_object().is_some_and(|members| {
         members.len() == 1 && members.get(DIRECTIVE).and_then(Value::as_str) == Some("replace")

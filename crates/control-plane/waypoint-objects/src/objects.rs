@@ -34,13 +34,13 @@ pub struct WaypointObjects {
     pub service_account: Value,
     /// Where clients find it.
     pub service: Value,
-    /// Its pods. Under an autoscaler it says nothing of how many.
+    /// Its pods. Under an autoscaler without their number.
     pub deployment: Value,
-    /// How many pods it has, if an overlay asks for one.
+    /// Its autoscaler, if an overlay requests one.
     pub autoscaler: Option<Value>,
     /// How many of them may be evicted at once, unless an overlay wants none.
     pub disruption_budget: Option<Value>,
-    /// Whether the Gateway or an overlay says how many pods there are, whoever scales them.
+    /// Whether the Gateway or an overlay sets the number of pods, so that scaling by others is undone.
     pub says_replicas: bool,
 }
 
@@ -101,8 +101,8 @@ impl Unusable {
 /// The objects of a Gateway's waypoint, with the overlays that concern it.
 ///
 /// # Errors
-/// When the Gateway asks for what there is not, has a name that its Service cannot have, or when an overlay cannot be
-/// laid over its object.
+/// When the Gateway requests an unsupported feature, has a name that its Service cannot have, or when an overlay cannot
+/// be laid over its object.
 pub fn objects(
     gateway: &Gateway,
     settings: &Settings,
@@ -163,9 +163,9 @@ impl<'a> Made<'a> {
             "apiVersion": Part::Deployment.api_version(), "kind": Part::Deployment.kind(), "name": self.name,
         }}}));
         for overlay in maps.of(self.gateway)? {
-            let says = overlay.read()?;
+            let patch = overlay.read()?;
             let lay = |over: &mut Value, base: &Value| {
-                let laid = overlay.lay(&says, Some(std::mem::take(over)), base)?;
+                let laid = overlay.lay(&patch, Some(std::mem::take(over)), base)?;
                 *over = laid.unwrap_or_default();
                 Ok::<_, InvalidParameters>(())
             };
@@ -174,16 +174,16 @@ impl<'a> Made<'a> {
                 Part::Service => lay(&mut objects.service, &plain.service)?,
                 Part::Deployment => {
                     lay(&mut objects.deployment, &plain.deployment)?;
-                    let replicas = says.pointer("/spec/replicas");
+                    let replicas = patch.pointer("/spec/replicas");
                     objects.says_replicas |= replicas.is_some_and(|number| !number.is_null());
                 }
                 Part::Autoscaler => {
-                    objects.autoscaler = overlay.lay(&says, objects.autoscaler.take(), &scaler)?;
+                    objects.autoscaler = overlay.lay(&patch, objects.autoscaler.take(), &scaler)?;
                 }
                 Part::DisruptionBudget => {
                     let base = plain.disruption_budget.as_ref().unwrap_or(&Value::Null);
                     let over = objects.disruption_budget.take();
-                    objects.disruption_budget = overlay.lay(&says, over, base)?;
+                    objects.disruption_budget = overlay.lay(&patch, over, base)?;
                 }
             }
         }
@@ -282,14 +282,14 @@ impl<'a> Made<'a> {
         json!({MANAGED: MANAGED_BY, GATEWAY_NAME: self.name, GATEWAY_CLASS_NAME: CLASS})
     }
 
-    /// Labels and annotations that the Gateway asks for explicitly.
+    /// Labels and annotations that the Gateway sets explicitly.
     fn infrastructure(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         let own = self.gateway.spec.infrastructure.clone().unwrap_or_default();
         (own.labels, own.annotations)
     }
 
-    /// Labels and annotations of the objects themselves; if the Gateway asks for none, it gives its own.
-    /// Not to its pods: a changed annotation would replace them all.
+    /// Labels and annotations of the objects themselves; if the Gateway sets none, it gives its own. Not to its pods: a
+    /// changed annotation would replace them all.
     fn copied(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         if self.gateway.spec.infrastructure.is_some() {
             return self.infrastructure();
@@ -323,7 +323,7 @@ fn service_type(gateway: &Gateway) -> Result<&str, Unusable> {
     }
 }
 
-/// The annotation that asks for another name, if one does.
+/// The annotation that requests another name, if any.
 fn other_name(gateway: &Gateway, name: &str) -> Option<&'static str> {
     let mut all = OTHER_NAMES.into_iter();
     all.find(|one| annotation(gateway, one).is_some_and(|other| other != name))

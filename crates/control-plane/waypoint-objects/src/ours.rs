@@ -17,7 +17,7 @@ pub const MANAGED_BY: &str = "istio.io-mesh-controller";
 /// Whether a Gateway's waypoint is to be made by a control plane of this revision. Namespaces choose a
 /// revision too: `namespace` are the labels of the Gateway's own.
 ///
-/// A Gateway that asks for an address by host name brings its own Service and what is behind it.
+/// A Gateway that requests an address by host name brings its own Service and its pods.
 pub fn is_ours(gateway: &Gateway, namespace: &BTreeMap<String, String>, revision: &str) -> bool {
     let labels = gateway.metadata.labels.as_ref();
     let wanted = labels

@@ -30,7 +30,7 @@ impl Overlay<'_> {
         read(self.text).map_err(|wrong| self.invalid(wrong))
     }
 
-    /// The object with what this says laid over it; `None`: it is not to be. `base`: as we make it.
+    /// The object with this overlay applied; `None`: the overlay removes it. `base`: the default object.
     pub(crate) fn lay(
         &self,
         overlay: &Value,
@@ -86,13 +86,13 @@ fn read(text: &str) -> Result<Value, Wrong> {
     }
 }
 
-/// Of the two ways to say what a budget is, Kubernetes takes one: what an overlay says replaces the other.
+/// Kubernetes takes one of the two fields of a budget: an overlay's field replaces the other.
 fn give_way(budget: &mut Value, overlay: &Value) {
-    let says = |field: &str| {
+    let field_of = |field: &str| {
         let value = overlay.get("spec").and_then(|spec| spec.get(field));
         value.is_some_and(|value| !value.is_null())
     };
-    let other = match (says("minAvailable"), says("maxUnavailable")) {
+    let other = match (field_of("minAvailable"), field_of("maxUnavailable")) {
         (true, false) => "maxUnavailable",
         (false, true) => "minAvailable",
         _ => return,

@@ -9,7 +9,7 @@ pub enum Part {
     Service,
     /// Deployment with the pods.
     Deployment,
-    /// How many pods it has, if somebody asks for one.
+    /// Autoscaler, if an overlay requests one.
     Autoscaler,
     /// How many of its pods may be evicted at once.
     DisruptionBudget,

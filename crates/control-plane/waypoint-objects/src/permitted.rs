@@ -1,7 +1,6 @@
-//! What overlays may change. Who may write a ConfigMap and a Gateway need not be one who may run programs in the
-//! namespace, and what a waypoint is trusted for is more than its namespace: so an overlay says where, how many and
-//! how large its pods are, and never what runs in them, under which identity, or where it gets its keys.
-//! What is not listed here is refused.
+//! Permitted changes of overlays. A user who may write a ConfigMap and a Gateway need not be allowed to run programs in
+//! the namespace, and a waypoint is trusted beyond its namespace: so an overlay sets placement, number and resources of
+//! its pods, and never their programs, identity, or source of keys. What is not listed here is refused.
 
 use serde_json::{Map, Value};
 
@@ -294,7 +293,7 @@ fn member(
 ) -> Result<(), Wrong> {
     let rule = rules.iter().find(|(known, _)| *known == name);
     let (_, rule) = rule.ok_or_else(|| {
-        place.wrong("is not for overlays: they say where, how many and how large a waypoint's pods are, not what runs in them and as whom")
+        place.wrong("is not for overlays: they set placement, number and resources of a waypoint's pods, not their programs and identity")
     })?;
     judge(rule, value, base, place)
 }

@@ -11,7 +11,7 @@ use ambit_k8s_api::labels::{
 pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 /// Where a waypoint takes tunnels.
 pub const HBONE_PORT: u16 = 15008;
-/// Where it says whether it is ready.
+/// Port of its readiness probe.
 pub(crate) const READINESS_PORT: u16 = 15021;
 const METRICS_PORT: u16 = 15020;
 /// Lifetime of a token, in seconds; Kubernetes renews it long before.
@@ -31,7 +31,7 @@ pub(crate) fn labels(gateway: &str) -> Value {
         GATEWAY_NAME: gateway,
         CANONICAL_NAME: gateway,
         CANONICAL_REVISION: "latest",
-        // It has its own identity and certificates; nobody takes its connections from it.
+        // It has its own identity and certificates; its connections are not captured.
         DATAPLANE_MODE: DATAPLANE_MODE_NONE,
         "sidecar.istio.io/inject": "false",
     })
@@ -278,7 +278,7 @@ pub(crate) fn adjust(deployment: &mut Value, selector: &Value, settings: &Settin
     }
 }
 
-/// Leaves out what says nothing, so that applying it claims no field for nothing.
+/// Removes empty values, so that applying the object claims no field for nothing.
 fn drop_empty(object: &mut Value) {
     let Some(members) = object.as_object_mut() else {
         return;

@@ -1,4 +1,4 @@
-//! What an installation says about its waypoints.
+//! Settings of an installation for its waypoints.
 
 use std::collections::BTreeMap;
 

@@ -80,7 +80,7 @@ fn nodes_spread_pods_by_what_every_node_has_and_zones_by_affinity() {
     let term = usual.pointer(zones).unwrap();
     assert_eq!(term["topologyKey"], "topology.kubernetes.io/zone");
     assert_eq!(term["labelSelector"], constraints[0]["labelSelector"]);
-    // What is said of nodes leaves it, what is said of pods or of spreading replaces it.
+    // Node affinity keeps it, pod affinity or spread constraints replace it.
     let nodes = pod(json!({"affinity": {"nodeAffinity": {"a": 1}}}));
     assert_eq!(nodes["affinity"]["nodeAffinity"], json!({"a": 1}));
     assert_eq!(nodes.pointer(zones), Some(term));

@@ -188,7 +188,7 @@ fn what_is_for_all_waypoints_goes_before_a_gateways_own() {
         !maps.set("istio-system", "defaults", Some(label.clone())),
         "as before"
     );
-    // A label in another namespace, or for another class, says nothing.
+    // A label in another namespace, or for another class, has no effect.
     assert!(!maps.set("shop", "defaults", Some(label)));
     let other = json!({"gateway.istio.io/defaults-for-class": "istio"});
     let other = map(other, &[("deployment", "spec: {replicas: 1}")]);
@@ -243,8 +243,8 @@ fn errors_name_key_and_place() {
             "spec.ports[0]: has no port",
         ),
     ] {
-        let said = wrong(key, text);
-        assert!(said.starts_with(place), "{text}: {said}");
+        let reported = wrong(key, text);
+        assert!(reported.starts_with(place), "{text}: {reported}");
     }
 }
 

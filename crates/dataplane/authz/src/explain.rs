@@ -6,7 +6,7 @@ use crate::{
     Connection, Decision, PolicySet, evaluate::is_peer_authentication, matching::matching_rule,
 };
 
-/// A decision with everything that led to it.
+/// A decision with the evaluation of each policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The decision itself.

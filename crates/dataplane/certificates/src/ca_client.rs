@@ -144,7 +144,7 @@ impl CsrClient {
         }
     }
 
-    /// With a cache, which is read before the CA is asked.
+    /// With a cache, which is read before a request to the CA.
     #[must_use]
     pub fn with_cache(mut self, cache: Arc<dyn CertificateCache>) -> Self {
         self.cache = Some(cache);

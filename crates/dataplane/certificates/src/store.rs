@@ -92,7 +92,7 @@ enum Slot {
 struct Entry {
     slot: watch::Sender<Slot>,
     /// The highest priority requested, so that each is sent to the loop once.
-    asked: Priority,
+    urgency: Priority,
 }
 
 enum Command {
@@ -176,7 +176,7 @@ impl Certificates {
         let follow = |entry: &Entry| entry.slot.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);
         if let Some(mut slot) = slot {
-            // An error says that the loop has ended.
+            // An error means that the loop has ended.
             let _ended = slot
                 .wait_for(|slot| matches!(slot, Slot::Available(_) | Slot::Forgotten))
                 .await;
@@ -265,8 +265,8 @@ impl Certificates {
     fn ask(&self, identity: &Identity, priority: Priority) -> watch::Receiver<Slot> {
         let mut entries = self.0.entries.lock();
         if let Some(entry) = entries.get_mut(identity) {
-            if priority > entry.asked && matches!(*entry.slot.borrow(), Slot::Initializing) {
-                entry.asked = priority;
+            if priority > entry.urgency && matches!(*entry.slot.borrow(), Slot::Initializing) {
+                entry.urgency = priority;
                 self.0
                     .commands
                     .send(Command::Request(identity.clone(), priority))
@@ -279,7 +279,7 @@ impl Certificates {
             identity.clone(),
             Entry {
                 slot,
-                asked: priority,
+                urgency: priority,
             },
         );
         self.0

@@ -1,8 +1,8 @@
 //! DNS for captured pods: answers from the mesh, and a relay for all other questions.
 //!
-//! [`Question::parse`], [`look_up`] and [`encode`] are pure; [`serve_datagrams`] and
-//! [`serve_connection`] are the loops around them, on sockets inside the pod's namespace. Questions that
-//! the mesh cannot answer are forwarded, byte for byte, to the server that the pod asked.
+//! [`Question::parse`], [`look_up`] and [`encode`] are pure; [`serve_datagrams`] and [`serve_connection`] are the loops
+//! around them, on sockets inside the pod's namespace. Queries that the mesh cannot answer are forwarded, byte for
+//! byte, to the pod's resolver.
 #![forbid(unsafe_code)]
 
 mod answer;

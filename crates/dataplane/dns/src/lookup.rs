@@ -96,7 +96,7 @@ struct Hit<'a> {
 
 impl<'a> Search<'a> {
     /// The name along the search list. Services and pods of the cluster go before hosts that were declared for the
-    /// short name itself, as they do for resolvers, so that nobody takes their short names.
+    /// short name itself, as they do for resolvers, so that an entry cannot take their short names.
     fn with_expansions(&self, name: &str) -> Option<Hit<'a>> {
         let expansions = self.expansions(name);
         let names = || expansions.iter().map(String::as_str);

@@ -51,13 +51,13 @@ impl Relay {
     /// The same bytes, except for the case of letters in the name.
     fn repeats_question(&self, bytes: &[u8]) -> bool {
         let section = |of: &[u8]| of.get(HEADER..self.question_end).map(<[u8]>::to_vec);
-        let (Some(asked), Some(answered)) = (section(&self.message), section(bytes)) else {
+        let (Some(query), Some(answered)) = (section(&self.message), section(bytes)) else {
             return false;
         };
         // Type and class, four bytes, end it.
-        let split = asked.len().saturating_sub(4);
+        let split = query.len().saturating_sub(4);
         let ((name, kind), (other_name, other_kind)) =
-            (asked.split_at(split), answered.split_at(split));
+            (query.split_at(split), answered.split_at(split));
         name.eq_ignore_ascii_case(other_name) && kind == other_kind
     }
 }

@@ -148,13 +148,13 @@ impl<H: Host> Server<H> {
         self.failed(question, transport, &RelayError::TooMany)
     }
 
-    /// The further steps, up to the answer. `asked` is the server that the client addressed.
+    /// The further steps, up to the answer. `resolver` is the server that the client addressed.
     pub(crate) async fn finish(
         &self,
         question: &Question,
         transport: Transport,
         later: Later,
-        asked: Option<SocketAddr>,
+        resolver: Option<SocketAddr>,
     ) -> Vec<u8> {
         if later == Later::Wait {
             let known = self.host.mesh_known().await;
@@ -169,7 +169,7 @@ impl<H: Host> Server<H> {
         }
         let relay = Relay::new(question, rand::random());
         let began = Instant::now();
-        match upstream::exchange(&self.egress, &self.limits, asked, &relay, transport).await {
+        match upstream::exchange(&self.egress, &self.limits, resolver, &relay, transport).await {
             Ok((answer, code)) => {
                 let outcome = Outcome::Relayed(code, began.elapsed());
                 self.report(question, transport, outcome);

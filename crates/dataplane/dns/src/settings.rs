@@ -19,17 +19,17 @@ pub struct Egress {
 /// Limits on the cost of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Forwarded questions in flight.
+    /// Forwarded queries in flight.
     pub relayed: usize,
     /// Open TCP connections; further ones wait to be accepted.
     pub connections: usize,
-    /// How long a TCP connection may be without a whole question.
+    /// Idle timeout of a TCP connection without a whole query.
     pub idle: Duration,
-    /// How long one attempt at a server takes before the next.
+    /// Timeout of one attempt at a server before the next.
     pub attempt: Duration,
-    /// Total time for a forwarded question: less than clients wait.
-    pub patience: Duration,
-    /// In the drain: how long without a question until the socket is closed.
+    /// Total time for a forwarded query: less than clients wait.
+    pub total: Duration,
+    /// Idle time without a query until a draining socket is closed.
     pub quiet: Duration,
 }
 
@@ -40,7 +40,7 @@ impl Default for Limits {
             connections: 64,
             idle: Duration::from_secs(5),
             attempt: Duration::from_millis(1500),
-            patience: Duration::from_millis(4500),
+            total: Duration::from_millis(4500),
             quiet: Duration::from_secs(1),
         }
     }

@@ -20,9 +20,9 @@ pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>
     let Ok(_room) = server.connections.try_acquire() else {
         return;
     };
-    let asked = socket::original_dst(&stream).ok();
+    let resolver = socket::original_dst(&stream).ok();
     while let Some(bytes) = next(&mut stream, server.limits.idle).await {
-        let Some(answer) = answer(server, &bytes, asked).await else {
+        let Some(answer) = answer(server, &bytes, resolver).await else {
             return;
         };
         // Longer than a message can be: our messages never are.
@@ -58,7 +58,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = std::io::Result<T
 async fn answer<H: Host>(
     server: &Server<H>,
     bytes: &[u8],
-    asked: Option<SocketAddr>,
+    resolver: Option<SocketAddr>,
 ) -> Option<Vec<u8>> {
     let question = match Question::parse(bytes) {
         Ok(question) => question,
@@ -69,7 +69,11 @@ async fn answer<H: Host>(
         Step::Answer(answer) => answer,
         Step::Later(later) => match server.room() {
             None => server.refuse(&question, Transport::Tcp),
-            Some(_room) => server.finish(&question, Transport::Tcp, later, asked).await,
+            Some(_room) => {
+                server
+                    .finish(&question, Transport::Tcp, later, resolver)
+                    .await
+            }
         },
     })
 }

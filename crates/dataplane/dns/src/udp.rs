@@ -181,8 +181,10 @@ async fn finish<H: Host>(
     let answer = match server.room() {
         None => server.refuse(question, Transport::Udp),
         Some(_room) => {
-            let asked = original_server(socket, server, client);
-            server.finish(question, Transport::Udp, later, asked).await
+            let resolver = original_server(socket, server, client);
+            server
+                .finish(question, Transport::Udp, later, resolver)
+                .await
         }
     };
     send(socket, &answer, client);
@@ -197,9 +199,9 @@ fn original_server<H>(
     let at = socket.local_addr().ok()?;
     let netns = server.egress.netns.as_ref();
     match conntrack::original_destination(netns, client, at) {
-        Ok(asked) => asked,
+        Ok(resolver) => resolver,
         Err(error) => {
-            tracing::debug!(%error, "cannot determine which DNS server was asked");
+            tracing::debug!(%error, "cannot determine the DNS server of a query");
             None
         }
     }

@@ -28,7 +28,7 @@ const MAX_SERVERS: usize = 3;
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// There is no server to ask.
-    #[error("it is not known which server was asked, and the proxy has none of its own")]
+    #[error("the DNS server of the query is not known, and the proxy has none of its own")]
     NoServer,
     /// The pod has too many questions in flight.
     #[error("too many questions of the pod are waiting for their servers")]
@@ -37,7 +37,7 @@ pub enum RelayError {
     #[error("{0} did not answer in time")]
     Silent(SocketAddr),
     /// A socket could not be made.
-    #[error("cannot make a socket to ask {server}")]
+    #[error("cannot create a socket to query {server}")]
     Socket {
         /// Address of the server.
         server: SocketAddr,
@@ -46,7 +46,7 @@ pub enum RelayError {
         source: SocketError,
     },
     /// The exchange failed.
-    #[error("cannot ask {server}")]
+    #[error("cannot query {server}")]
     Exchange {
         /// Address of the server.
         server: SocketAddr,
@@ -60,18 +60,18 @@ pub enum RelayError {
 pub(crate) async fn exchange(
     egress: &Egress,
     limits: &Limits,
-    asked: Option<SocketAddr>,
+    resolver: Option<SocketAddr>,
     relay: &Relay,
     transport: Transport,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
-    let meant = asked.filter(is_server);
+    let meant = resolver.filter(is_server);
     let servers = meant.as_slice();
     let servers = if servers.is_empty() {
         egress.fallback.as_slice()
     } else {
         servers
     };
-    let deadline = Instant::now() + limits.patience;
+    let deadline = Instant::now() + limits.total;
     let mut left = servers.len().min(MAX_SERVERS);
     let mut result = Err(RelayError::NoServer);
     for server in servers.iter().take(MAX_SERVERS) {
@@ -101,9 +101,9 @@ pub(crate) async fn exchange(
 
 /// Whether redirection can have taken a question to this destination: never the pod itself, or the
 /// server would ask itself.
-fn is_server(asked: &SocketAddr) -> bool {
-    let ip = asked.ip();
-    asked.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
+fn is_server(resolver: &SocketAddr) -> bool {
+    let ip = resolver.ip();
+    resolver.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }
 
 async fn by_datagram(

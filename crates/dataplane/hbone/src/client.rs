@@ -291,7 +291,7 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     shared: Arc<Shared>,
     windows: Windows,
     idle_release: Duration,
-    /// The peer's standing that `pinger` follows.
+    /// The peer's health that `pinger` follows.
     liveness: Liveness,
     /// When the connection of a peer that is gone ends.
     ends: Option<Instant>,

@@ -1,8 +1,8 @@
 //! Large reads under TLS.
 //!
-//! The TLS library asks for 4 KiB at a time. Here a read takes all that the socket has, up to [`SCRATCH`],
-//! and returns it in pieces. The buffer belongs to the worker thread and is a connection's only while it
-//! holds bytes, so idle connections have none.
+//! The TLS library reads 4 KiB at a time. Here a read takes all that the socket has, up to [`SCRATCH`], and returns it
+//! in pieces. The buffer belongs to the worker thread and is a connection's only while it holds bytes, so idle
+//! connections have none.
 
 use std::{
     cell::RefCell,

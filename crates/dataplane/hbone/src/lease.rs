@@ -16,7 +16,7 @@ use tokio::time::Instant;
 /// How long no tunnel of a connection can send anything before the connection counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
-/// Permit that is held as long as a connection lasts, for whoever counts connections.
+/// Permit that is held as long as a connection lasts, for connection limits.
 pub trait Permit: fmt::Debug + Send {}
 
 impl<T: fmt::Debug + Send> Permit for T {}

@@ -71,7 +71,7 @@ pub(crate) struct Pinger {
     ping: Option<PingPong>,
     state: State,
     timer: Pin<Box<Sleep>>,
-    /// Interval and timeout for a peer that is in good standing.
+    /// Interval and timeout for a healthy peer.
     usual: (Duration, Duration),
 }
 
@@ -91,7 +91,7 @@ impl Pinger {
         }
     }
 
-    /// Checks the peer as often as its standing asks for, beginning now.
+    /// Checks the peer at the interval of its health, beginning now.
     pub(crate) fn follow(&mut self, liveness: Liveness) {
         let (interval, timeout) = match liveness {
             Liveness::Expected => self.usual,

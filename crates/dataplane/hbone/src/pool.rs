@@ -219,8 +219,8 @@ impl Pool {
         }
     }
 
-    /// Applies what has become of peers, where `liveness` says something of one. Connections to those that are gone get
-    /// no more tunnels and end as soon as the peer does not answer.
+    /// Applies the liveness of peers, where `liveness` reports one. Connections to those that are gone get no more
+    /// tunnels and end as soon as the peer does not answer.
     pub fn review(&self, liveness: impl Fn(&PoolKey) -> Option<Liveness>) {
         let mut state = self.state.lock();
         state.entries.retain(|key, entry| {

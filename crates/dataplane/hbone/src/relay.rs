@@ -120,7 +120,7 @@ struct Ends {
     down: bool,
     /// First error: the cause of later failures.
     broken: Option<Box<RelayError>>,
-    patience: Patience,
+    last_bytes_timer: LastBytesTimer,
 }
 
 impl Ends {
@@ -149,8 +149,8 @@ impl Ends {
         Poll::Ready(Over::SinkBroke)
     }
 
-    /// A socket was reset whose bytes wait for a peer that does not read: nobody receives what the other direction
-    /// has, and what waits is delivered within [`LAST_BYTES`] or not at all.
+    /// A socket was reset whose bytes wait for a peer that does not read: no peer receives the bytes of the other
+    /// direction, and what waits is delivered within [`LAST_BYTES`] or not at all.
     fn socket_failed(&mut self, error: io::Error) {
         self.broke(RelayError::Receive(error));
     }
@@ -158,7 +158,7 @@ impl Ends {
     /// Ready when both directions are over, or the rest of a broken connection takes too long.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
         let over = self.up && self.down;
-        if over || self.broken.is_some() && self.patience.poll(cx).is_ready() {
+        if over || self.broken.is_some() && self.last_bytes_timer.poll(cx).is_ready() {
             return Poll::Ready(self.broken.take().map_or(Ok(()), |error| Err(*error)));
         }
         Poll::Pending
@@ -167,9 +167,9 @@ impl Ends {
 
 /// Waits [`LAST_BYTES`] from its first poll.
 #[derive(Debug, Default)]
-struct Patience(Option<Pin<Box<Sleep>>>);
+struct LastBytesTimer(Option<Pin<Box<Sleep>>>);
 
-impl Patience {
+impl LastBytesTimer {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let timer = self.0.get_or_insert_with(|| Box::pin(sleep(LAST_BYTES)));
         timer.as_mut().poll(cx)
@@ -213,15 +213,15 @@ where
     })
     .await;
     if result.is_err() {
-        reset_when_sent(tunnel, &mut ends.patience).await;
+        reset_when_sent(tunnel, &mut ends.last_bytes_timer).await;
     }
     result
 }
 
 /// Resets a tunnel when what was passed to it has been sent, or that takes too long.
-async fn reset_when_sent(tunnel: &mut Tunnel, patience: &mut Patience) {
+async fn reset_when_sent(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
     poll_fn(|cx| match tunnel.unsent.poll_none(cx) {
-        Poll::Pending => patience.poll(cx),
+        Poll::Pending => last_bytes_timer.poll(cx),
         sent => sent,
     })
     .await;
@@ -264,8 +264,8 @@ pub async fn relay_tunnels<M: Meter>(
     })
     .await;
     if result.is_err() {
-        reset_when_sent(app, &mut ends.patience).await;
-        reset_when_sent(peer, &mut ends.patience).await;
+        reset_when_sent(app, &mut ends.last_bytes_timer).await;
+        reset_when_sent(peer, &mut ends.last_bytes_timer).await;
     }
     result
 }

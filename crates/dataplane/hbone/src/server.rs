@@ -150,8 +150,7 @@ impl Incoming {
 
 /// Serves one connection: every request goes to `handler`, which must not block (it spawns).
 ///
-/// When `drain` ends the peer is asked to open no more tunnels (GOAWAY), and the connection ends
-/// with the last of them.
+/// When `drain` ends, GOAWAY stops the peer from opening tunnels, and the connection ends with the last of them.
 ///
 /// # Errors
 /// When the peer breaks the protocol or no longer answers.

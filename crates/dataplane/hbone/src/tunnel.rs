@@ -68,7 +68,7 @@ impl Tunnel {
         }
     }
 
-    /// Ready when the peer's windows allow some of `wanted` bytes to be sent; says how many. `None` when the stream
+    /// Ready when the peer's windows allow some of `wanted` bytes to be sent; returns how many. `None` when the stream
     /// takes no more.
     pub(crate) fn poll_capacity(
         &mut self,

@@ -1,7 +1,7 @@
 //! Tokens that were found valid, so that a client's further requests do not cost a signature each.
 //!
-//! Tokens are known by a keyed hash, so that nobody outside can tell which fall together, and none is kept. Of those
-//! that are not valid nothing is kept: whoever sends such gains nothing from it.
+//! Tokens are keyed by a secret hash, so that clients cannot cause collisions, and no token is stored. Invalid tokens
+//! are not cached: a client cannot evict others with them.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -6,7 +6,7 @@ use ambit_model::ArcStr;
 
 use crate::json::Json;
 
-/// Claims that are lists of words to everybody.
+/// Claims that all implementations read as lists of words.
 const ALWAYS_WORDS: [&str; 2] = ["scope", "permission"];
 
 /// The claims of a valid token.
@@ -66,7 +66,7 @@ impl Claims {
         texts(self.all.get("aud"), Values::Texts, &wanted)
     }
 
-    /// Whether the claim that a path of names leads to is as wanted, or one of its values is.
+    /// Whether the claim at a path of names, or one of its values, matches.
     pub fn any(&self, path: &[ArcStr], values: Values, wanted: impl Fn(&str) -> bool) -> bool {
         let mut claim = Some(&self.all);
         for name in path {

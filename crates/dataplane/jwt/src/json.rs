@@ -1,5 +1,5 @@
-//! JSON as strict as signed texts have to be: a name that is there twice is an error, since two readers may take
-//! different ones of them, and so is what is nested deeper than anybody needs.
+//! JSON as strict as signed texts have to be: a duplicate name is an error, since two readers may take different ones,
+//! and so is deep nesting.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -15,7 +15,7 @@ pub(crate) enum Json {
     Null,
     /// True or false.
     Bool(bool),
-    /// A number, as it is told.
+    /// A number, as it is written.
     Number(serde_json::Number),
     /// Value that is text.
     Text(String),

@@ -1,5 +1,5 @@
-//! Key sets (RFC 7517): the public keys of an issuer. A key that cannot be used for what is asked of it, to verify
-//! signatures, is left out, and it is told why; keys that are nobody's business here do no harm to the others.
+//! Key sets (RFC 7517): the public keys of an issuer. A key that cannot verify signatures is skipped, with the reason;
+//! keys for other uses are ignored.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! JSON web tokens at a waypoint (Istio's RequestAuthentication): where they are in a request, whether they are valid,
-//! what they claim, and what applications are told of it.
+//! JSON web tokens at a waypoint (Istio's RequestAuthentication): their sources in a request, their validation, their
+//! claims, and the claims that are passed to applications.
 //!
 //! Pure: no IO, and no clock of its own. Key sets come as texts; who fetches them is the control plane.
 //!

@@ -18,11 +18,11 @@ pub(crate) enum Place {
     Cookie(String),
 }
 
-/// The name of the parameter where nothing else is said (RFC 6750, section 2.3).
+/// The default name of the parameter (RFC 6750, section 2.3).
 const DEFAULT_PARAM: &str = "access_token";
 
 impl Place {
-    /// Where tokens are if nothing is said about it.
+    /// The default sources of tokens.
     pub(crate) fn defaults() -> Vec<Self> {
         vec![
             Self::Header(header::AUTHORIZATION, "Bearer ".to_owned()),
@@ -120,7 +120,7 @@ fn only<'a>(
     Ok(found)
 }
 
-/// Text after a prefix, which has no case: whoever reads the header after us may not care either.
+/// Text after a prefix, compared without case: servers that read the header later may ignore case, too.
 fn after<'a>(prefix: &str, line: &'a HeaderValue) -> Option<Result<Cow<'a, str>, TokenError>> {
     let line = line.as_bytes();
     let begins = line.get(..prefix.len())?;

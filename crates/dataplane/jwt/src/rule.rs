@@ -131,19 +131,19 @@ impl Rule {
     /// Adds what applications receive of a valid token.
     ///
     /// # Errors
-    /// When another token has said something else in the same header.
+    /// When another token has set the same header to another value.
     pub(crate) fn tell(
         &self,
         payload: &str,
         claims: &Claims,
-        told: &mut BTreeMap<String, HeaderValue>,
+        headers_of_claims: &mut BTreeMap<String, HeaderValue>,
     ) -> Result<(), TokenError> {
         let mut tell = |name: &HeaderName, text: &str| {
-            // What cannot be a header's value is not told; the client's own header is gone either way.
+            // A claim that is no valid header value is not passed on; the client's own header is removed either way.
             let Ok(value) = HeaderValue::from_str(text) else {
                 return Ok(());
             };
-            let before = told.insert(name.as_str().to_owned(), value.clone());
+            let before = headers_of_claims.insert(name.as_str().to_owned(), value.clone());
             match before {
                 Some(other) if other != value => Err(TokenError::Conflict),
                 _ => Ok(()),

@@ -1,4 +1,4 @@
-//! All rules of a waypoint, and a request that is judged by them.
+//! All rules of a waypoint, and a request to authenticate.
 
 mod redact;
 
@@ -44,7 +44,7 @@ struct Compiled {
 pub struct RequestParts<'a> {
     /// Method of the request.
     pub method: &'a Method,
-    /// The headers; tokens, and what clients may not say, are removed from them, and what applications are told is added.
+    /// The headers; tokens and reserved headers of clients are removed from them, and headers with claims are added.
     pub headers: &'a mut HeaderMap,
     /// Query of the request.
     pub query: Option<&'a str>,
@@ -73,7 +73,7 @@ pub enum Denial {
     /// A token in it is not valid.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// An object is not understood, so that nobody can say who is authenticated.
+    /// An object is not understood, so that no request can be authenticated.
     #[error(
         "RequestAuthentication {0} is not understood ({1}), so everything that it is attached to is refused"
     )]
@@ -179,7 +179,7 @@ impl Authentications {
         self.compiled(services).next().map(|one| &one.from.key)
     }
 
-    /// Whether tokens are read from a header of this name, or applications are told of them there, of requests for
+    /// Whether tokens are read from a header of this name, or claims are passed to applications in it, of requests for
     /// these services, or for a pod of none; however the name is spelt.
     pub fn own_header(&self, services: &[NamespacedHostname], name: &HeaderName) -> bool {
         let is_same = |own: &HeaderName| spelt(own) == spelt(name);
@@ -233,7 +233,7 @@ impl Authentications {
                 .verify_all(&rules, headers, query, now)
                 .map_err(Denial::from),
         });
-        let mut told = BTreeMap::new();
+        let mut headers_of_claims = BTreeMap::new();
         if let Ok(tokens) = &judged {
             let mut tell = tokens.iter().flat_map(|(token, by)| {
                 let payload = sections(token)
@@ -243,7 +243,8 @@ impl Authentications {
                     .map(move |(rule, verified)| (rule, payload.clone(), verified))
             });
             let failed = tell.find_map(|(rule, payload, verified)| {
-                rule.tell(&payload, &verified.claims, &mut told).err()
+                rule.tell(&payload, &verified.claims, &mut headers_of_claims)
+                    .err()
             });
             if let Some(error) = failed {
                 judged = Err(error.into());
@@ -269,7 +270,7 @@ impl Authentications {
             place.clear(headers);
         }
         remove_outputs(&rules, headers);
-        for (name, value) in told {
+        for (name, value) in headers_of_claims {
             if let Ok(name) = HeaderName::from_bytes(name.as_bytes()) {
                 headers.insert(name, value);
             }

@@ -1,49 +1,48 @@
 //! Authorization at a waypoint: which policy decides a request or a connection, and why.
 //!
-//! DENY policies first, then ALLOW; where no ALLOW policy applies, what is not denied is allowed. AUDIT and
-//! dry-run policies decide nothing; what they would have done is told. A policy applies to everything that
-//! goes through the waypoint or to requests for its services; requests to pods see the former only. A policy
-//! that is not understood denies everything that it is attached to. Before all of that, CUSTOM policies say which
-//! requests a provider is asked about ([`Policies::asks`]).
+//! DENY policies first, then ALLOW; where no ALLOW policy applies, what is not denied is allowed. AUDIT and dry-run
+//! policies decide nothing; their decisions are only reported. A policy applies to everything that goes through the
+//! waypoint or to requests for its services; requests to pods see the former only. A policy that is not understood
+//! denies every request to its targets. Before all of that, CUSTOM policies select the requests for an ext_authz check
+//! ([`Policies::required_check`]).
 //!
-//! What a route leads to another service is judged as that one's backend as well ([`Scope::Backend`]): by the service's
-//! own policies, since those for the whole waypoint have judged the request as it came. Where the service has ALLOW
-//! policies, one of them must match what is sent, or one of the whole waypoint, as for a request that asks for it
-//! directly.
+//! A request that a route forwards to another service is authorized for that backend as well ([`Scope::Backend`]): by
+//! the service's own policies, since those for the whole waypoint have authorized the original request. Where the
+//! service has ALLOW policies, one of them, or one of the whole waypoint, must match the forwarded request, as for a
+//! direct request to it.
 //!
-//! **A request to a pod** is judged as a request to each service port that leads to it would be ([`Scope::Pod`]): by the
+//! **A request to a pod** is authorized as a request to each service port that forwards to it ([`Scope::Pod`]): by the
 //! policies of all these services, each of which has to allow it, at the address where clients call the service. A rule
 //! of the whole waypoint matches at that address or at the pod's own. Where services are reached has no influence on
 //! what is attached to them.
 //!
-//! **Where servers may read a text differently**, a comparison that leads to a denial succeeds if any reading matches, one
-//! that leads to an admission, or to an exception from a denial, if all of them do: `crate::readings` has the table.
+//! **Where servers may read a text differently**, a comparison that denies succeeds if any reading matches, one that
+//! allows, or excepts from a denial, if all of them do: `crate::readings` has the table.
 //!
-//! **Connections that are not HTTP** have no hosts, methods, paths or headers: a rule of an ALLOW policy that
-//! asks for them does not match; in DENY and AUDIT policies these parts of a rule are ignored, so that it
-//! denies more.
+//! **Connections that are not HTTP** have no hosts, methods, paths or headers: a rule of an ALLOW policy with these
+//! fields does not match; in DENY and AUDIT policies these fields are ignored, so that the rule denies more.
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
 use ambit_model::{HttpAction, HttpPolicy, NamespacedHostname, PolicyKey};
 use http::HeaderName;
 
-mod asking;
 mod compiled;
 mod decision;
 mod explain;
 mod facts;
 mod matcher;
+mod required_check;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod naive;
 #[cfg(test)]
 mod tests;
 
-pub use asking::Asking;
 pub use decision::{DryRun, HttpDecision, RuleId, Why};
 pub use explain::{HttpExplanation, PolicyOutcome};
 pub use facts::{Connection, Request};
+pub use required_check::RequiredCheck;
 
 use compiled::Compiled;
 use facts::Facts;
@@ -62,9 +61,9 @@ pub struct ServicePort {
 pub enum Scope<'a> {
     /// Port of a service.
     Service(&'a NamespacedHostname),
-    /// A pod, by its own address, with the service ports that lead to the port that is called.
+    /// A pod, by its own address, with the service ports that forward to the called port.
     Pod(&'a [ServicePort]),
-    /// A service that a route leads to; what came was judged for another.
+    /// Backend of a route; the original request was authorized for another service.
     Backend(&'a NamespacedHostname),
 }
 
@@ -160,8 +159,8 @@ impl Policies {
         self.all.values().map(|policy| policy.policy())
     }
 
-    /// Whether requests must be understood as HTTP to judge them: a policy applies that looks at more than the connection, or
-    /// that has a provider asked, which sees requests.
+    /// Whether requests must be parsed as HTTP to authorize them: a policy applies that has fields of requests, or a
+    /// provider, which checks requests.
     pub fn need_http(&self, scope: Scope<'_>) -> bool {
         self.http_policy(scope).is_some()
     }
@@ -275,7 +274,7 @@ impl Policies {
             match (policy.action(), policy.matching_rule(facts)) {
                 (HttpAction::Allow, Some(_)) => is_admitted = true,
                 (HttpAction::Allow, None) => none_allows.push(DryRun::new(policy.key(), None)),
-                // On trial nobody is asked, and what would be answered is not known.
+                // A dry run calls no provider, and its decision is not known.
                 (HttpAction::Custom, _) => {}
                 (_, Some(rule)) => deny.push(DryRun::new(policy.key(), Some(rule))),
                 (_, None) => {}

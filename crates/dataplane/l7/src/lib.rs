@@ -1,8 +1,8 @@
-//! Layer 7 of a waypoint, without IO: the paths of requests, the policies that judge them, and the routes that they
+//! Layer 7 of a waypoint, without IO: the paths of requests, the policies that authorize them, and the routes that they
 //! take.
 //!
-//! All parts see a request's path in one form, which is also what is forwarded: what was judged is what the
-//! application gets.
+//! All parts see a request's path in one form, which is also the forwarded one: the application gets the authorized
+//! path.
 #![forbid(unsafe_code)]
 
 pub mod authz;

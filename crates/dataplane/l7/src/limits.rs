@@ -142,8 +142,8 @@ pub fn counted_method(method: &str) -> String {
     method.to_ascii_uppercase()
 }
 
-/// Returns the text by which requests with a header are counted: all lines of it, however the name is spelt, so that
-/// nobody chooses which one counts. `None` if there is none.
+/// Returns the text by which requests with a header are counted: all lines of it, however the name is spelt, so that a
+/// client cannot choose which one counts. `None` if there is none.
 pub fn counted_header(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
     let all: Vec<_> = lines(headers, name).collect();
     (!all.is_empty()).then(|| all.join(&b","[..]))

@@ -1,6 +1,6 @@
-//! The path of a request in the one form that policies judge, routes match and applications get.
+//! The normalized path of a request, the one form that policies evaluate, routes match and applications get.
 //!
-//! Proxies and applications read odd paths differently, and what one of them judges another may serve. So
+//! Proxies and applications read odd paths differently, and one may serve a path that another has not authorized. So
 //! what has one meaning is brought into one form, and what is known to be read differently is refused:
 //!
 //! | in the path | with `Base` |
@@ -52,7 +52,7 @@ impl NormalizedTarget<'_> {
         &self.text
     }
 
-    /// The path alone: what is judged and routed.
+    /// The path alone: the part that is authorized and routed.
     pub fn path(&self) -> &str {
         self.text.get(..self.path_end).unwrap_or_default()
     }
@@ -97,7 +97,7 @@ pub enum PathError {
     #[error("the request's path has overlong UTF-8")]
     Overlong,
     /// More `..` than there are segments.
-    #[error("the request's path leads above the root")]
+    #[error("the request's path goes above the root")]
     AboveRoot,
     /// A dot segment that only some implementations see.
     #[error("the request's path has a dot segment that is hidden by an escape or a parameter")]

@@ -9,10 +9,10 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// The remote address (`remoteIpBlocks`, `remote.ip`) of a request that `peer` sent.
 ///
-/// `trusted` proxies stand in front of the one that called us, an ingress gateway for instance; each adds the
-/// address of its own peer at the end of `x-forwarded-for`. So the addresses of the trusted ones are the last
-/// there, and the one before them is the client's (Envoy's `xff_num_trusted_hops`). What stands still further
-/// to the left is the client's own invention.
+/// `trusted` proxies stand in front of the one that called us, an ingress gateway for instance; each adds the address
+/// of its own peer at the end of `x-forwarded-for`. So the addresses of the trusted ones are the last there, and the
+/// one before them is the client's (Envoy's `xff_num_trusted_hops`). Addresses further to the left are claims of the
+/// client.
 ///
 /// Without trusted proxies, and where the header has too few addresses or something else in that place, it is
 /// the peer's own address: any pod can write that header.

@@ -70,7 +70,7 @@ pub struct Rule {
     pub timeouts: HttpTimeouts,
     /// When they are sent again.
     pub retry: Option<HttpRetry>,
-    /// Requests of a client that are led to one endpoint.
+    /// Session persistence: requests of a client that go to one endpoint.
     pub session: Option<HttpSession>,
     /// Why requests that match cannot be served.
     pub unsupported: Option<ArcStr>,
@@ -89,7 +89,7 @@ pub struct Backend {
 /// Choice of a table for a request.
 #[derive(Debug)]
 pub enum Choice<'a> {
-    /// There are no routes: the service leads to itself.
+    /// There are no routes: requests go to the service itself.
     Itself,
     /// The rule that matches, and how many bytes of the path its match took as prefix.
     Rule(&'a Arc<Rule>, usize),
@@ -98,7 +98,7 @@ pub enum Choice<'a> {
 }
 
 impl RouteTable {
-    /// The table of a port for clients of a namespace, or for everybody, of routes that are in the order of age and
+    /// The table of a port for clients of a namespace, or for all clients, of routes that are in the order of age and
     /// name. Routes of several kinds exclude each other: the oldest decides which kind is followed.
     pub fn new(routes: &[HttpRoute], port: u16, clients: Option<&str>) -> Self {
         let mut table = Self::default();

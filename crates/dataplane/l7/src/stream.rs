@@ -1,8 +1,8 @@
 //! The routes of connections to one port of a service, ready for look-up: Gateway API's TLSRoute and TCPRoute with a
 //! Service as parent.
 //!
-//! TLSRoutes go by the name that a client asks for: the exact one first, then the longest wildcard, then routes for all
-//! names; of several the oldest. What they are not for is left to the oldest TCPRoute.
+//! TLSRoutes match the server name (SNI) of a client: the exact one first, then the longest wildcard, then routes for
+//! all names; of several the oldest. Connections that match none go to the oldest TCPRoute.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -46,7 +46,7 @@ pub enum Opening<'a> {
 
 impl StreamTable {
     /// The table of a port for a client of a namespace, of routes that are in the order of age and name. Of each kind,
-    /// routes of that namespace take the place of those for everybody.
+    /// routes of that namespace take the place of those for all clients.
     pub fn new(tls: &[StreamRoute], tcp: &[StreamRoute], port: u16, client: Option<&str>) -> Self {
         let mut table = Self::default();
         for route in of_client(tls, port, client) {

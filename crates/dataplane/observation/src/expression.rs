@@ -247,7 +247,7 @@ fn check(
 
 fn check_call(call: &CallExpr) -> Result<(), ExpressionError> {
     let name = call.func_name.as_str();
-    // Operators have names that nobody can write as a call's.
+    // Operators have names that cannot be written as a call's.
     let is_operator = name.contains(['_', '@', '!', '-']);
     if !is_operator && !FUNCTIONS.contains(&name) {
         return Err(ExpressionError::Function(name.to_owned()));

@@ -1,6 +1,6 @@
 //! Lines of access logs in Envoy's formats: text with command operators, and JSON whose values are such texts.
 //!
-//! What requests say is cut to 1 KiB; whatever is not printable ASCII is escaped, so that nobody can end a field or a
+//! Values of requests are cut to 1 KiB; all but printable ASCII is escaped, so that a client cannot end a field or a
 //! line. In JSON a value that is one operator has the operator's type.
 
 mod operator;
@@ -85,7 +85,7 @@ enum Member {
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     Literal(String),
-    /// Whether it stands behind a quotation mark.
+    /// Whether it follows a quotation mark.
     Operator(Operator, bool),
 }
 

@@ -1,4 +1,4 @@
-//! What is told of a finished request: conditions and labels in CEL ([`Expression`]), lines in Envoy's formats
+//! Telemetry of a finished request: conditions and labels in CEL ([`Expression`]), lines in Envoy's formats
 //! ([`Format`]), trace contexts as they come and go ([`trace`]), and spans ([`span`]).
 //!
 //! Pure: who sees requests fills in an [`Observation`]. What is configured is checked by the same code in the control

@@ -1,4 +1,4 @@
-//! One finished request, as it is told of.
+//! One finished request, as it is reported.
 
 use std::{
     collections::BTreeSet,
@@ -43,9 +43,9 @@ pub struct Observation<'a> {
     pub peer: Option<&'a str>,
     /// The trace that it is part of, in hexadecimal digits.
     pub trace_id: Option<&'a str>,
-    /// Name of the machine that tells it.
+    /// Name of the reporting machine.
     pub hostname: &'a str,
-    /// Request headers that were asked for by [`Wants`].
+    /// Request headers that [`Wants`] names.
     pub request_headers: &'a HeaderMap,
     /// The same of the answer.
     pub response_headers: &'a HeaderMap,

@@ -61,7 +61,7 @@ pub struct Tag {
 pub enum TagSource {
     /// Always the same.
     Fixed(ArcStr),
-    /// A header of the request; what is said if there is none. Without that there is no tag.
+    /// A header of the request, and its default. Without a default there is no tag.
     Header(HeaderName, Option<ArcStr>),
     /// As in an access log.
     Format(Format),
@@ -155,7 +155,7 @@ pub fn of(
     }
 }
 
-/// Of servers' spans: what the server did wrong, or could not be told.
+/// Error status of servers' spans: errors of the server, or unknown ones.
 fn is_error(of: &Observation<'_>) -> bool {
     // Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss.
     let of_grpc = [2, 4, 12, 13, 14, 15];

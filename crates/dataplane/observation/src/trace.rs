@@ -73,7 +73,7 @@ pub struct Incoming {
     pub parent: Option<(TraceId, SpanId)>,
     /// Whether it is recorded, if that has been decided.
     pub sampled: Option<bool>,
-    /// The headers that said so, which are written anew.
+    /// The headers of the context, which are written anew.
     forms: Forms,
 }
 
@@ -247,8 +247,8 @@ fn b3_multiple(headers: &HeaderMap) -> Option<Incoming> {
 /// All of ten thousand.
 pub const ALWAYS: u32 = 10_000;
 
-/// Whether a request is recorded, where nobody has decided yet: so many of ten thousand are. By the name of a request
-/// that has Envoy's form, all proxies that it passes decide alike; else by `draw`.
+/// Whether a request is sampled, without a decision of its sender: the given number of ten thousand are. By the name of
+/// a request that has Envoy's form, all proxies that it passes decide alike; else by `draw`.
 pub fn decide(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32) -> bool {
     if share == 0 || share >= ALWAYS {
         return share != 0;

@@ -51,7 +51,7 @@ pub struct Admin {
     pub workload_state: WorkloadState,
     /// Predicts what becomes of connections or requests.
     pub explain: Explain,
-    /// Log levels; none when logging was set up by somebody else.
+    /// Log levels; none when another program has set up logging.
     pub logs: Option<LogHandle>,
     /// Ends the process.
     pub quit: ShutdownTrigger,

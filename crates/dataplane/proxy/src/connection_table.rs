@@ -57,7 +57,7 @@ pub enum Way {
     Outbound,
 }
 
-/// How a connection to the pod gets there, and so who judges it.
+/// Path of a connection to the pod, which decides who authorizes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Course {
     /// Directly: all of the pod's policies apply.
@@ -175,10 +175,10 @@ impl Connections {
         self.len() == 0
     }
 
-    /// Cuts those connections to the pod for which `verdict` has a reason. Returns how many.
+    /// Closes those connections to the pod for which `verdict` has a reason. Returns how many.
     ///
-    /// Verdicts are asked for without the lock: a connection that is taken onto the list meanwhile is
-    /// authorized after that, and so by what is known now.
+    /// `verdict` is called without the lock: a connection that is taken onto the list meanwhile is authorized after
+    /// that, and so by what is known now.
     pub fn recheck(&self, mut verdict: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
         let peers: Vec<(u64, Peer, Course)> = {
             let inner = self.0.lock();

@@ -46,7 +46,7 @@ pub(crate) fn token(setting: Option<&str>) -> Option<TokenSource> {
     setting.map(TokenSource::from_setting)
 }
 
-/// Whom to follow, and as whom.
+/// Address of the control plane, and the client's identity.
 #[derive(Clone, Debug)]
 pub struct XdsSettings {
     /// The control plane.
@@ -57,7 +57,7 @@ pub struct XdsSettings {
     pub cluster_id: ArcStr,
     /// How this proxy introduces itself.
     pub node: NodeInfo,
-    /// Addresses are asked for when they are needed.
+    /// Addresses are requested on demand.
     pub on_demand: bool,
 }
 
@@ -151,7 +151,7 @@ pub fn follow<S: Fn() + Send + Sync + 'static>(
     if let Some(cache) = cache {
         cache
             .restore(&mut client)
-            .context("cannot read what is cached of the mesh")?;
+            .context("cannot read the warm-start cache of the mesh")?;
     }
     ambit_rt::spawn_essential("xds", client.run());
     Ok(())

@@ -197,7 +197,7 @@ impl Dialer {
     /// Connects as the application would have.
     ///
     /// # Errors
-    /// When nobody answers in time, or it is refused.
+    /// When no endpoint answers in time, or the connection is refused.
     pub async fn plain(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
         let failed = |source| ConnectError::Plain { addr, source };
         let socket = socket::outbound(self.netns.as_ref(), addr, &self.plain_spec(addr.ip()))

@@ -42,8 +42,8 @@ pub fn first(env: &Env, names: &[&str], default: &str) -> ArcStr {
         .into()
 }
 
-/// Where the control plane's service `CA` or `XDS` (the variables' prefix) is; `discovery_address` is what the
-/// mesh configuration says.
+/// Address of the control plane's service `CA` or `XDS` (the variables' prefix); `discovery_address` is that of the
+/// mesh configuration.
 ///
 /// # Errors
 /// When the address is one of plain HTTP.

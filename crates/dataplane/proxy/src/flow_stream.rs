@@ -11,7 +11,7 @@ use tokio::{sync::mpsc, time::timeout};
 /// An empty line is written when nothing has happened for this long, so that a reader that is gone is noticed.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long a reader may take for a chunk.
-const PATIENCE: Duration = Duration::from_secs(20);
+const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Chunks on their way to the reader.
 const CHUNKS: usize = 2;
 
@@ -37,7 +37,7 @@ async fn write(mut reader: FlowReader, chunks: mpsc::Sender<Bytes>) {
     // Says that the reading has begun.
     let mut chunk = Bytes::from_static(b"\n");
     loop {
-        if !matches!(timeout(PATIENCE, chunks.send(chunk)).await, Ok(Ok(()))) {
+        if !matches!(timeout(SEND_TIMEOUT, chunks.send(chunk)).await, Ok(Ok(()))) {
             return;
         }
         let next = tokio::select! {

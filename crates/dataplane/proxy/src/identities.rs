@@ -99,8 +99,8 @@ pub async fn follow(
     .await;
 }
 
-/// Waits for certificates that were asked for. Trouble on the way to the CA is no reason to begin without: the
-/// old proxy has certificates. What the CA refuses it may refuse for ever.
+/// Waits for requested certificates. Connection errors to the CA are no reason to begin without: the old proxy has
+/// certificates. What the CA refuses it may refuse for ever.
 pub async fn obtained(certificates: &Certificates, identities: &[Identity]) {
     let all = async {
         for identity in identities {

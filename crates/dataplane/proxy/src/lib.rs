@@ -1,4 +1,4 @@
-//! What every proxy of the mesh is made of, whatever it stands in front of.
+//! Code that node proxies and waypoints share.
 //!
 //! - Threads and sockets: [`workers`] carry connections, [`listeners`] accept them, [`tunnel_server`] serves
 //!   those that bring tunnels.

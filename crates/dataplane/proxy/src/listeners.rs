@@ -27,8 +27,8 @@ pub struct Accepted {
     pub open: OpenWork,
 }
 
-/// Listeners polled by one task: with a task each, a node's idle pods would cost their proxy half as much
-/// memory again. `P` says what was connected to.
+/// Listeners polled by one task: with a task each, a node's idle pods would cost their proxy half as much memory again.
+/// `P` identifies the listener.
 #[derive(Debug)]
 pub struct Listeners<P> {
     all: Vec<(TcpListener, P)>,

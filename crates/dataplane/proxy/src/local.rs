@@ -1,4 +1,4 @@
-//! The workload that a proxy instance stands for, as known now.
+//! The current workload of a proxy instance.
 
 use std::{net::IpAddr, sync::Arc};
 

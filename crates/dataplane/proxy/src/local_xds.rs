@@ -1,9 +1,8 @@
 //! `LOCAL_XDS_PATH` and `LOCAL_XDS`: workloads, services and policies from a file or a variable.
 //!
-//! Istio's node proxy format; unknown fields are refused with their place, but for policies: one that is
-//! not understood in full is taken as from the control plane, see [`NotUnderstoodPolicies`]. A file is
-//! followed: each change is applied as the difference to what the file said before, and one that cannot
-//! be read leaves everything as it is.
+//! Istio's node proxy format; unknown fields are refused with their place, but for policies: one that is not understood
+//! in full is taken as from the control plane, see [`NotUnderstoodPolicies`]. A file is followed: each change is
+//! applied as the difference to its previous content, and an unreadable one changes nothing.
 
 use std::{
     collections::BTreeSet,
@@ -88,11 +87,11 @@ fn policy(from: Value) -> Authorization {
         name: text("name"),
     };
     // Where the scope cannot be read it is the policy's namespace, and without one the mesh.
-    let said = match from.get("scope") {
+    let declared = match from.get("scope") {
         None => Scope::default(),
         Some(scope) => Json::deserialize(scope).map_or(Scope::Namespace, |Json(scope)| scope),
     };
-    let scope = match said {
+    let scope = match declared {
         Scope::Namespace if key.namespace.is_empty() => Scope::Global,
         scope => scope,
     };
@@ -188,7 +187,7 @@ impl LocalMesh {
         state.mark_policies_known();
     }
 
-    /// Puts everything into the state that `before` also had, and takes out what it no longer says.
+    /// Adds all records to the state, and removes those that only `before` had.
     pub fn replace(&self, before: &Self, state: &SharedState) {
         let mut updates: Vec<Update> = Vec::new();
         let in_force = |policy: &&Authorization| {

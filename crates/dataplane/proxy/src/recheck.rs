@@ -2,13 +2,12 @@
 //!
 //! What is denied now is cut at once. Two things have a grace, for connections that are open; new ones have none:
 //!
-//! - A policy that the pod's record names and nobody knows: the record and the policy come as two messages, in
-//!   either order, and connections that were allowed must not end for the moment between them.
-//! - A waypoint that everything has to come through from now on. Connections that do not are cut at once if a layer 7
-//!   rule could concern them, since nobody can judge by it what is in them. Others go on until they end, or as long as
-//!   the setting says. While it is not known which rules there are, all are cut after a while.
-//!   Those that were led through a waypoint which is the pod's no longer go on as long as that waypoint's own
-//!   connection to the pod, and that does not come through the new one.
+//! - An unknown policy that the pod's record names: the record and the policy come as two messages, in either order,
+//!   and connections that were allowed must not end for the moment between them.
+//! - A new waypoint of the pod. Connections that bypass it are closed at once if a layer 7 rule could apply to them,
+//!   since their requests cannot be authorized by it. Others continue until they end, or for the configured grace
+//!   period. While the waypoint's rules are unknown, all are closed after a grace period. Connections through the pod's
+//!   former waypoint continue as long as that waypoint's own connection to the pod, which bypasses the new one.
 
 use std::{pin::pin, time::Duration};
 
@@ -58,7 +57,7 @@ impl Recheck {
                 () = ambit_rt::sleep_until(self.graces.deadline()) => {}
             }
             let Some(workload) = self.state.local_workload(&self.name) else {
-                // The record is gone: nothing new is let in; what was allowed stays until it ends.
+                // The record is gone: new connections are refused; allowed ones stay until they end.
                 self.graces.suspend();
                 continue;
             };
@@ -356,8 +355,8 @@ mod tests {
     async fn each_reason_has_its_own_grace() {
         let list = Connections::default();
         let (_policy, mut direct) = (open(&list, 1), open(&list, 2));
-        let led = open(&list, 3);
-        led.handle().takes(Course::ThroughWaypoint);
+        let redirected = open(&list, 3);
+        redirected.handle().takes(Course::ThroughWaypoint);
         let mut graces = graces();
         let judge = |peer: &Peer, course| match (peer.destination.port(), course) {
             (1, _) => Some(Objection::MissingPolicy),

@@ -177,7 +177,7 @@ impl Report {
         self.policy = policy;
     }
 
-    /// Reports an event to whoever reads flow events.
+    /// Reports an event to readers of flow events.
     fn report_flow(&mut self, event: Event) {
         let flows = self.metrics.flows();
         if !flows.is_heard() {

@@ -1,9 +1,9 @@
 //! What the proxy knows of the mesh, shared by the control plane's client and the data path.
 //!
-//! One table and one set of policies behind read-write locks. Writers hold a lock for a small batch of
-//! records at a time, so a reader on a worker thread waits microseconds even while a very large push
-//! comes in, and nothing is stored twice. Whatever must act on changes (pods with open connections, the
-//! certificates) follows `watch` channels; nobody is called back under a lock.
+//! One table and one set of policies behind read-write locks. Writers hold a lock for a small batch of records at a
+//! time, so a reader on a worker thread waits microseconds even while a very large push comes in, and nothing is stored
+//! twice. Whatever must act on changes (pods with open connections, the certificates) follows `watch` channels; no
+//! callback runs under a lock.
 
 mod departures;
 mod follow;
@@ -86,7 +86,7 @@ struct Inner {
     policies_known: AtomicBool,
     /// Counts changes of local workloads, and of what is known at all.
     local_changes: watch::Sender<u64>,
-    /// Counts, for each pod somebody watches, changes of what its authorization depends on.
+    /// Revision, for each watched pod, of the inputs of its authorization.
     pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
     /// Connections to workloads, which end with them.
     departures: Departures,
@@ -99,8 +99,7 @@ impl SharedState {
         Self::build(config, None)
     }
 
-    /// A state that is asked for: unknown destinations go to the receiver, which the client of the
-    /// control plane serves.
+    /// An on-demand state: unknown destinations go to the receiver, which the client of the control plane serves.
     pub fn on_demand(config: StateConfig) -> (Self, mpsc::Receiver<AddressDemand>) {
         let (sender, receiver) = mpsc::channel(DEMANDS_WAITING);
         (Self::build(config, Some(sender)), receiver)
@@ -256,8 +255,8 @@ impl SharedState {
 
     // === the data path ===
 
-    /// Where an outbound connection of `source` goes. In on-demand mode this first asks the control
-    /// plane for what is not known yet; else it waits, after a start, until the mesh is known.
+    /// Route of an outbound connection of `source`. In on-demand mode this first requests unknown records from the
+    /// control plane; else it waits, after a start, until the mesh is known.
     pub async fn route(&self, source: &Workload, dst: SocketAddr) -> Result<Route, RouteError> {
         self.route_again(source, dst, &[]).await
     }
@@ -365,12 +364,12 @@ impl SharedState {
         self.policies().would_refuse(destination, connection)
     }
 
-    /// [`Self::authorize`] with all that led to it.
+    /// [`Self::authorize`] with the evaluation of each policy.
     pub fn explain(&self, destination: &Workload, connection: &Connection) -> Explanation {
         self.policies().explain(destination, connection)
     }
 
-    /// [`Self::authenticate`] with all that led to it.
+    /// [`Self::authenticate`] with the evaluation of each policy.
     pub fn explain_authentication(
         &self,
         destination: &Workload,

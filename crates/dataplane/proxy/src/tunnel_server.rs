@@ -43,8 +43,8 @@ async fn handshake(
     Ok(stream)
 }
 
-/// Gives each tunnel that `peer` asks for to `handler`, which must not block. When the drain begins the peer is
-/// asked to open no more.
+/// Passes each tunnel that `peer` opens to `handler`, which must not block. When the drain begins, GOAWAY stops the
+/// peer from opening more.
 pub async fn serve(
     stream: tls::TlsStream,
     settings: &Settings,

@@ -30,7 +30,7 @@ const CERTIFICATES: Purpose = Purpose {
     name: "certificates",
     backing: Backing::Memory,
 };
-/// Set in the tag of the entry that says that a type is complete.
+/// Set in the tag of the entry that marks a type as complete.
 const COMPLETE: u8 = 0x80;
 
 /// Takes over what the worker before this one left. There is no cache without a supervisor, or where there is
@@ -54,7 +54,7 @@ pub fn take_over(
 fn usable<T>(what: Purpose, opened: io::Result<T>) -> Option<Arc<T>> {
     opened
         .inspect_err(|error| {
-            tracing::warn!(%error, what = what.name, "not cached: the next worker will ask for everything");
+            tracing::warn!(%error, what = what.name, "not cached: the next worker will request everything");
         })
         .ok()
         .map(Arc::new)
@@ -152,7 +152,7 @@ fn cached(entry: Entry) -> Cached {
 #[derive(Debug)]
 pub struct WarmCertificates {
     journal: Mutex<Journal>,
-    /// Of the worker before this one, by identity, until asked for.
+    /// Certificates of the previous worker, by identity, until requested.
     before: Mutex<HashMap<Vec<u8>, Zeroizing<Vec<u8>>>>,
 }
 

@@ -90,7 +90,7 @@ impl Worker {
         let work = async move {
             CURRENT.set(Some(position));
             if let Err(error) = Netns::stay_at_home() {
-                tracing::debug!(%error, "a worker asks at each opening where it is");
+                tracing::debug!(%error, "a worker looks up its network namespace at each connection");
             }
             while let Some(job) = assigned.recv().await {
                 job();
@@ -112,7 +112,7 @@ impl Drop for Workers {
         for worker in self.0.drain(..) {
             let Worker { assign, thread, .. } = worker;
             drop(assign);
-            // A worker that panicked has said so.
+            // A worker's panic has been logged.
             let _panicked = thread.map(JoinHandle::join);
         }
     }

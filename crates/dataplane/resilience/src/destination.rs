@@ -165,8 +165,7 @@ impl<E: Clone> Destination<E> {
         }
     }
 
-    /// Takes over the endpoints there are, of a revision that is not known yet; `candidates` is asked for them only
-    /// then.
+    /// Takes over the endpoints there are, of a revision that is not known yet; `candidates` is called only then.
     pub fn update(
         &self,
         revision: u64,
@@ -305,7 +304,7 @@ impl<E> Chosen<E> {
         &self.host.uid
     }
 
-    /// Says what came of the request. Gives the ejection that this leads to.
+    /// Reports the outcome of the request. Returns the resulting ejection.
     pub fn report(&self, outcome: Outcome, now: Instant) -> Option<Ejection> {
         let policy = self.outliers.as_ref()?;
         let fault = count(&self.host, policy, outcome)?;

@@ -87,7 +87,7 @@ impl Group {
         }
     }
 
-    /// Whether one that was drawn is taken, so that each is as often as its weight says.
+    /// Whether a drawn endpoint is chosen, so that each is chosen in proportion to its weight.
     fn accepts(&self, index: u32, weight: u32, view: &impl View, rng: &mut dyn RngCore) -> bool {
         if !view.is_usable(index) {
             return false;

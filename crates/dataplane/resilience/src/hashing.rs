@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use ambit_model::HashTable;
 use xxhash_rust::xxh64::xxh64;
 
-/// Most points of a ring, whatever is asked for.
+/// Most points of a ring, regardless of the configured size.
 const MAX_POINTS: u64 = 1 << 18;
 
 /// The hash of what requests have in common. Not a secret one: all replicas have to agree on it.
@@ -31,7 +31,7 @@ impl Table {
         }
     }
 
-    /// The endpoints in the order in which they are asked for a hash; each may come several times.
+    /// The endpoints in the order in which they are tried for a hash; each may come several times.
     pub(crate) fn from(&self, hash: u64) -> impl Iterator<Item = u32> {
         let (ring, table) = match self {
             Self::Ring(points) => (points.as_slice(), [].as_slice()),
@@ -47,8 +47,8 @@ impl Table {
     }
 }
 
-/// Each endpoint has points in proportion to its weight: as many as are asked for in all, so that their number does not
-/// change when others come and go, and fewer only where that would be too many together.
+/// Each endpoint has points in proportion to its weight: as many as are configured in all, so that their number does
+/// not change when others come and go, and fewer only where that would be too many together.
 fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     let total: u64 = members.iter().map(|(_, weight)| u64::from(*weight)).sum();
     let lightest = members.iter().map(|(_, weight)| u64::from(*weight)).min();

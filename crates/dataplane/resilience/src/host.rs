@@ -12,7 +12,7 @@ use ambit_model::{ArcStr, Warmup};
 
 use crate::locality::Place;
 
-/// An endpoint that may be chosen. `E` is what it is to whoever asks.
+/// An endpoint that may be chosen. `E` is the caller's type of an endpoint.
 #[derive(Clone, Debug)]
 pub struct Candidate<E> {
     /// By which it is known again: the same for as long as it exists, and on every replica.

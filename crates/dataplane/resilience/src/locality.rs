@@ -59,7 +59,7 @@ pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Place) -> Option<&'a 
     all.iter().find(|shares| own.is_in(&shares.from))
 }
 
-/// Where an endpoint stands; `None` if it gets nothing.
+/// Priority of an endpoint; `None` if it gets nothing.
 pub(crate) fn standing(
     policy: &LocalityPolicy,
     own: &Place,

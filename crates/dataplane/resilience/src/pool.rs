@@ -157,7 +157,7 @@ impl<E> Pool<E> {
         None
     }
 
-    /// The tier that is asked first.
+    /// The tier that is tried first.
     fn tier(&self, now: &Now<'_, E>, rng: &mut dyn RngCore) -> usize {
         if now.is_panic || self.tiers.len() < 2 {
             return 0;

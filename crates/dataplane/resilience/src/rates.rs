@@ -1,8 +1,8 @@
 //! Rate limits: how many requests may pass in a while, of those that have something in common.
 //!
-//! A bucket that fills steadily is kept as one time: when it will be full again. A bucket that is full is one that nothing
-//! is known of, so that what was not used for a while costs nothing. What requests have in common is a number here, that
-//! nobody outside can choose.
+//! A bucket that fills steadily is kept as one time: when it will be full again. A bucket that is full is one that
+//! nothing is known of, so that what was not used for a while costs nothing. A key of requests is a number here, which
+//! clients cannot choose.
 
 use std::{
     collections::HashMap,

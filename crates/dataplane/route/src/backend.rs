@@ -23,12 +23,12 @@ pub struct BackendRequest<'a> {
     pub waypoint: &'a Workload,
     /// How clients name the waypoint. `None`: what is behind this waypoint is entered through it, as by any client.
     pub own: Option<&'a GatewayAddress>,
-    /// Whether it came for this very service, rather than by a route that leads to it: then the choice is
-    /// among its endpoints, and not left to the service's own waypoint.
+    /// Whether the request named this very service, rather than a route its backend: then an endpoint is chosen here,
+    /// and not by the service's own waypoint.
     pub is_target: bool,
     /// Uids of workloads that are not to be chosen: they were tried for the same request.
     pub failed: &'a [ArcStr],
-    /// Address that the client asked for: endpoints are called by its family, if they and the service have it.
+    /// Address that the client called: endpoints are called by its family, if they and the service have it.
     pub dialled: Option<IpAddr>,
 }
 
@@ -168,7 +168,7 @@ impl MeshTable {
         self.to_backend(request, &endpoint.workload, endpoint.port, service, rng)
     }
 
-    /// The way to a pod that the waypoint was asked for by its address.
+    /// Route to a pod that the client named by its address.
     ///
     /// # Errors
     /// When it has no address, or must be entered through a waypoint that cannot be found.

@@ -85,7 +85,7 @@ impl MeshTable {
             LbMode::Strict | LbMode::Failover => choice.scan(endpoints, rng),
         };
         chosen.or_else(|| match mode {
-            // Pods of a waypoint that are being ended serve as long as no other does. One that cannot says so at once.
+            // Terminating pods of a waypoint serve as long as no other does. One that cannot refuses at once.
             Mode::Waypoint(_) => choice.with_unready().scan(endpoints, rng),
             Mode::Standard => None,
         })
@@ -325,7 +325,7 @@ impl<'t> Choice<'t, '_> {
     }
 }
 
-/// Grows with the capacity, so that an endpoint has the highest score as often as its share says.
+/// Grows with the capacity, so that an endpoint has the highest score in proportion to its share.
 fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (client, endpoint).hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! Connections to a pod that have to come through its waypoint, and the way there for those that did not.
+//! Hairpin: redirection of connections that bypass a pod's waypoint to it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -75,9 +75,9 @@ impl MeshTable {
         })
     }
 
-    /// The route to the waypoint of the local workload, for a connection to `dst` that
-    /// [passes by](Self::passes_by_waypoint) it. As for [`Self::outbound_again`], `failed` has been tried.
-    /// There is none to a waypoint that would take everybody who is led there for the workload itself.
+    /// The route to the waypoint of the local workload, for a connection to `dst` that [passes
+    /// by](Self::passes_by_waypoint) it. As for [`Self::outbound_again`], `failed` has been tried. There is none to a
+    /// waypoint that would take every redirected caller for the workload itself.
     pub fn hairpin(
         &self,
         local: &Workload,

@@ -270,11 +270,14 @@ impl MeshTable {
     pub fn inbound_service(
         &self,
         local: &Workload,
-        said: Option<&str>,
+        named_host: Option<&str>,
         port: u16,
     ) -> Option<&Arc<Service>> {
-        if let Some(said) = said {
-            let name = local.services.keys().find(|name| name.hostname == said)?;
+        if let Some(named_host) = named_host {
+            let name = local
+                .services
+                .keys()
+                .find(|name| name.hostname == named_host)?;
             return self.service(name);
         }
         local.services.iter().find_map(|(name, own)| {

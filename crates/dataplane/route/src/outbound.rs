@@ -191,7 +191,7 @@ pub enum RouteError {
     },
     /// At a workload whose waypoint is another implementation's.
     #[error(
-        "{of} is reached through its waypoint {waypoint} alone, which cannot be told whose connection this is: refused"
+        "{of} is reached through its waypoint {waypoint} alone, which cannot receive the original peer of this connection: refused"
     )]
     PassesBy {
         /// The waypoint's address.

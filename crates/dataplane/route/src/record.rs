@@ -245,7 +245,7 @@ impl WorkloadRef {
             .map(|membership| &membership.service)
     }
 
-    /// The ports of services that lead to a port of it.
+    /// The ports of services that forward to a port of it.
     pub fn service_ports(&self, target: u16) -> impl Iterator<Item = (&NamespacedHostname, u16)> {
         let all = self.0.template.services.iter();
         all.flat_map(move |membership| {
@@ -260,7 +260,7 @@ impl WorkloadRef {
         self.uid().contains("//Pod/")
     }
 
-    /// Whether the same services lead to it, at the same addresses, as to another form of it.
+    /// Whether the same services forward to it, at the same addresses, as to another version of it.
     pub fn has_services_of(&self, workload: &Workload) -> bool {
         let Workload {
             services,

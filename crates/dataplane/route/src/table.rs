@@ -310,8 +310,8 @@ impl MeshTable {
         self.services.has_wildcards()
     }
 
-    /// Whether a service or workload is known that has an address (on-demand mode requests the others). A prefix says
-    /// nothing of what has one of its addresses.
+    /// Whether a service or workload is known that has an address (on-demand mode requests the others). A prefix does
+    /// not count for the addresses in it.
     pub fn knows_address(&self, address: &NetworkAddress) -> bool {
         self.services
             .by_vip(&address.network, address.address, None)

@@ -27,7 +27,7 @@ pub enum XdsTermination {
     ConnectionError,
     /// A gRPC error.
     Error,
-    /// The server asked for a new connection.
+    /// The server requested a new connection.
     Reconnect,
     /// The server ended it cleanly.
     Complete,
@@ -82,7 +82,7 @@ pub struct DnsLabels {
     pub request_query_type: ArcString,
     /// `udp` or `tcp`.
     pub request_protocol: ArcString,
-    /// The asking workload's canonical service.
+    /// The client workload's canonical service.
     pub source_canonical_service: ArcString,
     /// Its canonical revision.
     pub source_canonical_revision: ArcString,
@@ -223,7 +223,7 @@ impl Metrics {
         );
         registry.register(
             "ambit_connections_led_to_waypoint",
-            "Total number of connections to a pod that did not come through its waypoint and were led there",
+            "Total number of connections to a pod that bypassed its waypoint and were redirected to it",
             self.forwarded_to_waypoint.clone(),
         );
         registry.register(
@@ -386,7 +386,7 @@ impl Metrics {
         self.dry_run_denied.remove(&PolicyLabels { policy });
     }
 
-    /// A connection to a pod was led to the pod's waypoint.
+    /// A connection to a pod was redirected to the pod's waypoint.
     pub fn forwarded_to_waypoint(&self) {
         self.forwarded_to_waypoint.inc();
     }

@@ -1,4 +1,4 @@
-//! Flow events for whoever reads them at the moment. Nothing is made or kept while nobody does.
+//! Flow events for current readers. Without a reader no event is created or buffered.
 
 mod queue;
 
@@ -83,7 +83,7 @@ impl Flows {
         );
     }
 
-    /// Whether anybody reads. Cheap: nothing else of this is touched by a data path that nobody watches.
+    /// Whether there is a reader. Cheap: a data path without readers touches nothing else of this.
     pub fn is_heard(&self) -> bool {
         self.heard_by.load(Relaxed) > 0
     }

@@ -1,4 +1,4 @@
-//! What a waypoint tells about requests: Istio's request metrics ([`HttpMetrics`]) and its access log
+//! Telemetry of a waypoint's requests: Istio's request metrics ([`HttpMetrics`]) and its access log
 //! ([`HttpRequestReport`]).
 //!
 //! No label's value comes from a request: parties and services are records of the mesh, codes and flags are

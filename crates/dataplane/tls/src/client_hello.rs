@@ -1,5 +1,5 @@
-//! The first message of a TLS connection that is passed through, as far as it tells where to. Reads a client's bytes:
-//! no more of them than a client hello may have, each once.
+//! Parser of the ClientHello of a passed-through TLS connection, for its server name. Reads a client's bytes: no more
+//! of them than a ClientHello may have, each once.
 
 use std::{fmt, io};
 

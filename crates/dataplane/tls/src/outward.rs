@@ -1,5 +1,5 @@
 //! TLS with servers outside of the mesh, or with applications that speak it themselves: their certificates are for host
-//! names, addresses or URIs, and signed by whom the caller says.
+//! names, addresses or URIs, and signed by the caller's authorities.
 
 use std::{io, sync::Arc};
 
@@ -58,7 +58,7 @@ impl Authorities {
         Ok(Self(Arc::new(roots)))
     }
 
-    /// Of a system: what cannot be used proves nobody.
+    /// Returns the authorities of the system; unusable ones are skipped.
     ///
     /// # Errors
     /// When there is none.
@@ -93,7 +93,7 @@ enum Name {
 pub struct Outward(Arc<ClientConfig>);
 
 impl Outward {
-    /// For servers whose certificate is for one of `names`, or, without any, for the name that is asked for.
+    /// For servers whose certificate is for one of `names`, or, without any, for the server name that is sent.
     ///
     /// # Errors
     /// When no TLS can be made of it.
@@ -106,7 +106,7 @@ impl Outward {
         Self::build(settings, Some(authorities), names, shown)
     }
 
-    /// For servers that may be anybody: no certificate is verified, only that the server has the key of the one it shows.
+    /// For unverified servers: no certificate is verified, only that the server has the key of the one it shows.
     ///
     /// # Errors
     /// When no TLS can be made of it.
@@ -150,8 +150,7 @@ impl Outward {
         Ok(Self(Arc::new(config)))
     }
 
-    /// Begins TLS as a client that asks for a name, and for the one protocol, if there is any. The caller sets the
-    /// deadline.
+    /// Originates TLS with a server name (SNI), and with the one ALPN protocol, if any. The caller sets the deadline.
     ///
     /// # Errors
     /// When the server is not who it should be, or does not speak what it should.
@@ -188,7 +187,7 @@ impl Outward {
 /// TLS that does not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum OutwardConnectError {
-    /// No server can be asked for by it.
+    /// Invalid server name of a connection.
     #[error("{0:?} is no name of a server")]
     Name(String),
     /// The server, or the way to it.
@@ -222,7 +221,7 @@ struct OtherNames(String);
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
-    /// None: whoever it is.
+    /// `None` verifies no certificate.
     authorities: Option<Authorities>,
     names: Vec<Name>,
 }

@@ -52,7 +52,7 @@ struct List<'a>(&'a [String]);
 impl fmt::Display for List<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            [] => f.write_str("nobody (no SPIFFE id)"),
+            [] => f.write_str("no SPIFFE id"),
             names => f.write_str(&names.join(" or ")),
         }
     }

@@ -29,10 +29,10 @@ pub enum CallKind {
     Grpc,
 }
 
-/// A call that a module asks for.
+/// A call that a module makes.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The request that the module asks for it on behalf of, or the plugin's own context.
+    /// The request on whose behalf the module calls, or the plugin's own context.
     pub context: ContextId,
     /// Whom it is for, as the module has it.
     pub upstream: String,
@@ -100,7 +100,7 @@ pub struct CallResponse {
     pub grpc_status: (u32, String),
 }
 
-/// Effect that a module asks for, or has caused.
+/// Effect that a module requests, or has caused.
 #[derive(Debug)]
 pub enum Effect {
     /// Change after which [`crate::Vm::outcome`] of a request may be another.
@@ -133,7 +133,7 @@ pub struct Message {
 }
 
 impl Effect {
-    /// Whether it says again what is already said.
+    /// Whether it repeats the current value.
     fn repeats(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Changed(one), Self::Changed(other)) => one == other,

@@ -54,7 +54,7 @@ pub(crate) struct Host {
     pub(crate) outstanding: Arc<Calls>,
     pub(crate) last_call: u32,
     pub(crate) tick_period: u32,
-    /// Contexts of which the module said that they are done.
+    /// Contexts that the module has marked as done.
     pub(crate) done: Vec<ContextId>,
     /// How much it has logged.
     pub(crate) logged: Logged,
@@ -149,7 +149,7 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     wasi::link(linker)
 }
 
-/// Gives a module the functions of the system that it asks for and that nothing stands behind: they fail.
+/// Links the system functions that a module imports and the host does not implement: they fail.
 pub(crate) fn link_rest(linker: &mut Linker<Host>, module: &Module) -> wasmtime::Result<()> {
     for import in module.imports() {
         if import.module() != WASI {

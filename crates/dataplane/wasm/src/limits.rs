@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long the engine's clock stands between two calls of [`crate::Engine::tick`].
+/// Interval between two calls of [`crate::Engine::tick`].
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// Limits of one instance.

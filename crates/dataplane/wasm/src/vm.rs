@@ -1,4 +1,4 @@
-//! One instance of a module: the contexts in it, and the callbacks by which it is told what happens.
+//! One instance of a module: its contexts, and the callbacks by which it receives events.
 
 mod callbacks;
 mod calls;
@@ -417,7 +417,7 @@ impl Vm {
         self.outcome(of, id).unwrap_or(Outcome::Closed)
     }
 
-    /// Calls a callback of a context, and then what it has led to.
+    /// Calls a callback of a context, and then the callbacks that it caused.
     fn callback<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,

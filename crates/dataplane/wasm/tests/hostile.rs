@@ -225,7 +225,7 @@ fn sizes_that_are_not_there_are_refused_and_cost_nothing() {
         format!("(call $share (i32.const 0) {huge} (i32.const 0) {huge} (i32.const 0))"),
         format!("(call $share (i32.const 0) (i32.const 1) (i32.const 0) {huge} (i32.const 0))"),
         format!("(call $pairs (i32.const 0) (i32.const 0) {huge})"),
-        // A list of pairs that says that it has four thousand million of them.
+        // A list of pairs that declares four thousand million of them.
         "(call $pairs (i32.const 0) (i32.const 0) (i32.const 64))".to_owned(),
         format!(
             "(call $respond (i32.const 200) (i32.const 0) {huge} (i32.const 0) {huge} (i32.const 0) {huge} (i32.const -1))"

@@ -319,7 +319,7 @@ fn a_request_waits_until_its_plugin_lets_it_go_on() {
     vm.tick().unwrap();
     assert!(matches!(vm.take_effects()[..], [Effect::Changed(of)] if of == id));
     assert_eq!(vm.outcome(Direction::Request, id), Ok(Outcome::Go));
-    // Of a request that is over nothing is said.
+    // A finished request gets no callback.
     vm.close(id).unwrap();
     vm.tick().unwrap();
     assert!(vm.take_effects().is_empty());
@@ -387,7 +387,7 @@ fn call_is_an_effect_and_gets_one_response() {
              (if (then (return (i32.const 0)))) (i32.const 1)",
             pairs.len()
         )),
-        // It is told in the plugin's own context.
+        // The callback has the plugin's own context.
         gives(1, "(local.get 0)"),
     );
     let (_engine, mut vm) = start(&module(call, &functions), "").unwrap();
@@ -527,7 +527,7 @@ fn stream_is_opened_used_and_reported_until_it_is_closed() {
     assert_eq!(tell(&mut vm, StreamEvent::Trailers(headers(2))), Ok(true));
     let closed = StreamEvent::Closed(9, "why".to_owned());
     assert_eq!(tell(&mut vm, closed.clone()), Ok(false));
-    // Nobody is told twice; a second end would be of no stream.
+    // There is no second callback; a second end would be of no stream.
     assert_eq!(tell(&mut vm, closed), Ok(false));
     assert_eq!(tell(&mut vm, heard), Ok(false));
     drop(message);

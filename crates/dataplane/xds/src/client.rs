@@ -263,7 +263,7 @@ impl<H: Handler> Client<H> {
         if self.waiters.len() >= WAITED_FOR {
             self.withdraw_unwaited();
             if self.waiters.len() >= WAITED_FOR {
-                // Dropping `done` tells the caller that there is no answer.
+                // Dropping `done` reports to the caller that there is no answer.
                 return;
             }
         }

@@ -28,7 +28,7 @@ pub enum Resource {
     Waypoint(WaypointRecordType),
 }
 
-/// The place of [`Resource::Address`], the one type that is asked for on demand, for every role.
+/// Index of [`Resource::Address`], the one type that is requested on demand, for every role.
 pub(crate) const ADDRESSES: Kind = 0;
 
 impl Role {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HttpLoad {
     pub(crate) requests_per_second: f64,
-    /// Not every generator tells them.
+    /// Not every generator reports them.
     pub(crate) median: Option<Duration>,
     pub(crate) p99: Option<Duration>,
     pub(crate) requests: u64,

@@ -59,7 +59,7 @@ enum Step {
     Trace(u32),
     /// A token is verified, which is signed so.
     Token(tokens::Algorithm),
-    /// An authorizer is asked.
+    /// An authorizer checks each request.
     Authorize,
     /// A plugin touches headers.
     Plugin,
@@ -401,12 +401,12 @@ impl Bench {
         if log.exists() {
             fs::remove_file(&log)?;
         }
-        let said = self.rig.exec(&client, &command)?;
+        let output = self.rig.exec(&client, &command)?;
         let sent = match load {
             Load::Http2(_) | Load::Grpc(_) => {
-                load::parse_h2load(&said)?.with_times(&fs::read_to_string(&log)?)?
+                load::parse_h2load(&output)?.with_times(&fs::read_to_string(&log)?)?
             }
-            Load::Http1(_) | Load::Large(_) => load::parse_wrk(&said)?,
+            Load::Http1(_) | Load::Large(_) => load::parse_wrk(&output)?,
         };
         Ok(sent)
     }

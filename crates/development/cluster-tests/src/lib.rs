@@ -36,7 +36,7 @@ pub use waypoint::{Waypoint, condition};
 pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};
 
 /// How long anything may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The repository's `build` directory.
 pub fn sources() -> PathBuf {
@@ -46,7 +46,7 @@ pub fn sources() -> PathBuf {
 /// Waits until `condition` holds.
 #[track_caller]
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
-    ambit_testkit::until_within(PATIENCE, what, condition);
+    ambit_testkit::until_within(TIMEOUT, what, condition);
 }
 
 /// Checks that `condition` holds all the time.

@@ -16,7 +16,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{Mesh, PATIENCE, until};
+use crate::{Mesh, TIMEOUT, until};
 
 /// Set by the agent on enrolled pods.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
@@ -306,7 +306,7 @@ impl<'a> Space<'a> {
             Expected::Answer | Expected::Failure(_) => None,
         };
         let before = denials();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let (ending, text) = self.try_get(app, url);
             // Logs are written after the answer: the next look may find it.
@@ -354,15 +354,15 @@ impl Drop for Space<'_> {
                 ["get", "pods", "--output=wide"],
                 ["get", "events", "--sort-by=.lastTimestamp"],
             ] {
-                let said = self
+                let printed = self
                     .mesh
                     .cluster()
                     .kubectl()
                     .args(args)
                     .args(["--namespace", &self.name])
                     .output();
-                if let Ok(said) = said {
-                    eprintln!("{}", String::from_utf8_lossy(&said.stdout));
+                if let Ok(printed) = printed {
+                    eprintln!("{}", String::from_utf8_lossy(&printed.stdout));
                 }
             }
         }

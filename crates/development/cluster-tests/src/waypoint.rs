@@ -153,7 +153,7 @@ impl<'a> Waypoint<'a> {
         self.kubectl(&["logs", &label, "--tail=-1", "--prefix"])
     }
 
-    /// The metrics of its pods, asked for by a pod of the app.
+    /// The metrics of its pods, requested by a pod of the app.
     pub fn metrics(&self, app: &str) -> String {
         let addresses = self.addresses();
         let pages = addresses.iter().map(|address| {

@@ -36,7 +36,7 @@ const DNS: &str = include_str!("coredns.yaml");
 const NODE_INIT: &str = include_str!("node-init.sh");
 
 /// How long any component may take to start, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running cluster, started by any process.
 #[derive(Debug)]
@@ -154,7 +154,7 @@ impl Cluster {
 
     async fn api_ready(&self) -> Result<()> {
         let client = self.client().await?;
-        objects::until("the API server ready", PATIENCE, async || {
+        objects::until("the API server ready", TIMEOUT, async || {
             let request = http_get("/readyz")?;
             Ok(client.request_text(request).await.map(drop)?)
         })
@@ -171,7 +171,7 @@ impl Cluster {
             let ranges = self.network.pods(node.number);
             let spec = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
             let patch = Patch::Merge(&spec);
-            objects::until("the node registers", PATIENCE, async || {
+            objects::until("the node registers", TIMEOUT, async || {
                 let parameters = PatchParams::default();
                 Ok(nodes.patch(&node.name(), &parameters, &patch).await?)
             })
@@ -186,7 +186,7 @@ impl Cluster {
         }
         // Pods are forbidden until it exists.
         let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
-        objects::until("the default service account", PATIENCE, async || {
+        objects::until("the default service account", TIMEOUT, async || {
             Ok(accounts.get("default").await.map(drop)?)
         })
         .await?;
@@ -194,7 +194,7 @@ impl Cluster {
             return Ok(());
         }
         let deployments: Api<Deployment> = Api::namespaced(client, "kube-system");
-        objects::until("the cluster's DNS available", PATIENCE, async || {
+        objects::until("the cluster's DNS available", TIMEOUT, async || {
             let status = deployments.get("coredns").await?.status;
             let available = status.as_ref().and_then(|status| status.available_replicas);
             objects::unless(available == Some(1), format_args!("{status:?}"))
@@ -205,7 +205,7 @@ impl Cluster {
     async fn node_ready(&self, client: &Client, node: Node<'_>) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(client.clone());
         let what = format!("node {} ready", node.name());
-        objects::until(&what, PATIENCE, async || {
+        objects::until(&what, TIMEOUT, async || {
             let object = nodes.get(&node.name()).await?;
             let conditions = object.status.and_then(|status| status.conditions);
             let ready = conditions

@@ -78,7 +78,7 @@ enum Command {
 /// Runs the command.
 ///
 /// # Errors
-/// When it fails; the message says what to do.
+/// When it fails; the message contains the remedy.
 pub fn run(args: Args) -> Result<()> {
     // Nodes see the same files, but have other working directories.
     let places = Places::in_target(&std::path::absolute(&args.target)?, args.slot);

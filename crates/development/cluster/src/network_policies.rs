@@ -29,7 +29,7 @@ const RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 -A POSTROUTING -j NFQUEUE --queue-num";
 
 /// How long an engine may take to know all policies, pods and namespaces.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An engine on every node of a cluster, until the value is dropped.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl<'a> NetworkPolicies<'a> {
         // That of a killed process.
         self.stop(node)?;
         let pid = node.pid().context("a node is down")?;
-        // With the node's files: the engine also asks the runtime for pods, if it finds its socket (NRI).
+        // With the node's files: the engine also lists pods of the runtime, if it finds its socket (NRI).
         let engine = Tool::new("nsenter")
             .args(["--net", "--mount"])
             .arg(format!("--target={pid}"))
@@ -67,7 +67,7 @@ impl<'a> NetworkPolicies<'a> {
 
     fn listens(&self, node: Node<'_>) -> Result<()> {
         let processes = self.cluster.processes();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !is_listening(node)? {
             ensure!(
                 processes.pid(&name(node)).is_some() && Instant::now() < deadline,

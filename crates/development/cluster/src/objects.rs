@@ -96,15 +96,15 @@ fn describe(object: &DynamicObject) -> String {
 /// Retries until there is an answer; the last refusal is the error.
 pub async fn until<T>(
     what: &str,
-    patience: Duration,
+    timeout: Duration,
     mut ask: impl AsyncFnMut() -> Result<T>,
 ) -> Result<T> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     loop {
         match ask().await {
             Ok(answer) => return Ok(answer),
             Err(error) if Instant::now() > deadline => {
-                return Err(error.context(format!("not within {patience:?}: {what}")));
+                return Err(error.context(format!("not within {timeout:?}: {what}")));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }

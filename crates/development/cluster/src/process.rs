@@ -59,11 +59,11 @@ impl Processes {
         (started(pid)? == start.parse::<u64>().ok()?).then_some(pid)
     }
 
-    /// Ends it, after `patience` by force.
-    pub(crate) fn stop(&self, name: &str, patience: Duration) -> Result<()> {
+    /// Ends it, after `timeout` by force.
+    pub(crate) fn stop(&self, name: &str, timeout: Duration) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             signal(pid, Signal::TERM);
-            if !gone(pid, patience) {
+            if !gone(pid, timeout) {
                 kill(pid).with_context(|| format!("{name} does not end"))?;
             }
         }
@@ -122,8 +122,8 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-fn gone(pid: u32, patience: Duration) -> bool {
-    let deadline = Instant::now() + patience;
+fn gone(pid: u32, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
     while started(pid).is_some() {
         if Instant::now() > deadline {
             return false;

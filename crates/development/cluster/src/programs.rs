@@ -93,18 +93,18 @@ fn compile(name: &str, compiler: &mut Command) -> Result<()> {
 /// Writes the definitions of the standard channel, which are files of the module, as one manifest.
 fn definitions(source: &Path, output: &Path) -> Result<()> {
     let module = "sigs.k8s.io/gateway-api";
-    let said = Command::new("go")
+    let listed = Command::new("go")
         .args(["mod", "download", "-json", module])
         .current_dir(source)
         .output()
         .context("cannot download the Gateway API: is Go (1.24 or later) installed?")?;
     ensure!(
-        said.status.success(),
+        listed.status.success(),
         "downloading {module} failed: {}",
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&listed.stderr)
     );
-    let said: Value = serde_json::from_slice(&said.stdout)?;
-    let directory = said.get("Dir").and_then(Value::as_str);
+    let listed: Value = serde_json::from_slice(&listed.stdout)?;
+    let directory = listed.get("Dir").and_then(Value::as_str);
     let directory = directory.with_context(|| format!("go names no directory of {module}"))?;
     let mut all = String::new();
     for file in files(&Path::new(directory).join("config/crd/standard"))? {

@@ -1,4 +1,4 @@
-//! The client: sends requests one after the other, and tells their answers as the suite parses them.
+//! The client: sends requests one after the other, and prints their responses in the suite's format.
 
 use std::{str::FromStr, time::Duration};
 
@@ -18,7 +18,7 @@ use hyper_util::{
 use crate::grpc;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of the suite's own image, as far as the suite uses them.
 #[derive(Debug, clap::Parser)]
@@ -48,8 +48,8 @@ impl FromStr for Header {
     }
 }
 
-/// Sends the requests; tells every answer in lines, with an empty line between two. A redirection is an
-/// answer, and not followed.
+/// Sends the requests; prints every response in lines, with an empty line between two. A redirect is a response, and
+/// not followed.
 pub(crate) async fn run(args: &Args) -> Result<String> {
     let is_grpc = match args.url.scheme_str() {
         Some("http") => false,
@@ -64,9 +64,9 @@ pub(crate) async fn run(args: &Args) -> Result<String> {
     let mut answers = Vec::new();
     for number in 0..args.count {
         let request = request(args, is_grpc)?;
-        let answer = tokio::time::timeout(PATIENCE, exchange(&client, request, is_grpc))
+        let answer = tokio::time::timeout(TIMEOUT, exchange(&client, request, is_grpc))
             .await
-            .with_context(|| format!("{}: no answer within {PATIENCE:?}", args.url))?
+            .with_context(|| format!("{}: no answer within {TIMEOUT:?}", args.url))?
             .with_context(|| format!("{}: request {number} failed", args.url))?;
         answers.push(lines(number, &args.url, &answer).join("\n"));
     }
@@ -97,7 +97,7 @@ fn request(args: &Args, is_grpc: bool) -> Result<Request<Full<Bytes>>> {
     Ok(request)
 }
 
-/// Properties of a response that the suite asks for.
+/// Properties of a response that the suite expects.
 struct Answer {
     /// Of HTTP; of gRPC, unless that is 0.
     status: u16,

@@ -95,7 +95,7 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
         tokio::spawn(async move {
             match tls {
                 None => converse(connection, peer, port).await,
-                // A client that does not speak it is told by the end of the connection.
+                // A client that does not speak it gets the end of the connection.
                 Some(tls) => {
                     if let Ok(connection) = tls.accept(connection).await {
                         converse(connection, peer, port).await;
@@ -131,15 +131,19 @@ async fn answer(
 ) -> Result<Response<Body>, hyper::Error> {
     let (head, body) = request.into_parts();
     body.collect().await?;
-    let said = describe(&head, peer, port);
+    let description = describe(&head, peer, port);
     let is_grpc =
         head.headers.get(CONTENT_TYPE) == Some(&HeaderValue::from_static(grpc::CONTENT_TYPE));
     let (kind, body, trailers) = if is_grpc {
         let status = HeaderName::from_static(grpc::STATUS);
         let trailers = HeaderMap::from_iter([(status, HeaderValue::from_static("0"))]);
-        (grpc::CONTENT_TYPE, grpc::encode(said), Some(trailers))
+        (
+            grpc::CONTENT_TYPE,
+            grpc::encode(description),
+            Some(trailers),
+        )
     } else {
-        ("text/plain", said.into(), None)
+        ("text/plain", description.into(), None)
     };
     let mut response = Response::new(Full::new(body).with_trailers(ready(trailers.map(Ok))));
     let headers = response.headers_mut();
@@ -147,7 +151,7 @@ async fn answer(
     Ok(response)
 }
 
-/// Properties of a request that the suite asks for, a line each.
+/// Properties of a request that the suite expects, a line each.
 fn describe(head: &http::request::Parts, peer: SocketAddr, port: u16) -> String {
     let uri = &head.uri;
     let host = head

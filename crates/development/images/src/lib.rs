@@ -190,10 +190,10 @@ fn output(program: impl AsRef<OsStr>, arguments: &[&OsStr]) -> Result<String> {
     let name = program.as_ref().display().to_string();
     let run = Command::new(&program).args(arguments).output();
     let run = run.with_context(|| format!("cannot start {name}"))?;
-    let said = String::from_utf8_lossy(&run.stderr);
+    let message = String::from_utf8_lossy(&run.stderr);
     ensure!(
         run.status.success(),
-        "{name} failed ({}): {said}",
+        "{name} failed ({}): {message}",
         run.status
     );
     Ok(String::from_utf8_lossy(&run.stdout).into_owned())

@@ -1,4 +1,4 @@
-//! An application in a pod, whose other end is the test: it hears every byte and answers as the test says.
+//! An application in a pod, scripted by the test: it receives every byte and sends the test's responses.
 
 use std::{
     io::{self, Read, Write},

@@ -22,7 +22,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{PATIENCE, Peer};
+use crate::{Peer, TIMEOUT};
 
 /// Header of the inner CONNECT alone: the network that the client is in.
 const NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
@@ -102,7 +102,7 @@ impl Path {
         JoinHandle<()>,
     )> {
         let config = self.client.client_config(&[server]);
-        let stream = tls::connect(io, config.map_err(io::Error::other)?, PATIENCE).await;
+        let stream = tls::connect(io, config.map_err(io::Error::other)?, TIMEOUT).await;
         let stream = stream.map_err(io::Error::other)?;
         let handshake = client::handshake(stream, &Settings::default()).await;
         let (client, driver) = handshake.map_err(io::Error::other)?;
@@ -115,7 +115,7 @@ impl Path {
     /// Serves as the gateway: ends outer tunnels, and connects what is in them to the waypoint.
     async fn pass_on(self, io: tokio::io::DuplexStream) {
         let config = self.gateway.server_config().expect("a TLS configuration");
-        let stream = tls::accept(io, config, PATIENCE).await.expect("TLS");
+        let stream = tls::accept(io, config, TIMEOUT).await.expect("TLS");
         let (settings, never) = (Settings::default(), std::future::pending());
         let serving = server::serve(stream, &settings, never, |incoming| {
             let target = incoming.target().expect("an authority").to_string();

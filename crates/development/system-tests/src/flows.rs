@@ -10,7 +10,7 @@ use std::{
 use ambit_testkit::binary;
 use serde_json::Value;
 
-use crate::{Mesh, PATIENCE};
+use crate::{Mesh, TIMEOUT};
 
 /// A command line that reads flow events. Ends with its drop.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl Flows {
                     None => *value == "none",
                 })
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(at) = self.seen.iter().position(is_wanted) {
                 return self.seen.remove(at);

@@ -44,7 +44,7 @@ pub use waypoints::{
 };
 
 /// How long anything may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two pods in the mesh on different nodes (`client` on node-1, `server` on node-2) with a Service
 /// `server`, one outside the mesh on each node (`legacy/client`, `legacy/server`).
@@ -151,12 +151,12 @@ impl Mesh {
     pub fn until(&self, what: &str, condition: impl FnMut(&Status) -> bool) -> Status {
         match self
             .client
-            .wait_until(PATIENCE, condition)
+            .wait_until(TIMEOUT, condition)
             .expect("the lab answers")
         {
             Ok(status) => status,
             Err(status) => panic!(
-                "not within {PATIENCE:?}: {what}\n{status:#?}\n{}",
+                "not within {TIMEOUT:?}: {what}\n{status:#?}\n{}",
                 self.logs()
             ),
         }
@@ -165,7 +165,7 @@ impl Mesh {
     /// Waits until a pod is captured, or is not.
     pub fn until_captured(&self, pod: &str, captured: bool) {
         self.until(&format!("{pod} captured: {captured}"), |status| {
-            // The agent reports a new pod before the lab knows that its network stands.
+            // The agent reports a new pod before the lab knows that its network is ready.
             let stands = |pod: &PodStatus| !captured || !pod.ips.is_empty();
             find(status, pod).is_some_and(|pod| pod.captured == captured && stands(pod))
         });
@@ -207,7 +207,7 @@ impl Mesh {
         output.stdout
     }
 
-    /// The command line, told of this lab.
+    /// The command line, set to this lab.
     pub fn ambit(&self, args: &[&str]) -> CommandOutput {
         let output = self.command(args).output();
         let output = output.expect("the command line runs");
@@ -254,7 +254,7 @@ impl Mesh {
             Expected::Answer | Expected::Failure(_) => None,
         };
         let before = denials();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let answer = self.get(pod, url);
             // Logs are written after the answer: the next look may find it.
@@ -576,7 +576,7 @@ impl Conversation {
     /// Waits until the other side has closed or reset it. One that stays open but silent fails the test.
     #[track_caller]
     pub fn until_closed(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let error = loop {
             match self.say("still there?") {
                 Ok(()) => assert!(Instant::now() < deadline, "the connection is still open"),
@@ -631,7 +631,7 @@ pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
 /// Waits until `condition` holds.
 #[track_caller]
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
-    ambit_testkit::until_within(PATIENCE, what, condition);
+    ambit_testkit::until_within(TIMEOUT, what, condition);
 }
 
 /// `$AMBIT` in manifests is the command line's path: pods run its small tools.

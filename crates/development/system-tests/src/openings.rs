@@ -40,15 +40,15 @@ impl<'a> Openings<'a> {
     /// Runs until stopped. `refused_only`: an established connection may break.
     pub fn run(&self, refused_only: bool) {
         while !self.stop.load(Ordering::Relaxed) {
-            let said = match self.dial() {
+            let result = match self.dial() {
                 Err(error) => Err(format!("not opened: {error}")),
                 Ok(mut connection) => match connection.say("hello") {
                     // Counts neither as a failure nor as a success.
                     Err(error) if refused_only && is_closed(&error) => continue,
-                    said => said.map_err(|error| format!("broken: {error}")),
+                    result => result.map_err(|error| format!("broken: {error}")),
                 },
             };
-            match said {
+            match result {
                 Err(failed) => self.failures.lock().unwrap().push(failed),
                 Ok(()) => drop(self.good.fetch_add(1, Ordering::Relaxed)),
             }

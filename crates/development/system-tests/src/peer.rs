@@ -20,7 +20,7 @@ use tokio::{
     runtime::Runtime,
 };
 
-use crate::{Mesh, PATIENCE, find};
+use crate::{Mesh, TIMEOUT, find};
 
 /// The control plane's name and port in a lab.
 const CONTROL: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
@@ -30,18 +30,18 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Outcome of a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There is no connection, or it ended before the tunnel stood.
+    /// There is no connection, or it ended before the tunnel was established.
     Cut(String),
     /// The tunnel was refused with this status.
     Refused(u16),
-    /// The tunnel stood, and this came out of it.
+    /// The tunnel was established, and this came out of it.
     Said(String),
 }
 
 impl Outcome {
     /// Whether the application has answered.
     pub fn is_from(&self, text: &str) -> bool {
-        matches!(self, Self::Said(said) if said.contains(text))
+        matches!(self, Self::Said(received) if received.contains(text))
     }
 }
 
@@ -65,7 +65,7 @@ fn runtime() -> Runtime {
 }
 
 impl<'a> Peer<'a> {
-    /// A pod that has asked the mesh's CA for the certificate of its own account, by its token. Waits for the pod, which
+    /// A pod with a certificate of its own account, requested from the mesh's CA by its token. Waits for the pod, which
     /// the control plane may have yet to make.
     pub fn of_pod(mesh: &'a Mesh, pod: &str) -> Self {
         mesh.until(&format!("{pod} is there"), |status| {
@@ -158,7 +158,7 @@ impl<'a> Peer<'a> {
         };
         let outcome = self
             .runtime
-            .block_on(async { tokio::time::timeout(PATIENCE, work).await });
+            .block_on(async { tokio::time::timeout(TIMEOUT, work).await });
         let outcome = outcome.expect("a tunnel stands or is refused");
         outcome.unwrap_or_else(|ended| ended)
     }
@@ -174,7 +174,7 @@ impl<'a> Peer<'a> {
         let cut = |error: &dyn std::fmt::Display| Outcome::Cut(error.to_string());
         let config = self.cert.client_config(std::slice::from_ref(expected));
         let config = config.expect("a TLS configuration");
-        let stream = tls::connect(stream, config, PATIENCE).await;
+        let stream = tls::connect(stream, config, TIMEOUT).await;
         let stream = stream.map_err(|error| cut(&error))?;
         let (client, driver) = client::handshake(stream, &Settings::default())
             .await
@@ -189,12 +189,14 @@ impl<'a> Peer<'a> {
         io.write_all(request.as_bytes())
             .await
             .map_err(|error| cut(&error))?;
-        let mut said = Vec::new();
-        let reading = tokio::time::timeout(SILENCE, io.read_to_end(&mut said));
+        let mut received = Vec::new();
+        let reading = tokio::time::timeout(SILENCE, io.read_to_end(&mut received));
         // Whatever came before the end counts, and how it ended does not.
         let _ended = reading.await;
         driver.abort();
-        Ok(Outcome::Said(String::from_utf8_lossy(&said).into_owned()))
+        Ok(Outcome::Said(
+            String::from_utf8_lossy(&received).into_owned(),
+        ))
     }
 }
 
@@ -226,7 +228,7 @@ async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
     fetched.unwrap_or_else(|error| panic!("no certificate for {identity}: {error}"))
 }
 
-/// A local address that leads to one in the lab.
+/// A local address that forwards to one in the lab.
 fn forward(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let near = listener.local_addr()?;

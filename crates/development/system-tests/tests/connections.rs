@@ -1,5 +1,5 @@
-//! What a `DestinationRule` says of connections behind a waypoint, with real programs: how many, for how long, and what
-//! becomes of endpoints that take none.
+//! Connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts, and endpoints that
+//! accept none.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Mesh, PATIENCE, Place, idle_pod, is_whole, read_head, until, with_waypoint,
+    Mesh, Place, TIMEOUT, idle_pod, is_whole, read_head, until, with_waypoint,
 };
 use http::{Request, Response};
 
@@ -96,7 +96,7 @@ fn has_metric(mesh: &Mesh, name: &str, labels: &[&str]) -> bool {
 fn dial(mesh: &Mesh, address: SocketAddr) -> TcpStream {
     let place = Place::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -117,7 +117,7 @@ fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     stream.set_read_timeout(soon).ok()?;
     let mut name = [0];
     stream.read_exact(&mut name).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     Some((stream, name[0]))
 }
 
@@ -429,7 +429,7 @@ impl Streams {
                     tokio::task::yield_now().await;
                 }
             };
-            tokio::time::timeout(PATIENCE, all_are_held).await.unwrap();
+            tokio::time::timeout(TIMEOUT, all_are_held).await.unwrap();
             self.let_go.notify_waiters();
             for answer in answers {
                 assert_eq!(answer.await.unwrap().status(), 200);

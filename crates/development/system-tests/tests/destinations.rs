@@ -214,7 +214,7 @@ fn hash_keeps_its_endpoint_while_others_come_and_go() {
             "{first:?} {second:?}"
         );
     }
-    // What a client sends there says nothing of endpoints, however it looks.
+    // A client's value there selects no endpoint, in whatever form.
     for value in ["\u{7f}", "a", "10.0.0.1:8090", &"x".repeat(8000)] {
         let one = scene.who(&format!("x-user: {value}\r\n"));
         assert_eq!(one, scene.who(&format!("x-user: {value}\r\n")));

@@ -98,12 +98,15 @@ spec:
   - {name: main, image: none, command: [$AMBIT, lab-tool, sleep]}
 ",
     );
-    let said = LogSource::Pod {
+    let log_source = LogSource::Pod {
         pod: "legacy/with-init".into(),
         container: Some("first".into()),
     };
     let answers = || {
-        let log = mesh.client().log_text(said.clone()).unwrap_or_default();
+        let log = mesh
+            .client()
+            .log_text(log_source.clone())
+            .unwrap_or_default();
         log.lines().filter(|line| line.starts_with("200")).count()
     };
     until("the init container is answered", || answers() > 0);

@@ -228,7 +228,7 @@ fn a_mirror_gets_what_is_sent_and_is_never_waited_for() {
         lines
     };
     assert_eq!(rest(head), rest(copied_head));
-    // What policy denies nobody gets.
+    // Denied requests reach no backend.
     let denied = scene.ask("GET /copied/secret HTTP/1.1", "", "");
     assert!(denied.starts_with("HTTP/1.1 403"), "{denied}");
     // One that reads nothing holds back neither a large body nor the answer.

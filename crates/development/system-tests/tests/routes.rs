@@ -160,7 +160,7 @@ fn routes_change_requests_and_answers_after_policies_have_judged() {
         "{moved}"
     );
     mesh.apply("grant", GRANT);
-    // What is judged is what came, not what is sent.
+    // The original request is authorized, not the forwarded one.
     of("/admin/x", "403");
     let sent = of("/old/x?y=1", "200");
     let (head, body) = sent.split_once("\r\n\r\n").unwrap();
@@ -244,7 +244,7 @@ fn oversized_or_later_records_keep_the_last_good_route() {
     let later = one_rule("v2", "{matches: {all: [path, /x]}}");
     mesh.apply("route", &later);
     until_named("rules[0].matches");
-    // A rule that asks for what is not known is not followed without it.
+    // A rule with an unknown field is not applied without it.
     let unknown = format!("{{onlyOnSundays: true, {}", &leads("sunday")[1..]);
     mesh.apply("route", &one_rule("v1", &unknown));
     until_status(&mesh, "shop/client", address, "/x", "500");

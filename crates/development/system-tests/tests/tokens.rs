@@ -34,7 +34,7 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8081}]
 ";
 
-/// Whom it names nobody can ask, so that everything is denied.
+/// The provider that it names does not exist, so that everything is denied.
 const ASKING: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -102,7 +102,7 @@ spec:
     )
 }
 
-/// A key server: what it answers, and how often it was asked.
+/// A key server: its response, and the number of requests.
 #[derive(Clone)]
 struct KeyServer {
     answers: Arc<Mutex<Answers>>,
@@ -283,7 +283,7 @@ fn only_signed_tokens_allow_what_their_claims_do() {
     assert_eq!(scene.status("/others/a", &valid), 403);
     assert_eq!(scene.status("/open/strict", ""), 200);
     assert_eq!(scene.status("/open/strict", &valid), 403);
-    // Applications hear the claim, not the token, and not what a client says.
+    // Applications receive the claim, not the token, and not a client's header.
     assert_eq!(
         scene.status(
             "/private/b",
@@ -451,13 +451,13 @@ spec:
         assert!(metrics.contains(label), "{metrics}");
     }
     assert!(!metrics.contains(signed), "{metrics}");
-    let told = || String::from_utf8_lossy(&spans.lock().unwrap()).into_owned();
+    let exported = || String::from_utf8_lossy(&spans.lock().unwrap()).into_owned();
     until("spans are told", || {
         ["/private/forwarded", "/open/c", "x=1"]
             .iter()
-            .all(|text| told().contains(text))
+            .all(|text| exported().contains(text))
     });
-    assert!(!told().contains(signed));
+    assert!(!exported().contains(signed));
 }
 
 #[test]

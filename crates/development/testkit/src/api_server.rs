@@ -123,7 +123,7 @@ impl ApiServer {
         format!("http://{}", self.address)
     }
 
-    /// A kubeconfig that leads here.
+    /// A kubeconfig for this server.
     pub fn kubeconfig(&self) -> String {
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "here",

@@ -1,4 +1,4 @@
-//! A scripted HTTP/2 server: does what the test says, and panics on anything unexpected.
+//! A scripted HTTP/2 server: runs the test's script, and panics on anything unexpected.
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, server::SendResponse};

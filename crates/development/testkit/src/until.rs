@@ -64,11 +64,11 @@ pub fn until_blocking(what: &str, condition: impl FnMut() -> bool) {
 
 /// As [`until_blocking`], for conditions that need a longer or a shorter deadline.
 #[track_caller]
-pub fn until_within(patience: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + patience;
+pub fn until_within(timeout: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + timeout;
     let mut pause = Duration::from_micros(50);
     while !condition() {
-        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
+        assert!(Instant::now() < deadline, "not within {timeout:?}: {what}");
         std::thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

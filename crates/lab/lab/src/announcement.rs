@@ -1,4 +1,4 @@
-//! How a lab tells the user's command, which waits at the other end of its standard output, that it is up.
+//! Announcement of a lab that is up, to the user's command at the other end of its standard output.
 
 use std::{fs::File, io, os::fd::AsFd};
 

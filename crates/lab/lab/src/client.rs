@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// How long a lab may take to end by itself before its first process is killed.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a request to a lab failed.
 #[derive(Debug, thiserror::Error)]
@@ -282,9 +282,9 @@ impl Client {
     /// # Errors
     /// When it cannot be ended.
     pub fn down(&self) -> Result<(), ClientError> {
-        let asked = self.ask(&Request::Down, &[]);
-        let deadline = Instant::now() + PATIENCE;
-        while asked.is_ok() && self.state.is_alive() && Instant::now() < deadline {
+        let sent = self.ask(&Request::Down, &[]);
+        let deadline = Instant::now() + TIMEOUT;
+        while sent.is_ok() && self.state.is_alive() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
         if self.state.is_alive() {
@@ -294,7 +294,7 @@ impl Client {
     }
 
     fn kill_first_process(&self) -> Result<(), ClientError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let text = loop {
             match fs::read_to_string(self.state.layout().pid()) {
                 // It has only just been started.
@@ -309,7 +309,7 @@ impl Client {
         let pid = text.trim().parse().ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| ClientError::Refused("its process id is not known".into()))?;
         rustix::process::kill_process(pid, Signal::KILL).map_err(io::Error::from)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.state.is_alive() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }

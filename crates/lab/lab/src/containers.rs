@@ -410,7 +410,7 @@ async fn probe_for_ever(
                 }
             }
         }
-        // A starting pod is probed more often than the manifest says.
+        // A starting pod is probed more often than in the manifest.
         sleep(if ever {
             timing.period
         } else {

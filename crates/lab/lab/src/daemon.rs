@@ -26,7 +26,7 @@ const SLOWEST: Duration = Duration::from_secs(2);
 const STABLE: Duration = Duration::from_secs(2);
 
 /// Longest wait for a replaced process to end, and for a new one to become ready.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Command of a daemon, and the place where it runs.
@@ -51,9 +51,9 @@ impl Daemon {
     async fn run(self, board: Arc<Board>) {
         let mut restarts = 0;
         let mut wait = FASTEST;
-        let (asking, mut asked) = mpsc::channel(1);
+        let (requested, mut requests) = mpsc::channel(1);
         if self.ready.is_some() {
-            board.daemon_replaceable(&self.name, self.node.as_deref(), asking);
+            board.daemon_replaceable(&self.name, self.node.as_deref(), requested);
         }
         loop {
             let started = Instant::now();
@@ -65,7 +65,7 @@ impl Daemon {
                             Ok(status) => status.to_string(),
                             Err(error) => error.to_string(),
                         },
-                        Some(Replace { how, done }) = asked.recv() => {
+                        Some(Replace { how, done }) = requests.recv() => {
                             let outcome = self.replace(&board, &mut child, how).await;
                             // The requester may be gone.
                             let _unheard = done.send(outcome.map_err(|error| error.to_string()));
@@ -93,7 +93,7 @@ impl Daemon {
 
     /// Starts a new process in place of `child`; the old one continues until it ends.
     async fn replace(&self, board: &Board, child: &mut Child, how: Replacement) -> io::Result<()> {
-        let said = fs::metadata(&self.log)?.len();
+        let logged = fs::metadata(&self.log)?.len();
         let tell_old = |old: &Child| {
             let pid = old.id().and_then(|pid| i32::try_from(pid).ok());
             let pid = pid.and_then(Pid::from_raw);
@@ -104,7 +104,7 @@ impl Daemon {
         }
         let new = self.start(board)?;
         let mut old = std::mem::replace(child, new);
-        let ready = self.until_ready(said).await;
+        let ready = self.until_ready(logged).await;
         if how == Replacement::NewFirst {
             tell_old(&old)?;
         }
@@ -119,7 +119,7 @@ impl Daemon {
         let Some(ready) = self.ready else {
             return Ok(());
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let text = fs::read(&self.log)?;
             let new = usize::try_from(from).ok().and_then(|from| text.get(from..));

@@ -130,8 +130,8 @@ fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
     issuer.write(&bound, &node.dir.join("token"))
 }
 
-/// Settings of waypoints in the lab, if it has a mesh: one process each unless their Gateway asks for several, of our
-/// own program, with the files of their pods.
+/// Settings of waypoints in the lab, if it has a mesh: one process each unless their Gateway sets several, of our own
+/// program, with the files of their pods.
 pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
     let options = &board.options;
     if !options.mesh {
@@ -379,7 +379,7 @@ async fn wait_for_root_cert(board: &Board) -> io::Result<()> {
                 .lines()
                 .rev()
                 .find(|line| !line.is_empty())
-                .unwrap_or("it says nothing");
+                .unwrap_or("it has no output");
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("the control plane wrote no root certificate: {last}"),

@@ -204,7 +204,7 @@ impl Runner {
         fs::write(dir.join("hosts"), hosts)
     }
 
-    /// The token of the pod's account, in the pod's directory, if it asks for one.
+    /// The token of the pod's account, in the pod's directory, if it requests one.
     fn write_token(&self) -> io::Result<()> {
         let plan = &self.plan;
         if !plan.wants_token(tokens::AUDIENCE) {

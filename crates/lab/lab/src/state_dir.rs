@@ -204,7 +204,7 @@ fn lock_base(base: &Path) -> Result<File, StateError> {
     lock(&base.join(".lock"))
 }
 
-/// Waits for nobody but those who look for a moment, and for [`lock_base`]'s holders.
+/// Waits only for short readers, and for [`lock_base`]'s holders.
 fn lock(path: &Path) -> Result<File, StateError> {
     let open = File::options()
         .create(true)

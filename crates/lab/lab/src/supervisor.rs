@@ -1,5 +1,5 @@
 //! The process that owns a lab: builds the network, starts the mesh, and carries out the decisions of
-//! [`crate::cluster`] until it is asked to end.
+//! [`crate::cluster`] until it is terminated.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -227,8 +227,8 @@ async fn bound_logs(dir: std::path::PathBuf) {
 
 fn announce() -> Result<(), SupervisorError> {
     let mut stdout = io::stdout().lock();
-    let said = writeln!(stdout, "{}", READY).and_then(|()| stdout.flush());
-    said.map_err(failed("say that the lab is ready"))?;
+    let announced = writeln!(stdout, "{}", READY).and_then(|()| stdout.flush());
+    announced.map_err(failed("say that the lab is ready"))?;
     hand_over_stdout().map_err(failed("close the standard output"))
 }
 

@@ -129,7 +129,7 @@ impl Namespace {
     /// Runs a batch of `ip` commands, one a line, inside.
     ///
     /// # Errors
-    /// When `ip` refuses one of them, with what it said.
+    /// When `ip` refuses one of them, with its output.
     pub fn ip(&self, batch: &str) -> Result<(), LabError> {
         for line in batch.lines().map(str::trim).filter(|line| !line.is_empty()) {
             self.run("ip", line.split_ascii_whitespace())?;

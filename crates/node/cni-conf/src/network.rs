@@ -53,7 +53,7 @@ pub struct Network {
 pub struct Plugin {
     /// The name of its executable.
     pub kind: String,
-    /// The runtime arguments it asks for.
+    /// The runtime arguments it requests.
     pub capabilities: BTreeSet<String>,
     /// Its configuration as written.
     pub text: String,

@@ -181,7 +181,7 @@ impl Journal {
     }
 
     fn give_up(&mut self, error: &io::Error) {
-        tracing::warn!(%error, what = self.purpose.name, "not cached any longer: the next worker will ask for everything");
+        tracing::warn!(%error, what = self.purpose.name, "not cached any longer: the next worker will request everything");
         self.pending = Zeroizing::default();
         if let Some(file) = self.file.take() {
             // Takes no space; and a file that cannot be emptied cannot be read either.

@@ -1,5 +1,4 @@
-//! A line to another process: records out of a queue, so that nobody who does not read holds the
-//! supervisor up.
+//! A link to another process: records are sent from a queue, so that a slow reader does not block the supervisor.
 
 use std::{
     collections::VecDeque,
@@ -77,7 +76,7 @@ impl Link {
                     return Received::Nothing;
                 }
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    tracing::error!(%error, "cannot use what was said");
+                    tracing::error!(%error, "cannot use a record of the link");
                     continue;
                 }
                 Err(_) => {
@@ -89,7 +88,7 @@ impl Link {
             match Record::decode(record) {
                 Ok(Some(record)) => return Received::Record(record, received.fd),
                 Ok(None) => {}
-                Err(error) => tracing::error!(%error, "cannot understand what was said"),
+                Err(error) => tracing::error!(%error, "cannot decode a record of the link"),
             }
         }
     }

@@ -323,7 +323,7 @@ impl Process {
     fn receive(
         &mut self,
         line: impl Fn(&mut Self) -> &mut Option<Link>,
-        said: impl Fn(Record, Option<Descriptor>) -> Event<Descriptor>,
+        event_of: impl Fn(Record, Option<Descriptor>) -> Event<Descriptor>,
         gone: impl Fn() -> Event<Descriptor>,
     ) -> bool {
         let Some(link) = line(self) else {
@@ -331,7 +331,7 @@ impl Process {
         };
         let (received, end) = link.receive_all();
         for (record, fd) in received {
-            self.event(said(record, fd.map(Arc::new)));
+            self.event(event_of(record, fd.map(Arc::new)));
         }
         if end {
             *line(self) = None;
@@ -365,20 +365,19 @@ impl Process {
         while let Some(socket) = accepted(self.listener.as_ref()) {
             tracing::info!(
                 held = self.state.items(),
-                "another one takes over: handing it what is held"
+                "another supervisor takes over: handing it the held descriptors"
             );
             self.successor = Some(Link::new(socket));
             self.event(Event::Successor);
         }
         while let Some(socket) = accepted(self.pair()) {
-            tracing::info!(held = self.state.items(), "a standby is there");
+            tracing::info!(held = self.state.items(), "a standby is connected");
             self.standby = Some(Link::new(socket));
             self.event(Event::Standby);
         }
     }
 
-    /// Collects every process that ended: as the first of a container, also those nobody else waits
-    /// for.
+    /// Reaps every ended process: as process 1 of a container, also orphans.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if self.worker.as_ref().is_some_and(|(of, _)| *of == pid) {
@@ -430,7 +429,7 @@ impl Process {
                     if let Some((pid, _)) = &self.worker
                         && let Err(error) = kill_process(*pid, Signal::TERM)
                     {
-                        tracing::error!(%error, "cannot ask the worker to end");
+                        tracing::error!(%error, "cannot send the worker a termination request");
                     }
                 }
                 Effect::Report { ended, wait } => tracing::error!(

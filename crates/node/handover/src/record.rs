@@ -1,11 +1,10 @@
-//! What a supervisor holds for its worker, and the records in which the two, and other supervisors, send each
-//! other of it. Knows nothing of sockets: `F` stands for a descriptor.
+//! Items that a supervisor holds for its worker, and the records by which worker and supervisors exchange them. Knows
+//! nothing of sockets: `F` is the type of a descriptor.
 //!
-//! An item is sent as one [`Record::Item`], followed by one [`Record::Descriptor`] for each of its descriptors;
-//! it counts once all have come. What is said about it is the workers' business: supervisors pass it on
-//! unread. Nothing secret is ever among items; what is goes into a file that a worker keeps for the next:
-//! files go to the standby of the same pod, and to nobody else. A record of a kind that the reader does not
-//! know is passed over, so that versions may differ.
+//! An item is sent as one [`Record::Item`], followed by one [`Record::Descriptor`] for each of its descriptors; it
+//! counts once all have come. Its metadata is the workers' business: supervisors pass it on unread. Nothing secret is
+//! ever among items; what is goes into a file that a worker keeps for the next: files go only to the standby of the
+//! same pod. A reader skips records of unknown kinds, so that versions may differ.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,7 +30,7 @@ pub enum Record {
     },
     /// The next descriptor of the item sent last.
     Descriptor,
-    /// Something else is to be said about an item.
+    /// The metadata of an item changes.
     About {
         /// Name of the item.
         key: Arc<str>,
@@ -43,7 +42,7 @@ pub enum Record {
         /// Name of the item.
         key: Arc<str>,
     },
-    /// Whether the worker may take connections. The first one also says that every item has been sent.
+    /// Whether the worker may take connections. The first one also marks the end of the items.
     Accept(Accept),
     /// The worker has read its configuration and runs.
     Started,

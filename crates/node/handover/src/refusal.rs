@@ -1,4 +1,4 @@
-//! Refusing connections that nobody will take.
+//! Refusing connections that no proxy will accept.
 
 use std::{os::fd::AsFd, time::Duration};
 
@@ -23,7 +23,7 @@ pub(crate) fn refuse_waiting(socket: impl AsFd) -> usize {
         // Without it the client would see an orderly end.
         let reset = sockopt::set_socket_linger(&connection, Some(Duration::ZERO));
         if let Err(error) = reset {
-            tracing::debug!(%error, "a connection that nobody takes is closed, not reset");
+            tracing::debug!(%error, "an unaccepted connection is closed, not reset");
         }
         refused += 1;
     }

@@ -1,10 +1,9 @@
 //! One worker following another: when this one begins to take connections, and when it stops.
 //!
-//! Both hold the same sockets, so at any moment one of them takes the connections, or they wait in the kernel's
-//! queues: none is refused. The new one begins when it is prepared; that also makes it ready, and so lets the
-//! rollout end the old one. The old one, asked to end while it has no successor, serves on until it has one, and
-//! drains then; with its time almost over it drains all the same, so that its peers see the end before it
-//! comes.
+//! Both hold the same sockets, so at any moment one of them takes the connections, or they wait in the kernel's queues:
+//! none is refused. The new one begins when it is prepared; that also makes it ready, and so lets the rollout end the
+//! old one. The old one, when terminated without a successor, serves until it has one, and drains then; with its time
+//! almost over it drains all the same, so that its peers see the end before it comes.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +14,10 @@ use crate::{Accept, GateControl, Supervisor};
 
 /// Longest part of its time that an old worker reserves for draining; the part is a quarter.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
-/// How often it checks whether anybody still needs it.
+/// Interval of checks whether a successor still needs it.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// Opens and closes the gate as the supervisor says.
+/// Opens and closes the gate on the supervisor's command.
 #[derive(Debug)]
 pub struct Turn {
     /// Says whose turn it is.
@@ -30,8 +29,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Runs for the life of the process. `prepared` gives a future that ends when connections can be
-    /// served; it is asked while a predecessor takes them.
+    /// Runs for the life of the process. `prepared` gives a future that ends when connections can be served; it is
+    /// polled while a predecessor accepts them.
     pub async fn follow<P: Future<Output = ()>>(self, mut prepared: impl FnMut() -> P) {
         let mut accept = self.supervisor.accept();
         loop {
@@ -76,7 +75,7 @@ pub async fn succeeded(supervisor: &Supervisor, limit: Duration, is_needed: impl
         }
     };
     if *accept.borrow() != Accept::Paused && is_needed() {
-        tracing::info!("asked to end: serving on until a successor takes the connections");
+        tracing::info!("termination requested: serving until a successor takes the connections");
     }
     tokio::select! {
         _paused = accept.wait_for(|accept| *accept == Accept::Paused) => {}

@@ -44,8 +44,7 @@ enum Followed {
     Terminated,
 }
 
-/// Waits for the turn. `None` when asked to end before it came. `path`: where the two meet, in a directory that
-/// nobody else sees.
+/// Waits for its turn to serve. `None` when terminated before that. `path`: socket of the pair, in a private directory.
 ///
 /// # Errors
 /// When the place cannot be used at all.

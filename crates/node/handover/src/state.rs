@@ -1,12 +1,11 @@
 //! What the supervisor does when: a worker that died is replaced, a successor gets everything, a
 //! signal is passed on. Knows nothing of processes, sockets or clocks.
 //!
-//! Who accepts at a rollout: the new program gets the sockets from the old one, prepares, and says so
-//! when it takes connections; only then does the old one stop taking them. Both hold the very same
-//! sockets, so no connection is lost between them, not even one that waits in the queue. An old program
-//! asked to end while no successor has come goes on as before until one has, or its time is over. Programs
-//! form a chain: one that takes over from another that was itself still preparing takes over from the
-//! first as well.
+//! Which program accepts at a rollout: the new one gets the sockets from the old one, prepares, and reports when it
+//! accepts connections; only then does the old one stop taking them. Both hold the very same sockets, so no connection
+//! is lost between them, not even one that waits in the queue. An old program terminated without a successor continues
+//! until one has come, or its time is over. Programs form a chain: one that takes over from another that was itself
+//! still preparing takes over from the first as well.
 //!
 //! A standby (see [`crate::standby`]) is sent everything that is held, and every change of it; a holder
 //! (see [`crate::holder`]) the items, by the supervisor that takes the connections.
@@ -68,7 +67,7 @@ pub(crate) enum Event<F> {
     FromHolder(Record, Option<F>),
     HolderGone,
     Ended(Ended),
-    /// The process is asked to end.
+    /// The process receives a termination signal.
     Terminate,
     Tick,
 }
@@ -90,7 +89,7 @@ pub(crate) enum Effect<F> {
         ended: Ended,
         wait: Duration,
     },
-    /// Something that a peer said does not fit.
+    /// A peer's record does not fit the state.
     Odd(String),
     Exit(u8),
 }
@@ -377,8 +376,8 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Nobody else takes the connections any more. A worker that has been asked to end has given its
-    /// sockets up by now: it stays superseded, whatever becomes of those after it.
+    /// No successor accepts connections any more. A worker that was told to drain has closed its sockets by now: it
+    /// stays superseded, regardless of its successors.
     fn unsupersede(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.superseded && !self.ending {
             self.superseded = false;
@@ -394,7 +393,7 @@ impl<F: Clone> State<F> {
         self.handover.interrupted();
         let by_itself = matches!(ended, Ended::Code(_));
         let wrong_configuration = !self.ever_started && by_itself;
-        // Killed while nobody has followed, it would leave its pods without a proxy.
+        // Killed without a successor, it would leave its pods without a proxy.
         let done = self.ending && (by_itself || self.superseded);
         if done || wrong_configuration || ended == Ended::Code(0) {
             effects.push(Effect::Exit(ended.code()));

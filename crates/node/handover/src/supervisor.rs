@@ -25,7 +25,7 @@ pub enum SupervisorError {
     #[error("standard input is no line to a supervisor: `worker` is not for calling by hand")]
     NoLine(#[source] io::Error),
     /// Nothing, or not all, came.
-    #[error("the supervisor does not say what it holds")]
+    #[error("the supervisor does not send its items")]
     Silent(#[source] io::Error),
     /// The supervisor sends what is no record.
     #[error("cannot understand the supervisor")]
@@ -100,7 +100,7 @@ impl Supervisor {
         self.link.is_some()
     }
 
-    /// Whether to take connections; follows what the supervisor says.
+    /// Whether to accept connections; follows the supervisor's commands.
     pub fn accept(&self) -> watch::Receiver<Accept> {
         self.accept.clone()
     }
@@ -122,7 +122,7 @@ impl Supervisor {
         }
     }
 
-    /// Something else is to be said about an item.
+    /// Changes the metadata of an item.
     pub fn about(&self, key: &str, about: &[u8]) {
         let (key, about) = (key.into(), about.into());
         self.send(&Record::About { key, about }, None);
@@ -174,7 +174,7 @@ async fn follow(line: Arc<SeqPacket>, accept: watch::Sender<Accept>) {
             Err(error) => tracing::error!(%error, "cannot understand the supervisor"),
         }
     }
-    // The kernel ends this process with its supervisor, but for one that died before it was asked to.
+    // The kernel ends this process with its supervisor, unless the supervisor died before this setting.
     tracing::error!("the supervisor is gone");
     ambit_rt::logging::flush(Duration::from_millis(200));
     std::process::exit(1);

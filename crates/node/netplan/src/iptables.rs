@@ -109,7 +109,7 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
         Some(uid) => format!("--uid-owner {uid}"),
         None => "--socket-exists".into(),
     };
-    // The rule keeps the member, and exempts nobody, where it cannot tell who is in kubelet's cgroup.
+    // The rule keeps the member, and exempts no process, where it cannot match kubelet's cgroup.
     let target = match spec.kubelet_cgroup {
         Some(_) => "RETURN".to_owned(),
         None => format!("SNAT --to-source {source}"),

@@ -327,8 +327,8 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
     if !spec.ingress_bypass {
         rules.push(rule([Match::InLoopback], [Action::Exempt]));
         rules.extend(exempt_probes(spec));
-        // Translated, they would no longer be what the kernel refuses to take from a wire, and the
-        // proxy would be asked to reach listeners that are for the pod alone.
+        // Translated, they would no longer be what the kernel refuses to take from a wire, and the proxy would reach
+        // listeners that are for the pod alone.
         rules.extend(loopback_destination(vec![], Action::Exempt));
         // Only what is for the pod: the proxy is no relay to the addresses of others.
         //
@@ -436,8 +436,8 @@ fn guard_forward(spec: &RedirectionSpec) -> Chain {
     }
 }
 
-/// Which of the pod's own openings may leave: the proxy's, and those that stay on loopback, which is
-/// where a redirect leads.
+/// Which of the pod's own openings may leave: the proxy's, and those that stay on loopback, which is the target of a
+/// redirect.
 fn guard_output() -> Chain {
     let mut rules = vec![
         rule([Match::OutLoopback], [Action::Exempt]),

@@ -129,7 +129,7 @@ impl ProbePorts {
         }
     }
 
-    /// The ports one by one; `None` stands for every port.
+    /// The ports one by one; `None` is every port.
     pub fn iter(&self) -> impl Iterator<Item = Option<u16>> {
         let (every, only): (_, &[u16]) = match self {
             Self::Every => (Some(None), &[]),

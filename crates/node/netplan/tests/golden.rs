@@ -123,7 +123,7 @@ fn the_node() {
         iptables::restore_script(&iptables::State::default(), &state)
     );
     assert_eq!(iptables::host_members(&state), members[1..]);
-    // Without a view of cgroups members stay known, and nobody is exempt.
+    // Without a view of cgroups members stay known, and no process is exempt.
     let state = iptables::desired_host(&by_cgroup, &members, Family::V6);
     let script = iptables::restore_script(&iptables::State::default(), &state);
     assert!(!script.contains("SNAT"), "{script}");

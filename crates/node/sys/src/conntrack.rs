@@ -40,7 +40,7 @@ const BUFFER: usize = 4096;
 /// `None` when connection tracking does not know it.
 ///
 /// # Errors
-/// When the namespace cannot be entered, or the kernel cannot be asked.
+/// When the namespace cannot be entered, or the kernel cannot be queried.
 pub fn original_destination(
     netns: Option<&Netns>,
     client: SocketAddr,

@@ -128,7 +128,7 @@ impl RedirectionError {
     }
 }
 
-/// Makes the namespace's redirection what `spec` says. Idempotent.
+/// Sets the namespace's redirection to `spec`. Idempotent.
 ///
 /// Rules change in one step: no packet meets half of them. Rules of others are never touched, except
 /// those of an Istio agent that captured the pod before: they are removed once ours are in place.
@@ -163,9 +163,9 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
     })
 }
 
-/// Where no guard with the connection check is in place yet: redirects new connections, and makes open
-/// ones known to connection tracking; the guards follow. Not again once that guard is in place: a connection
-/// it has let in must not be taken for a pre-capture connection.
+/// Where no guard with the connection check is in place yet: redirects new connections, and makes open ones known to
+/// connection tracking; the guards follow. Not again once that guard is in place: a connection it has accepted must not
+/// be taken for a pre-capture connection.
 fn begin(
     backend: RedirectionBackend,
     capturing: &Ruleset,
@@ -316,7 +316,7 @@ fn inside<T>(
     netns.run(work).map_err(RedirectionError::Enter)?
 }
 
-/// Tries one backend after the other; only a missing feature of kernel or node leads on to the next.
+/// Tries one backend after the other; only a missing feature of kernel or node selects the next.
 fn first_working<T>(
     wanted: Backend,
     mut attempt: impl FnMut(RedirectionBackend) -> Result<T, RedirectionError>,

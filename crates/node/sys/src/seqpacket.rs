@@ -281,7 +281,7 @@ pub mod plain {
     use super::*;
 
     /// How long [`SeqPacket::send_blocking`] waits for its peer.
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const TIMEOUT: Duration = Duration::from_secs(5);
 
     /// A listening socket; see [`SeqPacketListener`].
     #[derive(Debug)]
@@ -373,7 +373,7 @@ pub mod plain {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let mut fds = [PollFd::new(socket, PollFlags::OUT)];

@@ -96,7 +96,7 @@ pub trait Actions: Send + Sync + 'static {
     fn remove_host(&self) -> Result<(), ActionError>;
 }
 
-/// A pod's redirection stands.
+/// A pod's redirection is in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirected {
     /// Redirection that was in place before.
@@ -286,8 +286,8 @@ impl Actions for KernelActions {
         if own || netns == self.node {
             return Err(ActionError::NodeNetns { path });
         }
-        // Runtimes call the plugin for loopback and the others at the same time. While it is down, the
-        // proxy can have no DNS sockets on it, and no route leads through it.
+        // Runtimes call the plugin for loopback and the others at the same time. While it is down, the proxy can have
+        // no DNS sockets on it, and no route uses it.
         loopback::bring_up(&netns).map_err(|source| ActionError::Loopback { path, source })?;
         Ok(netns)
     }
@@ -312,7 +312,7 @@ impl Actions for KernelActions {
                 source,
             })?;
         let mut warnings = Vec::new();
-        // Kubelet asks at the pod's first interface; others in a pod are for other things.
+        // Kubelet's probes use the pod's first interface; others in a pod have other purposes.
         if spec.probe_interfaces.is_empty() && !links.unseen.is_empty() {
             let kinds = links.unseen.iter();
             let kinds: Vec<_> = kinds

@@ -81,7 +81,7 @@ pub struct Args {
     /// Whether to capture IPv6.
     #[arg(long, env = "AMBIENT_IPV6", action = ArgAction::Set, default_value_t = true)]
     pub ipv6: bool,
-    /// Exempt kubelet's probes, with rules in the node's namespace. Without them pods exempt nobody.
+    /// Exempt kubelet's probes, with rules in the node's namespace. Without them pods exempt no connection.
     #[arg(long, env = "HOST_PROBE_RULE", action = ArgAction::Set, default_value_t = true)]
     pub host_probe_rule: bool,
     /// Which connections of the node's processes to captured pods count as kubelet's probes, and so pass

@@ -1,4 +1,4 @@
-//! Which pods are to be captured, what stands for each, and what to do next. Pure.
+//! Enrolment: the desired capture of each pod, its state, and the next steps. Pure.
 //!
 //! For every pod of the node the goal (in, out, gone) follows from labels and phase; what is known
 //! to stand is recorded; the next step is the first difference. One step a pod is in flight at a
@@ -49,7 +49,7 @@ pub struct StepId(u64);
 pub enum Event<N> {
     /// The source has sent something.
     Source(SourceEvent),
-    /// The plugin asks for a pod to be enrolled.
+    /// The plugin requests the enrolment of a pod.
     CniAdd(RequestId, CniAdd<N>),
     /// The plugin asks whether a pod belongs to the mesh.
     IsMember(RequestId, WhichPod),
@@ -73,7 +73,7 @@ pub enum Event<N> {
         /// Text for operators.
         what: String,
     },
-    /// A pod's redirection stands, but not all is as an operator would expect it. Empty: it is.
+    /// A pod's redirection is in place, with warnings for the operator. Empty: without.
     Warned {
         /// UID of the pod.
         uid: PodUid,
@@ -106,7 +106,7 @@ pub enum Effect<N> {
     Answer(RequestId, Reply),
     /// The pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
     Hold(PodUid),
-    /// All pods that were there at the start are known: proxies may be let in.
+    /// All pods from before the start are known: proxies may connect.
     OpenZds,
     /// Which namespaces may have mesh pods has changed.
     WriteMembership(BTreeMap<ArcStr, bool>),
@@ -156,7 +156,7 @@ pub struct Counts {
     pub captured: usize,
     /// Pods whose last step failed.
     pub failing: usize,
-    /// Pods whose redirection stands with a warning.
+    /// Pods whose redirection is in place with a warning.
     pub warned: usize,
 }
 
@@ -213,7 +213,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
-    /// Whether something still stands of a pod that has left: for a while it is served.
+    /// Whether a pod that has left still has redirection: for a while it is served.
     pub fn is_unenrolling(&self) -> bool {
         let mut leaving = self
             .pods
@@ -321,7 +321,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         pod.gone = false;
         // An ended pod loses its addresses in its status; what we know is needed to the end.
         let moved = !view.addresses.is_empty() && view.addresses != pod.view.addresses;
-        // What the plugin said is confirmed now; anything else means another sandbox.
+        // The plugin's namespace is confirmed now; any other means another sandbox.
         let unexpected = moved && (view.addresses != pod.addresses || pod.netns.is_none());
         if moved {
             pod.addresses.clone_from(&view.addresses);

@@ -1,8 +1,8 @@
 //! Installs the CNI plugin on the node and keeps it there: its file, the configuration that makes the
 //! runtime call it, and what the plugin needs to know while no agent is there.
 //!
-//! [`plan`] says what the directory of configurations should hold, [`uninstall`] whether an agent that
-//! ends is being replaced or removed; both are pure. This module is the loop around them: it looks when
+//! [`plan`] computes the desired content of the directory of configurations, [`uninstall`] decides whether a
+//! terminating agent is being replaced or removed; both are pure. This module is the loop around them: it looks when
 //! something changes and now and then in any case, and compares the whole with what should be.
 //!
 //! The plugin is put into force only once the agent can answer it. When the agent is removed, the
@@ -235,14 +235,14 @@ impl Keeper {
             if self.throttle.changed(now) {
                 tracing::warn!(
                     hint = hint(pass.is_cilium),
-                    "somebody keeps undoing the installation of the CNI plugin: changing it less and \
+                    "another process keeps undoing the installation of the CNI plugin: changing it less and \
                      less often"
                 );
             }
         }
         let held_back = held_back.filter(|_| !pass.plan.actions.is_empty() && !pass.changed);
         self.hold(if held_back.is_some() {
-            State::Waiting("somebody keeps undoing the installation".to_owned())
+            State::Waiting("another process keeps undoing the installation".to_owned())
         } else {
             pass.plan.state
         });
@@ -326,7 +326,7 @@ fn look_and_change(
 /// Takes everything of ours out of force; blocks.
 fn remove(places: &Places, mode: u32) -> Result<(), PassError> {
     let net_dir = &places.net_dir;
-    // Twice where somebody writes at the same time.
+    // Twice where another process writes at the same time.
     for _ in 0..5 {
         let files = directory::read(net_dir).map_err(|source| PassError::Directory {
             path: net_dir.clone(),

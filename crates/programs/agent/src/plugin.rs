@@ -110,8 +110,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds the socket in `run_dir`, in the place of one that an agent before us has there: whoever
-/// calls finds one that listens, at every moment, and calls that agent has taken it still answers.
+/// Binds the socket in `run_dir`, in the place of an earlier agent's: a caller finds a listening
+/// one at every moment, and the earlier agent still answers its accepted calls.
 ///
 /// # Errors
 /// When the directory or the socket cannot be made.
@@ -271,8 +271,8 @@ pub async fn report(request: &Request, calls: &Calls) -> Option<Response> {
         return Some(method_not_allowed("GET"));
     }
     let (sender, receiver) = oneshot::channel();
-    let asked = calls.send((Call::Report, sender)).await;
-    let answer = match asked {
+    let sent = calls.send((Call::Report, sender)).await;
+    let answer = match sent {
         Ok(()) => receiver.await.ok(),
         Err(_) => None,
     };

@@ -355,7 +355,7 @@ impl<A: Actions> Agent<A> {
 
     fn call(&mut self, call: Call, reply: oneshot::Sender<Answer>, trouble: Option<&str>) {
         if let Call::Report = call {
-            // Whoever asked may have hung up.
+            // The caller may have hung up.
             reply
                 .send(Answer::Report(Box::new(self.report(trouble))))
                 .ok();
@@ -392,7 +392,7 @@ impl<A: Actions> Agent<A> {
             match effect {
                 Effect::Answer(request, reply) => {
                     if let Some(waiting) = self.waiting.remove(&request) {
-                        // Whoever asked may have hung up.
+                        // The caller may have hung up.
                         waiting.send(Answer::Reply(reply)).ok();
                     }
                 }

@@ -1,6 +1,6 @@
-//! What the agent says of itself and its pods: `GET /v1/status` and `GET /v1/pods/NAMESPACE/NAME`,
-//! on the plugin's socket and, for callers on loopback, on the metrics port. JSON, field names in
-//! camelCase; whoever reads it must skip fields that are not known to it.
+//! Reports of the agent and its pods: `GET /v1/status` and `GET /v1/pods/NAMESPACE/NAME`, on the
+//! plugin's socket and, for callers on loopback, on the metrics port. JSON, field names in
+//! camelCase; readers must ignore unknown fields.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ pub struct AgentReport {
     pub version: &'static str,
     /// Name of the node.
     pub node: String,
-    /// Everything that was there at the start is known, and the proxies have been let in.
+    /// All pods from before the start are known, and proxies may connect.
     pub ready: bool,
     /// Why what is known of pods may be out of date: the API server is away. Absent if it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,9 +53,9 @@ pub struct PodReport {
     pub addresses: Vec<IpAddr>,
     /// Whether the pod belongs to the mesh, captured yet or not.
     pub wanted: bool,
-    /// How it stands.
+    /// State of the enrolment.
     pub state: PodState,
-    /// Why it stands so, in words.
+    /// Reason of the state, in words.
     pub why: String,
     /// The last failure, if the last step failed. Absent otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,7 +78,7 @@ pub struct PodReport {
     pub annotation_seen: Status,
 }
 
-/// How a pod stands.
+/// State of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodState {

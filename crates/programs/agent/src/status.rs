@@ -41,7 +41,7 @@ impl StatusSink {
         }
     }
 
-    /// The source says how a pod's annotation reads.
+    /// The source reports a pod's annotation.
     pub fn observed(&self, view: &PodView) {
         if let Self::Api(api) = self {
             api.observed(view.uid.clone(), view.name.clone(), view.reported);

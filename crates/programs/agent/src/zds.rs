@@ -46,8 +46,8 @@ enum Command {
 
 type Done = oneshot::Sender<Result<(), DeliverError>>;
 
-/// Gives orders to the server. Orders are taken in the order given, also those whose outcome
-/// nobody has waited for yet.
+/// Gives orders to the server. Orders are taken in their order, also those whose outcome is not
+/// awaited yet.
 #[derive(Clone, Debug)]
 pub struct Zds(mpsc::UnboundedSender<Command>);
 
@@ -83,7 +83,7 @@ impl Zds {
         self.0.send(Command::Hold(uid)).ok();
     }
 
-    /// Every pod is known: proxies are let in.
+    /// Every pod is known: proxies may connect.
     pub fn open(&self) {
         self.0.send(Command::Open).ok();
     }
@@ -254,7 +254,7 @@ impl<F: Fn()> Server<F> {
                         zds_codec::decode_ack(&record).map(|ack| RegistryEvent::Ack(id, ack))
                     }
                     Expect::Nothing => {
-                        let what = "a record that nobody asked for".to_owned();
+                        let what = "an unsolicited record".to_owned();
                         Ok(RegistryEvent::Unexpected(id, what))
                     }
                 };

@@ -244,8 +244,8 @@ fn new_sandbox_after_a_reboot_is_captured_despite_its_annotation() {
     });
 }
 
-/// Compares what the chart's role grants with what the agent of this node asks for: no more and no less. What it asks
-/// for when it ends is looked at in `install/daemonset.rs`.
+/// Compares the grants of the chart's role with the requests of this node's agent: no more and no less. Its requests at
+/// termination are checked in `install/daemonset.rs`.
 #[test]
 fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
     let mut cluster = Cluster::new();

@@ -272,7 +272,7 @@ fn nonsense_from_the_plugin_is_answered_and_changes_nothing() {
     assert_eq!(node.plugin("GET", "/v1/membership", "").0, 400);
     assert_eq!(node.plugin("POST", "/v1/membership", "").0, 405);
     assert_eq!(node.plugin("GET", "/else", "").0, 404);
-    // Bytes that are no HTTP, and a peer that says nothing.
+    // Bytes that are no HTTP, and a silent peer.
     let mut raw = UnixStream::connect(node.path("run/pluginevent.sock")).unwrap();
     raw.write_all(&[0xff; 4096]).ok();
     let silent = UnixStream::connect(node.path("run/pluginevent.sock")).unwrap();

@@ -79,6 +79,6 @@ impl XdsClient {
             let mut all = self.subscriptions.values();
             all.any(|subscription| subscription.state == *state)
         });
-        worst.unwrap_or("nothing asked for")
+        worst.unwrap_or("no subscription")
     }
 }

@@ -56,7 +56,7 @@ pub(crate) enum Command {
     Unenroll(EnrolArgs),
     /// Show the health of every node and of the control plane
     Status(StatusArgs),
-    /// List what is wrong with objects: policies, routes, waypoints, labels and kinds without effect
+    /// List problems of objects: policies, routes, waypoints, labels and kinds without effect
     Problems(ProblemsArgs),
     /// Find what would be wrong with manifests, or have no effect, before they are applied
     Lint(LintArgs),
@@ -84,7 +84,7 @@ pub(crate) enum Command {
     /// Explain policy decisions
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// Watch who talks to whom, live, and what is refused and why
+    /// Watch connections and requests live, with refusals and their reasons
     Flows(FlowsArgs),
     /// Make, list and delete waypoints
     #[command(subcommand)]
@@ -110,9 +110,9 @@ pub(crate) enum Command {
 pub(crate) enum PolicyCommand {
     /// Explain which policy decides a connection, and why
     Explain(ExplainArgs),
-    /// Suggest the least policies that let what is seen go on
+    /// Suggest the narrowest policies that allow the observed traffic
     Suggest(SuggestArgs),
-    /// Rehearse policies: who of those seen so far would be refused
+    /// Rehearse policies: which observed callers would be refused
     Test(RehearsalArgs),
 }
 
@@ -122,7 +122,7 @@ pub(crate) enum LabCommand {
     Up(UpArgs),
     /// Stop a lab and remove everything of it
     Down,
-    /// Show nodes, pods, the processes of the mesh, and what is wrong with manifests
+    /// Show nodes, pods, the processes of the mesh, and problems of manifests
     Status {
         /// Format of the output
         #[arg(short, long, value_enum, default_value_t)]

@@ -1,5 +1,5 @@
-//! `ambit bug-report`: an archive of what somebody else needs to understand a mesh. Secrets are never
-//! read, and what looks like one is blotted out.
+//! `ambit bug-report`: an archive for the diagnosis of a mesh by others. Secrets are never read, and values that look
+//! like one are redacted.
 
 use std::{fs::File, io, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! `ambit check`: diagnoses a cluster, or this node, before an installation, and says what to do.
+//! `ambit check`: diagnoses a cluster, or this node, before an installation, and suggests remedies.
 
 use std::process::ExitCode;
 
@@ -103,7 +103,7 @@ pub(crate) struct Snapshot {
     platform: &'static str,
     mesh_namespace: String,
     /// Besides those with the label.
-    asked_for: Vec<String>,
+    selected_namespaces: Vec<String>,
     nodes: Vec<Node>,
     namespaces: Vec<Namespace>,
     deployments: Vec<Deployment>,
@@ -152,7 +152,7 @@ fn findings(snapshot: &Snapshot) -> Vec<Finding> {
 async fn take(
     cluster: &Cluster,
     mesh_namespace: &str,
-    asked_for: &[String],
+    selected_namespaces: &[String],
 ) -> Result<Snapshot, CliError> {
     let wrong = |error: ClusterError| failed(error.into());
     let (_, minor) = cluster.version().await.map_err(wrong)?;
@@ -165,7 +165,7 @@ async fn take(
         minor,
         platform: platform::detect(&nodes),
         mesh_namespace: mesh_namespace.to_owned(),
-        asked_for: asked_for.to_vec(),
+        selected_namespaces: selected_namespaces.to_vec(),
         nodes,
         namespaces: cluster.all(None, None).await.map_err(wrong)?,
         deployments: cluster.all(None, None).await.map_err(wrong)?,
@@ -181,11 +181,15 @@ async fn take(
 }
 
 impl Snapshot {
-    /// Namespaces that are in the mesh, or asked about.
+    /// Namespaces that are in the mesh, or named by a flag.
     fn mesh_namespaces(&self) -> Vec<&str> {
         let names = self.namespaces.iter().filter(|namespace| {
             let labelled = label(*namespace, remove::DATAPLANE_MODE) == Some(remove::AMBIENT);
-            labelled || self.asked_for.iter().any(|asked| asked == name(*namespace))
+            labelled
+                || self
+                    .selected_namespaces
+                    .iter()
+                    .any(|requested| requested == name(*namespace))
         });
         names.map(name).collect()
     }

@@ -1,4 +1,4 @@
-//! Which cluster a command speaks to, and the way there.
+//! Selection of a command's cluster, and the connection to it.
 
 use std::{future::Future, path::PathBuf};
 
@@ -77,7 +77,7 @@ impl Target {
 }
 
 impl Target {
-    /// The lab that a command asks instead, if it names one and no cluster.
+    /// The lab that a command queries instead, if it names one and no cluster.
     pub(crate) fn lab(&self, named: Option<&str>) -> Option<String> {
         let names_cluster = self.kubeconfig.is_some() || self.context.is_some();
         named.filter(|_| !names_cluster).map(ToOwned::to_owned)

@@ -43,13 +43,13 @@ pub(crate) struct DashboardArgs {
 /// Serves the page until it is interrupted.
 pub(crate) fn run(args: &DashboardArgs) -> Result<(), CliError> {
     let source = Source::any(args.lab.as_deref(), &args.target);
-    // A lab or cluster that is not there is said at once, not in the page.
+    // A missing lab or cluster is reported at once, not in the page.
     source.all()?;
     let runtime = ambit_rt::current_thread().map_err(|error| {
         CliError::new(ErrorKind::Failed, "cannot serve the dashboard").because(error)
     })?;
     let served = runtime.block_on(serve(args, source));
-    // Questions that nobody answers are not waited for.
+    // Unanswered requests are not waited for.
     runtime.shutdown_background();
     served
 }
@@ -116,8 +116,8 @@ fn refuse(refused: guard::Refused) -> Response {
     rt_http::text(status, text)
 }
 
-/// Opens a browser, if there is a program for it. The address goes there in a file that only this user reads: arguments of
-/// programs can be read by everybody on the machine.
+/// Opens a browser, if there is a program for it. The address goes there in a file that only this user reads: arguments
+/// of programs are visible to all users of the machine.
 fn open(guard: &Guard) -> Option<tempfile::NamedTempFile> {
     let program = if cfg!(target_os = "macos") {
         "open"

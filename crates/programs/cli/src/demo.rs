@@ -1,6 +1,6 @@
-//! `ambit lab demo`: the example mesh at work. Real programs call each other in the lab; for each call
-//! it shows who called whom, under which identities, over which path, and which policy decided; and
-//! from a capture between the nodes, what somebody on the wire could read.
+//! `ambit lab demo`: the example mesh at work. Real programs call each other in the lab; for each call it shows client
+//! and server, their identities, the path, and the policy that decided; and from a capture between the nodes, what an
+//! eavesdropper could read.
 //!
 //! It fails when anything differs from what the manifests promise.
 
@@ -511,7 +511,7 @@ impl Seen {
         }
         let explained = self.explained.as_ref().map(|report| report.allowed);
         (explained != Some(self.allowed))
-            .then(|| format!("{name}: `ambit policy explain` says otherwise"))
+            .then(|| format!("{name}: `ambit policy explain` predicts another decision"))
     }
 }
 

@@ -263,7 +263,7 @@ fn none() -> CliError {
         .hint("is this a node proxy's admin address (port 15000)?")
 }
 
-/// Null stands for what is not there.
+/// Null is a missing value.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,

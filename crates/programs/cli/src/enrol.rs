@@ -102,7 +102,7 @@ impl Progress {
         for pod in pods {
             let name = object::name(pod).to_owned();
             let node = node_of(pod).unwrap_or_default().to_owned();
-            // A pod that has not been given to a node starts as the label says.
+            // A pod that is not scheduled yet starts by the label.
             if has_ended(pod) || node.is_empty() {
                 continue;
             }
@@ -121,7 +121,7 @@ impl Progress {
     }
 }
 
-/// Waits until the pods of a namespace are captured or unenrolled, and says how it ended.
+/// Waits until the pods of a namespace are captured or unenrolled, and returns the result.
 pub(crate) async fn wait_for(
     cluster: &Cluster,
     rules: &Rules,

@@ -1,7 +1,6 @@
-//! `ambit policy explain`: which policy decides a connection, and why, from live state or a dump; `ambit explain` follows
-//! a request through all proxies (`walk`). What goes through a
-//! waypoint has two legs: node proxies judge the caller by PeerAuthentication alone, and then the waypoint as the caller
-//! of what it delivers.
+//! `ambit policy explain`: which policy decides a connection, and why, from live state or a dump; `ambit explain`
+//! follows a request through all proxies (`walk`). What goes through a waypoint has two legs: node proxies check the
+//! caller against PeerAuthentication alone, and then the waypoint as the caller of what it delivers.
 
 mod delivery;
 mod name;
@@ -61,7 +60,7 @@ pub(crate) struct Report {
     pub(crate) destination: SocketAddr,
     /// Whether the server's node proxy enforces policies for it.
     pub(crate) enforced: bool,
-    /// The waypoint that it goes through, whose policies are not judged here.
+    /// The waypoint that it goes through, whose policies are not evaluated here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waypoint: Option<String>,
     /// Decision on the waypoint's own connection to the server.
@@ -75,7 +74,7 @@ pub(crate) struct Report {
     pub(crate) why: String,
     /// Decision of every policy that applies.
     pub(crate) policies: Vec<PolicyReport>,
-    /// Policies the server names that nobody knows.
+    /// Unknown policies that the server names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) missing: Vec<String>,
 }
@@ -104,7 +103,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(!is_allowed)))
 }
 
-/// The state of the node proxy that is asked: that of the server's node, unless flags name another.
+/// The state of the queried node proxy: that of the server's node, unless flags name another.
 fn dump(args: &ExplainArgs) -> Result<Dump, CliError> {
     let dump = args.source.dump()?;
     if !args.source.is_open() {
@@ -145,14 +144,14 @@ pub(crate) fn explain(
             source_ip,
             destination: SocketAddr::new(ip, port),
         };
-        let led = waypoint(dump, to, server, connection.source.as_ref());
-        let explanation = match &led {
+        let through = waypoint(dump, to, server, connection.source.as_ref());
+        let explanation = match &through {
             Some(_) => policies.explain_peer_authentication(server, &connection),
             None => policies.explain(server, &connection),
         };
         let report = report(&client, server, &connection, &explanation);
         let is_refused = report.allowed && is_refused(dump, server, &connection);
-        reports.push(match led {
+        reports.push(match through {
             Some(waypoint) if is_refused => refused(report, &waypoint),
             Some(waypoint) if report.allowed && report.enforced => {
                 let attached = attached(dump, server);
@@ -172,7 +171,7 @@ pub(crate) fn explain(
     Ok(reports)
 }
 
-/// Whether a client that knows of no waypoint comes to a pod whose waypoint could not be told who it is.
+/// Whether a client without a waypoint calls a pod whose waypoint cannot receive the original peer.
 fn is_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
     let attached = attached(dump, server);
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
@@ -190,8 +189,8 @@ fn refused(report: Report, waypoint: &str) -> Report {
         allowed: false,
         decided_by: None,
         why: format!(
-            "the server is reached through the waypoint {waypoint} alone, which is another controller's and cannot be \
-             told who this is"
+            "the server is reached through the waypoint {waypoint} alone, which is another controller's and cannot \
+             receive the original peer"
         ),
         ..report
     }
@@ -260,7 +259,7 @@ fn servers<'a>(
     to: &str,
     port: u16,
 ) -> Result<Vec<(&'a Workload, IpAddr, u16)>, CliError> {
-    // A control plane's dump has no endpoints; then only pods and addresses can be asked about.
+    // A control plane's dump has no endpoints; then only pods and addresses can be explained.
     let endpoints = service(dump, to).and_then(|service| {
         let endpoints = service.endpoints.as_ref()?;
         Some((service, endpoints))
@@ -285,8 +284,8 @@ fn servers<'a>(
     }
     match find(workloads, to)? {
         Some(workload) => {
-            let asked = to.parse::<IpAddr>().ok();
-            let ip = asked.or_else(|| workload.workload_ips.first().copied());
+            let requested = to.parse::<IpAddr>().ok();
+            let ip = requested.or_else(|| workload.workload_ips.first().copied());
             let ip = ip.ok_or_else(|| not_found("the address of --to", to))?;
             Ok(vec![(workload, ip, port)])
         }
@@ -384,7 +383,7 @@ pub(crate) fn not_found(what: &str, name: &str) -> CliError {
         ErrorKind::NotFound,
         format!("{what} {name}: not known there"),
     )
-    .hint("`ambit workloads` and `ambit services` list what is")
+    .hint("`ambit workloads` and `ambit services` list the known ones")
 }
 
 fn report(
@@ -456,7 +455,7 @@ pub(crate) fn words(report: &Report) -> String {
         Some(identity) => format!("{} as {identity}", report.from),
         None => format!("{} without an identity (plaintext)", report.from),
     };
-    // A waypoint delivers only what has been led to it.
+    // A waypoint delivers only connections that were routed to it.
     let is_allowed = report.allowed || report.delivery.is_some();
     let at = report.waypoint.as_ref().map(|_| " at the node proxy");
     let mut text = format!(
@@ -470,11 +469,11 @@ pub(crate) fn words(report: &Report) -> String {
     );
     match (&report.waypoint, &report.delivery) {
         (Some(waypoint), None) => text.push_str(&format!(
-            "\ngoes through the waypoint {waypoint}, whose policies are not judged here; what it delivers is \
-             judged by the server's policies, with the waypoint as client"
+            "\ngoes through the waypoint {waypoint}, whose policies are not evaluated here; its connections are \
+             checked against the server's policies, with the waypoint as client"
         )),
         (Some(waypoint), Some(_)) => text.push_str(&format!(
-            "\ngoes through the waypoint {waypoint}, whose policies are not judged here"
+            "\ngoes through the waypoint {waypoint}, whose policies are not evaluated here"
         )),
         _ => {}
     }
@@ -490,7 +489,9 @@ pub(crate) fn words(report: &Report) -> String {
             delivery.why
         ));
         if !delivery.allowed {
-            text.push_str("\nthe server's policies refuse the waypoint, whoever calls through it");
+            text.push_str(
+                "\nthe server's policies refuse the waypoint, and so every caller behind it",
+            );
         }
         push_policies(&mut text, &delivery.policies);
     }

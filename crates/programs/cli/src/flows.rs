@@ -1,4 +1,4 @@
-//! `ambit flows`: who talks to whom, live, from node proxies and waypoints of a lab or a cluster.
+//! `ambit flows`: live connections and requests, from node proxies and waypoints of a lab or a cluster.
 
 mod proxies;
 mod read;
@@ -34,10 +34,10 @@ const WAITING: usize = 4096;
 pub(crate) struct FlowsArgs {
     #[command(flatten)]
     place: FlowPlace,
-    /// Only what is refused, or fails
+    /// Only refused and failed ones
     #[arg(long)]
     denied: bool,
-    /// Only what is not encrypted
+    /// Only plaintext connections and requests
     #[arg(long)]
     plaintext: bool,
     /// Only from this client: NAMESPACE/NAME (pod, Deployment), NAMESPACE/, an address, or a SPIFFE id
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &FlowsArgs) -> Result<(), CliError> {
 /// Streams events from all node proxies and waypoints of a place, those that come later too.
 ///
 /// # Errors
-/// If the place cannot be asked which proxies it has, or has none.
+/// If the proxies of the lab or cluster cannot be listed, or there are none.
 pub(crate) async fn subscribe(
     place: &FlowPlace,
     filter: Filter,

@@ -83,7 +83,7 @@ pub(crate) async fn send(
     };
     match select(pin!(exchange), pin!(connection)).await {
         Either::Left((answer, _)) => answer,
-        // What the connection failed of, the exchange says.
+        // The exchange returns the connection's error.
         Either::Right((_, exchange)) => exchange.await,
     }
 }
@@ -104,17 +104,17 @@ mod tests {
     async fn answer(bytes: &str) -> (Result<(u16, String), RequestError>, String) {
         let (client, mut server) = tokio::io::duplex(1 << 16);
         let serve = async move {
-            let mut asked = Vec::new();
-            while !asked.ends_with(b"\r\n\r\n") {
-                assert_ne!(server.read_buf(&mut asked).await.unwrap(), 0);
+            let mut received = Vec::new();
+            while !received.ends_with(b"\r\n\r\n") {
+                assert_ne!(server.read_buf(&mut received).await.unwrap(), 0);
             }
             server.write_all(bytes.as_bytes()).await.unwrap();
-            String::from_utf8(asked).unwrap()
+            String::from_utf8(received).unwrap()
         };
         let ask = request(client, Method::GET, "admin:15000", "/config_dump");
-        let (answer, asked) = tokio::join!(ask, serve);
+        let (answer, received) = tokio::join!(ask, serve);
         let text = |answer: Answer| (answer.status, String::from_utf8(answer.body).unwrap());
-        (answer.map(text), asked)
+        (answer.map(text), received)
     }
 
     #[tokio::test]
@@ -124,13 +124,13 @@ mod tests {
             "HTTP/1.1 200 OK\r\n\r\nabc",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1;x\r\nc\r\n0\r\n\r\n",
         ] {
-            let (answer, asked) = answer(text).await;
+            let (answer, received) = answer(text).await;
             assert_eq!(answer.unwrap(), (200, "abc".to_owned()), "{text:?}");
             assert!(
-                asked.starts_with("GET /config_dump HTTP/1.1\r\n"),
-                "{asked}"
+                received.starts_with("GET /config_dump HTTP/1.1\r\n"),
+                "{received}"
             );
-            assert!(asked.contains("host: admin:15000\r\n"), "{asked}");
+            assert!(received.contains("host: admin:15000\r\n"), "{received}");
         }
     }
 

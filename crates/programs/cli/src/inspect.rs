@@ -150,7 +150,7 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
     table(&header, services.iter().map(row))
 }
 
-/// The port of a service's endpoints: its own, or those that a named one stands for there.
+/// The port of a service's endpoints: its own, or those that a named one resolves to there.
 fn target_ports(service: &ServiceEntry, port: u16, target: u16) -> String {
     if target > 0 {
         return target.to_string();

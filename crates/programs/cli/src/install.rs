@@ -110,7 +110,7 @@ pub(crate) struct UninstallArgs {
     timeout: Duration,
 }
 
-/// Installs, or makes an installation exactly what is asked for.
+/// Installs, or changes an installation to the requested values.
 pub(crate) fn install(args: &InstallArgs) -> Result<(), CliError> {
     wait(run(args, Overrides::default()))
 }
@@ -205,8 +205,7 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
         env!("CARGO_PKG_VERSION"),
         plan.release.namespace
     ))?;
-    // The first paragraph says what has just been said, the second what has just been done, the last
-    // is for users of Helm.
+    // The first paragraph repeats the output, the second the actions, the last is for users of Helm.
     let rest: Vec<_> = notes.trim().split("\n\n").skip(2).take(2).collect();
     say(&format!("\n{}", rest.join("\n\n")))
 }

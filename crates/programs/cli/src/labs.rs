@@ -1,4 +1,4 @@
-//! The labs that run: which one a command asks, and its errors in words.
+//! Running labs: which one a command queries, and its errors in words.
 
 use ambit_lab::{Client, ClientError, StateDir, base_directory};
 
@@ -27,7 +27,7 @@ pub(crate) fn hint() -> Option<String> {
     let labs = StateDir::list(&base_directory());
     let first = labs.first()?;
     Some(format!(
-        "labs that run: {}; --lab {first} asks one, where a command has that flag",
+        "running labs: {}; --lab {first} selects one, where a command has that flag",
         labs.join(", ")
     ))
 }

@@ -1,5 +1,5 @@
-//! `ambit pod`: whether a pod is in the mesh, and exactly why, from everybody who has a say: the
-//! labels, the node's agent, the node's proxy.
+//! `ambit pod`: whether a pod is in the mesh, and why, by all sources: the labels, the node's
+//! agent, the node's proxy.
 
 mod waypoint;
 
@@ -77,11 +77,11 @@ pub(crate) struct Proxy {
     waypoint: Option<String>,
 }
 
-/// Where the pod stands.
+/// Mesh membership of the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Verdict {
-    /// In the mesh, and everybody agrees.
+    /// In the mesh, by all sources.
     In,
     /// Pod that should be in the mesh, and is not.
     NotYet,
@@ -89,7 +89,7 @@ pub(crate) enum Verdict {
     Leaving,
     /// Outside, as it should be.
     Out,
-    /// Not everybody agrees, or somebody does not answer.
+    /// Sources disagree, or one does not respond.
     Unclear,
 }
 
@@ -251,7 +251,7 @@ fn words(report: &Report) -> String {
             ));
             lines.push(format!(
                 "    certificate: {}; others reach it by: {}",
-                proxy.certificate.as_deref().unwrap_or("none asked for yet"),
+                proxy.certificate.as_deref().unwrap_or("none requested yet"),
                 proxy
                     .protocol
                     .as_deref()

@@ -66,7 +66,7 @@ pub(crate) async fn send_to_pod(
     let (stream, refused) = forwarded.map_err(|error| unanswered(error.into()))?;
     match http::send(stream, method, ("localhost", path), body).await {
         Ok(answer) => Ok(answer),
-        // Where the port is closed, only the kubelet says so.
+        // Where the port is closed, only the kubelet reports it.
         Err(error) => Err(match refused.await {
             Some(message) => unanswered(message.into()),
             None => unanswered(error.into()),

@@ -1,4 +1,4 @@
-//! A lab comes up: started, its pods ready, its node proxies told of them.
+//! A lab comes up: started, its pods ready, and known to its node proxies.
 
 use std::{
     thread,

@@ -1,6 +1,6 @@
-//! `ambit policy test`: a rehearsal of policies that are not applied yet. What node proxies and waypoints have seen, by
-//! their access logs, by the connections that are open, and by metrics where neither tells more, is judged twice by the
-//! code that judges in them: with the policies that there are, and with those of the files besides.
+//! `ambit policy test`: a rehearsal of policies that are not applied yet. The traffic of node proxies and waypoints,
+//! from their access logs, their open connections, and metrics where neither has it, is evaluated twice with their own
+//! code: with the current policies, and with those of the files added.
 
 mod at_waypoint;
 mod counted;
@@ -46,7 +46,7 @@ pub(crate) struct RehearsalArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Vec<PathBuf>,
     /// Dumps of node proxies (`/config_dump`), for the connections that are open. Where files of logs, dumps or metrics
-    /// are given, the mesh's own proxies are not asked for any
+    /// are given, the mesh's own proxies are not queried
     #[arg(long, value_name = "FILE")]
     pub(crate) dump: Vec<PathBuf>,
     /// Metrics of node proxies and waypoints, as they are scraped
@@ -58,7 +58,7 @@ pub(crate) struct RehearsalArgs {
     /// Fail, too, where nothing can be decided
     #[arg(long)]
     pub(crate) strict: bool,
-    /// The trust domain; a cluster's is asked for there
+    /// The trust domain; a cluster's is read there
     #[arg(long)]
     pub(crate) trust_domain: Option<String>,
     /// Lab to rehearse in; otherwise the kubeconfig's cluster
@@ -82,12 +82,12 @@ pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliErro
     Ok(index)
 }
 
-/// The objects of a lab or cluster that decide which policies apply to whom.
+/// The objects of a lab or cluster that decide the scopes of policies.
 pub(crate) fn objects(lab: Option<&str>, target: &Target) -> Result<Vec<ObjectEvent>, CliError> {
     Ok(World::objects_of(lab, target)?.objects)
 }
 
-/// Succeeds if nobody would be refused who is not refused already.
+/// Succeeds if no further caller would be refused.
 pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     let policies = world::policies(&args.files)?;
     let World {
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     if lines.is_empty() && counted.is_empty() {
         let error = CliError::new(
             ErrorKind::NotFound,
-            "nothing has been seen that could be judged",
+            "no traffic has been recorded that could be evaluated",
         );
         let error = notes.into_iter().fold(error, CliError::hint);
         return Err(error.hint("--log FILE gives access logs of node proxies and waypoints"));

@@ -125,7 +125,7 @@ async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliErro
     let mut left = Vec::new();
     for pod in pods {
         let (namespace, name) = (namespace_of(*pod), name(*pod));
-        let asked = reach::ask_pod(
+        let response = reach::ask_pod(
             cluster,
             namespace,
             name,
@@ -134,7 +134,9 @@ async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliErro
             "/config_dump",
         )
         .await;
-        let dump = asked.ok().and_then(|answer| Dump::parse(&answer.body).ok());
+        let dump = response
+            .ok()
+            .and_then(|answer| Dump::parse(&answer.body).ok());
         let until = pod.metadata.deletion_timestamp.as_ref();
         left.push(Draining {
             node: node_of(pod).unwrap_or_default().to_owned(),

@@ -54,7 +54,7 @@ pub(crate) struct Source {
     pub(crate) lab: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,
-    /// Whether nobody needs to know who is asked
+    /// Whether the queried source is not printed
     #[arg(skip)]
     is_quiet: bool,
 }
@@ -71,7 +71,7 @@ enum Endpoint {
 }
 
 impl Source {
-    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are asked. Which one answers is not
+    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are queried. Which one answers is not
     /// printed.
     pub(crate) fn any(lab: Option<&str>, target: &Target) -> Self {
         Self {
@@ -111,7 +111,7 @@ impl Source {
         }
     }
 
-    /// Whether flags leave open whom to ask.
+    /// Whether flags name no source.
     pub(crate) fn is_open(&self) -> bool {
         let place = (&self.address, &self.node, &self.pod, &self.file);
         matches!(place, (None, None, None, None)) && !self.control
@@ -222,10 +222,10 @@ impl Source {
         send(stream, &method, (&host, &format!("{prefix}{path}")), body)
     }
 
-    /// Says who is asked, beside the output.
+    /// Prints the source, beside the output.
     fn tell(&self, whom: &str) {
         if !self.is_quiet {
-            progress(&format!("asking {whom}"));
+            progress(&format!("querying {whom}"));
         }
     }
 

@@ -28,10 +28,10 @@ mod report;
 
 use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
 
-/// Pods that are asked at the same time.
+/// Pods that are queried at the same time.
 const AT_ONCE: usize = 8;
 /// How long a pod may take to answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Flags of `ambit status`.
 #[derive(Clone, Debug, Args)]
@@ -172,8 +172,8 @@ pub(crate) async fn ask<T: DeserializeOwned>(
         Method::GET,
         path,
     );
-    let answer = match tokio::time::timeout(PATIENCE, answer).await {
-        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+    let answer = match tokio::time::timeout(TIMEOUT, answer).await {
+        Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
         Ok(answer) => read(path, answer),
     };
     Answered { pod, answer }

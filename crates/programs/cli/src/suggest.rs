@@ -49,7 +49,7 @@ pub(crate) struct SuggestArgs {
     /// Paths of requests, too, where a client uses at most twenty
     #[arg(long)]
     paths: bool,
-    /// Policies on trial: they refuse nobody, and whom they would refuse is counted
+    /// Dry-run policies: they refuse no caller, and count those that they would refuse
     #[arg(long)]
     dry_run: bool,
 }
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     add_open(args, &mut seen)?;
     if seen.is_empty() {
         let error = CliError::new(ErrorKind::NotFound, "no flow was seen that could go on");
-        return Err(error.hint("--for watches longer; only what is seen can be allowed"));
+        return Err(error.hint("--for watches longer; only observed traffic can be allowed"));
     }
     let lab = args.place.target.lab(args.place.lab.as_deref());
     let objects = rehearsal::objects(lab.as_deref(), &args.place.target)?;
@@ -113,7 +113,7 @@ fn watch(args: &SuggestArgs) -> Result<Seen, CliError> {
         let mut received = subscribe(&args.place, filter).await?;
         let period = args.period.as_secs();
         progress(&format!(
-            "watching for {period} s; what is not seen is not allowed"
+            "watching for {period} s; unobserved traffic is not allowed"
         ));
         let end = Instant::now() + args.period;
         let mut seen = Seen::default();

@@ -18,7 +18,7 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tool {
-    /// Serve HTTP: every answer says who served and who called
+    /// Serve HTTP: every response names server and client
     Serve {
         /// Port to listen on
         #[arg(long, default_value_t = 8080)]
@@ -36,7 +36,7 @@ pub(crate) enum Tool {
         #[arg(long)]
         quiet: bool,
     },
-    /// Serve HTTP: every answer is the head of its request; what is asked below /silent is never answered
+    /// Serve HTTP: every response is the head of its request; requests below /silent get none
     Reflect {
         /// Port to listen on
         #[arg(long, default_value_t = 8080)]

@@ -32,7 +32,7 @@ struct Versions {
     client: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<Server>,
-    /// Why the cluster says nothing.
+    /// Why the cluster does not respond.
     #[serde(skip_serializing_if = "Option::is_none")]
     trouble: Option<String>,
 }
@@ -48,8 +48,8 @@ struct Server {
 
 /// Shows them. A cluster that cannot be reached is no failure: this command line has a version anyhow.
 pub(crate) fn run(args: &VersionArgs) -> Result<(), CliError> {
-    let asked = (!args.client).then(|| wait(ask(&args.target)));
-    let (server, trouble) = match asked {
+    let response = (!args.client).then(|| wait(ask(&args.target)));
+    let (server, trouble) = match response {
         None => (None, None),
         Some(Ok(server)) => (Some(server), None),
         Some(Err(error)) => (None, Some(error.text())),

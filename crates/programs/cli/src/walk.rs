@@ -1,6 +1,6 @@
-//! `ambit explain`: one request, followed from proxy to proxy without being sent. Each proxy on its way predicts, by the
-//! code that serves requests and on its state of now, what it would do (`POST /explain`); this only asks one after the
-//! other, and tells what the client would get.
+//! `ambit explain`: one request, followed from proxy to proxy without being sent. Each proxy on the path predicts, by
+//! the code that serves requests and on its current state, its result (`POST /explain`); this only queries one after
+//! the other, and prints the client's response.
 
 mod mesh;
 mod query;
@@ -28,7 +28,7 @@ const MAX_PARTS: usize = 8;
 /// Flags of `ambit explain`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  ambit explain --from shop/frontend --to orders --path /v2/items \\\n    -X DELETE -H 'x-tenant: blue' --token /tmp/token\n\nThe exit code is 1 if the request would be refused: reset, or answered with 4xx or 5xx by a proxy.\nPlugins are not run, providers of CUSTOM policies and rate limits not asked: such steps are OPEN."
+    after_help = "Example:\n  ambit explain --from shop/frontend --to orders --path /v2/items \\\n    -X DELETE -H 'x-tenant: blue' --token /tmp/token\n\nThe exit code is 1 if the request would be refused: reset, or answered with 4xx or 5xx by a proxy.\nPlugins are not run, providers of CUSTOM policies and rate limits not called: such steps are OPEN."
 )]
 pub(crate) struct WalkArgs {
     /// The client's pod (`namespace/name`, or the beginning of a name)

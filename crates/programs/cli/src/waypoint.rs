@@ -44,7 +44,7 @@ pub(crate) enum WaypointCommand {
     Endpoints(RecordsArgs),
     /// Show the rate limits of waypoints
     Limits(RecordsArgs),
-    /// Delete waypoints; what is bound to them by label is refused until the label goes
+    /// Delete waypoints; connections to objects bound by label are refused until the label is removed
     Delete(DeleteArgs),
 }
 
@@ -285,8 +285,8 @@ impl Made {
 }
 
 impl ApplyArgs {
-    /// The policies to migrate before the waypoint is made; an error if there are some that it makes moot and nothing
-    /// says what becomes of them.
+    /// The policies to migrate before the waypoint is made; an error if there are some that it makes moot and no flag
+    /// decides about them.
     fn migrations(
         &self,
         policies: &[Value],

@@ -15,7 +15,7 @@ use crate::{
 const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
 
 /// Name prefixes of the mesh's other components, which must start on a node whose agent is away.
-/// When the agent is there, it is asked about them as about any other pod.
+/// While the agent is available, it is queried about them as about any other pod.
 const MESH_PODS: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
 
 /// Returns what to print.

@@ -24,8 +24,8 @@ const SOCKET: &str = "pluginevent.sock";
 /// Longest wait for one answer: enrolment takes milliseconds, but a proxy may be starting.
 const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 
-/// The same where the agent's record says that the pod is outside the mesh: no state of the agent may
-/// delay such pods. A healthy agent answers in a millisecond.
+/// The same where the agent's record has the pod outside the mesh: no state of the agent may delay such pods. A healthy
+/// agent answers in a millisecond.
 const OUTSIDE_ANSWER_WITHIN: Duration = Duration::from_millis(400);
 
 /// First and longest pause between two tries.
@@ -131,7 +131,7 @@ struct Membership {
     mesh: bool,
 }
 
-/// The agent behind the socket in its run directory, asked for as long as `until`.
+/// The agent behind the socket in its run directory, queried until `until`.
 #[derive(Debug)]
 pub(crate) struct Agent<'a> {
     config: &'a Config,
@@ -244,7 +244,7 @@ impl<'a> Agent<'a> {
         self.insist(pod, || {
             match self.ask("/cmdadd", Some(&body), ANSWER_WITHIN) {
                 Ok(Answer { status: 200, .. }) => Ok(()),
-                // Our agent says so when it expects the cause to pass, as while a proxy restarts.
+                // Our agent reports it when it expects the cause to pass, as while a proxy restarts.
                 Ok(Answer { status: 503, body }) => Err(Failed::ForNow(body.trim().to_owned())),
                 Ok(Answer { status, body }) => Err(Failed::ForGood(CniError::new(
                     code::AGENT_FAILURE,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// The configuration that was in force.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Attachment {
-    /// The file's name: its ending says which form it has (list or single plugin).
+    /// The file's name: its ending selects the format (list or single plugin).
     pub(crate) file: String,
     pub(crate) text: String,
 }

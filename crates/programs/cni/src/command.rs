@@ -153,7 +153,7 @@ fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
     Call::new(environment, &config, version)?.map_or(Ok(()), |call| call.del())
 }
 
-/// Reads a configuration as ADD does, asks no agent, and returns what ADD would print.
+/// Reads a configuration as ADD does, queries no agent, and returns the output of ADD.
 ///
 /// # Errors
 /// Those that ADD gives for such a configuration.

@@ -48,10 +48,9 @@ impl Version {
     }
 }
 
-/// The plugin's entry in the network configuration. The keys are those an Istio agent writes;
-/// `agent_wait_seconds`, `membership` and `delegate` are ours. There is no kubeconfig among them: the
-/// plugin asks the agent over a socket that only root may open, so there is no credential to leak, to
-/// expire or to renew.
+/// The plugin's entry in the network configuration. The keys are those an Istio agent writes; `agent_wait_seconds`,
+/// `membership` and `delegate` are ours. There is no kubeconfig among them: the plugin queries the agent over a socket
+/// that only root may open, so there is no credential to leak, to expire or to renew.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Config {
     #[serde(default, rename = "cniVersion")]

@@ -56,7 +56,7 @@ impl CniError {
         }
     }
 
-    /// The JSON the specification asks for.
+    /// The JSON that the specification requires.
     pub(crate) fn to_json(&self, cni_version: &str) -> String {
         let wire = Wire {
             cni_version,

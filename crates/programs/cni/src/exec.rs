@@ -86,7 +86,7 @@ fn find(kind: &str, path: &str) -> Result<PathBuf, CniError> {
         .ok_or_else(|| {
             CniError::new(
                 code::PLUGIN_FAILURE,
-                format!("the plugin {kind:?} of the primary CNI is not there"),
+                format!("the plugin {kind:?} of the primary CNI does not exist"),
                 format!("looked for it in {path}; is the primary CNI installed?"),
             )
         })
@@ -104,9 +104,9 @@ fn failure(kind: &str, output: &Output) -> CniError {
     }
     serde_json::from_slice::<Wire>(&output.stdout).map_or_else(
         |_| {
-            let said = String::from_utf8_lossy(&output.stdout);
+            let output_text = String::from_utf8_lossy(&output.stdout);
             let message = format!("the plugin {kind} failed: {}", output.status);
-            CniError::new(code::PLUGIN_FAILURE, message, said.trim())
+            CniError::new(code::PLUGIN_FAILURE, message, output_text.trim())
         },
         |wire| CniError::new(wire.code, wire.msg, wire.details),
     )

@@ -1,8 +1,8 @@
 //! The CNI plugin: delays a pod's start until its redirection is in place.
 //!
-//! It asks the node agent over its socket whether the pod belongs to the mesh (or reads the agent's
-//! membership file while the agent is away), posts mesh pods to the agent and waits. It uses no
-//! Kubernetes API, holds no credential, and changes nothing by itself.
+//! It queries the node agent over its socket whether the pod belongs to the mesh (or reads the agent's membership file
+//! while the agent is away), posts mesh pods to the agent and waits. It uses no Kubernetes API, holds no credential,
+//! and changes nothing by itself.
 //!
 //! It is installed in one of two ways. *Chained*: its entry is the last of the primary CNI's own list.
 //! *Owned*: a configuration of the agent's that sorts before the primary's names this plugin alone. The

@@ -19,8 +19,8 @@ struct Snapshot {
     namespaces: BTreeMap<String, bool>,
 }
 
-/// Whether pods of `namespace` belong to the mesh; `None` when no file says. `copy` is read when the
-/// file itself is missing.
+/// Whether pods of `namespace` belong to the mesh; `None` when no file has it. `copy` is read when the file itself is
+/// missing.
 pub(crate) fn recorded(run_dir: &Path, copy: Option<&Path>, namespace: &str) -> Option<bool> {
     let snapshot = read(&run_dir.join(FILE)).or_else(|| read(copy?))?;
     snapshot.namespaces.get(namespace).copied()

@@ -103,9 +103,8 @@ impl Access {
         }
     }
 
-    /// Whether a caller may read the mesh: all of it, or a waypoint what concerns it. To be asked when the
-    /// objects of the mesh are known: until then no waypoint is. `denied`: why the caller may not act as its account, if
-    /// so.
+    /// Whether a caller may read the mesh: all of it, or a waypoint its own part. Valid once the objects of the mesh
+    /// are known: until then no waypoint is. `denied`: why the caller may not act as its account, if so.
     pub fn check_discovery(
         &self,
         caller: &Caller,
@@ -137,10 +136,11 @@ impl Access {
             return Ok(());
         }
         let (caller_state, source) = CallerState::of(extensions);
-        let denied = "not an account of the mesh's namespace, which alone may ask who is connected";
+        let denied =
+            "not an account of the mesh's namespace, which alone may list connected proxies";
         self.refuse(caller_state, source, caller, denied);
         Err(Status::permission_denied(format!(
-            "only accounts of the namespace {} may ask who is connected",
+            "only accounts of the namespace {} may list connected proxies",
             self.mesh_namespace
         )))
     }

@@ -60,8 +60,8 @@ pub struct Args {
     /// Further DNS name or IP address of the serving certificate.
     #[arg(long, env = "AMBIT_SERVER_SAN", value_delimiter = ',')]
     pub server_san: Vec<String>,
-    /// Public keys that sign service account tokens: PEM or JWKS. Without it the Kubernetes API reviews
-    /// them; with --manifests nobody is let in.
+    /// Public keys that sign service account tokens: PEM or JWKS. Without it the Kubernetes API reviews them; with
+    /// --manifests every caller is refused.
     #[arg(long, env = "AMBIT_TOKEN_KEYS")]
     pub token_keys: Option<PathBuf>,
     /// Audience that tokens must name.
@@ -74,7 +74,7 @@ pub struct Args {
         env = "CA_TRUSTED_NODE_ACCOUNTS"
     )]
     pub trusted_node_accounts: String,
-    /// Longest life of the certificates of workloads, such as 24h. Who asks for more gets this.
+    /// Longest life of the certificates of workloads, such as 24h. Requests for more are reduced to this.
     #[arg(long, default_value = "24h", value_parser = ttl, env = "MAX_WORKLOAD_CERT_TTL")]
     pub max_workload_cert_ttl: Duration,
     /// Namespaces that the agents keep out of the mesh, whatever their labels: as they have it.
@@ -121,13 +121,13 @@ pub struct Args {
     /// Labels that attach pods and services to waypoints.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_ATTACHMENT")]
     pub waypoint_attachment: Attachment,
-    /// Which callers are led through the waypoints of workloads; `istio` with `--waypoint-attachment labels` alone.
+    /// Callers that are routed through the waypoints of workloads; `istio` with `--waypoint-attachment labels` alone.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WORKLOAD_WAYPOINTS")]
     pub workload_waypoints: WorkloadWaypoints,
     /// Treatment of connections whose waypoint cannot be found.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_MISSING")]
     pub waypoint_missing: Missing,
-    /// When a waypoint begins to bind what names it.
+    /// When a waypoint binds the objects that name it.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_WAYPOINT_BINDING")]
     pub waypoint_binding: Binding,
     /// Treatment of connections to addresses outside of the mesh, as node proxies were installed.
@@ -162,11 +162,11 @@ pub struct Args {
     /// although they are loopback, link-local, a metadata service's, a node's or the API server's.
     #[arg(long, default_value = "", env = "AMBIT_EGRESS_ALLOWED_ADDRESSES")]
     pub egress_allowed_addresses: String,
-    /// Whether routes need a ReferenceGrant to lead to services of other namespaces.
+    /// Whether routes need a ReferenceGrant for backends in other namespaces.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_REFERENCE_GRANTS")]
     pub reference_grants: Grants,
-    /// Which requests concern what is attached to Services: those to them and to their pods, or as in Istio those to
-    /// them alone.
+    /// Requests to which objects attached to Services apply: those to the Services and to their pods, or as in Istio
+    /// those to the Services alone.
     #[arg(long, value_enum, default_value_t, env = "AMBIT_SERVICE_POLICY_SCOPE")]
     pub service_policy_scope: PolicyScope,
 }
@@ -199,7 +199,7 @@ pub enum Grants {
 /// Values of [`Args::workload_waypoints`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum WorkloadWaypoints {
-    /// All, whoever calls and by whatever address.
+    /// All callers, by any address.
     #[default]
     Enforced,
     /// Captured callers that dial the workload's own address, as in Istio.

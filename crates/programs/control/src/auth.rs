@@ -1,8 +1,7 @@
 //! Who calls: service account tokens.
 //!
-//! Tokens are Kubernetes' bound tokens: JWTs with the service account as subject and the pod among
-//! the claims. [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] asks the Kubernetes
-//! API.
+//! Tokens are Kubernetes' bound tokens: JWTs with the service account as subject and the pod among the claims.
+//! [`KeyFile`] verifies them with public keys from a file; [`Reviewer`] queries the Kubernetes API.
 
 mod review;
 mod reviews;
@@ -75,7 +74,7 @@ pub enum TokenError {
     /// Token that is not valid yet.
     #[error("the token is not valid yet")]
     Immature,
-    /// For somebody else.
+    /// For another audience.
     #[error("the token is not meant for audience {0}")]
     Audience(String),
     /// A claim is missing.
@@ -93,9 +92,9 @@ pub enum TokenError {
     /// Nobody can say whether it is good.
     #[error("the token cannot be reviewed by the Kubernetes API: {0}")]
     Unavailable(String),
-    /// Too many are asked about.
+    /// Too many reviews are in flight.
     #[error(
-        "too many tokens that are not known come from this address, or of another issuer, to ask the Kubernetes API about each"
+        "too many unknown tokens from this address, or of another issuer, for a TokenReview of each"
     )]
     TooMany,
 }
@@ -236,7 +235,7 @@ impl KeyFile {
             .iter()
             .filter(|key| key.algorithms.contains(&header.alg))
         {
-            // A key id only says which key to try; one that does not match skips a key that has one.
+            // A key id only selects the key to try; one that does not match skips a key that has one.
             if let (Some(wanted), Some(id)) = (&header.kid, &key.id)
                 && wanted != id
             {
@@ -283,7 +282,7 @@ impl Authenticator for KeyFile {
     }
 }
 
-/// Refuses everybody: what holds when no keys are configured.
+/// Refuses every token, when no keys are configured.
 #[derive(Debug)]
 pub struct NoKeys;
 

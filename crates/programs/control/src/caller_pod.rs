@@ -149,8 +149,8 @@ impl Pods {
 }
 
 /// Decides whether a node proxy may act for an identity: the proxy is the very pod its token names, alive, and a live
-/// pod of that identity which belongs to the mesh is on its node. Waypoints' identities are nobody's to act for; its
-/// own needs no other pod.
+/// pod of that identity which belongs to the mesh is on its node. Waypoints' identities cannot be impersonated; its own
+/// needs no other pod.
 pub fn check_impersonation(
     access: &impl Roles,
     pods: &PodDirectory,
@@ -216,8 +216,8 @@ fn requested_identity(requested: &str, trust_domain: &str) -> Result<Identity, D
     Ok(identity)
 }
 
-/// Decides whether a caller may act as its own account. Pods believe whoever has a waypoint's identity: only the
-/// waypoint's pods get it, which are there, alive, and have the label that makes them the waypoint's.
+/// Decides whether a caller may act as its own account. Pods trust every holder of a waypoint's identity: only live
+/// pods with the waypoint's label get it.
 pub fn check_own(access: &impl Roles, pods: &PodDirectory, caller: &Caller) -> Result<(), Denied> {
     if access.is_trusted_node(caller) {
         return Ok(());

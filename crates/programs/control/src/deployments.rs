@@ -1,8 +1,9 @@
-//! Makes waypoints run on a cluster: applies the objects of each Gateway of the class `istio-waypoint`, and says in
-//! its status how far they are. By the leader only. They go with their Gateway, whose property they are.
+//! Deploys waypoints on a cluster: applies the objects of each Gateway of the class `istio-waypoint`, and reports their
+//! progress in its status. By the leader only. They are owned by their Gateway and deleted with it.
 //!
-//! What another controller manages is left alone: a class of another controller, a Gateway of another revision, an
-//! object that was not made for a waypoint, or that somebody else applies, for instance Istio's control plane.
+//! Objects that another controller manages are left alone: a class of another controller, a Gateway of another
+//! revision, an object that was not made for a waypoint, or that another manager applies, for instance Istio's control
+//! plane.
 
 mod book;
 mod release;
@@ -82,7 +83,7 @@ async fn changed(
     }
 }
 
-/// Whether Gateways are of a version that is known; else the control plane's log says so when it reads them.
+/// Whether Gateways are of a known version; else the control plane logs it when it reads them.
 fn serves_v1(definition: &CustomResourceDefinition) -> bool {
     let mut versions = definition.spec.versions.iter();
     versions.any(|version| version.name == "v1" && version.served)
@@ -225,8 +226,8 @@ fn read_class(class: &DynamicObject) -> Class {
         |one: &&Value| one.get("observedGeneration").and_then(Value::as_i64) == generation;
     let conditions: Vec<_> = conditions.iter().filter(current).cloned().collect();
     let is_accepted = conditions.iter().any(|one| {
-        let says = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
-        says("type", "Accepted") && says("status", "True")
+        let has = |field: &str, value: &str| one.get(field).and_then(Value::as_str) == Some(value);
+        has("type", "Accepted") && has("status", "True")
     });
     Class {
         controller: controller.unwrap_or_default().to_owned(),
@@ -357,7 +358,7 @@ async fn carry_out(
             if taken.is_none() {
                 write::remove(client, name, &removals).await?;
                 if removals.iter().any(|of| of.part == Part::Autoscaler) {
-                    // As long as it stood it may have undone the number of pods.
+                    // As long as it was in place it may have undone the number of pods.
                     let mut again = writes;
                     again.retain(|write| write.part == Part::Deployment && !write.is_new);
                     for write in &mut again {

@@ -20,7 +20,7 @@ use crate::{
 
 /// Name of the lease whose holder writes for all replicas.
 const LEASE: &str = "ambit-control-leader";
-/// First and longest pause while the Kubernetes API cannot be asked at the start.
+/// First and longest pause while the Kubernetes API cannot be reached at the start.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
 /// Environment that everything else is built on.

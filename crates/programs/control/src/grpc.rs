@@ -24,13 +24,14 @@ pub use caller_state::CallerState;
 
 /// Streams of one connection at once.
 const MAX_STREAMS: u32 = 128;
-/// Bytes that a client may send on one stream, and on one connection, before they are read: anybody may send that much.
+/// Bytes that a client may send on one stream, and on one connection, before they are read: any client may send that
+/// much.
 const WINDOWS: (u32, u32) = (128 << 10, 512 << 10);
 /// Connections of callers that stay.
 const MAX_LASTING: usize = 16_384;
-/// How often a silent peer is asked for a sign, and how long it may take.
+/// Interval of keepalive pings to a silent peer, and their timeout.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// How long streams may take to end, once they are asked to.
+/// How long streams may take to end during the drain.
 const LAST: Duration = Duration::from_secs(5);
 
 /// Among a request's extensions: becomes true when its connection is to end.

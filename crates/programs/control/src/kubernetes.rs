@@ -1,8 +1,8 @@
 //! The Kubernetes API as the source of objects.
 //!
-//! One watch a kind, each in a task of its own; [`Informers`] gathers their updates. Which kinds are watched,
-//! and how, is what `ambit_derive` says of each. An object is cut down to what the mesh reads before
-//! anything else sees it. Custom kinds may have no definition in the cluster, now or later: see [`custom`].
+//! One watch a kind, each in a task of its own; [`Informers`] gathers their updates. `ambit_derive` declares which
+//! kinds are watched, and how. An object is cut down to what the mesh reads before anything else sees it. Custom kinds
+//! may have no definition in the cluster, now or later: see [`custom`].
 //!
 //! What the service account needs:
 //!
@@ -246,7 +246,7 @@ impl Updates {
         });
     }
 
-    /// False when nobody listens any more.
+    /// False when there is no receiver any more.
     async fn send(&self, update: Update) -> bool {
         self.sender.send(update).await.is_ok()
     }

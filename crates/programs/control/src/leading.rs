@@ -14,7 +14,7 @@ pub(crate) async fn while_leading<Work: Future<Output = ()>>(
 ) {
     loop {
         tokio::select! {
-            led = leads.wait_for(|leads| *leads) => if led.is_err() {
+            changed = leads.wait_for(|leads| *leads) => if changed.is_err() {
                 return;
             },
             _ = drain.started() => return,

@@ -1,7 +1,7 @@
 //! From the source of objects to the store that clients are served from.
 //!
-//! One task owns the index. Pods reach the directory of pods at once (a certificate may be asked for
-//! in the same moment); publication is debounced, so that a burst is one push.
+//! One task owns the index. Pods reach the directory of pods at once (a certificate may be requested in the same
+//! moment); publication is debounced, so that a burst is one push.
 
 use std::{sync::Arc, time::Duration};
 
@@ -74,7 +74,7 @@ impl Mesh {
     }
 }
 
-/// Starts following; ends with the drain. What became of objects goes to `reports`, if anybody asks.
+/// Starts following; ends with the drain. Reports on objects go to `reports`, if set.
 pub(crate) fn start(
     source: Source,
     config: MeshConfig,
@@ -86,7 +86,7 @@ pub(crate) fn start(
 ) -> Mesh {
     let (publish, published) = watch::channel(0);
     let (follow, followed) = watch::channel(0);
-    let (surveys, asked) = mpsc::channel(SURVEYS);
+    let (surveys, requests) = mpsc::channel(SURVEYS);
     let mesh = Mesh {
         store: Arc::default(),
         pods: Arc::default(),
@@ -105,7 +105,7 @@ pub(crate) fn start(
         publish,
         follow,
     };
-    ambit_rt::spawn("mesh", follower.run(source, asked, drain));
+    ambit_rt::spawn("mesh", follower.run(source, requests, drain));
     mesh
 }
 
@@ -160,9 +160,9 @@ impl Follower {
                         inquiry.answer(may_call);
                     }
                 },
-                Some(asked) = surveys.recv() => {
-                    // Fails only when nobody waits any more.
-                    asked.send(self.index.survey()).ok();
+                Some(reply) = surveys.recv() => {
+                    // Fails only without a receiver.
+                    reply.send(self.index.survey()).ok();
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     let since = waiting.take().map(|(first, _)| first.elapsed()).unwrap_or_default();
@@ -214,7 +214,7 @@ impl Follower {
             match problem.severity {
                 Severity::Error => tracing::error!(%problem, "an object cannot be used"),
                 Severity::Warning => {
-                    tracing::warn!(%problem, "an object has less effect than it says");
+                    tracing::warn!(%problem, "an object has less effect than its spec");
                 }
             }
         }
@@ -280,7 +280,7 @@ impl Follower {
     }
 }
 
-/// Report on an object, if anybody needs it.
+/// Report on an object, if it has a reader.
 fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {

@@ -190,7 +190,7 @@ impl Metrics {
         );
         registry.register(
             "ambit_calls_authenticated",
-            "Calls, by what came of their token",
+            "Calls, by the result of their authentication",
             self.tokens.clone(),
         );
         ambit_rt::metrics::register_process(registry);
@@ -245,12 +245,12 @@ impl Metrics {
         self.csr.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A connection was closed for what its caller is, or because nobody knows that.
+    /// A connection was closed because of its caller, or because that is unknown.
     pub(crate) fn connection_closed(&self, reason: &'static str) {
         self.callers_closed.get_or_create(&Reason { reason }).inc();
     }
 
-    /// A call's token was accepted, refused, or could not be judged.
+    /// A call's token was accepted, refused, or could not be reviewed.
     pub(crate) fn token(&self, outcome: &'static str) {
         self.tokens.get_or_create(&Outcome { outcome }).inc();
     }

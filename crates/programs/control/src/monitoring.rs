@@ -48,7 +48,7 @@ pub struct Monitoring {
 impl Monitoring {
     /// Answers one request.
     pub async fn respond(&self, request: &Request) -> Response {
-        // istioctl asks for //version.
+        // istioctl requests //version.
         let path = request.uri().path().trim_start_matches('/');
         if request.method() != http::Method::GET {
             return method_not_allowed("GET");

@@ -1,7 +1,7 @@
 //! What operators see on their objects: status conditions and events. Written by the leader only.
 //!
-//! `ambit_derive` says which conditions should stand on an object; [`book`] compares with what stands there.
-//! Nothing is written on pods or namespaces.
+//! `ambit_derive` computes the desired conditions of an object; [`book`] compares them with the published ones. Nothing
+//! is written on pods or namespaces.
 //!
 //! | object | condition | reasons |
 //! |---|---|---|
@@ -59,7 +59,7 @@ pub enum Report {
 pub struct Seen {
     /// Key of the object.
     pub key: ObjectKey,
-    /// Everything the API says about it.
+    /// All its fields in the API.
     pub facts: Facts,
     /// Problems of the object.
     pub problems: Vec<Problem>,

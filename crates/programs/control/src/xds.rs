@@ -1,8 +1,8 @@
 //! Delta xDS, the server's side.
 //!
-//! [`resource`] lists the types that are served; [`entry`] is a record as it is sent; [`store`] has every record
-//! once; [`scope`] says which client sees which; [`session`] is the pure state machine of one client; [`batch`]
-//! is what many clients are sent, made once; [`service`] carries sessions over gRPC; [`node`] says who may open
+//! [`resource`] lists the types that are served; [`entry`] is a record as it is sent; [`store`] has every record once;
+//! [`scope`] decides which client sees which; [`session`] is the pure state machine of one client; [`batch`] is what
+//! many clients are sent, made once; [`service`] carries sessions over gRPC; [`node`] decides which callers may open
 //! one; [`debug`] answers Istio's tools by [`sessions`].
 
 mod admission;

@@ -375,7 +375,7 @@ fn review_tokens(server: &ApiServer) {
     });
 }
 
-/// The tokens that the API server was asked about.
+/// The tokens that the API server reviewed.
 fn reviewed(server: &ApiServer) -> Vec<String> {
     let requests = server.requests().into_iter();
     requests
@@ -422,13 +422,13 @@ async fn forged_tokens_do_not_load_the_api_server() {
     review_tokens(&cluster.server);
     let replica = cluster.replica("a").await;
     replica.certificate(&token("good"), "web").await.unwrap();
-    // What cannot be a token costs nobody anything.
+    // Malformed tokens cost no review.
     for text in ["x", "a.b.c", "e30.e30.e30"] {
         let refused = replica.certificate(text, "web").await.unwrap_err();
         assert_eq!(refused.code(), Code::Unauthenticated);
     }
     assert_eq!(reviewed(&cluster.server), [token("good")]);
-    // What might be one is asked about until its address has had its share.
+    // A possible token is reviewed until its address has used its share.
     let begin = std::time::Instant::now();
     for number in 0..60 {
         let made_up = token(&format!("made up {number}"));
@@ -515,7 +515,7 @@ async fn a_policy_that_never_could_be_used_refuses_everything_in_every_replica()
     second.running.stop().await;
 }
 
-/// How often the definition of policies was asked for.
+/// How often the definition of policies was requested.
 fn looks(cluster: &Cluster) -> usize {
     let place = format!("{DEFINITIONS}/{DEFINITION}");
     let requests = cluster.server.requests().into_iter();
@@ -605,7 +605,7 @@ async fn entries_get_addresses_that_stay_and_lose_those_of_others() {
     let of_b = shown("addresses", || addresses("b")).await;
     assert_eq!(of_b, ["240.240.0.2", "2001:2::2"]);
     assert_eq!(addresses("a").unwrap(), of_a);
-    // An address that is somebody else's, later than the entry.
+    // An address of another object, later than the entry.
     entry(
         "c",
         json!({"hosts": ["c.example.com"], "addresses": ["10.0.0.7"]}),
@@ -942,7 +942,7 @@ async fn the_roles_are_what_is_used() {
     assert_eq!((difference.refused, surplus), Default::default());
 }
 
-/// Secrets are nobody's business but for those that are labelled for it, and those only where that is wanted.
+/// Only labelled Secrets are read, and only where that is enabled.
 #[tokio::test]
 async fn secrets_are_followed_by_their_label_where_that_is_wanted() {
     let cluster = Cluster::with_gateways();
@@ -1121,7 +1121,7 @@ impl Cluster {
         );
     }
 
-    /// A Gateway with overlays in the ConfigMap `own`, which asks for an autoscaler.
+    /// A Gateway with overlays in the ConfigMap `own`, with an autoscaler.
     fn scaled_gateway(&self, name: &str) {
         self.gateway(name);
         let mut gateway = self.server.get(GATEWAYS, "shop", name).unwrap();
@@ -1201,7 +1201,7 @@ async fn gateway_gets_a_waypoint_and_is_programmed_when_it_is_ready() {
     })
     .await;
 
-    // What somebody deletes is there again.
+    // A deleted object is applied again.
     cluster.server.delete(BUDGETS, "shop", "way");
     shown("the budget", || cluster.server.get(BUDGETS, "shop", "way")).await;
 

@@ -671,7 +671,7 @@ async fn certificate_refusals_name_no_reason() {
             "{status:?}"
         );
     }
-    // A request that somebody else signed: the key is not the sender's.
+    // A request with another signature: the key is not the sender's.
     let (head, tail) = request.pem.split_at(request.pem.len() / 2);
     let middle = if tail.starts_with('A') { "B" } else { "A" };
     let forged = format!("{head}{middle}{}", &tail[1..]);
@@ -943,7 +943,7 @@ async fn the_node_proxys_client_follows_the_mesh_through_a_restart() {
     wait(&format!(
         "+{API} spiffe://cluster.local/ns/shop/sa/api [\"shop/p\"]"
     ));
-    // While nobody serves, an object changes and another goes.
+    // While no control plane serves, an object changes and another goes.
     let Plane { dir, key, running } = plane;
     running.stop().await;
     let without: Vec<_> = OBJECTS
@@ -1063,7 +1063,7 @@ async fn waypoint_gets_its_records_and_certificate_while_its_pod_lives() {
     let refused = plane.certificate(&gone, &csr, None, 0).await;
     assert_eq!(refused.unwrap_err().code(), Code::Unauthenticated);
 
-    // Another account of the namespace is nobody's waypoint.
+    // Another account of the namespace is no waypoint.
     let stranger = plane.token_of("shop", "web", "web-1", "u1");
     let refused = plane.stream_as(&stranger).await.err().unwrap();
     assert_eq!(refused.code(), Code::PermissionDenied);

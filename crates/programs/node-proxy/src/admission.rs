@@ -35,10 +35,10 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
-    /// Asks the policies about a connection that is on the pod's list. The pod's record, which names
-    /// policies and a waypoint too, is the one of now: a change before is seen here, and one after by the list.
-    /// What has to go through the waypoint first is judged there; PeerAuthentication alone judges it here,
-    /// where the real peer is known. Returns the record, and the way that the connection has to take.
+    /// Asks the policies about a connection that is on the pod's list. The pod's record, which names policies and a
+    /// waypoint too, is the one of now: a change before is seen here, and one after by the list. A connection that must
+    /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the real peer is known.
+    /// Returns the record, and the path of the connection.
     pub(crate) fn check(
         pod: &Pod,
         peer: &Peer,
@@ -53,7 +53,7 @@ impl Denied {
         for dry in &decision.dry_run {
             tracing::info!(target: "rbac", pod = %pod.name(), policy = ?dry, "dry-run policy matches");
         }
-        // PeerAuthentication, which alone judges what is led to the waypoint, is never a dry run.
+        // PeerAuthentication, the only policy for connections redirected to the waypoint, is never a dry run.
         if course == Course::Direct {
             for policy in pod.state.would_refuse(&local.workload, peer) {
                 tracing::info!(target: "rbac", pod = %pod.name(), %policy, "dry-run policy would refuse");

@@ -95,7 +95,7 @@ fn drop_privileges() {
     }
 }
 
-/// Registers version and metrics of the traffic, and says in flow events where they come from.
+/// Registers version and metrics of the traffic, and sets the origin of flow events.
 fn register_metrics(env: &Env, config: &Config, registry: &mut Registry) -> Arc<Metrics> {
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
@@ -128,7 +128,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     let mut registry = Registry::default();
     let metrics = register_metrics(env, &config, &mut registry);
 
-    // On demand, each worker asks for what its own connections need.
+    // On demand, each worker requests the records that its own connections need.
     let cached = (!config.xds_on_demand).then_some(Role::NodeProxy);
     let mesh = follow_mesh(
         env,
@@ -167,7 +167,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     };
     let prepared = {
         let (served, mesh) = (served.clone(), mesh.clone());
-        // Certificates were asked for when the pods were restored.
+        // Certificates were requested when the pods were restored.
         move || mesh.clone().prepared(identities_of(&served))
     };
     ambit_rt::spawn_essential("taking turns", turn.follow(prepared));
@@ -280,8 +280,8 @@ fn identities_of(served: &Served) -> Vec<Identity> {
     pods.iter().map(|pod| pod.identity().clone()).collect()
 }
 
-/// Serves the pods of the process before this one; where nobody held anything, those of the agent's record,
-/// until the agent itself connects.
+/// Serves the pods of the previous process; without a hand-over, those of the agent's record, until the agent itself
+/// connects.
 fn restore(
     held: Handover<OwnedFd>,
     enrolment: &mut Enrolment,
@@ -305,8 +305,7 @@ fn restore(
     }
 }
 
-/// Serves the proxy's own pod, if the environment says which that is. Nobody else's connections depend on
-/// it.
+/// Serves the proxy's own pod, if the environment names it. Connections of other pods do not depend on it.
 fn serve_own(proxy: &Proxy, workers: &Workers) -> Option<Arc<Pod>> {
     let own = &proxy.config.own;
     if [&own.name, &own.namespace, &own.service_account].contains(&&ArcStr::default()) {

@@ -104,7 +104,7 @@ impl Host for Questions {
             return false;
         };
         // Clients give up after five seconds, as a rule.
-        let deadline = tokio::time::Instant::now() + Limits::default().patience;
+        let deadline = tokio::time::Instant::now() + Limits::default().total;
         pod.state.wait_for_addresses(deadline).await
     }
 
@@ -152,7 +152,7 @@ fn count(pod: &Pod, report: &Report<'_>) {
     }
 }
 
-/// The type asked for. A client may ask for any of 65,536: those without a name are one.
+/// Type of the query. A client may query any of 65,536: those without a name are one label.
 fn kind(report: &Report<'_>) -> ArcStr {
     match report.question.kind_name() {
         Some("A") => arcstr::literal!("A"),

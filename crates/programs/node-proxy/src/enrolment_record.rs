@@ -1,6 +1,6 @@
-//! What the agent's record of enrolled pods is good for: finding pods again when nobody holds their namespaces
-//! (see [`regain`]), and learning, while this proxy drains and a successor talks to the agent, that a pod or
-//! the whole mesh has gone (see [`follow`]).
+//! Uses of the agent's record of enrolled pods: finding pods again when no process holds their namespaces (see
+//! [`regain`]), and learning, while this proxy drains and a successor talks to the agent, that a pod or the whole mesh
+//! has gone (see [`follow`]).
 
 use std::{
     fs, io,
@@ -93,7 +93,7 @@ fn find(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RegainError> {
     Ok(netns)
 }
 
-/// Follows the record as long as anybody reads the result: `None` until there is a record. A record that cannot be read
+/// Follows the record as long as the result has a reader: `None` until there is a record. A record that cannot be read
 /// changes nothing.
 pub(crate) fn follow(record: PathBuf) -> watch::Receiver<Option<Enrolled>> {
     let (sender, receiver) = watch::channel(None);

@@ -141,7 +141,7 @@ impl Explainer {
         let Some(called) = self.resolve(namespace, query, &mut walk) else {
             let host = &query.host;
             let why = format!(
-                "the mesh knows no name {host:?}: what it means is decided by the DNS server that the pod asks"
+                "the mesh knows no name {host:?}: the pod's DNS resolver decides what it resolves to"
             );
             return Ok(walk.refused(StepKind::Name, &why));
         };
@@ -268,7 +268,7 @@ impl Explainer {
         };
         let who = match &peer.source {
             Some(identity) => identity.to_string(),
-            None => "nobody (plaintext)".to_owned(),
+            None => "no identity (plaintext)".to_owned(),
         };
         let why = format!(
             "called by {who} at {}, port {}",
@@ -341,7 +341,7 @@ fn waypoint(route: &Route) -> String {
             format!("the pod is {waypoint} itself, the waypoint of {service}")
         }
         (None, None, _) => {
-            "no waypoint: neither what is called nor its endpoint is bound to one".to_owned()
+            "no waypoint: neither the destination nor its endpoint is bound to one".to_owned()
         }
     }
 }
@@ -408,7 +408,7 @@ async fn judged(mut walk: Walk, pod: &Pod, peer: &Connecting, app: SocketAddr) -
         return walk.refused(StepKind::Waypoint, why);
     };
     let why = format!(
-        "everything to the pod has to come through its waypoint: the node proxy leads it to {} at {}",
+        "the connection bypasses the pod's waypoint: the node proxy redirects it to {} at {}",
         hop.workload, hop.address
     );
     walk.push(StepKind::Waypoint, StepResult::Passed, why);
@@ -435,7 +435,7 @@ fn authorization(decided: &Decided, denied: Option<&Denied>, course: Course) -> 
         (None, Some(_), _) => (StepResult::Passed, "an ALLOW policy matches".to_owned()),
         (None, None, Course::ThroughWaypoint) => (
             StepResult::Passed,
-            "PeerAuthentication, which alone judges it here, allows it".to_owned(),
+            "PeerAuthentication, the only policy that applies here, allows it".to_owned(),
         ),
         (None, None, Course::Direct) => (
             StepResult::Passed,

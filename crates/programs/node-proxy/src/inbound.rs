@@ -50,7 +50,7 @@ enum StreamError {
     App(#[from] AppError),
     #[error(transparent)]
     Hairpin(#[from] HairpinError),
-    #[error("the client went away before the tunnel stood")]
+    #[error("the client disconnected before the tunnel was established")]
     ClientGone(#[source] h2::Error),
     #[error(transparent)]
     Cut(#[from] Cut),
@@ -370,12 +370,12 @@ fn note_peer(report: &mut Report, client: &Client, incoming: &Incoming, local: &
 /// The service a connection is for: the one named by the caller if the pod is in it, else the one
 /// the port belongs to.
 fn note_service(report: &mut Report, pod: &Pod, local: &Local, headers: &HeaderMap, port: u16) {
-    let said = headers
+    let named_host = headers
         .get(http::header::FORWARDED)
         .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
         .and_then(|forwarded| forwarded.host);
     let table = pod.state.table();
-    if let Some(service) = table.inbound_service(&local.workload, said.as_deref(), port) {
+    if let Some(service) = table.inbound_service(&local.workload, named_host.as_deref(), port) {
         report.service(service);
     }
 }

@@ -276,7 +276,7 @@ async fn dial(
 }
 
 /// Connects to a pod of the waypoint that the connection has to go through, or to an endpoint of the service, or to
-/// another one if that does not take it. Also says to which one.
+/// another one if that does not take it. Also returns the chosen one.
 async fn to_replica(
     shard: &Shard,
     local: &Local,

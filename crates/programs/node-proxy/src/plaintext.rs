@@ -149,8 +149,8 @@ async fn reach(
     listed: &Handle,
 ) -> Result<End, PlaintextError> {
     let (pod, dst) = (&shard.pod, who.destination);
-    // The rules redirect nothing else; but a connection that came by other ways would be led to
-    // what listens for the pod alone, or the pod be made a relay.
+    // The rules redirect nothing else; but a connection on another path would reach a listener that
+    // is for the pod alone, or make the pod a relay.
     if !pod.owns(local, dst.ip()) {
         return Err(PlaintextError::NotOurs(dst.ip()));
     }

@@ -25,10 +25,10 @@ pub(crate) struct RestoredPod {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The description cannot be read.
-    #[error("cannot read what is said about it")]
+    #[error("cannot decode its description")]
     About(#[from] ZdsDecodeError),
     /// The description is of another pod, or of none.
-    #[error("what is said about it is about something else")]
+    #[error("its description is of another pod")]
     Another,
     /// Its namespace is missing.
     #[error("it came without a network namespace")]

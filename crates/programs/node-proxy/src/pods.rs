@@ -189,12 +189,12 @@ impl Enrolment {
     pub async fn run(mut self) {
         // A try costs next to nothing, and pods wait to be started until it succeeds.
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(200), 0.2);
-        let mut said: Option<String> = None;
+        let mut reported: Option<String> = None;
         loop {
             self.sit_out().await;
             let error = match SeqPacket::connect(&self.path).await {
                 Ok(link) => {
-                    said = None;
+                    reported = None;
                     let began = Instant::now();
                     let error = self.follow(&link).await;
                     if began.elapsed() > Duration::from_secs(5) {
@@ -208,14 +208,14 @@ impl Enrolment {
                 },
             };
             let error = chain(&error);
-            if said.as_ref() == Some(&error) {
+            if reported.as_ref() == Some(&error) {
                 tracing::debug!(error, "still not connected to the node agent");
             } else {
                 tracing::info!(
                     error,
                     "not connected to the node agent; the pods served go on"
                 );
-                said = Some(error);
+                reported = Some(error);
             }
             let _none = self.react(ProxyEvent::Disconnected);
             let wait = backoff.next_delay(rand::random());
@@ -223,9 +223,8 @@ impl Enrolment {
         }
     }
 
-    /// While a successor takes the connections, the agent is to talk to it alone: what is said to us
-    /// would be acted on by nobody. Pods for which it opens listeners of its own are surrendered, lest
-    /// connections wait in ours.
+    /// While a successor takes the connections, the agent must talk to it alone: no process would act on messages to
+    /// us. Pods for which it opens listeners of its own are surrendered, lest connections wait in ours.
     async fn sit_out(&mut self) {
         let mut accept = self.supervisor.accept();
         while *accept.borrow_and_update() == Accept::Paused {
@@ -307,7 +306,7 @@ impl Enrolment {
         }
     }
 
-    /// Gives an event to the protocol and does what it says, which may lead to further events.
+    /// Passes an event to the protocol and runs its effects, which may cause further events.
     fn react(&mut self, event: ProxyEvent<Netns>) -> Reply {
         let mut reply = Reply::default();
         let mut events = std::collections::VecDeque::from([event]);
@@ -341,8 +340,8 @@ impl Enrolment {
                 }
             }
         }
-        // A successor that took over needs nothing of this; and should it go, this one is ready again
-        // as soon as it is asked to be.
+        // A successor that took over needs nothing of this; and should it go, this one is ready again as soon as it is
+        // needed.
         if *self.supervisor.accept().borrow() != Accept::Paused {
             self.ready.set(self.side.is_ready());
         }

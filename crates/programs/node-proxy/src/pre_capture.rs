@@ -153,7 +153,7 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
                 );
             }
         }
-        // Capture stands by the last look but one: no more can come.
+        // Capture is in place by the last look but one: no more can come.
         if looks.len() == 0 && earlier.is_empty() {
             return;
         }

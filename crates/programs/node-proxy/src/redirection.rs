@@ -2,7 +2,7 @@
 //! unless the administrator's settings allow it.
 //!
 //! The sockets are made in the pod's own namespace, so a pod reaches nothing by them that it could not dial itself. But
-//! an application that may be told whom to call (webhooks, fetchers of URLs) looks at the address that it dials: an
+//! an application that calls addresses of its users (webhooks, fetchers of URLs) checks the address that it dials: an
 //! address that the mesh gave to a ServiceEntry, whose owner could have it end at the application's own loopback
 //! interface or at the metadata service, past that check. Kubernetes takes no such addresses in EndpointSlices either.
 //! What the application dials itself stays as it is.

@@ -1,14 +1,14 @@
 //! How connections end that cannot be served: accepted, and then reset.
 //!
 //! Without the mesh, whether a port is open shows while a connection is being opened, and what a server makes of a
-//! client shows afterwards. Policies are the latter: the client's `connect` succeeds, whichever policy refuses it, and
-//! wherever it is asked; reading or writing fails.
+//! client shows afterwards. Policies are the latter: the client's `connect` succeeds, for every policy and at both
+//! ends; reading or writing fails.
 
 use std::time::Duration;
 
 use tokio::{net::TcpStream, time::timeout};
 
-/// How long a client that says nothing has until it is reset: long enough for its `connect` to return.
+/// Delay of the reset for a silent client: long enough for its `connect` to return.
 const ACCEPTED: Duration = Duration::from_millis(100);
 
 /// Resets a connection from an application once its opening is over for the application, too: when it has sent something,

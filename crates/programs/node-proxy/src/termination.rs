@@ -54,7 +54,7 @@ impl Termination {
         }
         drop(enrolment);
         let pods = served.pods();
-        // What nobody accepts from must not be held: with a successor, it is the successor's.
+        // Unused listeners must not be held: with a successor, they are the successor's.
         for pod in &pods {
             supervisor.release(&pod.uid);
         }
@@ -123,7 +123,7 @@ async fn drain(pods: Vec<Arc<Pod>>, deadline: Duration) {
         .map(|pod| ambit_rt::spawn("pod drain", async move { pod.finish(Some(deadline)).await }))
         .collect();
     for pod in draining {
-        // A drain that panicked has said so.
+        // A drain's panic has been logged.
         let _panicked = pod.await;
     }
 }

@@ -1,4 +1,4 @@
-//! The real program as its own supervisor: who ends with whom, and with which code.
+//! The real program as its own supervisor: which process ends with which, and the exit code.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -57,7 +57,7 @@ impl Place {
         self.directory.path().join("pair.sock")
     }
 
-    /// Whether a supervisor stands by: the one that serves has a line to it.
+    /// Whether a standby supervisor is connected to the serving one.
     fn has_standby(&self) -> bool {
         let sockets = self
             .host
@@ -112,7 +112,7 @@ impl Drop for Running {
     }
 }
 
-/// Whether a process runs no more; somebody may still have to collect it.
+/// Whether a process has ended; it may be a zombie.
 fn is_gone(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))
@@ -121,9 +121,9 @@ fn is_gone(pid: Pid) -> bool {
 #[test]
 fn wrong_configuration_ends_the_process_once_with_its_reason() {
     let output = program().env("PACKET_MARK", "x").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert_eq!(said.matches("PACKET_MARK").count(), 1, "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(message.matches("PACKET_MARK").count(), 1, "{message}");
 }
 
 #[tokio::test]

@@ -120,7 +120,7 @@ fn a_dump_of_the_same_records_is_the_same() {
     }
 }
 
-/// Lists of records, and what is a map in them, in the order of the names, which is nobody's contract.
+/// Lists of records, and what is a map in them, in the order of the names, which is no contract.
 fn sorted(list: &Value) -> Value {
     let Value::Array(records) = list else {
         return list.clone();
@@ -140,8 +140,8 @@ fn sorted(list: &Value) -> Value {
     records.into()
 }
 
-/// A field that is left out says the same as an empty one, to istioctl as to anybody who reads JSON into
-/// types: we write some that Istio's node proxy leaves out.
+/// A missing field equals an empty one, to istioctl as to every reader of JSON into types: we write some that Istio's
+/// node proxy leaves out.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

@@ -39,16 +39,16 @@ use crate::{
     waypoint::{Surroundings, Waypoint},
 };
 
-/// How long a record that is needed is waited for before the next is asked for.
+/// Timeout for a needed record before the next is requested.
 const LEARN: Duration = Duration::from_secs(5);
-/// How long connections wait in the sockets' queues for what [`prepare`] waits for. Then they are taken, and told
-/// what is missing.
+/// How long connections wait in the sockets' queues for [`prepare`]. Then they are accepted and refused with the
+/// missing part.
 const QUEUED: Duration = Duration::from_secs(5);
 
 /// Grace for requests in flight after the last connections were accepted, when no other pod took them over.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
-/// How many times the linger a pod that is to end may stand in for others of the waypoint, even if nobody calls it.
+/// Multiple of the linger for which a terminating pod serves in place of the waypoint's others, even without callers.
 const STANDS_IN: u32 = 15;
 
 /// Starter of the process.
@@ -81,7 +81,7 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     result
 }
 
-/// Registers version and metrics of the traffic, and says in flow events where they come from.
+/// Registers version and metrics of the traffic, and sets the origin of flow events.
 fn register_metrics(
     env: &Env,
     config: &Config,
@@ -272,7 +272,7 @@ fn build(
     if let Some(cache) = cache {
         cache
             .restore(&mut client)
-            .context("cannot read what is cached of the mesh")?;
+            .context("cannot read the warm-start cache of the mesh")?;
     }
     ambit_rt::spawn_essential("xds", client.run());
     Ok(Surroundings {
@@ -345,20 +345,20 @@ async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
     ready.ready();
 }
 
-/// Asks for the services that are served, and for those that routes lead to, before requests need them.
+/// Requests the records of served services, and of routes' backends, before requests need them.
 async fn follow_needed(state: SharedState, published: Published) {
     let mut changes = published.watch();
-    let mut asked: BTreeSet<NamespacedHostname> = BTreeSet::new();
+    let mut requested: BTreeSet<NamespacedHostname> = BTreeSet::new();
     loop {
         changes.mark_unchanged();
         let needed: BTreeSet<_> = published.needed().into_iter().collect();
-        asked.retain(|name| needed.contains(name));
+        requested.retain(|name| needed.contains(name));
         for name in needed {
-            if asked.contains(&name) {
+            if requested.contains(&name) {
                 continue;
             }
             match state.learn(name.to_string(), Instant::now() + LEARN).await {
-                Ok(()) => drop(asked.insert(name)),
+                Ok(()) => drop(requested.insert(name)),
                 Err(error) => tracing::warn!(service = %name, %error, "no answer about a service"),
             }
         }
@@ -368,7 +368,7 @@ async fn follow_needed(state: SharedState, published: Published) {
     }
 }
 
-/// Whether an update may change which services lead to a known workload.
+/// Whether an update may change the services of a known workload.
 fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     let table = state.table();
     let is_shared = |network: &str, ips: &[IpAddr], uid: &str| {

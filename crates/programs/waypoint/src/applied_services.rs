@@ -1,16 +1,16 @@
 //! Services whose attachments a waypoint has applied to what it sends in a tunnel, which it names to the waypoint of the
 //! endpoint, so that these are not applied twice.
 //!
-//! A waypoint sends what it serves for anybody, also for tenants who give their own service the address of somebody
-//! else's pod. So the next waypoint believes the sender of a service only about this very service: it must be a pod of a
-//! waypoint of the service, and must have named it.
+//! A waypoint forwards requests of every service, also of tenants who give their own service the address of another
+//! tenant's pod. So the next waypoint believes the sender of a service only about this very service: it must be a pod
+//! of a waypoint of the service, and must have named it.
 
 use ambit_model::NamespacedHostname;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Header of a tunnel between waypoints: `NAMESPACE/HOST`, with commas between several. Only waypoints see it.
 const HEADER: HeaderName = HeaderName::from_static("x-ambit-applied-services");
-/// Most services that a tunnel names: the one that was called, and the one that a route leads to.
+/// Most services that a tunnel names: the called one, and the backend of a route.
 const MAX_SERVICES: usize = 2;
 
 /// Services whose attachments have been applied, in the order of their names.

@@ -1,5 +1,5 @@
-//! Finds which attachments apply to what a tunnel asks for: the services that lead to a pod, from the mesh as the waypoint
-//! knows it, and what these declare of the port that is called.
+//! Finds the attachments for a tunnel's target: the services that forward to a pod, from the waypoint's view of the
+//! mesh, and their declared protocol of the called port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,8 +29,8 @@ pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Att
     }
 }
 
-/// Finds what applies now to requests for a port of a service. A headless service has what its endpoints have by their
-/// addresses: that is how everybody reaches them who does not ask the waypoint for its name.
+/// Finds what applies now to requests for a port of a service. A headless service has the attachments of its endpoints'
+/// addresses: clients reach them by these unless they send the name to the waypoint.
 pub(crate) fn of_service(
     waypoint: &Waypoint,
     service: &NamespacedHostname,
@@ -100,7 +100,7 @@ fn headless_endpoints(
     all
 }
 
-/// The ports of services that lead to a port of a pod.
+/// The ports of services that forward to a port of a pod.
 fn of_workload(
     waypoint: &Waypoint,
     workload: &WorkloadRef,
@@ -134,8 +134,8 @@ fn of_workload(
     ports.collect()
 }
 
-/// The protocol of what a tunnel asks for, as far as it is declared: by the service; of a pod, by all services that lead to
-/// the port which is called, if these agree that it is no HTTP.
+/// Declared protocol of a tunnel's target: by the service; of a pod, by all services that forward to the called port,
+/// if these agree that it is no HTTP.
 ///
 /// Besides the services whose attachments apply, those that select the pod in its own namespace count, whichever waypoint
 /// they have. Nobody else can declare what a pod speaks.
@@ -178,7 +178,7 @@ pub(crate) async fn learn_declarations(waypoint: &Waypoint, target: &Target) {
     }
 }
 
-/// The ports of services of a pod's own namespace that lead to a port of it.
+/// The ports of services of a pod's own namespace that forward to a port of it.
 fn selecting(
     workload: &WorkloadRef,
     port: u16,
@@ -216,8 +216,8 @@ fn endpoints<'a>(
     std::iter::once(workload).chain(others)
 }
 
-/// Whether a sender has applied what is attached to a service: it is a pod of another waypoint of the service, and says
-/// that it sends for this service.
+/// Whether a sender has applied the attachments of a service: it is a pod of another waypoint of the service, and names
+/// this service in its tunnel.
 fn is_applied(
     service: &Service,
     own: &GatewayAddress,
@@ -228,7 +228,8 @@ fn is_applied(
         && other_waypoints(service, own).any(|other| is_pod_of(sender, other))
 }
 
-/// Asks the control plane who sends, where that may be another waypoint of a service that leads to the target.
+/// Requests the sender's record from the control plane, where it may be another waypoint of a service that forwards to
+/// the target.
 pub(crate) async fn learn_sender(waypoint: &Waypoint, target: &Target, caller: &Caller) {
     let Target::Pod { workload, address } = target else {
         return;

@@ -1,12 +1,12 @@
-//! The services whose attachments (policies, tokens, limits, plugins, telemetry) apply to what a tunnel asks for.
+//! The services whose attachments (policies, tokens, limits, plugins, telemetry) apply to a tunnel's target.
 //!
-//! A request to a service has those of that service. A request to a pod has those of every service that leads to the
-//! port which is called: kube-proxy, a headless service's records and a caller's own choice all end in a pod's address,
-//! and what is attached to the service holds for them, too. Only services of the pod's own namespace count, and those
-//! to which it grants that: who writes the address of somebody else's pod into
-//! an endpoint of his own adds nothing to requests there.
+//! A request to a service has those of that service. A request to a pod has those of every service that forwards to the
+//! called port: kube-proxy, a headless service's records and a caller's own choice all end in a pod's address, and
+//! objects attached to the service apply to them, too. Only services of the pod's own namespace count, and those with a
+//! ReferenceGrant there: an endpoint with the address of another tenant's pod adds nothing to requests there.
 //!
-//! What the waypoint of a service has sent to a pod behind another waypoint has been judged for that service.
+//! Requests that the waypoint of a service sends to a pod behind another waypoint have been authorized for that
+//! service.
 
 use std::{net::SocketAddr, slice};
 
@@ -23,7 +23,7 @@ pub(crate) enum Attachments {
         /// Its port that is called.
         port: u16,
     },
-    /// Attachments of the services that lead to a pod.
+    /// Attachments of the services that forward to a pod.
     Pod {
         /// The pod's port that is called.
         port: u16,

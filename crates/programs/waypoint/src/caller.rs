@@ -1,9 +1,8 @@
-//! Who calls: the peer of the tunnel, or whom the node proxy of a pod says that it is calling for.
+//! Identity of a caller: the peer of the tunnel, or the original peer that the node proxy of a pod sends.
 //!
-//! What reaches a covered pod from somebody else than its waypoint is sent through the waypoint by the pod's own
-//! node proxy, which says whose connection it was ([`OriginalPeer`]). That is believed of nobody else: the peer
-//! must have the identity and the address of the very pod that it asks for, and that pod must be one whose keys
-//! only a node proxy holds.
+//! A connection that bypasses a covered pod's waypoint is redirected to it by the pod's own node proxy, which sends the
+//! original peer ([`OriginalPeer`]). No other sender is believed: the peer must have the identity and the address of
+//! the requested pod, and that pod must be one whose keys only a node proxy holds.
 
 use std::net::SocketAddr;
 
@@ -20,20 +19,20 @@ pub(crate) struct Caller {
     pub(crate) identity: Option<Identity>,
     /// The address of its connection, as its node proxy has it: the IP address is the tunnel's.
     pub(crate) address: SocketAddr,
-    /// Services whose attachments it says that it has applied, believed of waypoints of these services alone.
+    /// Services whose attachments the sender claims to have applied, believed of waypoints of these services alone.
     pub(crate) applied: AppliedServices,
 }
 
 /// A claim that is not believed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallerError {
-    #[error("{ORIGINAL_PEER_HEADER} is there more than once, or is not what it should be")]
+    #[error("{ORIGINAL_PEER_HEADER} is duplicated or malformed")]
     Malformed,
     #[error(
-        "{ORIGINAL_PEER_HEADER} is believed only of the pod that is asked for, and it does not come from it"
+        "{ORIGINAL_PEER_HEADER} is believed only from the requested pod, and this one has another sender"
     )]
     NotFromPod,
-    #[error("the node proxy of the pod does not say at which address the original peer is")]
+    #[error("the node proxy of the pod does not send the original peer's address")]
     NoAddress,
 }
 
@@ -58,12 +57,12 @@ impl Caller {
         address: SocketAddr,
         target: &Target,
     ) -> Result<Self, CallerError> {
-        let mut said = headers.get_all(ORIGINAL_PEER_HEADER).iter();
+        let mut values = headers.get_all(ORIGINAL_PEER_HEADER).iter();
         let forwarded = headers
             .get(http::header::FORWARDED)
             .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
             .map(|forwarded| ambit_model::canonical_socket(forwarded.client));
-        let Some(original) = said.next() else {
+        let Some(original) = values.next() else {
             // The peer's own port is that of a tunnel, which may carry many of its connections.
             let own = forwarded.filter(|client| client.ip() == address.ip());
             return Ok(Self {
@@ -72,7 +71,7 @@ impl Caller {
                 applied: AppliedServices::of(headers),
             });
         };
-        if said.next().is_some() {
+        if values.next().is_some() {
             return Err(CallerError::Malformed);
         }
         let original = OriginalPeer::parse(original.as_bytes());
@@ -89,17 +88,17 @@ impl Caller {
     }
 }
 
-/// Whether the peer is the node proxy of the pod that is asked for.
+/// Whether the peer is the node proxy of the requested pod.
 fn is_from_pod(identity: Option<&Identity>, address: SocketAddr, target: &Target) -> bool {
     let Target::Pod {
         workload,
-        address: asked,
+        address: requested,
     } = target
     else {
         return false;
     };
     identity.is_some_and(|identity| workload.has_identity(identity))
-        && address.ip() == asked.ip()
+        && address.ip() == requested.ip()
         && workload.ips().contains(&address.ip())
         && workload.protocol() == Protocol::Hbone
         && !workload.native_tunnel()

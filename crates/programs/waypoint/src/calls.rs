@@ -6,9 +6,9 @@
 //! PROXY protocol where a `DestinationRule` has that. Nothing else of these is
 //! followed here.
 //!
-//! The waypoint's own identity is for what the mesh's settings name. A call for an object of a namespace has the identity
-//! that is reserved for that namespace ([`Identity::of_waypoint_calls`]), and enters what is behind this very waypoint
-//! through it, as any client's: policies judge it as a call of the namespace.
+//! The waypoint's own identity is for what the mesh's settings name. A call for an object of a namespace has the
+//! identity that is reserved for that namespace ([`Identity::of_waypoint_calls`]), and enters what is behind this very
+//! waypoint through it, as any client's: policies authorize it as a call of the namespace.
 
 mod charge;
 mod identities;
@@ -272,7 +272,7 @@ fn own_address(own: &Local) -> SocketAddr {
     SocketAddr::new(ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 0)
 }
 
-/// PROXY header of the waypoint's own connections, if the callee's rule asks for one.
+/// PROXY header of the waypoint's own connections, if the callee's rule requires one.
 fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Preamble> {
     Preamble::of(
         port?.policy(),

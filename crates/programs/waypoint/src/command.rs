@@ -49,8 +49,8 @@ pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Runs until the worker has ended for good; returns its exit code. It meets nobody: each replica of a waypoint has
-/// sockets of its own.
+/// Runs until the worker has ended for good; returns its exit code. It has no peer supervisor: each replica of a
+/// waypoint has sockets of its own.
 fn supervise(env: &Env) -> anyhow::Result<u8> {
     let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
     ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);

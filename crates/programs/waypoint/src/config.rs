@@ -22,7 +22,7 @@ use serde::Serialize;
 
 /// Bytes of memory that the process may have where nothing limits it: the chart's limit.
 const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
-/// The upgrade that is passed on where nothing else is said, and the one that HTTP/2 has a form of.
+/// The upgrade that is allowed by default, and the one that HTTP/2 has a form of.
 pub(crate) const WEBSOCKET: &str = "websocket";
 
 /// All of it.
@@ -135,7 +135,7 @@ impl Default for HeaderLimits {
     }
 }
 
-/// When requests are given up that nobody waits for any more.
+/// Settings by which stalled and abandoned requests are cancelled.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Streams {
@@ -372,7 +372,7 @@ fn memory_limit(env: &Env) -> Result<usize, EnvError> {
     Ok(usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Names of protocols behind which there would be further requests, which nobody judges, begin so.
+/// Prefixes of protocols that carry further requests, which policies would not see.
 const UNJUDGED: [&str; 3] = ["h2", "http", "tls"];
 
 fn upgrades(env: &Env) -> Result<Vec<ArcStr>, EnvError> {

@@ -1,5 +1,5 @@
-//! Services whose endpoints are treated as a `DestinationRule` says: the state of [`ambit_resilience`] for each port that
-//! was asked for, kept for as long as there is a rule, whatever it says; and what waits for connections.
+//! Services with a `DestinationRule`: the state of [`ambit_resilience`] for each called port, for as long as there is a
+//! rule, also across changes of it; and requests that wait for connections.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -366,7 +366,7 @@ impl EndpointLease {
     }
 }
 
-/// There is no rule for a service any more: nothing is told of it.
+/// The rule of a service is removed: its metrics end.
 pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname) {
     let causes = Fault::ALL.map(Fault::as_str);
     let limits = Overflow::ALL.map(Overflow::as_str);
@@ -375,7 +375,7 @@ pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname
         .removed(&service.hostname, &causes, &limits);
 }
 
-/// How long connecting may take, where a rule says so.
+/// Connect timeout of a rule, if set.
 pub(crate) async fn in_time<T>(
     most: Option<Duration>,
     connecting: impl Future<Output = T>,

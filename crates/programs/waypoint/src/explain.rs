@@ -1,6 +1,6 @@
-//! Answers `POST /explain`: what would become of a request in a tunnel. Caller and target are found as the server finds
-//! them, and the request is judged and routed by the functions that serve requests, on the records of now. Nothing is
-//! sent, and neither metrics, limits nor ejections count it.
+//! Answers `POST /explain`: predicts the result of a request in a tunnel. Caller and target are resolved as the server
+//! does, and the request is authorized and routed by the functions that serve requests, on the current records. Nothing
+//! is sent, and neither metrics, limits nor ejections count it.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -24,7 +24,7 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Port of clients whose port nobody knows.
+/// Port of clients whose port is unknown.
 const UNKNOWN_PORT: u16 = 1024;
 
 /// Predicts what becomes of requests.
@@ -44,13 +44,13 @@ pub enum QueryError {
     #[error("an identity is no SPIFFE id of a service account")]
     Identity,
     /// Method of the request.
-    #[error("the method is none of HTTP")]
+    #[error("the method is not valid in HTTP")]
     Method,
     /// Path of the request.
-    #[error("the path is none of HTTP")]
+    #[error("the path is not valid in HTTP")]
     Path,
     /// Host or another header.
-    #[error("the name or value of a header is none of HTTP")]
+    #[error("the name or value of a header is not valid in HTTP")]
     Header,
 }
 
@@ -161,7 +161,7 @@ fn refused(why: &str, status: u16) -> Explanation {
 fn tunnel(caller: &Caller, target: &Target) -> Step {
     let who = match &caller.identity {
         Some(identity) => identity.to_string(),
-        None => "nobody (plaintext)".to_owned(),
+        None => "no identity (plaintext)".to_owned(),
     };
     let what = match target {
         Target::Service { served, .. } => format!("Service {}", served.name),

@@ -1,6 +1,6 @@
 //! Plugins: which there are, and the instances of them, one a worker and plugin.
 //!
-//! What the control plane says makes [`Plugin`]s ([`Extensions`], which does no IO); [`crate::plugins`] fetches and
+//! Records of the control plane become [`Plugin`]s ([`Extensions`], which does no IO); [`crate::plugins`] fetches and
 //! compiles their modules on the main thread; each worker has a `slot` for each of them. `http::extension` calls them
 //! for requests.
 

@@ -95,7 +95,7 @@ impl Usage {
         !std::mem::replace(&mut self.is_renewed, true)
     }
 
-    /// Begins a quantum, and takes the tasks that it is for; `None`: nobody waits for one.
+    /// Begins a quantum, and takes its tasks; `None`: no task waits.
     fn renew(&mut self) -> Option<Vec<Arc<Waiter>>> {
         self.used = Duration::ZERO;
         let mut woken = Vec::new();

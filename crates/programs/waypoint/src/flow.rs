@@ -17,7 +17,7 @@ pub(crate) struct Server<'a> {
     pub(crate) service: Option<&'a Arc<Service>>,
 }
 
-/// Reports an event, which `complete` fills in, to whoever reads.
+/// Reports an event, which `complete` fills in, to readers.
 pub(crate) fn report(
     session: &Session,
     event: Event,

@@ -43,7 +43,7 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     HeaderName::from_static("http2-settings"),
 ];
 
-/// Headers of an upgrade that a request asks for.
+/// Headers of a requested upgrade.
 pub(super) const UPGRADE_OF_REQUESTS: [HeaderName; 2] = [CONNECTION, UPGRADE];
 
 /// Headers of addresses and origins: they pass from clients as they came, in the one spelling that is here.
@@ -77,8 +77,8 @@ fn hyphenated(name: &HeaderName) -> Option<HeaderName> {
     HeaderName::from_bytes(folded.as_bytes()).ok()
 }
 
-/// Whether somebody who is asked about a request may set or remove a header: not what says who somebody is, where a request
-/// goes, or how a message is framed.
+/// Whether an authorization provider or a plugin may set or remove a header: not those that identify a caller, route a
+/// request, or frame a message.
 pub(crate) fn may_be_changed(name: &HeaderName) -> bool {
     !is_framing(name) && !is_claim(name) && !ADDRESSES.contains(name)
 }
@@ -103,7 +103,7 @@ const NO_TRAILERS: [HeaderName; 11] = [
     header::WWW_AUTHENTICATE,
 ];
 
-/// Whether a field may come behind a body: what only headers may say has been judged, or was made, before it.
+/// Whether a field may be a trailer: fields that policies evaluate, or that the waypoint sets, must be headers.
 pub(crate) fn may_be_trailer(name: &HeaderName) -> bool {
     let hyphenated = hyphenated(name);
     let folded = hyphenated.as_ref().unwrap_or(name);
@@ -113,7 +113,7 @@ pub(crate) fn may_be_trailer(name: &HeaderName) -> bool {
         && !FORWARDING.contains(&folded.as_str())
 }
 
-/// Joins the lines of `cookie`, into which HTTP/2 may break it (RFC 9113, section 8.2.3): everybody who reads it reads one.
+/// Joins the lines of `cookie`, into which HTTP/2 may break it (RFC 9113, section 8.2.3): every reader sees one line.
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     let lines: Vec<_> = headers
         .get_all(COOKIE)
@@ -129,7 +129,8 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// `Connection` names a header that says what a message means: whoever honours it removes what others rely on.
+/// `Connection` names an end-to-end header with a meaning: a recipient that honours it would remove what others rely
+/// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection header names a header that belongs to the whole request")]
 pub(crate) struct EndToEnd;
@@ -181,7 +182,7 @@ pub(crate) fn has_other_encoding(headers: &HeaderMap) -> bool {
     encodings.next().is_some_and(|one| !is_chunked(one)) || encodings.next().is_some()
 }
 
-/// Removes what says who somebody is, and comes from who may not say it.
+/// Removes identity headers of senders that may not set them.
 pub(crate) fn remove_claims(headers: &mut HeaderMap) {
     let claims = headers.keys().filter(|name| is_claim(name));
     for name in claims.cloned().collect::<Vec<_>>() {
@@ -189,7 +190,7 @@ pub(crate) fn remove_claims(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes what a response says in the name of a proxy. Rate limits of a waypoint behind this one are passed on.
+/// Removes proxy headers from an application's response. Rate limits of a waypoint behind this one are passed on.
 pub(crate) fn remove_claims_of_response(headers: &mut HeaderMap) {
     let limited = headers.remove(RATE_LIMITED);
     remove_claims(headers);
@@ -208,7 +209,7 @@ pub(crate) fn restore_addresses(headers: &mut HeaderMap, came: &HeaderMap) {
     }
 }
 
-/// Adds what applications are told of the caller.
+/// Adds headers that name the caller to applications.
 pub(crate) fn add_forwarding(headers: &mut HeaderMap, caller: IpAddr) {
     let mut chain = Vec::new();
     for value in headers.get_all(X_FORWARDED_FOR) {
@@ -243,7 +244,7 @@ pub(crate) fn add_external_address(headers: &mut HeaderMap, client: IpAddr) {
     }
 }
 
-/// `x-forwarded-client-cert`, for waypoints that are asked to set it.
+/// `x-forwarded-client-cert`, for waypoints that are configured to set it.
 pub(crate) fn add_client_identity(
     headers: &mut HeaderMap,
     waypoint: &Identity,
@@ -350,7 +351,7 @@ mod tests {
             ("content_length", true),
             ("transfer_encoding", true),
             ("content-length", false),
-            // A session's mark leads to an endpoint and says nothing of who calls.
+            // A session's mark names an endpoint and identifies no caller.
             ("x-ambit-session-shop-r-1", false),
             ("x_ambit_session_shop", true),
             ("x-forwarded-for", false),

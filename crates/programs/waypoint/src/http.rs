@@ -1,4 +1,4 @@
-//! HTTP inside a tunnel: each request is brought into form, judged, routed, and sent on.
+//! HTTP inside a tunnel: each request is normalized, authorized, routed, and forwarded.
 
 mod admission;
 mod affinity;
@@ -78,15 +78,15 @@ use linger::Linger;
 
 /// How long a connection may be without a request.
 const IDLE: Duration = Duration::from_secs(3600);
-/// How long a connection of HTTP/1 that carries no request is left open when the process ends: a client that has
-/// just sent one cannot tell that nobody reads it, and an answer can tell it that the connection ends.
+/// How long a connection of HTTP/1 that carries no request is left open when the process ends: a client that has just
+/// sent one cannot know that it is not read, and a response can close the connection.
 const IDLE_AT_THE_END: Duration = Duration::from_secs(10);
 /// Header fields of HTTP/1 above the limit that are still answered by name.
 const NAMED_HEADERS: usize = 100;
 /// Bytes of a header section of HTTP/1 above the limit that are still answered by name.
 const NAMED_HEADER_BYTES: usize = 16 << 10;
-/// Most requests at once on one connection of HTTP/2. Before their budgets are asked, the library holds as many decoded
-/// header sections of one connection and worker: 100 of 64 kB, which take up to 256 kB each, are 25 MB.
+/// Most requests at once on one connection of HTTP/2. Before their budgets are charged, the library holds as many
+/// decoded header sections of one connection and worker: 100 of 64 kB, which take up to 256 kB each, are 25 MB.
 const MAX_STREAMS: u32 = 100;
 /// Most streams that a client has reset and that are not yet forgotten.
 const MAX_RESETS: usize = 50;
@@ -97,7 +97,7 @@ const MAX_SEND_BUFFER: usize = 16 << 10;
 const WINDOW_SHARE: usize = 64;
 const MIN_WINDOW: usize = 64 << 10;
 const MAX_WINDOW: usize = 4 << 20;
-/// Receive window of one stream: a few uploads that nobody reads leave the connection's window to others.
+/// Receive window of one stream: a few unread uploads leave the connection's window to others.
 const MAX_STREAM_WINDOW: usize = 64 << 10;
 
 /// Serves the requests of a tunnel until the client or the process ends it.

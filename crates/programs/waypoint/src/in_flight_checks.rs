@@ -1,7 +1,7 @@
 //! Limits on checks in flight: calls to authorization providers and rate-limit services, and those of plugins because of
 //! requests, that have not been answered yet.
 //!
-//! A caller, and whoever owns a slow service, has a share of the limit: neither can use up what others need.
+//! A caller, and the owner of a slow service, has a share of the limit: neither can starve others.
 
 use std::{collections::HashMap, hash::Hash, net::IpAddr, sync::Arc};
 

@@ -29,7 +29,7 @@ impl<'a, IO, F: Fn(u64)> Metered<'a, IO, F> {
 }
 
 /// Returns why the client's end broke, some time after it did: also when its bytes wait for the other end of the
-/// connection, and so nobody reads from it.
+/// connection, so that it is not read.
 pub(crate) async fn reset_by_client<IO: AsyncWrite + Unpin>(io: &Mutex<IO>) -> io::Error {
     let error = poll_fn(|cx| match Pin::new(&mut *io.lock()).poll_flush(cx) {
         Poll::Ready(Err(error)) => Poll::Ready(error),

@@ -1,10 +1,10 @@
-//! Addresses of hosts outside of the mesh: remembered for a while, asked for by few at a time, and never such as nothing of
-//! the mesh calls ([`ambit_egress`]); of hosts that clients name, none of the mesh either.
+//! Addresses of hosts outside of the mesh: cached, with few look-ups at a time, and never forbidden ones
+//! ([`ambit_egress`]); for hosts that clients name, none of the mesh either.
 //!
-//! Who owns a domain says what its names resolve to. A wildcard lets clients choose a name, and so an address: without
-//! this they could make the waypoint call what is for nobody outside of the mesh. Nor do the names that they choose, which
-//! are as many as they like, take the place of those of objects, or of other clients: the look-ups of both are apart, and
-//! one client has few in flight.
+//! The owner of a domain decides what its names resolve to. A wildcard lets clients choose a name, and so an address:
+//! without this they could make the waypoint call internal addresses. Nor do the names that they choose, which are as
+//! many as they like, take the place of those of objects, or of other clients: the look-ups of both are apart, and one
+//! client has few in flight.
 
 mod lookups;
 
@@ -26,13 +26,13 @@ pub(crate) struct Names {
     of_objects: Lookups,
     /// Hosts that clients name, below wildcards: as many as they like.
     of_clients: Lookups,
-    /// Addresses of which the control plane has said that they are not the mesh's, and until when that is believed.
+    /// Addresses that are not the mesh's according to the control plane, and the expiry of that.
     good: Mutex<HashMap<IpAddr, Instant>>,
     guard: Guard,
 }
 
 impl Names {
-    /// None are known; the guard says which addresses they may have.
+    /// An empty cache; the guard decides which addresses are allowed.
     pub(crate) fn new(guard: Guard) -> Self {
         Self {
             of_objects: Lookups::new(),
@@ -66,7 +66,7 @@ impl Names {
         self.guard.check(ip)
     }
 
-    /// Whether an address need not be asked about.
+    /// Whether an address is known not to be the mesh's.
     pub(crate) fn is_good(&self, ip: IpAddr) -> bool {
         let until = self.good.lock().get(&ip).copied();
         self.guard.is_allowed(ip) || until.is_some_and(|until| Instant::now() < until)

@@ -1,4 +1,4 @@
-//! Callers whose requests make the waypoint call somebody itself.
+//! Callers whose requests cause calls of the waypoint itself.
 
 use std::net::IpAddr;
 

@@ -19,13 +19,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{config::Config, message::Version};
 
-/// Where the control plane says that files are.
+/// Directory of TLS files in the control plane's records.
 const FILES: &str = "/etc/certs";
 /// How long files are believed to be as they were.
 const FRESH: Duration = Duration::from_secs(30);
 /// Longest certificate or key file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
-/// How long a handshake may take, unless a rule says how long connecting may take.
+/// Handshake timeout, unless a rule has a connect timeout.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
 
 /// TLS that cannot begin.
@@ -39,7 +39,7 @@ pub(crate) enum OriginationError {
         #[source]
         error: io::Error,
     },
-    #[error("what is said of TLS with it cannot be used")]
+    #[error("the TLS settings for the endpoint cannot be used")]
     Unusable(#[from] OutwardError),
     #[error(transparent)]
     Connect(#[from] OutwardConnectError),
@@ -72,7 +72,7 @@ pub(crate) struct TlsKey {
 }
 
 impl Origination {
-    /// The same as before, if the same is said.
+    /// The previous configuration, if it is unchanged.
     pub(crate) fn of(
         tls: Option<&Arc<DestinationTls>>,
         before: Option<&Arc<Self>>,
@@ -126,10 +126,10 @@ impl Origination {
 }
 
 impl TlsUpstream<'_> {
-    /// The server name that is asked for.
+    /// The server name (SNI) to send.
     fn name(&self) -> &str {
-        let said = self.origination.of.server_name.as_deref();
-        said.unwrap_or(self.host)
+        let configured = self.origination.of.server_name.as_deref();
+        configured.unwrap_or(self.host)
     }
 
     /// Names of which the certificate must have one; `None` if it is not verified.

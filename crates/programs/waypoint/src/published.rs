@@ -193,7 +193,7 @@ impl Published {
         }
     }
 
-    /// Whether settings, services and policies have all been received once: before, nothing can be judged.
+    /// Whether settings, services and policies have all been received once: before, nothing can be authorized.
     pub fn is_known(&self) -> bool {
         let known = self.0.known.read();
         let mut all = WaypointRecordType::ALL.iter();
@@ -232,8 +232,8 @@ impl Published {
             .cloned()
     }
 
-    /// The object for which requests are judged, authenticated, seen by a plugin or limited, so that a port whose protocol
-    /// nobody declares must be HTTP; `None` if there is no such object.
+    /// The object that authorizes, authenticates, filters or limits requests, so that an undeclared port must be HTTP;
+    /// `None` if there is no such object.
     pub(crate) fn http_object(&self, attachments: &Attachments) -> Option<String> {
         if let Some(key) = self.policies().http_policy(attachments.scope()) {
             return Some(format!("AuthorizationPolicy {key}"));
@@ -315,7 +315,7 @@ impl Published {
         self.0.known.read().authentications.all.clone()
     }
 
-    /// The services whose records are needed: those that are served, and those that routes lead to.
+    /// The services whose records are needed: those that are served, and the backends of routes.
     pub fn needed(&self) -> Vec<NamespacedHostname> {
         let known = self.0.known.read();
         let services = known.services.values();
@@ -349,7 +349,7 @@ impl Published {
         *self.0.changes.borrow()
     }
 
-    /// Other services than before lead to pods.
+    /// The services of pods have changed.
     pub(crate) fn services_of_pods_changed(&self) {
         self.0.changes.send_modify(|count| *count += 1);
     }

@@ -21,9 +21,9 @@ use crate::record_store::{Gone, RecordStore, shown};
 #[derive(Debug)]
 pub(crate) struct Limiter {
     pub(crate) config: RateLimit,
-    /// In the order of `told.local`.
+    /// In the order of `config.local`.
     local: Vec<Local>,
-    /// Of each descriptor of `told.global`.
+    /// Of each descriptor of `config.global`.
     descriptors: Vec<LimitMatches>,
 }
 
@@ -36,7 +36,7 @@ struct Local {
 #[derive(Debug)]
 struct Counted {
     buckets: Mutex<Buckets>,
-    /// Chance, so that nobody can choose to share the bucket of others.
+    /// Random, so that a client cannot choose to share the bucket of others.
     hashers: (RandomState, RandomState),
 }
 
@@ -209,14 +209,14 @@ impl Limiters {
         self.by_record.is_empty()
     }
 
-    /// The namespaces whose objects have services asked.
+    /// The namespaces whose objects have rate-limit services.
     pub(crate) fn calling_namespaces(&self) -> impl Iterator<Item = ArcStr> {
         let all = self.by_record.values();
-        let asking = all.filter(|one| one.config.global.is_some());
-        asking.map(|one| one.config.key.namespace.clone())
+        let checking = all.filter(|one| one.config.global.is_some());
+        checking.map(|one| one.config.key.namespace.clone())
     }
 
-    /// The services that are asked.
+    /// The rate-limit services.
     pub(crate) fn callees(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let all = self.by_record.values();
         let globals = all.filter_map(|one| one.config.global.as_ref());

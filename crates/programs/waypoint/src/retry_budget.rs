@@ -1,4 +1,4 @@
-//! How many requests may be sent again at once: a backend in trouble is not asked many times more than one that is not.
+//! Limit of concurrent retries: a failing backend does not get many times the requests of a healthy one.
 
 use std::{
     collections::HashMap,

@@ -42,9 +42,9 @@ pub(crate) enum StreamError {
     Target(#[from] TargetError),
     #[error(transparent)]
     Caller(#[from] CallerError),
-    #[error("the routes of waypoints lead in a circle")]
+    #[error("the routes of waypoints form a loop")]
     Circle,
-    #[error("the client went away before the tunnel stood")]
+    #[error("the client disconnected before the tunnel was established")]
     Gone(#[source] h2::Error),
 }
 
@@ -129,14 +129,14 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let waypoint = shard.waypoint.clone();
     if !waypoint.published.is_known() {
         // A refusal of a tunnel would be final; without an answer, clients turn to another replica.
-        let why = "the control plane has not said yet what to serve";
+        let why = "the control plane has not sent the waypoint's configuration yet";
         return denied(&waypoint, (peer, local), why);
     }
     let slot = match waypoint.setups.begin(peer.ip()) {
         Ok(slot) => slot,
         Err(full) => return denied(&waypoint, (peer, local), &full.to_string()),
     };
-    // Nobody has proven to be anybody yet.
+    // The peer's identity is not verified yet.
     let unproven = waypoint.memory.connection(None, peer.ip());
     let handshake = match unproven.open(HANDSHAKE_BYTES) {
         Ok(permit) => permit,
@@ -170,7 +170,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
         client.shard.waypoint.tunnel_comes();
         // At once: tunnels that are not begun yet are held, too.
         let bytes = tunnel_windows::COST + headers::cost(incoming.headers());
-        let Ok(asked) = client.memory.open(bytes) else {
+        let Ok(opening_permit) = client.memory.open(bytes) else {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         if windows
@@ -180,7 +180,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         };
         let open = client.shard.waypoint.lifecycle.drain_watcher().open_work();
-        let serving = serve_tunnel(client.clone(), incoming, asked, open);
+        let serving = serve_tunnel(client.clone(), incoming, opening_permit, open);
         ambit_rt::spawn("tunnel", client.share.run(serving));
     });
     share.run(serving).await;
@@ -193,7 +193,12 @@ fn denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
     flow::denied(&waypoint.metrics, Some(&own), ends, direction, error);
 }
 
-async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, open: OpenWork) {
+async fn serve_tunnel(
+    client: Arc<Client>,
+    incoming: Incoming,
+    opening_permit: Permit,
+    open: OpenWork,
+) {
     let finding = async {
         let authority = incoming.target()?;
         let opener = (client.identity.as_ref(), client.peer);
@@ -214,9 +219,9 @@ async fn serve_tunnel(client: Arc<Client>, incoming: Incoming, asked: Permit, op
         }
     };
     let session = Session::new(client.shard.clone(), found, open);
-    // What the tunnel takes is its caller's, for whom the peer may be speaking.
-    let bytes = asked.bytes();
-    drop(asked);
+    // Memory of the tunnel is charged to its caller, on whose behalf the peer may act.
+    let bytes = opening_permit.bytes();
+    drop(opening_permit);
     let Ok(_held) = session.memory.open(bytes) else {
         return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
     };
@@ -257,7 +262,7 @@ pub(crate) async fn find(
 pub(crate) enum Kind {
     /// HTTP, as is declared.
     Http,
-    /// HTTP although nobody declares it, since routes or policies are for requests; all else is refused.
+    /// Undeclared HTTP, since there are routes or policies for requests; other protocols are refused.
     HttpOnly,
     /// A connection that is passed through, whatever it carries.
     Tcp,
@@ -283,7 +288,7 @@ impl Kind {
         let attachments = session.attachments();
         match attachment_lookup::declared_protocol(waypoint, target, &attachments) {
             AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
-            // Without a name there is nobody to call.
+            // Without a name there is no host to call.
             _ if target.resolves_hosts() => Self::Tls,
             // The server name may have an entry of its own.
             AppProtocol::Tls if target.is_wildcard() => Self::Tls,
@@ -318,7 +323,7 @@ async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
     }
 }
 
-/// Serves HTTP on a port that nobody declares, and refuses all else by name.
+/// Serves HTTP on an undeclared port, and refuses other protocols by name.
 async fn serve_http_only(session: Session, mut io: Sniffed<TunnelIo>) {
     let limit = session.shard.waypoint.config.headers_timeout;
     let opening = tokio::time::timeout(limit, io.opening()).await;

@@ -90,7 +90,7 @@ impl Session {
     }
 
     /// The session of a request or connection that names a host, where that has a more specific entry than the wildcard
-    /// that the tunnel asks for: the routes and attachments of that entry apply, whichever address was called.
+    /// of the tunnel's target: the routes and attachments of that entry apply, whichever address was called.
     pub(crate) fn of_host(&self, host: &str) -> Result<Option<Self>, Misdirected> {
         let Some(service) = self.specific(host)? else {
             return Ok(None);
@@ -122,7 +122,7 @@ impl Session {
         *self.number.get_or_init(|| flows.number())
     }
 
-    /// The most specific entry for a host below the wildcard that the tunnel asks for, if that is another one: as the
+    /// The most specific entry for a host below the wildcard of the tunnel's target, if that is another one: as the
     /// wildcard's namespace sees it, and as the caller's does.
     pub(crate) fn specific(&self, host: &str) -> Result<Option<Arc<Service>>, Misdirected> {
         let Some(wildcard) = self.target.named() else {
@@ -168,7 +168,7 @@ impl Session {
         known.1.clone()
     }
 
-    /// The object for whose sake the target must be HTTP where nobody declares what it speaks.
+    /// The object that requires an undeclared target to be HTTP.
     pub(crate) fn http_object(&self) -> Option<String> {
         let published = &self.shard.waypoint.published;
         published.http_object(&self.attachments())
@@ -217,7 +217,7 @@ impl Session {
         remote_address(self.caller.address.ip(), headers, trusted)
     }
 
-    /// Asks what is at the caller's address, for metrics; nobody waits for the answer.
+    /// Requests the workload at the caller's address, for metrics, without waiting for it.
     pub(crate) fn learn_caller(&self) {
         let waypoint = self.shard.waypoint.clone();
         let ip = self.caller.address.ip();
@@ -271,8 +271,8 @@ impl Session {
         }
     }
 
-    /// The caller in metrics: what is at its address, if it has the identity that the caller has proven. Never
-    /// what a header says.
+    /// The caller in metrics: the workload at its address, if it has the caller's verified identity. Never from a
+    /// header.
     fn source(&self) -> Arc<Party> {
         if let Some(known) = self.source.get() {
             return known.clone();

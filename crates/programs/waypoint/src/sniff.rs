@@ -1,9 +1,9 @@
 //! Detects HTTP by the first bytes of a stream, which are then read again.
 //!
-//! HTTP is the preface of HTTP/2, or a request line of HTTP/1.x in the one form that RFC 9112 allows: a method, a target and
-//! a version with one space between them. Servers that are lenient take more: no version, several spaces, tabs. That is not
-//! HTTP here, so that it goes nowhere as a request that nobody has judged: [`crate::server`] refuses it where anything
-//! judges requests.
+//! HTTP is the preface of HTTP/2, or a request line of HTTP/1.x in the one form that RFC 9112 allows: a method, a
+//! target and a version with one space between them. Servers that are lenient take more: no version, several spaces,
+//! tabs. That is not HTTP here, so that it does not pass as an unauthorized request: [`crate::server`] refuses it where
+//! policies apply to requests.
 
 use std::{
     future::poll_fn,
@@ -23,7 +23,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const VERSION: &[u8] = b"HTTP/1.";
 /// Longest method that is recognised.
 const MAX_METHOD_BYTES: usize = 32;
-/// Longest request line that is recognised, with the empty lines before it (RFC 9112, section 3, asks for 8000).
+/// Longest request line that is recognised, with the empty lines before it (RFC 9112, section 3, recommends 8000).
 const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 
 /// A stream whose first bytes are kept for its reader.
@@ -151,7 +151,7 @@ fn guess(seen: &[u8]) -> Guess {
     }
 }
 
-/// Whether a whole request line of HTTP/1.x stands at the beginning; `None` if none can come of these bytes.
+/// Whether the bytes begin with a whole request line of HTTP/1.x; `None` if they cannot become one.
 fn request_line(seen: &[u8]) -> Option<bool> {
     // Empty lines may stand before a request (RFC 9112, section 2.2).
     let mut line = seen;

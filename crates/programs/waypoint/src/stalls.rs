@@ -46,7 +46,7 @@ struct Flow {
 struct State {
     /// None: it has stalled for too long.
     body: Option<Body>,
-    /// When its reader got a frame and has not asked for the next one since.
+    /// When its reader got a frame without polling the next one since.
     unread_since: Option<Instant>,
 }
 

@@ -1,4 +1,4 @@
-//! What a tunnel asks for: a service that the waypoint serves, or a pod that it manages.
+//! Target of a tunnel: a service that the waypoint serves, or a pod that it manages.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -125,19 +125,19 @@ impl Target {
         }))
     }
 
-    /// Another service in place of the one that is asked for, at the same port.
+    /// Another service in place of the requested one, at the same port.
     pub(crate) fn as_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
         let served = waypoint.published.service(&service.namespaced_hostname())?;
-        let asked = self.address();
+        let requested = self.address();
         let first = service.vips.first().map(|vip| vip.address);
         let ip = match service.lb_mode() {
-            LbMode::Passthrough => asked.ip(),
+            LbMode::Passthrough => requested.ip(),
             _ => first.unwrap_or(UNKNOWN),
         };
         Some(Self::Service {
             service,
             served,
-            address: SocketAddr::new(ip, asked.port()),
+            address: SocketAddr::new(ip, requested.port()),
         })
     }
 
@@ -166,7 +166,7 @@ impl Target {
         target.copied().unwrap_or(port)
     }
 
-    /// The way to the address that was asked for, of a service without load balancing.
+    /// Original destination, of a service without load balancing.
     pub(crate) fn passed_through(&self, waypoint: &Waypoint) -> Option<Route> {
         let Self::Service {
             service, address, ..
@@ -190,7 +190,7 @@ impl Target {
         })
     }
 
-    /// The address that was asked for, if it is one.
+    /// The requested address, if the target is one.
     pub(crate) fn dialled(&self) -> Option<IpAddr> {
         let ip = self.address().ip();
         (!ip.is_unspecified()).then_some(ip)

@@ -1,5 +1,5 @@
-//! What is not HTTP: judged once, by what is known of the connection, and passed through, where the routes of its
-//! service say.
+//! Connections that are not HTTP: authorized once, by attributes of the connection, and passed through to the backend
+//! of their service's route.
 
 mod report;
 mod routed;
@@ -34,8 +34,8 @@ use report::{ConnectionReport, ConnectionRoute, End};
 use routed::{RouteError, Routed};
 use silence::Silence;
 
-/// How long the client's first bytes are waited for, where nothing says what is spoken, before the endpoint is
-/// connected: it may be the one who speaks first.
+/// Timeout for the client's first bytes on undeclared ports, before the endpoint is connected: its protocol may be
+/// server-first.
 const CLIENT_FIRST: Duration = Duration::from_millis(20);
 /// How long the first bytes of a connection may be the beginning of a request line that does not go on.
 const UNDECIDED: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ impl TcpError {
             Self::Upstream(UpstreamError::Memory(_) | UpstreamError::Lookups(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            // The waypoint serves, and has no endpoint: the client's proxy neither waits nor asks another replica.
+            // The waypoint serves, and has no endpoint: the client's proxy neither waits nor tries another replica.
             Self::Route(_) | Self::Upstream(_) | Self::Rule(_) => StatusCode::BAD_GATEWAY,
             Self::Misdirected(_) => StatusCode::MISDIRECTED_REQUEST,
         }
@@ -209,8 +209,7 @@ async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
     opening.unwrap_or(Opening::Other)
 }
 
-/// For what was asked for, and, where a route leads to another service, as a connection to that one. The first that
-/// denies counts.
+/// For the target, and, where a route forwards to another service, for that one. The first that denies counts.
 fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
@@ -235,7 +234,7 @@ fn judge(session: &Session, routed: &Routed) -> HttpDecision {
     decision
 }
 
-/// By which policies a connection is judged as one to the service that its route leads to.
+/// Policies of a connection at the backend of its route.
 fn scope_there<'a>(
     session: &Session,
     routed: &Routed,
@@ -250,20 +249,20 @@ fn scope_there<'a>(
     }
 }
 
-/// Whether a connection may be passed through where its route leads it.
+/// Whether a connection may be passed through to the backend of its route.
 fn may_be_opaque(session: &Session, routed: &Routed) -> bool {
     destination_attachments::may_be_opaque(session, &routed.destination, routed.by)
 }
 
-/// Whether no other provider than the one that has admitted a connection would have to be asked about it now, for what
-/// was asked for and for where a route leads it.
+/// Whether the target and the backend of the route require no other provider than the one that has allowed the
+/// connection.
 fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
     let connection = session.connection(routed.sni.as_deref());
     let attachments = session.attachments();
-    let asking = policies.asks_of_connection(attachments.scope(), &connection);
-    if !l7::is_still_admitted(&asking, by) {
+    let required = policies.required_connection_check(attachments.scope(), &connection);
+    if !l7::is_still_admitted(&required, by) {
         return false;
     }
     let Destination::Backend(service, port) = &routed.destination else {
@@ -277,8 +276,8 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
         destination: waypoint.address_of(service, *port),
         ..connection
     };
-    let asking = policies.asks_of_connection(scope, &connection);
-    l7::is_still_admitted(&asking, by)
+    let required = policies.required_connection_check(scope, &connection);
+    l7::is_still_admitted(&required, by)
 }
 
 /// Counts what a policy on trial would have done, and logs what is audited: once a connection.
@@ -294,10 +293,10 @@ fn note(session: &Session, decision: &HttpDecision) {
 }
 
 /// Ends when policies, which change, do not allow the connection any more.
-async fn revoked(session: &Session, routed: &Routed, asked: Option<&ArcStr>) {
+async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) {
     let mut changes = session.shard.waypoint.published.watch();
     while judge(session, routed).is_allowed()
-        && is_provider_unchanged(session, routed, asked)
+        && is_provider_unchanged(session, routed, provider)
         && routed.http_object(session).is_none()
         && may_be_opaque(session, routed)
     {
@@ -326,7 +325,7 @@ struct ConnectionContext {
     endpoint: SocketAddr,
     held: Option<ConnectionLease>,
     /// The provider that has admitted it.
-    asked: Option<ArcStr>,
+    provider: Option<ArcStr>,
 }
 
 /// Leases of a destination rule, released when the connection closes.
@@ -349,13 +348,13 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
         return Err(TcpError::NotHttp(object));
     }
     if !may_be_opaque(session, routed) {
-        let why = "tokens, limits or plugins are attached to the service that the route of its client leads to, and only HTTP can meet these";
+        let why = "tokens, limits or plugins are attached to the backend of its client's route, and only HTTP requests can satisfy these";
         return Err(TcpError::Unauthorized(why.to_owned()));
     }
-    let asked = l7::authorize_connection(session, routed.sni.as_deref()).await;
-    let asked = asked.map_err(TcpError::Unauthorized)?;
-    if !is_provider_unchanged(session, routed, asked.as_ref()) {
-        let why = "the service that its route leads to wants another provider to be asked";
+    let provider = l7::authorize_connection(session, routed.sni.as_deref()).await;
+    let provider = provider.map_err(TcpError::Unauthorized)?;
+    if !is_provider_unchanged(session, routed, provider.as_ref()) {
+        let why = "the backend of its route requires a check by another provider";
         return Err(TcpError::Unauthorized(why.to_owned()));
     }
     let waypoint = &session.shard.waypoint;
@@ -379,7 +378,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
                 let context = ConnectionContext {
                     endpoint,
                     held,
-                    asked,
+                    provider,
                 };
                 return Ok(Opened { stream, context });
             }
@@ -404,7 +403,7 @@ async fn open(session: &Session, routed: &Routed) -> Result<Opened, TcpError> {
 enum Failed {
     /// At an endpoint, if it is known which.
     At(UpstreamError, Option<ArcStr>),
-    /// A rule leads to none.
+    /// A rule without a backend.
     Nowhere(NoUpstream),
 }
 
@@ -528,9 +527,9 @@ async fn relay<A, B>(
     let ConnectionContext {
         endpoint,
         held,
-        asked,
+        provider,
     } = context;
-    let (held, asked) = (held.as_ref(), asked.as_ref());
+    let (held, provider) = (held.as_ref(), provider.as_ref());
     let decision = judge(session, routed);
     note(session, &decision);
     let waypoint = &session.shard.waypoint;
@@ -566,7 +565,7 @@ async fn relay<A, B>(
             () = drain.cut() => Ok((0, 0)),
             () = outlived(&limits) => Ok((0, 0)),
             () = silence.too_long() => Ok((0, 0)),
-            () = revoked(session, routed, asked) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = revoked(session, routed, provider) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     };
     let mut end = End {

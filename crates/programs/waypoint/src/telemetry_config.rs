@@ -269,7 +269,7 @@ impl TelemetryConfigs {
         }
     }
 
-    /// Whether nothing is told but by the waypoint's own settings.
+    /// Whether only the waypoint's own settings configure telemetry.
     pub(crate) fn is_empty(&self) -> bool {
         self.targets.is_empty()
     }

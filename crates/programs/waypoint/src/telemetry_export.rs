@@ -102,11 +102,11 @@ async fn export(
         let mut failed = None;
         for (signal, message, many) in batches {
             let many = u64::try_from(many).unwrap_or(u64::MAX);
-            let patience = collector.timeout.unwrap_or(TIMEOUT);
+            let timeout = collector.timeout.unwrap_or(TIMEOUT);
             let calling = call(&shard, &collector, signal, message);
-            let called = match tokio::time::timeout(patience, calling).await {
+            let called = match tokio::time::timeout(timeout, calling).await {
                 Ok(called) => called,
-                Err(_) => Err(ExportError::TooLong(patience)),
+                Err(_) => Err(ExportError::TooLong(timeout)),
             };
             let rejected = match called {
                 Ok(rejected) => rejected.min(many),
@@ -125,7 +125,7 @@ async fn export(
             continue;
         };
         let service = &collector.service;
-        tracing::warn!(%service, port = collector.port, %error, ?pause, "a collector of telemetry did not take what it was told");
+        tracing::warn!(%service, port = collector.port, %error, ?pause, "a telemetry collector did not accept an export");
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(longest_pause);
     }
@@ -149,14 +149,14 @@ fn resource(waypoint: &Waypoint) -> Resource {
     }
 }
 
-/// A collector was not told.
+/// An export to a collector failed.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error(transparent)]
     Call(#[from] calls::CallError),
     #[error("it took longer than {0:?}")]
     TooLong(Duration),
-    #[error("its answer broke off or is too long: {0}")]
+    #[error("its response is truncated or too long: {0}")]
     Answer(Box<dyn std::error::Error + Send + Sync>),
     #[error("it answers {0}")]
     Status(StatusCode),

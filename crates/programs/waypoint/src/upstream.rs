@@ -187,7 +187,7 @@ impl UpstreamPools {
         .await
     }
 
-    /// [`Self::connect`], perhaps under another identity than the waypoint's own, and for nobody who is charged.
+    /// [`Self::connect`], perhaps under another identity than the waypoint's own, and charged to no caller.
     pub(crate) async fn connect_as(
         &self,
         on_behalf: (Option<&Identity>, Option<&ConnectionMemory>),

@@ -25,8 +25,8 @@ pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstrea
             let ip = pick(host, &found, pending.prefer_ipv6, ipv6)?;
             let host = host.clone();
             let route = pending.resolve(ip);
-            // A tunnel to a name ends at what the name's owner says: never at a pod, for which the waypoint would be
-            // speaking as itself.
+            // A tunnel to a name ends at an address of the name's owner: never at a pod, to which the waypoint would
+            // speak as itself.
             if matches!(&route, Route::Hbone(hbone) if hbone.waypoint.is_none())
                 && is_of_pod(waypoint, ip).await?
             {
@@ -87,7 +87,7 @@ pub(crate) async fn resolve_host(
     port: u16,
     (waypoint, caller): (&Waypoint, &Caller),
 ) -> Result<Upstream, UpstreamError> {
-    // As it stands: without the domains that a resolver may be told to add.
+    // Absolute: without the search domains that a resolver may add.
     let of = (caller.identity.clone(), caller.address.ip());
     let known = waypoint.names.of_client(&format!("{host}."), of).await;
     let known = known.inspect_err(|_| waypoint.http_metrics.refused("name_lookups"));
@@ -123,7 +123,7 @@ async fn may_call(waypoint: &Waypoint, host: &ArcStr, ip: IpAddr) -> Result<(), 
         let namespace = own
             .as_ref()
             .map_or("", |own| own.workload.namespace.as_str());
-        // A prefix that another namespace has for itself is nobody else's.
+        // A prefix that another namespace has for itself is not for others.
         table.knows_address(&at) || table.service_by_vip(&at.network, ip, namespace).is_some()
     };
     if waypoint.config.ip == Some(ip) || is_of_mesh {

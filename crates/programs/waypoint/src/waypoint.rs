@@ -235,7 +235,7 @@ impl Waypoint {
         Ok(local.workload.clone())
     }
 
-    /// A route, once the control plane was asked for what it lacks: the waypoint of a backend.
+    /// A route, after its missing records were requested from the control plane: the waypoint of a backend.
     pub(crate) async fn completed(
         &self,
         look: impl Fn() -> Result<Route, RouteError> + Sync,
@@ -252,7 +252,7 @@ impl Waypoint {
         }
         let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
         if let Err(error) = self.state.learn(address.to_string(), deadline).await {
-            tracing::warn!(%address, %error, "the control plane does not say what is at an address");
+            tracing::warn!(%address, %error, "the control plane does not answer a request for an address");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The real program as its own supervisor: who ends with whom, with which code, and what becomes of openings.
+//! The real program as its own supervisor: which process ends with which, its exit code, and new connections.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -81,7 +81,7 @@ impl Drop for Running {
     }
 }
 
-/// Whether a process runs no more; somebody may still have to collect it.
+/// Whether a process has ended; it may be a zombie.
 fn is_gone(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))
@@ -90,9 +90,9 @@ fn is_gone(pid: Pid) -> bool {
 #[test]
 fn wrong_configuration_ends_the_process_once_with_its_reason() {
     let output = program().output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert_eq!(said.matches("POD_NAME").count(), 1, "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(message.matches("POD_NAME").count(), 1, "{message}");
 }
 
 #[tokio::test]
@@ -179,7 +179,7 @@ async fn dumps_and_log_levels_are_for_the_pod_itself_alone() {
         status(&running, 15020, "GET", "/stats/prometheus", "any"),
         200
     );
-    // The admin port is on loopback, and no web page's name leads there.
+    // The admin port is on loopback, and no web page's name reaches it.
     let listening = running
         .host
         .run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"));

@@ -1,5 +1,5 @@
 //! The PROXY protocol, version 2: precedes the tunnelled connections a node proxy passes to a waypoint, and those of a
-//! waypoint to endpoints where a rule says so, in version 1 as well.
+//! waypoint to endpoints where a rule requires it, in version 1 as well.
 //!
 //! TCP over IPv4 or IPv6 only, with the client's SPIFFE id in TLV 0xD0 when it is known.
 

@@ -24,13 +24,13 @@ pub enum StreamItem {
 pub enum Event {
     /// A connection is established.
     Opened,
-    /// A waypoint has finished a request, whoever answered it; refused ones are `Refused`.
+    /// A waypoint has finished a request, with a response of its own or of an upstream; refused ones are `Refused`.
     Request,
     /// A policy, a token, or a limit refused a connection or a request.
     Refused,
     /// A connection could not be established.
     Failed,
-    /// An established connection has ended; its error says whether it broke.
+    /// An established connection has ended; its error is set if it failed.
     Closed,
 }
 
@@ -104,7 +104,7 @@ pub struct Peer {
     /// SPIFFE id, if mutual TLS has proved it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
-    /// Address and port. Of a destination that a tunnel leads to: the address inside, which may be a host name.
+    /// Address and port. Of a tunnel's destination: the address inside, which may be a host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
 }
@@ -165,7 +165,7 @@ pub struct Flow {
     pub time: String,
     /// Kind of event.
     pub event: Event,
-    /// Number of alike events that this one stands for: equal but for time, connection, addresses, bytes and duration.
+    /// Number of alike events that this one represents: equal but for time, connection, addresses, bytes and duration.
     /// More than one only of refusals and failures that came faster than the reader read.
     #[serde(default = "one")]
     pub count: u64,

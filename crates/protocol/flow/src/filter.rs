@@ -55,7 +55,7 @@ impl fmt::Display for FilterError {
             ),
             Self::Empty(text) => write!(
                 f,
-                "{text:?} names nobody: use NAMESPACE/NAME, NAMESPACE/, NAME, an address or a SPIFFE id"
+                "{text:?} names no workload: use NAMESPACE/NAME, NAMESPACE/, NAME, an address or a SPIFFE id"
             ),
             Self::TooManyNamespaces => write!(f, "more than {MAX_NAMESPACES} namespaces"),
         }
@@ -131,7 +131,7 @@ impl Filter {
     /// The filter of decoded parameters.
     ///
     /// # Errors
-    /// If a parameter is not known, or its value names nobody.
+    /// If a parameter is not known, or its value names no workload.
     pub fn from_parameters<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, FilterError> {

@@ -1,5 +1,5 @@
-//! Flow events: what node proxies and waypoints stream of connections and requests while somebody reads, one JSON object
-//! a line, and the filters of readers. Ambit's own contract: nobody else writes or reads it.
+//! Flow events: the events of connections and requests that node proxies and waypoints stream to readers, one JSON
+//! object a line, and the filters of readers. Ambit's own contract, without other implementations.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The JSON of `POST /explain`: what the admin servers of node proxies and waypoints are asked about a connection or
-//! request, and the steps with which they predict what would become of it.
+//! The JSON of `POST /explain`: queries about a connection or request to the admin servers of node proxies and
+//! waypoints, and the steps with which they predict its result.
 
 use std::{
     fmt,
@@ -27,7 +27,7 @@ pub enum NodeProxyQuery {
 pub struct OutboundQuery {
     /// Namespace and name of the pod, with a slash between them.
     pub pod: String,
-    /// Address, or name as the pod's resolver would be asked for it.
+    /// Address, or name as in the pod's DNS query.
     pub host: String,
     /// Port that is called.
     pub port: u16,
@@ -262,7 +262,7 @@ pub struct Hop {
     pub authority: String,
     /// Sender, as the next place sees it.
     pub peer: Peer,
-    /// The client, where the node proxy of a pod leads its connection through a waypoint.
+    /// The client, where the node proxy of a pod redirects its connection to a waypoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<Peer>,
 }

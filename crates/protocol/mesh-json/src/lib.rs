@@ -1,5 +1,5 @@
-//! The JSON of workloads, services and policies: what a node proxy's `/config_dump` prints, what a file at
-//! `LOCAL_XDS_PATH` says, and what the command line reads of both (Istio's keys, camelCase).
+//! The JSON of workloads, services and policies: a node proxy's `/config_dump`, files at `LOCAL_XDS_PATH`, and the
+//! fields that the command line reads of both (Istio's keys, camelCase).
 //!
 //! [`Json`] gives a type of the model this form. Each form is a copy of the model's type for serde alone
 //! (`#[serde(remote)]`), so that a field that is added there does not compile until it has a form here.

@@ -33,8 +33,8 @@ pub struct JwtRule {
     pub keys: JwtKeys,
     /// Where they come from; empty for those that are given with the rule.
     pub key_source: ArcStr,
-    /// Headers with a token, and what stands before it. With neither these nor parameters nor cookies:
-    /// `Authorization: Bearer`, and the parameter `access_token`.
+    /// Headers with a token, and the prefix before it. With neither these nor parameters nor cookies: `Authorization:
+    /// Bearer`, and the parameter `access_token`.
     pub headers: Vec<(ArcStr, ArcStr)>,
     /// Parameters of the query with a token.
     pub params: Vec<ArcStr>,

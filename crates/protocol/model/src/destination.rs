@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, json};
 
-/// All that is said of one service.
+/// Traffic policy of one service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaypointDestination {
@@ -21,7 +21,7 @@ pub struct WaypointDestination {
     pub service: NamespacedHostname,
     /// For ports without a policy of their own.
     pub policy: DestinationPolicy,
-    /// By service port; such a policy stands alone, nothing is inherited.
+    /// By service port; such a policy inherits nothing.
     pub ports: BTreeMap<u16, DestinationPolicy>,
     /// Some of the endpoints, for backends that name them.
     pub subsets: BTreeMap<ArcStr, DestinationSubset>,
@@ -40,7 +40,7 @@ pub struct DestinationSubset {
 }
 
 impl WaypointDestination {
-    /// A service of which nothing is said yet.
+    /// A service without a policy.
     pub fn unruled(service: NamespacedHostname) -> Self {
         Self {
             service,
@@ -114,10 +114,10 @@ pub enum DestinationHttpVersion {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DestinationTls {
-    /// The server name that is asked for; `None` is the service's host, or of a wildcard the host that is called.
+    /// The server name (SNI) to send; `None` is the service's host, or of a wildcard the host that is called.
     pub server_name: Option<ArcStr>,
     /// Subject alternative names, of which the endpoint's certificate must have one: host names, addresses and URIs.
-    /// Empty is the server name that is asked for.
+    /// Empty is the server name that is sent.
     pub names: Vec<ArcStr>,
     /// Authorities that the certificate must be signed by.
     pub roots: TlsRoots,

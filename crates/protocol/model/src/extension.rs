@@ -34,7 +34,7 @@ pub struct WaypointExtension {
     /// The registry credentials (`.dockerconfigjson`); empty if there are none.
     #[serde(serialize_with = "json::secret")]
     pub pull_secret: Vec<u8>,
-    /// Requests go on without it where it cannot be asked.
+    /// Requests pass without it where it fails.
     pub fail_open: bool,
     /// Which of the module's plugins.
     pub plugin_name: ArcStr,
@@ -46,8 +46,8 @@ pub struct WaypointExtension {
     pub environment: BTreeMap<ArcStr, ArcStr>,
     /// Only for requests to these ports; for all if empty.
     pub ports: Vec<u16>,
-    /// Services of other namespaces that it may call, because ReferenceGrants there allow it. A hostname that begins with
-    /// `*.` stands for all Services of its namespace.
+    /// Services of other namespaces that it may call, because ReferenceGrants there allow it. A hostname that begins
+    /// with `*.` means all Services of its namespace.
     pub callees: Vec<NamespacedHostname>,
     /// Setting that is not supported: the plugin is not run, and requests are decided as if it had failed.
     pub unsupported: Option<ArcStr>,
@@ -59,7 +59,7 @@ pub struct WaypointExtension {
 pub enum ExtensionPhase {
     /// Before tokens are looked at.
     Authn,
-    /// Before policies judge.
+    /// Before policies are evaluated.
     Authz,
     /// After policies, before statistics.
     Stats,

@@ -24,7 +24,7 @@ pub enum HttpAction {
     Deny,
     /// Is noted in the access log.
     Audit,
-    /// A provider is asked, and decides: [`HttpPolicy::provider`].
+    /// A provider checks the request and decides: [`HttpPolicy::provider`].
     Custom,
 }
 
@@ -67,7 +67,7 @@ pub struct HttpRule {
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpSource {
-    /// Without `spiffe://`; `Presence` asks for any identity.
+    /// Without `spiffe://`; `Presence` matches any identity.
     pub principals: Vec<StringMatch>,
     pub not_principals: Vec<StringMatch>,
     pub namespaces: Vec<StringMatch>,

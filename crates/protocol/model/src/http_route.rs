@@ -10,8 +10,8 @@ use crate::{NamespacedHostname, json};
 /// Memory that one regular expression of a route may take, in bytes.
 pub const MAX_EXPRESSION: usize = 1 << 18;
 
-/// Headers that no route may change: those of one hop, those that frame a message, and those that say who somebody
-/// is. The host is changed by [`HttpRewrite`].
+/// Headers that no route may change: hop-by-hop headers, those that frame a message, and those that identify a caller.
+/// The host is changed by [`HttpRewrite`].
 const RESERVED_HEADERS: &[&str] = &[
     "connection",
     "content-length",
@@ -81,8 +81,8 @@ pub struct HttpRoute {
     pub ports: Vec<u16>,
     /// Its rules, in their order.
     pub rules: Vec<HttpRouteRule>,
-    /// Of a consumer's route: the namespace of the clients that it is for. For them it takes the place of routes
-    /// for everybody.
+    /// Of a consumer's route: the namespace of the clients that it is for. For them it takes the place of routes for
+    /// all clients.
     pub clients: Option<ArcStr>,
 }
 
@@ -102,13 +102,13 @@ pub struct HttpRouteRule {
     pub timeouts: HttpTimeouts,
     /// When and how often requests are sent again; as without routes if `None`.
     pub retry: Option<HttpRetry>,
-    /// Requests of a client that are led to one endpoint.
+    /// Session persistence: requests of a client that go to one endpoint.
     pub session: Option<HttpSession>,
     /// A part of the rule that is not supported: requests that match are answered with 500 and this reason.
     pub unsupported: Option<ArcStr>,
 }
 
-/// How the requests of a client are known that belong together: by what the answer to the first of them said.
+/// Session identification: the marker that the response to a client's first request set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpSession {
@@ -190,7 +190,7 @@ pub enum HttpFilter {
     Redirect(HttpRedirect),
     /// The request is sent with another host or path.
     Rewrite(HttpRewrite),
-    /// The request is sent to another service as well, whose answer nobody gets. There may be several.
+    /// The request is mirrored to another service, whose response is dropped. There may be several.
     Mirror(HttpMirror),
     /// Which scripts of other origins may read the answer.
     Cors(HttpCors),
@@ -307,7 +307,7 @@ pub struct HttpMirror {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpCors {
-    /// `scheme://host` with or without a port; the host may begin with `*`, which stands for one or more labels.
+    /// `scheme://host` with or without a port; the host may begin with `*`, which matches one or more labels.
     pub allow_origins: Vec<ArcStr>,
     /// Whether requests may carry credentials.
     pub allow_credentials: bool,

@@ -13,7 +13,8 @@ use crate::{NamespacedHostname, StringMatch, json};
 pub struct Provider {
     /// Its name in MeshConfig.
     pub name: ArcStr,
-    /// Where it is; an error says why it cannot be asked: then all that the policy is attached to is denied.
+    /// Destination of the provider; an error gives the reason why it cannot be called: then the policy denies every
+    /// request to its targets.
     pub place: Result<(NamespacedHostname, u16), ArcStr>,
     /// How long it may take.
     #[serde(serialize_with = "json::duration")]
@@ -24,7 +25,7 @@ pub struct Provider {
     pub fail_open: bool,
     /// Part of requests' bodies that the provider receives, if any.
     pub body: Option<ProviderBody>,
-    /// How it is asked.
+    /// Protocol of its checks.
     pub protocol: ProviderProtocol,
 }
 
@@ -40,7 +41,7 @@ pub struct ProviderBody {
     pub as_bytes: bool,
 }
 
-/// How a provider is asked.
+/// Protocol of a provider's checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ProviderProtocol {

@@ -85,7 +85,7 @@ pub struct GlobalLimit {
     pub descriptors: Vec<LimitDescriptor>,
 }
 
-/// One thing that a request is said to be.
+/// One entry of a rate-limit descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LimitDescriptor {

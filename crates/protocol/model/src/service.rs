@@ -94,7 +94,7 @@ pub struct LoadBalancing {
 /// Application protocol of a service's port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AppProtocol {
-    /// Protocol that nobody declares.
+    /// Undeclared protocol of a port.
     #[default]
     Unknown,
     /// HTTP/1.1 in plaintext.

@@ -13,8 +13,8 @@ pub struct StreamRoute {
     pub name: RouteName,
     /// The service's ports that it concerns; all of them if empty.
     pub ports: Vec<u16>,
-    /// Of a consumer's route: the namespace of the clients that it is for. For them it takes the place of routes
-    /// for everybody.
+    /// Of a consumer's route: the namespace of the clients that it is for. For them it takes the place of routes for
+    /// all clients.
     pub clients: Option<ArcStr>,
     /// Of TLS: the server names that it is for, in lower case: exact ones, and those that begin with `*.`, which stand
     /// for all names below. All connections if empty.

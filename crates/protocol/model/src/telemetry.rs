@@ -58,13 +58,13 @@ pub struct OtlpCollector {
 pub struct TelemetryTracing {
     /// Collector that receives spans.
     pub collector: OtlpCollector,
-    /// Of ten thousand requests of which nobody has decided, so many are recorded.
+    /// Sampled requests of ten thousand, where the sender has made no sampling decision.
     pub sampling: u32,
     /// Whether the name of a request decides, if it can.
     pub by_request_id: bool,
     /// Whether spans have Istio's tags of both ends.
     pub istio_tags: bool,
-    /// Whether what is sent on says which trace it is part of; else headers of traces pass as they came.
+    /// Whether forwarded requests carry the trace context; else headers of traces pass unchanged.
     pub propagates: bool,
     /// Further tags of spans.
     pub tags: Vec<TelemetryTag>,
@@ -88,9 +88,9 @@ pub struct TelemetryTag {
 pub enum TelemetryTagValue {
     /// Text that is always the same.
     Literal(ArcStr),
-    /// A variable of the waypoint's environment, and what is said without it.
+    /// A variable of the waypoint's environment, and its default.
     Environment(ArcStr, ArcStr),
-    /// A header of the request, and what is said without it.
+    /// A header of the request, and its default.
     Header(ArcStr, ArcStr),
     /// A format of access logs.
     Formatter(ArcStr),

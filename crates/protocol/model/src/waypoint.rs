@@ -67,7 +67,7 @@ pub struct WaypointGateway {
     pub cluster_addresses: BTreeSet<IpAddr>,
     /// Addresses that are called although they are of a kind that is not, by the administrator's settings.
     pub allowed_addresses: Vec<IpNet>,
-    /// Whether what is attached to services is for requests to the services alone, and not for those to their pods.
+    /// Whether attachments of services apply to requests to the services alone, and not to those to their pods.
     pub services_alone: bool,
 }
 
@@ -93,7 +93,7 @@ pub enum PathNormalization {
 pub struct WaypointService {
     /// Its name in WDS.
     pub service: NamespacedHostname,
-    /// The routes of its ports, oldest first and then by name. Without any the service leads to itself.
+    /// The routes of its ports, oldest first and then by name. Without any, requests go to the service itself.
     pub routes: Vec<HttpRoute>,
     /// Where connections go on ports without routes of requests, oldest first and then by name.
     pub tcp_routes: Vec<StreamRoute>,
@@ -101,12 +101,12 @@ pub struct WaypointService {
     pub tls_routes: Vec<StreamRoute>,
     /// Its name is a wildcard, of which each call names the host: the waypoint resolves that one.
     pub resolves_hosts: bool,
-    /// Pods of other namespaces that what is attached to the service is for, where they are its endpoints: their
+    /// Pods of other namespaces to which the attachments of the service apply, where they are its endpoints: their
     /// namespaces let it.
     pub grantors: Vec<PodGrant>,
 }
 
-/// Lets what is attached to a service of another namespace apply to requests to pods.
+/// Lets attachments of a service of another namespace apply to requests to pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodGrant {

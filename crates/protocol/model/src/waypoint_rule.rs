@@ -17,7 +17,7 @@ pub struct WaypointRule {
 }
 
 impl WaypointRule {
-    /// Whether the rule could concern a connection to `port`. A caller that is not known may be anybody.
+    /// Whether the rule could apply to a connection to `port`. An unknown caller may be any.
     pub fn covers(&self, caller: Option<&Identity>, port: u16) -> bool {
         let names_nobody = self.principals.is_empty() && self.namespaces.is_empty();
         let covers_caller = |caller: &Identity| {

@@ -1,4 +1,4 @@
-//! `envoy.service.auth.v3.Authorization/Check`, as far as a waypoint speaks it: what it asks, and what it is answered.
+//! `envoy.service.auth.v3.Authorization/Check`, as far as a waypoint speaks it: CheckRequest and CheckResponse.
 //!
 //! The messages are a subset of Envoy's published API with its numbers; what an answer has besides is ignored, as that
 //! API has it.
@@ -18,7 +18,7 @@ mod tests;
 /// The path of the one call.
 pub const CHECK_PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
 
-/// One end of what is asked about.
+/// One peer of the checked request.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer<'a> {
     /// Address of the peer.
@@ -27,7 +27,7 @@ pub struct Peer<'a> {
     pub principal: Option<&'a str>,
 }
 
-/// A request that is asked about.
+/// A request to check.
 #[derive(Clone, Debug, Default)]
 pub struct HttpCheck {
     /// Which one it is, in logs.
@@ -131,7 +131,7 @@ pub enum AnswerError {
     #[error("the answer is no CheckResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
     /// Nothing is in it.
-    #[error("the answer says neither yes nor no")]
+    #[error("the response neither allows nor denies")]
     Empty,
     /// Status that allows with a response that denies, or the reverse.
     #[error("the answer contradicts itself")]
@@ -201,10 +201,10 @@ impl Answer {
     /// Reads an answer.
     ///
     /// # Errors
-    /// When it is none, or says two things.
+    /// When it is no CheckResponse, or contradicts itself.
     pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
         let read = proto::CheckResponse::decode(bytes).map_err(AnswerError::Malformed)?;
-        // What tells an error of the provider's own denies, too: with it nothing has been allowed.
+        // An `error_response` denies, too: with it nothing has been allowed.
         let denied = read.denied_response.or(read.error_response);
         let code = read.status.map(|status| status.code);
         match (code, denied, read.ok_response) {

@@ -144,7 +144,7 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// A record arrived that is not what [`Self::expects`] says.
+    /// A record arrived that is not the expected one ([`Self::expects`]).
     pub fn on_unexpected(&mut self, what: String) -> Vec<AgentEffect<N>> {
         self.close(CloseReason::Unexpected(what))
     }

@@ -261,7 +261,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                 Some(netns),
             ) => self.add(uid, info, netns),
             (Request::Add { uid, info: None }, _) => {
-                self.refuse(&format!("the add of {uid} says nothing about the workload"))
+                self.refuse(&format!("the add of {uid} has no workload"))
             }
             (Request::Add { uid, .. }, None) => self.refuse(&format!(
                 "the add of {uid} came without a network namespace"

@@ -38,8 +38,8 @@ pub enum ConnectError {
     },
 }
 
-/// Connects to a port of a host: a name, or an address in any form that the system's resolver takes. Addresses are judged
-/// after the host was resolved, and exactly these are connected to. The caller bounds the time.
+/// Connects to a port of a host: a name, or an address in any form that the system's resolver takes. Addresses are
+/// checked after the host was resolved, and exactly these are connected to. The caller bounds the time.
 ///
 /// # Errors
 /// When the host cannot be resolved, has no address that may be called, or none that answers.

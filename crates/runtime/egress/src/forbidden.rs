@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
     /// Loopback, unspecified, multicast or broadcast.
-    #[error("{0} is an address of this machine or of nobody")]
+    #[error("{0} is a loopback, unspecified, multicast or broadcast address")]
     Own(IpAddr),
     /// Link-local, where nodes and metadata services are.
     #[error("{0} is an address of the node's own network (link-local)")]
@@ -89,7 +89,7 @@ fn of_kind(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
     }
 }
 
-/// Returns an address, and the addresses of IPv4 that it stands for: mapped and compatible ones (RFC 4291), translated ones
+/// Returns an address, and the IPv4 addresses that it embeds: mapped and compatible ones (RFC 4291), translated ones
 /// (RFC 2765, RFC 6052, RFC 8215), those of 6to4 (RFC 3056), Teredo (RFC 4380) and ISATAP (RFC 5214).
 pub fn spellings(ip: IpAddr) -> [Option<IpAddr>; 3] {
     let IpAddr::V6(v6) = ip else {

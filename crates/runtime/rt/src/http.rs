@@ -36,7 +36,7 @@ use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 const FEW: usize = 4;
 
 /// How long sockets of a killed predecessor may be in use.
-const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(2);
+const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two attempts to take an address over.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -300,8 +300,8 @@ fn names_this_machine<B>(request: &::http::Request<B>) -> bool {
             .is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Whether no browser says that a page of another origin is behind the request: a page may send a POST to whatever its
-/// user's machine forwards to this server.
+/// Whether the request has no header by which a browser reports a page of another origin: a page may send a POST to
+/// whatever its user's machine forwards to this server.
 fn is_of_same_origin<B>(request: &::http::Request<B>) -> bool {
     let headers = request.headers();
     let is_cross_site = headers
@@ -343,12 +343,12 @@ pub async fn bind(address: SocketAddr, purpose: &'static str) -> Result<TcpListe
 /// had just forked, until they exec.
 ///
 /// # Errors
-/// As [`bind`]; of an address that is in use longer than [`PREDECESSOR_PATIENCE`].
+/// As [`bind`]; of an address that is in use longer than [`PREDECESSOR_TIMEOUT`].
 pub async fn bind_after_predecessor(
     address: SocketAddr,
     purpose: &'static str,
 ) -> Result<TcpListener, ListenError> {
-    let end = Instant::now() + PREDECESSOR_PATIENCE;
+    let end = Instant::now() + PREDECESSOR_TIMEOUT;
     loop {
         match bind(address, purpose).await {
             Err(error)

@@ -130,7 +130,7 @@ fn subscriber(
 }
 
 fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
-    // What is asked for comes last and so overrides what is quiet by default.
+    // Configured levels come last and so override the quiet defaults.
     EnvFilter::builder()
         .parse(format!("{DEPENDENCY_LEVELS},{filter}"))
         .map_err(|source| LoggingError::Filter {

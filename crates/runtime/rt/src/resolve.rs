@@ -12,7 +12,7 @@ use hickory_resolver::TokioResolver;
 /// The settings are read at each call, so that a change of them is followed.
 ///
 /// # Errors
-/// What the resolver said; `NotFound` when the name has no address.
+/// The resolver's error; `NotFound` when the name has no address.
 pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
@@ -20,7 +20,7 @@ pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
     Ok(lookup_name(host).await?.0)
 }
 
-/// The addresses of a name, and how long they are good, as whoever answers says.
+/// The addresses of a name, and the TTL of the response.
 ///
 /// # Errors
 /// As of [`lookup_host`].

@@ -74,7 +74,7 @@ impl Shutdown {
 }
 
 impl ShutdownTrigger {
-    /// Asks for the end. False if it was asked for before.
+    /// Requests the shutdown. False if it was requested before.
     pub fn shut_down(&self, cause: &'static str) -> bool {
         self.0.send_if_modified(|current| {
             let first = current.is_none();

@@ -112,7 +112,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes a slot, if need be from somebody who holds more than others; the entry back if nobody does.
+    /// Takes a slot, if need be from the holder of the most; returns the entry if none holds more than others.
     fn enter(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
         let own = self.held.get(&source).map_or(0, VecDeque::len);
         if own >= self.limits.each.max(1) {

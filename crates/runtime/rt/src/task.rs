@@ -1,4 +1,4 @@
-//! Named tasks. A task that panics says so under its name; the others go on.
+//! Named tasks. A panic is logged with its task's name; the other tasks continue.
 
 use std::{
     future::Future,
@@ -181,8 +181,8 @@ mod tests {
             .unwrap();
         let text = String::from_utf8_lossy(&child.stdout);
         assert!(!child.status.success(), "{text}");
-        for said in ["panicked: one", "panicked: two", file!(), "\"needed\""] {
-            assert!(text.contains(said), "{said:?} in {text}");
+        for line in ["panicked: one", "panicked: two", file!(), "\"needed\""] {
+            assert!(text.contains(line), "{line:?} in {text}");
         }
     }
 

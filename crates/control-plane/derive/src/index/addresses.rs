@@ -1,8 +1,7 @@
-//! Whose addresses are whose.
+//! Owners of addresses.
 //!
-//! Pods and Services own the addresses that Kubernetes gave them. Entries are written by anybody who may
-//! write into some namespace: what they name of other namespaces' addresses would draw traffic to them
-//! that is meant for others, from the whole mesh.
+//! Pods and Services own the addresses that Kubernetes gave them. Entries are written by every tenant: an entry with
+//! another namespace's address would draw that one's traffic from the whole mesh.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,9 +1,9 @@
-//! Which waypoint a workload or a service has.
+//! Attachment of workloads and services to waypoints.
 //!
-//! In this order: labels of its own, those of its namespace; then, unless the mesh goes by labels alone, the
-//! Gateways themselves: the waypoint of a pod's service account, the waypoint of its namespace. The first that
-//! says anything decides, even if it leads nowhere: what cannot be resolved is refused by clients, rather than
-//! sent another way. Waypoints that do not bind yet (`introduction.rs`) are passed over.
+//! In this order: labels of its own, those of its namespace; then, unless the mesh goes by labels alone, the Gateways
+//! themselves: the waypoint of a pod's service account, the waypoint of its namespace. The first that is set decides,
+//! even if it cannot be resolved: clients then refuse connections rather than send them past the waypoint. Waypoints
+//! that do not bind yet (`introduction.rs`) are skipped.
 
 use std::{fmt, fmt::Write};
 
@@ -94,7 +94,7 @@ pub(crate) enum Origin {
     Gateway,
 }
 
-/// Why an attachment leads nowhere.
+/// Why an attachment cannot be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     /// There is no such Gateway.
@@ -107,7 +107,7 @@ pub(crate) enum Obstacle {
     Unusable,
     /// The Gateway's listener does not allow the namespace.
     NotPermitted,
-    /// The waypoint does not serve such objects, and this one asked for it.
+    /// The waypoint does not serve such objects, although this one names it.
     UnsupportedType,
     /// The waypoint does not serve such objects: they go without.
     NotServed,
@@ -160,7 +160,7 @@ impl Attachment {
 impl Index {
     // === Gateways ===
 
-    /// A Gateway, whoever's.
+    /// A Gateway of any controller.
     pub(crate) fn gateway(&self, name: &GatewayName) -> Option<&GatewayInput> {
         self.objects(&name.namespace)?
             .all::<Gateway>()
@@ -222,7 +222,7 @@ impl Index {
             || class().is_some_and(|class| class.controller == CONTROLLER)
     }
 
-    /// The Gateways of a class, whoever's.
+    /// The Gateways of a class, of any controller.
     pub(crate) fn gateways_of_class(&self, class: &ArcStr) -> Vec<GatewayName> {
         let gateways = self
             .all_objects()
@@ -438,7 +438,7 @@ impl Index {
 
     // === what is sent ===
 
-    /// Where clients go. What leads nowhere has a name that nothing has.
+    /// Address of the waypoint for clients. An unresolved one is a name that does not exist.
     pub(crate) fn waypoint_address(&self, attachment: &Attachment) -> Option<GatewayAddress> {
         let GatewayName { namespace, name } = &attachment.gateway;
         let hostname = match attachment.outcome {

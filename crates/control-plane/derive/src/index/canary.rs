@@ -98,7 +98,7 @@ impl Index {
         own.or_else(of_namespace).unwrap_or(false)
     }
 
-    /// Adds to what is said of the first waypoint of a service what is to be said of the second, and of ingress.
+    /// Adds the state of the second waypoint of a service, and of ingress, to that of the first.
     pub(crate) fn judge_canary(
         &self,
         key: &ObjectKey,

@@ -1,8 +1,8 @@
-//! Which namespaces see the hosts of a ServiceEntry: what the entry asks for in `exportTo`, as far as the mesh's
-//! administrator allows (`meshConfig.defaultServiceExportTo`), but for names that are reserved.
+//! Visibility of a ServiceEntry's hosts: the namespaces in its `exportTo`, as far as the mesh's administrator allows
+//! (`meshConfig.defaultServiceExportTo`), but for names that are reserved.
 //!
 //! Without the administrator's setting, entries of the root namespace are seen by all namespaces and all others by
-//! their own. The setting `["*"]` is Istio's meaning: an entry is seen by all unless it says less.
+//! their own. The setting `["*"]` is Istio's meaning: an entry is seen by all unless it narrows that.
 
 use ambit_k8s_api::{Kind, Namespace, ObjectKey, Service, ServiceEntry};
 use ambit_model::{ArcStr, Visibility};
@@ -36,7 +36,9 @@ impl Index {
         }
         let default = setting.unwrap_or(Export::Own);
         let widest = default.max(Export::Own);
-        entry.export.map_or(default, |asked| asked.min(widest))
+        entry
+            .export
+            .map_or(default, |requested| requested.min(widest))
     }
 
     /// Visibility of a host of an entry; `None`: no namespace sees it.

@@ -1,14 +1,14 @@
 //! Waypoints of other controllers: Gateways of any other class, which labels may name.
 //!
-//! Where such a waypoint is, its controller says in the Gateway's status. Who it is, nobody vouches for: its identities
-//! are the accounts of the pods that carry the Gateway's label, as Istio has it. So whoever may make pods in the
-//! Gateway's namespace may make an account the waypoint's, and what uses the waypoint names these accounts in its
-//! condition. Of captured pods under such an account only the endpoints of the Gateway's address are believed to be
-//! the waypoint; those that are not captured hold the account's keys themselves.
+//! The address of such a waypoint is in the Gateway's status, written by its controller. Its identities are not vouched
+//! for: they are the accounts of the pods that carry the Gateway's label, as in Istio. So a user who may create pods in
+//! the Gateway's namespace may make an account the waypoint's, and what uses the waypoint names these accounts in its
+//! condition. Of captured pods under such an account only the endpoints of the Gateway's address are believed to be the
+//! waypoint; those that are not captured hold the account's keys themselves.
 //!
-//! What comes to a pod behind such a waypoint from anybody else is refused rather than led through the waypoint: that
-//! does not know the header in which node proxies say whose connection they lead there, and would take everybody for
-//! the pod itself. Services are sent to it by their own labels alone, since it serves no others.
+//! A connection to a pod behind such a waypoint from any other peer is refused rather than redirected to the waypoint:
+//! that does not know the header in which node proxies send the original peer, and would take every caller for the pod
+//! itself. Services are sent to it by their own labels alone, since it serves no others.
 
 use std::net::IpAddr;
 

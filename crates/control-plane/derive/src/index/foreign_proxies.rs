@@ -91,8 +91,8 @@ impl Index {
         });
         let nodes: Vec<_> = nodes.map(ToString::to_string).collect();
         let message = format!(
-            "the node proxy of {} is another implementation's, which does not lead everything to the waypoint's pods \
-             there through it: callers without a tunnel pass its policies; run Ambit's node proxy on these nodes",
+            "the node proxy of {} is another implementation's, which does not route all traffic to the waypoint's pods \
+             there through it: callers without a tunnel bypass its policies; run Ambit's node proxy on these nodes",
             listed(&nodes)?
         );
         Some(Note::new(".", message))

@@ -1,6 +1,6 @@
 //! Sandwiched waypoints: waypoints of other controllers that speak no HBONE. Their pods are captured as others are, and
-//! their node proxies, at which the tunnels end, hand the connections over, with a PROXY header that says who called
-//! what.
+//! their node proxies, at which the tunnels end, hand the connections over, with the client and its destination in a
+//! PROXY header.
 
 use ambit_k8s_api::{ObjectMeta, Pod, labels};
 use ambit_model::{AppTunnel, AppTunnelProtocol};
@@ -53,7 +53,7 @@ pub(super) fn without_effect() -> Note {
 }
 
 impl Index {
-    /// How tunnels are handed over to a pod: as the Gateway that it is part of says, else the Gateway's class. Our own
+    /// How tunnels are handed over to a pod: by the setting of its Gateway, else of the Gateway's class. Our own
     /// waypoints speak HBONE.
     pub(super) fn inbound_binding(&self, pod: &PodInput) -> Option<AppTunnel> {
         let gateway = self.gateway(&self.gateway_of(pod)?)?;

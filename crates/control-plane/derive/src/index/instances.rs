@@ -3,16 +3,16 @@
 //! What makes a pod part of a waypoint of ours is two things together, the label with the Gateway's name and the
 //! service account that our controller made for it, which has the same name. Neither is enough:
 //!
-//! - The label alone is free to everybody who may make a pod in the namespace. The waypoint's Service selects by it,
-//!   so such a pod would be sent requests; clients would refuse it for its identity, one after the other. It is no
+//! - The label alone may be set by every user who may create a pod in the namespace. The waypoint's Service selects by
+//!   it, so such a pod would be sent requests; clients would refuse it for its identity, one after the other. It is no
 //!   endpoint here, and is attached to waypoints as any other pod.
 //! - The account alone is the waypoint's identity: to all others, what calls with it is the waypoint, and no proxy
 //!   can tell the difference. The pod is no endpoint, is attached to waypoints as any other, and is named on the
 //!   Gateway. The certificate authority signs for the account only when a pod with both asks itself, and xDS answers
 //!   no other pod of it: its node's proxy cannot open or accept a tunnel for it.
 //!
-//! Who may make pods with both is the waypoint, for all that anybody can see: that right is a right over the
-//! namespace's traffic, as it is over its secrets.
+//! A user who may create pods with both controls the waypoint, without a visible difference: that permission is one
+//! over the namespace's traffic, as it is over its secrets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -162,14 +162,14 @@ impl Index {
         })
     }
 
-    /// The Gateway that a pod says that it is part of.
+    /// The Gateway that a pod names in its label.
     pub(super) fn gateway_of(&self, pod: &PodInput) -> Option<GatewayName> {
         let name = label(&pod.labels)?;
         Some(GatewayName::new(pod.namespace.clone(), name))
     }
 
-    /// Whether a pod is part of a Gateway, which no waypoint stands before. Of Gateways that are not ours, the label
-    /// is all that is known.
+    /// Whether a pod is part of a Gateway, so that no waypoint is in front of it. Of Gateways that are not ours, the
+    /// label is all that is known.
     pub(crate) fn is_instance(&self, pod: &PodInput) -> bool {
         let Some(gateway) = self.gateway_of(pod) else {
             return false;
@@ -205,9 +205,9 @@ impl Index {
         let (mut claiming, mut passing) = (Vec::new(), Vec::new());
         let pods = objects.all::<Pod>().values();
         for pod in pods.filter(|pod| pod.is_published()) {
-            let says = label(&pod.labels) == Some(gateway.name.as_str());
+            let has_label = label(&pod.labels) == Some(gateway.name.as_str());
             let is = pod.service_account == gateway.name;
-            match (says, is) {
+            match (has_label, is) {
                 (true, false) => claiming.push(format!("Pod {}", pod.name)),
                 (false, true) => passing.push(format!("Pod {}", pod.name)),
                 _ => {}

@@ -1,12 +1,12 @@
 //! The introduction of waypoints: nothing is bound to a waypoint before it has been ready for the first time.
 //!
-//! Until then connections go where they went before: through the waypoint that the object had, or to the pods directly.
+//! Until then connections keep their previous destination: the waypoint that the object had, or the pods themselves.
 //! From then on the waypoint binds for as long as its Gateway exists, by the Gateway's UID: while it has no pod that is
-//! ready, connections are refused. That it has been ready is remembered here and stands in a condition on the Gateway,
-//! which later processes read. Nothing that is written there unbinds a waypoint while this process runs.
+//! ready, connections are refused. That it has been ready is stored here and in a condition on the Gateway, which later
+//! processes read. No change of that condition unbinds a waypoint while this process runs.
 //!
-//! A waypoint binds before it is ready where something is to be enforced at it, and where the mesh's administrator says
-//! so ([`WaypointBinding::Strict`]). Copies of layer 4 policies that the pods' node proxies enforce
+//! A waypoint binds before it is ready where policies are attached to it, and where the mesh's administrator configures
+//! it ([`WaypointBinding::Strict`]). Copies of layer 4 policies that the pods' node proxies enforce
 //! (`ambit.io/migrated-from`) do not count: requests that bypass the waypoint meet the originals.
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ use crate::{
 pub(super) enum Introduction {
     /// The next flush decides.
     Undecided,
-    /// The waypoint does not bind: it has never been ready, and nothing asks for it to bind nevertheless.
+    /// The waypoint does not bind: it has never been ready, and no policy requires it to bind nevertheless.
     Waiting,
     /// Policies are attached to what the waypoint is to serve: it binds all that has no other waypoint meanwhile.
     Guarded,
@@ -157,14 +157,15 @@ impl Introductions {
     }
 }
 
-/// Whether the status of a Gateway says that its waypoint has been ready: by our condition or, as control planes without
-/// that wrote it, by addresses.
+/// Whether the status of a Gateway records that its waypoint has been ready: by our condition or, as control planes
+/// without that wrote it, by addresses.
 pub(crate) fn has_been_ready(status: &Value) -> bool {
-    let says =
+    let has_value =
         |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);
     let mut conditions = conditions(status).into_iter();
     let addresses = status.get("addresses").and_then(Value::as_array);
-    conditions.any(|one| says(&one, "type", INTRODUCED.name) && says(&one, "status", "True"))
+    conditions
+        .any(|one| has_value(&one, "type", INTRODUCED.name) && has_value(&one, "status", "True"))
         || addresses.is_some_and(|addresses| !addresses.is_empty())
 }
 
@@ -211,8 +212,8 @@ impl Index {
         }
     }
 
-    /// The decision on one waypoint; `None`: it is introduced, since a pod of it is ready, or the Gateway's status says
-    /// that one was. `guarded` is computed for the first waypoint that needs it.
+    /// The decision on one waypoint; `None`: it is introduced, since a pod of it is ready, or the Gateway's status
+    /// records that one was. `guarded` is computed for the first waypoint that needs it.
     fn decide_introduction(
         &self,
         name: &GatewayName,
@@ -314,32 +315,32 @@ impl Index {
         }
     }
 
-    // === what is said of it ===
+    // === conditions ===
 
-    /// The condition of a waypoint of ours that says whether it has been ready.
+    /// Condition `Introduced` of a waypoint of ours: whether it has been ready.
     pub(crate) fn introduction_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
         let (is_true, reason, message) = match self.introductions.pending(gateway) {
             None => (
                 true,
                 "Introduced",
-                "the waypoint has been ready: what is bound to it goes through it or is refused",
+                "the waypoint has been ready: connections to objects bound to it go through it or are refused",
             ),
             Some(Introduction::Undecided) => return None,
             Some(Introduction::Waiting) => (
                 false,
                 "Waiting",
-                "the waypoint has not been ready yet: until it is, what names it goes without it",
+                "the waypoint has not been ready yet: until it is, traffic of objects that name it bypasses it",
             ),
             Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => (
                 false,
                 "Strict",
-                "the waypoint has not been ready yet: what names it is refused until it is, since policies are attached \
-                 to it or to what it is to serve",
+                "the waypoint has not been ready yet: connections to objects that name it are refused until it is, \
+                 since policies are attached to it or to its targets",
             ),
             Some(Introduction::Strict(_)) => (
                 false,
                 "Strict",
-                "the waypoint has not been ready yet: what names it is refused until it is",
+                "the waypoint has not been ready yet: connections to objects that name it are refused until it is",
             ),
         };
         Some(Verdict {
@@ -364,7 +365,7 @@ impl Index {
     pub(super) fn strictness(&self, gateway: &GatewayName) -> &'static str {
         match self.introductions.pending(gateway) {
             Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => {
-                "; it has not been ready yet, and binds because policies are attached to it or to what it serves"
+                "; it has not been ready yet, and binds because policies are attached to it or to its targets"
             }
             Some(Introduction::Strict(Strictness::Setting)) => {
                 "; it has not been ready yet, and binds because of meshConfig.waypointBinding"

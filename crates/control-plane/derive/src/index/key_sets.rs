@@ -1,4 +1,4 @@
-//! Key sets that objects name by address: which are wanted, and what is known of each. Who fetches them says so; here
+//! Key sets that objects name by address: the desired ones, and their known content. The fetcher reports it; here
 //! nothing is fetched.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
@@ -14,7 +14,7 @@ use crate::selects;
 pub struct KeySource {
     /// Its address; that of the issuer if [`Self::is_issuer`].
     pub url: ArcStr,
-    /// Whether the issuer says where its key set is (OpenID Connect Discovery 1.0).
+    /// Whether the address comes from the issuer's discovery document (OpenID Connect Discovery 1.0).
     pub is_issuer: bool,
     /// How long fetching it may take.
     pub timeout: Duration,

@@ -1,8 +1,8 @@
 //! Everything that the mesh knows of one kind of object: the two traits that the kinds implement, one file a
 //! kind ([`super::kinds`]).
 //!
-//! [`Followed`] is for the source that fetches objects; [`MeshKind`] says what is read of one, what depends on it,
-//! which records it makes, and which conditions should stand on it.
+//! [`Followed`] is for the source that fetches objects; [`MeshKind`] declares the input of an object, its dependants,
+//! its records, and its desired conditions.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ pub trait Followed: ObjectType {
 /// Result of reading an object.
 #[derive(Debug)]
 pub(crate) struct Read<I> {
-    /// `None`: it says nothing to the mesh.
+    /// `None`: the mesh ignores the object.
     pub(crate) input: Option<I>,
     /// Parts that have not the effect one might expect.
     pub(crate) notes: Vec<Note>,
@@ -115,7 +115,7 @@ impl Rendered {
     }
 }
 
-/// How an object that declares a host stands among others that do.
+/// Precedence of an object among those that declare the same host.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     /// Kubernetes' own services come first.

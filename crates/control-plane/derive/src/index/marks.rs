@@ -94,7 +94,7 @@ impl Index {
         self.mark_leading_to(key);
     }
 
-    /// The routes that lead to a Service, and what they make of their services.
+    /// Routes with a Service as a backend, and the records of their services.
     pub(crate) fn mark_leading_to(&mut self, key: &ObjectKey) {
         let routes = self.route_backends.of(key).cloned();
         self.stale.extend(routes.map(Maker::Object));
@@ -120,7 +120,7 @@ impl Index {
             self.mark_bound(key);
         }
         self.mark_keepers(name);
-        // Its own Service is nobody's, whatever attaches others, and only its own pods are endpoints of it.
+        // Its own Service has no waypoint, and only its own pods are endpoints of it.
         let service = ObjectKey::new(Kind::Service, namespace.clone(), of.clone());
         self.mark_hosts_of_object(&service);
         let selector = self.get::<Service>(&service);

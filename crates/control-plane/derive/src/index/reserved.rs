@@ -2,7 +2,7 @@
 //! namespaces' Services (`NAME.NAMESPACE`) and of their pods (`POD.NAME.NAMESPACE`), which clients resolve along their
 //! search path.
 //!
-//! A name is reserved whether or not there is such a Service, so that nobody has a name before its owner does.
+//! A name is reserved whether or not there is such a Service, so that no entry has a name before its owner.
 
 use std::fmt;
 

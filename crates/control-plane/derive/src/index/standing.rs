@@ -1,4 +1,4 @@
-//! What stands on objects because of others: which waypoint they have, or why none.
+//! State of objects that depends on others: their waypoint, or why they have none.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Index {
-    /// State of an object that depends on others; `None` until it was judged, and for kinds that have none.
+    /// State of an object that depends on others; `None` until it was computed, and for kinds that have none.
     pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
         self.standings.get(key)
     }

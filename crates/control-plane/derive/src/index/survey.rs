@@ -1,4 +1,4 @@
-//! Everything that is wrong, as one list: for commands and debug pages, made when somebody asks.
+//! All current problems, as one list: for commands and debug pages, computed on request.
 //!
 //! Beside the problems of objects, which the index keeps, these are the conditions that report trouble, and what no
 //! condition can say, since nothing writes on such objects.
@@ -76,7 +76,8 @@ impl Index {
         }
     }
 
-    /// Namespaces and pods whose labels name a Gateway that is not there; of Services and entries their condition says it.
+    /// Namespaces and pods whose labels name a Gateway that is not there; of Services and entries their condition
+    /// reports it.
     fn missing_waypoints(&self, all: &mut Vec<Problem>) {
         let missing = self
             .bound

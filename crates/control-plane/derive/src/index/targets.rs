@@ -1,5 +1,5 @@
-//! What objects are attached to by `targetRefs`: waypoints, or what waypoints serve. Which waypoints that makes, and what
-//! stands on the object for it.
+//! Targets of `targetRefs`: waypoints, or services of waypoints; the waypoints that result, and the object's
+//! conditions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -115,7 +115,7 @@ impl Targets {
         ))
     }
 
-    /// At which waypoints an object is in force; `word` says what it is, and `how` what waypoints do with it.
+    /// Waypoints at which an object is in force; `word` is its kind, and `how` the verb for it.
     pub(crate) fn verdict(&self, index: &Index, word: &str, how: &str) -> Verdict {
         let (mut bound, mut unbound) = (BTreeSet::new(), Vec::new());
         let mut any_found = false;
@@ -190,7 +190,7 @@ fn exists(index: &Index, target: &ObjectKey) -> bool {
     }
 }
 
-/// The waypoints that a target of the Gateway API stands for.
+/// The waypoints of a target of the Gateway API.
 fn waypoints_of(index: &Index, target: &ObjectKey) -> Vec<GatewayName> {
     let mut names = match target.kind {
         Kind::GatewayClass => index.gateways_of_class(&target.name),

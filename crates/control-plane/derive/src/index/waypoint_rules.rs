@@ -1,8 +1,8 @@
-//! What the layer 7 rules of a pod's waypoint could concern: connections to the pod that do not come through the
-//! waypoint, since they were open before, cannot be judged by such rules.
+//! Scope of the layer 7 rules of a pod's waypoint: older connections to the pod that bypass the waypoint cannot be
+//! authorized by such rules.
 //!
-//! Rules are AuthorizationPolicies, RequestAuthentications, RateLimits and WasmPlugins, attached to the waypoint or to a
-//! service of the pod. Routes are none: they choose where requests go, and refuse nobody.
+//! Rules are AuthorizationPolicies, RequestAuthentications, RateLimits and WasmPlugins, attached to the waypoint or to
+//! a service of the pod. Routes are none: they choose where requests go, and refuse none.
 
 use std::collections::BTreeSet;
 
@@ -55,7 +55,7 @@ impl Index {
         Some(rules)
     }
 
-    /// Whether connections to the pod that bypass its waypoint are judged by the policy of which `rule` is a copy.
+    /// Whether the policy of which `rule` is a copy authorizes connections to the pod that bypass its waypoint.
     fn meets_original(&self, pod: &Workload, rule: &ObjectKey) -> bool {
         let Some(key) = self.enforced_original(rule) else {
             return false;

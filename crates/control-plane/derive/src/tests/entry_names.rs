@@ -217,22 +217,22 @@ fn administrator_sets_visibility_of_entries() {
     for (setting_text, tenants, roots) in cases {
         // The setting changes while the entries stay.
         mesh.apply(&setting(setting_text));
-        let asked = [
+        let requested = [
             "",
             ", exportTo: [\"*\"]",
             ", exportTo: [.]",
             ", exportTo: [\"~\"]",
         ];
         for (of, expected) in [("tenant", tenants), ("istio-system", roots)] {
-            for (asked, expected) in asked.iter().zip(expected) {
-                mesh.apply(&entry(of, "api.example.com", asked));
+            for (requested, expected) in requested.iter().zip(expected) {
+                mesh.apply(&entry(of, "api.example.com", requested));
                 let name = format!("{of}/api.example.com");
-                let what = format!("{of} with {asked:?}, {setting_text}");
+                let what = format!("{of} with {requested:?}, {setting_text}");
                 assert_eq!(visibility(&mesh, &name), *expected, "{what}");
                 let canonical = mesh.services.get(&name).is_some_and(|one| one.canonical);
                 assert!(!canonical || *expected == public, "{what}");
                 let is_noted = noted(&mesh, of).contains("spec.exportTo");
-                let is_less = asked.contains('*') && *expected != public;
+                let is_less = requested.contains('*') && *expected != public;
                 assert_eq!(is_noted, is_less, "{what}: {}", noted(&mesh, of));
             }
             mesh.delete(Kind::ServiceEntry, of, "e");

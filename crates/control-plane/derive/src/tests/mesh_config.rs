@@ -28,8 +28,8 @@ fn problems(mesh: &TestMesh) -> Vec<String> {
 }
 
 fn of_gateway(mesh: &TestMesh) -> (PathNormalization, u32) {
-    let told = &mesh.waypoint_gateways["gateway shop/wp"];
-    (told.path_normalization, told.trusted_proxies)
+    let gateway = &mesh.waypoint_gateways["gateway shop/wp"];
+    (gateway.path_normalization, gateway.trusted_proxies)
 }
 
 #[test]
@@ -270,10 +270,10 @@ fn ports_without_http_checks_are_named() {
         };
         assert_eq!(notes(&mesh), [""; 0], "{target}");
         mesh.apply(&of("envoyExtAuthzHttp"));
-        let said = notes(&mesh).pop().unwrap_or_default();
+        let last_note = notes(&mesh).pop().unwrap_or_default();
         assert!(
-            said.contains("connections to port 7000 of Service shop/cache are refused"),
-            "{target}: {said}"
+            last_note.contains("connections to port 7000 of Service shop/cache are refused"),
+            "{target}: {last_note}"
         );
         mesh.apply(&cache(bound, "http-binary"));
         assert_eq!(notes(&mesh), [""; 0], "{target}");

@@ -1,4 +1,4 @@
-//! PeerAuthentication, judged by what a connection without identity meets.
+//! PeerAuthentication, by its effect on a connection without identity.
 
 use std::collections::BTreeSet;
 

@@ -59,7 +59,7 @@ fn selected_workloads_list_it_and_others_do_not() {
     let selecting = policy("{selector: {matchLabels: {app: cart}}}");
     assert_eq!(mesh.apply(&selecting), ["c1//Pod/shop/cart-1", "shop/p"]);
     assert_eq!(mesh.pod("cart-1").authorization_policies, ["shop/p"]);
-    // The rules change, not whom it selects: the workloads are not published again.
+    // The rules change, not the selector: the workloads are not published again.
     let changed = policy(
         "{selector: {matchLabels: {app: cart}}, action: DENY, rules: [{to: [{operation: {ports: [\"1\"]}}]}]}",
     );
@@ -137,7 +137,7 @@ fn an_allow_rule_about_requests_allows_nothing_here() {
     assert_eq!(
         mesh.problems(),
         [
-            "AuthorizationPolicy shop/p: spec.rules[0]: spec.rules[0].to[0].operation.methods can only be judged by a waypoint: this rule allows nothing here"
+            "AuthorizationPolicy shop/p: spec.rules[0]: spec.rules[0].to[0].operation.methods can only be evaluated by a waypoint: this rule allows nothing here"
         ]
     );
     let only = TestMesh::of(&policy(
@@ -395,7 +395,7 @@ fn an_entry_that_cannot_be_understood_refuses_the_whole_policy() {
             "{spec}: {problem}"
         );
         assert!(
-            problem.ends_with("; what it said before stays in force"),
+            problem.ends_with("; its last good version stays in force"),
             "{problem}"
         );
         // The same as a new object, whenever it comes: everything in its scope is refused.

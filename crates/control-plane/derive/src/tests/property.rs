@@ -307,7 +307,7 @@ proptest! {
             prop_assert_eq!(mesh.index.standing(key), fresh.index.standing(key), "{}", key);
             let (found, expected) = (mesh.index.problems_of(key), fresh.index.problems_of(key));
             let is_error = |problem: &Problem| problem.severity == crate::problem::Severity::Error;
-            // What was said of an object that is refused since is no more.
+            // Records of an object that is refused since are removed.
             if !found.iter().any(is_error) {
                 prop_assert_eq!(found, expected, "{}", key);
             }

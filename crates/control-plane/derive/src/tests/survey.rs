@@ -115,7 +115,7 @@ fn survey_lists_problems_with_and_without_conditions() {
         (
             "AuthorizationPolicy shop/layers",
             "spec.rules[0]",
-            "only be judged by a waypoint",
+            "only be evaluated by a waypoint",
         ),
         (
             "AuthorizationPolicy shop/schemes",

@@ -1,4 +1,4 @@
-//! Which waypoint pods and services have, and what waypoints are told.
+//! Waypoints of pods and services, and the records of waypoints.
 
 mod attachment;
 mod authentications;

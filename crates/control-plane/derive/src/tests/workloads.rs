@@ -303,7 +303,7 @@ fn what_cannot_be_read_keeps_its_last_good_state_and_is_named() {
     assert_eq!(
         mesh.problems(),
         [
-            "Pod shop/cart-1: status.podIPs[0].ip: \"10.1.2.300\" is not an IP address; what it said before stays in force"
+            "Pod shop/cart-1: status.podIPs[0].ip: \"10.1.2.300\" is not an IP address; its last good version stays in force"
         ]
     );
     mesh.apply(CART);

@@ -475,9 +475,9 @@ fn the_values_of_waypoints_reach_the_control_plane() {
     let control = find(&objects, "Deployment", "ambit-control");
     let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
     let env = env.as_array().unwrap().iter();
-    let told = env.clone().find(|one| one["name"] == "AMBIT_WAYPOINTS");
-    let told = told.unwrap()["value"].as_str().unwrap();
-    let settings: ambit_waypoint_objects::Settings = serde_json::from_str(told).unwrap();
+    let settings = env.clone().find(|one| one["name"] == "AMBIT_WAYPOINTS");
+    let settings = settings.unwrap()["value"].as_str().unwrap();
+    let settings: ambit_waypoint_objects::Settings = serde_json::from_str(settings).unwrap();
     assert_eq!(settings.image, "example/x/waypoint:dev");
     assert_eq!(settings.image_pull_policy, "Never");
     assert_eq!(settings.image_pull_secrets, ["one"]);
@@ -500,9 +500,9 @@ fn waypoints_have_the_ca_and_the_revocations_of_node_proxies() {
         let control = find(&objects, "Deployment", "ambit-control");
         let env = &control["spec"]["template"]["spec"]["containers"][0]["env"];
         let mut env = env.as_array().unwrap().iter();
-        let told = env.find(|one| one["name"] == "AMBIT_WAYPOINTS").unwrap();
-        let told = told["value"].as_str().unwrap();
-        serde_json::from_str::<ambit_waypoint_objects::Settings>(told).unwrap()
+        let variable = env.find(|one| one["name"] == "AMBIT_WAYPOINTS").unwrap();
+        let variable = variable["value"].as_str().unwrap();
+        serde_json::from_str::<ambit_waypoint_objects::Settings>(variable).unwrap()
     };
     let shared = settings(&["ztunnel.caAddress=https://csr:443,ztunnel.peerCaCrl.enabled=true"]);
     assert_eq!(shared.ca_address, "https://csr:443");

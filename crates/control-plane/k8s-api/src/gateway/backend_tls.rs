@@ -53,7 +53,7 @@ pub struct BackendTlsValidation {
     /// `System`: those of the proxy's system.
     #[serde(rename = "wellKnownCACertificates")]
     pub well_known_ca_certificates: Option<String>,
-    /// The server name that is asked for.
+    /// The server name (SNI) to send.
     pub hostname: String,
     /// Names of which the certificate must have one, in place of the server name.
     pub subject_alt_names: Vec<SubjectAltName>,

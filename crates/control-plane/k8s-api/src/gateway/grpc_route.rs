@@ -44,7 +44,7 @@ pub struct GrpcRouteRule {
     pub filters: Vec<HttpRouteFilter>,
     /// Where requests go.
     pub backend_refs: Vec<HttpBackendRef>,
-    /// Requests of a client that are led to one endpoint.
+    /// Session persistence: requests of a client that go to one endpoint.
     pub session_persistence: Option<SessionPersistence>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

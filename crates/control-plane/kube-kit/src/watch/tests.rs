@@ -122,13 +122,13 @@ async fn a_cut_connection_is_resumed_and_a_forgotten_version_listed_anew() {
     server.cut();
     server.delete(MAPS, "a", "m");
     server.compact();
-    let mut said = Vec::new();
-    while said.last().is_none_or(|last| last != "listed") {
-        said.extend(next(&mut watch, 1).await);
+    let mut received = Vec::new();
+    while received.last().is_none_or(|last| last != "listed") {
+        received.extend(next(&mut watch, 1).await);
     }
     // A connection that is cut before it has answered looks like an unreachable server.
-    said.retain(|event| event != "away");
-    assert_eq!(said, ["listing", "gone m/1", "listed"]);
+    received.retain(|event| event != "away");
+    assert_eq!(received, ["listing", "gone m/1", "listed"]);
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
     let in_pod = "spec.template.spec";
     let in_proxy = "spec.template.spec.containers[0]";
     for (overlay, place) in [
-        // As whom it runs.
+        // Account of the pods.
         (
             pod(json!({"serviceAccountName": "admin"})),
             format!("{in_pod}.serviceAccountName"),
@@ -87,7 +87,7 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
             pod(json!({"hostNetwork": true})),
             format!("{in_pod}.hostNetwork"),
         ),
-        // Where it gets its keys, and whom it believes.
+        // Source of its keys and roots.
         (
             proxy(json!({"env": [{"name": "CA_ADDRESS", "value": "evil:1"}]})),
             format!("{in_proxy}.env[0].name"),
@@ -96,7 +96,7 @@ fn nothing_that_makes_a_waypoint_trusted_is_for_overlays() {
             proxy(json!({"env": [{"name": "LD_PRELOAD", "value": "/mnt/evil"}]})),
             format!("{in_proxy}.env[0].name"),
         ),
-        // What nobody judges is the administrator's to name.
+        // Settings that bypass policies are the administrator's.
         (
             proxy(json!({"env": [{"name": "AMBIT_UPGRADES", "value": "spice"}]})),
             format!("{in_proxy}.env[0].name"),

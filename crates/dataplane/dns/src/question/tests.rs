@@ -18,10 +18,10 @@ fn parse(message: &Message) -> Result<Question, Unanswerable> {
 
 #[track_caller]
 fn refused_with(message: &Message, code: ResponseCode) {
-    let Err(Unanswerable::Refused(bytes, said)) = parse(message) else {
+    let Err(Unanswerable::Refused(bytes, rcode)) = parse(message) else {
         panic!("not refused: {message:?}");
     };
-    assert_eq!(said, code);
+    assert_eq!(rcode, code);
     let answer = Message::from_vec(&bytes).unwrap();
     assert_eq!(answer.metadata.response_code, code);
     assert_eq!(answer.metadata.id, message.metadata.id);

@@ -1,4 +1,5 @@
-//! The ports from which a pod has asked: the kernel may redirect them still, whoever has them.
+//! Source ports of a pod's queries: the kernel may still redirect them after another socket has
+//! bound them.
 
 /// Words of a bitmap with a bit for each port.
 const WORDS: usize = (u16::MAX as usize + 1) / 64;

@@ -17,7 +17,7 @@ const LIMITS: Limits = Limits {
     connections: 8,
     idle: Duration::from_millis(300),
     attempt: Duration::from_millis(100),
-    patience: Duration::from_millis(400),
+    total: Duration::from_millis(400),
     quiet: Duration::from_millis(50),
 };
 

@@ -351,7 +351,7 @@ async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let far = peer.expect_connect("10.0.0.2:80").await.accept();
     let (near, _) = peer.while_doing(opening).await.unwrap().unwrap();
-    // Later connections have nobody at their other end.
+    // Later connections have no peer at their other end.
     ambit_rt::spawn("ends", async move { while ends.recv().await.is_some() {} });
     (pool, dialer, near, peer, far)
 }

@@ -21,7 +21,7 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    /// `answered` says whether the other direction, from the receiving tunnel, is over.
+    /// `answered` is set once the other direction, from the receiving tunnel, is over.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,

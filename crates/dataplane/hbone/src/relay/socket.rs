@@ -1,7 +1,7 @@
 //! Sockets that are reset while the relay has no reason to read from them.
 //!
 //! Bytes that wait for a peer which does not read keep the relay from reading on, and so from noticing that their
-//! sender has reset its connection. The socket is asked for its error once a second then.
+//! sender has reset its connection. The socket's error is then checked once a second.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Interval at which a socket is asked for its error while its bytes wait.
+/// Interval of checks of a socket's error while its bytes wait.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A byte stream whose failure can be seen without reading or writing.

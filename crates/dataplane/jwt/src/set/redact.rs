@@ -1,4 +1,4 @@
-//! What of a request may be told, in logs and traces: no tokens, whether or not anybody has read them yet.
+//! Redaction of tokens from access logs and traces, whether or not they have been read.
 
 use std::borrow::Cow;
 
@@ -12,8 +12,8 @@ use super::{Authentications, without_tokens};
 use crate::place::{Place, keep_lines};
 
 impl Authentications {
-    /// A target (path and query) without the parameters in which tokens for these services may be.
-    /// Without any if nobody can say which these are.
+    /// A target (path and query) without the parameters in which tokens for these services may be. Without any if the
+    /// parameters are unknown.
     pub fn redacted_target<'a>(
         &self,
         services: &[NamespacedHostname],
@@ -32,8 +32,8 @@ impl Authentications {
         }
     }
 
-    /// Takes the tokens for these services out of headers of a request or an answer that are kept to be
-    /// told. All of them if nobody can say where tokens are.
+    /// Removes the tokens for these services from the headers of a request or a response that are kept for reports.
+    /// Removes all headers if the sources of tokens are unknown.
     pub fn redact_headers(&self, services: &[NamespacedHostname], headers: &mut HeaderMap) {
         let Some(places) = self.places(services) else {
             return headers.clear();
@@ -56,7 +56,7 @@ impl Authentications {
         }
     }
 
-    /// Where tokens may be; `None` if nobody can say.
+    /// Possible sources of tokens; `None` if they are unknown.
     fn places(&self, services: &[NamespacedHostname]) -> Option<Vec<&Place>> {
         self.understood(services).ok()?;
         let rules = self.compiled(services).flat_map(|one| &one.rules);

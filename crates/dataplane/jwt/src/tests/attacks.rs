@@ -130,7 +130,7 @@ fn ambiguous_input_is_refused() {
         let token = issuer.sign(header, r#"{"sub":"alice"}"#);
         assert_eq!(verdict(&token, &keys), Err(TokenError::Header), "{header}");
     }
-    // A key that the token brings with it is nobody's.
+    // A key in the token itself is not trusted.
     let other = Issuer::new("a");
     let header = json!({ "alg": "ES256", "kid": "a", "jwk": other.key(), "jku": "http://x/" });
     let token = other.sign(&header.to_string(), r#"{"sub":"alice"}"#);

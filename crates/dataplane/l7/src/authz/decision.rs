@@ -1,4 +1,4 @@
-//! Outcomes, and how they are told.
+//! Decisions of policies, and their text.
 
 use std::fmt;
 

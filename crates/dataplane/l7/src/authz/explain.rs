@@ -9,7 +9,7 @@ use super::{Bucket, HttpDecision, Policies, Request, Scope, ServicePort, facts::
 pub struct HttpExplanation {
     /// The decision itself.
     pub decision: HttpDecision,
-    /// Every policy of the scope, each once for each port of a service that it judges for.
+    /// Every policy of the scope, each once for each port of a service that it applies to.
     pub policies: Vec<PolicyOutcome>,
 }
 

@@ -23,7 +23,7 @@ pub struct Connection<'a> {
     pub sni: Option<&'a str>,
 }
 
-/// Request as policies judge it.
+/// Attributes of a request for policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The connection it came on.
@@ -36,7 +36,7 @@ pub struct Request<'a> {
     pub path: &'a str,
     /// Headers of the request.
     pub headers: &'a HeaderMap,
-    /// Claims of a valid token. A request with several is judged once for each, and all have to admit it.
+    /// Claims of a valid token. A request with several is authorized once for each, and each decision must allow it.
     pub claims: Option<&'a Claims>,
 }
 

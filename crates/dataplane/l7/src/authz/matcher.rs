@@ -99,8 +99,8 @@ impl Matcher {
     }
 }
 
-/// Whether what of a pattern stands for the subject has no slash: else `https://a/b/c`, the subject `c` of one issuer,
-/// would also be the subject `b/c` of another, who may say of its subjects what it likes.
+/// Whether the part of a pattern that matches the subject has no slash: else `https://a/b/c`, the subject `c` of one
+/// issuer, would also be the subject `b/c` of another, who may say of its subjects what it likes.
 fn is_separated(wanted: &StringMatch, issuer: &str, subject: &str) -> bool {
     let of_subject = match wanted {
         StringMatch::Presence => "",

@@ -63,7 +63,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         ),
         false => policies.evaluate_connection(scope, &connection),
     };
-    // Where a policy is asked: where the pod is called, and where the services are that lead there.
+    // Scopes of a policy: the pod's own address, and the addresses of services that forward to it.
     let at = |policy: &HttpPolicy, port: &ServicePort| -> Vec<Call> {
         let there = call.at(port.address.port());
         match (policy.for_gateway, policy.services.contains(&port.service)) {
@@ -86,25 +86,25 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
     };
     let denies = of(HttpAction::Deny, false).any(|p| matches_any(p, &everywhere(p)));
     // Each service port has to allow it; without any, the waypoint itself has to.
-    let asked: Vec<Option<&ServicePort>> = match ports.is_empty() {
+    let scopes: Vec<Option<&ServicePort>> = match ports.is_empty() {
         true => vec![None],
         false => ports.iter().map(Some).collect(),
     };
-    let calls = |asked: Option<&ServicePort>, policy: &HttpPolicy| match asked {
+    let calls = |scope: Option<&ServicePort>, policy: &HttpPolicy| match scope {
         Some(port) => at(policy, port),
         None => everywhere(policy),
     };
-    let has_allow = |asked| of(HttpAction::Allow, false).any(|p| !calls(asked, p).is_empty());
+    let has_allow = |scope| of(HttpAction::Allow, false).any(|p| !calls(scope, p).is_empty());
     let admits =
-        |asked, dry_run| of(HttpAction::Allow, dry_run).any(|p| matches_any(p, &calls(asked, p)));
-    let refuses = |asked| has_allow(asked) && !admits(asked, false);
-    let allowed = !denies && !asked.iter().any(|asked| refuses(*asked));
+        |scope, dry_run| of(HttpAction::Allow, dry_run).any(|p| matches_any(p, &calls(scope, p)));
+    let refuses = |scope| has_allow(scope) && !admits(scope, false);
+    let allowed = !denies && !scopes.iter().any(|scope| refuses(*scope));
     assert_eq!(decision.is_allowed(), allowed, "{known:#?} {call:#?}");
 
     let named = |key: &PolicyKey| applying.iter().find(|policy| policy.key == *key);
     match &decision.why {
-        Why::NoAllowPolicies => assert!(!asked.iter().any(|asked| has_allow(*asked))),
-        Why::NoneAllows => assert!(asked.iter().any(|asked| refuses(*asked))),
+        Why::NoAllowPolicies => assert!(!scopes.iter().any(|scope| has_allow(*scope))),
+        Why::NoneAllows => assert!(scopes.iter().any(|scope| refuses(*scope))),
         Why::Allowed(rule) | Why::Denied(rule) => {
             let policy = named(&rule.policy);
             assert!(policy.is_some_and(|policy| {
@@ -121,10 +121,10 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         let all = of(HttpAction::Audit, dry_run);
         all.filter(|p| matches_any(p, &everywhere(p))).count()
     });
-    let mut told: Vec<_> = decision.audits.iter().map(|rule| &rule.policy).collect();
-    told.sort();
-    told.dedup();
-    assert_eq!(told.len(), audits.iter().sum::<usize>());
+    let mut reported: Vec<_> = decision.audits.iter().map(|rule| &rule.policy).collect();
+    reported.sort();
+    reported.dedup();
+    assert_eq!(reported.len(), audits.iter().sum::<usize>());
     if ports.is_empty() {
         let admits_dry = admits(None, false) || admits(None, true);
         let mut dry: Vec<_> = of(HttpAction::Deny, true)
@@ -132,10 +132,10 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
             .chain(of(HttpAction::Allow, true).filter(|_| !admits_dry))
             .map(|policy| policy.key.clone())
             .collect();
-        let mut told: Vec<_> = decision.dry_run.into_iter().map(|d| d.policy).collect();
+        let mut reported: Vec<_> = decision.dry_run.into_iter().map(|d| d.policy).collect();
         dry.sort();
-        told.sort();
-        assert_eq!(told, dry);
+        reported.sort();
+        assert_eq!(reported, dry);
     }
 }
 

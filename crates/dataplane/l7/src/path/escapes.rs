@@ -106,8 +106,8 @@ fn canonical(byte: Byte) -> Option<Written> {
     }
 }
 
-/// Replaces bytes and escapes as `replacement` says; borrowed if that changes nothing. What is put in for a
-/// byte beyond ASCII is an escape, so that the result is text whenever all of a character's bytes are replaced.
+/// Replaces bytes and escapes by `replacement`; borrowed if that changes nothing. What is put in for a byte beyond
+/// ASCII is an escape, so that the result is text whenever all of a character's bytes are replaced.
 fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<Written>) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut out = String::new();

@@ -24,7 +24,7 @@ fn is_dots(segment: &str) -> bool {
     matches!(segment, "." | "..")
 }
 
-/// Resolves dot segments, and merges slashes if told to.
+/// Resolves dot segments, and merges slashes if configured.
 pub(super) fn resolve(path: &str, merge: bool) -> Result<Cow<'_, str>, PathError> {
     let has_double = merge && path.contains("//");
     if !has_double && !path.split('/').any(is_dots) {

@@ -95,7 +95,7 @@ impl Filters {
                 HttpFilter::Fault(of) => all.fault.replace(of.clone()).is_none(),
             };
             if !is_new {
-                return Err(arcstr::literal!("a filter is there twice"));
+                return Err(arcstr::literal!("a filter is duplicated"));
             }
         }
         if all.redirect.is_some() && all.rewrite.is_some() {
@@ -156,7 +156,7 @@ impl Redirect {
         })
     }
 
-    /// The host that it says, if it says one.
+    /// The host that it sets, if any.
     #[cfg(test)]
     fn host(&self) -> Option<&ArcStr> {
         self.to.hostname.as_ref()
@@ -171,7 +171,7 @@ impl Redirect {
         &self,
         host: &str,
         port: u16,
-        asked: MatchedPath<'_>,
+        matched: MatchedPath<'_>,
         mode: PathNormalization,
     ) -> Result<String, RedirectError> {
         let authority = host.parse::<Authority>().ok();
@@ -186,7 +186,7 @@ impl Redirect {
             port
         };
         let port = self.to.port.unwrap_or(of_request);
-        let target = changed(self.to.path.as_ref(), asked, mode)?;
+        let target = changed(self.to.path.as_ref(), matched, mode)?;
         Ok(if port == well_known {
             format!("{scheme}://{host}{target}")
         } else {
@@ -195,20 +195,20 @@ impl Redirect {
     }
 }
 
-/// Path and query with another path, normalized again: nothing that a route says gets a path out of form.
+/// Path and query with another path, normalized again: no rewrite of a route produces a path that is not normalized.
 ///
 /// # Errors
 /// When what comes out is no path.
 pub fn changed(
     change: Option<&PathChange>,
-    asked: MatchedPath<'_>,
+    matched: MatchedPath<'_>,
     mode: PathNormalization,
 ) -> Result<String, PathError> {
-    let rest = || asked.path.get(asked.prefix..).unwrap_or_default();
+    let rest = || matched.path.get(matched.prefix..).unwrap_or_default();
     let mut target = match change {
         // Of `OPTIONS *`.
-        _ if asked.path == "*" => return Ok("*".to_owned()),
-        None => asked.path.to_owned(),
+        _ if matched.path == "*" => return Ok("*".to_owned()),
+        None => matched.path.to_owned(),
         Some(PathChange::Full(path)) => path.to_string(),
         Some(PathChange::Prefix(with)) => {
             let joined = format!("{}{}", with.trim_end_matches('/'), rest());
@@ -219,7 +219,7 @@ pub fn changed(
             }
         }
     };
-    if let Some(query) = asked.query {
+    if let Some(query) = matched.query {
         target.push('?');
         target.push_str(query);
     }

@@ -386,7 +386,7 @@ fn a_match_of_the_host_sees_the_host_which_http_2_has_no_header_for() {
     ] {
         let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of(value)])])], 80, None);
         assert_eq!(chosen(&table, "/", &[]), expected);
-        // Whatever a header of the name says besides.
+        // Regardless of a header of the same name.
         assert_eq!(chosen(&table, "/", &[("host", "web")]), expected);
     }
 }

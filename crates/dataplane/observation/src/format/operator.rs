@@ -118,7 +118,7 @@ impl Operator {
                 let found = SIMPLE.iter().find(|one| **one == name);
                 What::Simple(found.ok_or(UNKNOWN)?)
             }
-            // With arguments: only the form of the status is asked for.
+            // With arguments: only the form of the status is supported.
             ("GRPC_STATUS", Some("NUMBER")) => What::Simple("GRPC_STATUS_NUMBER"),
             (_, Some(_)) => return Err(UNKNOWN),
         };
@@ -156,7 +156,8 @@ impl Operator {
                 let mut found = names.iter().filter_map(|name| response(name, of));
                 found.next().unwrap_or(Datum::Nothing)
             }
-            // Of the program's own environment, which no request can change, nothing is told but what is named here.
+            // Of the program's own environment, which no request can change, only the variables named here are
+            // reported.
             What::Environment(name) if name == "HOSTNAME" => Datum::Ours(of.hostname.into()),
             What::Environment(_) => Datum::Nothing,
         };

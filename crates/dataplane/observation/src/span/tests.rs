@@ -1,4 +1,4 @@
-//! What a span says of a request.
+//! Attributes of a request's span.
 
 use http::HeaderMap;
 

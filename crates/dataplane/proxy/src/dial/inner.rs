@@ -55,7 +55,7 @@ impl Inner {
 }
 
 impl Dialer {
-    /// Opens a tunnel within `outer`, whose peer is at `addr`. Also says who the far end proved to be.
+    /// Opens a tunnel within `outer`, whose peer is at `addr`. Also returns the verified identity of the far end.
     ///
     /// # Errors
     /// When the far end cannot be agreed with, or refuses.

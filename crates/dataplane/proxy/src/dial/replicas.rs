@@ -1,7 +1,7 @@
 //! Tunnels to one of several replicas: pods of a waypoint, or endpoints of a service.
 //!
-//! A replica that does not answer, or says that it cannot serve, is given up for another one: nothing of the
-//! application has been sent by then. What a replica has accepted is never sent to another one.
+//! A connection fails over from a replica that does not answer, or reports that it cannot serve: nothing of the
+//! application has been sent by then. A connection that a replica has accepted never moves to another one.
 
 use std::{net::IpAddr, pin::pin};
 
@@ -17,8 +17,8 @@ use super::{ConnectError, Dialer};
 const ATTEMPTS: u32 = 3;
 
 impl Dialer {
-    /// A tunnel along `route`, or along what `another` finds when the workloads with these uids have failed.
-    /// Also says which route it was.
+    /// A tunnel along `route`, or along what `another` finds when the workloads with these uids have failed. Also
+    /// returns the route.
     ///
     /// # Errors
     /// When no replica could be connected to, or one refuses.

@@ -1,8 +1,8 @@
 //! Workloads that are gone, and the connections to them.
 //!
-//! A pod that ends takes its network namespace with it, often before the last packets of its proxy are out: whoever has a
-//! connection to it hears nothing more. The control plane's removal of the record is what says so. Connections to a workload
-//! that is not ready are checked often, since it may be about to go.
+//! A pod that ends takes its network namespace with it, often before the last packets of its proxy are out: peers of
+//! its connections receive nothing more. The control plane's removal of the record is the signal. Connections to a
+//! workload that is not ready are checked often, since it may be about to go.
 
 use std::{collections::HashMap, net::IpAddr};
 

@@ -54,7 +54,7 @@ impl SharedState {
         self.completed(deadline, || look(&self.table())).await
     }
 
-    /// A route, once the control plane was asked for the records that it lacks, of waypoints for instance.
+    /// A route, after its missing records, of waypoints for instance, were requested from the control plane.
     ///
     /// # Errors
     /// When there is no route, or no answer before the deadline.
@@ -92,8 +92,8 @@ impl SharedState {
             .map_err(|NotAnswered| RouteError::NotAnswered { key })
     }
 
-    /// Where an inbound tunnel goes, before authorization; in on-demand mode the control plane is
-    /// asked about a foreign address before it is refused, as it may have this pod as its waypoint.
+    /// Where an inbound tunnel goes, before authorization; in on-demand mode a foreign address is requested from the
+    /// control plane before it is refused, as it may have this pod as its waypoint.
     pub async fn inbound(
         &self,
         request: &InboundRequest<'_>,

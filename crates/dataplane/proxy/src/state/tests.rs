@@ -1,4 +1,5 @@
-//! Notifications, waiting and asking. What the table and the policies decide is tested with them.
+//! Notifications, waiting and on-demand requests. What the table and the policies decide is tested
+//! with them.
 
 use std::time::Duration;
 
@@ -307,8 +308,8 @@ fn serve(
     mut demands: mpsc::Receiver<AddressDemand>,
     answer: impl Fn(&str) -> Vec<Update> + Send + 'static,
 ) -> (ambit_rt::AbortOnDrop<()>, Arc<Mutex<Vec<String>>>) {
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let (state, log) = (state.clone(), asked.clone());
+    let requested = Arc::new(Mutex::new(Vec::new()));
+    let (state, log) = (state.clone(), requested.clone());
     let serving = async move {
         while let Some(AddressDemand { name, done }) = demands.recv().await {
             apply(&state, answer(&name));
@@ -316,7 +317,10 @@ fn serve(
             done.send(()).ok();
         }
     };
-    (ambit_rt::spawn_abortable("control plane", serving), asked)
+    (
+        ambit_rt::spawn_abortable("control plane", serving),
+        requested,
+    )
 }
 
 fn guarded_service() -> Service {
@@ -337,7 +341,7 @@ fn guarded_service() -> Service {
 #[tokio::test]
 async fn unknown_destination_is_resolved_and_then_its_waypoint() {
     let (state, demands) = SharedState::on_demand(config());
-    let (_serving, asked) = serve(&state, demands, |name| match name {
+    let (_serving, requested) = serve(&state, demands, |name| match name {
         "/10.96.0.1" => vec![Update::Service(Box::new(guarded_service()))],
         "/10.0.0.9" => vec![there(workload("waypoint", "n2", "10.0.0.9"))],
         _ => vec![],
@@ -354,13 +358,13 @@ async fn unknown_destination_is_resolved_and_then_its_waypoint() {
         (route.waypoint.is_some(), route.authority.as_str()),
         (true, "10.96.0.1:80")
     );
-    assert_eq!(*asked.lock(), ["/10.96.0.1", "/10.0.0.9"]);
-    // The second time nothing need be asked.
+    assert_eq!(*requested.lock(), ["/10.96.0.1", "/10.0.0.9"]);
+    // The second time nothing is requested.
     state
         .route(&source, "10.96.0.1:80".parse().unwrap())
         .await
         .unwrap();
-    assert_eq!(asked.lock().len(), 2);
+    assert_eq!(requested.lock().len(), 2);
 }
 
 #[tokio::test]
@@ -404,12 +408,12 @@ async fn without_an_answer_the_connection_fails_instead_of_going_plain() {
 async fn own_record_of_the_pod_is_requested() {
     let (state, demands) = SharedState::on_demand(config());
     state.mark_policies_known();
-    let (_serving, asked) = serve(&state, demands, |_| {
+    let (_serving, requested) = serve(&state, demands, |_| {
         vec![there(workload("a", "n1", "10.0.0.1"))]
     });
     let deadline = Instant::now() + LOCAL_WORKLOAD_DEADLINE;
     assert!(state.wait_for_workload(&pod("a"), deadline).await.is_some());
-    assert_eq!(*asked.lock(), ["Kubernetes//Pod/ns/a"]);
+    assert_eq!(*requested.lock(), ["Kubernetes//Pod/ns/a"]);
 }
 
 #[test]

@@ -208,7 +208,7 @@ fn what_has_no_hash_goes_anywhere() {
 #[test]
 fn ten_thousand_endpoints_are_few_bytes_each() {
     let mut scene = Scene::new(hashing(HashTable::Ring(1 << 30), 0), many(10_000));
-    // However many points are asked for.
+    // However many points are configured.
     assert!(scene.hashed(hash(b"x")) < 10_000);
     let mut scene = Scene::new(hashing(HashTable::Maglev(65_537), 0), many(10_000));
     assert!(scene.hashed(hash(b"x")) < 10_000);
@@ -232,7 +232,7 @@ proptest! {
             prop_assert_ne!(is, gone);
             moved += u32::from(is != *was && *was != gone);
         }
-        // Of a ring nobody else's; of Maglev few.
+        // Of a ring no other's; of Maglev few.
         prop_assert!(if is_ring { moved == 0 } else { moved < 300 }, "{} moved", moved);
     }
 

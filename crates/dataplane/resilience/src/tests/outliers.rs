@@ -130,7 +130,7 @@ fn a_change_of_the_policy_or_of_the_endpoints_forgets_no_ejection() {
     assert_eq!(scene.destination.ejected(), 0);
     scene.update(many(4));
     assert!(scene.is_in(0));
-    // Without the detection nobody is out.
+    // Without the detection no endpoint is ejected.
     assert_eq!(scene.outcomes(1, &[BROKEN; 7]), Some(30));
     scene.destination = scene.destination.under(DestinationPolicy::default());
     assert!(scene.is_in(1));
@@ -150,7 +150,7 @@ fn when_too_few_are_left_in_ejections_do_not_count() {
     assert_eq!(scene.shares(100).into_keys().collect::<Vec<_>>(), [2, 3]);
     scene.outcomes(2, &[BROKEN]);
     assert_eq!(scene.shares(100).len(), 4);
-    // Without such a bound there is nobody in the end.
+    // Without such a bound no endpoint is left in the end.
     let unbound = OutlierPolicy {
         min_health_percent: 0,
         ..outliers

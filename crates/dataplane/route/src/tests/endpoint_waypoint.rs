@@ -18,7 +18,7 @@ fn web() -> Service {
     service("web", &["/10.96.0.9"], &[(80, 8080)])
 }
 
-/// The address and the authority of the tunnel in which `source` is led to `dst`.
+/// The address and the authority of the tunnel in which `source` is redirected to `dst`.
 fn tunnel(table: &MeshTable, source: &Workload, dst: &str) -> (String, String) {
     match table.outbound(source, addr(dst), &mut rng()).unwrap() {
         Route::Hbone(route) => (route.addr.to_string(), route.authority),
@@ -239,7 +239,7 @@ fn only_what_the_waypoint_has_sent_does_not_pass_by_it() {
         ..guarded()
     };
     assert!(!passes_by(&table, &lenient, None, "10.0.0.1"));
-    // Nothing is led through a waypoint to itself.
+    // No connection is redirected through a waypoint to itself.
     let itself = Workload {
         endpoint_waypoint: guarded().endpoint_waypoint,
         ..waypoint_pod("w", "10.0.0.9")
@@ -280,7 +280,7 @@ fn a_bypass_is_compared_with_the_rules_of_the_waypoint() {
         bypass(Some(&of_others), true, captured, 80),
         Some(Bypass::Unruled)
     );
-    // A gateway, and a caller that is not known, may call for anybody.
+    // A gateway, and an unknown caller, may call on behalf of others.
     for ip in ["10.0.0.8", "10.0.0.55"] {
         assert_eq!(bypass(Some(&of_others), true, ip, 80), Some(Bypass::Ruled));
     }

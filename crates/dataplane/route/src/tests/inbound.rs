@@ -215,11 +215,14 @@ fn telemetry_names_the_service_that_was_meant() {
     assert_eq!(by_port(9090).as_deref(), Some("admin"));
     assert_eq!(by_port(8443).as_deref(), Some("named"));
     assert_eq!(by_port(1234), None);
-    let said = |host| {
+    let service_named = |host| {
         table
             .inbound_service(&local, Some(host), 8080)
             .map(|s| s.name.to_string())
     };
-    assert_eq!(said("admin.ns.svc.cluster.local").as_deref(), Some("admin"));
-    assert_eq!(said("foreign.ns.svc.cluster.local"), None);
+    assert_eq!(
+        service_named("admin.ns.svc.cluster.local").as_deref(),
+        Some("admin")
+    );
+    assert_eq!(service_named("foreign.ns.svc.cluster.local"), None);
 }

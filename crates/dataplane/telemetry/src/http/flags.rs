@@ -47,7 +47,7 @@ pub enum ResponseFlag {
     FaultInjected,
     /// `RL`: over a rate limit.
     RateLimited,
-    /// `RLSE`: the rate-limit service could not be asked.
+    /// `RLSE`: the rate-limit service could not be called.
     RateLimiterServiceError,
 }
 

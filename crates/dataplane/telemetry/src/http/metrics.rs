@@ -99,7 +99,7 @@ pub enum Signal {
 pub enum ExportOutcome {
     /// Item that the collector took.
     Sent,
-    /// There was too much to be told already.
+    /// The export queue was full.
     Dropped,
     /// The collector could not be reached, or did not take it.
     Failed,
@@ -215,7 +215,7 @@ impl HttpMetrics {
         );
         registry.register(
             "ambit_requests_refused",
-            "The total number of requests refused before any policy or route was asked",
+            "The total number of requests refused before any policy or route was evaluated",
             metrics.refused.clone(),
         );
         registry.register(
@@ -226,32 +226,32 @@ impl HttpMetrics {
         metrics.destinations.register(registry);
         registry.register(
             "ambit_requests_mirrored",
-            "The total number of requests for mirrors of routes, by what became of them",
+            "The total number of mirrored requests, by result",
             metrics.mirrored.clone(),
         );
         registry.register(
             "ambit_ext_authz",
-            "The total number of requests and connections that providers of CUSTOM policies were asked about, by what became of them",
+            "The total number of ext_authz checks of requests and connections, by result",
             metrics.authorized.clone(),
         );
         registry.register(
             "ambit_ext_authz_headers_refused",
-            "The total number of headers that providers wanted to set or remove and may not",
+            "The total number of headers that providers tried to set or remove and may not",
             metrics.headers_refused.clone(),
         );
         registry.register(
             "ambit_rate_limit_decisions",
-            "The total number of requests that rate limits refused, or that rate-limit services were asked about, by what became of them",
+            "The total number of requests that rate limits refused or rate-limit services checked, by result",
             metrics.rate_limited.clone(),
         );
         registry.register(
             "ambit_memory_budget_refused",
-            "The total number of times that a memory budget had no room, by what it was asked for and whose it was",
+            "The total number of allocations that a memory budget refused, by reason and budget",
             metrics.memory_refused.clone(),
         );
         registry.register(
             "ambit_telemetry_exported",
-            "The total number of spans and lines of access logs for collectors, by what became of them",
+            "The total number of spans and access log lines for collectors, by result",
             metrics.exported.clone(),
         );
         metrics
@@ -273,7 +273,7 @@ impl HttpMetrics {
         series.add(report, now);
     }
 
-    /// A request was refused for what it is, before any policy or route was asked.
+    /// A request was refused as invalid, before any policy or route was evaluated.
     pub fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&ReasonLabels { reason }).inc();
     }
@@ -299,7 +299,7 @@ impl HttpMetrics {
             .inc();
     }
 
-    /// A provider of MeshConfig, by its name, was asked; with an empty name, none could be.
+    /// A provider of MeshConfig, by its name, was called; with an empty name, none could be.
     pub fn authorized(&self, provider: &str, outcome: &'static str) {
         let provider = provider.to_owned();
         let labels = AuthorizedLabels { provider, outcome };

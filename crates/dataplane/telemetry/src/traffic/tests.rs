@@ -339,7 +339,7 @@ fn a_sum_of_several_series_does_not_fall_when_one_of_them_is_dropped() {
         let family = format!("istio_tcp_connections_{family}_total");
         assert_eq!(sample(&text, &family, "DENY"), Some("1"), "{family}");
     }
-    // A family that tells them apart goes on with those that are there.
+    // A family that distinguishes them continues with the existing ones.
     assert_eq!(
         sample(&text, "istio_tcp_connections_opened_total", "-"),
         Some("1")

@@ -1,4 +1,4 @@
-//! Calls to services, and streams: what a module asks for becomes an effect, and gets a number.
+//! Calls to services, and streams: a module's request becomes an effect, and gets a number.
 
 use std::time::Duration;
 
@@ -34,14 +34,14 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
          trailers_length: u32,
          timeout: u32,
          at: u32| {
-            let asked = CallArguments {
+            let call_arguments = CallArguments {
                 upstream: (upstream, upstream_length),
                 headers: (headers, headers_length),
                 body: (body, body_length),
                 trailers: (trailers, trailers_length),
                 timeout,
             };
-            answer(asked.http(Guest::new(caller), at))
+            answer(call_arguments.http(Guest::new(caller), at))
         },
     )?;
     linker.func_wrap(
@@ -60,7 +60,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
          message_length: u32,
          timeout: u32,
          at: u32| {
-            let asked = CallArguments {
+            let call_arguments = CallArguments {
                 upstream: (upstream, upstream_length),
                 headers: (metadata, metadata_length),
                 body: (message, message_length),
@@ -68,7 +68,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                 timeout,
             };
             let names = ((service, service_length), (method, method_length));
-            answer(asked.grpc(Guest::new(caller), names, at))
+            answer(call_arguments.grpc(Guest::new(caller), names, at))
         },
     )?;
     link_streams(linker)?;
@@ -96,7 +96,7 @@ fn link_streams(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
          metadata: u32,
          metadata_length: u32,
          at: u32| {
-            let asked = CallArguments {
+            let call_arguments = CallArguments {
                 upstream: (upstream, upstream_length),
                 headers: (metadata, metadata_length),
                 body: (0, 0),
@@ -104,7 +104,7 @@ fn link_streams(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                 timeout: 0,
             };
             let names = ((service, service_length), (method, method_length));
-            answer(asked.stream(Guest::new(caller), names, at))
+            answer(call_arguments.stream(Guest::new(caller), names, at))
         },
     )?;
     linker.func_wrap(

@@ -1,4 +1,4 @@
-//! How much an instance logs: what is more than it may is dropped, and told once a second.
+//! Log limit of an instance: excess lines are dropped, and reported once a second.
 
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@ use crate::{abi::Status, limits::MAX_PIECE};
 
 /// Why a function does not succeed.
 pub(crate) enum Refused {
-    /// The module is told.
+    /// The module gets the error.
     Status(Status),
     /// The module is ended.
     Trap(wasmtime::Error),
@@ -86,7 +86,7 @@ impl<'a> Guest<'a> {
         String::from_utf8(bytes).map_err(|_| Refused::Status(Status::BadArgument))
     }
 
-    /// Puts bytes where the module says.
+    /// Writes bytes to an address of the module.
     pub(crate) fn put(&mut self, at: u32, bytes: &[u8]) -> Result<(), Refused> {
         let memory = self.memory()?;
         let all = memory.data_mut(self.caller.as_context_mut());
@@ -103,7 +103,7 @@ impl<'a> Guest<'a> {
 
     /// Gives the module bytes, in memory that it allocates for them.
     pub(crate) fn give(&mut self, bytes: &[u8], at: u32, length_at: u32) -> Result<(), Refused> {
-        // Before the module is asked for memory.
+        // Before memory is allocated in the module.
         let length = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
         self.put_number(length_at, 0)?;
         self.put_number(at, 0)?;

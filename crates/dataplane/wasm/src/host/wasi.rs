@@ -1,5 +1,5 @@
-//! The few functions of WASI (preview 1) that runtimes of languages need to start. There are no files, no sockets and no
-//! arguments; the environment is what the plugin's configuration says, and what is written goes to the log.
+//! The few functions of WASI (preview 1) that runtimes of languages need to start. There are no files, no sockets and
+//! no arguments; the environment is that of the plugin's configuration, and output goes to the log.
 
 use rand::RngCore as _;
 use wasmtime::{Caller, Linker};
@@ -20,7 +20,7 @@ pub(super) const NOT_SUPPORTED: i32 = 58;
 const BAD_DESCRIPTOR: u32 = 8;
 /// The clock that never goes back.
 const MONOTONIC: u32 = 1;
-/// Bytes of what `poll_oneoff` is asked for, and most of them.
+/// Size of a subscription of `poll_oneoff`, and the most subscriptions.
 const SUBSCRIPTION: u32 = 48;
 const MAX_POLLED: u32 = 64;
 /// WASI's `EFAULT` error.
@@ -195,15 +195,15 @@ fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), Refused> {
     guest.put(at, &bytes)
 }
 
-/// Nothing waits here: of a clock it is said that its time is over, so that who sleeps looks at the clock again, until
-/// the time of its callback is over. Of files there are none.
+/// Nothing waits here: a clock is reported as expired, so that a sleeping module reads the clock again, until the
+/// timeout of its callback. There are no files.
 fn poll(
     mut guest: Guest<'_>,
     (wanted, count): (u32, u32),
     events: u32,
     at: u32,
 ) -> Result<(), Refused> {
-    let (mut from, mut to, mut told) = (wanted, events, 0u32);
+    let (mut from, mut to, mut ready) = (wanted, events, 0u32);
     for _ in 0..count.min(MAX_POLLED) {
         let subscription = guest.copy(from, SUBSCRIPTION)?;
         let (userdata, rest) = subscription
@@ -217,11 +217,11 @@ fn poll(
         }
         event[10] = kind;
         guest.put(to, &event)?;
-        told += 1;
+        ready += 1;
         from = from.wrapping_add(SUBSCRIPTION);
         to = to.wrapping_add(32);
     }
-    guest.put_number(at, told)
+    guest.put_number(at, ready)
 }
 
 fn write(

@@ -1,5 +1,5 @@
-//! What a module is told of its calls and streams: in the plugin's own context, as Envoy has it, whoever has made them.
-//! Modules that want to say something of a request then name its context.
+//! Callbacks for a module's calls and streams: in the plugin's own context, as in Envoy, for calls of every context.
+//! Modules that act on a request then name its context.
 
 use super::{Failure, Vm};
 use crate::{
@@ -14,7 +14,7 @@ fn size(of: usize) -> u32 {
 }
 
 impl Vm {
-    /// Something came of a call. Nothing happens if nobody waits for it any more.
+    /// A call has a result. Does nothing if the module no longer waits for it.
     ///
     /// # Errors
     /// When the module fails.
@@ -79,7 +79,7 @@ impl Vm {
         ended.map(drop)
     }
 
-    /// Something happened on a stream; false if nobody wants to know of it any more.
+    /// A stream has an event; false if the module has closed the stream.
     ///
     /// # Errors
     /// When the module fails.
@@ -125,9 +125,9 @@ impl Vm {
         };
         self.store.data_mut().received = received;
         let arguments = (ROOT.0, token.0, argument);
-        let told = self.callback(name, ROOT, callback.as_ref(), arguments);
+        let result = self.callback(name, ROOT, callback.as_ref(), arguments);
         self.store.data_mut().received = Received::default();
-        told?;
+        result?;
         Ok(self.store.data().calls.contains_key(&token.0))
     }
 }

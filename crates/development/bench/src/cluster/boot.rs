@@ -37,8 +37,8 @@ pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
     pause(3.0).await;
     let booted = unix();
     rig.node(2).start(Boot::CniRewritten)?;
-    let patience = Duration::from_secs(120);
-    let agent = objects::until("the agent of n2", patience, async || {
+    let timeout = Duration::from_secs(120);
+    let agent = objects::until("the agent of n2", timeout, async || {
         objects::unless(!rig.pids(2, Program::Agent)?.is_empty(), "it does not run")?;
         Ok(unix())
     })
@@ -46,7 +46,7 @@ pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
     let mut starts = Sample::default();
     for number in 0..CLIENTS {
         let name = format!("client-{number}");
-        let began = objects::until(&format!("{name} is back"), patience, async || {
+        let began = objects::until(&format!("{name} is back"), timeout, async || {
             let log = rig.log("bench-boot", &name).await?;
             let began = begun(&log).filter(|began| *began > booted);
             let began = began.context("still the old container")?;

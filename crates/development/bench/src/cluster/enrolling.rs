@@ -116,9 +116,9 @@ async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)>
     };
     rig.create(&plan).await?;
     let line = rig.line("bench-first", name, "first-connect").await?;
-    let said: Value = serde_json::from_str(&line)?;
-    let ms = said.get("first_answer_ms").and_then(Value::as_f64);
-    let retries = said.get("retries").and_then(Value::as_u64);
+    let reported: Value = serde_json::from_str(&line)?;
+    let ms = reported.get("first_answer_ms").and_then(Value::as_f64);
+    let retries = reported.get("retries").and_then(Value::as_u64);
     Ok((
         ms.with_context(|| format!("no answer: {line}"))?,
         retries.unwrap_or_default(),

@@ -218,8 +218,9 @@ pub(super) fn starter<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
 /// When a starter's process began.
 pub(super) async fn process_start(rig: &Rig, namespace: &str, name: &str) -> Result<f64> {
     let line = rig.line(namespace, name, "first-connect").await?;
-    let said: serde_json::Value = serde_json::from_str(&line)?;
-    said.get("unix")
+    let reported: serde_json::Value = serde_json::from_str(&line)?;
+    reported
+        .get("unix")
         .and_then(serde_json::Value::as_f64)
         .ok_or_else(|| anyhow::anyhow!("no time in {line}"))
 }

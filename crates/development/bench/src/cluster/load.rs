@@ -159,8 +159,8 @@ impl<'a> Load<'a> {
             namespace,
             name,
         } = self;
-        let patience = std::time::Duration::from_secs(300);
-        objects::until("the end of the load", patience, async || {
+        let timeout = std::time::Duration::from_secs(300);
+        objects::until("the end of the load", timeout, async || {
             let pod = rig.pods(namespace).get(name).await?;
             let phase = pod.status.and_then(|status| status.phase);
             objects::unless(phase.as_deref() == Some("Succeeded"), format!("{phase:?}"))

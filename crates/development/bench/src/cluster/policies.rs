@@ -140,8 +140,8 @@ fn last(watchers: &[Watched], answers: bool) -> Result<f64> {
     turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))
 }
 
-/// Repeatedly asks a server from outside the mesh, each time on a new connection, and records when it
-/// begins or ceases to answer.
+/// Repeatedly calls a server from outside the mesh, each time on a new connection, and records when it begins or ceases
+/// to answer.
 struct Watched {
     turns: mpsc::Receiver<(bool, f64)>,
     ended: Arc<AtomicBool>,
@@ -185,9 +185,9 @@ impl Drop for Watched {
 }
 
 fn queries_of(server: SocketAddr) -> std::io::Result<()> {
-    let patience = Duration::from_secs(1);
-    let mut stream = TcpStream::connect_timeout(&server, patience)?;
-    stream.set_read_timeout(Some(patience))?;
+    let timeout = Duration::from_secs(1);
+    let mut stream = TcpStream::connect_timeout(&server, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")?;
     stream.read_exact(&mut [0; 12])
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::process::Memory;
 
 /// Time limit for operations of pods.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// The image with our tools, as the cluster knows it.
 const TOOLS: &str = "ambit/tools:dev";
 /// Annotation of captured pods.
@@ -175,7 +175,7 @@ impl Rig {
         // Pods are forbidden before.
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
             Api::namespaced(self.client.clone(), name);
-        objects::until("the default service account", PATIENCE, async || {
+        objects::until("the default service account", TIMEOUT, async || {
             Ok(accounts.get("default").await.map(drop)?)
         })
         .await
@@ -187,7 +187,7 @@ impl Rig {
             return Ok(());
         }
         api.delete(name, &DeleteParams::default()).await?;
-        objects::until(&format!("{name} is gone"), PATIENCE, async || {
+        objects::until(&format!("{name} is gone"), TIMEOUT, async || {
             objects::unless(api.get_opt(name).await?.is_none(), "it is there")
         })
         .await
@@ -237,7 +237,7 @@ impl Rig {
     /// Waits until a pod runs, and returns its address.
     pub(super) async fn running(&self, namespace: &str, name: &str) -> Result<String> {
         let what = format!("{namespace}/{name} runs");
-        objects::until(&what, PATIENCE, async || {
+        objects::until(&what, TIMEOUT, async || {
             let pod = self.pods(namespace).get(name).await?;
             let status = pod.status.unwrap_or_default();
             let phase = status.phase.unwrap_or_default();
@@ -269,7 +269,7 @@ impl Rig {
     /// Waits for a line in a pod's log.
     pub(super) async fn line(&self, namespace: &str, name: &str, part: &str) -> Result<String> {
         let what = format!("{namespace}/{name} says {part:?}");
-        objects::until(&what, PATIENCE, async || {
+        objects::until(&what, TIMEOUT, async || {
             let log = self.log(namespace, name).await?;
             let line = log.lines().find(|line| line.contains(part));
             Ok(line.context("not yet")?.to_owned())
@@ -282,7 +282,7 @@ impl Rig {
         let api = self.pods(namespace);
         api.delete(name, &DeleteParams::default().grace_period(0))
             .await?;
-        objects::until(&format!("{name} is gone"), PATIENCE, async || {
+        objects::until(&format!("{name} is gone"), TIMEOUT, async || {
             objects::unless(api.get_opt(name).await?.is_none(), "it is there")
         })
         .await
@@ -291,7 +291,7 @@ impl Rig {
     /// Waits until all pods of a namespace are captured, or none of them is.
     pub(super) async fn captured(&self, namespace: &str, captured: bool) -> Result<()> {
         let what = format!("captured: {captured} for all of {namespace}");
-        objects::until(&what, PATIENCE, async || {
+        objects::until(&what, TIMEOUT, async || {
             let pods = self.pods(namespace).list(&ListParams::default()).await?;
             let matching = pods.iter().filter(|pod| is_captured(pod) == captured);
             objects::unless(matching.count() == pods.items.len(), "not all of them yet")
@@ -305,7 +305,7 @@ impl Rig {
         let output = kubectl
             .args(["rollout", "status", "--namespace", MESH_NAMESPACE])
             .arg(format!("{kind}/{name}"))
-            .arg(format!("--timeout={}s", PATIENCE.as_secs()))
+            .arg(format!("--timeout={}s", TIMEOUT.as_secs()))
             .output()?;
         ensure!(
             output.status.success(),

@@ -34,10 +34,10 @@ impl Wire {
             .context("cannot run tcpdump")?;
         let errors = tcpdump.stderr.take().context("no standard error")?;
         let mut errors = BufReader::new(errors);
-        let mut said = String::new();
-        while !said.contains("listening on") {
-            let more = errors.read_line(&mut said)?;
-            ensure!(more > 0, "tcpdump ended: {said}");
+        let mut printed = String::new();
+        while !printed.contains("listening on") {
+            let more = errors.read_line(&mut printed)?;
+            ensure!(more > 0, "tcpdump ended: {printed}");
         }
         let output = tcpdump.stdout.take().context("no standard output")?;
         let packets = Arc::<Mutex<Vec<Packet>>>::default();

@@ -1,5 +1,5 @@
-//! An authorizer that is asked about each request over gRPC (Envoy's `envoy.service.auth.v3`) and allows all: for ours
-//! the provider of a CUSTOM policy, for Envoy its own filter's.
+//! An authorizer that checks each request over gRPC (Envoy's `envoy.service.auth.v3`) and allows all: for ours the
+//! provider of a CUSTOM policy, for Envoy its own filter's.
 
 use std::{net::Ipv4Addr, path::Path};
 
@@ -22,7 +22,7 @@ pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
     with_step(envoy, "authorizer over gRPC", Step::Authorize)
 }
 
-/// The authorizer's pod, and what our waypoint is told of it.
+/// The authorizer's pod, and its objects for our waypoint.
 pub(super) fn manifests() -> Result<String> {
     let command = format!("{}, authorizer", std::env::current_exe()?.display());
     let provider = provider(PLACE, &command, PORT, ("allows", "envoyExtAuthzGrpc"));

@@ -13,12 +13,15 @@ use super::{Bench, ENVOY, OURS, Side, manifests, table::Row};
 /// So many changes each, of which the median counts.
 const CHANGES: usize = 20;
 /// Longest time that a change may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Both, alternately. Ours begins with a manifest that changes and goes through the control plane; Envoy reads
 /// its routes from the file that changes.
 pub(super) fn compare(bench: &Bench) -> Result<Row> {
-    let (mut ours, mut envoy) = (Asking::begin(bench, OURS)?, Asking::begin(bench, ENVOY)?);
+    let (mut ours, mut envoy) = (
+        PollingClient::begin(bench, OURS)?,
+        PollingClient::begin(bench, ENVOY)?,
+    );
     let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
     for mark in 1..=CHANGES {
         let began = Instant::now();
@@ -33,12 +36,12 @@ pub(super) fn compare(bench: &Bench) -> Result<Row> {
     Ok(Row::change(our_times, their_times))
 }
 
-/// A client that asks again and again over one connection.
-struct Asking {
+/// A client that sends requests repeatedly over one connection.
+struct PollingClient {
     stream: BufReader<TcpStream>,
 }
 
-impl Asking {
+impl PollingClient {
     fn begin(bench: &Bench, side: Side) -> Result<Self> {
         let client = format!("{}/client", side.name);
         let stream = bench.rig.dial(&client, &format!("{}:80", side.address))?;
@@ -56,8 +59,8 @@ impl Asking {
                 return Ok(began.elapsed().as_secs_f64() * 1e3);
             }
             ensure!(
-                began.elapsed() < PATIENCE,
-                "a changed route has no effect after {PATIENCE:?}"
+                began.elapsed() < TIMEOUT,
+                "a changed route has no effect after {TIMEOUT:?}"
             );
         }
     }

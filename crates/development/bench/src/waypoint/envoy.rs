@@ -37,7 +37,7 @@ const ROUTES: &str = "routes.json";
 const WORKERS: &str = "2";
 /// The port of its administration, in the pod.
 const ADMIN: u16 = 15000;
-/// How long it goes on after it has been told to drain: the default of Istio's agent.
+/// Drain time: the default of Istio's agent.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// The files of one Envoy.

@@ -38,7 +38,7 @@ fn endpoints() -> impl Iterator<Item = Ipv4Addr> {
     (0..ENDPOINTS).map(|n| Ipv4Addr::from_bits(FIRST.to_bits() + n))
 }
 
-/// The server, and what our waypoint is told of its addresses.
+/// The server, and the objects with its addresses for our waypoint.
 pub(super) fn manifests(scratch: &Path) -> Result<String> {
     let (namespace, _) = PLACE;
     let nginx = nginx(scratch, namespace)?;

@@ -12,7 +12,7 @@ const RULES_PER_ROUTE: usize = 16;
 /// All but the Gateways, as one file.
 pub(super) fn of(scratch: &Path, programs: &Path, work: Work) -> Result<String> {
     fs::write(scratch.join("large"), vec![b'x'; 1 << 20])?;
-    // Its name tells the program what it is to be.
+    // The name selects the program's role.
     let echo = scratch.join("server");
     symlink(programs.join("ambit-conformance-echo"), &echo)?;
     let mut text = String::new();

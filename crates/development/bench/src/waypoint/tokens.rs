@@ -1,5 +1,5 @@
-//! Tokens of requests, verified: ours as a RequestAuthentication says and let through by a policy that wants a request
-//! principal, Envoy's by its filter, which is told to let no request through without.
+//! Tokens of requests, verified: ours by a RequestAuthentication and a policy that requires a request principal,
+//! Envoy's by its filter, which is configured to require a token.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{OURS, Step, table::Row, with_step};
 
 /// Tokens and the keys they are verified with.
 const MADE: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
-/// Of the tokens, and whom they are for.
+/// Issuer of the tokens, and their audience.
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "shop";
 

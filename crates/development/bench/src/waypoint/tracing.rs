@@ -1,4 +1,4 @@
-//! Requests that are traced: spans go to one collector, from ours as a Telemetry says, from Envoy by its own tracer of
+//! Requests that are traced: spans go to one collector, from ours by a Telemetry, from Envoy by its own tracer of
 //! OpenTelemetry's.
 
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub(super) fn rows(envoy: &std::path::Path) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The collector, and what our waypoint is told of it.
+/// The collector, and its objects for our waypoint.
 pub(super) fn manifests(percentage: u32) -> Result<String> {
     let program = PathBuf::from(std::env::var_os(COLLECTOR).context("no collector is named")?);
     ensure!(

@@ -48,10 +48,13 @@ fn an_agents_token_is_good_for_its_own_nodes_pods() {
         &format!("--bound-object-name={agent}"),
     ]);
     let thief = client(&mesh, token.trim());
-    let said = write(&mesh, &thief, space.name(), &there)
+    let response = write(&mesh, &thief, space.name(), &there)
         .expect_err("it wrote about a pod of another node")
         .to_string();
-    assert!(said.contains("the pods of its own node only"), "{said}");
+    assert!(
+        response.contains("the pods of its own node only"),
+        "{response}"
+    );
     write(&mesh, &thief, space.name(), &here).unwrap();
     // The agents themselves still can.
     space.label(Some("ambient"));

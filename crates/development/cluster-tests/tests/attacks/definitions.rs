@@ -110,23 +110,23 @@ fn apply_object(mesh: &Mesh, object: &str) -> (bool, String) {
     stdin.write_all(object.as_bytes()).unwrap();
     drop(stdin);
     let output = kubectl.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.success(), said)
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.success(), message)
 }
 
 #[test]
 fn what_cannot_be_read_is_refused_when_it_is_applied() {
     let mesh = Mesh::shared();
     for (kind, spec) in TAKEN {
-        let (taken, said) = apply(&mesh, kind, spec);
-        assert!(taken, "{kind} {spec}: {said}");
+        let (taken, message) = apply(&mesh, kind, spec);
+        assert!(taken, "{kind} {spec}: {message}");
     }
     for (kind, spec) in REFUSED {
-        let (taken, said) = apply(&mesh, kind, spec);
+        let (taken, message) = apply(&mesh, kind, spec);
         assert!(!taken, "{kind} {spec}");
         assert!(
-            said.contains("is invalid") || said.contains("strict decoding error"),
-            "{kind} {spec}: {said}"
+            message.contains("is invalid") || message.contains("strict decoding error"),
+            "{kind} {spec}: {message}"
         );
     }
 }
@@ -153,23 +153,26 @@ fn probes_that_call_other_hosts_are_refused_when_pods_are_created() {
         apply_object(&mesh, &object)
     };
     for place in places {
-        let (taken, said) = pod(&format!("{{containers: [{}]}}", container(place, "")));
-        assert!(taken, "{place}: {said}");
-        let (taken, said) = pod(&format!(
+        let (taken, message) = pod(&format!("{{containers: [{}]}}", container(place, "")));
+        assert!(taken, "{place}: {message}");
+        let (taken, message) = pod(&format!(
             "{{containers: [{}]}}",
             container(place, "10.244.1.7")
         ));
-        assert!(!taken && said.contains("cni.probeHosts"), "{place}: {said}");
+        assert!(
+            !taken && message.contains("cni.probeHosts"),
+            "{place}: {message}"
+        );
     }
     let sidecar = container(places[2], "server.shop.svc")
         .replace("name: a,", "name: b, restartPolicy: Always,");
-    let (taken, said) = pod(&format!(
+    let (taken, message) = pod(&format!(
         "{{initContainers: [{sidecar}], containers: [{{name: a, image: a}}]}}"
     ));
-    assert!(!taken && said.contains("cni.probeHosts"), "{said}");
-    let (taken, said) = pod(&format!(
+    assert!(!taken && message.contains("cni.probeHosts"), "{message}");
+    let (taken, message) = pod(&format!(
         "{{containers: [{}]}}",
         container(places[0], "127.0.0.1")
     ));
-    assert!(taken, "{said}");
+    assert!(taken, "{message}");
 }

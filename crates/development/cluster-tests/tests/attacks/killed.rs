@@ -50,7 +50,7 @@ fn everything_but_process_1_is_killed_and_no_opening_is_refused() {
     let load = Load::start_captured(&space);
     let wire = mesh.watch(&[&space.marker()]);
     for node in mesh.cluster().nodes() {
-        until("a standby is there", || has_standby(node));
+        until("a standby is connected", || has_standby(node));
     }
     let before = restarts(&mesh);
     let mut kills = 0_u64;
@@ -103,7 +103,7 @@ fn process_1_of_one_container_is_killed_while_the_other_stands_by() {
     let wire = mesh.watch(&[&space.marker()]);
     let mut kills = 0;
     for node in mesh.cluster().nodes() {
-        until("a standby is there", || has_standby(node));
+        until("a standby is connected", || has_standby(node));
         kills += kill_one(&space, node);
     }
     // Again as soon as kubelet has made it a standby, which it puts off for longer each time.

@@ -84,7 +84,7 @@ fn text(pod: &Pod, pointer: &str) -> String {
         .to_owned()
 }
 
-/// The server by its address, and by every node port that leads to it.
+/// The server by its address, and by every node port of its Services.
 fn urls(mesh: &Mesh, space: &Space<'_>, outside: &Space<'_>) -> Vec<String> {
     let server = space.ready("server", 1).remove(0);
     let mut urls = vec![format!("http://{}:8081/", text(&server, "/status/podIP"))];

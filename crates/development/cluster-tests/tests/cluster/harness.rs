@@ -8,7 +8,7 @@ fn pods_outside_the_mesh_start_talk_and_carry_load() {
     let space = mesh.space("outside");
     space.serve("server", Some("n2"));
     space.client("client", Some("n1"));
-    // Both nodes' kube-proxies are to know the server: the load asks on the first, this on the second.
+    // Both nodes' kube-proxies are to know the server: the load runs on the first, this on the second.
     space.until_get("client", "http://server/", true);
     let answer = space.get("client", "http://server/").unwrap();
     assert!(answer.starts_with("200"), "{answer}");

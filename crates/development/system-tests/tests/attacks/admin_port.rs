@@ -1,6 +1,6 @@
-//! A waypoint's dumps and commands are for its own pod alone, and so for whom the API server lets into it
-//! (`pods/portforward`, `pods/exec`): no address of the pod answers at the admin port, in whatever spelling, and on loopback
-//! no page of another origin has an answer.
+//! A waypoint's dumps and commands are for its own pod alone, and so for users whom the API server allows into it
+//! (`pods/portforward`, `pods/exec`): no address of the pod answers at the admin port, in whatever spelling, and on
+//! loopback no page of another origin has an answer.
 
 use std::net::{IpAddr, SocketAddr};
 

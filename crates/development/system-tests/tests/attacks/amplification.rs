@@ -14,7 +14,7 @@ use ambit_system_tests::{is_whole, read_head, until, with_waypoint};
 /// How often each waypoint sends a request again.
 const ATTEMPTS: usize = 3;
 
-/// A Service whose route leads to one with another waypoint. Both routes have requests retried.
+/// A Service whose route has a backend with another waypoint. Both routes retry requests.
 const ROUTES: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -160,7 +160,7 @@ fn retries_of_waypoints_one_behind_the_other_add_up() {
     let answer = ask("");
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     assert_eq!(asked.load(SeqCst), 1 + 2 * ATTEMPTS);
-    // Who says that its request is a retry has it sent once.
+    // A request that claims to be a retry is sent once.
     asked.store(0, SeqCst);
     let answer = ask("x-ambit-retry: 1\r\n");
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");

@@ -108,7 +108,7 @@ fn names_stay_with_their_namespaces_whatever_changes() {
     let vip = words.find(|word| word.parse::<std::net::IpAddr>().is_ok());
     let vip = vip.expect("the Service's address").to_owned();
 
-    // By default an entry is its own namespace's, whatever it asks for.
+    // By default an entry is its own namespace's, regardless of its `exportTo`.
     mesh.apply("claims", &claims(&mesh.ip("legacy/server").to_string()));
     mesh.apply("marker", &marker());
     until("the mesh has the objects", || {
@@ -125,7 +125,7 @@ fn names_stay_with_their_namespaces_whatever_changes() {
     }
     names_are_their_owners(&mesh, &vip);
 
-    // What the administrator opens are names of nobody.
+    // The administrator opens names that are not reserved.
     mesh.apply("settings", OPEN);
     for name in [
         "silent.marker.example",

@@ -194,7 +194,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
             let stream = self.mesh.client().dial(place, to);
             return stream.is_ok_and(|stream| answer(stream).contains(MARKER));
         }
-        // The lab's own tool is in nobody's reach but root's.
+        // Only root can reach the lab's own tool.
         let call = format!(
             "exec 3<>/dev/tcp/{}/{} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && timeout 5 cat <&3",
             to.ip(),
@@ -351,8 +351,8 @@ spec:
 }
 
 fn answer(mut stream: TcpStream) -> String {
-    let patience = std::time::Duration::from_secs(5);
-    stream.set_read_timeout(Some(patience)).unwrap();
+    let timeout = std::time::Duration::from_secs(5);
+    stream.set_read_timeout(Some(timeout)).unwrap();
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok();
     let mut bytes = Vec::new();
     // A reset ends it too.

@@ -1,5 +1,5 @@
-//! A neighbour that sends forged frames bypasses no proxy: not by packets before a connection, not by
-//! asking a pod for its loopback or another pod's address, not by the address of kubelet's probes.
+//! A neighbour that sends forged frames bypasses no proxy: not by packets before a connection, not by calling a pod for
+//! its loopback or another pod's address, not by the address of kubelet's probes.
 //!
 //! The neighbour's own stack makes the connections; rules at its interface change the packets it sends. (The
 //! kernel's treatment of packets of all kinds is tested in `sys/tests/redirection`.)

@@ -1,5 +1,5 @@
-//! A client whose certificate the mesh's authority has revoked reaches nothing behind a waypoint, and nobody else is
-//! concerned.
+//! A client whose certificate the mesh's authority has revoked reaches nothing behind a waypoint, and no other client
+//! is affected.
 
 use std::{fs, net::SocketAddr};
 
@@ -38,7 +38,7 @@ fn a_revoked_client_reaches_nothing_through_a_waypoint() {
     // Two certificates of one identity.
     let [revoked, other] = [(); 2].map(|()| Peer::of_pod(&mesh, "legacy/sidecar"));
     let ask = |peer: &Peer<'_>| peer.ask(waypoint, &target, &[], GET);
-    let passes = |outcome: &Outcome| matches!(outcome, Outcome::Said(said) if said.starts_with("HTTP/1.1 200"));
+    let passes = |outcome: &Outcome| matches!(outcome, Outcome::Said(received) if received.starts_with("HTTP/1.1 200"));
     for peer in [&revoked, &other] {
         let outcome = ask(peer);
         assert!(passes(&outcome), "before: {outcome:?}");

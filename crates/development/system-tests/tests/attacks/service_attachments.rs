@@ -1,5 +1,5 @@
-//! What is attached to a Service holds for everybody who reaches its pods, on every way: policies of each action,
-//! tokens, claims that callers forge, rate limits and plugins; and nothing of it is added by who does not own the pods.
+//! Objects attached to a Service apply to every caller of its pods, on every path: policies of each action, tokens,
+//! claims that callers forge, rate limits and plugins; and other tenants cannot add any.
 //!
 //! Each cell ([`matrix::cell`]) is tried with AuthorizationPolicies ALLOW, DENY and CUSTOM, a RequestAuthentication, a
 //! RateLimit and a WasmPlugin, by HTTP/1.1 and by HTTP/2. The pod is on `node-2`.
@@ -123,7 +123,7 @@ spec:
   local: [{requests: 1, per: 1h, burst: 1, by: [{header: x-cell}], matches: [{path: {type: Exact, value: /open/limited}}]}]
 ";
 
-/// A provider that nobody answers for.
+/// A provider without a server.
 const AUTHORIZER: &str = "
 ---
 apiVersion: v1
@@ -440,7 +440,7 @@ fn attachments_of_services_hold_on_every_way() {
     });
     mesh.remove("grant");
     until_each("it is granted no more", scene.pod(APP), " 200 ");
-    // Nor does a Service of the tenant's that leads to the pod lead past what is attached to the pod's own.
+    // Nor does a Service of the tenant's with the pod as endpoint bypass objects attached to the pod's own.
     let policy = tenant(mesh.ip("shop/server"));
     let unjudged = policy.split("---\napiVersion: security").next().unwrap();
     mesh.apply("tenant", unjudged);

@@ -1,5 +1,5 @@
-//! Clients that do not read, applications that do not read, and clients that leave without a word hold up nobody
-//! else, through waypoints and through node proxies alone, and nothing of theirs outlives them.
+//! Clients that do not read, applications that do not read, and clients that disappear do not block others, through
+//! waypoints and through node proxies alone, and nothing of theirs outlives them.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -25,7 +25,7 @@ const CLIENTS: [&str; 3] = ["shop/client", "flat/client", "legacy/client"];
 const PORT: u16 = 8081;
 /// Connections of one attacker: as many as once filled the window of a shared connection.
 const CONNECTIONS: usize = 12;
-/// Requests of somebody else while an attack lasts.
+/// Requests of another client during an attack.
 const REQUESTS: usize = 30;
 /// How long one of them may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -102,7 +102,7 @@ fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStrea
     all
 }
 
-/// Sends bytes that nobody reads, until no more are taken.
+/// Sends unread bytes, until no more are taken.
 fn fill(all: &[TcpStream]) {
     let piece = vec![b'a'; 64 << 10];
     for mut stream in all {
@@ -113,7 +113,7 @@ fn fill(all: &[TcpStream]) {
     }
 }
 
-/// Requests of somebody else: how long the slowest takes.
+/// Slowest request of another client.
 fn others(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
     let mut slowest = Duration::ZERO;
     for number in 0..REQUESTS {

@@ -1,4 +1,4 @@
-//! A waypoint does not lend its identity: what it calls for a tenant's object is judged as a call of that object's
+//! A waypoint does not lend its identity: its calls for a tenant's object are authorized as calls of that object's
 //! namespace, by the node proxy and by the waypoint of the callee, and goes to other namespaces only with a grant.
 
 use ambit_system_tests::{Heads, Mesh, idle_pod, is_whole, options, until};

@@ -65,7 +65,7 @@ const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
 const SIDECAR: &str = "spiffe://cluster.local/ns/legacy/sa/sidecar";
 const CLAIM: &str = "x-ambit-original-peer";
 
-/// The waypoint lets this principal pass, and nobody else.
+/// The waypoint allows this principal, and no other.
 fn only(mesh: &Mesh, spiffe: &str) {
     let principal = spiffe.trim_start_matches("spiffe://");
     mesh.apply(
@@ -91,7 +91,7 @@ fn port(mesh: &Mesh, pod: &str, port: u16) -> SocketAddr {
 }
 
 fn is_denied(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Said(said) if said.starts_with("HTTP/1.1 403"))
+    matches!(outcome, Outcome::Said(received) if received.starts_with("HTTP/1.1 403"))
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn claims_to_call_for_others_are_not_trusted() {
         ("another waypoint", Peer::of_pod(&mesh, "other/passage")),
     ];
     let client = format!("for=\"{}\"", port(&mesh, "shop/client", 4711));
-    // What they are is what they are judged by, whatever address they call from.
+    // They are authorized by their identity, from every address.
     only(&mesh, CLIENT);
     for (what, peer) in &peers {
         let ask = |headers: &[(&'static str, &str)]| peer.ask(waypoint, &target, headers, GET);
@@ -219,9 +219,9 @@ fn waypoint_forwards_to_its_own_targets_only() {
         let refused = match &outcome {
             Outcome::Refused(status) => *status >= 400,
             // A pod of its own, whose proxy refuses its own ports: nothing comes of it.
-            Outcome::Said(said) => {
+            Outcome::Said(received) => {
                 authority.starts_with(&format!("{server}:"))
-                    && (said.is_empty() || said.starts_with("HTTP/1.1 50"))
+                    && (received.is_empty() || received.starts_with("HTTP/1.1 50"))
             }
             Outcome::Cut(_) => false,
         };

@@ -1,4 +1,4 @@
-//! ServiceEntries with `resolution: NONE`: the waypoint judges what is called, and calls the address that was dialled.
+//! ServiceEntries with `resolution: NONE`: the waypoint authorizes the request, and calls the original destination.
 
 use std::{
     io::{Read as _, Write as _},

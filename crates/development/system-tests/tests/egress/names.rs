@@ -1,5 +1,5 @@
-//! Hosts whose DNS server changes its mind, lies, answers nonsense or nothing: what a name resolves to is judged each
-//! time, for as long as the answer says, and one name's server costs others nothing.
+//! Hosts whose DNS server changes its mind, lies, answers nonsense or nothing: resolved addresses are checked each
+//! time, for the TTL of the answer, and one name's server does not affect others.
 
 use std::{
     collections::BTreeMap,
@@ -28,8 +28,8 @@ enum NameResult {
 struct Names(Arc<Mutex<BTreeMap<String, NameResult>>>);
 
 impl Names {
-    fn say(&self, name: &str, said: NameResult) {
-        self.0.lock().unwrap().insert(name.to_owned(), said);
+    fn say(&self, name: &str, result: NameResult) {
+        self.0.lock().unwrap().insert(name.to_owned(), result);
     }
 
     fn are(&self, name: &str, addresses: &[IpAddr]) {
@@ -64,8 +64,8 @@ impl Names {
         }
         let end = at + 5;
         let is_a = question[at + 2] == 1;
-        let said = self.0.lock().unwrap().get(&labels.join(".")).cloned();
-        let addresses = match said {
+        let result = self.0.lock().unwrap().get(&labels.join(".")).cloned();
+        let addresses = match result {
             None => Vec::new(),
             Some(NameResult::Addresses(addresses)) if is_a => addresses,
             Some(NameResult::Addresses(_)) => Vec::new(),
@@ -90,7 +90,7 @@ impl Names {
     }
 }
 
-/// Serves HTTP that says what it calls itself.
+/// Serves HTTP that returns its own name.
 fn serve(mesh: &Mesh, place: Place, name: &'static str) {
     listen(mesh, place, PORT, move |mut stream| {
         while read_head(&mut stream)?.is_some() {
@@ -153,7 +153,7 @@ fn what_a_name_resolves_to_is_judged_each_time() {
     names.are("one.example", &[itself]);
     wild("503");
     exact("503");
-    log_says("127.0.0.1 is an address of this machine or of nobody");
+    log_says("127.0.0.1 is a loopback, unspecified, multicast or broadcast address");
 
     // Its server says nonsense, or nothing: others are answered meanwhile.
     names.say("api.outside.example", NameResult::Nonsense);

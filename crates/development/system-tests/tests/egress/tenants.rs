@@ -36,12 +36,12 @@ fn a_tenant_does_not_call_by_the_entry_of_another() {
     let hosts = ["shop", "bank", "legacy"].map(|of| format!("{of}.outside.example"));
     let hosts = hosts.each_ref().map(|host| (host.as_str(), ip.as_str()));
     waypoint(&mesh, &hosts);
-    let told = |pod: &str, address: u8, host: &str, text: &str| {
+    let until_answered = |pod: &str, address: u8, host: &str, text: &str| {
         until_answer(&mesh, pod, address, host, text);
     };
     // An entry is its own namespace's, also at a waypoint of another namespace.
-    told("shop/client", 3, "shop.outside.example", "outside");
-    told("bank/client", 4, "bank.outside.example", "outside");
+    until_answered("shop/client", 3, "shop.outside.example", "outside");
+    until_answered("bank/client", 4, "bank.outside.example", "outside");
     assert!(!ask(&mesh, "bank/client", 3, "shop.outside.example").contains("outside"));
     // Once entries are seen by all, policies keep tenants apart.
     mesh.apply(
@@ -54,8 +54,8 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ",
     );
     for pod in ["shop/client", "bank/client"] {
-        told(pod, 3, "shop.outside.example", "outside");
-        told(pod, 4, "bank.outside.example", "outside");
+        until_answered(pod, 3, "shop.outside.example", "outside");
+        until_answered(pod, 4, "bank.outside.example", "outside");
     }
     // A namespace that the Gateway does not allow has no way out by it, nor past it.
     until("it is said", || {
@@ -81,20 +81,20 @@ spec:
         )
     };
     mesh.apply("policies", &format!("{}{}", policy("shop"), policy("bank")));
-    told(
+    until_answered(
         "bank/client",
         3,
         "shop.outside.example",
         "RBAC: access denied",
     );
-    told(
+    until_answered(
         "shop/client",
         4,
         "bank.outside.example",
         "RBAC: access denied",
     );
-    told("shop/client", 3, "shop.outside.example", "outside");
-    told("bank/client", 4, "bank.outside.example", "outside");
+    until_answered("shop/client", 3, "shop.outside.example", "outside");
+    until_answered("bank/client", 4, "bank.outside.example", "outside");
     // The host that a request names does not make it another's.
     let answer = ask(&mesh, "bank/client", 3, "bank.outside.example");
     assert!(answer.contains("RBAC: access denied"), "{answer}");

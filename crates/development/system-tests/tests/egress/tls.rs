@@ -1,4 +1,5 @@
-//! TLS that begins at the waypoint: who is asked for and believed is what the rule says, and without TLS nothing is sent.
+//! TLS origination at the waypoint: SNI and trusted certificates are those of the rule, and without TLS nothing is
+//! sent.
 
 use std::fs;
 
@@ -57,17 +58,18 @@ fn server_names_are_verified_by_the_rule() {
     outside(&mesh, PORT + 1, &server, Some(&client));
     let ip = mesh.ip("legacy/server").to_string();
     waypoint(&mesh, &[("api.outside.example", &ip)]);
-    let told = |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
+    let until_answered =
+        |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
 
     // Without a rule a server of TLS hears HTTP, and closes.
-    told("502");
+    until_answered("502");
     let simple = |more: &str| {
         rule(&format!(
             "{{mode: SIMPLE, caCertificates: /etc/certs/shop/{more}}}"
         ))
     };
     mesh.apply("rule", &simple("ca.crt"));
-    let answer = told("200 OK");
+    let answer = until_answered("200 OK");
     assert!(
         answer.ends_with("tls api.outside.example http/1.1 host api.outside.example\n"),
         "{answer}"
@@ -97,7 +99,7 @@ fn server_names_are_verified_by_the_rule() {
         ),
     ] {
         mesh.apply("rule", &rule(tls));
-        told("503");
+        until_answered("503");
         until(&format!("the log says {why}"), || {
             ask(&mesh, "shop/client", 1, "api.outside.example");
             log(&mesh).contains(why)
@@ -122,23 +124,23 @@ fn server_names_are_verified_by_the_rule() {
         ),
     ] {
         mesh.apply("rule", &rule(tls));
-        told(why);
+        until_answered(why);
     }
     // Whoever it is, if the rule says so.
     mesh.apply("rule", &rule("{mode: SIMPLE, insecureSkipVerify: true}"));
-    told("200 OK");
+    until_answered("200 OK");
     mesh.apply("rule", &rule("{mode: SIMPLE}"));
-    told("503");
+    until_answered("503");
     // A certificate that is for another name than the one that is asked for.
     mesh.apply("rule", &rule("{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, sni: front.example, subjectAltNames: [api.outside.example]}"));
-    told("tls front.example http/1.1 host api.outside.example");
+    until_answered("tls front.example http/1.1 host api.outside.example");
 
     // A server that wants to know who calls.
     mesh.apply("entry", &api(PORT + 1));
     mesh.apply("rule", &simple("ca.crt"));
-    told("503");
+    until_answered("503");
     mesh.apply("rule", &rule("{mode: MUTUAL, caCertificates: /etc/certs/shop/ca.crt, clientCertificate: /etc/certs/shop/tls.crt, privateKey: /etc/certs/shop/tls.key}"));
-    told("200 OK");
+    until_answered("200 OK");
 }
 
 fn policy(name: &str, validation: &str) -> String {
@@ -164,11 +166,12 @@ fn backend_tls_policy_names_trusted_authorities() {
     outside(&mesh, PORT, &server, None);
     let ip = mesh.ip("legacy/server").to_string();
     waypoint(&mesh, &[("api.outside.example", &ip)]);
-    let told = |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
+    let until_answered =
+        |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
     let by_map = "{hostname: api.outside.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: roots}]}";
     // What it refers to does not exist: nothing is sent.
     mesh.apply("policy", &policy("api", by_map));
-    told("ConfigMap shop/roots does not exist");
+    until_answered("ConfigMap shop/roots does not exist");
     let map = |authority: &Authority| {
         let pem = authority.pem().replace('\n', "\n    ");
         format!(
@@ -183,16 +186,16 @@ data:
         )
     };
     mesh.apply("roots", &map(&authority));
-    told("tls api.outside.example http/1.1 host api.outside.example");
+    until_answered("tls api.outside.example http/1.1 host api.outside.example");
     mesh.apply("roots", &map(&Authority::new()));
-    told("503");
+    until_answered("503");
     mesh.apply("roots", &map(&authority));
-    told("200 OK");
+    until_answered("200 OK");
     mesh.apply(
         "policy",
         &policy("api", &by_map.replace("hostname: api", "hostname: other")),
     );
-    told("503");
+    until_answered("503");
     mesh.apply(
         "policy",
         &policy(
@@ -200,7 +203,7 @@ data:
             "{hostname: api.outside.example, wellKnownCACertificates: System}",
         ),
     );
-    told("503");
+    until_answered("503");
 }
 
 #[test]
@@ -254,23 +257,23 @@ spec:
     waypoint(&mesh, &[(HOST, ip), ("decider.outside.example", ip)]);
     let ca = "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt}";
     mesh.apply("rule", &rule(ca));
-    let told = |text: &str| until_answer(&mesh, "shop/client", 1, HOST, text);
+    let until_answered = |text: &str| until_answer(&mesh, "shop/client", 1, HOST, text);
     // Without a rule it hears HTTP, says nothing, and so allows nothing.
-    told("403");
+    until_answered("403");
     let of_decider = |tls: &str| {
         let named = rule(tls).replace("name: api", "name: decider");
         named.replace("host: api", "host: decider")
     };
     mesh.apply("deciders", &of_decider(ca));
-    told("tls api.outside.example http/1.1 host api.outside.example");
+    until_answered("tls api.outside.example http/1.1 host api.outside.example");
     for tls in [
         "{mode: SIMPLE, caCertificates: /etc/certs/shop/other.crt}",
         "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, sni: other.example}",
         "{mode: SIMPLE, credentialName: secret}",
     ] {
         mesh.apply("deciders", &of_decider(tls));
-        told("403");
+        until_answered("403");
         mesh.apply("deciders", &of_decider(ca));
-        told("200 OK");
+        until_answered("200 OK");
     }
 }

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use ambit_system_tests::{Mesh, PATIENCE, Place, answer_ok, is_closed, read_head, until};
+use ambit_system_tests::{Mesh, Place, TIMEOUT, answer_ok, is_closed, read_head, until};
 use rustls::ClientConfig;
 
 use crate::outside::{
@@ -98,28 +98,31 @@ fn the_host_that_is_named_is_called_and_no_other() {
             ("metadata.outside.example", "169.254.169.254"),
         ],
     );
-    let told = |host: &str, text: &str| until_answer(&mesh, "shop/client", 2, host, text);
-    told("api.outside.example", "outside api.outside.example");
+    let until_answered = |host: &str, text: &str| until_answer(&mesh, "shop/client", 2, host, text);
+    until_answered("api.outside.example", "outside api.outside.example");
     until("the log names the host", || {
         log(&mesh).contains(" remote=\"api.outside.example\"\n")
     });
-    told("API.outside.example:80", "outside api.outside.example:80");
+    until_answered("API.outside.example:80", "outside api.outside.example:80");
     // Beside the wildcard, not below it.
     for host in ["api.elsewhere.example", "outside.example", "127.0.0.1"] {
-        told(host, "404");
+        until_answered(host, "404");
     }
     // Below it, but not outside.
     for (host, why) in [
         ("pod.outside.example", "an address of the mesh"),
         ("vip.outside.example", "an address of the mesh"),
-        ("loop.outside.example", "an address of this machine"),
+        (
+            "loop.outside.example",
+            "a loopback, unspecified, multicast or broadcast address",
+        ),
         (
             "metadata.outside.example",
             "an address of the node's own network",
         ),
         ("nowhere.outside.example", "cannot resolve"),
     ] {
-        told(host, "503");
+        until_answered(host, "503");
         until(&format!("the log says {why} of {host}"), || {
             log(&mesh)
                 .lines()
@@ -152,7 +155,7 @@ fn the_host_that_is_named_is_called_and_no_other() {
         log(&mesh).contains("is no host below *.outside.example")
     });
 
-    // A host with an entry of its own is judged as that one's, whichever address is called.
+    // A host with an entry of its own is authorized as that one's, whichever address is called.
     let spec = spec.replace("*.outside.example", "api.outside.example");
     let spec = spec.replace("DYNAMIC_DNS", "DNS");
     let own = entry("shop", "api", 3, &spec);
@@ -163,9 +166,9 @@ fn the_host_that_is_named_is_called_and_no_other() {
         "API.outside.example.:80",
         "api.outside.example:8080",
     ] {
-        told(host, "403");
+        until_answered(host, "403");
     }
-    told("other.outside.example", "outside other.outside.example");
+    until_answered("other.outside.example", "outside other.outside.example");
     until(
         "TLS for that host is refused at the wildcard's address",
         || {
@@ -177,19 +180,19 @@ fn the_host_that_is_named_is_called_and_no_other() {
         secured("secure.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
     mesh.remove("api");
-    told("api.outside.example", "outside api.outside.example");
+    until_answered("api.outside.example", "outside api.outside.example");
 
     // One that another waypoint serves is refused.
     let elsewhere = own.replace("use-waypoint: out,", "use-waypoint: absent,");
     assert_ne!(elsewhere, own);
     mesh.apply("api", &elsewhere);
-    told("api.outside.example", " 421 ");
+    until_answered("api.outside.example", " 421 ");
     until("TLS for it is refused, too", || {
         !secured("api.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
-    told("other.outside.example", "outside other.outside.example");
+    until_answered("other.outside.example", "outside other.outside.example");
     mesh.remove("api");
-    told("api.outside.example", "outside api.outside.example");
+    until_answered("api.outside.example", "outside api.outside.example");
     of_callers(&mesh, &spec);
     of_other_protocols(&mesh, &config, (&node, &of_raw));
 }
@@ -199,7 +202,7 @@ fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
     let place = Place::Pod("shop/client".to_owned());
     let stream = mesh.client().dial(place, to);
     let stream = stream.map_err(std::io::Error::other)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 
@@ -273,7 +276,7 @@ fn of_other_protocols(
     for (host, is_read) in [("other.raw.example", true), ("api.raw.example", false)] {
         while of_raw.try_recv().is_ok() {}
         let mut stream = dial(mesh, "5:445").unwrap();
-        of_raw.recv_timeout(PATIENCE).unwrap();
+        of_raw.recv_timeout(TIMEOUT).unwrap();
         let mut tls = rustls::ClientConnection::new(config.clone(), name(host)).unwrap();
         tls.write_tls(&mut stream).unwrap();
         match stream.read(&mut [0]) {
@@ -281,7 +284,7 @@ fn of_other_protocols(
             Err(error) => assert!(is_closed(&error), "{host}: {error}"),
         }
         let read = of_raw
-            .recv_timeout(PATIENCE)
+            .recv_timeout(TIMEOUT)
             .is_ok_and(|bytes| !bytes.is_empty());
         assert_eq!(read, is_read, "{host}");
     }

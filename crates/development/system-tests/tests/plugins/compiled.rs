@@ -1,5 +1,5 @@
-//! Plugins compiled from Rust and from Go with the SDKs that others publish (`build/plugins`): what an application gets
-//! and says shows what the plugin was told and could do.
+//! Plugins compiled from Rust and from Go with the SDKs that others publish (`build/plugins`): requests and responses
+//! of an application show the plugin's callbacks and effects.
 
 use std::io;
 
@@ -114,9 +114,9 @@ async fn echo(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
                     return;
                 }
             }
-            if let Ok(Some(told)) = body.trailers().await {
-                let told = told.keys().map(|name| name.as_str()).collect::<Vec<_>>();
-                trailers.insert("x-heard", HeaderValue::from_str(&told.join(" ")).unwrap());
+            if let Ok(Some(names)) = body.trailers().await {
+                let names = names.keys().map(|name| name.as_str()).collect::<Vec<_>>();
+                trailers.insert("x-heard", HeaderValue::from_str(&names.join(" ")).unwrap());
             }
             // A client that has gone wants none.
             let _sent = send.send_trailers(trailers);
@@ -266,19 +266,19 @@ fn a_plugin_in_rust_speaks_on_streams_of_grpc() {
         "{answer}"
     );
     // One that no request has to do with goes on.
-    let told = |least: u64| {
+    let until_counted = |least: u64| {
         scene.until_sent(
             "the plugin is told of answers",
             &get("/shared", ""),
             |answer| {
-                let told = answer.split_once("x-told: ").map(|(_, rest)| rest);
-                let told = told.and_then(|rest| rest.lines().next()?.parse::<u64>().ok());
-                told.is_some_and(|told| told > least)
+                let count = answer.split_once("x-told: ").map(|(_, rest)| rest);
+                let count = count.and_then(|rest| rest.lines().next()?.parse::<u64>().ok());
+                count.is_some_and(|count| count > least)
             },
         );
     };
-    told(0);
-    told(10);
+    until_counted(0);
+    until_counted(10);
 }
 
 #[test]

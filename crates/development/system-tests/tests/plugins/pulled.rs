@@ -244,11 +244,7 @@ fn hostile_servers_get_nothing_and_harm_nobody() {
     );
     let digest = "0".repeat(64);
     for (name, url, why) in [
-        (
-            "lies",
-            "oci://SERVER/lies:1",
-            "has other content than its digest says",
-        ),
+        ("lies", "oci://SERVER/lies:1", "does not match its digest"),
         (
             "hangs",
             "oci://SERVER/hangs:1",
@@ -266,7 +262,7 @@ fn hostile_servers_get_nothing_and_harm_nobody() {
             "oci://SERVER/nonsense:1",
             "the manifest cannot be read",
         ),
-        ("other", "http://SERVER/other", "as spec.sha256 says"),
+        ("other", "http://SERVER/other", "as in spec.sha256"),
         ("none", "http://SERVER/none", "no WebAssembly module"),
     ] {
         let wanted = if name == "other" { digest.as_str() } else { "" };

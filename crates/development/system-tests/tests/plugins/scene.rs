@@ -45,9 +45,9 @@ impl Scene {
         // Says what it was asked.
         mesh.serve("shop/a", 8090, |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
-                let mut said = head.clone();
-                said.push_str(&body(&head.to_ascii_lowercase(), &mut stream)?);
-                answer_ok(&mut stream, &said)?;
+                let mut echoed = head.clone();
+                echoed.push_str(&body(&head.to_ascii_lowercase(), &mut stream)?);
+                answer_ok(&mut stream, &echoed)?;
             }
             Ok(())
         });

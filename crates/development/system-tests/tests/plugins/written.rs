@@ -214,15 +214,15 @@ fn what_a_plugin_may_take_is_a_setting() {
     scene.until_answers("the plugin runs", "", |answer| answer.contains(" 200 "));
     scene.until_answers("a callback takes too long", "x-spin: 1\r\n", refused);
     until("its time is said", || {
-        let said = "more than 70ms in proxy_on_request_headers";
-        scene.waypoint_log().contains(said)
+        let expected = "more than 70ms in proxy_on_request_headers";
+        scene.waypoint_log().contains(expected)
     });
     scene.mesh.remove("hostile");
     scene.plugin("endless", "");
     until("a start takes too long", || {
         // It starts for the first request.
-        let said = "more than 170ms in proxy_on_vm_start";
-        refused(&scene.ask("")) && scene.waypoint_log().contains(said)
+        let expected = "more than 170ms in proxy_on_vm_start";
+        refused(&scene.ask("")) && scene.waypoint_log().contains(expected)
     });
     scene.mesh.remove("endless");
     until("it is gone", || scene.known("endless").is_null());

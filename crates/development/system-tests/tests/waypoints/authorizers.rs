@@ -1,5 +1,5 @@
 //! CUSTOM policies in the lab, with a provider by the messages that Envoy's project publishes (`build/authorizer`), in
-//! the mesh and out of it: what it is asked, what it decides, and what becomes of requests when it cannot be asked.
+//! the mesh and out of it: its checks, its decisions, and requests while it is unavailable.
 
 mod behaviour;
 mod compared;
@@ -128,7 +128,7 @@ impl Scene {
         all.as_array().cloned().unwrap_or_default()
     }
 
-    /// Waits until the control plane has told of something.
+    /// Waits until the control plane has published a change.
     fn until_published(&self, parts: &[&str]) {
         let log = || {
             let source = LogSource::Daemon {

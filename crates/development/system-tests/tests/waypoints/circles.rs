@@ -1,4 +1,4 @@
-//! Whatever leads from waypoint to waypoint comes to an end: at an application, or at a refusal.
+//! Routing loops between waypoints end: at an application, or with a refusal.
 
 use ambit_system_tests::{GATEWAY, Heads, Mesh, Options, PAIR, options, until, until_through};
 

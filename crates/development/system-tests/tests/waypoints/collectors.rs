@@ -1,5 +1,5 @@
-//! Collectors that hang, fail, flood and come back: requests go on, and what was not taken is counted. What is told of
-//! connections that are not HTTP, and headers of traces that stay as they came.
+//! Collectors that hang, fail, flood and come back: requests go on, and rejected records are counted. Reports of
+//! connections that are not HTTP, and trace headers that stay unchanged.
 
 use std::{
     io::{Read as _, Write as _},
@@ -202,7 +202,7 @@ fn trace_contexts_stay_unchanged_without_propagation() {
     let sent = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
     scene.ask("/parent", sent);
     assert!(scene.heard("/parent").contains(sent));
-    // Spans are told all the same.
+    // Spans are reported all the same.
     scene.until_more("sent");
 }
 
@@ -267,7 +267,7 @@ spec:
     let lines = |log: &str| log.matches("\ntold ").count();
     let before = scene.log();
     say("short");
-    // Whatever is to be told of it is told before the next.
+    // Its records are exported before the next.
     until("the next line is written", || {
         say("12345678");
         lines(&scene.log()) > lines(&before)

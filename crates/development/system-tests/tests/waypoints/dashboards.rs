@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use ambit_system_tests::PATIENCE;
+use ambit_system_tests::TIMEOUT;
 use prometheus::{Answer, Input, Output, Scrape};
 use serde_json::Value;
 use traffic::Scene;
@@ -148,7 +148,7 @@ fn empty(scrapes: &[Scrape]) -> Vec<(String, Answer)> {
 fn every_panel_and_every_alert_has_data() {
     let scene = Scene::new();
     let mut scrapes = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         scene.traffic();
         scrapes.extend(prometheus::scrape(&scene.mesh));

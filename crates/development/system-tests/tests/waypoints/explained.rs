@@ -10,7 +10,7 @@ const ROUNDS: u32 = 14;
 /// Callers, captured and not.
 const CALLERS: [&str; 2] = ["shop/client", "legacy/client"];
 
-/// Whom rules name: nobody, everybody, callers, and the waypoint, which is the caller of what it delivers.
+/// Callers in rules: none, all, single ones, and the waypoint, which is the caller of its connections.
 fn sources(mesh: &Mesh) -> Vec<String> {
     let of = |pod: &str| mesh.ip(pod);
     vec![

@@ -54,7 +54,7 @@ impl Scene {
         (self.server, PORT)
     }
 
-    /// Waits until everybody is answered, by the service's address and the pod's.
+    /// Waits until every client is answered, by the service's address and the pod's.
     fn until_all_work(&self, after: &str) {
         for client in ["shop/client", "legacy/client"] {
             for to in [Self::service(), self.pod()] {
@@ -90,8 +90,8 @@ impl Scene {
                     parent=$(grep ^PPid: $process/status | tr -dc 0-9); \
                     case $(readlink /proc/$parent/exe) in *ambit-waypoint) kill -9 ${process#/proc/} && echo killed;; esac; \
                     done; true";
-        let said = self.mesh.run(pod, &["sh", "-c", kill]);
-        assert_eq!(said.matches("killed").count(), 1, "{said}");
+        let output = self.mesh.run(pod, &["sh", "-c", kill]);
+        assert_eq!(output.matches("killed").count(), 1, "{output}");
     }
 
     /// Flows that were seen on their way to the pod's application or proxy.
@@ -194,7 +194,7 @@ fn whatever_dies_no_request_gets_around_the_waypoint() {
     let on_wire = scene.seen(on_wire);
     assert!(!on_wire.is_empty());
     for report in &on_wire {
-        // What comes from outside of the mesh comes as it is, and is led to the waypoint by the pod's proxy.
+        // Connections from outside of the mesh are plaintext, and redirected to the waypoint by the pod's proxy.
         let from_outside =
             report.client == mesh.ip("legacy/client") && report.server.port() == PORT;
         let from_waypoint = is_of_waypoint(&report.client) && report.server.port() == 15008;

@@ -1,4 +1,4 @@
-//! Flow events: who talked to whom, how, and why not, as it happens; for readers who ask for it, and nobody else.
+//! Flow events: connections and refusals as they happen, for readers alone.
 
 use ambit_system_tests::{Expected, Mesh, PAIR, until, until_through, with_waypoint};
 use ambit_testkit::until_within;

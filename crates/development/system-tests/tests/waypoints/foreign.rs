@@ -1,5 +1,5 @@
-//! A Gateway of another controller that labels name: a captured pod of its own stands for its waypoint, whose node
-//! proxy takes tunnels for what the waypoint serves and hands them over.
+//! A Gateway of another controller that labels name: a captured pod acts as its waypoint, whose node proxy accepts
+//! tunnels for the waypoint's services and hands them over.
 
 use std::{fmt::Write as _, fs, net::IpAddr};
 
@@ -85,7 +85,7 @@ fn label_to_a_foreign_gateway_is_followed() {
     });
     let log = mesh.access_log();
     assert!(
-        log.contains("cannot be told whose connection this is"),
+        log.contains("cannot receive the original peer of this connection"),
         "{log}"
     );
     // What is not bound is as it was.
@@ -156,8 +156,8 @@ fn a_proxy_that_speaks_no_hbone_is_a_waypoint_behind_its_node_proxy() {
     let mesh = Mesh::up(&manifests);
     let (client, server) = (mesh.ip("shop/client"), mesh.ip("shop/server"));
     for asked in [format!("{server}:8080"), "10.96.0.91:8080".to_owned()] {
-        let said = format!("{client} asks for {asked}");
-        until_answered(&mesh, "shop/client", &format!("http://{asked}/who"), &said);
+        let line = format!("{client} asks for {asked}");
+        until_answered(&mesh, "shop/client", &format!("http://{asked}/who"), &line);
     }
     // It delivers as itself.
     let direct = format!("http://{server}:8080/");

@@ -69,7 +69,7 @@ spec:
   rules: [{when: [{key: connection.sni, values: [forbidden.example]}]}]
 ";
 
-/// An application of gRPC that tells which it is.
+/// An application of gRPC that returns its name.
 async fn serve_grpc(stream: tokio::net::TcpStream, port: u16) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
@@ -152,7 +152,7 @@ fn grpc_requests_are_routed_by_method() {
     // No such backend.
     let gone = until_status("/shop.Gone/Any", "14");
     assert_eq!(text(&gone, "content-type"), "application/grpc");
-    // A route leads there, and a policy is before it, however the path is spelt.
+    // A route and a policy apply to it, in every spelling of the path.
     for path in [
         "/shop.Secrets/All",
         "/shop.%53ecrets/All",
@@ -309,8 +309,8 @@ fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
 fn heard_by(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String> {
     let place = Place::Pod("shop/client".into());
     let mut stream = mesh.client().dial(place, address).unwrap();
-    let patience = std::time::Duration::from_secs(20);
-    stream.set_read_timeout(Some(patience)).unwrap();
+    let timeout = std::time::Duration::from_secs(20);
+    stream.set_read_timeout(Some(timeout)).unwrap();
     // What is refused may be reset while it is written.
     let _reset = stream.write_all(says);
     let mut heard = vec![0; 5 + says.len()];

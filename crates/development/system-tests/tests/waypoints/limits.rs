@@ -126,7 +126,7 @@ impl Scene {
         answer
     }
 
-    /// A client of gRPC is told in the way of gRPC that it may try again.
+    /// A client of gRPC gets gRPC's status to retry.
     #[track_caller]
     fn expect_refused_by_grpc(&self, user: &str) {
         let headers = format!("x-user: {user}\r\ncontent-type: application/grpc\r\n");
@@ -274,7 +274,7 @@ fn a_rate_limit_service_decides_what_passes() {
     }
     scene.expect_refused_by_grpc("a");
     assert!(scene.counted("global", "refused") && scene.counted("global", "passed"));
-    // Of what there is nothing to say, nobody is asked.
+    // Requests without a descriptor cause no check.
     let asked = scene.questions().len();
     let plain = scene.ask_from("shop/client", "");
     assert!(plain.starts_with("http/1.1 200 "), "{plain}");

@@ -1,5 +1,5 @@
-//! A waypoint is as the ConfigMap says that its Gateway refers to, stays as it was when that cannot be, and goes back to
-//! what it would be without it.
+//! A waypoint follows the overlay in its Gateway's ConfigMap, stays unchanged while that is invalid, and goes back to
+//! the default without it.
 
 use ambit_system_tests::{GATEWAY, Mesh, PAIR, until};
 

@@ -1,5 +1,5 @@
-//! Kinds of traffic, end to end through real proxies and a waypoint: the application hears what the client says, and
-//! the client what the application answers.
+//! Kinds of traffic, end to end through real proxies and a waypoint: the application receives the client's bytes, and
+//! the client the application's.
 
 use std::{
     io::{Read as _, Write as _},
@@ -154,11 +154,11 @@ fn tls_passes_through_to_the_application_that_holds_the_key() {
         let caller = stream.peer_addr()?.ip();
         let tls = rustls::ServerConnection::new(server.clone()).map_err(std::io::Error::other)?;
         let mut stream = rustls::StreamOwned::new(tls, stream);
-        let mut said = [0; 5];
-        stream.read_exact(&mut said)?;
+        let mut received = [0; 5];
+        stream.read_exact(&mut received)?;
         let name = stream.conn.server_name().unwrap_or_default().to_owned();
         write!(stream, "{name} for {caller}: ")?;
-        stream.write_all(&said)?;
+        stream.write_all(&received)?;
         stream.conn.send_close_notify();
         stream.flush()
     });
@@ -218,7 +218,7 @@ fn a_slow_reader_costs_only_itself() {
     let before = memory(&mesh);
     let place = || ambit_system_tests::Place::Pod("shop/client".into());
     let dial = || mesh.client().dial(place(), app).unwrap();
-    // An answer that nobody reads, and a body that nobody reads.
+    // An unread response, and an unread body.
     let mut down = dial();
     down.write_all(b"GET /down HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n")
         .unwrap();

@@ -7,7 +7,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
 };
 
-use ambit_system_tests::{Mesh, PATIENCE, Place, is_whole, until, with_waypoint};
+use ambit_system_tests::{Mesh, Place, TIMEOUT, is_whole, until, with_waypoint};
 
 /// Ports of nginx, for HTTP and HTTP over TLS, and of an application whose clients wait for it to speak.
 const HTTP: u16 = 8180;
@@ -78,7 +78,7 @@ fn rule(version: &str) -> String {
 fn ask(mesh: &Mesh, to: SocketAddr) -> Option<(u16, [String; 2])> {
     let place = Place::Pod("shop/client".to_owned());
     let mut stream = mesh.client().dial(place, to).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     let own = stream.local_addr().ok()?.port();
     let mut answers = [String::new(), String::new()];
     for answer in &mut answers {

@@ -1,4 +1,4 @@
-//! Records of a waypoint as the command line shows them: those that it holds, at the moment that it is asked, without
+//! Records of a waypoint as the command line shows them: those that it holds at the moment of the query, without
 //! secrets.
 
 use ambit_system_tests::{Mesh, until, with_waypoint};
@@ -56,9 +56,9 @@ spec:
 ";
 
 fn shown(mesh: &Mesh, section: &str, more: &[&str]) -> String {
-    let said = mesh.ambit(&[&["waypoint", section, "-n", "shop"], more].concat());
-    assert_eq!(said.code, 0, "{section}: {}", said.stdout);
-    said.stdout
+    let output = mesh.ambit(&[&["waypoint", section, "-n", "shop"], more].concat());
+    assert_eq!(output.code, 0, "{section}: {}", output.stdout);
+    output.stdout
 }
 
 #[test]

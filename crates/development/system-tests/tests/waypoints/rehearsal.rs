@@ -1,5 +1,5 @@
-//! `ambit policy test` says who of those that the proxies have seen would be refused, and that is who is refused once
-//! the policy is applied.
+//! `ambit policy test` lists the observed callers that would be refused, and these are refused once the policy is
+//! applied.
 
 use ambit_system_tests::{LogSource, Mesh, PAIR, options, until, with_waypoint};
 
@@ -53,19 +53,19 @@ fn rehearsal_names_callers_that_would_be_refused() {
     until("the request is in the log", || {
         rehearse(NO_ADMIN).stdout.contains("GET /admin/users")
     });
-    let said = rehearse(NO_ADMIN);
-    let refused: Vec<_> = said
+    let report = rehearse(NO_ADMIN);
+    let refused: Vec<_> = report
         .stdout
         .lines()
         .filter(|line| line.contains("shop/no-admin"))
         .collect();
-    assert_eq!((said.code, refused.len()), (1, 1), "{}", said.stdout);
+    assert_eq!((report.code, refused.len()), (1, 1), "{}", report.stdout);
     for part in [
         "spiffe://cluster.local/ns/shop/sa/client",
         "GET /admin/users ",
         "rule 2 of a DENY policy matches",
     ] {
-        assert!(refused[0].contains(part), "{part} in {}", said.stdout);
+        assert!(refused[0].contains(part), "{part} in {}", report.stdout);
     }
 
     until("the plaintext connection is in the log", || {
@@ -73,26 +73,26 @@ fn rehearsal_names_callers_that_would_be_refused() {
             .stdout
             .contains("legacy/client (plaintext)")
     });
-    let said = rehearse(STRICT);
-    assert_eq!(said.code, 1);
+    let report = rehearse(STRICT);
+    assert_eq!(report.code, 1);
     let client = "sa/client";
     assert!(
-        !said.stdout.lines().any(|line| line.contains(client)),
+        !report.stdout.lines().any(|line| line.contains(client)),
         "{}",
-        said.stdout
+        report.stdout
     );
 
     // A connection that is open has no line yet.
     let echo = std::net::SocketAddr::new(mesh.ip("shop/server"), 9000);
     let mut open = mesh.dial("legacy/client", echo).unwrap();
     open.say("hello").unwrap();
-    let said = rehearse(STRICT);
+    let report = rehearse(STRICT);
     let is_open =
         |line: &str| line.contains("legacy/client (plaintext)") && line.contains("port 9000");
-    assert!(said.stdout.lines().any(is_open), "{}", said.stdout);
+    assert!(report.stdout.lines().any(is_open), "{}", report.stdout);
     drop(open);
 
-    // Where there are no logs, metrics tell who calls whom, and not what for.
+    // Without logs, metrics have callers and servers, and no requests.
     let scrape = mesh.get(
         "legacy/client",
         &format!("http://{}:15020/metrics", mesh.ip("shop/waypoint")),
@@ -105,36 +105,38 @@ fn rehearsal_names_callers_that_would_be_refused() {
         let (file, metrics) = (file.to_str().unwrap(), metrics.to_str().unwrap());
         mesh.ambit(&["policy", "test", file, "--metrics", metrics])
     };
-    let said = by_metrics(NO_ADMIN);
-    assert_eq!(said.code, 0, "{}", said.stdout);
+    let report = by_metrics(NO_ADMIN);
+    assert_eq!(report.code, 0, "{}", report.stdout);
     assert!(
-        said.stdout.contains("what metrics do not tell: paths"),
+        report
+            .stdout
+            .contains("fields that metrics do not contain: paths"),
         "{}",
-        said.stdout
+        report.stdout
     );
     let anything = NO_ADMIN.replace("\n    to: [{operation: {paths: [/admin*]}}]", "");
-    let said = by_metrics(&anything);
+    let report = by_metrics(&anything);
     let refused = |line: &str| line.contains("sa/client") && line.contains("requests, by metrics");
     assert!(
-        said.code == 1 && said.stdout.lines().any(refused),
+        report.code == 1 && report.stdout.lines().any(refused),
         "{}",
-        said.stdout
+        report.stdout
     );
 
     // Nobody is concerned by this one.
     let nobody = NO_ADMIN.replace("/admin*", "/other");
     // Of what is no HTTP a rule of paths alone is believed to match.
     let nobody = nobody.replace("  - to: [{operation: {paths: [/nobody]}}]\n", "");
-    let said = rehearse(&nobody);
-    assert_eq!(said.code, 0, "{}", said.stdout);
+    let report = rehearse(&nobody);
+    assert_eq!(report.code, 0, "{}", report.stdout);
 
     mesh.apply("policy", NO_ADMIN);
     until("it is so", || {
         mesh.get("shop/client", admin).body.starts_with("403")
     });
     // That is not the rehearsed policy's doing any more.
-    let said = rehearse(NO_ADMIN);
-    assert_eq!(said.code, 0, "{}", said.stdout);
+    let report = rehearse(NO_ADMIN);
+    assert_eq!(report.code, 0, "{}", report.stdout);
 }
 
 #[test]
@@ -168,12 +170,12 @@ fn dry_run_policy_is_counted_logged_and_rehearsed() {
     let log = mesh.client().log_text(proxies).unwrap();
     let logged = |line: &str| line.contains("would refuse") && line.contains("shop/trial");
     assert!(log.lines().any(logged), "{log}");
-    let mut said = mesh.ambit(&["policy", "test", "--enforce-dry-run"]);
+    let mut report = mesh.ambit(&["policy", "test", "--enforce-dry-run"]);
     until("the connections are in the log", || {
-        said = mesh.ambit(&["policy", "test", "--enforce-dry-run"]);
-        said.code == 1
+        report = mesh.ambit(&["policy", "test", "--enforce-dry-run"]);
+        report.code == 1
     });
-    let refused = said
+    let refused = report
         .stdout
         .lines()
         .filter(|line| line.contains("shop/trial"));
@@ -181,6 +183,6 @@ fn dry_run_policy_is_counted_logged_and_rehearsed() {
     assert!(
         refused.len() == 1 && refused[0].contains("sa/client"),
         "{}",
-        said.stdout
+        report.stdout
     );
 }

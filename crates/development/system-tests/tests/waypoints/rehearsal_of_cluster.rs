@@ -1,5 +1,5 @@
-//! `ambit policy test` against an API server: objects, settings and logs are those of the cluster, and what a provider
-//! decides is said not to be known.
+//! `ambit policy test` against an API server: objects, settings and logs are those of the cluster, and a provider's
+//! decision is reported as unknown.
 
 use std::process::Command;
 
@@ -161,32 +161,33 @@ fn rehearse(server: &ApiServer, policy: &str) -> CommandOutput {
 #[test]
 fn policies_are_rehearsed_on_what_a_cluster_has_and_has_logged() {
     let server = cluster();
-    let said = rehearse(&server, DENY);
-    assert_eq!(said.code, 1, "{}", said.stdout);
+    let report = rehearse(&server, DENY);
+    assert_eq!(report.code, 1, "{}", report.stdout);
     for part in [
         "spiffe://example.org/ns/shop/sa/front",
         "GET /admin/a",
         "shop/no-admin",
         "1 refused, 0 admitted, 0 undecided",
     ] {
-        assert!(said.stdout.contains(part), "{part} in {}", said.stdout);
+        assert!(report.stdout.contains(part), "{part} in {}", report.stdout);
     }
-    let said = rehearse(&server, STRICT);
-    assert_eq!(said.code, 1, "{}", said.stdout);
+    let report = rehearse(&server, STRICT);
+    assert_eq!(report.code, 1, "{}", report.stdout);
     assert!(
-        said.stdout.contains("out/batch (plaintext)"),
+        report.stdout.contains("out/batch (plaintext)"),
         "{}",
-        said.stdout
+        report.stdout
     );
 
     // Without the provider in the mesh's settings everything is refused; with it, it decides.
-    let said = rehearse(&server, CUSTOM);
-    assert_eq!(said.code, 1, "{}", said.stdout);
+    let report = rehearse(&server, CUSTOM);
+    assert_eq!(report.code, 1, "{}", report.stdout);
     assert!(
-        said.stdout
+        report
+            .stdout
             .contains("MeshConfig has no provider with the name decides"),
         "{}",
-        said.stdout
+        report.stdout
     );
     server.put(
         "/api/v1/services",
@@ -203,14 +204,14 @@ fn policies_are_rehearsed_on_what_a_cluster_has_and_has_logged() {
             "data": {"mesh": settings},
         }),
     );
-    let said = rehearse(&server, CUSTOM);
-    assert_eq!(said.code, 0, "{}", said.stdout);
+    let report = rehearse(&server, CUSTOM);
+    assert_eq!(report.code, 0, "{}", report.stdout);
     for part in [
         "cannot be decided",
         "provider decides of shop/ask decides",
         "0 refused, 0 admitted, 1 undecided",
     ] {
-        assert!(said.stdout.contains(part), "{part} in {}", said.stdout);
+        assert!(report.stdout.contains(part), "{part} in {}", report.stdout);
     }
     // It is asked for by its name: who may rehearse need not read the ConfigMaps of others.
     let asked = server.requests();

@@ -158,10 +158,10 @@ impl Case {
         for header in &self.headers {
             args.extend(["-H", header]);
         }
-        let said = mesh.ambit(&args);
-        let report = serde_json::from_str(&said.stdout);
-        let report = report.unwrap_or_else(|error| panic!("{args:?}: {error}: {}", said.stdout));
-        (report, said.code)
+        let output = mesh.ambit(&args);
+        let report = serde_json::from_str(&output.stdout);
+        let report = report.unwrap_or_else(|error| panic!("{args:?}: {error}: {}", output.stdout));
+        (report, output.code)
     }
 
     /// The status that really comes; none for a reset.
@@ -231,7 +231,7 @@ fn explanations_of_requests_are_what_they_get() {
         case("shop/client", "private.shop", "GET /", Some(200)).with(&bearer),
         case("shop/client", "private.shop", "GET /", Some(401)).with("Authorization: Bearer a.b.c"),
         case("shop/client", "closed.shop", "GET /", Some(503)),
-        // Plaintext, which the server's node proxy leads to the waypoint.
+        // Plaintext, which the server's node proxy redirects to the waypoint.
         case("legacy/client", &server, "GET /", Some(200)),
         case("legacy/client", &server, "DELETE /", Some(403)),
         // Without a waypoint.
@@ -263,14 +263,14 @@ fn explanations_of_requests_are_what_they_get() {
 
 fn unknown_names(mesh: &Mesh) {
     let explain = |from: &str, to: &str| mesh.ambit(&["explain", "--from", from, "--to", to]);
-    let said = explain("shop/client", "nothing.shop");
-    assert_eq!(said.code, 1);
+    let output = explain("shop/client", "nothing.shop");
+    assert_eq!(output.code, 1);
     assert!(
-        said.stdout.contains("no name \"nothing.shop\""),
+        output.stdout.contains("no name \"nothing.shop\""),
         "{}",
-        said.stdout
+        output.stdout
     );
     assert!(!mesh.get("shop/client", "http://nothing.shop/").succeeded());
-    let said = explain("shop/nobody", "server.shop");
-    assert_eq!((said.code, said.stdout.as_str()), (3, ""));
+    let output = explain("shop/nobody", "server.shop");
+    assert_eq!((output.code, output.stdout.as_str()), (3, ""));
 }

@@ -1,5 +1,5 @@
-//! What a route leads to another service is judged by the policies of that service, too: requests, copies of them,
-//! connections, and what is under way when policies change. And routes that lead to hosts.
+//! Policies of a route's backend apply, too: to requests, mirrored requests, connections, and those in flight when
+//! policies change. And routes with hosts as backends.
 
 use std::{
     io::{Read as _, Write as _},
@@ -169,7 +169,7 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
         let place = ambit_system_tests::Place::Pod("shop/client".into());
         let stream = mesh.client().dial(place, address).unwrap();
         stream
-            .set_read_timeout(Some(ambit_system_tests::PATIENCE))
+            .set_read_timeout(Some(ambit_system_tests::TIMEOUT))
             .unwrap();
         stream
     };
@@ -181,8 +181,8 @@ fn what_is_under_way_to_a_backend_ends_when_its_policies_deny_it() {
     endless.read_exact(&mut begun).unwrap();
     assert!(begun.starts_with(b"HTTP/1.1 200"));
     let mut open = dial(tcp);
-    let mut said = [0; 6];
-    open.read_exact(&mut said).unwrap();
+    let mut received = [0; 6];
+    open.read_exact(&mut received).unwrap();
     mesh.apply(
         "policy",
         &policy("DENY", "{from: [{source: {namespaces: [shop]}}]}"),

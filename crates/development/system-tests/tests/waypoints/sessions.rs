@@ -1,5 +1,5 @@
-//! Sessions of routes: requests of a client stay at an endpoint, whatever the weights are, until it goes; and what a
-//! client makes up leads nowhere else than the route does.
+//! Sessions of routes: requests of a client stay at an endpoint, regardless of the weights, until it is removed; and a
+//! forged session selects only backends of the route.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -212,7 +212,7 @@ fn sessions_are_carried_by_their_rules_type() {
         scene.all("/permanent", &cookie),
         BTreeSet::from([permanent.from])
     );
-    // One that is over leads nowhere.
+    // An expired one selects no endpoint.
     let short = scene.ask("/short", "").cookie().unwrap();
     scene.until_from("/short", &short, ["a", "b"]);
     // What is not supported is not served without it.

@@ -1,5 +1,5 @@
-//! What is told of requests reaches a collector of OpenTelemetry's: spans with their places in traces, over gRPC and
-//! HTTP, and lines of access logs; and a collector that hangs or goes harms no request.
+//! Telemetry of requests reaches a collector of OpenTelemetry's: spans with their places in traces, over gRPC and HTTP,
+//! and lines of access logs; and a collector that hangs or goes harms no request.
 
 use ambit_system_tests::{Heads, LogSource, Mesh, binary, is_whole, until, with_waypoint};
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! TLSRoutes with real clients and servers of TLS: the application that the server name leads to holds the key, and the
-//! waypoint sees the name and nothing else.
+//! TLSRoutes with real clients and servers of TLS: the application of the server name holds the key, and the waypoint
+//! sees the name and nothing else.
 
 use std::{
     io::{Read as _, Write as _},
@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use ambit_system_tests::{Mesh, PATIENCE, Place, until, with_waypoint};
+use ambit_system_tests::{Mesh, Place, TIMEOUT, until, with_waypoint};
 use rustls::{RootCertStore, SupportedProtocolVersion, crypto::CryptoProvider};
 
 const SERVICES: &str = "
@@ -82,8 +82,8 @@ fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     mesh.serve("shop/server", port, move |stream| {
         let tls = rustls::ServerConnection::new(server.clone()).map_err(std::io::Error::other)?;
         let mut stream = rustls::StreamOwned::new(tls, stream);
-        let mut said = [0; 5];
-        stream.read_exact(&mut said)?;
+        let mut received = [0; 5];
+        stream.read_exact(&mut received)?;
         let name = stream.conn.server_name().unwrap_or_default().to_owned();
         write!(stream, "{port} as {name}")?;
         stream.conn.send_close_notify();
@@ -105,7 +105,7 @@ fn routed_name(
         .with_no_client_auth();
     let place = Place::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let name = name.try_into().unwrap();
     let tls = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
     let mut stream = rustls::StreamOwned::new(tls, stream);

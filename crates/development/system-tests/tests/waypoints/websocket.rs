@@ -1,5 +1,5 @@
-//! WebSocket over HTTP/2 (RFC 8441), from a client in a tunnel to applications of either version: what policies and
-//! routes say of the GET that it stands for holds for it.
+//! WebSocket over HTTP/2 (RFC 8441), from a client in a tunnel to applications of either version: policies and routes
+//! for the equivalent GET apply to it.
 
 use std::{io::Write as _, net::SocketAddr, time::Duration};
 
@@ -288,7 +288,7 @@ fn policies_and_routes_hold_for_websocket_over_http_2() {
         socket.hears("hello ").await;
         mesh.apply("policy", NO_SECRETS);
         let ended = async { while let Some(Ok(_)) = socket.body.data().await {} };
-        let ended = tokio::time::timeout(ambit_system_tests::PATIENCE, ended).await;
+        let ended = tokio::time::timeout(ambit_system_tests::TIMEOUT, ended).await;
         ended.expect("the policy ends it");
     });
     for path in ["/secret", "//secret", "/a/../secret"] {

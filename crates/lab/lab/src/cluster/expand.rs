@@ -9,12 +9,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 pub(super) struct Desired {
     pub(super) pod: Arc<Pod>,
     /// Deployment that the pod belongs to, if the pod is not in the manifests itself.
-    pub(super) deployment: Option<Asking>,
+    pub(super) deployment: Option<DesiredDeployment>,
 }
 
-/// A Deployment that asks for pods.
+/// A Deployment with replicas.
 #[derive(Clone, Debug)]
-pub(super) struct Asking {
+pub(super) struct DesiredDeployment {
     pub(super) key: ObjectKey,
     /// The name that its template has given to all its pods' owner.
     pub(super) replica_set: String,
@@ -57,7 +57,7 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
     let hash = name_of(fnv(&template), 9);
     let strategy = spec.strategy.as_ref();
     let replica_set = format!("{}-{hash}", key.name);
-    let asking = Asking {
+    let desired = DesiredDeployment {
         key: key.clone(),
         replica_set: replica_set.clone(),
         rolling: strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("Recreate"),
@@ -92,7 +92,7 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
             key,
             Desired {
                 pod: Arc::new(pod),
-                deployment: Some(asking.clone()),
+                deployment: Some(desired.clone()),
             },
         );
     }

@@ -10,7 +10,7 @@ use super::{
     waypoints::Problem,
 };
 
-/// The kinds by which is decided what policies apply to whom.
+/// Kinds of objects that decide the scopes of policies.
 pub(super) const POLICIES_HANG_ON: [Kind; 9] = [
     Kind::Namespace,
     Kind::Pod,
@@ -148,7 +148,7 @@ pub(super) fn not_accepted(problem: &Problem) -> Value {
     condition("Accepted", problem.reason, &problem.why)
 }
 
-/// The condition of a Gateway that asks for an autoscaler.
+/// The condition of a Gateway that requests an autoscaler.
 pub(super) fn no_autoscaler() -> Value {
     condition(
         "ambit.io/Autoscaled",

@@ -14,7 +14,7 @@ struct Progress<'a> {
     ready: usize,
 }
 
-/// The pods that nothing asks for any more and that stay nevertheless, until others are ready in their place.
+/// Undesired pods that stay until others are ready in their place.
 pub(super) fn staying(
     pods: &BTreeMap<ObjectKey, Record>,
     desired: &BTreeMap<ObjectKey, Desired>,

@@ -314,7 +314,7 @@ fn a_gateway_makes_a_waypoint_that_runs_behind_a_service() {
             observed,
         }
     };
-    // From its first readiness on it says where the waypoint is.
+    // From its first readiness on it has the waypoint's address.
     for (ready, status) in [(true, "True"), (false, "False")] {
         let effects = cluster.apply(observed(ready));
         let expected = (status.to_owned(), expected.clone());
@@ -400,7 +400,7 @@ fn bad_overlays_leave_the_waypoint_as_it_is() {
     assert_eq!(condition(status, "Programmed"), "AddressNotUsable");
     assert_eq!(status["addresses"], json!([]));
 
-    // A lab does not scale by itself, and says so.
+    // A lab does not scale by itself, and reports it.
     let scaled = json!({"horizontalPodAutoscaler": "spec: {minReplicas: 3, maxReplicas: 5}"});
     let effects = cluster.apply(Event::Manifests(vec![applied(overlays(scaled))]));
     assert_eq!((started(&effects).len(), stopped(&effects)), (1, 0));
@@ -409,7 +409,7 @@ fn bad_overlays_leave_the_waypoint_as_it_is() {
     assert_eq!(condition(status, "Accepted"), "Accepted");
     assert_eq!(condition(status, "ambit.io/Autoscaled"), "NotInLab");
 
-    // What the key said is undone.
+    // The overlay is undone.
     let effects = cluster.apply(Event::Manifests(vec![applied(overlays(json!({})))]));
     assert_eq!((started(&effects).len(), stopped(&effects)), (0, 2));
 }

@@ -244,7 +244,7 @@ fn when_the_new_proxy_goes_the_old_one_takes_connections_again() {
         old.event(Event::SuccessorGone),
         [Effect::ToWorker(Record::Accept(Accept::Now), None)]
     );
-    // One that was asked to end does not.
+    // A terminated one does not.
     old.event(Event::Successor);
     old.event(Event::FromSuccessor(Record::Accepting));
     old.event(Event::Terminate);
@@ -446,7 +446,7 @@ fn where_nobody_else_is_left_the_holder_gives_back_what_it_holds() {
         world.event(Event::FromWorker(Record::Accepting, None)),
         to_holder(0..1)
     );
-    // One that dies, or says nothing, is not waited for.
+    // A dead or silent one is not waited for.
     let mut world = World::new();
     world.event(with_holder());
     assert_eq!(world.event(Event::HolderGone), start(0, Accept::Now));

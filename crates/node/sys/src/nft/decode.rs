@@ -228,8 +228,8 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
         "reject" => (number(1)? == TCP_RESET).then_some(Expr::Reset),
         "fib" => {
             register(1)?;
-            let asked = (number(2)?, number(3)?);
-            (asked == (ADDRESS_TYPE, OF_DESTINATION)).then_some(Expr::DestinationType)
+            let lookup = (number(2)?, number(3)?);
+            (lookup == (ADDRESS_TYPE, OF_DESTINATION)).then_some(Expr::DestinationType)
         }
         _ => None,
     }

@@ -226,7 +226,7 @@ fn edit_iptables(
 ) -> Result<Drift, RedirectionError> {
     if spec.kubelet_cgroup.is_some() {
         tracing::error!(
-            "rules of iptables cannot tell which processes are in kubelet's cgroup: no probe is exempt"
+            "rules of iptables cannot match processes in kubelet's cgroup: no probe is exempt"
         );
     }
     let _lock = lock()?;

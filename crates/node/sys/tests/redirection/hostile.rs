@@ -30,7 +30,7 @@ use super::{
 const APP: u16 = 8080;
 const SERVER: u16 = 80;
 /// Long enough for a connection that is answered at all; one that is not proves nothing by lasting.
-const PATIENCE: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// The state of connection tracking in the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,7 +221,7 @@ impl Siege {
         socket.set_reuse_address(true)?;
         socket.set_linger(Some(Duration::ZERO))?;
         socket.bind(&from.into())?;
-        socket.connect_timeout(&to.into(), PATIENCE)?;
+        socket.connect_timeout(&to.into(), TIMEOUT)?;
         Ok(socket.into())
     }
 

@@ -169,23 +169,23 @@ pub(crate) fn connect_from(
 pub(crate) fn connect_with(
     netns: &Netns,
     to: SocketAddr,
-    patience: Duration,
+    timeout: Duration,
     prepare: impl FnOnce(&Socket) -> io::Result<()>,
 ) -> io::Result<TcpStream> {
     let socket =
         netns.run(|| Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)))??;
     prepare(&socket)?;
-    socket.connect_timeout(&to.into(), patience)?;
+    socket.connect_timeout(&to.into(), timeout)?;
     Ok(socket.into())
 }
 
 /// The next connection within the deadline, or none.
 pub(crate) fn accept_within(
     listener: &TcpListener,
-    patience: Duration,
+    timeout: Duration,
 ) -> Option<(TcpStream, SocketAddr)> {
     listener.set_nonblocking(true).unwrap();
-    let until = Instant::now() + patience;
+    let until = Instant::now() + timeout;
     loop {
         match listener.accept() {
             Ok((stream, from)) => {

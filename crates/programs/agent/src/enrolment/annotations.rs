@@ -13,7 +13,7 @@ const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 
 /// An annotation that cannot be followed.
 #[derive(Debug, thiserror::Error)]
-#[error("its annotations ask for impossible redirection: {0}")]
+#[error("its annotations require impossible redirection: {0}")]
 pub struct AnnotationError(#[from] SpecError);
 
 /// `usual`, with what the annotations say of this pod.
@@ -40,7 +40,7 @@ pub(super) fn spec_of(
     Ok(spec)
 }
 
-/// As Go reads booleans; anything else counts as not said.
+/// Booleans as Go parses them; any other value counts as unset.
 fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),

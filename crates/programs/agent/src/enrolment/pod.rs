@@ -35,7 +35,7 @@ pub(super) enum Goal {
 /// Redirection as far as known.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Rules {
-    /// Somebody may have put some there: an agent before us, or nobody has looked for a while.
+    /// Redirection may be in place: by an earlier agent, or it was not checked for a while.
     Unknown,
     None,
     Applied(RedirectionSpec),
@@ -53,7 +53,7 @@ pub(super) struct Busy<N> {
 pub(super) struct Failure {
     pub(super) retry_at: Instant,
     pub(super) delay: Duration,
-    /// The pod's status says so, or could not be written.
+    /// The pod's status has it, or could not be written.
     pub(super) reported: bool,
     /// Text for operators.
     pub(super) text: String,
@@ -74,7 +74,7 @@ pub(super) enum Next<N> {
 pub(super) struct Pod<N> {
     pub(super) view: PodView,
     pub(super) gone: bool,
-    /// From the plugin, until the pod's status says otherwise.
+    /// From the plugin, until the pod's status differs.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) netns: Option<N>,
     /// When `netns` was learned, so that an older scan does not overrule it.
@@ -154,7 +154,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// The pod lives in this namespace. Nothing that stood in another one counts.
+    /// The pod lives in this namespace. Redirection in another one does not count.
     pub(super) fn set_netns(&mut self, netns: N, now: Instant) {
         self.suspect = None;
         if self.netns.as_ref() == Some(&netns) {
@@ -314,7 +314,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         retry.into_iter().chain(self.linger_until).min()
     }
 
-    /// Forgets times that have passed and led to nothing, so that they are not waited for again.
+    /// Drops deadlines that have passed without an effect, so that they are not waited for again.
     pub(super) fn forget_elapsed(&mut self, now: Instant) {
         if self.busy.is_none() {
             self.failure.take_if(|failure| failure.retry_at <= now);
@@ -330,7 +330,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             }
             (_, failure) => *failure = None,
         }
-        // What was done in a namespace that is not the pod's any more stands for nothing.
+        // A step in a namespace that is no longer the pod's does not count.
         if step
             .netns()
             .is_some_and(|netns| self.netns.as_ref() != Some(netns))

@@ -6,7 +6,7 @@ use super::{Enrolment, Goal, Labels, Pod, Rules};
 use crate::report::{PodReport, PodState};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// How every pod stands; `inode` is that of a namespace.
+    /// State of every pod; `inode` is that of a namespace.
     pub fn reports(&self, inode: impl Fn(&N) -> u64) -> Vec<PodReport> {
         let pods = self.pods.values().filter(|pod| !pod.gone);
         pods.map(|pod| self.report(pod, &inode)).collect()

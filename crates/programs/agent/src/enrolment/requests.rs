@@ -24,7 +24,7 @@ pub struct WhichPod {
     pub namespace: ArcStr,
     /// Name of the pod.
     pub name: ArcStr,
-    /// Its uid, if the runtime said.
+    /// Its uid, if the runtime sent it.
     pub uid: Option<PodUid>,
 }
 

@@ -1,4 +1,4 @@
-//! Looking for namespaces through /proc: when, for whom, and what a finding means.
+//! Scans of /proc for network namespaces: their times, their pods, and their results.
 
 use std::{
     collections::BTreeMap,
@@ -48,7 +48,7 @@ impl Scanning {
         self.due = Some(now);
     }
 
-    /// A pod's namespace is missing: look now if nobody has looked lately, else when due.
+    /// A pod's namespace is missing: scan now if the last scan is old enough, else when due.
     pub(super) fn want_missing(&mut self, now: Instant) {
         if self.due.is_none() && self.running_since.is_none() {
             self.due = Some(now);

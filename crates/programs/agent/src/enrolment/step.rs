@@ -39,13 +39,13 @@ pub enum ProxyStep<N> {
 /// Step of the redirection in a pod's network namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RedirectionStep<N> {
-    /// Put the redirection in place, or see that it stands.
+    /// Put the redirection in place, or check that it is.
     Apply {
         /// Network namespace of the pod.
         netns: N,
         /// Redirection to install.
         spec: RedirectionSpec,
-        /// The capture is late (see `enrolment/late_capture.rs`): if nothing stands yet, connections from
+        /// The capture is late (see `enrolment/late_capture.rs`): if no redirection is in place yet, connections from
         /// before are closed.
         close_pre_capture: bool,
     },

@@ -184,7 +184,7 @@ impl World {
         true
     }
 
-    /// Does what a step says, unless it fails, and checks what must never be.
+    /// Runs a step, unless it fails, and checks the invariants.
     fn carry_out(&mut self, uid: &PodUid, step: &Step<u32>) -> String {
         let name = match step {
             Step::Proxy(ProxyStep::Announce { .. }) => "announce",
@@ -375,7 +375,7 @@ fn the_plugin_may_come_before_the_source() {
     world.source(SourceEvent::Pod(pod("web", "")));
     world.settle();
     assert_eq!(world.replies[&1], Reply::Done);
-    // And if the source never comes, the answer says so, in time for an Istio plugin.
+    // And if the source never comes, the response reports it, in time for an Istio plugin.
     world.cni_add(2, "other", 8, "10.0.0.8");
     world.pass(Duration::from_secs(5));
     assert!(matches!(&world.replies[&2], Reply::TryLater(why) if why.contains("shop/other")));
@@ -980,7 +980,7 @@ proptest! {
                 Move::Fail(what) => world.failing = what,
                 Move::ProxySynced => world.event(Event::ProxySynced),
                 Move::Ended => {
-                    // The node is rebooted into a new sandbox that nobody tells of.
+                    // The node is rebooted into a new sandbox that the plugin does not report.
                     let next = world.running.get("web").map_or(1, |netns| netns % 3 + 1);
                     world.running.insert("web".into(), next);
                 }

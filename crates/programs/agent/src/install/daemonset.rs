@@ -22,8 +22,8 @@ pub async fn look_up(
 ) -> (Lookup, Option<Node>) {
     let mut last = String::new();
     for _ in 0..TRIES.0 {
-        let asked = tokio::time::timeout(TRIES.1, ask(kubeconfig, namespace, name, node)).await;
-        match asked {
+        let response = tokio::time::timeout(TRIES.1, ask(kubeconfig, namespace, name, node)).await;
+        match response {
             Ok((Lookup::Unreachable(why), _)) => {
                 last = why;
                 tokio::time::sleep(Duration::from_millis(200)).await;

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::membership_copy;
 
-/// Capabilities that a runtime may hand to plugins that ask for them. All are asked for, so that a primary CNI that
-/// begins to want one of them gets it before our file is written again.
+/// Capabilities that a runtime may hand to plugins that declare them. All are declared, so that a primary CNI that
+/// begins to need one of them gets it before our file is written again.
 const CAPABILITIES: [&str; 10] = [
     "aliases",
     "bandwidth",
@@ -26,7 +26,7 @@ const CAPABILITIES: [&str; 10] = [
     "mac",
 ];
 
-/// Capability that a runtime may hand to plugins too, and the one everybody has.
+/// Capability that a runtime may hand to plugins too, and the default one.
 const PORT_MAPPINGS: &str = "portMappings";
 
 /// Configuration of the plugin.
@@ -36,7 +36,7 @@ pub struct Entry {
     pub log_level: String,
     /// Run directory of the agent, the same here and on the node.
     pub run_dir: PathBuf,
-    /// Namespaces outside the mesh whatever the agent says.
+    /// Namespaces outside the mesh, regardless of the agent.
     pub exclude_namespaces: Vec<String>,
     /// Where this agent's own pods are, which must not wait for it.
     pub pod_namespace: String,
@@ -104,7 +104,7 @@ impl Entry {
         )
     }
 
-    /// A configuration for whoever calls the plugin by it alone.
+    /// A configuration for a caller that runs the plugin by it alone.
     pub(super) fn standalone(&self) -> Result<String, serde_json::Error> {
         let mut entry = self.chained();
         if let Some(entry) = entry.as_object_mut() {
@@ -115,7 +115,7 @@ impl Entry {
     }
 }
 
-/// A list of `plugins` that keeps what `text` says of the network.
+/// A list of `plugins` that keeps the network's other fields in `text`.
 fn around(
     text: &str,
     file: &str,

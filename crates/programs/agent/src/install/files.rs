@@ -163,7 +163,7 @@ fn unlink(path: &Path) -> io::Result<()> {
 
 /// Replaces a file. `expected` makes sure that what its owner wrote in the meantime is not lost.
 fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Result<bool> {
-    // What a link leads to is replaced, not the link.
+    // The target of a link is replaced, not the link.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let there = fs::metadata(path).ok();
     let temporary = Temporary::create(path, mode)?;

@@ -13,7 +13,7 @@ pub enum Mode {
     /// then.
     #[default]
     Auto,
-    /// A configuration of ours comes first and calls what the primary's says.
+    /// A configuration of ours comes first and calls the primary one.
     Owned,
     /// Our entry is the last of the primary's list.
     Chained,

@@ -32,7 +32,7 @@ const NAMES: [&str; 4] = [
     "!ambit-cni.conflist",
 ];
 
-/// Name of our own configuration when it stands alone.
+/// Name of our own configuration in standalone mode.
 const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 
 /// Plugins that take their configuration from the directory they are configured in: an owned
@@ -92,7 +92,7 @@ pub enum State {
     Installed {
         /// How: never `Auto`.
         mode: Mode,
-        /// The primary's file, or ours when standing alone.
+        /// The primary's file, or ours in standalone mode.
         file: String,
     },
     /// New pods do not use the plugin yet.
@@ -101,7 +101,7 @@ pub enum State {
     Settling,
 }
 
-/// Compares the directory with what is wanted. `absent` tells since when there has been no primary
+/// Compares the directory with its desired content. `absent` is the time since when there has been no primary
 /// configuration.
 pub fn plan(files: &[ConfFile], wanted: &Wanted, absent: Duration) -> Plan {
     if wanted.mode == Mode::Standalone {
@@ -187,7 +187,7 @@ fn with_primary(
     }
 }
 
-/// Ours stay for a while, and keep nobody from starting the node's network anew.
+/// Ours stay for a while, without blocking a restart of the node's network.
 fn without_primary(files: &[ConfFile], wanted: &Wanted, absent: Duration) -> Plan {
     let why = match &wanted.primary {
         Some(name) => format!("there is no usable network configuration {name}"),
@@ -233,7 +233,7 @@ fn reads_directory(network: &Network) -> bool {
     kinds.any(|kind| READS_DIRECTORY.contains(&kind))
 }
 
-/// A name that comes before the primary's and is nobody else's.
+/// An unused name that sorts before the primary's.
 fn own_name(files: &[ConfFile], wanted: &Wanted, primary: &str) -> Option<String> {
     let is_foreign = |name: &str| {
         let there = files.iter().find(|file| file.name == name);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A primary plugin: tells that it was called, and gives the pod an address.
+/// A primary plugin: records its call, and gives the pod an address.
 const SCRIPT: &str = r#"#!/bin/sh
 cat > /dev/null
 echo "$CNI_COMMAND $(basename "$0")" >> "$(dirname "$0")/../calls"
@@ -173,7 +173,7 @@ async fn owned_it_stays_in_force_whatever_becomes_of_the_primary() {
     node.runtime("ADD", "shop").unwrap();
     assert_eq!(node.calls(), ["ADD bridge", "ADD bridge"]);
     assert_eq!(node.runtime("ADD", "other").unwrap_err()["code"], 11);
-    // Rewritten by its owner: the next pod gets what it says, and the pod that was ends as it began.
+    // Rewritten by its owner: the next pod gets the new configuration, and the earlier pod ends with its old one.
     node.primary("10-net.conflist", "other");
     node.calls();
     node.runtime("DEL", "other").unwrap();

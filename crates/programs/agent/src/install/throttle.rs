@@ -1,4 +1,4 @@
-//! When to make the next change: at once as a rule, ever later when somebody undoes each of them.
+//! Time of the next change: at once as a rule, ever later when another process undoes each of them.
 
 use std::time::{Duration, Instant};
 

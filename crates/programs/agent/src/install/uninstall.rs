@@ -1,7 +1,7 @@
 //! Whether an agent that is ending takes the plugin along. Pure.
 //!
-//! An agent is ended to be replaced, far more often than to be removed: its plugin must stay then, or
-//! pods would start uncaptured until the next agent comes. What tells the two apart is the `DaemonSet`:
+//! An agent is ended to be replaced, far more often than to be removed: its plugin must stay then, or pods would start
+//! uncaptured until the next agent comes. The `DaemonSet` distinguishes the two:
 //! - it is gone, is being deleted, or no longer wants this node: removed;
 //! - the API server refuses us: our account or its rights are gone, as when a chart is uninstalled whose
 //!   objects go one after the other; an upgrade takes neither away: removed;
@@ -52,7 +52,7 @@ pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
             "the API server answers {status}: this agent's account or its rights are gone"
         )),
         Lookup::Unreachable(why) => {
-            Decision::Keep(format!("the API server cannot be asked: {why}"))
+            Decision::Keep(format!("the API server cannot be reached: {why}"))
         }
     }
 }

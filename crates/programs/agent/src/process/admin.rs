@@ -30,7 +30,7 @@ pub(super) async fn serve(
         let handler = move |request: Request| {
             let (registry, calls) = (Arc::clone(&registry), calls.clone());
             async move {
-                // Who asks over loopback is in the agent's own pod, or has been let in by kubelet.
+                // A caller over loopback is in the agent's own pod, or comes through kubelet.
                 match plugin::report(&request, &calls).await {
                     Some(response) if Peer::is_local(&request) => response,
                     _ => ambit_rt::metrics::serve_metrics(&registry, &request),

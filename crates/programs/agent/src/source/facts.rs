@@ -113,8 +113,8 @@ pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Op
     })
 }
 
-/// Whether nobody has changed labels or annotations since the object was made, by the API server's own
-/// record of changes. What is changed through subresources (status) counts where it is a label.
+/// Whether labels and annotations are unchanged since the object was created, by the API server's own record of
+/// changes. What is changed through subresources (status) counts where it is a label.
 fn is_unchanged(metadata: &ObjectMeta) -> bool {
     let Some(created) = &metadata.creation_timestamp else {
         return false;

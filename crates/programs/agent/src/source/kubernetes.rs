@@ -30,7 +30,7 @@ use last_known::LastKnown;
 
 /// How long the API server may take to list everything at the start before the agent takes up what
 /// was last known.
-const PATIENCE: Duration = Duration::from_secs(3);
+const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Shortest time between two writings of what is known.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -49,7 +49,7 @@ pub struct KubernetesSource {
     namespaces: Watch<PartialObjectMeta<Namespace>, Labels>,
     progress: Progress,
     file: last_known::File,
-    patience_ends: Instant,
+    list_deadline: Instant,
     write_at: Option<Instant>,
     no_write_before: Instant,
 }
@@ -79,7 +79,7 @@ impl KubernetesSource {
             ),
             progress: Progress::new(file.read()),
             file,
-            patience_ends: Instant::now() + PATIENCE,
+            list_deadline: Instant::now() + LIST_TIMEOUT,
             write_at: None,
             no_write_before: Instant::now(),
         }
@@ -101,14 +101,14 @@ impl PodSource for KubernetesSource {
             return Some(vec![record]);
         }
         loop {
-            let patience_ends = self.patience_ends;
+            let list_deadline = self.list_deadline;
             let waiting = self.progress.may_recall();
             let write_at = self.write_at;
             let troubled = self.progress.trouble.is_some();
             let events = tokio::select! {
                 event = self.namespaces.next() => self.progress.namespaces(event),
                 event = self.pods.next() => self.progress.pods(event),
-                () = tokio::time::sleep_until(patience_ends), if waiting => {
+                () = tokio::time::sleep_until(list_deadline), if waiting => {
                     self.progress.recall("no answer yet")
                 }
                 () = ambit_rt::sleep_until(write_at) => Vec::new(),
@@ -257,7 +257,7 @@ impl Progress {
         tracing::warn!(
             error = why,
             pods = before.pods.len(),
-            "the Kubernetes API is away; starting from what the agent last knew"
+            "the Kubernetes API is unavailable; starting from the last known objects"
         );
         let mut events = Vec::new();
         for (name, labels) in before.namespaces {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 /// plaintext.
 const MAX_PROBE_PORTS: usize = 64;
 
-/// The part of a container's spec that says what kubelet calls.
+/// The probes and lifecycle hooks in a container's spec.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct ProbedContainer {

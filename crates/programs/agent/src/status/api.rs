@@ -1,5 +1,5 @@
-//! Status through the API server: a merge patch of the annotation, and events on pods that cannot be
-//! enrolled. One task does it all; nobody waits for it.
+//! Status through the API server: a merge patch of the annotation, and events on pods that cannot
+//! be enrolled. One task does it all; no caller waits for it.
 
 use std::{
     collections::BTreeMap,

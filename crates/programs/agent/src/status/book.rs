@@ -13,8 +13,7 @@ use crate::source::Status;
 
 /// First and longest pause after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// After a writing, older news of the object may still arrive; and anybody else who writes the annotation
-/// is not raced.
+/// After a write, older versions of the object may still arrive; and other writers of the annotation are not raced.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Writings at once.
 const PARALLEL: usize = 8;

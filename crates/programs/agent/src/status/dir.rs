@@ -1,9 +1,9 @@
 //! The pods' status, written as manifests that others lay over the pods' own.
 //!
-//! One file a pod, `<namespace>.<pod>.yaml`, with nothing but the annotation. The agents of several
-//! nodes may share a directory, and a pod may come back under its name with another uid or on another
-//! node: the first line says whose status it is, and only that is ever taken away. Names cannot
-//! contain what would lead out of the directory: they are Kubernetes names.
+//! One file a pod, `<namespace>.<pod>.yaml`, with nothing but the annotation. The agents of several nodes may share a
+//! directory, and a pod may come back under its name with another uid or on another node: the first line names the pod
+//! and node of the status, and only these are ever removed. Names cannot contain a path out of the directory: they are
+//! Kubernetes names.
 
 use std::{
     collections::BTreeSet,

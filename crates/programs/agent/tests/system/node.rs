@@ -121,7 +121,7 @@ impl Node {
         agent.wait().unwrap().success()
     }
 
-    /// GET over TCP within the node; status 0 if nobody answers.
+    /// GET over TCP within the node; status 0 without a response.
     pub fn http(&self, address: &str, path: &str) -> (u16, String) {
         let stream = self
             .namespace
@@ -285,7 +285,7 @@ impl Drop for Node {
 }
 
 impl Pod {
-    /// Redirection stands exactly as planned.
+    /// Redirection is in place exactly as planned.
     pub fn is_redirected(&self) -> bool {
         let usual = RedirectionSpec {
             dns_capture: true,

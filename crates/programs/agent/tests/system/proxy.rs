@@ -1,4 +1,4 @@
-//! A node proxy that opens no sockets: it only says that it does.
+//! A node proxy that opens no sockets: it only reports that it does.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

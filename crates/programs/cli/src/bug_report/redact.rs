@@ -23,7 +23,7 @@ pub(super) fn object(mut object: Value) -> Value {
 /// key sets with symmetric keys.
 const SECRET_FIELDS: [&str; 2] = ["pluginConfig", "jwks"];
 
-/// Values whose key, or whose `name` beside a `value`, says secret.
+/// Values whose key, or whose `name` beside a `value`, marks a secret.
 fn blot(value: &mut Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(blot),
@@ -65,7 +65,7 @@ fn environment(of: &mut Value) {
 }
 
 fn is_secret(name: &str) -> bool {
-    // References to secrets are names, and telling.
+    // References to secrets are names, and useful.
     const WORDS: [&str; 4] = ["password", "passwd", "credential", "api_key"];
     let name = name.to_lowercase();
     WORDS.iter().any(|word| name.contains(word))

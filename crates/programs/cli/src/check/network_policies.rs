@@ -120,8 +120,8 @@ fn is_tcp(port: &NetworkPolicyPort) -> bool {
     matches!(port.protocol.as_deref(), None | Some("TCP"))
 }
 
-/// Whether a rule is about some TCP ports only, and not about that of tunnels. DNS alone is not such a
-/// rule: the node proxy asks from the pod.
+/// Whether a rule is about some TCP ports only, and not about that of tunnels. DNS alone is not such a rule: the node
+/// proxy sends queries from the pod.
 fn omits_tunnels(ports: Option<&[NetworkPolicyPort]>) -> bool {
     let ports = ports.unwrap_or_default();
     let dns = Some(IntOrString::Int(53));
@@ -253,7 +253,7 @@ mod tests {
         let mut snapshot = snapshot(json!({"ingress": [{"ports": [{"port": 80}]}]}));
         snapshot.namespaces = vec![typed(json!({"metadata": {"name": "shop"}}))];
         assert_eq!(findings(&snapshot), []);
-        snapshot.asked_for.push("shop".into());
+        snapshot.selected_namespaces.push("shop".into());
         assert_eq!(findings(&snapshot).len(), 1);
     }
 

@@ -21,7 +21,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     findings
 }
 
-/// Finds installations for another platform, which put the plugin where nobody looks.
+/// Finds installations for another platform, which put the plugin in an unused directory.
 fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let Some(inventory) = &snapshot.inventory else {
         return;
@@ -43,7 +43,7 @@ fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
                 say(chosen),
                 say(snapshot.platform)
             ),
-            "`ambit upgrade --platform auto` takes what the nodes say",
+            "`ambit upgrade --platform auto` detects it from the nodes",
         ));
     }
 }

@@ -80,7 +80,7 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
                 format!(
                     "its kernel is {kernel}: pods are captured by iptables rather than nftables"
                 ),
-                "`ambit check --on-node` there says whether its modules are complete",
+                "`ambit check --on-node` there checks whether its modules are complete",
             )),
             _ => {}
         }
@@ -89,7 +89,7 @@ fn nodes(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
                 Level::Warning,
                 &about,
                 "it is not ready",
-                format!("`kubectl describe node {}` says why", name(node)),
+                format!("`kubectl describe node {}` shows the reason", name(node)),
             ));
         }
     }
@@ -232,7 +232,7 @@ fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             findings.push(Finding::new(
                 Level::Warning,
                 &about,
-                "it also asks for sidecars: pods that get one stay outside",
+                "it also enables sidecar injection: pods with a sidecar stay outside",
                 format!(
                     "kubectl label namespace {} istio-injection- istio.io/rev-",
                     name(namespace)
@@ -243,7 +243,7 @@ fn namespaces(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             findings.push(Finding::new(
                 Level::Warning,
                 about,
-                "it also asks for Linkerd's proxies: two meshes would take the same traffic",
+                "it also enables Linkerd's injection: two meshes would capture the same traffic",
                 format!(
                     "kubectl annotate namespace {} linkerd.io/inject-",
                     name(namespace)
@@ -290,7 +290,7 @@ fn unready(kind: &str, name: &str, state: Rollout) -> Option<Finding> {
         return None;
     };
     let about = format!("{kind} {name}");
-    let advice = "`ambit status` says more";
+    let advice = "`ambit status` shows details";
     Some(Finding::new(Level::Error, about, what, advice))
 }
 

@@ -154,7 +154,7 @@ struct Question {
 }
 
 impl Question {
-    /// Follows the request of a pod. Of clients that are no pods, nobody knows more than what policies make of them.
+    /// Follows the request of a pod. For clients that are no pods, only the decisions of policies are known.
     fn explain(self, source: &Source) -> Result<Value, CliError> {
         let Self { from, to, port, .. } = self;
         if from.starts_with("spiffe://") || from.parse::<IpAddr>().is_ok() {
@@ -189,7 +189,7 @@ fn about(source: &Source) -> Value {
     json!({"source": name, "version": env!("CARGO_PKG_VERSION")})
 }
 
-/// Nodes, control plane, rollout and problems. What cannot be known is null, and `troubles` tells why.
+/// Nodes, control plane, rollout and problems. Unknown values are null, and `troubles` has the reasons.
 fn health(source: &Source) -> Result<Value, CliError> {
     let mut troubles = Vec::new();
     let problems = problems::ask(&source.of_control());

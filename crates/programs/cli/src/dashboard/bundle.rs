@@ -9,7 +9,7 @@ const STYLE: &[u8] = include_bytes!("bundle/app.css");
 const ICON: &[u8] = include_bytes!("bundle/icon.svg");
 const LICENCES: &[u8] = include_bytes!("bundle/licenses.txt");
 
-/// The page loads its own files and asks its own server: nothing else, from nowhere else, and nobody frames it.
+/// The page loads its own files and calls its own server, no other, and cannot be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                       trusted-types 'none'";

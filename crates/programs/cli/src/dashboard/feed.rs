@@ -1,5 +1,5 @@
-//! What the page is told as it changes: traffic by flow events, and the mesh. Each is one value that is replaced, and a page
-//! asks for what is later than what it has, so a slow page keeps nothing waiting but itself.
+//! Live data of the page: traffic by flow events, and the mesh. Each is one value that is replaced, and a page polls
+//! for newer values than it has, so a slow page delays only itself.
 
 use std::{
     collections::BTreeMap,
@@ -30,8 +30,8 @@ use crate::{
 /// Time between two looks at the mesh.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 /// How long a look may take.
-const LOOK_PATIENCE: Duration = Duration::from_secs(6);
-/// The mesh is not read when no page has asked for this long.
+const READ_TIMEOUT: Duration = Duration::from_secs(6);
+/// The mesh is not read when no page has polled for this long.
 const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
 /// Longest time until a page gets an answer, changed or not.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -48,8 +48,8 @@ pub(super) struct Feed {
     started: Instant,
     traffic: watch::Sender<Traffic>,
     mesh: watch::Sender<MeshState>,
-    /// Milliseconds after the start when a page last asked.
-    asked: AtomicU64,
+    /// Milliseconds after the start when a page last polled.
+    polled_at: AtomicU64,
     /// Proxies whose events cannot be read, why, and since when.
     silent: Mutex<BTreeMap<String, (String, Instant)>>,
 }
@@ -91,7 +91,7 @@ impl Feed {
             started: Instant::now(),
             traffic: watch::Sender::new(Traffic::default()),
             mesh: watch::Sender::new(MeshState::default()),
-            asked: AtomicU64::new(0),
+            polled_at: AtomicU64::new(0),
             silent: Mutex::default(),
         }
     }
@@ -148,7 +148,7 @@ impl Feed {
             match timeout_at(Instant::now() + LISTEN_AGAIN, received.recv()).await {
                 Ok(Some(received)) => self.take(received),
                 Ok(None) => return,
-                // A look at whether somebody still watches.
+                // Check whether a page still polls.
                 Err(_) => {}
             }
         }
@@ -206,10 +206,10 @@ impl Feed {
     pub(super) async fn look(&self, source: &Source) {
         loop {
             if self.is_watched() {
-                let found = timeout_at(Instant::now() + LOOK_PATIENCE, mesh::gather(source)).await;
+                let found = timeout_at(Instant::now() + READ_TIMEOUT, mesh::gather(source)).await;
                 self.found(match found {
                     Ok(found) => found.map_err(|error| mesh::line(&error)),
-                    Err(_) => Err(format!("no answer within {} s", LOOK_PATIENCE.as_secs())),
+                    Err(_) => Err(format!("no answer within {} s", READ_TIMEOUT.as_secs())),
                 });
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -236,11 +236,11 @@ impl Feed {
 
     fn note_watcher(&self) {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.asked.store(now, Ordering::Relaxed);
+        self.polled_at.store(now, Ordering::Relaxed);
     }
 
     fn is_watched(&self) -> bool {
-        let asked = Duration::from_millis(self.asked.load(Ordering::Relaxed));
-        self.started.elapsed().saturating_sub(asked) < UNWATCHED_AFTER
+        let polled_at = Duration::from_millis(self.polled_at.load(Ordering::Relaxed));
+        self.started.elapsed().saturating_sub(polled_at) < UNWATCHED_AFTER
     }
 }

@@ -4,7 +4,7 @@
 use http::{HeaderMap, header};
 use rand::Rng as _;
 
-/// Header with the token. A page of another origin cannot send it without being asked for leave, which it never gets.
+/// Header with the token. A page of another origin cannot send it without a CORS preflight, which is never allowed.
 pub(super) const TOKEN_HEADER: &str = "x-ambit-token";
 
 /// Bytes of randomness in a token.
@@ -58,7 +58,7 @@ impl Guard {
         }
     }
 
-    /// Address of the page. The token is in the fragment, which browsers send to nobody.
+    /// Address of the page. The token is in the fragment, which browsers do not send.
     pub(super) fn url(&self) -> String {
         let [host, _] = &self.hosts;
         format!("http://{host}/#token={}", self.token)
@@ -138,9 +138,9 @@ mod tests {
             (3, "https://127.0.0.1:7000", Refused::Origin),
             (3, "http://evil.example", Refused::Origin),
         ] {
-            let mut asked = own;
-            asked[number].1 = value;
-            assert_eq!(guard.data(&headers(&asked)), Err(refused), "{value}");
+            let mut request = own;
+            request[number].1 = value;
+            assert_eq!(guard.data(&headers(&request)), Err(refused), "{value}");
         }
         assert_eq!(guard.data(&headers(&own[1..])), Err(Refused::Host));
         assert_eq!(guard.data(&headers(&own[..1])), Err(Refused::Token));

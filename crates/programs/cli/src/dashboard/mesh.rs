@@ -1,5 +1,5 @@
-//! The mesh as node proxies have it: workloads, services, policies, certificates and nodes, read again while somebody
-//! looks.
+//! The mesh as node proxies have it: workloads, services, policies, certificates and nodes, read again while a page
+//! polls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::{
     waypoint::{Seen, Where},
 };
 
-/// Node proxies that are asked at the same time.
+/// Node proxies that are queried at the same time.
 const AT_ONCE: usize = 8;
 /// Most workloads that are shown; the rest is counted.
 const MAX_WORKLOADS: usize = 10_000;
@@ -34,7 +34,7 @@ pub(super) struct Mesh {
     policies: Vec<Policy>,
     certificates: Vec<Certificate>,
     nodes: Vec<Node>,
-    /// Parts that could not be asked, and why.
+    /// Parts that could not be queried, and why.
     troubles: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ struct Waypoint {
     name: String,
     namespace: String,
     programmed: bool,
-    /// Whether records of it can be asked for: it is of Ambit's control plane.
+    /// Whether records of it can be requested: it is of Ambit's control plane.
     ours: bool,
 }
 

@@ -16,7 +16,7 @@ use crate::{
     source::Source,
 };
 
-/// A pod and where it stands.
+/// A pod and its mesh membership.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodView {

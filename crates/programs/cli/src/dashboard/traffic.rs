@@ -82,7 +82,7 @@ pub(super) struct View {
     latest: u64,
     window_seconds: u64,
     edges: Vec<EdgeView>,
-    /// Events later than the one that was asked for.
+    /// Events later than the requested one.
     events: Vec<Numbered>,
     lost: Lost,
     forgotten: u64,
@@ -198,7 +198,7 @@ impl Traffic {
 }
 
 impl Edge {
-    /// Adds an event. `has_transport`: whether it tells how bytes travel on this edge.
+    /// Adds an event. `has_transport`: whether it has the transport of this edge.
     fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
         self.window.add(flow, has_transport, now);
         self.last_seen = now;

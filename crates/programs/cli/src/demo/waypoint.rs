@@ -53,7 +53,9 @@ const fn request(
 
 /// Adds the manifests, makes the requests and gives the number of faults.
 pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
-    say("\nNow a namespace with a waypoint: it decides by method and path, and leads requests.\n")?;
+    say(
+        "\nNow a namespace with a waypoint: it authorizes by method and path, and routes requests.\n",
+    )?;
     for (file, text) in EXAMPLE {
         fs::write(manifests.join(file), text).map_err(|error| {
             CliError::new(ErrorKind::Failed, "cannot write a manifest").because(error)
@@ -99,7 +101,7 @@ impl Demo {
             let logged = self.logged(status, before)?.unwrap_or_default();
             if logged.code != code {
                 faults.push(format!(
-                    "{name}: {what}: the waypoint's log does not tell of it"
+                    "{name}: {what}: the waypoint's log has no line for it"
                 ));
             }
             let answered = text.split_whitespace().nth(1).filter(|_| code == 200);

@@ -25,8 +25,8 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Judges each identity of the server's waypoint; the first that is refused counts. None if nobody says what the
-    /// waypoint's identity is.
+    /// Evaluates each identity of the server's waypoint; the first that is refused counts. `None` if the waypoint's
+    /// identity is unknown.
     pub(super) fn judge(
         attached: &EndpointWaypoint,
         workloads: &[Workload],

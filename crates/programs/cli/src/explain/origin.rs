@@ -5,13 +5,13 @@ use ambit_k8s_api::{Kind, ObjectKey};
 use super::Report;
 use crate::{rehearsal, source::Source};
 
-/// The policy that stands for all PeerAuthentications that refuse plaintext on every port.
+/// The policy that represents all PeerAuthentications that refuse plaintext on every port.
 const STATIC_STRICT: &str = "istio_converted_static_strict";
 /// Beginning of the names of policies for one PeerAuthentication with ports of its own.
 const CONVERTED: &str = "converted_peer_authentication_";
 
-/// Names PeerAuthentications where reports name policies that were made for them. Where their objects cannot be asked
-/// for, the static policy keeps its name.
+/// Names PeerAuthentications where reports name policies that were made for them. Where their objects are unavailable,
+/// the static policy keeps its name.
 pub(super) fn name_peer_authentications(source: &Source, reports: &mut [Report]) {
     let is_named = reports
         .iter()
@@ -43,7 +43,7 @@ fn names(report: &Report) -> impl Iterator<Item = &String> {
 }
 
 /// Object that the user wrote, if a policy was made for a PeerAuthentication; `strict`: the one that the static policy
-/// stands for.
+/// represents.
 fn written(policy: &str, strict: Option<&str>) -> Option<String> {
     let (namespace, name) = policy.split_once('/')?;
     if name == STATIC_STRICT {

@@ -25,7 +25,7 @@ const DUMP: &str = r#"{
 }"#;
 
 fn dump() -> Dump {
-    // Without the policy that nobody knows, which would decide everything.
+    // Without the unknown policy, which would decide everything.
     Dump::parse(DUMP.replace(r#", "shop/gone""#, "").as_bytes()).unwrap()
 }
 
@@ -185,12 +185,12 @@ fn the_waypoint_is_judged_as_the_caller_of_what_it_delivers() {
     shop/front-a-1 as spiffe://cluster.local/ns/shop/sa/front
       -> shop/web-a-1 (10.0.0.2:8080)
     ALLOWED at the node proxy: no policy applies
-    goes through the waypoint shop/wp, whose policies are not judged here
+    goes through the waypoint shop/wp, whose policies are not evaluated here
 
     the waypoint as spiffe://cluster.local/ns/shop/sa/waypoint
       -> shop/web-a-1 (10.0.0.2:8080)
     DENIED: ALLOW policies apply, none of them matches
-    the server's policies refuse the waypoint, whoever calls through it
+    the server's policies refuse the waypoint, and so every caller behind it
 
     POLICY           ACTION  SCOPE             RESULT
     shop/no-metrics  DENY    Namespace         no rule matches

@@ -108,7 +108,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CliError> + Send + 'static,
 ) -> Result<T, CliError> {
     let done = ambit_rt::spawn_blocking("lab", work).await;
-    done.map_err(|error| CliError::new(ErrorKind::Failed, "cannot ask the lab").because(error))?
+    done.map_err(|error| CliError::new(ErrorKind::Failed, "cannot query the lab").because(error))?
 }
 
 fn place(proxy: &Proxy) -> Place {

@@ -29,7 +29,7 @@ pub(crate) enum Received {
     Ended(String, String),
 }
 
-/// Reads until nobody receives.
+/// Reads until there is no receiver.
 pub(crate) async fn follow(proxies: Proxies, filter: Filter, sender: mpsc::Sender<Received>) {
     let proxies = std::sync::Arc::new(proxies);
     let mut reading: HashMap<Proxy, JoinHandle<()>> = HashMap::new();
@@ -63,7 +63,7 @@ pub(crate) async fn follow(proxies: Proxies, filter: Filter, sender: mpsc::Sende
                 }
             }
         }
-        // The time is over, or nobody receives: either is seen above.
+        // The time is over, or there is no receiver: either is handled above.
         let _elapsed = timeout(LOOK_AGAIN, sender.closed()).await;
     }
     for reader in reading.into_values() {

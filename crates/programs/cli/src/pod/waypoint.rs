@@ -139,7 +139,7 @@ fn foreign(gateway: Option<&Gateway>) -> Option<String> {
     })
 }
 
-/// State of a waypoint that nobody can connect to, from its Gateway, as the end of a sentence.
+/// State of an unreachable waypoint, from its Gateway, as the end of a sentence.
 fn unready(gateway: Option<&Gateway>) -> String {
     let conditions = gateway.map(|gateway| conditions(&gateway.status));
     let text = |condition: &Value, field: &str| {
@@ -250,21 +250,21 @@ mod tests {
             serde_json::from_value(json!({"metadata": {"labels": {USE_WAYPOINT: "way"}}})).unwrap();
         let namespace: Namespace =
             serde_json::from_value(json!({"metadata": {"name": "shop"}})).unwrap();
-        let said = |gateway: &Gateway| {
+        let state_text = |gateway: &Gateway| {
             let binding = binding(&pod, &namespace, std::slice::from_ref(gateway));
             assert_eq!(binding.waypoint.as_deref(), Some("shop/way"));
             binding.why
         };
-        let nowhere = said(&other);
+        let nowhere = state_text(&other);
         assert!(
             nowhere
                 .ends_with("(class other), which has given it no address: connections are refused")
         );
         other.status = json!({"addresses": [{"value": "10.0.0.1"}]});
         assert!(
-            said(&other).contains("(class other), at 10.0.0.1:"),
+            state_text(&other).contains("(class other), at 10.0.0.1:"),
             "{}",
-            said(&other)
+            state_text(&other)
         );
         // Without a label it takes nothing.
         assert_eq!(of(json!({}), json!({}), &[other]), None);

@@ -10,19 +10,19 @@ use super::{
     verdict::Verdict,
 };
 
-/// The policies of one waypoint. What asks for more than is told is there in two readings: what admits the most, and
-/// what admits the least.
+/// The policies of one waypoint. A policy with unrecorded fields has two readings: the one that allows the most, and
+/// the one that allows the least.
 pub(super) struct AtWaypoint {
-    told: Knowledge,
+    knowledge: Knowledge,
     most: l7::Policies,
     least: l7::Policies,
 }
 
 impl AtWaypoint {
-    /// None, for judging by what is told so.
-    pub(super) fn new(told: Knowledge) -> Self {
+    /// No policies, for records of this source.
+    pub(super) fn new(knowledge: Knowledge) -> Self {
         Self {
-            told,
+            knowledge,
             most: l7::Policies::default(),
             least: l7::Policies::default(),
         }
@@ -31,7 +31,7 @@ impl AtWaypoint {
     /// Puts a policy in force.
     pub(super) fn insert(&mut self, policy: &HttpPolicy) {
         let admits = policy.action == HttpAction::Allow;
-        let reading = |matches| readings::at_waypoint(policy, self.told, matches);
+        let reading = |matches| readings::at_waypoint(policy, self.knowledge, matches);
         let (most, least) = (reading(admits), reading(!admits));
         self.most.insert(most);
         self.least.insert(least);
@@ -59,23 +59,23 @@ impl AtWaypoint {
         let (most, least) = (decide(&self.most), decide(&self.least));
         if most.is_allowed() != least.is_allowed() {
             return Verdict::Undecided(format!(
-                "it hangs on what {} in {}",
-                self.told.not(),
-                self.asking(scope).join(", ")
+                "it depends on fields that {} in {}",
+                self.knowledge.not(),
+                self.ambiguous(scope).join(", ")
             ));
         }
-        let asks = match &request {
-            Some(request) => self.least.asks(scope, request),
-            None => self.least.asks_of_connection(scope, connection),
+        let check = match &request {
+            Some(request) => self.least.required_check(scope, request),
+            None => self.least.required_connection_check(scope, connection),
         };
         match least.why {
-            l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => match asks {
-                l7::Asking::Nobody => Verdict::Allowed,
-                l7::Asking::Provider(provider, rule) => Verdict::Undecided(format!(
+            l7::Why::NoAllowPolicies | l7::Why::Allowed(_) => match check {
+                l7::RequiredCheck::NotRequired => Verdict::Allowed,
+                l7::RequiredCheck::Provider(provider, rule) => Verdict::Undecided(format!(
                     "provider {} of {} decides",
                     provider.name, rule.policy
                 )),
-                l7::Asking::Denied(why) => Verdict::Refused {
+                l7::RequiredCheck::Denied(why) => Verdict::Refused {
                     by: "CUSTOM policies".to_owned(),
                     why,
                 },
@@ -104,7 +104,7 @@ impl AtWaypoint {
     }
 
     /// The policies that have two readings.
-    fn asking(&self, scope: Scope<'_>) -> Vec<String> {
+    fn ambiguous(&self, scope: Scope<'_>) -> Vec<String> {
         let least: Vec<_> = in_scope(&self.least, scope).collect();
         let differ = in_scope(&self.most, scope).filter(|policy| !least.contains(policy));
         let mut names: Vec<_> = differ.map(|policy| policy.key.to_string()).collect();

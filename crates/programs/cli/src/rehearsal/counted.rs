@@ -1,5 +1,5 @@
-//! What a proxy has counted, read from its metrics: who called whom and how often, and nothing else. Where nobody writes
-//! logs it is all that is known.
+//! Counters of a proxy, read from its metrics: callers, servers and how often, and nothing else. Without access logs
+//! there is no other source.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ pub(crate) struct Counted {
     pub(crate) at: Counter,
     /// Identity that the caller proved.
     pub(crate) identity: Option<Identity>,
-    /// Labels may be left out or changed (Telemetry): then nobody knows who called, or what.
+    /// Labels may be removed or changed (Telemetry): then caller or destination are unknown.
     pub(crate) tells_caller: bool,
     pub(crate) tells_called: bool,
     /// Namespace and name of the caller's workload, where it is known.
@@ -35,7 +35,7 @@ pub(crate) enum Counter {
     WaypointRequests,
 }
 
-/// Reads what a scrape tells.
+/// Reads the counters of a scrape.
 pub(crate) fn read(scrape: &str) -> Vec<Counted> {
     let mut all: Vec<Counted> = Vec::new();
     let mut places = HashMap::new();

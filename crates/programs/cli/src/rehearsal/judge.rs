@@ -100,15 +100,15 @@ impl Rehearsal {
             };
             report.add(row, self.now.judge(seen), self.then.judge(seen));
         }
-        let mut told: BTreeMap<_, usize> = BTreeMap::new();
+        let mut logged: BTreeMap<_, usize> = BTreeMap::new();
         for pair in lines.iter().filter_map(|seen| self.then.pair_of_seen(seen)) {
-            *told.entry(pair).or_default() += 1;
+            *logged.entry(pair).or_default() += 1;
         }
         for one in counted {
             let pair = Mesh::pair_of_counted(one);
             let of_pair = pair.map_or(0, |pair| {
-                let told = told.iter().filter(|(told, _)| told.tells(&pair));
-                told.map(|(_, times)| times).sum()
+                let logged = logged.iter().filter(|(logged, _)| logged.tells(&pair));
+                logged.map(|(_, times)| times).sum()
             });
             let times = one.times.saturating_sub(of_pair);
             if times == 0 {
@@ -138,7 +138,7 @@ impl Rehearsal {
 fn parties(counted: &Counted) -> (String, String) {
     let named = |of: &Option<(String, String)>| match of {
         Some((namespace, name)) => format!("{namespace}/{name}"),
-        None => "somebody unknown".to_owned(),
+        None => "an unknown caller".to_owned(),
     };
     let from = match &counted.identity {
         Some(identity) => identity.to_string(),
@@ -217,7 +217,7 @@ fn lay<N: Ord, R>(all: &mut BTreeMap<N, Arc<R>>, changed: Vec<(N, Option<Arc<R>>
     }
 }
 
-/// The mesh at one time, ready to judge.
+/// The mesh at one time, ready to evaluate policies.
 struct Mesh {
     by_address: HashMap<IpAddr, Arc<Workload>>,
     services: Vec<Arc<Service>>,
@@ -241,11 +241,12 @@ impl Mesh {
             most.insert(readings::at_pod(policy, admits));
             least.insert(readings::at_pod(policy, !admits));
         }
-        let at_waypoints = |told: Knowledge| {
+        let at_waypoints = |knowledge: Knowledge| {
             let mut all = BTreeMap::<_, AtWaypoint>::new();
             for (gateway, policy) in records.of_waypoints::<HttpPolicy>() {
                 let at = all.entry(gateway.clone());
-                at.or_insert_with(|| AtWaypoint::new(told)).insert(policy);
+                at.or_insert_with(|| AtWaypoint::new(knowledge))
+                    .insert(policy);
             }
             all
         };
@@ -319,7 +320,7 @@ impl Mesh {
         }
     }
 
-    /// As the node proxy of the pod does: what does not come from the pod's waypoint is led there, after
+    /// As the node proxy of the pod does: connections that bypass the pod's waypoint are redirected to it, after
     /// PeerAuthentication.
     fn at_pod(&self, seen: &Observed) -> Verdict {
         let Some(pod) = self.pod(seen.to.ip()) else {

@@ -11,7 +11,7 @@ use crate::{access_log::AccessLine, dump::OpenDump};
 /// Where a waypoint's log cuts texts.
 const CUT: &str = "...";
 
-/// One connection or request that somebody decided.
+/// One connection or request that a proxy decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Observed {
     /// Of the caller.
@@ -61,7 +61,7 @@ impl Request {
     }
 }
 
-/// Reads a line; `None` if it says nothing that can be judged.
+/// Reads a line; `None` if it records nothing that can be evaluated.
 pub(crate) fn read(line: &str) -> Option<Observed> {
     let line = line.trim();
     if line.starts_with('{') {
@@ -110,7 +110,7 @@ pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
         Some(Observed {
             from: connection.src.parse().ok()?,
             identity,
-            // Where it is led besides is not what was called.
+            // The address of a redirection is not the called one.
             to: connection.original_dst.parse().ok()?,
             at: At::Pod,
         })
@@ -148,7 +148,7 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// Connections are judged where they arrive; each has one line when it is over, or is refused.
+/// Connections are authorized at their destination; each has one line when it is over, or is refused.
 fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
     let is_over = field("duration").is_some() || field("error").is_some();
     if field("direction") != Some("inbound") || !is_over {

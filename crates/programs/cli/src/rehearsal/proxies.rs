@@ -1,5 +1,4 @@
-//! What proxies answer when they are asked what is open and what they have counted. One that does not answer is named:
-//! the rehearsal does without it.
+//! Open connections and counters of proxies. One that does not respond is named: the rehearsal runs without it.
 
 use ambit_install::cluster::Cluster;
 use ambit_k8s_api::Pod;
@@ -36,7 +35,7 @@ impl ProxyAnswers {
         match serde_json::from_slice::<OpenDump>(bytes) {
             Ok(dump) => self.open.extend(observed::open(&dump)),
             Err(error) => self.notes.push(format!(
-                "note: the dump of {of} cannot be read ({error}): its open connections are not judged"
+                "note: the dump of {of} cannot be read ({error}): its open connections are not evaluated"
             )),
         }
     }
@@ -58,34 +57,34 @@ impl ProxyAnswers {
 
     fn silent(&mut self, of: &str, port: u16, why: &str) {
         let what = match port {
-            ADMIN => "what is open there is not judged",
-            _ => "what it has counted is not judged",
+            ADMIN => "its open connections are not evaluated",
+            _ => "its metrics are not evaluated",
         };
         self.notes
-            .push(format!("note: {of} does not answer ({why}): {what}"));
+            .push(format!("note: {of} does not respond ({why}): {what}"));
     }
 
     /// Asks the node proxies of a lab, and these waypoints.
     pub(super) fn of_lab(client: &Client, waypoints: &[String]) -> Result<Self, CliError> {
-        let mut told = Self::default();
+        let mut answers = Self::default();
         let status = client.status().map_err(labs::client_error)?;
         for node in status.nodes {
             let of = format!("the node proxy of {}", node.name);
             for port in [ADMIN, METRICS] {
                 let answer = ask_in_lab(client, Place::Node(node.name.clone()), port);
-                told.take(&of, port, answer);
+                answers.take(&of, port, answer);
             }
         }
         for waypoint in waypoints {
             let answer = ask_in_lab(client, Place::Pod(waypoint.clone()), METRICS);
-            told.take(&format!("the waypoint {waypoint}"), METRICS, answer);
+            answers.take(&format!("the waypoint {waypoint}"), METRICS, answer);
         }
-        Ok(told)
+        Ok(answers)
     }
 
     /// Asks the node proxies of a cluster, and these waypoints.
     pub(super) async fn of_cluster(cluster: &Cluster, proxies: &[Pod], waypoints: &[Pod]) -> Self {
-        let mut told = Self::default();
+        let mut answers = Self::default();
         let of_proxies = proxies
             .iter()
             .flat_map(|pod| [(pod, ADMIN), (pod, METRICS)]);
@@ -94,9 +93,9 @@ impl ProxyAnswers {
             let text = |value: &Option<String>| value.clone().unwrap_or_default();
             let (namespace, name) = (text(&pod.metadata.namespace), text(&pod.metadata.name));
             let asking = reach::ask_pod(cluster, &namespace, &name, port, Method::GET, path(port));
-            told.take(&format!("the proxy {namespace}/{name}"), port, asking.await);
+            answers.take(&format!("the proxy {namespace}/{name}"), port, asking.await);
         }
-        told
+        answers
     }
 }
 

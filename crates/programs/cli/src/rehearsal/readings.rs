@@ -1,8 +1,8 @@
-//! Readings of policies where not all is told that they ask for: as if that matched, and as if it did not.
+//! Readings of policies with unrecorded fields: as if these matched, and as if they did not.
 
 use ambit_model::{Authorization, HttpAttribute, HttpOperation, HttpPolicy, HttpSource, Match};
 
-/// Headers that access logs tell.
+/// Headers that access logs record.
 const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
 
 /// Source of knowledge about requests.
@@ -18,9 +18,9 @@ impl Knowledge {
     /// Attributes that the source lacks, as text.
     pub(super) fn not(self) -> &'static str {
         match self {
-            Self::ByLogs => "logs do not tell: headers or tokens",
+            Self::ByLogs => "logs do not contain: headers or tokens",
             Self::ByMetrics => {
-                "metrics do not tell: paths, methods, hosts, ports, addresses, headers or tokens"
+                "metrics do not contain: paths, methods, hosts, ports, addresses, headers or tokens"
             }
         }
     }
@@ -44,18 +44,18 @@ impl Knowledge {
         }
     }
 
-    /// A source without what is not told.
+    /// A source without its unrecorded fields.
     fn source(self, of: &HttpSource) -> HttpSource {
-        let mut told = of.clone();
-        told.request_principals.clear();
-        told.not_request_principals.clear();
+        let mut known = of.clone();
+        known.request_principals.clear();
+        known.not_request_principals.clear();
         if self == Self::ByMetrics {
-            told.ip_blocks.clear();
-            told.not_ip_blocks.clear();
-            told.remote_ip_blocks.clear();
-            told.not_remote_ip_blocks.clear();
+            known.ip_blocks.clear();
+            known.not_ip_blocks.clear();
+            known.remote_ip_blocks.clear();
+            known.not_remote_ip_blocks.clear();
         }
-        told
+        known
     }
 
     fn operation(self, of: &HttpOperation) -> HttpOperation {
@@ -66,33 +66,34 @@ impl Knowledge {
     }
 }
 
-/// A waypoint's policy as if what is not told matched, or did not.
+/// A waypoint's policy as if unrecorded fields matched, or did not.
 pub(super) fn at_waypoint(
     policy: &HttpPolicy,
-    told: Knowledge,
+    knowledge: Knowledge,
     unknown_matches: bool,
 ) -> HttpPolicy {
     let mut policy = policy.clone();
     if unknown_matches {
         for rule in &mut policy.rules {
             rule.conditions
-                .retain(|condition| told.attribute(&condition.attribute));
+                .retain(|condition| knowledge.attribute(&condition.attribute));
             for source in &mut rule.sources {
-                *source = told.source(source);
+                *source = knowledge.source(source);
             }
             for operation in &mut rule.operations {
-                *operation = told.operation(operation);
+                *operation = knowledge.operation(operation);
             }
         }
     } else {
         policy.rules.retain_mut(|rule| {
             let (had_sources, had_operations) =
                 (!rule.sources.is_empty(), !rule.operations.is_empty());
-            rule.sources.retain(|source| told.source(source) == *source);
+            rule.sources
+                .retain(|source| knowledge.source(source) == *source);
             rule.operations
-                .retain(|operation| told.operation(operation) == *operation);
+                .retain(|operation| knowledge.operation(operation) == *operation);
             let mut conditions = rule.conditions.iter();
-            conditions.all(|condition| told.attribute(&condition.attribute))
+            conditions.all(|condition| knowledge.attribute(&condition.attribute))
                 && (!had_sources || !rule.sources.is_empty())
                 && (!had_operations || !rule.operations.is_empty())
         });

@@ -15,7 +15,7 @@ pub(crate) struct Row {
     pub(crate) to: String,
     pub(crate) what: String,
     pub(crate) times: usize,
-    /// The policies that decide; empty if it cannot be said.
+    /// The policies that decide; empty if undecided.
     pub(crate) by: String,
     pub(crate) why: String,
 }
@@ -30,9 +30,9 @@ pub(crate) struct Report {
     pub(crate) admitted: Vec<Row>,
     /// Calls that cannot be decided, and the reason.
     pub(crate) undecided: Vec<Row>,
-    /// How often somebody is refused now and would be.
+    /// Calls that are refused now and would be.
     pub(crate) refused_already: usize,
-    /// How often somebody would be admitted as now.
+    /// Calls that would be allowed as now.
     pub(crate) allowed: usize,
     /// Notes on the policies.
     pub(crate) notes: Vec<String>,
@@ -41,16 +41,18 @@ pub(crate) struct Report {
 impl Report {
     /// Adds something that was seen, with what becomes of it now and then.
     pub(super) fn add(&mut self, row: Row, now: Verdict, then: Verdict) {
-        let told = |by: String, why: String| Row {
+        let row_with = |by: String, why: String| Row {
             by,
             why,
             ..row.clone()
         };
         match (now, then) {
-            (_, Verdict::Undecided(why)) => self.undecided.push(told(String::new(), why)),
+            (_, Verdict::Undecided(why)) => self.undecided.push(row_with(String::new(), why)),
             (Verdict::Refused { .. }, Verdict::Refused { .. }) => self.refused_already += row.times,
-            (Verdict::Refused { by, why }, Verdict::Allowed) => self.admitted.push(told(by, why)),
-            (_, Verdict::Refused { by, why }) => self.refused.push(told(by, why)),
+            (Verdict::Refused { by, why }, Verdict::Allowed) => {
+                self.admitted.push(row_with(by, why))
+            }
+            (_, Verdict::Refused { by, why }) => self.refused.push(row_with(by, why)),
             (_, Verdict::Allowed) => self.allowed += row.times,
         }
     }

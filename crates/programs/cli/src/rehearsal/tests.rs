@@ -151,7 +151,7 @@ fn connections_that_a_policy_would_refuse_are_named_with_it() {
     assert_eq!(report.refused[0].why, "rule 2 of a DENY policy matches");
     assert_eq!((report.allowed, report.undecided.len()), (1, 0));
 
-    // Those whom an ALLOW policy does not name.
+    // Callers that an ALLOW policy does not name.
     let allow = policy(
         "only-front",
         "",
@@ -271,12 +271,12 @@ fn what_logs_do_not_tell_is_undecided_and_only_where_it_matters() {
     for action in ["DENY", "ALLOW"] {
         let report = rehearse("", &header(action, "x-team"), &line);
         assert_eq!(report.refused, [], "{action}");
-        let why = "it hangs on what logs do not tell: headers or tokens in shop/header";
+        let why = "it depends on fields that logs do not contain: headers or tokens in shop/header";
         assert_eq!(report.undecided[0].why, why, "{action}");
     }
     let report = rehearse("", &header("DENY", "user-agent"), &line);
     assert_eq!((report.allowed, report.undecided.len()), (1, 0));
-    // Whatever the header says, another policy refuses.
+    // For every value of the header, another policy refuses.
     let both = header("ALLOW", "x-team")
         + &policy(
             "none",

@@ -1,4 +1,4 @@
-//! What is said of one connection or request.
+//! Decision about one connection or request.
 
 /// Verdict of policies on a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,6 +9,6 @@ pub(super) enum Verdict {
         by: String,
         why: String,
     },
-    /// Why it cannot be said.
+    /// Why it is undecided.
     Undecided(String),
 }

@@ -23,7 +23,7 @@ use crate::{
     labs, reach,
 };
 
-/// The kinds by which is decided what policies apply to whom.
+/// Kinds of objects that decide the scopes of policies.
 const KINDS: [Kind; 10] = [
     Kind::Namespace,
     Kind::Node,
@@ -50,7 +50,7 @@ pub(super) struct World {
     /// Of logs, and what is open.
     pub(super) lines: Vec<Observed>,
     pub(super) counted: Vec<Counted>,
-    /// Notes on parts that could not be asked.
+    /// Notes on parts that could not be queried.
     pub(super) notes: Vec<String>,
     pub(super) config: MeshConfig,
 }
@@ -58,7 +58,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn look(args: &RehearsalArgs) -> Result<Self, CliError> {
         let files = [&args.log, &args.dump, &args.metrics];
-        let asks = files.iter().all(|files| files.is_empty());
+        let queries_proxies = files.iter().all(|files| files.is_empty());
         let mut world = if !args.objects.is_empty() {
             Self {
                 objects: directories(&args.objects)?,
@@ -66,20 +66,20 @@ impl World {
             }
         } else {
             let lab = args.target.lab(args.lab.as_deref());
-            Self::of(lab.as_deref(), &args.target, asks)?
+            Self::of(lab.as_deref(), &args.target, queries_proxies)?
         };
         world.config.root_namespace = args.target.mesh_namespace.as_str().into();
         for file in &args.log {
             world.read(&text_of(file)?);
         }
-        let mut told = ProxyAnswers::default();
+        let mut answers = ProxyAnswers::default();
         for file in &args.dump {
-            told.dump(&file.display().to_string(), text_of(file)?.as_bytes());
+            answers.dump(&file.display().to_string(), text_of(file)?.as_bytes());
         }
         for file in &args.metrics {
-            told.metrics(text_of(file)?.as_bytes());
+            answers.metrics(text_of(file)?.as_bytes());
         }
-        world.take(told);
+        world.take(answers);
         Ok(world)
     }
 
@@ -90,27 +90,27 @@ impl World {
         Ok(world)
     }
 
-    fn of(lab: Option<&str>, target: &Target, asks: bool) -> Result<Self, CliError> {
+    fn of(lab: Option<&str>, target: &Target, queries_proxies: bool) -> Result<Self, CliError> {
         match lab {
-            Some(lab) => Self::of_lab(lab, asks),
+            Some(lab) => Self::of_lab(lab, queries_proxies),
             None => wait(async {
                 let cluster = target.cluster().await?;
-                Self::of_cluster(&cluster, &target.mesh_namespace, asks).await
+                Self::of_cluster(&cluster, &target.mesh_namespace, queries_proxies).await
             }),
         }
     }
 
-    fn take(&mut self, told: ProxyAnswers) {
-        self.lines.extend(told.open);
-        self.counted.extend(told.counted);
-        self.notes.extend(told.notes);
+    fn take(&mut self, answers: ProxyAnswers) {
+        self.lines.extend(answers.open);
+        self.counted.extend(answers.counted);
+        self.notes.extend(answers.notes);
     }
 
     fn read(&mut self, log: &str) {
         self.lines.extend(log.lines().filter_map(observed::read));
     }
 
-    fn of_lab(lab: &str, asks: bool) -> Result<Self, CliError> {
+    fn of_lab(lab: &str, queries_proxies: bool) -> Result<Self, CliError> {
         let client = labs::find(lab)?;
         let mut world = Self::default();
         let values = client.objects().map_err(labs::client_error)?;
@@ -137,7 +137,7 @@ impl World {
             }
             world.objects.push(object);
         }
-        if !asks {
+        if !queries_proxies {
             return Ok(world);
         }
         // What closes meanwhile is in the log, too: once more is better than not at all.
@@ -152,7 +152,7 @@ impl World {
     async fn of_cluster(
         cluster: &Cluster,
         mesh_namespace: &str,
-        asks: bool,
+        queries_proxies: bool,
     ) -> Result<Self, CliError> {
         let mut world = Self {
             config: settings(cluster, mesh_namespace).await?,
@@ -178,7 +178,7 @@ impl World {
         if let Some(value) = found.map_err(|error| failed(error.into()))? {
             world.objects.push(event(&value)?);
         }
-        if !asks {
+        if !queries_proxies {
             return Ok(world);
         }
         world.take(ProxyAnswers::of_cluster(cluster, &proxies, &waypoints).await);
@@ -277,7 +277,7 @@ pub(crate) fn text_of(path: &Path) -> Result<String, CliError> {
     text.map_err(|error| unreadable(path, error))
 }
 
-/// An object from its JSON form, in whatever state it is: what cannot be read is judged as the control plane does.
+/// An object from its JSON form, in whatever state it is: an unreadable one is treated as by the control plane.
 pub(crate) fn event(value: &Value) -> Result<ObjectEvent, CliError> {
     let key = ObjectKey::read(value)
         .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))?;

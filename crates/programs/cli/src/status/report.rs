@@ -277,7 +277,7 @@ fn agent_answer(
         report.drifts += pod.drifts;
         if pod.drifts > 0 {
             problems.push(format!(
-                "{node}: somebody changed the redirection of {name} {} times; it was repaired",
+                "{node}: another process changed the redirection of {name} {} times; it was repaired",
                 pod.drifts
             ));
         }
@@ -286,10 +286,10 @@ fn agent_answer(
             let why = pod.error.as_ref().unwrap_or(&pod.why);
             problems.push(format!("{node}: {name} is not captured ({state}): {why}"));
         }
-        let (should, says) = (&pod.annotation, &pod.annotation_seen);
-        if state != "ended" && should != says {
+        let (should, published) = (&pod.annotation, &pod.annotation_seen);
+        if state != "ended" && should != published {
             problems.push(format!(
-                "{node}: the annotation of {name} says {says:?} and should say {should:?}"
+                "{node}: the annotation of {name} is {published:?} and should be {should:?}"
             ));
         }
     }

@@ -72,7 +72,7 @@ pub(super) fn suggest(seen: &Seen, objects: &[ObjectEvent], options: &Options<'_
         };
         if let Some(policy) = mesh.allowing(namespace, &scope, options.root_namespace) {
             note(format!(
-                "no policy, since {policy} already allows what it names and nothing else"
+                "no policy, since {policy} already allows the callers that it names and no others"
             ));
             continue;
         }
@@ -125,7 +125,7 @@ fn gaps(seen: &Seen, notes: &mut Vec<String>) {
     }
     for ((client, target), times) in &seen.refused {
         notes.push(printable(&format!(
-            "left out: {client} -> {target} was refused {times} times, and stays so"
+            "no rule: {client} -> {target} was refused {times} times, and stays refused"
         )));
     }
 }
@@ -294,7 +294,7 @@ impl<'a> Mesh<'a> {
         if let Some(other) = others.next() {
             let name = other.metadata.name.as_deref().unwrap_or_default();
             return Err(format!(
-                "the pod {name}, which nobody was seen to call, has the same labels"
+                "the pod {name}, for which no caller was observed, has the same labels"
             ));
         }
         Ok(json!({"selector": {"matchLabels": common}}))

@@ -63,7 +63,7 @@ fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
     Err(last)
 }
 
-/// curl's exit code for a failure: whoever calls must not take one for another.
+/// curl's exit code for a failure: callers must not take one for another.
 fn exit_code(error: &io::Error) -> u8 {
     use io::ErrorKind as E;
     match error.kind() {

@@ -80,7 +80,7 @@ impl Connection {
         })
     }
 
-    /// Whether the server has said that it answers no more requests here.
+    /// Whether the server has announced the end of the connection.
     pub(super) fn has_ended(&self) -> bool {
         self.is_last
     }
@@ -103,7 +103,7 @@ impl Connection {
 struct Answer {
     status: u16,
     body: String,
-    /// Whether the server said `Connection: close`.
+    /// Whether the server sent `Connection: close`.
     is_last: bool,
 }
 

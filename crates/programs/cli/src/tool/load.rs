@@ -124,7 +124,7 @@ fn account(
 ) {
     let mut running = false;
     let mut next_progress = PROGRESS;
-    // When the end was asked for: what is in flight then may still finish.
+    // Time of the stop: requests in flight may still finish.
     let mut stopped = None;
     loop {
         match finished.recv_timeout(Duration::from_millis(50)) {

@@ -1,4 +1,4 @@
-//! What kubelet probes: HTTP, TCP, and the gRPC health service as far as kubelet asks of it.
+//! Servers for kubelet's probes: HTTP, TCP, and the gRPC health service as far as kubelet uses it.
 
 use std::{io, net::TcpStream, process::ExitCode, thread};
 
@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
             scope.spawn(move || serve::echo(tcp)),
             scope.spawn(move || serve::serve(grpc, health)),
         ];
-        // One that cannot listen leaves the others at work: its probe tells.
+        // One that cannot listen does not stop the others: its probe fails.
         for server in servers {
             drop(server.join());
         }

@@ -1,4 +1,4 @@
-//! Servers: HTTP that says who called, and an echo. A thread for every connection.
+//! Servers: HTTP that reports its caller, and an echo. A thread for every connection.
 
 mod request;
 

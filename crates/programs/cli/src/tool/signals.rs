@@ -1,4 +1,4 @@
-//! The end, as a container runtime asks for it.
+//! Termination signals of a container runtime.
 
 use std::{io, process, thread};
 

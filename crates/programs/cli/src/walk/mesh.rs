@@ -1,4 +1,4 @@
-//! The proxies of a lab or cluster that are asked for predictions.
+//! Queries for predictions to the proxies of a lab or cluster.
 
 use ambit_lab::Place;
 use ambit_mesh_json::explain::{EXPLAIN_PATH, Explanation, NodeProxyQuery, WaypointQuery};
@@ -103,11 +103,11 @@ impl Mesh {
 
 /// Proxies of other implementations, or from before this command, explain nothing.
 fn old(whom: &str) -> impl Fn(CliError) -> CliError {
-    let what = format!("{whom} does not explain");
+    let what = format!("{whom} does not support `ambit explain`");
     move |error| {
         CliError::new(ErrorKind::Failed, what.clone())
             .because(error.to_string())
-            .hint("`ambit policy explain` judges connections from dumps of any proxy")
+            .hint("`ambit policy explain` evaluates connections from dumps of any proxy")
     }
 }
 
@@ -127,7 +127,7 @@ fn body(query: &impl Serialize) -> Result<Bytes, CliError> {
 
 fn read(whom: &str, answer: &[u8]) -> Result<Explanation, CliError> {
     serde_json::from_slice(answer).map_err(|error| {
-        let what = format!("the answer of {whom} is not understood");
+        let what = format!("the response of {whom} is not understood");
         CliError::new(ErrorKind::Unreachable, what)
             .because(error)
             .hint("`ambit version` shows whether it is of another version")

@@ -97,7 +97,9 @@ fn header(text: &str) -> Result<(String, String), CliError> {
         .map_err(|_| usage(format!("-H: {:?} is no header's name", name.trim())))?;
     let value = value.trim();
     if HeaderValue::from_str(value).is_err() {
-        return Err(usage(format!("-H: the value of {name} is none of HTTP")));
+        return Err(usage(format!(
+            "-H: the value of {name} is not valid in HTTP"
+        )));
     }
     Ok((name.to_string(), value.to_owned()))
 }

@@ -39,7 +39,7 @@ pub(super) fn manifest(
     })
 }
 
-/// A Gateway as it stands.
+/// A Gateway as observed.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
 pub(crate) struct Seen(Value);
@@ -74,7 +74,7 @@ impl Seen {
         self.class() == CLASS
     }
 
-    /// Whether another controller's Gateway is meant as a waypoint, as far as it says so itself: labels may name any.
+    /// Whether another controller's Gateway declares itself a waypoint: labels may name any.
     pub(super) fn is_foreign_waypoint(&self) -> bool {
         let listeners = self.0.pointer("/spec/listeners").and_then(Value::as_array);
         let mut listeners = listeners.into_iter().flatten();
@@ -102,7 +102,7 @@ impl Seen {
         or_default(self.traffic_label())
     }
 
-    /// `True` or `False`; `Unknown` while nobody says.
+    /// `True` or `False`; `Unknown` while it is not reported.
     pub(super) fn programmed(&self) -> &str {
         let mut all = self.conditions();
         let found = all.find(|[kind, ..]| *kind == "Programmed");

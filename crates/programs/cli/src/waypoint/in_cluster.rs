@@ -89,7 +89,7 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
         .map_err(refused)?
         && !Seen::new(there).is_waypoint()
     {
-        let what = format!("the Gateway {namespace}/{name} is there and is no waypoint");
+        let what = format!("the Gateway {namespace}/{name} exists and is no waypoint");
         return Err(CliError::new(ErrorKind::Failed, what).hint("--name gives another name"));
     }
     migrate(&cluster, args).await?;
@@ -201,7 +201,7 @@ async fn programmed(
             );
             let error = CliError::new(ErrorKind::Failed, what);
             return Err(error.hint(format!(
-                "`ambit waypoint status {name} -n {namespace}` says why"
+                "`ambit waypoint status {name} -n {namespace}` shows the reason"
             )));
         }
         tokio::time::sleep(PAUSE).await;

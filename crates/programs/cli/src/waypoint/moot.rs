@@ -25,9 +25,9 @@ pub(super) struct Waypoint<'a> {
 pub(super) enum Effect {
     /// The pods refuse the waypoint, and with it every caller.
     RefusesAll,
-    /// The waypoint is among the callers that it admits, and so is everybody behind it.
+    /// The waypoint is among the callers that it allows, and so is every caller behind it.
     AdmitsAll,
-    /// Policy that denies nobody who comes through the waypoint.
+    /// Policy that denies no caller behind the waypoint.
     DeniesNobody,
 }
 
@@ -139,7 +139,7 @@ fn as_source(condition: &Condition) -> Option<Source> {
     Some(source)
 }
 
-/// All that a rule says of callers.
+/// All fields of a rule about callers.
 fn sources(rule: &Rule) -> Vec<Source> {
     let from = rule.from.iter().filter_map(|from| from.source.clone());
     from.chain(rule.when.iter().filter_map(as_source)).collect()
@@ -206,7 +206,7 @@ fn leave_out_empty_lists(value: &mut Value) {
 }
 
 impl<'a> Policy<'a> {
-    /// None for what node proxies do not enforce, and for what cannot be read: that denies everybody already.
+    /// `None` for policies that node proxies do not enforce, and for unreadable ones: these deny every caller already.
     fn read(object: &'a Value) -> Option<Self> {
         let dry_run = object.pointer("/metadata/annotations/istio.io~1dry-run");
         if is_attached(object) || dry_run.and_then(Value::as_str) == Some("true") {
@@ -333,7 +333,7 @@ impl<'a> Policy<'a> {
             }
             spec.insert("targetRefs".to_owned(), targets);
         }
-        // The original judges what does not come through the waypoint, which so need not bind before it is ready.
+        // The original authorizes connections that bypass the waypoint, which so need not bind before it is ready.
         let migrated = json!({labels::MIGRATED_FROM: self.name});
         let mut added = vec![self.policy(COPY, migrated, &spec, &is_taken)?];
         if self.action == PolicyAction::Allow {
@@ -449,25 +449,29 @@ pub(super) fn find(policies: &[Value], services: &[Value], waypoint: &Waypoint<'
 }
 
 impl Moot {
-    /// The policy, what becomes of it, and whom it names, on one line.
+    /// The policy, its effect behind the waypoint, and the callers that it names, on one line.
     pub(super) fn line(&self) -> String {
         let callers = self.callers.join("; ");
         let (action, consequence) = match (self.action, self.effect) {
             (PolicyAction::Allow, Effect::RefusesAll) => (
                 "ALLOW",
-                format!("pods refuse the waypoint, and with it all whom it allows now: {callers}"),
+                format!(
+                    "pods refuse the waypoint, and with it every caller allowed now: {callers}"
+                ),
             ),
             (PolicyAction::Allow, _) => (
                 "ALLOW",
-                format!("admits the waypoint, and with it everybody; allowed now: {callers}"),
+                format!("allows the waypoint, and with it every caller; allowed now: {callers}"),
             ),
             (_, Effect::RefusesAll) => (
                 "DENY",
-                format!("pods refuse the waypoint, and with it everybody; denied now: {callers}"),
+                format!(
+                    "pods refuse the waypoint, and with it every caller; denied now: {callers}"
+                ),
             ),
             (_, _) => (
                 "DENY",
-                format!("denies nobody who comes through the waypoint; denied now: {callers}"),
+                format!("denies no caller behind the waypoint; denied now: {callers}"),
             ),
         };
         format!("  {} ({action}): {consequence}", self.policy)

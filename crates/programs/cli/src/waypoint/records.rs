@@ -418,7 +418,7 @@ fn limit_row(limited: &Limited) -> Vec<String> {
     });
     let global = limit.global.iter().map(|global| match &global.place {
         Ok((service, port)) => format!("{} of {service}:{port}", global.domain),
-        Err(why) => format!("{} of nobody ({why})", global.domain),
+        Err(why) => format!("{} without a service ({why})", global.domain),
     });
     let dry_run = limit.dry_run.then(|| "dry run".to_owned());
     let broken = limit.not_understood.as_ref();
@@ -437,10 +437,10 @@ fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
     let workloads = dump.workloads.known();
     let workloads: HashMap<_, _> = workloads.map(|one| (one.uid.as_str(), one)).collect();
     let mut states: BTreeMap<(&str, &str), (u32, Option<&str>)> = BTreeMap::new();
-    for ruled in &dump.workload_state.destinations {
-        for endpoint in ruled.ports.iter().flat_map(|port| &port.endpoints) {
+    for destination in &dump.workload_state.destinations {
+        for endpoint in destination.ports.iter().flat_map(|port| &port.endpoints) {
             let state = states
-                .entry((&ruled.record.service, &endpoint.uid))
+                .entry((&destination.record.service, &endpoint.uid))
                 .or_default();
             state.0 += endpoint.requests;
             state.1 = state.1.or(endpoint.ejected_for.as_deref());

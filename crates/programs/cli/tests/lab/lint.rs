@@ -12,7 +12,7 @@ spec:
 ";
 
 #[test]
-fn exit_code_says_whether_manifests_are_fine() {
+fn linted_manifests_fail_by_errors_or_warnings() {
     let lab = Lab::new();
     lab.write("pod.yaml", &pod("a", SLEEP)).up(&[]);
     let elsewhere = tempfile::tempdir().unwrap();

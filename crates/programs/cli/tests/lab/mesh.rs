@@ -98,7 +98,10 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     let answer = explain("80");
     assert!(String::from_utf8_lossy(&answer.stdout).contains("ALLOWED: no policy applies"));
     let asked = String::from_utf8_lossy(&answer.stderr);
-    assert!(asked.contains("asking lab default, node node-1"), "{asked}");
+    assert!(
+        asked.contains("querying lab default, node node-1"),
+        "{asked}"
+    );
     assert_eq!(explain("81").status.code(), Some(3));
     let gone = lab.command(&["workloads", "--address", "http://127.0.0.1:1"]);
     assert_eq!(gone.status.code(), Some(4));
@@ -108,7 +111,7 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     let no_cluster = lab.command(&["workloads"]);
     assert_eq!(no_cluster.status.code(), Some(4));
     let text = String::from_utf8_lossy(&no_cluster.stderr);
-    assert!(text.contains("labs that run: default"), "{text}");
+    assert!(text.contains("running labs: default"), "{text}");
 
     let strict = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\
                   metadata: {name: mine, namespace: test}\nspec: {mtls: {mode: STRICT}}\n";

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use crate::support::{Lab, PATIENCE, SERVE, SLEEP, pod, service, wait_until};
+use crate::support::{Lab, SERVE, SLEEP, TIMEOUT, pod, service, wait_until};
 
 #[test]
 fn a_command_in_a_pod_gives_its_exit_code_and_output() {
@@ -44,7 +44,7 @@ fn names_resolve_and_services_reach_ready_pods() {
             assert_eq!(code, 0, "{family} {url}: {answer}");
             assert!(answer.contains("web in web, called by"), "{answer}");
         }
-        // A service without endpoints refuses at once, a name nobody has does not resolve.
+        // A service without endpoints refuses at once, an unknown name does not resolve.
         let (code, answer) = get("http://none");
         assert!(
             code == 7 && answer.contains("refused"),
@@ -299,5 +299,5 @@ fn deployments_spread_and_a_deleted_pod_process_comes_back() {
             .lines()
             .any(|line| line.contains("web-") && line.split_whitespace().nth(4) == Some("1"))
     });
-    assert!(PATIENCE.as_secs() > 1);
+    assert!(TIMEOUT.as_secs() > 1);
 }

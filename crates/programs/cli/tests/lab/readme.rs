@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Lab, PATIENCE};
+use crate::support::{Lab, TIMEOUT};
 
 /// A command of a document, and the lines that follow it.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ fn steps(heading: &str) -> Vec<Step> {
 
 /// Runs a command until it succeeds and prints what is expected: the mesh follows changes, but not at once.
 fn run(lab: &Lab, command: &str, expected: &[String]) -> String {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let output = lab.shell(command);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -79,7 +79,7 @@ fn the_walk_with_a_waypoint_works_beside_policies_that_name_callers() {
     let get = "ambit lab exec frontend -- curl -s http://orders/";
     run(&lab, get, &["orders in ".to_owned()]);
 
-    // Nothing is done before it is said what becomes of the policies.
+    // Nothing is done without a decision about the policies.
     let apply = "ambit waypoint apply --lab default -n shop";
     let refused = lab.shell(apply);
     let errors = String::from_utf8_lossy(&refused.stderr);
@@ -92,7 +92,7 @@ fn the_walk_with_a_waypoint_works_beside_policies_that_name_callers() {
     }
     run(&lab, get, &["orders in ".to_owned()]);
 
-    // As they are, they refuse the waypoint, which everybody is told who asks.
+    // Unchanged, they refuse the waypoint, which `explain` and the log report.
     run(&lab, &format!("{apply} --allow-moot-policies --wait"), &[]);
     let refusal = "policy shop/orders-from-frontend of the workload refused the waypoint";
     run(&lab, get, &[refusal.to_owned()]);

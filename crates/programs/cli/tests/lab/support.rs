@@ -12,9 +12,9 @@ use std::{
 use tempfile::TempDir;
 
 /// How long anything may take on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The user that is nobody.
+/// User id of `nobody`.
 pub(crate) const NOBODY: u32 = 65534;
 
 pub(crate) struct Lab {
@@ -61,7 +61,7 @@ impl Lab {
         self.base.path().join("default")
     }
 
-    /// `ambit lab` with these arguments; `MANIFESTS` stands for the directory.
+    /// `ambit lab` with these arguments; `MANIFESTS` is replaced by the directory.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.command(&[&["lab"], args].concat())
     }
@@ -86,7 +86,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// A shell command as documents have it, for this lab; `/tmp/shop` stands for the directory of manifests.
+    /// A shell command as documents have it, for this lab; `/tmp/shop` is replaced by the directory of manifests.
     pub(crate) fn shell(&self, command: &str) -> Output {
         let bin = Path::new(ambit()).parent().unwrap().display().to_string();
         let path = std::env::var("PATH").unwrap();
@@ -141,7 +141,7 @@ impl Lab {
 
     /// Waits until `status` shows `wanted`.
     pub(crate) fn wait_for(&self, what: &str, wanted: impl Fn(&str) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let status = self.ok(&["status"]);
             if wanted(&status) {
@@ -208,7 +208,7 @@ pub(crate) fn wait_until_gone(processes: &BTreeSet<i32>) {
 
 /// Waits until `condition` holds.
 pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(5)); // tidy: between two looks

@@ -1,5 +1,5 @@
-//! What a Gateway makes in a lab, with a stand-in for the waypoint's program: it checks what it is given and
-//! says that it is ready.
+//! What a Gateway makes in a lab, with a stand-in for the waypoint's program: it checks its arguments and reports that
+//! it is ready.
 
 use std::{
     fs,

@@ -1,8 +1,7 @@
-//! Tokens judged by the Kubernetes API: it knows its signing keys, and which pods and accounts still
-//! exist.
+//! Tokens reviewed by the Kubernetes API: it knows its signing keys, and which pods and accounts still exist.
 //!
-//! It is asked as little as possible: not about what cannot be a good token ([`super::unverified`]), and
-//! not more often than [`Reviews`] allows.
+//! It is called as little as possible: not for tokens that cannot be valid ([`super::unverified`]), and not more often
+//! than [`Reviews`] allows.
 
 use std::{
     fmt,
@@ -21,7 +20,7 @@ use super::{
     unverified,
 };
 
-/// Reviews asked for at once; further callers wait.
+/// Concurrent reviews; further callers wait.
 const AT_ONCE: usize = 32;
 /// How long a review may take.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -94,8 +93,8 @@ impl Reviewer {
             },
             ..TokenReview::default()
         };
-        let asked = self.api.create(&PostParams::default(), &review).await;
-        asked.map_err(|error| unavailable(&ambit_rt::ErrorChain(&error).to_string()))
+        let response = self.api.create(&PostParams::default(), &review).await;
+        response.map_err(|error| unavailable(&ambit_rt::ErrorChain(&error).to_string()))
     }
 }
 

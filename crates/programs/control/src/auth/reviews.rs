@@ -1,5 +1,5 @@
-//! Which tokens the API server is asked about, and how often: each question costs the cluster far more than
-//! it costs a caller to make up a token. Knows nothing of the API server.
+//! Rate limit of TokenReviews: each costs the cluster far more than it costs a caller to make up a token. Knows nothing
+//! of the API server.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -30,7 +30,7 @@ const ISSUERS: usize = 8;
 
 pub(super) type Hash = [u8; 32];
 
-/// Decides what is asked.
+/// Decides which tokens are reviewed.
 #[derive(Debug)]
 pub(super) struct Reviews {
     accepted: Mutex<Remembered<Caller>>,
@@ -80,7 +80,7 @@ impl Reviews {
         turns.acquire_owned().await.ok()
     }
 
-    /// Whether the API server may be asked about a token now.
+    /// Whether a token may be reviewed now.
     pub(super) fn may_ask(&self, source: IpAddr, issuer: &str, now: Instant) -> bool {
         let is_familiar = self.issuers.lock().contains(issuer);
         self.rates.take(source, now) && (is_familiar || self.strange.take((), now))
@@ -103,7 +103,7 @@ impl Reviews {
                 let mut accepted = self.accepted.lock();
                 accepted.keep(hash, caller.clone(), now, ACCEPTED);
             }
-            // Nothing was said.
+            // There was no result.
             Err(TokenError::Unavailable(_)) => {}
             Err(error) => self.refused.lock().keep(hash, error.clone(), now, REFUSED),
         }
@@ -187,20 +187,20 @@ mod tests {
     #[test]
     fn an_address_that_makes_up_tokens_uses_up_only_its_own_share() {
         let (reviews, now) = (Reviews::new(Some(ISSUER.to_owned())), Instant::now());
-        let asked = |source, issuer: &str| {
+        let reviewed = |source, issuer: &str| {
             (0..1000)
                 .filter(|_| reviews.may_ask(source, issuer, now))
                 .count()
         };
-        assert_eq!(asked(ip(1), ISSUER), 21);
-        assert_eq!(asked(ip(2), ISSUER), 21);
+        assert_eq!(reviewed(ip(1), ISSUER), 21);
+        assert_eq!(reviewed(ip(2), ISSUER), 21);
     }
 
     #[test]
     fn tokens_of_strange_issuers_share_little_until_one_is_accepted() {
         let (reviews, now) = (Reviews::new(Some(ISSUER.to_owned())), Instant::now());
-        let asked = (0..200).filter(|last| reviews.may_ask(ip(*last), "https://elsewhere", now));
-        assert_eq!(asked.count(), 51);
+        let reviewed = (0..200).filter(|last| reviews.may_ask(ip(*last), "https://elsewhere", now));
+        assert_eq!(reviewed.count(), 51);
         assert!(reviews.may_ask(ip(201), ISSUER, now));
         assert!(!reviews.may_ask(ip(202), "https://renamed", now));
         reviews.answered(hash(1), "https://renamed".into(), &Ok(caller()), now);

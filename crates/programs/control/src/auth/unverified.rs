@@ -1,5 +1,5 @@
-//! What a token says of itself, before anybody is asked whether it is true. Whoever makes up tokens has to
-//! make them up well before they cost anybody else anything.
+//! Unverified claims of a token, checked before a TokenReview. Made-up tokens must be well-formed before they cost the
+//! API server anything.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

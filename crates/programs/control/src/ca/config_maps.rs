@@ -1,5 +1,5 @@
-//! The roots, and the revocation list if there is one, as a ConfigMap in every namespace: proxies and
-//! applications mount them. Written again when somebody edits or deletes one. By the leader only.
+//! The roots, and the revocation list if there is one, as a ConfigMap in every namespace: proxies and applications
+//! mount them. Written again when a user edits or deletes one. By the leader only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
 const LEFT_OUT: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
 /// Field manager of the writes.
 const MANAGER: &str = "ambit-control";
-/// Label that says whose ConfigMap it is.
+/// Label that marks the mesh's ConfigMap.
 const LABEL: &str = "istio.io/config";
 /// Writes at once.
 const AT_ONCE: usize = 8;
@@ -114,7 +114,7 @@ fn hash_of(map: &ConfigMap, key: &str) -> u64 {
     }
 }
 
-/// Distributes; returns only when nobody signs any more.
+/// Distributes; returns only when no authority signs any more.
 pub async fn distribute(client: Client, mut trust: watch::Receiver<Arc<Trust>>) {
     let client = &client;
     let mut namespaces = Watch::new(

@@ -92,8 +92,8 @@ impl CaSecret {
         }
     }
 
-    /// Follows it until the drain, while others may change it. If somebody deletes it, the leader writes the
-    /// root in force again: nothing that was issued becomes void.
+    /// Follows it until the drain, while others may change it. If it is deleted, the leader writes the root in force
+    /// again: issued certificates stay valid.
     pub async fn follow(
         self,
         publisher: TrustPublisher,
@@ -201,7 +201,7 @@ impl CaSecret {
         Ok(())
     }
 
-    /// Only if nobody else changed it meanwhile.
+    /// Only if it has not changed meanwhile.
     async fn replace(&self, material: &Material) -> Result<(), kube::Error> {
         let mut secret = self.api.get(NAME).await?;
         secret.data = Some(data(material));

@@ -24,7 +24,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Life of a certificate for which none is asked, if the mesh's allow it.
+/// Default lifetime of a certificate, if the mesh's maximum allows it.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// Certificate service of Istio's CSR API.
@@ -38,7 +38,7 @@ pub struct CertificateService {
     pub pods: Pods,
     /// The mesh's trust domain.
     pub trust_domain: ArcStr,
-    /// Longest life of a certificate, whoever asks for how much.
+    /// Maximum lifetime of a certificate, regardless of the request.
     pub max_ttl: Duration,
     /// Counters of the service.
     pub metrics: Arc<Metrics>,
@@ -65,7 +65,7 @@ impl CertificateService {
         let denied = |denied: Denied| {
             tracing::warn!(%caller, %denied, "refused a certificate");
             self.metrics.csr("denied");
-            Status::unauthenticated("the caller may not act for the identity asked for")
+            Status::unauthenticated("the caller may not impersonate the requested identity")
         };
         if requested.is_empty() {
             let check = |pods: &PodDirectory| check_own(&*self.access, pods, caller);

@@ -67,8 +67,8 @@ impl TrustPublisher {
         Arc::clone(&self.sender.borrow())
     }
 
-    /// Takes a new authority, or says why not; then the present one stays. Returns whether anything
-    /// is new.
+    /// Takes a new authority, or returns why not; then the present one stays. Returns whether
+    /// anything is new.
     pub fn replace(&self, material: &Material, place: &str) -> Result<bool, ReplaceError> {
         let old = self.trust();
         if old.material == *material {
@@ -94,8 +94,7 @@ impl TrustPublisher {
     }
 }
 
-/// Whether certificates of both are accepted by everybody in the mesh, whichever roots a proxy has
-/// as yet.
+/// Whether all proxies accept certificates of both, with either set of roots.
 fn may_follow(old: &Material, new: &Material) -> bool {
     let accepted = |signer: &Material, roots: &Material| {
         let seen = Material {

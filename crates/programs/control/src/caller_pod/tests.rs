@@ -200,7 +200,7 @@ fn a_node_proxy_acts_for_the_mesh_pods_of_its_node_alone() {
         ("zt-1", "legacy", "batch", Some(&n1)),
         ("zt-1", "kept-out", "dns", Some(&n1)),
         ("zt-1", "istio-system", "default", Some(&n1)),
-        // A waypoint asks itself, whatever else runs under its account on the node.
+        // A waypoint requests its own certificate, regardless of other pods of its account on the node.
         ("zt-1", "shop", "wp", Some(&Denied::OfWaypoint)),
         ("zt-2", "shop", "wp", Some(&Denied::OfWaypoint)),
         // The label alone makes nothing of a pod.
@@ -332,7 +332,7 @@ fn only_a_waypoints_own_live_pods_have_its_identity() {
             caller(wp, Some(("claimant-1", "uid-claimant-1"))),
             Err(Denied::OtherAccount(pod("claimant-1"))),
         ),
-        // Everybody else is as whom the token says: sidecars and gateways with certificates of their own.
+        // Every other caller has its token's identity: sidecars and gateways with certificates of their own.
         (
             caller(("shop", "web"), Some(("web-1", "uid-web-1"))),
             Ok(()),

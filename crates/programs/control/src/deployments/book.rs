@@ -1,4 +1,4 @@
-//! Which waypoints there should be, and what stands of them. Pure: what watches see goes in, writes come out.
+//! Desired waypoints, and their observed objects. Pure: observations go in, writes come out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use super::{
 /// The field manager of everything that is written here.
 pub(super) const MANAGER: &str = "ambit-waypoints";
 /// Field manager of a Deployment's number of pods, from the moment when an autoscaler decides it until the autoscaler
-/// has written it: a field that nobody applies any more would go back to one pod.
+/// has written it: a field without a manager would fall back to one pod.
 pub(super) const REPLICAS_MANAGER: &str = "ambit-waypoint-replicas";
 
 /// Namespace and name: those of a Gateway and of all its objects.
@@ -27,7 +27,7 @@ pub(super) struct Name {
     pub(super) name: Box<str>,
 }
 
-/// The class of waypoints, as it stands in the cluster.
+/// The class of waypoints, as observed in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Class {
     pub(super) controller: String,
@@ -119,7 +119,7 @@ fn made_for(metadata: &ObjectMeta) -> Option<String> {
     Some(owner.uid.clone())
 }
 
-/// Whether we said last how many pods a Deployment has.
+/// Whether we were the last to set a Deployment's number of pods.
 pub(super) fn replicas_ours(metadata: &ObjectMeta) -> bool {
     let mut entries = metadata.managed_fields.iter().flatten();
     entries.any(|entry| {
@@ -142,7 +142,7 @@ pub(super) enum ClassWork<'a> {
 /// Plan for a Gateway.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Plan {
-    /// Write these, and then remove those. What is marked as new must not exist as an object of somebody else.
+    /// Write these, and then remove those. An object that is marked as new must not exist under another owner.
     Apply(Vec<Write>, Vec<Removal>),
     /// Nothing; and what its status is to say.
     Refuse(Verdict),
@@ -166,9 +166,9 @@ pub(super) struct Write {
     pub(super) is_new: bool,
     /// The field manager.
     pub(super) manager: &'static str,
-    /// The version of the object that this was decided by, where it depends on it: an object that has changed since
-    /// is left as it is. A number of pods that is left out because somebody seems to have scaled the Deployment
-    /// would fall to one if it is ours by now; and one that is written would undo what somebody scaled meanwhile.
+    /// The version of the object that this was decided by, where it depends on it: an object that has changed since is
+    /// left as it is. A number of pods that is omitted because the Deployment seems to have been scaled would fall to
+    /// one if it is ours by now; and one that is written would undo a later scaling.
     pub(super) decided_by: Option<String>,
 }
 
@@ -340,7 +340,7 @@ impl Book {
         Some(Plan::Apply(writes, removals))
     }
 
-    /// The number of pods that a Deployment has, said once more by another manager: see [`REPLICAS_MANAGER`].
+    /// The current number of pods of a Deployment, applied once more by another manager: see [`REPLICAS_MANAGER`].
     fn hand_over(&self, name: &Name) -> Option<Write> {
         let standing = self.stands(Part::Deployment, name)?;
         let replicas = standing.replicas.filter(|_| standing.replicas_ours)?;

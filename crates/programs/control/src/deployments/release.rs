@@ -1,4 +1,4 @@
-//! What the class of waypoints says of the Gateway API's release that the cluster has. Pure.
+//! Condition of the class of waypoints about the cluster's release of the Gateway API. Pure.
 
 use std::collections::BTreeMap;
 

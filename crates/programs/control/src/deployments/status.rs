@@ -1,4 +1,4 @@
-//! What a Gateway's status says of its waypoint. Pure.
+//! Status of a waypoint's Gateway. Pure.
 
 use ambit_k8s_api::{Gateway, status::conditions};
 use ambit_waypoint_objects::Unusable;
@@ -49,7 +49,7 @@ fn condition(
     }
 }
 
-/// The status to write, with all that we say there; nothing if it stands there already.
+/// The status to write, with all our fields; nothing if it is unchanged.
 pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     let (conditions, addresses) = (wanted(verdict), addresses(gateway, verdict));
     let there = self::conditions(&gateway.status);
@@ -58,7 +58,7 @@ pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(name);
         there.iter().find(is_it)
     };
-    let says = conditions.iter().all(|wanted| {
+    let is_published = conditions.iter().all(|wanted| {
         found(wanted.name).is_some_and(|there| is_current(there, wanted, generation))
     });
     let mut status = json!({});
@@ -67,7 +67,7 @@ pub(super) fn differing(gateway: &Gateway, verdict: &Verdict) -> Option<Value> {
     }
     let stands =
         addresses.is_none_or(|addresses| gateway.status.get("addresses") == Some(&addresses));
-    if says && stands {
+    if is_published && stands {
         return None;
     }
     let written: Vec<_> = conditions
@@ -122,8 +122,7 @@ fn programmed(progress: &Progress) -> Condition {
         } => "AddressNotUsable",
         _ => return condition("Programmed", true, "Programmed", "the waypoint is ready"),
     };
-    let message =
-        "the waypoint is not ready: what is bound to it is refused (see ambit.io/Introduced)";
+    let message = "the waypoint is not ready: connections to objects bound to it are refused (see ambit.io/Introduced)";
     condition("Programmed", false, reason, message)
 }
 

@@ -55,7 +55,7 @@ fn resource_of(part: Part) -> ApiResource {
 /// Applies objects. Stops at the first one of that name that was not made for a waypoint, and returns it.
 ///
 /// # Errors
-/// What the API server says; 409 for an object that is not any more what its write was decided by.
+/// Errors of the API server; 409 for an object that has changed since its write was decided.
 pub(super) async fn apply(
     client: &Client,
     name: &Name,
@@ -91,7 +91,7 @@ pub(super) async fn apply(
     Ok(None)
 }
 
-/// Takes back what was said of a Gateway, so that nothing is bound to it, and deletes what was made for it.
+/// Removes our status of a Gateway, so that nothing is bound to it, and deletes its objects.
 pub(super) async fn release(
     client: &Client,
     name: &Name,

@@ -1,9 +1,9 @@
 //! What is known of a connection's caller, and how long a connection may last with that.
 //!
-//! Anybody may connect; a call's token says who it is. Until the first call that is authenticated, the
-//! connection holds one of the few slots for unknown callers, and not for long. Node proxies are then
-//! moved among those that may stay; other accounts get what they came for, and are asked to leave in order
-//! when the same time is over. A client that presents one bad token after the other is disconnected.
+//! Any client may connect; a call's token identifies it. Until the first call that is authenticated, the connection
+//! holds one of the few slots for unknown callers, and not for long. Node proxies are then moved among those that may
+//! stay; other accounts are served, and get GOAWAY when the same time is over. A client that presents one bad token
+//! after the other is disconnected.
 
 use std::{
     net::{IpAddr, Ipv4Addr},

@@ -1,5 +1,5 @@
-//! What the control plane may call to fetch the key sets of a namespace: the follower of objects says it, who knows the
-//! addresses of Services and pods.
+//! Addresses that the control plane may call to fetch the key sets of a namespace: the follower of objects decides,
+//! which knows the addresses of Services and pods.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 /// Inquiries that wait for the follower of objects.
 const QUEUE: usize = 64;
 
-/// An address of which somebody wants to know whether key sets of a namespace may be fetched there.
+/// A query whether key sets of a namespace may be fetched from an address.
 #[derive(Debug)]
 pub(crate) struct Inquiry {
     /// The namespace of the objects that name the key set.
@@ -50,8 +50,8 @@ pub(super) struct Callees(mpsc::Sender<Inquiry>);
 impl Callees {
     /// With the end at which inquiries arrive.
     pub(super) fn new() -> (Self, mpsc::Receiver<Inquiry>) {
-        let (asked, inquiries) = mpsc::channel(QUEUE);
-        (Self(asked), inquiries)
+        let (sender, inquiries) = mpsc::channel(QUEUE);
+        (Self(sender), inquiries)
     }
 
     /// Addresses of a host that may be called for a namespace.

@@ -1,5 +1,5 @@
-//! Fetching a key set over HTTP. Whoever may write an object chooses the address, and whoever answers may be anybody:
-//! time and size are bounded, and nothing that answers is told in a condition but what kind of thing is wrong.
+//! Fetching a key set over HTTP. The author of an object chooses the address, and its server is not trusted: time and
+//! size are bounded, and a condition contains only the kind of an error, nothing of a response.
 
 use std::{io, sync::Arc};
 
@@ -23,7 +23,7 @@ use super::callees::{CalleeError, Callees};
 
 /// How often an answer may say that the set is elsewhere.
 const MAX_REDIRECTS: usize = 3;
-/// Where an issuer says where its key set is.
+/// Path of an issuer's discovery document.
 const DISCOVERY: &str = "/.well-known/openid-configuration";
 
 /// Fetches key sets.
@@ -46,13 +46,13 @@ pub(crate) enum FetchError {
     Callee(#[from] CalleeError),
     #[error("no TLS with {0}: {1}")]
     Tls(String, #[source] io::Error),
-    #[error("the answer is not what HTTP allows")]
+    #[error("the response is not valid HTTP")]
     Http(#[source] hyper::Error),
-    #[error("the answer breaks off, or is longer than {MAX_KEY_SET} bytes")]
+    #[error("the response is truncated, or longer than {MAX_KEY_SET} bytes")]
     Body,
-    #[error("the answer has the status {0}")]
+    #[error("the response has the status {0}")]
     Status(StatusCode),
-    #[error("the answer leads elsewhere, too often or from https to http")]
+    #[error("the response redirects too often, or from https to http")]
     Redirect,
     #[error("the issuer's configuration names no jwks_uri, or another issuer")]
     Discovery,
@@ -102,14 +102,14 @@ impl Fetcher {
         fetched.map_err(|_| FetchError::Timeout(source.timeout))?
     }
 
-    /// Where an issuer says its key set is.
+    /// Address of the key set in an issuer's discovery document.
     async fn discover(&self, issuer: &str, caller: Option<&ArcStr>) -> Result<String, FetchError> {
         let url = format!("{}{DISCOVERY}", issuer.trim_end_matches('/'));
         let text = self.get(&url, caller).await?;
-        let says: serde_json::Value =
+        let document: serde_json::Value =
             serde_json::from_slice(&text).map_err(|_| FetchError::Discovery)?;
-        let text = |name: &str| says.get(name).and_then(serde_json::Value::as_str);
-        // It says of whom it speaks (OpenID Connect Discovery 1.0, section 4.3).
+        let text = |name: &str| document.get(name).and_then(serde_json::Value::as_str);
+        // It names its issuer (OpenID Connect Discovery 1.0, section 4.3).
         if text("issuer") != Some(issuer) {
             return Err(FetchError::Discovery);
         }

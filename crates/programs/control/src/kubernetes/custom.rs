@@ -45,7 +45,7 @@ enum Definition {
 }
 
 impl Follower {
-    /// Runs until nobody listens.
+    /// Runs until there is no receiver.
     pub(super) async fn run(mut self) {
         let mut pause = PAUSE.0;
         let mut absence_is_logged = false;
@@ -82,7 +82,7 @@ impl Follower {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(kind = %self.kind, %error, "cannot ask for the definition of this kind");
+                    tracing::warn!(kind = %self.kind, %error, "cannot get the definition of this kind");
                 }
             }
             tokio::select! {
@@ -92,7 +92,7 @@ impl Follower {
         }
     }
 
-    /// Reports what hinders following the definition; false when nobody listens any more.
+    /// Reports why the definition cannot be followed; false when there is no receiver.
     async fn report(&self, definition: Definition) -> bool {
         let (kind, wanted) = (self.kind, self.kind.version());
         let is_unread = kind.definition() == ambit_k8s_api::Definition::Unread;
@@ -150,8 +150,8 @@ impl Follower {
         }))
     }
 
-    /// Watches until the kind is not served like this any more (true) or nobody listens (false).
-    /// `there` are the objects that the index knows.
+    /// Watches until the kind is not served like this any more (true) or there is no receiver (false). `there` are the
+    /// objects that the index knows.
     async fn follow(&self, version: &'static str, there: &mut BTreeSet<ObjectKey>) -> bool {
         let kind = self.kind;
         let resource = ApiResource {
@@ -196,7 +196,7 @@ impl Follower {
                 }
                 Some(WatchEvent::Listing) => continue,
                 Some(WatchEvent::Away(_)) | None => match self.definition().await {
-                    // The server may only be away, and what it served stands.
+                    // The server may only be unavailable, and its last objects stay.
                     Err(_) => continue,
                     Ok(Definition::Served(now)) if now == version => continue,
                     Ok(_) => return true,
@@ -208,7 +208,7 @@ impl Follower {
         }
     }
 
-    /// False when nobody listens any more.
+    /// False when there is no receiver any more.
     async fn send_gone(&self, gone: BTreeSet<ObjectKey>) -> bool {
         for key in gone {
             if !self

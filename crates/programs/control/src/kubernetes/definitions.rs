@@ -1,4 +1,4 @@
-//! When a definition of a custom kind appears or goes, so that nobody must poll.
+//! Notifications when a definition of a custom kind appears or goes, instead of polling.
 
 use ambit_k8s_api::{Definition, Kind};
 use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};

@@ -49,7 +49,7 @@ impl<K: Followed> Resource for Slim<K> {
     }
 }
 
-/// An object of which only the metadata was asked for.
+/// An object of which only the metadata was requested.
 pub(super) fn metadata_only<K: Followed>(partial: &PartialObjectMeta<K>) -> Object {
     let mut object = K::default();
     object.metadata_mut().clone_from(&partial.metadata);

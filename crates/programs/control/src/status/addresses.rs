@@ -1,9 +1,8 @@
 //! Addresses for the hosts of ServiceEntries that have none of their own, as Istio gives them: one of
 //! 240.240.0.0/16 and one of 2001:2::/48 a host, written to `status.addresses`. Pure.
 //!
-//! What stands in the status is what every replica publishes, so an address is one for all of them and
-//! stays over restarts. Only the leader gives addresses, once it knows all that are given. Of two that
-//! have the same one the older keeps it.
+//! Every replica publishes the status' addresses, so an address is one for all of them and stays over restarts. Only
+//! the leader gives addresses, once it knows all that are given. Of two that have the same one the older keeps it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,7 +42,7 @@ impl Addresses {
         let opted_out = label
             .and_then(|labels| labels.get(labels::AUTO_ALLOCATE_IP))
             .is_some_and(|value| value.eq_ignore_ascii_case("false"));
-        // Without load balancing a connection goes where it was going: an address of ours leads nowhere.
+        // Without load balancing a connection goes to its original destination: an address of ours has no endpoint.
         let wants = spec.addresses.is_empty() && spec.resolution != Resolution::None && !opted_out;
         let is_eligible =
             |host: &&String| !host.starts_with('*') || spec.resolution == Resolution::DynamicDns;
@@ -176,7 +175,7 @@ impl Pool {
             let new = addresses(number).into_iter();
             given.extend(new.map(|ip| (host.clone(), ip.to_string())));
         }
-        // What stands there and is not wanted may be somebody else's, or in use still.
+        // An undesired address in the status may be another controller's, or still in use.
         if given.is_empty() || given == entry.given {
             return None;
         }

@@ -1,8 +1,8 @@
-//! What stands on objects and what should. Pure: reports go in, writes come out.
+//! Published and desired status of objects. Pure: reports go in, writes come out.
 //!
-//! Every replica keeps the book; only a leader's writes leave it. One that becomes leader writes what
-//! differs. A write that was asked for is not asked for again until the object shows it, so that the
-//! delay of a watch makes no second write; somebody else's change makes one.
+//! Every replica keeps the book; only a leader's writes leave it. One that becomes leader writes what differs. A
+//! requested write is not repeated until the object shows it, so that the delay of a watch makes no second write;
+//! another writer's change makes one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,11 +49,11 @@ pub(crate) struct Book {
 struct Entry {
     seen: Seen,
     /// Conditions that were written and are not seen yet, by their types.
-    asked: BTreeMap<&'static str, Option<Verdict>>,
-    /// The addresses that were asked to be written and are not seen yet.
+    requested: BTreeMap<&'static str, Option<Verdict>>,
+    /// Addresses whose write is not observed yet.
     asked_addresses: Option<Value>,
-    /// The parts that were asked to be written and are not seen yet.
-    asked_parts: Option<Vec<Value>>,
+    /// Parts whose write is not observed yet.
+    requested_parts: Option<Vec<Value>>,
 }
 
 impl Book {
@@ -98,8 +98,8 @@ impl Book {
         let mut out = Out::default();
         self.leads = leads;
         for entry in self.entries.values_mut() {
-            entry.asked.clear();
-            entry.asked_parts = None;
+            entry.requested.clear();
+            entry.requested_parts = None;
             entry.asked_addresses = None;
             if leads {
                 compare(entry, &mut out);
@@ -140,8 +140,8 @@ impl Book {
             self.remark_news(&seen, out);
             return;
         }
-        let mut asked = BTreeMap::new();
-        let (mut asked_addresses, mut asked_parts) = (None, None);
+        let mut requested = BTreeMap::new();
+        let (mut asked_addresses, mut requested_parts) = (None, None);
         if let Some(old) = self.entries.remove(&key) {
             // Until it shows them, the addresses that it was given stay its own.
             if old.seen.facts.uid == seen.facts.uid
@@ -154,8 +154,8 @@ impl Book {
             if old.seen.facts.generation == seen.facts.generation
                 && old.seen.facts.uid == seen.facts.uid
             {
-                asked = old.asked;
-                asked_parts = old.asked_parts;
+                requested = old.requested;
+                requested_parts = old.requested_parts;
             }
         }
         if self.leads && !reports_problems(key.kind) {
@@ -168,9 +168,9 @@ impl Book {
         }
         let mut entry = Entry {
             seen,
-            asked,
+            requested,
             asked_addresses,
-            asked_parts,
+            requested_parts,
         };
         if self.leads {
             compare(&mut entry, out);
@@ -216,10 +216,10 @@ fn compare(entry: &mut Entry, out: &mut Out) {
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(of.name);
         let there = there.clone().find(is_it);
         if is_current(there, wanted.as_ref(), seen.facts.generation) {
-            entry.asked.remove(of.name);
+            entry.requested.remove(of.name);
             continue;
         }
-        if entry.asked.get(of.name) == Some(&wanted) {
+        if entry.requested.get(of.name) == Some(&wanted) {
             continue;
         }
         let status = wanted.as_ref().map_or_else(
@@ -232,7 +232,7 @@ fn compare(entry: &mut Entry, out: &mut Out) {
             out.remarks
                 .push(remark(seen, verdict.reason, verdict.message.clone()));
         }
-        entry.asked.insert(of.name, wanted);
+        entry.requested.insert(of.name, wanted);
     }
 }
 
@@ -245,20 +245,20 @@ fn compare_parts(entry: &mut Entry, out: &mut Out) {
     let there = &seen.facts.parts;
     let wanted = parts::wanted(&of, &standing.parts, there, seen.facts.generation);
     if parts::is_current(there, &wanted) {
-        entry.asked_parts = None;
+        entry.requested_parts = None;
         return;
     }
-    let is_asked = entry.asked_parts.as_ref();
-    if is_asked.is_some_and(|asked| parts::is_current(asked, &wanted)) {
+    let pending = entry.requested_parts.as_ref();
+    if pending.is_some_and(|requested| parts::is_current(requested, &wanted)) {
         return;
     }
     let status = json!({of.list: wanted});
     out.wishes
         .push(Wish::Status(part(seen, of.manager), status));
-    entry.asked_parts = Some(wanted);
+    entry.requested_parts = Some(wanted);
 }
 
-/// Whether a condition says already what it should.
+/// Whether a condition has its desired value already.
 fn is_current(there: Option<&Value>, wanted: Option<&Verdict>, generation: Option<i64>) -> bool {
     let (Some(there), Some(wanted)) = (there, wanted) else {
         return there.is_none() && wanted.is_none();

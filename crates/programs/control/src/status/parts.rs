@@ -1,7 +1,6 @@
 //! Conditions of parts of an object, in a list of its status: listeners of a Gateway, parents of a route. Pure.
 //!
-//! A list that other controllers write to, too, is one value for the API server: it is written with what stands
-//! there of theirs.
+//! A list that other controllers write to, too, is one value for the API server: it is written with their entries.
 
 use ambit_derive::condition::{Part, PartsType, Verdict};
 use k8s_openapi::jiff::Timestamp;
@@ -19,7 +18,7 @@ pub(super) fn wanted(
     others.cloned().chain(ours).collect()
 }
 
-/// Whether a list says the same as another, whenever that came to be.
+/// Whether a list equals another, except for times.
 pub(super) fn is_current(there: &[Value], wanted: &[Value]) -> bool {
     let timeless = |list: &[Value]| -> Vec<Value> {
         let mut list = list.to_vec();

@@ -1,5 +1,5 @@
-//! How many streams may begin in a second. After a restart all clients come at once; each is let in
-//! after a short wait rather than sent away, as long as the wait is bearable.
+//! Rate limit of new streams. After a restart all clients come at once; each is admitted after a
+//! short wait rather than sent away, as long as the wait is bearable.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ struct Gate {
     interval: Duration,
     /// So many may enter at once after a pause.
     burst: u32,
-    /// When the line would be empty, if nobody else came.
+    /// When the queue would be empty, without further callers.
     line_ends: Option<Instant>,
 }
 

@@ -47,7 +47,7 @@ impl Batch {
         }
     }
 
-    /// For a client that asks for single records, maybe by other names.
+    /// For a client that subscribes to single records, maybe by aliases.
     #[must_use]
     pub fn with_aliases(mut self) -> Self {
         self.with_aliases = true;

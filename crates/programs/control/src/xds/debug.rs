@@ -99,7 +99,7 @@ impl DebugService {
             let Some(request) = request else {
                 return Ok(());
             };
-            // An acknowledgement. istioctl's first request has a nonce too, which nobody has sent to it.
+            // An acknowledgement. istioctl's first request has a nonce of its own, too.
             if request.response_nonce == NONCE {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Which client sees which collection, and which records of it.
 //!
-//! Node proxies see the mesh. A waypoint sees what is told to its Gateway, all of it, and of the mesh what it asks
-//! for by name.
+//! Node proxies see the mesh. A waypoint sees all records of its Gateway, and of the mesh those that it subscribes to
+//! by name.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::{
 /// A client, as far as it matters for what it sees.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its Kubernetes node, whose workloads it is told of unasked; may be empty.
+    /// Its Kubernetes node, whose workloads it receives without a subscription; may be empty.
     pub node: ArcStr,
     /// The Gateway whose waypoint it is.
     pub waypoint: Option<GatewayName>,
@@ -40,7 +40,7 @@ impl Client {
 enum Scope {
     /// All of them.
     All,
-    /// All, but only those that are asked for by name.
+    /// All, but only those that are subscribed to by name.
     Named,
     /// Records of a Gateway: its name, and those below it.
     Gateway(ArcStr),

@@ -54,7 +54,7 @@ pub struct SubscriptionStatus {
     pub acknowledged: String,
     /// Everything, or single names.
     pub wildcard: bool,
-    /// Names it asked for.
+    /// Names that it subscribed to.
     pub names: usize,
     /// Text of the last rejection, until the next acknowledgement.
     pub error: Option<String>,
@@ -74,7 +74,7 @@ struct Subscription {
     /// View that the client has of the type.
     view: View,
     wildcard: bool,
-    /// Names asked for, aliases included.
+    /// Subscribed names, aliases included.
     explicit: HashSet<ArcStr>,
     /// Records that clients of single records have, with versions.
     known: HashMap<ArcStr, String>,
@@ -243,7 +243,7 @@ impl Session {
         }
     }
 
-    /// How it stands.
+    /// State of each subscription.
     pub fn status(&self) -> Vec<SubscriptionStatus> {
         let status = |(kind, subscription): (&ResourceType, &Subscription)| SubscriptionStatus {
             resource_type: *kind,
@@ -309,7 +309,7 @@ impl Subscription {
         }
     }
 
-    /// The first request of a type. What the client says it has already is not sent again.
+    /// The first request of a type. Versions that the client already has are not sent again.
     fn begin(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -438,18 +438,21 @@ impl Subscription {
         Arc::new(Batch::new(self.view.clone(), resources, removed))
     }
 
-    /// Whether a single-record client must hear of a record: it asked for it by some name, it has
-    /// it, it is on its own node, or an endpoint of a service it has.
+    /// Whether a single-record client must receive a record: it subscribed to it by some name, it has it, it is on its
+    /// own node, or an endpoint of a service it has.
     fn concerns(&self, entry: &Entry, client: &Client) -> bool {
         let known = |name: &ArcStr| self.known.contains_key(name);
-        let asked = |name: &ArcStr| self.explicit.contains(name);
+        let is_subscribed = |name: &ArcStr| self.explicit.contains(name);
         let by_place = match &entry.kind {
             EntryKind::Workload { node: of, services } => {
                 (!client.node.is_empty() && *of == client.node) || services.iter().any(known)
             }
             EntryKind::Service | EntryKind::Policy | EntryKind::Waypoint => false,
         };
-        known(&entry.name) || asked(&entry.name) || entry.aliases.iter().any(asked) || by_place
+        known(&entry.name)
+            || is_subscribed(&entry.name)
+            || entry.aliases.iter().any(is_subscribed)
+            || by_place
     }
 }
 

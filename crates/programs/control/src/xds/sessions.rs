@@ -10,10 +10,10 @@ use crate::auth::Caller;
 /// The open streams.
 pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 
-/// How one stream stands.
+/// State of one stream.
 #[derive(Clone, Debug)]
 pub struct SessionStatus {
-    /// The client, once it said who it is.
+    /// The client, once it has identified itself.
     pub node: Option<NodeInfo>,
     /// Whose token it presented.
     pub caller: Caller,

@@ -125,7 +125,7 @@ const NAMES: [&str; 9] = [
     "../store/wp",
 ];
 
-/// A client that says what it likes of itself.
+/// A client that makes claims of its own.
 fn claiming(kind: &str, namespace: &str) -> Node {
     node(&format!("{kind}~10.0.0.9~any.{namespace}~x"), namespace)
 }
@@ -205,7 +205,7 @@ async fn a_token_sees_the_records_of_its_own_scope_alone() {
         ),
     ] {
         let expected: BTreeSet<_> = expected.into_iter().map(str::to_owned).collect();
-        // What it says that it is changes nothing.
+        // Its own claims change nothing.
         for kind in ["waypoint", "ztunnel", "sidecar", "router"] {
             let sees = seen(&plane, &token, claiming(kind, namespace))
                 .await

@@ -1,4 +1,4 @@
-//! What the environment says, and what is refused with its name.
+//! Settings from the environment, and refused values with the name of their variable.
 
 use ambit_proxy::environment::SettingError;
 

@@ -1,5 +1,5 @@
-//! Connections to the pod that have to come through its waypoint and did not: they are led there, in a tunnel
-//! under the pod's identity that says whose connection it is. The waypoint delivers them as any other.
+//! Hairpin: connections that bypass the pod's waypoint are redirected to it, in a tunnel under the pod's identity that
+//! names the original peer. The waypoint delivers them as any other.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use crate::{pod::Pod, shard::Shard};
 
 const ORIGINAL_PEER: HeaderName = HeaderName::from_static(ORIGINAL_PEER_HEADER);
 
-/// A connection that could not be led through the waypoint. It goes nowhere then.
+/// A connection that could not be redirected to the waypoint. It fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HairpinError {
     #[error(transparent)]
@@ -27,7 +27,7 @@ pub(crate) enum HairpinError {
     Resolve(#[from] ResolveError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    #[error("the peer's identity cannot be told to the waypoint")]
+    #[error("the peer's identity cannot be sent to the waypoint as a header")]
     Identity(#[from] InvalidHeaderValue),
     #[error(
         "another pod sends this through us as its waypoint, while the workload has one itself: that would go in \
@@ -65,19 +65,19 @@ impl HairpinError {
     }
 }
 
-/// The tunnel to the pod's waypoint for a connection of `client`, who is `who`. `asked` are the headers of the
-/// tunnel that it came with.
+/// Opens the tunnel to the pod's waypoint for a connection of `client` with the identity `who`. `connect_headers`:
+/// headers of the tunnel that it came with.
 pub(crate) async fn open(
     shard: &Shard,
     local: &Local,
     who: &Peer,
     client: SocketAddr,
-    asked: Option<&HeaderMap>,
+    connect_headers: Option<&HeaderMap>,
 ) -> Result<(Tunnel, HboneRoute), HairpinError> {
-    if asked.is_some_and(|headers| headers.contains_key(ORIGINAL_PEER)) {
+    if connect_headers.is_some_and(|headers| headers.contains_key(ORIGINAL_PEER)) {
         return Err(HairpinError::Circle);
     }
-    let headers = headers(local, who, client, asked)?;
+    let headers = headers(local, who, client, connect_headers)?;
     let mut wait = shard.pod.dialer.waits.connection();
     loop {
         match connect(shard, local, who.destination, headers.clone()).await {
@@ -122,10 +122,10 @@ fn headers(
     local: &Local,
     who: &Peer,
     client: SocketAddr,
-    asked: Option<&HeaderMap>,
+    connect_headers: Option<&HeaderMap>,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let mut headers = tunnel_headers(local, &Forwarded { client, host: None });
-    match asked.and_then(|asked| asked.get(BAGGAGE)) {
+    match connect_headers.and_then(|connect_headers| connect_headers.get(BAGGAGE)) {
         Some(baggage) => headers.insert(BAGGAGE, baggage.clone()),
         None => headers.remove(BAGGAGE),
     };

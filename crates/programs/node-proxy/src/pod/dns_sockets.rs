@@ -26,8 +26,8 @@ impl DnsSockets {
     /// Opens them inside the pod's namespace, for each family it has, as far as they are not among
     /// `inherited`, from which they are taken.
     ///
-    /// Also where the configuration says that no answers are given: the agent that redirects questions
-    /// here may not know that, and they are then all passed on.
+    /// Also where the configuration disables DNS capture: the agent that redirects queries here may not know that, and
+    /// they are then all forwarded.
     ///
     /// # Errors
     /// When a socket cannot be opened.
@@ -66,7 +66,7 @@ impl DnsSockets {
         let is = |at: io::Result<std::net::SocketAddr>| at.is_ok_and(|at| at.is_ipv6() == ipv6);
         if !self.udp.iter().any(|socket| is(socket.local_addr())) {
             let opened = datagram::listen(Some(netns), ipv6, DNS_PORT, mark, reuse_port)?;
-            // A pod without the family asks nothing over it.
+            // A pod without the family sends no queries over it.
             let Some(socket) = opened else { return Ok(()) };
             self.udp.push(socket);
         }

@@ -26,7 +26,7 @@ pub struct PodListeners {
     pub(crate) dns: Option<DnsSockets>,
 }
 
-/// Where the pod's redirection leads.
+/// Ports of the pod's redirection.
 #[derive(Debug)]
 pub struct Captured {
     /// Outbound listener on port 15001.
@@ -80,9 +80,9 @@ impl Inherited {
     }
 }
 
-/// Opens the listeners of a captured pod, one set a worker, and says whether connections to its application
-/// may come from the client's address. Listeners among `inherited` are used as they are, also surplus ones:
-/// connections may wait in any of them.
+/// Opens the listeners of a captured pod, one set a worker, and returns whether connections to its application may come
+/// from the client's address. Listeners among `inherited` are used as they are, also surplus ones: connections may wait
+/// in any of them.
 ///
 /// # Errors
 /// When any listener cannot be opened; none is left open then.

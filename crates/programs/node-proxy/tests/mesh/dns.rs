@@ -1,4 +1,4 @@
-//! Captured questions: answered from the mesh, or by the server that the pod asked.
+//! Captured queries: answered from the mesh, or by the pod's resolver.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -49,7 +49,7 @@ fn socket(pod: &PodHost, port: u16) -> UdpSocket {
     UdpSocket::from_std(socket).unwrap()
 }
 
-/// Answers every question with the asking address.
+/// Answers every query with the address of its sender.
 fn resolver(pod: &PodHost) {
     let socket = socket(pod, 53);
     ambit_rt::spawn("resolver", async move {
@@ -87,7 +87,7 @@ async fn mesh_names_are_answered_and_others_go_to_the_original_server() {
     redirect(&client);
     let open = socket(&client, 0);
     assert_eq!(ask(&open, "web").await, [10, 1, 0, 1]);
-    // The server sees the pod itself asking.
+    // The server sees the pod itself as the sender.
     assert_eq!(ask(&open, "example.com").await, [10, 9, 0, 1]);
     let metrics = mesh.nodes[0].metrics();
     let labels = "{request_query_type=\"A\",request_protocol=\"udp\",\
@@ -100,7 +100,7 @@ async fn mesh_names_are_answered_and_others_go_to_the_original_server() {
         assert!(metrics.contains(&line), "{line} in {metrics}");
     }
 
-    // A socket that asks and closes: the next one may get its port.
+    // A socket that sends a query and closes: the next one may get its port.
     let closed = socket(&client, 0);
     assert_eq!(ask(&closed, "web").await, [10, 1, 0, 1]);
     let reused = closed.local_addr().unwrap().port();

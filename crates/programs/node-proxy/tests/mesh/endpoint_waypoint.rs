@@ -1,4 +1,5 @@
-//! Pods that everything has to come to through their waypoint: who is led there, with what, and when it fails.
+//! Pods that are reached through their waypoint alone: which connections are redirected, with which headers, and which
+//! fail.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -194,8 +195,8 @@ fn server_record() -> Workload {
     }
 }
 
-/// A captured client and a server on two nodes, somebody outside the mesh, and replicas of the waypoint of whom
-/// all nodes know.
+/// A captured client and a server on two nodes, a client outside the mesh, and replicas of the waypoint that all nodes
+/// know.
 struct Scene {
     mesh: Mesh,
     client: PodHost,
@@ -257,21 +258,21 @@ impl Scene {
         self.mesh.nodes[0].publish(Update::Workload(Box::new(direct_record())));
     }
 
-    /// Has everybody sent through the waypoint.
+    /// Requires the waypoint for all callers.
     fn enforce_for_all(&self) {
         self.mesh.publish_workload(server_record());
     }
 
     async fn failed(&self, from: &PodHost, to: &str) {
-        let said = match from.connect(to.parse().unwrap()).await {
+        let received = match from.connect(to.parse().unwrap()).await {
             Ok(mut stream) => rest(&mut stream).await.unwrap_or_default(),
             Err(_refused) => Vec::new(),
         };
-        assert!(said.is_empty(), "{said:?}");
+        assert!(received.is_empty(), "{received:?}");
     }
 }
 
-/// A conversation with the echo, which says who has connected to it; up to both ends.
+/// A conversation with the echo server, which reports its client; up to both ends.
 async fn talk(mut stream: TcpStream, waypoint: &Replica) {
     assert_eq!(
         line(&mut stream).await.unwrap(),
@@ -330,12 +331,12 @@ async fn bypassing_connections_are_forwarded_with_their_peer() {
     let mut io = tunnel.unwrap().into_io();
     io.write_all(b"hello\n").await.unwrap();
     io.shutdown().await.unwrap();
-    let mut said = String::new();
-    timeout(LONG, io.read_to_string(&mut said))
+    let mut received = String::new();
+    timeout(LONG, io.read_to_string(&mut received))
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(said, format!("{}\nhello\n", waypoint.host.ip));
+    assert_eq!(received, format!("{}\nhello\n", waypoint.host.ip));
     // Each counts once as a connection to the pod: when it is delivered.
     let counted = |family: &str, labels: &str| {
         let metrics = mesh.nodes[1].metrics();
@@ -376,7 +377,7 @@ async fn peer_authentication_precedes_policies_on_deliveries() {
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     waypoint.deliver(asked, server).await;
     talk(tunnelled, waypoint).await;
-    // What the waypoint delivers is judged as the waypoint's.
+    // Connections from the waypoint are authorized as the waypoint's.
     let no = build::policy(
         "only",
         Action::Deny,
@@ -613,10 +614,12 @@ async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
     let connection = tunnel_as(&waypoint.pki, &of_waypoint(), from, &scene.server).await;
     let mut io = ask(&connection, HeaderMap::new()).await.unwrap().into_io();
     io.shutdown().await.unwrap();
-    let mut said = String::new();
-    let reading = timeout(LONG, io.read_to_string(&mut said)).await.unwrap();
+    let mut received = String::new();
+    let reading = timeout(LONG, io.read_to_string(&mut received))
+        .await
+        .unwrap();
     reading.unwrap();
-    assert_eq!(said, format!("{}\n", waypoint.host.ip));
+    assert_eq!(received, format!("{}\n", waypoint.host.ip));
     // Clients that know go there, and ask for the pod: of its services it may know nothing.
     scene.mesh.publish_workload(foreign);
     for dialled in [SERVER, SERVICE] {
@@ -653,7 +656,7 @@ async fn a_replica_that_does_not_listen_or_cannot_serve_is_left_for_another() {
         let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
         drop(stream);
     }
-    // One that is there and says that it cannot.
+    // A running one that refuses.
     let pki = scene.mesh.pki.clone();
     let mut unable = Replica::serve(dead, pki);
     let refused = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -718,12 +721,12 @@ async fn direct_connections_end_when_the_grace_of_a_new_waypoint_is_over() {
     // What the waypoint delivers stays.
     delivered.write_all(b"stays\n").await.unwrap();
     delivered.shutdown().await.unwrap();
-    let mut said = String::new();
-    timeout(LONG, delivered.read_to_string(&mut said))
+    let mut received = String::new();
+    timeout(LONG, delivered.read_to_string(&mut received))
         .await
         .unwrap()
         .unwrap();
-    assert!(said.ends_with("\nstays\n"), "{said}");
+    assert!(received.ends_with("\nstays\n"), "{received}");
 }
 
 #[tokio::test]

@@ -179,7 +179,7 @@ async fn connections_reach_healthy_endpoints_on_their_target_ports() {
     let mut sick = build::endpoint_of(build::workload("c", &["10.9.0.13"]), name, &[(80, 1)]);
     sick.status = ambit_model::WorkloadStatus::Unhealthy;
     mesh.publish_workload(sick);
-    // The VIP is on no wire: only the proxy knows where it leads.
+    // The VIP is on no wire: only the proxy knows its endpoint.
     client
         .host
         .route("10.96.0.0/16".parse().unwrap(), None, "eth0")

@@ -150,7 +150,7 @@ async fn oversized_headers_end_the_stream_and_floods_of_them_the_connection() {
         .unwrap()
         .unwrap();
     assert_eq!(&hello, b"10.9.0.1\n");
-    // A header block without end is not read to its end: the caller's connection goes, and nobody else's.
+    // A header block without end is not read to its end: the caller's connection ends, and no other.
     let other = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     let refused = connection.tunnel(authority(), headers(40)).await;
     assert!(refused.is_err(), "{refused:?}");

@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, PodHost, line, rest};
 
-/// Whether a client that says nothing hears from the server. Connecting works in any case.
+/// Whether a silent client receives bytes from the server. Connecting works in any case.
 async fn is_served(client: &PodHost, to: SocketAddr) -> bool {
     let began = Instant::now();
     let mut stream = client.connect(to).await.expect("it is refused later");

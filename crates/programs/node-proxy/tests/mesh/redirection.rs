@@ -11,7 +11,7 @@ use crate::fixture::{Mesh, PodHost, line, rest};
 const ADMIN: u16 = 9999;
 const LINK_LOCAL: &str = "169.254.9.9";
 
-/// A client with an admin port and a link-local address, and the Services of somebody else that lead there.
+/// A client with an admin port and a link-local address, and another tenant's Services with these as endpoints.
 async fn scene(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
     let mut mesh = Mesh::with_env(env).await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;

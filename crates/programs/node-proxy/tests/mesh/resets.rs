@@ -47,7 +47,7 @@ impl Path<'_> {
             .await
             .expect("nobody comes")
             .unwrap();
-        // It stands on all its way.
+        // The connection is established at both ends.
         far.write_u8(0).await.unwrap();
         near.read_u8().await.unwrap();
         (near, far)

@@ -21,7 +21,7 @@ async fn revoking_cuts(name: &str) {
     stream.write_all(b"hello\n").await.unwrap();
     assert_eq!(line(&mut stream).await.unwrap(), "hello");
 
-    // A list that names somebody else leaves it alone.
+    // A list that names another certificate does not concern it.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ca-crl.pem");
     std::fs::write(

@@ -141,11 +141,11 @@ async fn a_waypoint_that_cannot_be_found_is_never_passed_by() {
     for dialled in ["10.9.0.102:80", "10.9.0.2:8080"] {
         // Refused so fast that the client may see it as early as in its connect.
         let connected = scene.client.connect(dialled.parse().unwrap()).await;
-        let said = match connected {
+        let received = match connected {
             Ok(mut client) => rest(&mut client).await.unwrap_or_default(),
             Err(_) => Vec::new(),
         };
-        assert!(said.is_empty(), "{dialled}: {said:?}");
+        assert!(received.is_empty(), "{dialled}: {received:?}");
     }
     // Nobody has come to the server: what is accepted first is what comes now, without a waypoint.
     scene.mesh.publish_workload(server_record());

@@ -25,7 +25,7 @@ pub(crate) struct CallCharge {
 /// Why a response is not there whole.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectError {
-    #[error("the answer is too large or breaks off")]
+    #[error("the response is too large or truncated")]
     Broken,
     #[error(transparent)]
     Exhausted(#[from] Exhausted),

@@ -31,7 +31,7 @@ const STEADY: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Mutex<Vec<Waker>>);
 
-/// Why a plugin calls somebody: because of a request, or by itself.
+/// Cause of a plugin's call: a request, or the plugin itself.
 #[derive(Clone, Debug)]
 pub(crate) struct CallCause {
     /// How many waypoints the request has passed, and so the call.
@@ -422,7 +422,7 @@ impl Instance {
                 }
                 Effect::Open(token, call) => self.open_stream(token, *call),
                 Effect::Send(token, message) => self.send(token, message),
-                // The answer of a call will be for nobody.
+                // The response of a call will be dropped.
                 Effect::Cancelled(token) => self.end_stream(token),
                 Effect::Listens(queue) => {
                     let queues = &mut self.slot.inner.lock().queues;
@@ -435,7 +435,7 @@ impl Instance {
         }
     }
 
-    /// Why a context calls somebody.
+    /// Cause of a context's call.
     fn cause(&self, context: ContextId) -> CallCause {
         let inner = self.slot.inner.lock();
         let request = inner.requests.get(&context);

@@ -1,20 +1,20 @@
-//! What was judged of a request, kept for as long as it is under way: when policies change it is judged again, and
-//! nothing more of what they now deny passes.
+//! Authorization state of a request in flight: when policies change it is authorized again, and ends if they now deny
+//! it.
 //!
-//! A request that a route leads to another service is judged twice: as it came, for what it asks for, and as it is sent,
-//! by the policies of the service that it goes to. So is one that a route of its clients changes, wherever it goes.
+//! A request that a route forwards to another service is authorized twice: in its original form, for the requested
+//! service, and in its forwarded form, by the policies of the backend. So is one that a consumer route changes, for
+//! every backend.
 //!
-//! Who decides about requests outside of the mesh is asked once, as the request comes. Where policies, which change, or
-//! those of the service that a route leads it to, want somebody else to be asked, it does not go on.
+//! An authorization provider checks a request once, in its original form. Where changed policies, or those of a route's
+//! backend, require another provider, the request is refused.
 //!
-//! What its tokens have proved is not proved again: a token that expires meanwhile was valid when the request began. But
-//! it counts only as long as somebody would still believe it: when the rule, the audience or the key that it was valid
-//! by is withdrawn, the request is judged as one without that token.
+//! Its tokens are not verified again: a token that expires meanwhile was valid when the request began. But when the
+//! rule, the audience or the key of a token is withdrawn, the request is authorized as one without that token.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use ambit_jwt::{Authenticated, Claims};
-use ambit_l7::authz::{Asking, Connection, HttpDecision, HttpExplanation, Request, Scope};
+use ambit_l7::authz::{Connection, HttpDecision, HttpExplanation, Request, RequiredCheck, Scope};
 use ambit_model::{ArcStr, NamespacedHostname};
 use http::{HeaderMap, HeaderName, Method};
 use parking_lot::Mutex;
@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Admission {
     came: Arc<Inner>,
-    /// Where a route leads it, if that is another service.
+    /// Backend of its route, if that is another service.
     backend: Option<RoutedBackend>,
 }
 
@@ -40,7 +40,7 @@ struct Inner {
     facts: Facts,
     proved: Authenticated,
     /// The provider that has admitted it, and the headers with which it came.
-    asked: Option<(ArcStr, HeaderMap)>,
+    checked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
 }
 
@@ -87,7 +87,7 @@ struct RoutedBackend {
 }
 
 impl RoutedBackend {
-    /// By which policies the request is judged; `None` if there are none.
+    /// Policies that apply to the request; `None` if there are none.
     fn scope(&self, published: &Published) -> Option<Scope<'_>> {
         match &self.attachments {
             Some(attachments) => Some(attachments.scope()),
@@ -110,7 +110,7 @@ impl Admission {
         session: &Arc<Session>,
         facts: Facts,
         proved: Authenticated,
-        asked: Option<(ArcStr, HeaderMap)>,
+        checked: Option<(ArcStr, HeaderMap)>,
     ) -> (HttpDecision, Option<Self>) {
         // From before the decision on, so that no change is missed.
         let changes = session.shard.waypoint.published.watch();
@@ -118,11 +118,11 @@ impl Admission {
             session: session.clone(),
             facts,
             proved,
-            asked,
+            checked,
             changes: Mutex::new(changes),
         };
         let decision = inner.judge();
-        // What has changed it since may have made it one that somebody has to be asked about.
+        // Later changes may have made it one that a provider must check.
         let admitted = decision.is_allowed() && inner.is_provider_unchanged();
         let admission = || Self {
             came: Arc::new(inner),
@@ -141,7 +141,7 @@ impl Admission {
             session: session.clone(),
             facts,
             proved,
-            asked: None,
+            checked: None,
             changes: Mutex::new(session.shard.waypoint.published.watch()),
         };
         inner.explain()
@@ -170,7 +170,7 @@ impl Admission {
         )
     }
 
-    /// The backend that a request is judged for once more.
+    /// The backend for which a request is authorized once more.
     fn backend_attachments(
         &self,
         destination: &Destination,
@@ -192,8 +192,8 @@ impl Admission {
         })
     }
 
-    /// Judges it once more, where a route leads it to another service, or a route of its clients makes something else of
-    /// it: `sent` is what it has become, if that differs. No decision: nothing is said of that service.
+    /// Authorizes it once more, where a route forwards it to another service, or a consumer route changes it: `sent` is
+    /// the forwarded form, if it differs. No decision: that service has no policies.
     ///
     /// # Errors
     /// With the decision, if it is denied.
@@ -258,13 +258,13 @@ impl Admission {
                 .and_then(|backend| self.came.judge_backend(backend));
             decision.is_none_or(|one| one.is_allowed())
         };
-        let is_asked_there = || {
+        let has_provider_there = || {
             self.backend
                 .as_ref()
                 .is_none_or(|backend| self.came.is_provider_unchanged_for_backend(backend))
         };
         self.came.is_provider_unchanged()
-            && is_asked_there()
+            && has_provider_there()
             && self.came.judge().is_allowed()
             && is_allowed_there()
     }
@@ -290,7 +290,7 @@ impl Inner {
         self.judge_as(&attachments, attachments.scope(), &self.facts, destination)
     }
 
-    /// As a request to the service that a route leads it to; `None` if that has no policies here.
+    /// Policies of the backend of its route; `None` if that has none here.
     fn judge_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
@@ -334,7 +334,7 @@ impl Inner {
         })
     }
 
-    /// The result of `judge` for a request: with several tokens, the claims of each have to be enough.
+    /// The result of `judge` for a request: with several tokens, the claims of each must suffice.
     fn for_tokens<T>(
         &self,
         attachments: &Attachments,
@@ -380,9 +380,9 @@ impl Inner {
         }
     }
 
-    /// Whether nobody else than who was asked about it as it came would have to be asked now.
+    /// Whether its current policies require no other provider than the one that has checked it.
     fn is_provider_unchanged(&self) -> bool {
-        let (by, came) = match &self.asked {
+        let (by, came) = match &self.checked {
             Some((by, came)) => (Some(by), came),
             None => (None, &self.facts.headers),
         };
@@ -391,18 +391,18 @@ impl Inner {
         self.is_admitted_by(by, attachments.scope(), destination, &self.facts, came)
     }
 
-    /// The same as a request to the service that a route leads it to: nobody is asked a second time. Whom a provider has
-    /// admitted is not what a route of clients makes of that.
+    /// The same for the backend of its route: there is no second check. A provider's decision does not apply to the
+    /// form that a consumer route makes of the request.
     fn is_provider_unchanged_for_backend(&self, backend: &RoutedBackend) -> bool {
         let published = &self.session.shard.waypoint.published;
         let Some(scope) = backend.scope(published) else {
             return true;
         };
-        let asked = self
-            .asked
+        let checked = self
+            .checked
             .as_ref()
             .filter(|_| backend.by == RouteOwner::Service);
-        let by = asked.map(|(by, _)| by);
+        let by = checked.map(|(by, _)| by);
         let facts = backend.sent.as_deref().unwrap_or(&self.facts);
         self.is_admitted_by(by, scope, self.address_of(backend), facts, &facts.headers)
     }
@@ -420,7 +420,7 @@ impl Inner {
             ..self.request(facts, destination, None)
         };
         let policies = self.session.shard.waypoint.published.policies();
-        is_still_admitted(&policies.asks(scope, &request), by)
+        is_still_admitted(&policies.required_check(scope, &request), by)
     }
 }
 
@@ -445,11 +445,11 @@ pub(super) fn facts<'a>(
     }
 }
 
-/// Whether a provider that has admitted something is the only one that would be asked about it now.
-pub(crate) fn is_still_admitted(asking: &Asking, by: Option<&ArcStr>) -> bool {
-    match asking {
-        Asking::Nobody => true,
-        Asking::Denied(_) => false,
-        Asking::Provider(provider, _) => by == Some(&provider.name),
+/// Whether a provider that has allowed a request or connection is the only one required now.
+pub(crate) fn is_still_admitted(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
+    match required {
+        RequiredCheck::NotRequired => true,
+        RequiredCheck::Denied(_) => false,
+        RequiredCheck::Provider(provider, _) => by == Some(&provider.name),
     }
 }

@@ -1,10 +1,10 @@
-//! Sessions: requests of a client that are led to the endpoint that its first one was led to (`sessionPersistence`).
+//! Session persistence: requests of a client go to the endpoint of its first one (`sessionPersistence`).
 //!
 //! A session's value says which backend of the rule it was and which of its endpoints, by hashes that tell nothing of
 //! addresses, and when it began. It is not believed: a client gets to no other endpoints with it than those that its
-//! backend has now and that may be chosen, and to no other backends than those of the rule that the request matches. What
-//! does not say that begins a new session. Someone who writes a value may so choose among the endpoints that requests of
-//! the rule are led to anyway, and prolong a session of their own, and nothing else.
+//! backend has now and that may be chosen, and to no other backends than those of the rule that the request matches.
+//! What does not say that begins a new session. A client that forges a value can only choose among the endpoints of the
+//! matched rule, and prolong its own session.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -37,7 +37,7 @@ pub(super) struct Affinity {
     of: HttpSession,
     brought: Option<Value>,
     now: u64,
-    /// Where it leads.
+    /// Endpoint of the session.
     pub(super) endpoint: Option<BackendEndpoint>,
 }
 
@@ -139,8 +139,8 @@ impl Affinity {
         }
     }
 
-    /// The backend of the rule that it is led to, whatever the weights are; `find` looks for an endpoint of one by its
-    /// mark. A session whose endpoint is gone is over.
+    /// The backend of the session, regardless of the weights; `find` looks for an endpoint of one by its mark. A
+    /// session whose endpoint is gone is over.
     pub(super) fn backend<'a>(
         &mut self,
         rule: &'a Rule,
@@ -270,14 +270,14 @@ mod tests {
         let client = cookie(&begun(&session(), NOW));
         let rule = rule(vec![backend("b", 1), backend("a", 0)]);
         let mut affinity = Affinity::of(&session(), &client, NOW + 1);
-        let mut asked = None;
+        let mut looked_up = None;
         let kept = affinity.backend(&rule, |to, mark| {
-            asked = Some((to.clone(), mark));
+            looked_up = Some((to.clone(), mark));
             Found::NotOurs
         });
         assert_eq!(kept.map(|(place, _)| place), Some(1));
-        assert_eq!(asked, Some((backend("a", 0), endpoint_mark("pod-1"))));
-        // What it knows already it is not told again.
+        assert_eq!(looked_up, Some((backend("a", 0), endpoint_mark("pod-1"))));
+        // A known session is not set again.
         let mut answer = HeaderMap::new();
         affinity.change_answer(&backend("a", 0), "pod-1", &mut answer);
         assert!(answer.is_empty());
@@ -296,7 +296,7 @@ mod tests {
         let mut affinity = Affinity::of(&session(), &client, NOW);
         let kept = affinity.backend(&other, |_, _| panic!("no backend of the rule"));
         assert!(kept.is_none());
-        // Another endpoint answers than the one that it led to.
+        // Another endpoint responds than the session's.
         let affinity = Affinity::of(&session(), &client, NOW);
         let mut answer = HeaderMap::new();
         affinity.change_answer(&backend("a", 1), "pod-2", &mut answer);

@@ -1,5 +1,5 @@
-//! Tokens of requests: verified, taken out, and told to applications as objects say (`ambit_jwt`). What a request has
-//! proved stays with its admission.
+//! Tokens of requests: verified, removed, and their claims passed to applications as configured (`ambit_jwt`). The
+//! verified claims are kept in the request's admission.
 
 use std::time::SystemTime;
 
@@ -10,7 +10,7 @@ use http::{HeaderValue, Request, StatusCode, uri::PathAndQuery};
 use super::{form::Form, observer::Observer, reply::Reply};
 use crate::session::Session;
 
-/// Authenticates a request. Its headers and its query are then what is judged and forwarded.
+/// Authenticates a request. Its headers and its query are then authorized and forwarded.
 pub(super) fn authenticate<B>(
     session: &Session,
     request: &mut Request<B>,

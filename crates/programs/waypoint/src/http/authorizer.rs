@@ -1,13 +1,13 @@
-//! CUSTOM policies: a provider is asked whether a request may pass, and how it is to be changed.
+//! CUSTOM policies (ext_authz): a provider allows or denies a request, and may change it.
 //!
-//! It is asked once. What it changes is done before the other policies judge the request, so that they judge what is
-//! forwarded. A request that is under way when policies change is not asked about again; if another provider would have
-//! to be asked about it, it ends.
+//! A request is checked once. The provider's changes are applied before the other policies, so that they authorize the
+//! forwarded form. A request in flight is not checked again when policies change; if they require another provider, it
+//! ends.
 
 mod ask;
 pub(super) mod changes;
 
-use ambit_l7::authz::Asking;
+use ambit_l7::authz::RequiredCheck;
 use ambit_model::{ArcStr, Provider, ProviderProtocol};
 use ambit_telemetry::http::ResponseFlag;
 use ambit_wire::ext_authz::{Answer, Check, Denied, HeaderOption};
@@ -30,7 +30,7 @@ use crate::{
     message::{self, Body},
     session::Session,
 };
-pub(crate) use ask::AskError;
+pub(crate) use ask::CheckError;
 pub(super) use ask::unary;
 
 /// Result of the external authorization of a request.
@@ -83,21 +83,25 @@ fn count_refused(session: &Session, provider: &str, refused: u64) {
     metrics.provider_headers_refused(provider, refused);
 }
 
-/// Finds the provider that has to be asked about a request.
-pub(super) fn asking<B>(session: &Session, request: &Request<B>, form: &Form) -> Asking {
+/// Finds the provider that must check a request.
+pub(super) fn required_check<B>(
+    session: &Session,
+    request: &Request<B>,
+    form: &Form,
+) -> RequiredCheck {
     let method = request.method().as_str();
     let facts = facts(session, method, &form.host, &form.path, request.headers());
     let policies = session.shard.waypoint.published.policies();
-    policies.asks(session.attachments().scope(), &facts)
+    policies.required_check(session.attachments().scope(), &facts)
 }
 
-/// Replies to a request that no provider can be asked about.
+/// Replies to a request whose provider is missing or ambiguous.
 pub(super) fn without_provider() -> Reply {
     let flag = ResponseFlag::UnauthorizedExternal;
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
 }
 
-/// Asks about a request, if a policy wants it, and changes it as the provider says.
+/// Sends the check of a request, if a policy requires it, and applies the provider's changes.
 pub(super) async fn authorize(
     session: &Session,
     request: &mut Request<Incoming>,
@@ -106,31 +110,31 @@ pub(super) async fn authorize(
     (hops, is_grpc, idle): (Hops, bool, &IdleTimeout),
 ) -> Result<Authorized, Reply> {
     let waypoint = &session.shard.waypoint;
-    let provider = match asking(session, request, form) {
-        Asking::Nobody => return Ok(Authorized::On(ExternalAuthorization::default())),
-        Asking::Denied(why) => {
-            tracing::debug!(why, "a request is denied: no provider can be asked");
+    let provider = match required_check(session, request, form) {
+        RequiredCheck::NotRequired => return Ok(Authorized::On(ExternalAuthorization::default())),
+        RequiredCheck::Denied(why) => {
+            tracing::debug!(why, "a request is denied: no provider can be called");
             waypoint.http_metrics.authorized("", "nobody");
             record.decided("ext_authz_error");
             return Err(without_provider());
         }
-        Asking::Provider(provider, _) => provider,
+        RequiredCheck::Provider(provider, _) => provider,
     };
-    let mut asked = ExternalAuthorization {
+    let mut authorization = ExternalAuthorization {
         by: Some((provider.name.clone(), request.headers().clone())),
         ..ExternalAuthorization::default()
     };
     if let Some(limit) = provider.body {
         let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
         let begun = Begun::of(request.body_mut(), most, &session.memory, idle).await;
-        asked.begun = begun.map_err(|error| match error {
+        authorization.begun = begun.map_err(|error| match error {
             BeginError::Broken(_) => {
                 Reply::refused("the request's body is not what HTTP allows", "body")
             }
             BeginError::Exhausted(exhausted) => overloaded(exhausted),
             BeginError::Idle(idle) => idle.into(),
         })?;
-        if asked.begun.len() > most && !limit.allow_partial {
+        if authorization.begun.len() > most && !limit.allow_partial {
             record.decided("ext_authz_error");
             let flag = ResponseFlag::UnauthorizedExternal;
             let text = "the body is larger than its authorizer takes";
@@ -139,13 +143,24 @@ pub(super) async fn authorize(
     }
     let service = CheckService::Provider(provider.name.clone());
     let Some(_check) = session.begin_check(service) else {
-        return fail(session, &provider, asked, record, &AskError::TooMany);
+        return fail(
+            session,
+            &provider,
+            authorization,
+            record,
+            &CheckError::TooMany,
+        );
     };
-    let asking = ask::of_request(session, &provider, (request, form, &asked.begun), hops);
-    let answer = match timeout(provider.timeout, asking).await {
+    let checking = ask::of_request(
+        session,
+        &provider,
+        (request, form, &authorization.begun),
+        hops,
+    );
+    let answer = match timeout(provider.timeout, checking).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => return fail(session, &provider, asked, record, &error),
-        Err(_) => return fail(session, &provider, asked, record, &AskError::Late),
+        Ok(Err(error)) => return fail(session, &provider, authorization, record, &error),
+        Err(_) => return fail(session, &provider, authorization, record, &CheckError::Late),
     };
     let allowed = match answer {
         Answer::Denied(denied) => {
@@ -162,24 +177,32 @@ pub(super) async fn authorize(
     let target = changes::query(&form.target, &allowed.query_set, &allowed.query_remove);
     match target {
         Some(target) if changes::is_bounded(request.headers()) => form.target = target,
-        _ => return fail(session, &provider, asked, record, &AskError::Unusable),
+        _ => {
+            return fail(
+                session,
+                &provider,
+                authorization,
+                record,
+                &CheckError::Unusable,
+            );
+        }
     }
     waypoint.http_metrics.authorized(&provider.name, "allowed");
-    asked.answer = allowed.answer_headers;
-    Ok(Authorized::On(asked))
+    authorization.answer = allowed.answer_headers;
+    Ok(Authorized::On(authorization))
 }
 
 /// A provider has not answered: what is configured for that is done.
 fn fail(
     session: &Session,
     provider: &Provider,
-    asked: ExternalAuthorization,
+    authorization: ExternalAuthorization,
     record: &mut Record,
-    error: &AskError,
+    error: &CheckError,
 ) -> Result<Authorized, Reply> {
     let name = provider.name.as_str();
     let metrics = &session.shard.waypoint.http_metrics;
-    if let AskError::Exhausted(exhausted) = error {
+    if let CheckError::Exhausted(exhausted) = error {
         metrics.authorized(name, error.outcome());
         return Err(overloaded(*exhausted));
     }
@@ -191,7 +214,7 @@ fn fail(
     metrics.authorized(name, error.outcome());
     if provider.fail_open && error.may_fail_open() {
         metrics.authorized(name, "failed_open");
-        return Ok(Authorized::On(asked));
+        return Ok(Authorized::On(authorization));
     }
     record.decided("ext_authz_error");
     let status = StatusCode::from_u16(provider.status_on_error);
@@ -233,7 +256,7 @@ fn deny(
     response
 }
 
-/// Asks about a connection that is not HTTP; gives the provider that admits it, if one was asked.
+/// Sends the check of a connection that is not HTTP; returns the provider that allows it, if one was called.
 ///
 /// # Errors
 /// With why it is refused.
@@ -242,22 +265,22 @@ pub(crate) async fn authorize_connection(
     sni: Option<&str>,
 ) -> Result<Option<ArcStr>, String> {
     let waypoint = &session.shard.waypoint;
-    let asking = {
+    let required = {
         let policies = waypoint.published.policies();
-        policies.asks_of_connection(session.attachments().scope(), &session.connection(sni))
+        policies.required_connection_check(session.attachments().scope(), &session.connection(sni))
     };
-    let provider = match asking {
-        Asking::Nobody => return Ok(None),
-        Asking::Denied(why) => return Err(why),
-        Asking::Provider(provider, _) => provider,
+    let provider = match required {
+        RequiredCheck::NotRequired => return Ok(None),
+        RequiredCheck::Denied(why) => return Err(why),
+        RequiredCheck::Provider(provider, _) => provider,
     };
     let name = &provider.name;
     if provider.protocol != ProviderProtocol::Grpc {
         return Err(format!("provider {name} decides about HTTP alone"));
     }
-    let asked = async {
+    let checking = async {
         let service = CheckService::Provider(name.clone());
-        let _check = session.begin_check(service).ok_or(AskError::TooMany)?;
+        let _check = session.begin_check(service).ok_or(CheckError::TooMany)?;
         let source = ask::source(session);
         let destination = ask::destination(session);
         let check = Check {
@@ -269,9 +292,9 @@ pub(crate) async fn authorize_connection(
         };
         ask::grpc(session, &provider, check, session.hops).await
     };
-    let answer = timeout(provider.timeout, asked).await;
+    let answer = timeout(provider.timeout, checking).await;
     let metrics = &waypoint.http_metrics;
-    match answer.unwrap_or(Err(AskError::Late)) {
+    match answer.unwrap_or(Err(CheckError::Late)) {
         Ok(Answer::Allowed(_)) => {
             metrics.authorized(name, "allowed");
             Ok(Some(name.clone()))

@@ -149,7 +149,8 @@ pub(super) enum Trailers {
 }
 
 impl Trailers {
-    /// Removes what no trailer may say: applications that read trailers as headers would believe what nobody has judged.
+    /// Removes fields that may not be trailers: applications that read trailers as headers would trust fields that no
+    /// policy has seen.
     fn pass(self, frame: Frame<Bytes>, admission: &Admission) -> Frame<Bytes> {
         let may_pass = |name: &HeaderName| match self {
             Self::OfRequest => may_be_trailer(name) && !admission.reads_header(name),
@@ -241,7 +242,7 @@ where
         match &frame {
             Some(Ok(frame)) => {
                 this.count.frame(frame);
-                // Nobody asks for more after the last frame.
+                // No frame is polled after the last one.
                 if this.inner.is_end_stream() {
                     this.count.completed();
                 }

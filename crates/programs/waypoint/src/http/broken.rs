@@ -23,7 +23,7 @@ pub(super) struct Broken {
     pub(super) body: Cow<'static, str>,
     /// For the log.
     pub(super) text: String,
-    /// Whether the endpoint says that it has done nothing with the request.
+    /// Whether the endpoint reports that it has not processed the request.
     pub(super) is_untouched: bool,
 }
 

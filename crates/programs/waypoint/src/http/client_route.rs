@@ -1,5 +1,5 @@
-//! Requests that a route of clients changes or forwards, and their mirrors: what is attached to the service that they are
-//! sent to holds for what is sent.
+//! Requests that a consumer route changes or forwards, and their mirrors: the attachments of their destination apply to
+//! the forwarded form.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Destinations of requests and connections: what a tunnel asks for, or what a route forwards to.
+//! Destinations of requests and connections: a tunnel's target, or a route's backend.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(crate) enum Destination {
     Backend(NamespacedHostname, u16),
     /// A backend of a route that is a subset of a service.
     Subset(NamespacedHostname, u16, ArcStr),
-    /// A host that the client names, below the wildcard that the tunnel asks for.
+    /// A host that the client names, below the wildcard of the tunnel's target.
     Host(ArcStr),
 }
 
@@ -76,7 +76,7 @@ impl Destination {
         }
     }
 
-    /// Whether it is what the tunnel asks for, or endpoints of that.
+    /// Whether it is the tunnel's target, or its endpoints.
     pub(crate) fn is_requested(&self, session: &Session) -> bool {
         match self {
             Self::Target | Self::Host(_) => true,
@@ -107,7 +107,7 @@ impl Destination {
         }
     }
 
-    /// Whether it is the service that the tunnel asks for, so that its endpoints are this waypoint's to choose from.
+    /// Whether it is the service of the tunnel's target, so that this waypoint chooses among its endpoints.
     fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
             (Self::Target | Self::Host(_), _) => true,
@@ -175,11 +175,11 @@ impl Destination {
         &self,
         session: &Session,
         version: Version,
-        asked: (&HeaderMap, &Uri),
+        hash_input: (&HeaderMap, &Uri),
     ) -> Result<Option<Arc<DestinationDecision>>, NoUpstream> {
         match self.ruled(session) {
             Some(port) => Ok(Some(
-                DestinationDecision::of(session, port, version, asked).await?,
+                DestinationDecision::of(session, port, version, hash_input).await?,
             )),
             None => match self {
                 // Never to the service's other endpoints.
@@ -217,7 +217,7 @@ impl Destination {
                     return Ok((upstream_lookup::resolve(route, waypoint).await?, Some(held)));
                 }
                 Ok(None) => {}
-                // What is missing is asked for below.
+                // Missing records are requested below.
                 Err(NoUpstream::Route(error)) if error.missing().is_some() => {}
                 Err(error) => return Err(error.into()),
             }

@@ -1,9 +1,8 @@
 //! What is attached to the service that a route of clients forwards to, and what of it has been applied to the request or
 //! connection as it came.
 //!
-//! A route that clients have written for themselves gets them no further than they would get by asking that service: its
-//! policies judge, its limits count, and where tokens or plugins are attached to it that have not been applied, nothing
-//! is forwarded.
+//! A consumer route grants its clients no more access than a direct request to that service: its policies apply, its
+//! limits count, and where tokens or plugins are attached to it that have not been applied, nothing is forwarded.
 
 use std::sync::Arc;
 
@@ -14,8 +13,8 @@ use crate::{
     attachment_lookup, attachments::Attachments, route_owner::RouteOwner, session::Session,
 };
 
-/// Finds what is attached where a route of clients forwards to; `None` if the route's owner is another, or if this
-/// waypoint does not serve the service.
+/// Finds the attachments of a consumer route's backend; `None` if the route's owner is another, or if this waypoint
+/// does not serve the service.
 pub(crate) fn find(
     session: &Session,
     destination: &Destination,
@@ -34,7 +33,7 @@ pub(crate) fn find(
     Some(Arc::new(found))
 }
 
-/// Whether all tokens that `attachments` verify have been verified for what the session asks for.
+/// Whether all tokens that `attachments` verify have been verified for the session's target.
 pub(crate) fn are_tokens_applied(session: &Session, attachments: &Attachments) -> bool {
     let all = session.shard.waypoint.published.authentications();
     all.are_applied(attachments.services(), session.attachments().services())
@@ -50,7 +49,7 @@ pub(crate) fn have_plugins(session: &Session, attachments: &Attachments) -> bool
     })
 }
 
-/// Whether every plugin that sees requests with these attachments also sees those for what the session asks for.
+/// Whether every plugin that sees requests with these attachments also sees those for the session's target.
 pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) -> bool {
     let Some(chain) = session.shard.waypoint.published.extensions() else {
         return true;

@@ -149,7 +149,7 @@ pub(super) fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u
     })
 }
 
-/// A cookie for a client that has none: chance, which says nothing of the endpoints.
+/// A cookie for a client that has none: a random value, which reveals nothing of the endpoints.
 fn new_cookie(of: &HashCookie) -> Option<(String, HeaderValue)> {
     let ttl = of.ttl?;
     let value = format!("{:016x}", rand::rng().random::<u64>());

@@ -1,4 +1,4 @@
-//! One request: brought into form, judged, routed, sent on; its answer on the way back.
+//! One request: normalized, authorized, routed, forwarded; and its response.
 
 use std::{
     pin::{Pin, pin},
@@ -78,8 +78,13 @@ pub(super) async fn respond(
     let mut crossing = Crossing::default();
     let mut limited = Limited::default();
     let mut extended = Extended::of(&session, is_grpc);
-    let said = (&mut crossing, &mut limited);
-    let under_way = (&mut pending_upgrade, &mut record, said, &mut extended);
+    let response_headers = (&mut crossing, &mut limited);
+    let under_way = (
+        &mut pending_upgrade,
+        &mut record,
+        response_headers,
+        &mut extended,
+    );
     let answered = match refused {
         Some(reply) => Err(reply),
         None => Box::pin(answer(&session, request, under_way)).await,
@@ -145,7 +150,7 @@ async fn answer(
     let hops = Hops::take(request.headers_mut()).ok_or_else(in_a_circle)?;
     let retry_mark = RetryMark::take(request.headers_mut());
     let is_expected = interim::is_expected(&request);
-    // What is judged is what is forwarded.
+    // The authorized form is the one that is forwarded.
     strip(&mut request)?;
     if let Some(upgrade) = &upgrade {
         upgrade.ask(request.headers_mut());
@@ -176,7 +181,7 @@ async fn answer(
         request: limits::as_it_came(&request, &form),
     };
     limits::limit(session, (counted, None), (&admission, hops), limited).await?;
-    // Only now: what was judged and routed is what came.
+    // Only now: the original request was authorized and routed.
     let original = Original::of(&taken, &request, &form);
     taken.change(session, request.headers_mut(), &mut form)?;
     taken.name_host(session, &form)?;
@@ -216,8 +221,8 @@ async fn answer(
         None => taken.mirrors(),
         Some(_) => Vec::new(),
     };
-    let asked = (&parts, &form, &admission, taken.route_owner());
-    let (body, mirroring) = mirror::mirror(session, &mirrors, hops, asked, body);
+    let mirror_input = (&parts, &form, &admission, taken.route_owner());
+    let (body, mirroring) = mirror::mirror(session, &mirrors, hops, mirror_input, body);
     let mut sent_on = Request::from_parts(parts, body);
     outgoing::address(&mut sent_on, &form.host, &form.target, version)?;
     match &upgrade {
@@ -229,7 +234,7 @@ async fn answer(
     interim::follow(&mut sent_on, expectation.as_ref(), extended.is_none());
     let sending = Sending {
         hops,
-        patience: taken.timeouts().backend_request,
+        attempt_timeout: taken.timeouts().backend_request,
         again: match taken.retry() {
             _ if retry_mark.is_set() => RetryPolicy::Unsent,
             Some(rule) => RetryPolicy::ByRule(rule),
@@ -322,7 +327,7 @@ fn may_pass(all: &mut HeaderMap) -> bool {
 
 /// Source of the first response.
 enum First {
-    /// The endpoint, or nobody.
+    /// The endpoint, if any.
     Sent(Result<Sent, Failure>),
     /// A plugin, while the request's body was on its way.
     Plugin(Response<Answer>),
@@ -372,7 +377,7 @@ enum Admitted {
     Answered(Box<Response<Answer>>),
 }
 
-/// Asks the provider of CUSTOM policies, verifies tokens, and judges what plugins and these have made of the request.
+/// Calls the provider of CUSTOM policies, verifies tokens, runs plugins, and authorizes the resulting request.
 async fn admit(
     session: &Arc<Session>,
     (request, form): (&mut Request<Incoming>, &mut Form),
@@ -385,8 +390,8 @@ async fn admit(
     }
     let context = (hops, is_grpc(request), idle);
     let authorizing = authorize(session, request, form, record, context);
-    let asked = match Box::pin(authorizing).await? {
-        Authorized::On(asked) => asked,
+    let external = match Box::pin(authorizing).await? {
+        Authorized::On(external) => external,
         Authorized::Answered(response) => {
             return Ok(Admitted::Answered(Box::new(response.map(Answer::Own))));
         }
@@ -406,18 +411,18 @@ async fn admit(
     {
         return Ok(Admitted::Answered(response));
     }
-    let by = (&proved, &asked);
+    let by = (&proved, &external);
     let mut admission = judge(session, request, form, by, record)?;
     if let Some(extended) = extended {
         let last = ExtensionPhase::Unspecified;
         match extended.request(last, request, form).await? {
             Extension::Unchanged => {}
-            // What is judged is what is forwarded.
+            // The authorized form is the one that is forwarded.
             Extension::Seen => admission = judge(session, request, form, by, record)?,
             Extension::Answered(response) => return Ok(Admitted::Answered(response)),
         }
     }
-    Ok(Admitted::On(admission, Box::new(asked)))
+    Ok(Admitted::On(admission, Box::new(external)))
 }
 
 /// Judges a request by its policies.
@@ -425,11 +430,11 @@ pub(super) fn judge<B>(
     session: &Arc<Session>,
     request: &Request<B>,
     form: &Form,
-    (proved, asked): (&Authenticated, &ExternalAuthorization),
+    (proved, external): (&Authenticated, &ExternalAuthorization),
     observer: &mut impl Observer,
 ) -> Result<Admission, Reply> {
     let facts = Facts::of(request, form);
-    let (decision, admission) = Admission::of(session, facts, proved.clone(), asked.by.clone());
+    let (decision, admission) = Admission::of(session, facts, proved.clone(), external.by.clone());
     observer.judged(&decision);
     admission.ok_or_else(Reply::denied)
 }
@@ -460,8 +465,8 @@ fn version(
     }
 }
 
-/// Judges what a route leads to another service as that one's, too, and what a route of its clients makes of a request
-/// as if they had sent that.
+/// Authorizes a request that a route forwards to another service for that one, too, and one that a consumer route
+/// changes as if the client had sent it in that form.
 pub(super) fn judge_backend<B>(
     admission: Admission,
     taken: &Taken,
@@ -489,7 +494,7 @@ pub(super) fn judge_backend<B>(
 
 /// A request that has passed too many waypoints.
 pub(super) fn in_a_circle() -> Reply {
-    let text = "the routes of waypoints lead in a circle";
+    let text = "the routes of waypoints form a loop";
     Reply::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)
 }
 
@@ -506,7 +511,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     let removed = headers::remove_hop_by_hop(all);
     removed.map_err(|error| Reply::refused(error.to_string(), "connection_header"))?;
     headers::remove_claims(all);
-    // The framing is made anew; what is expected of the application is asked again with it.
+    // The framing is made anew, and `Expect` with it.
     all.remove(CONTENT_LENGTH);
     all.remove(EXPECT);
     Ok(())

@@ -1,5 +1,5 @@
 //! Predicts the response to a request: the steps of [`super::exchange`] by its own functions, on what is published now,
-//! without sending or counting anything. Plugins are not run, providers and rate-limit services not asked.
+//! without sending or counting anything. Plugins are not run, providers and rate-limit services not called.
 
 mod words;
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ambit_jwt::{Authenticated, Denial};
 use ambit_l7::{
-    authz::{Asking, HttpDecision, HttpExplanation},
+    authz::{HttpDecision, HttpExplanation, RequiredCheck},
     route::Rule,
 };
 use ambit_mesh_json::explain::{Considered, End, Explanation, Peer, Step, StepKind, StepResult};
@@ -93,9 +93,9 @@ impl Walk {
     async fn run(&mut self, request: &mut Request<()>) -> Result<End, Reply> {
         let mut form = self.form(request)?;
         self.plugins();
-        let asked = self.provider(request, &form)?;
+        let external = self.provider(request, &form)?;
         let proved = self.authentication(request, &mut form)?;
-        let admission = self.authorization(request, &form, &proved, &asked)?;
+        let admission = self.authorization(request, &form, &proved, &external)?;
         let mut taken = match self.route(request, &form)? {
             Routed::On(taken) => taken,
             Routed::Answered(response) => return Ok(self.answered_by_route(&response)),
@@ -126,7 +126,7 @@ impl Walk {
         self.steps.push(Step::new(step, result, why));
     }
 
-    /// Host and path, and the headers that are removed before anything is judged.
+    /// Host and path, and the headers that are removed before authorization.
     fn form(&mut self, request: &mut Request<()>) -> Result<Form, Reply> {
         let formed = self.formed(request);
         match &formed {
@@ -181,15 +181,15 @@ impl Walk {
         request: &Request<()>,
         form: &Form,
     ) -> Result<ExternalAuthorization, Reply> {
-        match authorizer::asking(&self.session, request, form) {
-            Asking::Nobody => Ok(ExternalAuthorization::default()),
-            Asking::Denied(why) => {
+        match authorizer::required_check(&self.session, request, form) {
+            RequiredCheck::NotRequired => Ok(ExternalAuthorization::default()),
+            RequiredCheck::Denied(why) => {
                 self.push(StepKind::Provider, StepResult::Refused, why);
                 Err(authorizer::without_provider())
             }
-            Asking::Provider(provider, rule) => {
+            RequiredCheck::Provider(provider, rule) => {
                 let why = format!(
-                    "its rule {} has the provider {} asked; it is not asked here, and may deny",
+                    "its rule {} requires a check by the provider {}; it is not called here, and may deny",
                     rule.rule + 1,
                     provider.name
                 );
@@ -226,11 +226,11 @@ impl Walk {
         request: &Request<()>,
         form: &Form,
         proved: &Authenticated,
-        asked: &ExternalAuthorization,
+        external: &ExternalAuthorization,
     ) -> Result<Admission, Reply> {
         let facts = Facts::of(request, form);
         let explanation = Admission::explain(&self.session, facts, proved.clone());
-        let by = (proved, asked);
+        let by = (proved, external);
         let admission = judge(&self.session, request, form, by, &mut self.seen);
         self.judged(StepKind::Authorization, explanation, admission.is_ok());
         admission
@@ -256,7 +256,7 @@ impl Walk {
                 step.considering(considered)
             }
             (None, Ok(_)) => {
-                let why = "no route is for it: it goes to what was called";
+                let why = "no route matches: it goes to the called destination";
                 Step::new(StepKind::Route, StepResult::Passed, why)
             }
             (None, Err(reply)) => {
@@ -304,7 +304,7 @@ impl Walk {
             .map(|limiter| words::limit(&limiter.config))
             .collect();
         if !considered.is_empty() {
-            let why = "rate limits count the request, and answer 429 to what is too much; it is not counted here";
+            let why = "rate limits count the request, and answer 429 above the limit; it is not counted here";
             let step = Step::new(StepKind::Limits, StepResult::Open, why);
             self.steps.push(step.considering(considered));
         }

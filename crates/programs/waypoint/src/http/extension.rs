@@ -1,7 +1,7 @@
 //! The plugins of one request: called in their order for what comes, in the reverse order for its answer.
 //!
-//! A plugin that fails, or whose module is not there, refuses the request (503) or is left out, as its fail strategy says.
-//! What a plugin changes is brought into form again, and never says who somebody is, nor how a message is framed.
+//! A plugin that fails, or whose module is not there, refuses the request (503) or is left out, as its fail strategy
+//! says. A plugin's changes are normalized again, and never set headers that identify a caller or frame a message.
 
 mod body;
 
@@ -216,7 +216,7 @@ impl Extended {
         headers::restore_addresses(&mut all, request.headers());
         // How many waypoints it has passed is known already.
         let _forged = Hops::take(&mut all);
-        // What asks for an upgrade was there before, and stays.
+        // Headers of a requested upgrade stay.
         for kept in headers::UPGRADE_OF_REQUESTS {
             for value in request.headers().get_all(&kept) {
                 all.append(kept.clone(), value.clone());

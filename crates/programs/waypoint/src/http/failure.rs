@@ -111,7 +111,7 @@ impl Violation {
             Version::Http1 => None,
             Version::Http2 => {
                 let http2 = error.source()?.downcast_ref::<h2::Error>()?;
-                // What the client says itself, and a connection that broke, are no violations.
+                // An error that the client reports itself, and a failed connection, are no violations.
                 let is_ours = http2.reason().is_some() && !http2.is_remote() && !http2.is_io();
                 is_ours.then_some(Self {
                     status: 0,

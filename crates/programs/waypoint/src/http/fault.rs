@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{admission::Admission, record::Record, reply::Reply, send::Failure};
 
-/// As Envoy says it.
+/// Text of Envoy's response.
 const ABORTED: &str = "fault filter abort";
 const DETAILS: &str = "fault_filter_abort";
 

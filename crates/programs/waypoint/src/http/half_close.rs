@@ -1,5 +1,5 @@
-//! Ends what an HTTP/1 client has asked for when it closes its sending side while it waits for the response: it has
-//! gone, as nearly all clients that do so have.
+//! Cancels the request of an HTTP/1 client that closes its sending side while it waits for the response: it has gone,
+//! as nearly all clients that do so have.
 //!
 //! The server does not read on while a response is on its way, so the end would be seen only after it. The
 //! connection is read ahead here then: a few bytes, which the server gets next. Behind a request that has been read

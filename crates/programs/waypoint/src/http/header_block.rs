@@ -1,8 +1,9 @@
 //! Header blocks of HTTP/2 as a client sends them: how long one may take, and what those hold that no request shows yet.
 //!
-//! The library decodes a block as its frames come, and keeps what it has decoded until the block ends, however long that
-//! takes; and it keeps trailers until somebody reads the body before them. Both are charged here, by their bytes on the
-//! wire: a byte is at most one field, and a field takes [`FIELD_BYTES`] at most besides bytes that HPACK's table has, too.
+//! The library decodes a block as its frames come, and keeps what it has decoded until the block ends, however long
+//! that takes; and it keeps trailers until the body before them is read. Both are charged here, by their bytes on the
+//! wire: a byte is at most one field, and a field takes [`FIELD_BYTES`] at most besides bytes that HPACK's table has,
+//! too.
 
 use std::{
     collections::HashMap,

@@ -1,9 +1,9 @@
 //! Interim responses of applications (102, 103), which pass on to clients of HTTP/1.1, and requests that wait for one before
 //! they send their body (`Expect: 100-continue`, RFC 9110, section 10.1.1).
 //!
-//! The application is asked as the client asks. Until it answers 100, nothing of the body is read from the client, which
-//! therefore gets no 100 either; a final response, 413 or 417 for instance, comes back without the body having been sent. An
-//! application that does not know of the expectation gets the body after [`PATIENCE`].
+//! The client's expectation is passed to the application. Until it responds with 100, nothing of the body is read from
+//! the client, which therefore gets no 100 either; a final response, 413 or 417 for instance, comes back without the
+//! body having been sent. An application that does not know of the expectation gets the body after [`CONTINUE_TIMEOUT`].
 
 use std::{
     pin::Pin,
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How long an application is waited for that does not say whether it wants the body.
-const PATIENCE: Duration = Duration::from_secs(1);
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
 
 /// The client's connection, for interim responses to one of its requests.
@@ -57,7 +57,7 @@ pub(super) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
     is_continue && lines.next().is_none() && !request.body().is_end_stream()
 }
 
-/// The body of a request, once the application wants it, where it is asked.
+/// The body of a request, after the application's 100 where the client expects it.
 pub(super) fn hold(body: Body, expectation: Option<&Expectation>) -> Body {
     match expectation {
         Some(expectation) => expectation.hold(body),
@@ -99,14 +99,14 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// The application has said nothing.
+    /// The application has sent no response.
     #[default]
     Unknown,
     /// The body is sent.
     Met,
     /// The application has answered without the body, and the response is on its way.
     Answered,
-    /// The response is over: nobody gets the body.
+    /// The response is over: the body is dropped.
     Over,
 }
 
@@ -163,7 +163,7 @@ impl Expectation {
         let held = EndpointLease {
             body,
             expectation: self.clone(),
-            patience: None,
+            continue_timer: None,
         };
         held.boxed_unsync()
     }
@@ -173,7 +173,7 @@ struct EndpointLease {
     body: Body,
     expectation: Expectation,
     /// Since the application has the head of the request.
-    patience: Option<Pin<Box<Sleep>>>,
+    continue_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl HttpBody for EndpointLease {
@@ -185,12 +185,12 @@ impl HttpBody for EndpointLease {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
-        let patience = this
-            .patience
-            .get_or_insert_with(|| Box::pin(sleep(PATIENCE)));
+        let continue_timer = this
+            .continue_timer
+            .get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIMEOUT)));
         let phase = {
             let mut state = this.expectation.0.lock();
-            if state.phase == Phase::Unknown && patience.as_mut().poll(cx).is_ready() {
+            if state.phase == Phase::Unknown && continue_timer.as_mut().poll(cx).is_ready() {
                 state.phase = Phase::Met;
             }
             state.task = Some(cx.waker().clone());

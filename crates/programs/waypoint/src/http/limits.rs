@@ -21,28 +21,28 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::RETR
 
 use super::{
     admission::Admission,
-    authorizer::{AskError, changes},
+    authorizer::{CheckError, changes},
     form::Form,
     overload::overloaded,
     reply::Reply,
 };
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
 
-/// As Envoy says it.
+/// Text of Envoy's response.
 const LOCAL: &str = "local_rate_limited";
 const GLOBAL: &str = "request_rate_limited";
 const NOTHING: &str = "rate_limiter_error";
 
-/// Rate-limit headers for the response, whoever makes it.
+/// Rate-limit headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
 pub(super) struct Limited {
-    /// The tightest limit of those that clients are told of.
+    /// The tightest limit of those with `tellClients`.
     tightest: Option<Met>,
     is_refused: bool,
     /// Until the client may come again.
     after: Option<Duration>,
     /// Headers from rate-limit services.
-    said: Vec<HeaderOption>,
+    headers_to_add: Vec<HeaderOption>,
 }
 
 /// A limit that was met.
@@ -64,7 +64,7 @@ impl Limited {
 
     /// Adds the rate-limit headers to a response.
     pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
-        changes::apply(headers, &self.said);
+        changes::apply(headers, &self.headers_to_add);
         if self.is_refused {
             headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
         }
@@ -130,7 +130,7 @@ pub(super) async fn limit(
     for one in all.iter() {
         local(session, (&counted.request, before(one)), one, limited)?;
     }
-    // Rate-limit services are asked only when no local limit refuses.
+    // Rate-limit services are called only when no local limit refuses.
     for one in all.iter() {
         let Some(global) = &one.config.global else {
             continue;
@@ -144,9 +144,9 @@ pub(super) async fn limit(
             continue;
         };
         let about = (one.config.key.namespace.as_str(), global, question);
-        let asking = Box::pin(global::ask(session, about, hops));
+        let checking = Box::pin(global::ask(session, about, hops));
         let decided = tokio::select! {
-            decided = asking => decided,
+            decided = checking => decided,
             () = admission.revoked() => return Err(Reply::denied()),
         };
         decide(session, &one.config, decided, limited)?;
@@ -213,7 +213,7 @@ fn decide(
 ) -> Result<(), Reply> {
     let decided = match decided {
         Ok(decided) => decided,
-        Err(global::LimitError::Ask(AskError::Exhausted(exhausted))) => {
+        Err(global::LimitError::Ask(CheckError::Exhausted(exhausted))) => {
             count(session, config, "global", "no_memory");
             return Err(overloaded(exhausted));
         }
@@ -236,7 +236,7 @@ fn decide(
         how: HeaderChange::Set,
     };
     let headers = decided.answer_headers.into_iter();
-    limited.said.extend(headers.map(header));
+    limited.headers_to_add.extend(headers.map(header));
     if let Some(met) = decided.tightest.filter(|_| config.tells) {
         limited.met(Met {
             requests: met.requests,
@@ -308,7 +308,7 @@ fn count(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'s
     metrics.rate_limited(&config.key, kind, outcome);
 }
 
-/// Returns the part of a request that tells it from others; `None` if the request does not have it.
+/// Returns the value of a request for a key; `None` if the request does not have it.
 fn value(session: &Session, request: &RouteRequest<'_>, key: &LimitKey) -> Option<Vec<u8>> {
     let caller = &session.caller;
     let headers = request.headers;
@@ -371,9 +371,9 @@ mod tests {
     #[test]
     fn a_service_sets_no_headers_that_frame_the_answer() {
         let mut headers = HeaderMap::new();
-        let said = ["transfer-encoding", "content-length", "x-left"];
+        let headers_to_add = ["transfer-encoding", "content-length", "x-left"];
         let limited = Limited {
-            said: said
+            headers_to_add: headers_to_add
                 .map(|name| HeaderOption {
                     name: name.to_owned(),
                     value: b"7".to_vec(),

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// How long a mirror may take once it has all of a request.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The mirrored requests of one request. They are cancelled with it: when this is dropped before the original has a
 /// response, because its client has gone.
@@ -107,7 +107,7 @@ pub(super) fn mirror(
             continue;
         };
         let there = destination_attachments::find(session, &destination, by);
-        // No copy is seen by plugins, or has its tokens verified for another service than was asked for.
+        // Plugins do not see mirrored requests, and their tokens are verified for the requested service only.
         if let Some(there) = &there
             && (!destination_attachments::are_tokens_applied(session, there)
                 || destination_attachments::have_plugins(session, there))
@@ -136,7 +136,7 @@ pub(super) fn mirror(
         };
         let sending = Sending {
             hops: hops.mirrored(),
-            patience: None,
+            attempt_timeout: None,
             again: RetryPolicy::Never,
             retry_mark: RetryMark::MIRROR,
             sticky: None,
@@ -229,11 +229,11 @@ async fn given_up(copied: oneshot::Receiver<Copied>) -> MirrorOutcome {
     if let Ok(Copied::TooSlow) = copied.await {
         return MirrorOutcome::TooSlow;
     }
-    tokio::time::sleep(PATIENCE).await;
+    tokio::time::sleep(TIMEOUT).await;
     MirrorOutcome::Late
 }
 
-/// The host that a mirror is told: an address in brackets cannot be marked.
+/// The `Host` of a mirrored request: an address in brackets gets no suffix.
 fn shadow(host: &str) -> String {
     if host.is_empty() || host.starts_with('[') {
         return host.to_owned();

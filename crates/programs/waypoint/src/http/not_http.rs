@@ -1,5 +1,5 @@
-//! Refusal of connections that are not HTTP, on ports whose protocol nobody declares and for whose requests there are routes,
-//! policies, tokens, plugins or limits: passed through, they would get round these.
+//! Refusal of connections that are not HTTP, on undeclared ports with routes, policies, tokens, plugins or limits for
+//! requests: passed through, they would bypass these.
 
 use std::time::Duration;
 

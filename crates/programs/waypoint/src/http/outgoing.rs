@@ -10,7 +10,7 @@ use hyper::body::Body as _;
 use super::reply::Reply;
 use crate::message::{Body, Version};
 
-/// The version of a request that nothing else says the version of.
+/// Default HTTP version of a request to an upstream: that of the client's.
 pub(super) fn version_of(version: http::Version) -> Version {
     if version == http::Version::HTTP_2 {
         Version::Http2

@@ -195,7 +195,7 @@ impl Record {
         }
     }
 
-    /// Reports the end of the request to whoever reads flow events.
+    /// Reports the end of the request to readers of flow events.
     fn report_flow(&self, report: &HttpRequestReport<'_>) {
         let chosen = self.chosen.as_ref();
         let server = flow::Server {

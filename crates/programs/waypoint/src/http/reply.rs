@@ -51,7 +51,7 @@ impl Reply {
         }
     }
 
-    /// Of a plugin that cannot be asked, or that ends a request.
+    /// Response for a plugin that fails, or that ends a request.
     pub(crate) fn of_extension(
         status: StatusCode,
         details: &'static str,

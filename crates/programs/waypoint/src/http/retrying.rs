@@ -29,7 +29,7 @@ pub(super) enum RetryPolicy<'a> {
     Unsent,
     /// When that changes nothing.
     Safely,
-    /// As the route's retry policy says.
+    /// The route's retry policy.
     ByRule(&'a HttpRetry),
 }
 

@@ -40,7 +40,7 @@ pub(super) enum Routed {
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) destination: Destination,
-    /// None: the service leads to itself.
+    /// `None`: requests go to the service itself.
     rule: Option<Chosen>,
 }
 
@@ -55,7 +55,7 @@ struct Chosen {
     session: Option<Affinity>,
 }
 
-/// CORS headers for the response, whoever makes it.
+/// CORS headers for the response, of the waypoint or the upstream.
 #[derive(Debug, Default)]
 pub(super) struct Crossing(Option<(Chosen, CorsRequest)>);
 
@@ -68,10 +68,10 @@ impl Chosen {
 impl Crossing {
     /// Says it, and takes out what others say.
     pub(super) fn change_answer(&self, headers: &mut HeaderMap) {
-        if let Some((chosen, asked)) = &self.0
+        if let Some((chosen, cors_request)) = &self.0
             && let Some(cors) = chosen.applied().cors()
         {
-            cors.change_answer(asked, headers);
+            cors.change_answer(cors_request, headers);
         }
     }
 }
@@ -92,7 +92,7 @@ impl Taken {
         let host = session.target.host(&form.host).ok_or_else(|| {
             let name = session.target.service_name();
             let wildcard = name.map_or("", |name| name.hostname.as_str());
-            let text = format!("the host is none below {wildcard}");
+            let text = format!("the host is not below {wildcard}");
             Reply::new(StatusCode::NOT_FOUND, text, ResponseFlag::NoRoute)
         })?;
         // A plugin or a route has made it another host, which may have an entry of its own.
@@ -179,8 +179,8 @@ impl Taken {
         if rewrite.path.is_some() {
             let published = &session.shard.waypoint.published;
             let mode = published.gateway().path_normalization;
-            let asked = form.matched(chosen.prefix);
-            let target = route::changed(rewrite.path.as_ref(), asked, mode);
+            let matched_path = form.matched(chosen.prefix);
+            let target = route::changed(rewrite.path.as_ref(), matched_path, mode);
             let target = target.map_err(|error| unroutable(&error.to_string()))?;
             form.target = target
                 .try_into()
@@ -197,7 +197,7 @@ impl Taken {
     }
 }
 
-/// A request that its rule leads nowhere.
+/// A request whose rule has no usable backend.
 fn unroutable(text: &str) -> Reply {
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     Reply::new(status, text, ResponseFlag::NoCluster)
@@ -301,9 +301,9 @@ pub(super) fn route<B>(
     };
     let applied = chosen.applied();
     if applied.cors().is_some() {
-        let asked = CorsRequest::of(request.method(), request.headers());
-        let is_preflight = asked.is_preflight();
-        crossing.0 = Some((chosen.clone(), asked));
+        let cors_request = CorsRequest::of(request.method(), request.headers());
+        let is_preflight = cors_request.is_preflight();
+        crossing.0 = Some((chosen.clone(), cors_request));
         if is_preflight {
             return Ok(Routed::Answered(Response::new(message::text(""))));
         }

@@ -82,7 +82,7 @@ impl Chosen {
 pub(super) struct Sending<'a> {
     pub(super) hops: Hops,
     /// How long one try may take until it is answered.
-    pub(super) patience: Option<Duration>,
+    pub(super) attempt_timeout: Option<Duration>,
     pub(super) again: RetryPolicy<'a>,
     /// Whether a waypoint before this one sends it again.
     pub(super) retry_mark: RetryMark,
@@ -130,7 +130,7 @@ fn tls_upstream<'a>(
     })
 }
 
-/// PROXY header of connections to endpoints, if the destination's rule asks for one.
+/// PROXY header of connections to endpoints, if the destination's rule requires one.
 fn preamble(
     session: &Session,
     decision: Option<&DestinationDecision>,
@@ -153,13 +153,13 @@ pub(super) async fn send(
     };
     let Sending {
         hops,
-        patience,
+        attempt_timeout,
         again,
         mut retry_mark,
         sticky,
     } = sending;
-    let asked = (request.headers(), request.uri());
-    let decision = destination.decision(session, version, asked).await?;
+    let hash_input = (request.headers(), request.uri());
+    let decision = destination.decision(session, version, hash_input).await?;
     let ruled = decision.as_ref();
     let limits = decision.as_ref().map(|decision| *decision.port.limits());
     let limits = limits.unwrap_or_default();
@@ -199,9 +199,9 @@ pub(super) async fn send(
             preamble: preamble.as_ref(),
         };
         let trying = attempt(session, &own, to, (version, opening), request);
-        let outcome = match patience {
+        let outcome = match attempt_timeout {
             None => Some(trying.await),
-            Some(patience) => tokio::time::timeout(patience, trying).await.ok(),
+            Some(attempt_timeout) => tokio::time::timeout(attempt_timeout, trying).await.ok(),
         };
         report(session, held.as_ref(), outcome.as_ref(), has_body);
         chosen.window.clone_from(&window);
@@ -211,7 +211,7 @@ pub(super) async fn send(
             is_reason,
             unsent,
         } = AttemptResult::of(outcome, chosen, &retrying, decision.as_deref());
-        // What was not sent is no burden to anybody.
+        // An unsent request is no load on an endpoint.
         let is_burden = unsent.is_none();
         if is_burden && !is_reason {
             return ended;
@@ -233,7 +233,7 @@ pub(super) async fn send(
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        // To another if there is one: this one would be asked to do what it has just failed to do.
+        // To another endpoint if there is one: this one has just failed.
         upstream = choose(&failed).await;
         if upstream.is_err() && retrying.may_try_the_same() {
             failed.clear();

@@ -171,7 +171,7 @@ impl HttpBody for Tee {
         match &frame {
             Some(Ok(frame)) => {
                 this.copies.retain_mut(|copy| copy.give(frame));
-                // Nobody asks for more after the last frame.
+                // No frame is polled after the last one.
                 if this.inner.is_end_stream() {
                     this.copies.drain(..).for_each(Copying::complete);
                 }

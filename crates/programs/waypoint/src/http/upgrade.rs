@@ -1,17 +1,17 @@
-//! Upgrades of HTTP/1.1 connections, WebSocket for instance: asked for, and switched to; and WebSocket on a stream of
+//! Upgrades of HTTP/1.1 connections, WebSocket for instance: requested, and switched to; and WebSocket on a stream of
 //! HTTP/2 (RFC 8441).
 //!
-//! Only protocols that a setting names (`AMBIT_UPGRADES`, `websocket` by default) are passed on, of a GET without a body
-//! that names one of them alone. Of other requests the upgrade is removed, and they go on as ordinary ones, as do the
-//! bytes behind them. HTTP/2 and TLS cannot be named: requests that nobody has judged would follow. An application that
-//! switches without having been asked to has broken the protocol (502). So has one that switches to WebSocket and does
-//! not show the key of the request (RFC 6455, section 4.2.2): it may have answered another one. A request without such
-//! a key asks for nothing.
+//! Only protocols that a setting names (`AMBIT_UPGRADES`, `websocket` by default) are passed on, of a GET without a
+//! body that names one of them alone. Of other requests the upgrade is removed, and they go on as ordinary ones, as do
+//! the bytes behind them. HTTP/2 and TLS cannot be named: unauthorized requests would follow. An application that
+//! switches without a request for it violates the protocol (502). So has one that switches to WebSocket and does not
+//! show the key of the request (RFC 6455, section 4.2.2): it may have answered another one. A request without such a
+//! key is no upgrade.
 //!
-//! WebSocket over HTTP/2 is an extended CONNECT. Policies, routes and logs see it as the GET with `Upgrade: websocket`
-//! that it stands for, as Envoy has it: what is said of one version's WebSocket holds for the other's. An application
-//! of HTTP/1.1 is asked by that GET, one whose port is declared as HTTP/2 by an extended CONNECT. Other protocols than
-//! `websocket` are not known to have a form in HTTP/1.1, and make a proxy of the application: they are refused.
+//! WebSocket over HTTP/2 is an extended CONNECT. Policies, routes and logs see it as the equivalent GET with `Upgrade:
+//! websocket`, as in Envoy: rules for one version's WebSocket apply to the other's. An application of HTTP/1.1 receives
+//! that GET, one whose port is declared as HTTP/2 an extended CONNECT. Other protocols than `websocket` are not known
+//! to have a form in HTTP/1.1, and make a proxy of the application: they are refused.
 
 use std::sync::Arc;
 
@@ -48,13 +48,13 @@ const ACCEPTS: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Bytes of a key (RFC 6455, section 4.1).
 const KEY_BYTES: usize = 16;
 
-/// An upgrade that a client asks for.
+/// An upgrade that a client requests.
 #[derive(Debug)]
 pub(super) struct Upgrade {
     protocol: HeaderValue,
     /// Key of the WebSocket handshake with an application of HTTP/1.1.
     key: Option<Key>,
-    /// Whether it is asked for by an extended CONNECT.
+    /// Whether it is requested by an extended CONNECT.
     is_extended: bool,
 }
 
@@ -62,12 +62,11 @@ pub(super) struct Upgrade {
 #[derive(Clone, Debug)]
 struct Key(HeaderValue);
 
-/// A request that came as an extended CONNECT, and the key that an application of HTTP/1.1 is asked with; HTTP/2 has no
-/// such thing.
+/// A request that came as an extended CONNECT, and the key for an application of HTTP/1.1; HTTP/2 has none.
 #[derive(Clone, Debug)]
 struct Extended(Key);
 
-/// Turns an extended CONNECT into the upgrade request that it stands for, if WebSocket is allowed.
+/// Turns an extended CONNECT into the equivalent upgrade request, if WebSocket is allowed.
 pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     if *request.method() != Method::CONNECT || !upgrades.iter().any(|one| one == WEBSOCKET) {
         return;
@@ -90,15 +89,16 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     extensions.insert(Extended(Key(key)));
 }
 
-/// A client's connection, to be had when it is done with HTTP: of a request that asks for something else.
+/// A client's connection after HTTP, of a request that upgrades.
 #[derive(Debug)]
 pub(super) struct PendingUpgrade(Option<OnUpgrade>);
 
 impl PendingUpgrade {
     /// Of a request, as it came.
     pub(super) fn of(request: &mut Request<Incoming>) -> Self {
-        let asks = request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
-        Self(asks.then(|| hyper::upgrade::on(request)))
+        let has_upgrade =
+            request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
+        Self(has_upgrade.then(|| hyper::upgrade::on(request)))
     }
 }
 
@@ -116,10 +116,10 @@ impl Drop for PendingUpgrade {
     }
 }
 
-/// The upgrade that a request asks for, if it is one of `upgrades`. Before headers of one hop are removed.
+/// The requested upgrade, if it is one of `upgrades`. Must be read before hop-by-hop headers are removed.
 pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Option<Upgrade> {
     let headers = request.headers();
-    let asks = headers
+    let has_upgrade = headers
         .get_all(CONNECTION)
         .iter()
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
@@ -137,7 +137,7 @@ pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Opt
     };
     let is_http11 = request.version() == http::Version::HTTP_11;
     let may_ask = is_extended || is_http11 && request.body().is_end_stream();
-    let is_upgrade = asks && is_known && may_ask && *request.method() == Method::GET;
+    let is_upgrade = has_upgrade && is_known && may_ask && *request.method() == Method::GET;
     is_upgrade.then_some(Upgrade {
         protocol,
         key,
@@ -170,7 +170,7 @@ impl Upgrade {
         headers.insert(UPGRADE, self.protocol.clone());
     }
 
-    /// In which version the application is asked.
+    /// HTTP version of the request to the application.
     pub(super) fn version(&self, declared: AppProtocol) -> Version {
         match declared {
             AppProtocol::Http2 | AppProtocol::Grpc if self.is_extended => Version::Http2,
@@ -178,7 +178,7 @@ impl Upgrade {
         }
     }
 
-    /// Gives a request, which asks as HTTP/1.1 does, the form of the version.
+    /// Converts an HTTP/1.1 upgrade request to the form of the version.
     pub(super) fn send_as(&self, version: Version, request: &mut Request<Body>) {
         let Some(Key(key)) = self.key.as_ref().filter(|_| self.is_extended) else {
             return;
@@ -210,8 +210,8 @@ impl Upgrade {
         let is_accepted = || self.key.as_ref().is_none_or(|key| key.is_accepted(headers));
         if !self.is_extended {
             let is_switched = status == StatusCode::SWITCHING_PROTOCOLS;
-            let is_asked = |to| is_same(to, self.protocol.as_bytes());
-            if is_switched && !(only_protocol(headers).is_some_and(is_asked) && is_accepted()) {
+            let is_requested = |to| is_same(to, self.protocol.as_bytes());
+            if is_switched && !(only_protocol(headers).is_some_and(is_requested) && is_accepted()) {
                 return Err(refused());
             }
             return Ok(is_switched);
@@ -236,12 +236,15 @@ impl Key {
         (bytes.len() == KEY_BYTES && keys.next().is_none()).then(|| Self(key.clone()))
     }
 
-    /// Whether a server has understood that it is asked for WebSocket.
+    /// Whether a server has accepted WebSocket.
     fn is_accepted(&self, headers: &HeaderMap) -> bool {
-        let asked = [self.0.as_bytes(), ACCEPTS].concat();
-        let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &asked));
-        let mut said = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
-        said.next().is_some_and(|said| said == expected.as_str()) && said.next().is_none()
+        let concatenated = [self.0.as_bytes(), ACCEPTS].concat();
+        let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &concatenated));
+        let mut accepts = headers.get_all(SEC_WEBSOCKET_ACCEPT).iter();
+        accepts
+            .next()
+            .is_some_and(|accepts| accepts == expected.as_str())
+            && accepts.next().is_none()
     }
 }
 

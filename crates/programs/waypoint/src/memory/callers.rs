@@ -21,11 +21,11 @@ pub(crate) enum Use {
     Connection,
     /// The header section of a request, and what its handling takes.
     Headers,
-    /// A header section that has begun and has not ended, or trailers that nobody has read.
+    /// An unfinished header section, or unread trailers.
     HeaderBlock,
     /// A body that is kept to be sent again.
     RetryBody,
-    /// A body that an authorization provider is asked about.
+    /// A body that an authorization provider checks.
     AuthorizationBody,
     /// A body that waits for a plugin.
     PluginBody,

@@ -1,4 +1,4 @@
-//! Look-ups of names: remembered for a while, asked for by few at a time, and each by one, whoever waits for it.
+//! Look-ups of names: cached, few at a time, and one for all that wait for a name.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ const MAX_LOOKUPS: usize = 64;
 const MAX_LOOKUPS_PER_CALLER: usize = 8;
 /// How long one may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an answer is good, whatever its server says.
+/// Bounds of an answer's TTL.
 const SHORTEST: Duration = Duration::from_secs(1);
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// The same of a failure.
@@ -122,8 +122,8 @@ impl Lookups {
         }
     }
 
-    /// The addresses of a host, as they are remembered or as `look_up` says; for a caller that may have few look-ups in
-    /// flight, or for an object that names the host.
+    /// The addresses of a host, from the cache or by `look_up`; for a caller that may have few look-ups in flight, or
+    /// for an object that names the host.
     ///
     /// # Errors
     /// When the caller has as many as it may.
@@ -279,10 +279,10 @@ mod tests {
     #[tokio::test]
     async fn lookups_of_the_same_name_are_joined() {
         let lookups = Lookups::new();
-        let (asked, answer) = (AtomicUsize::new(0), Notify::new());
+        let (started, answer) = (AtomicUsize::new(0), Notify::new());
         let ask = |last| {
             lookups.get("a.example.com", caller(last), || async {
-                asked.fetch_add(1, Relaxed);
+                started.fetch_add(1, Relaxed);
                 answer.notified().await;
                 found([1; 4])
             })
@@ -297,7 +297,7 @@ mod tests {
         for known in [all.0, all.1, all.2] {
             assert_eq!(known.unwrap().unwrap()[..], [IpAddr::from([1; 4])]);
         }
-        assert_eq!(asked.load(Relaxed), 1);
+        assert_eq!(started.load(Relaxed), 1);
         assert!(lookups.in_flight.lock().is_empty());
     }
 

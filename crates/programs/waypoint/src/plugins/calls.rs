@@ -25,7 +25,7 @@ use crate::{
 /// Largest response to a plugin's call, in bytes.
 pub(super) const MAX_ANSWER: usize = 1 << 20;
 /// Of a plugin that names no time.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Of gRPC: what there is when nothing came of a call.
 pub(super) const UNAVAILABLE: u32 = 14;
 const DEADLINE_EXCEEDED: u32 = 4;
@@ -48,7 +48,7 @@ pub(super) enum Failed {
     Request,
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("the answer breaks off, or has more than {MAX_ANSWER} bytes")]
+    #[error("the response is truncated, or has more than {MAX_ANSWER} bytes")]
     Answer,
     #[error("no answer in time")]
     TooLate,
@@ -66,12 +66,12 @@ pub(super) async fn make(
     cause: CallCause,
 ) -> CallResponse {
     let (upstream, kind) = (call.upstream.clone(), call.kind);
-    let patience = if call.timeout.is_zero() {
-        PATIENCE
+    let timeout = if call.timeout.is_zero() {
+        DEFAULT_TIMEOUT
     } else {
         call.timeout
     };
-    let made = tokio::time::timeout(patience, Box::pin(answer(shard, plugin, call, &cause))).await;
+    let made = tokio::time::timeout(timeout, Box::pin(answer(shard, plugin, call, &cause))).await;
     match made.unwrap_or(Err(Failed::TooLate)) {
         Ok(response) => response,
         Err(error) => {
@@ -256,7 +256,7 @@ pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
 
 /// One message, and the status that is in the trailers, or in the headers if there is nothing else.
 fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
-    let unknown = || (2, "the answer is none of gRPC".to_owned());
+    let unknown = || (2, "the response is not valid gRPC".to_owned());
     let mut grpc_status = self::grpc_status(&trailers)
         .or_else(|| self::grpc_status(&head.headers))
         .unwrap_or_else(unknown);
@@ -307,7 +307,7 @@ fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> 
     let (namespace, host) = match host.split_once('/') {
         Some(both) => both,
         None => {
-            // `name.namespace.svc…` says it itself.
+            // `name.namespace.svc…` contains it.
             let mut labels = host.split('.');
             let named = (labels.next(), labels.next(), labels.next());
             match named {

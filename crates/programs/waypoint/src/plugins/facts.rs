@@ -55,7 +55,7 @@ impl Facts for OfRequest {
                 let since = self.began.elapsed().ok()?;
                 Some(Value::Number(i64::try_from(since.as_nanos()).ok()?))
             }
-            // Inbound: a waypoint stands for the servers.
+            // Inbound: a waypoint acts for the servers.
             ["listener_direction"] => Some(Value::Number(1)),
             ["cluster_name"] => match &session.target {
                 Target::Service {

@@ -33,7 +33,7 @@ pub(crate) struct Fetcher {
     /// Registries without TLS.
     insecure: Vec<String>,
     /// How long all of one fetch may take.
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// A module that cannot be had.
@@ -49,7 +49,7 @@ pub(crate) enum FetchError {
     },
     #[error("the module has more than {MAX_MODULE} bytes")]
     TooLarge,
-    #[error("the digest is {is}, not {wanted} as spec.sha256 says")]
+    #[error("the digest is {is}, not {wanted} as in spec.sha256")]
     Digest { is: String, wanted: String },
     #[error("it took more than {0:?} (AMBIT_WASM_FETCH_TIMEOUT)")]
     TooLong(Duration),
@@ -66,21 +66,21 @@ impl Fetcher {
         cache: PathBuf,
         waypoint: Arc<Waypoint>,
         insecure: Vec<String>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Self {
         Self {
             cache: Cache::new(cache),
             client: Client::new(waypoint.published.guard().clone()),
             waypoint,
             insecure,
-            patience,
+            timeout,
         }
     }
 
     /// The module of a plugin.
     pub(crate) async fn fetch(&self, config: &WaypointExtension) -> Result<Arc<[u8]>, FetchError> {
-        let fetched = tokio::time::timeout(self.patience, self.at_hand_or_fetched(config)).await;
-        fetched.map_err(|_| FetchError::TooLong(self.patience))?
+        let fetched = tokio::time::timeout(self.timeout, self.at_hand_or_fetched(config)).await;
+        fetched.map_err(|_| FetchError::TooLong(self.timeout))?
     }
 
     async fn at_hand_or_fetched(

@@ -29,7 +29,7 @@ impl Collector for PluginMetrics {
             return Ok(());
         }
         counts(&mut encoder, &plugins)?;
-        // One name is one kind, whoever defined it first.
+        // One name has one kind, that of its first definition.
         let mut all: BTreeMap<String, Vec<(&Plugin, MetricValue)>> = BTreeMap::new();
         for plugin in &plugins {
             for (name, value) in plugin.metrics.all() {
@@ -74,7 +74,7 @@ fn counts(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>]) -> fmt::
     }
     let (name, help) = (
         "ambit_wasm_plugin_requests_undecided",
-        "The total number of requests that a plugin could not decide about, by what became of them",
+        "The total number of requests that a plugin could not decide about, by result",
     );
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     for plugin in plugins {

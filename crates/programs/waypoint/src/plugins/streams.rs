@@ -82,14 +82,14 @@ async fn open(
     Ok((parts.headers, body, counted))
 }
 
-/// Tells of what comes until the peer ends, and how it did; `None` when nobody wants to know any more.
+/// Passes messages to the plugin until the peer ends, and returns how; `None` when the plugin has closed the stream.
 async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Option<(u32, String)> {
     let mut end = grpc_status(&head);
     if !tell(StreamEvent::Began(head)) {
         return None;
     }
     let mut waiting = BytesMut::new();
-    // What a plugin does by itself takes a tenth of the worker, whoever sends it messages.
+    // A plugin's own work takes a tenth of the worker, for messages of every peer.
     let tell = async |event| {
         let began = Instant::now();
         let goes_on = tell(event);
@@ -98,7 +98,7 @@ async fn follow(head: http::HeaderMap, mut body: Incoming, tell: &Tell) -> Optio
     };
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
-            return Some((UNAVAILABLE, "the stream broke off".to_owned()));
+            return Some((UNAVAILABLE, "the stream ended early".to_owned()));
         };
         match frame.into_data() {
             Ok(data) => {
@@ -135,7 +135,7 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
     };
     let length = u32::from_be_bytes([a, b, c, d]) as usize;
     if packed != 0 {
-        let text = "a message is compressed, which was not asked for";
+        let text = "a message is compressed without negotiation";
         return Err((UNKNOWN, text.to_owned()));
     }
     if length > MAX_ANSWER {

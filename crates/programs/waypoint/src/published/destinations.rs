@@ -33,9 +33,9 @@ impl RecordStore for Destinations {
     fn put(&mut self, resource: ArcStr, record: WaypointDestination) {
         let name = record.service.clone();
         let before = self.by_service.get(&name);
-        let ruled = Ruled::new(record, before.map(|before| &**before));
+        let entry = Ruled::new(record, before.map(|before| &**before));
         self.services.insert(resource, name.clone());
-        self.by_service.insert(name, Arc::new(ruled));
+        self.by_service.insert(name, Arc::new(entry));
     }
 
     fn remove(&mut self, resource: &ArcStr) -> Option<Gone> {
@@ -48,6 +48,6 @@ impl RecordStore for Destinations {
         let mut all: Vec<_> = self.by_service.values().collect();
         all.sort_by(|a, b| a.service().cmp(b.service()));
         let now = Instant::now();
-        all.into_iter().map(|ruled| ruled.dump(now)).collect()
+        all.into_iter().map(|entry| entry.dump(now)).collect()
     }
 }

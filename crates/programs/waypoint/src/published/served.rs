@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::record_store::{Gone, RecordStore, shown};
 
-/// A port, and the namespace of the clients that a table is for; `None` for everybody.
+/// A port, and the namespace of the clients that a table is for; `None` for all clients.
 type TableKey = (u16, Option<ArcStr>);
 
 /// A service that the waypoint serves.
@@ -26,10 +26,10 @@ pub struct Served {
     pub name: NamespacedHostname,
     /// Whether each call names the host that is meant.
     pub resolves_hosts: bool,
-    /// Pods of other namespaces that what is attached to it is for.
+    /// Pods of other namespaces to which its attachments apply.
     grantors: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
-    /// Of the ports that were asked for, by the namespace of the clients that they are for.
+    /// Tables of the called ports, by the namespace of their clients.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
     tls_routes: Vec<StreamRoute>,
     tcp_routes: Vec<StreamRoute>,
@@ -50,8 +50,8 @@ impl Served {
         }
     }
 
-    /// Whether what is attached to it is for requests to a pod that is one of its endpoints: one of its own namespace,
-    /// or of one that lets it.
+    /// Whether its attachments apply to requests to a pod that is one of its endpoints: one of its own namespace, or of
+    /// one that lets it.
     pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
         let is_granted = |grant: &PodGrant| {
             let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
@@ -60,8 +60,8 @@ impl Served {
         self.name.namespace == *pod.namespace() || self.grantors.iter().any(is_granted)
     }
 
-    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for
-    /// everybody.
+    /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for all
+    /// clients.
     pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
         let is_own = |route: &&HttpRoute| {
             client.is_some() && route.clients.as_deref() == client && concerns(route, port)
@@ -91,7 +91,7 @@ impl Served {
             .clone()
     }
 
-    /// The services that its routes lead to, mirrors among them.
+    /// The backends of its routes, mirrors among them.
     pub(super) fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let rules = || self.routes.iter().flat_map(|route| &route.rules);
         let backends = || rules().flat_map(|rule| &rule.backends);

@@ -9,7 +9,7 @@ use crate::{
     http::Destination, route_owner::RouteOwner, session::Session, sniff::Sniffed, target::Target,
 };
 
-/// How long the first message of TLS is waited for, on ports where it says where a connection goes.
+/// Timeout for the ClientHello on ports that route by SNI.
 const HELLO: Duration = Duration::from_secs(10);
 
 /// A connection, and where it goes.
@@ -18,13 +18,13 @@ pub(super) struct Routed {
     pub(super) destination: Destination,
     /// Owner of the route.
     pub(super) by: RouteOwner,
-    /// The server name that the client asks for, if that was read.
+    /// The client's server name (SNI), if the ClientHello was read.
     pub(super) sni: Option<String>,
-    /// Nobody declares what the port speaks: it may be passed through only as long as nothing is for requests to it.
+    /// The port's protocol is undeclared: it may be passed through only as long as nothing is for requests to it.
     pub(super) is_undeclared: bool,
 }
 
-/// A connection that leads nowhere.
+/// A connection without a usable route.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouteError {
     #[error("this waypoint does not serve the service any more")]
@@ -52,7 +52,7 @@ pub(crate) enum RouteError {
 }
 
 impl Routed {
-    /// A connection to a port that nobody declares, where the tunnel asks for it.
+    /// A connection to an undeclared port of the tunnel's target.
     pub(super) fn undeclared() -> Self {
         Self {
             destination: Destination::Target,
@@ -62,7 +62,7 @@ impl Routed {
         }
     }
 
-    /// The object that is for requests to a port which nobody declares.
+    /// The object that applies to requests of an undeclared port.
     pub(super) fn http_object(&self, session: &Session) -> Option<String> {
         self.is_undeclared.then(|| session.http_object())?
     }
@@ -110,7 +110,7 @@ pub(super) async fn server_name<IO: AsyncRead + Unpin>(
     let message = tokio::time::timeout(HELLO, io.first_message()).await;
     match message.map_err(|_| RouteError::Silent)? {
         Ok(FirstMessage::ClientHello(name)) => Ok(name),
-        // With a hello that has ended nobody begins TLS.
+        // A truncated ClientHello begins no TLS.
         Ok(FirstMessage::Other) | Err(HelloError::Truncated) => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -108,14 +108,14 @@ impl Queue {
     }
 }
 
-/// A queue that nobody empties yet.
+/// A queue without an exporter yet.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) collector: OtlpCollector,
     pub(crate) items: mpsc::Receiver<(Item, Counted)>,
 }
 
-/// A queue for as long as somebody adds to it, and the bytes in it.
+/// A queue for as long as it has a sender, and the bytes in it.
 #[derive(Debug)]
 struct Open {
     items: mpsc::WeakSender<(Item, Counted)>,
@@ -241,7 +241,7 @@ mod tests {
         let (mut first, second) = (begun.try_recv().unwrap(), begun.try_recv().unwrap());
         assert_eq!((first.collector.port, second.collector.port), (1, 2));
         assert!(begun.try_recv().is_err());
-        // As long as somebody names the collector, and to the last of what waits.
+        // As long as a configuration names the collector, and until the queue is empty.
         drop(queue);
         let mut waiting = 0;
         while first.items.blocking_recv().is_some() {

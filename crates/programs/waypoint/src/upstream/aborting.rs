@@ -1,5 +1,5 @@
-//! Connections to endpoints that are reset when they are dropped while a request is under way: the endpoint then
-//! learns at once that nobody waits for the response, whatever it has not read yet of the request.
+//! Connections to endpoints that are reset when they are dropped while a request is under way: the endpoint then learns
+//! at once that the response is not awaited, even with unread bytes of the request.
 //!
 //! hyper flushes what it has buffered before it closes a connection, and would wait for ever for an endpoint that reads
 //! nothing. Writes to the endpoint of an abandoned request therefore fail instead of waiting.
@@ -31,7 +31,7 @@ struct State {
     /// Requests of the connection so far.
     requests: u64,
     is_in_use: bool,
-    /// Whether nobody waits for the response to the last request any more.
+    /// Whether the response to the last request is no longer awaited.
     is_abandoned: bool,
     /// Task of the connection, while the endpoint takes no more bytes.
     writer: Option<Waker>,

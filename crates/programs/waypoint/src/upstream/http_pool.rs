@@ -55,8 +55,8 @@ const IDLE_STREAMS: Duration = Duration::from_secs(60);
 const MAX_STREAMS: u32 = 100;
 /// Bytes of one response of HTTP/2 that wait to be read, for which its caller is charged.
 pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
-/// The same of all responses of a connection: as much as all streams can hold, so that no number of responses that
-/// nobody reads keeps another from being received.
+/// The same of all responses of a connection: as much as all streams can hold, so that no number of unread responses
+/// keeps another from being received.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
 /// How long the settings of HTTP/2 are waited for, where they have to be known, and how often they are looked for:
 /// hyper does not tell when they come.
@@ -77,7 +77,7 @@ pub(crate) struct HttpKey {
     caller: Option<(Option<Identity>, IpAddr)>,
     /// Identity under which calls are made, if not the waypoint's own.
     identity: Option<Identity>,
-    /// Services whose attachments the tunnel says to have been applied.
+    /// Services that the tunnel names as applied attachments.
     applied: AppliedServices,
     /// PROXY header of the connection.
     preamble: Option<Preamble>,
@@ -104,7 +104,7 @@ impl HttpKey {
         }
     }
 
-    /// The same in a tunnel that says which services' attachments have been applied.
+    /// The same in a tunnel that names the services whose attachments have been applied.
     pub(crate) fn applied(self, applied: AppliedServices) -> Self {
         Self { applied, ..self }
     }
@@ -139,7 +139,7 @@ impl HttpKey {
 pub(crate) struct Keep {
     /// Without a request, of HTTP/1.
     idle: Duration,
-    /// The same of HTTP/2, where a rule says it.
+    /// The same of HTTP/2, where a rule sets it.
     idle_streams: Option<Duration>,
     /// Requests in its life; zero is any number.
     requests: u32,
@@ -402,8 +402,8 @@ impl HttpPool {
         slot
     }
 
-    /// Begins HTTP/2 on a new connection that is for one extended CONNECT (RFC 8441), once the endpoint has said that it
-    /// takes them.
+    /// Begins HTTP/2 on a new connection that is for one extended CONNECT (RFC 8441), once the endpoint's SETTINGS
+    /// allow it.
     pub(crate) async fn begin_extended(
         &self,
         key: &HttpKey,
@@ -479,8 +479,8 @@ impl HttpPool {
         }
     }
 
-    /// Closes idle connections whose time is over, until none is left: an application that nobody calls any more has
-    /// none of the waypoint's connections.
+    /// Closes idle connections whose time is over, until none is left: an application without callers has no
+    /// connections of the waypoint.
     async fn sweep(self) {
         loop {
             tokio::time::sleep(SWEEP).await;

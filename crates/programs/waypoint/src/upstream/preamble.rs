@@ -13,7 +13,7 @@ use super::Upstream;
 pub(crate) struct Preamble(Box<[u8]>);
 
 impl Preamble {
-    /// Returns the header of a connection for `client`, which has called `called`, if the rule asks for one. A next
+    /// Returns the header of a connection for `client`, which has called `called`, if the rule requires one. A next
     /// waypoint speaks HBONE, and gets none.
     pub(crate) fn of(
         policy: &DestinationPolicy,

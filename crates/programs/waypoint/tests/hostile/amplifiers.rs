@@ -141,8 +141,8 @@ async fn what_is_mirrored_is_not_mirrored_again() {
     }
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
     for round in 1..=2 {
-        let said = scene.client.say(VIP, HTTP1, request).await;
-        assert_eq!(said.statuses(), [200]);
+        let response = scene.client.say(VIP, HTTP1, request).await;
+        assert_eq!(response.statuses(), [200]);
         until("both mirrors have answered", || {
             mirrored(&scene.world, "answered") == 2 * round
         })
@@ -196,17 +196,17 @@ async fn mirrors_that_take_no_body_hold_a_bounded_part_of_it() {
     );
     let request = [head.as_bytes(), &vec![b'x'; BODY]].concat();
     let mut most = 0;
-    let said = {
+    let response = {
         let mut asking = std::pin::pin!(client.say(VIP, HTTP1, &request));
         loop {
             tokio::select! {
                 biased;
-                said = &mut asking => break said,
+                response = &mut asking => break response,
                 () = tokio::task::yield_now() => most = most.max(world.memory_budget().0),
             }
         }
     };
-    assert_eq!(said.statuses(), [200]);
+    assert_eq!(response.statuses(), [200]);
     until("all mirrors have been given up", || {
         mirrored(&world, "too_slow") == MIRRORS as u64 && mirrored(&world, "failed") == 1
     })
@@ -236,9 +236,12 @@ async fn redirects_of_applications_are_the_clients_to_follow() {
     let rules = vec![rule(prefix("/"), vec![mirror("away")], to("away"))];
     scene.follow("away", vec![route(None, rules)]);
     let request = b"GET / HTTP/1.1\r\nHost: away\r\nConnection: close\r\n\r\n";
-    let said = scene.client.say("10.0.0.7", HTTP1, request).await;
-    assert_eq!(said.statuses(), [307]);
-    assert!(said.text().contains("location: http://10.0.0."), "{said:?}");
+    let response = scene.client.say("10.0.0.7", HTTP1, request).await;
+    assert_eq!(response.statuses(), [307]);
+    assert!(
+        response.text().contains("location: http://10.0.0."),
+        "{response:?}"
+    );
     until("the mirror has answered", || {
         mirrored(&scene.world, "answered") == 1
     })

@@ -1,4 +1,4 @@
-//! Applications: one that takes nothing but well-formed requests, and such as do what the test says.
+//! Applications: one that accepts only well-formed requests, and scripted ones.
 
 use std::{
     net::SocketAddr,
@@ -30,7 +30,7 @@ pub(crate) enum Received {
     Cut,
 }
 
-/// Answers well-formed requests of HTTP/1.1 with `ok`, and tells all it received.
+/// Answers well-formed requests of HTTP/1.1 with `ok`, and reports all received ones.
 pub(crate) struct Strict {
     pub(crate) address: SocketAddr,
     received: mpsc::UnboundedReceiver<Received>,
@@ -74,8 +74,8 @@ impl Strict {
     }
 }
 
-/// Runs a script for each connection, which is told how many came before. Gives where it listens, and how many
-/// have come.
+/// Runs a script for each connection, which gets the number of earlier ones. Gives where it listens, and how many have
+/// come.
 pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     script: impl Fn(usize, TcpStream) -> F + Send + Sync + 'static,
 ) -> (SocketAddr, Arc<AtomicUsize>) {

@@ -58,9 +58,9 @@ async fn clients_get_the_waypoints_version_and_keep_their_connection() {
         assert!(!response.contains("close"), "{response}");
     }
     let request = b"GET / HTTP/1.0\r\nHost: web\r\n\r\n";
-    let said = world.client().await.say(VIP, HTTP1, request).await;
-    assert!(said.text().starts_with("HTTP/1.0 200 OK\r\n"), "{said:?}");
-    assert!(said.text().ends_with("\r\n\r\nold"), "{said:?}");
+    let reply = world.client().await.say(VIP, HTTP1, request).await;
+    assert!(reply.text().starts_with("HTTP/1.0 200 OK\r\n"), "{reply:?}");
+    assert!(reply.text().ends_with("\r\n\r\nold"), "{reply:?}");
 }
 
 #[tokio::test]
@@ -145,8 +145,8 @@ async fn interim_responses_pass_on_before_the_final_one() {
     }
     // Clients of HTTP/1.0 do not know them.
     let request = b"POST / HTTP/1.0\r\nHost: web\r\nContent-Length: 4\r\n\r\n\r\n\r\n";
-    let said = client.say(VIP, HTTP1, request).await;
-    assert!(said.text().starts_with("HTTP/1.0 200 OK\r\n"), "{said:?}");
+    let reply = client.say(VIP, HTTP1, request).await;
+    assert!(reply.text().starts_with("HTTP/1.0 200 OK\r\n"), "{reply:?}");
 }
 
 #[tokio::test]
@@ -287,12 +287,12 @@ async fn limits_of_header_sections_are_settings_and_named_in_refusals() {
         ("/160", String::new(), 502, "AMBIT_MAX_HEADERS"),
     ] {
         let client = world.client().await;
-        let said = client
+        let reply = client
             .say(VIP, HTTP1, request(path, &fields).as_bytes())
             .await;
-        let what = format!("{path}, {} bytes: {:.400}", fields.len(), said.text());
-        assert_eq!(said.statuses(), [status], "{what}");
-        assert!(said.text().contains(name), "{what}");
+        let what = format!("{path}, {} bytes: {:.400}", fields.len(), reply.text());
+        assert_eq!(reply.statuses(), [status], "{what}");
+        assert!(reply.text().contains(name), "{what}");
     }
 }
 
@@ -383,8 +383,8 @@ async fn response_names_an_application_of_another_http_version() {
         (VIP, HTTP1, "declare appProtocol (grpc, kubernetes.io/h2c)"),
         ("10.0.0.2", HTTP2, "declare appProtocol http"),
     ] {
-        let said = client.say(vip, port, request).await;
-        let text = said.text();
+        let reply = client.say(vip, port, request).await;
+        let text = reply.text();
         assert!(text.starts_with("HTTP/1.1 502 "), "{advice}: {text}");
         assert!(text.contains(advice), "{advice}: {text}");
     }

@@ -65,7 +65,7 @@ fn custom(name: &str, provider: Provider) -> WaypointUpdate {
     WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
 }
 
-/// A provider of gRPC that gives every question the same answer; what it was asked.
+/// A provider of gRPC that gives every check the same response, and the received checks.
 async fn of_grpc(
     message: &'static [u8],
     status: Option<&'static str>,
@@ -138,7 +138,7 @@ async fn read_head(stream: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap().to_ascii_lowercase())
 }
 
-/// A provider of HTTP that answers every question with the same bytes; what it was asked.
+/// A provider of HTTP that gives every check the same bytes, and the received checks.
 async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = asked.clone();
@@ -165,8 +165,8 @@ async fn http_provider_changes_only_what_it_may() {
     world.publish(custom("ask", of_http()));
     let client = world.client().await;
     let request = b"GET /a?b=1 HTTP/1.1\r\nHost: web\r\nx-in-1: a\r\nx-out: b\r\nauthorization: c\r\nx-user: mallory\r\nConnection: close\r\n\r\n";
-    let said = client.say(VIP, HTTP1, request).await;
-    assert_eq!(said.statuses(), [200], "{}", said.text());
+    let reply = client.say(VIP, HTTP1, request).await;
+    assert_eq!(reply.statuses(), [200], "{}", reply.text());
     let head = heads(&mut strict).pop().unwrap();
     assert!(head.contains("x-user: ann"), "{head}");
     assert!(
@@ -193,9 +193,9 @@ async fn a_denial_is_the_providers_own() {
     world.publish(custom("ask", of_http()));
     let client = world.client().await;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-    let said = client.say(VIP, HTTP1, request).await;
-    assert_eq!(said.statuses(), [401]);
-    assert!(said.text().contains("www-authenticate: Basic") && said.text().ends_with("login"));
+    let reply = client.say(VIP, HTTP1, request).await;
+    assert_eq!(reply.statuses(), [401]);
+    assert!(reply.text().contains("www-authenticate: Basic") && reply.text().ends_with("login"));
     assert!(strict.received().is_empty());
     until("it is counted", || world.ended(401, "UAEX") == 1).await;
     assert_eq!(

@@ -116,8 +116,12 @@ async fn no_spelling_of_a_claim_reaches_the_application_wherever_it_is() {
             ("trailer", format!("{post}\r\n{chunks}{rest}")),
         ];
         for (place, bytes) in cases {
-            let said = client.say(VIP, HTTP1, bytes.as_bytes()).await;
-            assert_eq!(said.statuses(), [200], "{spelling} as {place}: {said:?}");
+            let response = client.say(VIP, HTTP1, bytes.as_bytes()).await;
+            assert_eq!(
+                response.statuses(),
+                [200],
+                "{spelling} as {place}: {response:?}"
+            );
             let got = got(&mut application);
             if got.contains("forged") {
                 reached.push(format!("{spelling} as {place}"));
@@ -170,8 +174,8 @@ async fn the_waypoints_own_claim_is_the_only_one() {
     let client = world.client().await;
     let forged = "GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nX-Forwarded-Client-Cert: forged\r\n\
         X_Forwarded_Client_Cert: forged\r\nX-Real-IP: 192.0.2.1\r\nForwarded: for=192.0.2.1\r\n\r\n";
-    let said = client.say(VIP, HTTP1, forged.as_bytes()).await;
-    assert_eq!(said.statuses(), [200]);
+    let response = client.say(VIP, HTTP1, forged.as_bytes()).await;
+    assert_eq!(response.statuses(), [200]);
     let got = got(&mut application);
     let is_claim = |line: &&str| {
         line.replace('_', "-")
@@ -216,8 +220,8 @@ async fn trailers_cannot_say_what_policies_have_judged() {
         record("role"),
         WaypointRecord::from(policy),
     ));
-    let said = client.say(VIP, HTTP1, request).await;
-    assert_eq!(said.statuses(), [200]);
+    let response = client.say(VIP, HTTP1, request).await;
+    assert_eq!(response.statuses(), [200]);
     assert!(!got(&mut application).contains("root"));
 }
 
@@ -259,9 +263,9 @@ async fn applications_say_nothing_in_the_name_of_a_proxy() {
     .await;
     world.serve("web", VIP, &[address]);
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-    let said = world.client().await.say(VIP, HTTP1, request).await.text();
+    let response = world.client().await.say(VIP, HTTP1, request).await.text();
     assert!(
-        said.contains("x-version: 1") && !said.contains("forged"),
-        "{said}"
+        response.contains("x-version: 1") && !response.contains("forged"),
+        "{response}"
     );
 }

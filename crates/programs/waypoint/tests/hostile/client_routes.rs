@@ -110,8 +110,8 @@ async fn clients_routes_forge_no_claims() {
     of_clients(&scene, vec![rule(prefix("/"), vec![forged], to("web"))]);
     let mut web = scene.web;
     let request = "GET / HTTP/1.1\r\nHost: web\r\nCookie: a=b\r\nConnection: close\r\n\r\n";
-    let said = scene.client.say(VIP, HTTP1, request.as_bytes()).await;
-    assert_eq!(said.statuses(), [200]);
+    let response = scene.client.say(VIP, HTTP1, request.as_bytes()).await;
+    assert_eq!(response.statuses(), [200]);
     let got = format!("{:?}", web.received());
     assert_eq!(got.matches("forged").count(), 1, "{got}");
     assert!(
@@ -155,12 +155,12 @@ async fn mirrors_of_clients_routes_are_limited_and_pass_no_tokens_or_plugins() {
     let denied = |scene: &Scene| scene.world.count(FAMILY, &["outcome=\"denied\""]);
     let answered = |scene: &Scene| scene.world.count(FAMILY, &["outcome=\"answered\""]);
     let get = "GET /limited HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-    let said = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
-    assert_eq!(said.statuses(), [200]);
+    let response = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
+    assert_eq!(response.statuses(), [200]);
     until("the copy is sent", || answered(&scene) == 1).await;
     // The copy has taken the second.
-    let said = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
-    assert_eq!(said.statuses(), [429]);
+    let response = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
+    assert_eq!(response.statuses(), [429]);
     assert_eq!(scene.got().len(), 2);
     for (attached, nth) in [(tokens("back"), 1), (plugin("web"), 2)] {
         scene.world.publish(attached);

@@ -1,4 +1,4 @@
-//! Clients that go away while they wait: what they asked for ends within seconds, whatever they sent before.
+//! Clients that disconnect while they wait: their requests end within seconds, whatever they sent before.
 
 use std::{
     net::SocketAddr,
@@ -77,7 +77,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Leaving])> {
         ),
         ("half a body", post(6, 3), both),
         ("a chunk that is cut", chunked.to_vec(), both),
-        // The end is behind bytes that nobody reads: only a reset is seen.
+        // The end is behind unread bytes: only a reset is seen.
         (
             "a body that nobody reads",
             post(100 << 20, 1 << 20),
@@ -193,7 +193,7 @@ async fn half_closed_clients_get_responses_where_that_is_set() {
         if !expected.is_empty() {
             respond.notify_one();
         }
-        let said = heard(tunnel).await;
-        assert_eq!(said.statuses(), expected, "{setting}: {said:?}");
+        let reply = heard(tunnel).await;
+        assert_eq!(reply.statuses(), expected, "{setting}: {reply:?}");
     }
 }

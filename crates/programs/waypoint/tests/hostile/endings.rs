@@ -74,14 +74,16 @@ async fn each_answer_has_its_status_its_flag_and_its_line() {
         world.serve(&format!("web{number}"), &vip, &[application]);
         let client = world.client().await;
         let before = world.ended(*status, flags);
-        let said = client.say(&vip, HTTP1, GET).await;
-        let text = said.text();
+        let response = client.say(&vip, HTTP1, GET).await;
+        let text = response.text();
         let (_, got) = text.split_once("\r\n\r\n").unwrap_or_default();
         let is_right = match (status, *flags) {
             // The part that was on its way is lost, or not.
-            (200, "UC") => !said.ended && body.starts_with(got.trim_end()) | got.contains(body),
-            (200, _) => said.ended && said.statuses().last() == Some(&200) && got.contains(body),
-            _ => said.ended && said.statuses() == [*status],
+            (200, "UC") => !response.ended && body.starts_with(got.trim_end()) | got.contains(body),
+            (200, _) => {
+                response.ended && response.statuses().last() == Some(&200) && got.contains(body)
+            }
+            _ => response.ended && response.statuses() == [*status],
         };
         // The report is made when the last of it is dropped.
         until(&format!("{what} is counted: {text:?}"), || {
@@ -92,7 +94,7 @@ async fn each_answer_has_its_status_its_flag_and_its_line() {
         let code = format!(" {status} {flags} ");
         let is_logged = |line: &String| line.contains(&code) && line.contains(&format!("{vip}:80"));
         if !is_right || !lines.iter().any(is_logged) {
-            wrong.push(format!("{what}: {said:?} {lines:?}"));
+            wrong.push(format!("{what}: {response:?} {lines:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -115,8 +117,8 @@ async fn what_follows_an_answer_is_never_the_answer_to_another_request() {
     world.serve("web", VIP, &[application]);
     let client = world.client().await;
     for _ in 0..50 {
-        let said = client.say(VIP, HTTP1, GET).await;
-        assert!(said.text().ends_with("good"), "{said:?}");
+        let response = client.say(VIP, HTTP1, GET).await;
+        assert!(response.text().ends_with("good"), "{response:?}");
     }
 }
 
@@ -154,8 +156,8 @@ async fn endless_headers_and_interim_responses_are_bounded() {
     world.serve("headers", "10.0.0.3", &[headers]);
     world.serve("strict", OTHER, &[strict.address]);
     let client = world.client().await;
-    let said = client.say("10.0.0.3", HTTP1, POST).await;
-    assert_eq!(said.statuses(), [502], "{said:?}");
+    let response = client.say("10.0.0.3", HTTP1, POST).await;
+    assert_eq!(response.statuses(), [502], "{response:?}");
     assert_eq!(world.ended(502, "UPE"), 1);
     let mut flooded = client.tunnel(VIP, HTTP1).await;
     flooded.write_all(GET).await.unwrap();
@@ -213,9 +215,9 @@ async fn an_answer_before_the_end_of_the_request_is_passed_on() {
     let reading = tunnel.read_exact(&mut answer);
     timeout(LONG, reading).await.expect("no answer").unwrap();
     assert_eq!(answer, b"HTTP/1.1 413");
-    // It is cut then: nobody will read the rest.
-    let said = heard(tunnel).await;
-    assert!(said.text().ends_with("no"), "{said:?}");
+    // It is terminated then: the rest is not read.
+    let response = heard(tunnel).await;
+    assert!(response.text().ends_with("no"), "{response:?}");
 }
 
 // === what is sent again ===
@@ -245,8 +247,8 @@ async fn tried(
         endpoints.push(endpoint.await.0);
     }
     world.serve("web", VIP, &endpoints);
-    let said = world.client().await.say(VIP, HTTP1, request).await;
-    (before.load(Relaxed), said.statuses())
+    let response = world.client().await.say(VIP, HTTP1, request).await;
+    (before.load(Relaxed), response.statuses())
 }
 
 const BODILESS: &[u8] =
@@ -281,8 +283,8 @@ async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<
         endpoints.push(endpoint.await.0);
     }
     world.serve("web", VIP, &endpoints);
-    let said = world.client().await.say(VIP, HTTP2, request).await;
-    (before.load(Relaxed), said.statuses())
+    let response = world.client().await.say(VIP, HTTP2, request).await;
+    (before.load(Relaxed), response.statuses())
 }
 
 #[tokio::test]
@@ -331,8 +333,8 @@ async fn nothing_is_tried_more_than_three_times() {
         counts.push(count);
     }
     world.serve("web", VIP, &endpoints);
-    let said = world.client().await.say(VIP, HTTP1, GET).await;
-    assert_eq!(said.statuses(), [503], "{said:?}");
+    let response = world.client().await.say(VIP, HTTP1, GET).await;
+    assert_eq!(response.statuses(), [503], "{response:?}");
     let asked: usize = counts.iter().map(|count| count.load(Relaxed)).sum();
     assert_eq!(asked, 3);
     assert_eq!(world.ended(503, "URX,UC"), 1, "{}", world.metrics());
@@ -348,10 +350,10 @@ async fn refused_connections_are_retried_elsewhere() {
     world.serve("nobody", OTHER, &[nobody]);
     let client = world.client().await;
     for _ in 0..20 {
-        let said = client.say(VIP, HTTP1, POST).await;
-        assert_eq!(said.statuses(), [200], "{said:?}");
+        let response = client.say(VIP, HTTP1, POST).await;
+        assert_eq!(response.statuses(), [200], "{response:?}");
     }
-    let said = client.say(OTHER, HTTP1, POST).await;
-    assert_eq!(said.statuses(), [503], "{said:?}");
+    let response = client.say(OTHER, HTTP1, POST).await;
+    assert_eq!(response.statuses(), [503], "{response:?}");
     assert_eq!(world.ended(503, "UF"), 1, "{}", world.metrics());
 }

@@ -195,8 +195,8 @@ impl Scene {
             bytes += &format!("{name}: {value}\r\n");
         }
         bytes += "\r\n";
-        let said = client.say(VIP, HTTP1, bytes.as_bytes()).await;
-        let status = *said.statuses().first().expect("a response");
+        let reply = client.say(VIP, HTTP1, bytes.as_bytes()).await;
+        let status = *reply.statuses().first().expect("a response");
         let reached = match (self.web.received().len(), self.back.received().len()) {
             (0, 0) => String::new(),
             (1, 0) => self.web.address.to_string(),

@@ -1,4 +1,4 @@
-//! A waypoint on a loopback address, what it is told of the mesh, and clients with tunnels to it.
+//! A waypoint on a loopback address, its records of the mesh, and clients with tunnels to it.
 
 use std::{
     io::Write,
@@ -180,8 +180,8 @@ impl World {
         self.published.apply([update]);
     }
 
-    /// A service at `vip` with an endpoint for each application. Applications are told apart by their addresses:
-    /// see [`listener`].
+    /// A service at `vip` with an endpoint for each application. Applications are distinguished by their addresses: see
+    /// [`listener`].
     pub(crate) fn serve(&self, name: &str, vip: &str, applications: &[SocketAddr]) {
         let ports = [HTTP1, HTTP2, UNDECLARED, TCP];
         let mut service = build::service(name, &[vip], &ports.map(|port| (port, port)));
@@ -439,8 +439,8 @@ impl Client {
     /// Asks for `/`, by HTTP/1: the status, 0 without one.
     pub(crate) async fn get(&self, to: &str, port: u16) -> u16 {
         let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-        let said = self.say(to, port, request).await;
-        said.statuses().first().copied().unwrap_or_default()
+        let response = self.say(to, port, request).await;
+        response.statuses().first().copied().unwrap_or_default()
     }
 }
 

@@ -170,7 +170,7 @@ async fn request(client: &Client) -> Option<bool> {
 /// By so much others' requests may be slower during a soak.
 const MAX_DELAY: Duration = Duration::from_millis(50);
 /// A request of others that takes so long has failed.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests of others, of which the slowest but one counts.
 const REQUESTS: usize = 100;
@@ -181,7 +181,7 @@ async fn others(client: &Client) -> (Duration, usize) {
         let mut all = Vec::new();
         for _ in 0..REQUESTS / 4 {
             let began = Instant::now();
-            let answered = timeout(PATIENCE, request(client)).await;
+            let answered = timeout(TIMEOUT, request(client)).await;
             all.push((began.elapsed(), answered == Ok(Some(true))));
         }
         all

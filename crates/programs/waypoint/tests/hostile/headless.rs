@@ -24,8 +24,8 @@ async fn a_headless_service_does_not_bypass_other_services_of_its_pods() {
     for to in ["twin.ns.svc.cluster.local", VIP] {
         for path in ["/open", "/web", "/twin"] {
             let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-            let said = client.say(to, HTTP1, request.as_bytes()).await;
-            statuses.push((to == VIP, path, said.statuses()));
+            let response = client.say(to, HTTP1, request.as_bytes()).await;
+            statuses.push((to == VIP, path, response.statuses()));
         }
     }
     let expected = [
@@ -34,7 +34,7 @@ async fn a_headless_service_does_not_bypass_other_services_of_its_pods() {
         (false, "/twin", 403),
         (true, "/open", 200),
         (true, "/web", 403),
-        // A Service with an address is judged by what is attached to it alone.
+        // Only objects attached to a Service with an address apply to it.
         (true, "/twin", 200),
     ];
     assert_eq!(

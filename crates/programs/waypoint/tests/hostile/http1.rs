@@ -109,7 +109,7 @@ const CASES: &[(&str, &[u8], Outcome)] = &[
     ("a whole target of another host", b"GET http://other/a HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "host")),
     ("a whole target with a user", b"GET http://a@web/a HTTP/1.1\r\nHost: a@web\r\n\r\n", Refused(400, "host")),
     ("a target without a slash", b"GET admin HTTP/1.1\r\nHost: web\r\n\r\n", Refused(400, "host")),
-    // What is judged is what is forwarded: the path without it.
+    // The forwarded form is authorized: the path without it.
     ("a fragment", b"GET /a#b HTTP/1.1\r\nHost: web\r\n\r\n", Served(&[""])),
     // Headers of one hop.
     ("a connection header that takes the host away", b"GET / HTTP/1.1\r\nHost: web\r\nConnection: host\r\n\r\n", Refused(400, "connection_header")),
@@ -128,7 +128,7 @@ async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
             Refused(_, reason) | ThenRefused(_, reason) => (world.refused(reason), *reason),
             Served(_) => (0, ""),
         };
-        let said = client.say(VIP, HTTP1, bytes).await;
+        let response = client.say(VIP, HTTP1, bytes).await;
         let received = application.received();
         let bodies: Vec<_> = received
             .iter()
@@ -149,12 +149,17 @@ async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
                 .any(|line| line.contains(&code) && line.contains(reason))
         };
         let is_right = match outcome {
-            Served(expected) => said.statuses() == vec![200; expected.len()] && bodies == *expected,
+            Served(expected) => {
+                response.statuses() == vec![200; expected.len()] && bodies == *expected
+            }
             Refused(status, _) => {
-                said.statuses() == [*status] && bodies.is_empty() && is_counted() && logged(*status)
+                response.statuses() == [*status]
+                    && bodies.is_empty()
+                    && is_counted()
+                    && logged(*status)
             }
             ThenRefused(status, _) => {
-                said.statuses() == [200, *status]
+                response.statuses() == [200, *status]
                     && bodies.len() == 1
                     && is_counted()
                     && logged(*status)
@@ -163,7 +168,7 @@ async fn each_has_a_definite_end_and_applications_see_only_whole_requests() {
         if !(is_right && is_clean) {
             wrong.push(format!(
                 "{what}: {:?}, received {received:?}, refused {:?}, logged {lines:?}",
-                said.text(),
+                response.text(),
                 world
                     .metrics()
                     .lines()
@@ -186,9 +191,12 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
     let long_name = [BEGIN, &vec![b'a'; 1 << 20]].concat();
     let target = [b"GET /", &vec![b'a'; 1 << 20][..]].concat();
     let client = world.client().await;
-    let said = client.say(VIP, HTTP1, &many).await;
-    assert_eq!(said.statuses(), [431], "{said:?}");
-    assert!(said.text().contains("AMBIT_MAX_HEADERS"), "{said:?}");
+    let response = client.say(VIP, HTTP1, &many).await;
+    assert_eq!(response.statuses(), [431], "{response:?}");
+    assert!(
+        response.text().contains("AMBIT_MAX_HEADERS"),
+        "{response:?}"
+    );
     assert_eq!(world.refused("headers_too_many"), 1);
     let far_too_many = [BEGIN, &line.repeat(1000), b"\r\n"].concat();
     let floods = [
@@ -202,8 +210,8 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
         let mut tunnel = client.tunnel(VIP, HTTP1).await;
         // Its writer never ends: the waypoint has to.
         let _cut = timeout(LONG, tunnel.write_all(&bytes)).await.unwrap();
-        let said = heard(tunnel).await;
-        assert_eq!(said.statuses(), [431], "{what}: {said:?}");
+        let response = heard(tunnel).await;
+        assert_eq!(response.statuses(), [431], "{what}: {response:?}");
         assert_eq!(world.refused("headers_too_large"), before + 1, "{what}");
         assert_eq!(world.ended(431, "DPE"), before + 2, "{what}");
         let is_named = |line: &String| line.contains("AMBIT_MAX_HEADERS");
@@ -211,8 +219,8 @@ async fn floods_of_headers_and_lines_without_end_are_cut_off() {
     }
     let client = world.client().await;
     let fitting = [BEGIN, &line.repeat(90), b"Connection: close\r\n\r\n"].concat();
-    let said = client.say(VIP, HTTP1, &fitting).await;
-    assert_eq!(said.statuses(), [200], "{said:?}");
+    let response = client.say(VIP, HTTP1, &fitting).await;
+    assert_eq!(response.statuses(), [200], "{response:?}");
     assert_eq!(application.received().len(), 1);
 }
 
@@ -247,16 +255,20 @@ async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
     body.write_all(&begun).await.unwrap();
     let mut slow = client.tunnel(VIP, HTTP1).await;
     slow.write_all(BEGIN).await.unwrap();
-    let said = heard(slow).await;
-    assert!(said.bytes.is_empty(), "{said:?}");
+    let response = heard(slow).await;
+    assert!(response.bytes.is_empty(), "{response:?}");
     until("it is counted", || world.refused("headers_too_slow") == 1).await;
     body.write_all(b"bc").await.unwrap();
     assert_eq!(heard(body).await.statuses(), [200]);
     // The second header section of a connection is bounded as the first.
     quiet.write_all(request).await.unwrap();
     quiet.write_all(BEGIN).await.unwrap();
-    let said = heard(quiet).await;
-    assert_eq!(said.text().matches("TTP/1.1 200").count(), 2, "{said:?}");
+    let response = heard(quiet).await;
+    assert_eq!(
+        response.text().matches("TTP/1.1 200").count(),
+        2,
+        "{response:?}"
+    );
     until("it is counted", || world.refused("headers_too_slow") == 2).await;
 }
 
@@ -272,9 +284,9 @@ async fn requests_in_a_row_are_answered_in_their_order_and_judged_one_by_one() {
         let request = format!("GET {target} HTTP/1.1\r\nHost: web\r\nX: {number}\r\n\r\n");
         bytes.extend_from_slice(request.as_bytes());
     }
-    let said = client.say(VIP, HTTP1, &bytes).await;
-    let statuses = said.statuses();
-    assert_eq!(statuses.len(), 50, "{said:?}");
+    let response = client.say(VIP, HTTP1, &bytes).await;
+    let statuses = response.statuses();
+    assert_eq!(statuses.len(), 50, "{response:?}");
     for (number, status) in statuses.into_iter().enumerate() {
         assert_eq!(status, if number % 10 == 9 { 400 } else { 200 }, "{number}");
     }

@@ -1,4 +1,4 @@
-//! Requests whose target or host can be read in several ways, with routes in place: what policies judged is what is sent.
+//! Requests whose target or host can be read in several ways, with routes in place: the authorized form is sent.
 
 use std::{
     collections::BTreeMap,
@@ -70,7 +70,7 @@ pub(crate) fn rule(
     }
 }
 
-/// A route for everybody, or for clients of a namespace.
+/// A route for all clients, or for those of a namespace.
 pub(crate) fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRoute {
     HttpRoute {
         name: RouteName {
@@ -167,8 +167,8 @@ impl Scene {
     /// Result of a request of HTTP/1.1: its status and location, or the application that gets it, with target and host.
     pub(crate) async fn ask(&mut self, target: &str, host: &str) -> String {
         let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
-        let said = self.client.say(VIP, HTTP1, request.as_bytes()).await;
-        let text = said.text();
+        let response = self.client.say(VIP, HTTP1, request.as_bytes()).await;
+        let text = response.text();
         match self.got().as_slice() {
             [] => {
                 let status = text.get(9..12).unwrap_or("nothing").to_owned();
@@ -177,7 +177,7 @@ impl Scene {
                     .find_map(|line| line.strip_prefix("location: "));
                 location.map_or_else(|| status.clone(), |to| format!("{status} {to}"))
             }
-            [one] if said.statuses() == [200] => one.clone(),
+            [one] if response.statuses() == [200] => one.clone(),
             several => format!("{text} {several:?}"),
         }
     }

@@ -178,23 +178,23 @@ async fn no_spelling_of_a_denied_path_reaches_the_application() {
     world.publish(deny("admin", to(admin)));
     let mut wrong = Vec::new();
     for spelling in SPELLINGS {
-        let said = client
+        let response = client
             .say(VIP, HTTP1, &request(&format!("GET {spelling}"), &[]))
             .await;
         let came = came(&mut application);
-        if !came.is_empty() || !matches!(said.statuses()[..], [400 | 403]) {
+        if !came.is_empty() || !matches!(response.statuses()[..], [400 | 403]) {
             wrong.push(format!(
                 "{spelling:?}: {:?}, came {came:?}",
-                said.statuses()
+                response.statuses()
             ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     for other in ["/", "/administrator", "/public/admin", "/.well-known/admin"] {
-        let said = client
+        let response = client
             .say(VIP, HTTP1, &request(&format!("GET {other}"), &[]))
             .await;
-        assert_eq!(said.statuses(), [200], "{other}");
+        assert_eq!(response.statuses(), [200], "{other}");
     }
 }
 
@@ -259,12 +259,12 @@ async fn no_spelling_of_a_denied_request_reaches_the_application() {
         ("GET /", &["Cookie: a=1; role=root"], 403),
         ("GET /", &["Cookie: a=1", "Cookie: role=root"], 403),
     ] {
-        let said = client.say(VIP, HTTP1, &request(line, lines)).await;
+        let response = client.say(VIP, HTTP1, &request(line, lines)).await;
         let came = came(&mut application);
-        if said.statuses() != [status] || came.is_empty() == (status == 200) {
+        if response.statuses() != [status] || came.is_empty() == (status == 200) {
             wrong.push(format!(
                 "{line} {lines:?}: {:?}, came {came:?}",
-                said.statuses()
+                response.statuses()
             ));
         }
     }
@@ -276,9 +276,9 @@ async fn no_spelling_of_a_denied_request_reaches_the_application() {
         "internal:080",
     ] {
         let sent = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
-        let said = client.say(VIP, HTTP1, sent.as_bytes()).await;
-        if !matches!(said.statuses()[..], [400 | 403]) {
-            wrong.push(format!("{host}: {:?}", said.statuses()));
+        let response = client.say(VIP, HTTP1, sent.as_bytes()).await;
+        if !matches!(response.statuses()[..], [400 | 403]) {
+            wrong.push(format!("{host}: {:?}", response.statuses()));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -325,15 +325,15 @@ async fn no_spelling_of_a_limited_request_is_counted_apart() {
         "post /login",
         "Post //Login;1",
     ] {
-        let said = client.say(VIP, HTTP1, &request(line, &[])).await;
-        statuses.push((line, said.statuses()));
+        let response = client.say(VIP, HTTP1, &request(line, &[])).await;
+        statuses.push((line, response.statuses()));
     }
     let over = |(_, statuses): &&(&str, Vec<u16>)| *statuses != [429];
     let passed: Vec<_> = statuses.iter().filter(over).collect();
     assert_eq!(passed, [&("POST /login", vec![200])]);
     assert_eq!(came(&mut application).len(), 1);
     for other in ["POST /logins", "GET /login", "POST /x/login"] {
-        let said = client.say(VIP, HTTP1, &request(other, &[])).await;
-        assert_eq!(said.statuses(), [200], "{other}");
+        let response = client.say(VIP, HTTP1, &request(other, &[])).await;
+        assert_eq!(response.statuses(), [200], "{other}");
     }
 }

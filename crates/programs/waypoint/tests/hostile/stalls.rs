@@ -116,7 +116,7 @@ async fn open(
     connection.send_request(request, false).unwrap()
 }
 
-/// A request of somebody else, with a body and a response.
+/// A request of another client, with a body and a response.
 async fn other_is_served(client: &Client, what: &str) {
     let exchange = async {
         let (connection, _driver) = connect(client, 65_535).await;

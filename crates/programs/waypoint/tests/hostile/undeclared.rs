@@ -1,5 +1,5 @@
-//! Ports whose protocol nobody declares: HTTP is recognised by its request line alone, and nothing else reaches an application
-//! past what is for its requests.
+//! Undeclared ports: HTTP is recognised by its request line alone, and other bytes reach no application past objects
+//! for its requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -51,7 +51,7 @@ const LENIENT: &[&[u8]] = &[
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",
 ];
 
-/// Spellings of a request that is one, and must be judged as such.
+/// Spellings of a valid request, which must be authorized as one.
 const REQUESTS: &[&[u8]] = &[
     b"GET /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
     b"GET /secret HTTP/1.0\r\nHost: web\r\n\r\n",
@@ -203,9 +203,9 @@ async fn bytes_that_are_no_http_pass_only_where_nothing_is_for_requests() {
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
     for bytes in LENIENT {
-        let said = world.client().await.say(VIP, UNDECLARED, bytes).await;
+        let response = world.client().await.say(VIP, UNDECLARED, bytes).await;
         let name = bytes.escape_ascii().to_string();
-        assert_eq!(said.bytes, b"+OK\r\n", "{name}");
+        assert_eq!(response.bytes, b"+OK\r\n", "{name}");
         assert_eq!(application.take(), *bytes, "{name}");
     }
     for (object, gone, name) in objects() {
@@ -213,11 +213,11 @@ async fn bytes_that_are_no_http_pass_only_where_nothing_is_for_requests() {
         for bytes in LENIENT {
             let before = world.refused("not_http");
             let client = world.client().await;
-            let said = client.say(VIP, UNDECLARED, bytes).await;
-            let what = format!("{name}, {}: {:?}", bytes.escape_ascii(), said.text());
+            let response = client.say(VIP, UNDECLARED, bytes).await;
+            let what = format!("{name}, {}: {:?}", bytes.escape_ascii(), response.text());
             assert_eq!(application.take(), b"", "{what}");
-            assert_eq!(said.statuses(), [400], "{what}");
-            assert!(said.text().contains(name), "{what}");
+            assert_eq!(response.statuses(), [400], "{what}");
+            assert!(response.text().contains(name), "{what}");
             assert_eq!(world.refused("not_http"), before + 1, "{what}");
             let is_logged = is_logged(client.address, &["not_http", name]);
             assert!(is_logged, "{what}: {:?}", lines_about(client.address));
@@ -237,9 +237,9 @@ async fn every_spelling_of_a_request_is_judged_on_undeclared_ports() {
         WaypointRecord::Policy(policy),
     ));
     for bytes in REQUESTS {
-        let said = world.client().await.say(VIP, UNDECLARED, bytes).await;
-        let what = format!("{}: {:?}", bytes.escape_ascii(), said.text());
-        assert!(said.text().contains(" 403 "), "{what}");
+        let response = world.client().await.say(VIP, UNDECLARED, bytes).await;
+        let what = format!("{}: {:?}", bytes.escape_ascii(), response.text());
+        assert!(response.text().contains(" 403 "), "{what}");
         assert_eq!(application.take(), b"", "{what}");
     }
 }
@@ -269,7 +269,7 @@ async fn incomplete_request_lines_are_refused_by_name() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "500ms")]).await;
     let application = Recording::start().await;
     world.serve("web", VIP, &[application.address]);
-    // Where nothing is, whoever waits for a reply gets it.
+    // Without such objects, a client that waits for a reply gets it.
     let mut tunnel = world.client().await.tunnel(VIP, UNDECLARED).await;
     tunnel.write_all(b"SELECT 1;").await.unwrap();
     let mut reply = [0; 5];
@@ -286,8 +286,8 @@ async fn incomplete_request_lines_are_refused_by_name() {
         let client = world.client().await;
         let mut tunnel = client.tunnel(VIP, UNDECLARED).await;
         tunnel.write_all(bytes).await.unwrap();
-        let said = heard(tunnel).await;
-        assert!(said.bytes.is_empty(), "{said:?}");
+        let response = heard(tunnel).await;
+        assert!(response.bytes.is_empty(), "{response:?}");
         until("it is counted", || world.refused(reason) == before + 1).await;
         let is_logged = is_logged(client.address, &["AuthorizationPolicy ns/paths"]);
         assert!(is_logged, "{:?}", lines_about(client.address));
@@ -340,10 +340,15 @@ async fn declarations_of_services_count_for_connections_to_addresses_of_pods() {
         );
         for bytes in [&b"HELLO\r\n"[..], b"GET  / HTTP/1.1\r\n\r\n"] {
             let client = world.client().await;
-            let said = client.say(&ip, port, bytes).await;
+            let response = client.say(&ip, port, bytes).await;
             let expected = if passes { bytes } else { b"" };
-            assert_eq!(application.take(), expected, "{name}: {:?}", said.text());
-            assert_eq!(said.text().starts_with("+OK"), passes, "{name}");
+            assert_eq!(
+                application.take(),
+                expected,
+                "{name}: {:?}",
+                response.text()
+            );
+            assert_eq!(response.text().starts_with("+OK"), passes, "{name}");
         }
     }
 }

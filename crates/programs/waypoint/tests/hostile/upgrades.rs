@@ -20,7 +20,7 @@ const VIP: &str = "10.0.0.1";
 /// Bytes that an application has read: heads of requests, and what came after it had switched.
 type Read = Arc<Mutex<Vec<String>>>;
 
-/// The next head, with the body that its length tells of.
+/// The next head, with the body of its length.
 async fn next(stream: &mut TcpStream) -> Option<String> {
     let mut read = Vec::new();
     while !read.ends_with(b"\r\n\r\n") {
@@ -258,19 +258,19 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
             "",
         ),
     ] {
-        // What comes early behind it is the next request, judged as such.
+        // Early bytes behind it are the next request, authorized as one.
         let first = request(line, lines, body);
         let then = request("GET /then HTTP/1.1", &[], "") + &request("GET /%00 HTTP/1.1", &[], "");
-        let said = client
+        let response = client
             .say(VIP, HTTP1, (first + &then).as_bytes())
             .await
             .text();
-        let statuses: Vec<_> = said
+        let statuses: Vec<_> = response
             .split("HTTP/1.")
             .skip(1)
             .map(|line| line[2..5].to_owned())
             .collect();
-        assert_eq!(statuses, ["200", "200", "400"], "{what}: {said}");
+        assert_eq!(statuses, ["200", "200", "400"], "{what}: {response}");
         let heads = std::mem::take(&mut *read.lock());
         assert_eq!(heads.len(), 2, "{what}: {heads:?}");
         for gone in ["upgrade", "connection:", "http2-settings"] {
@@ -278,7 +278,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
         }
         assert!(heads[1].starts_with("get /then "), "{what}: {heads:?}");
     }
-    // The preface of HTTP/2 behind a refused h2c ends the connection, and reaches nobody.
+    // The preface of HTTP/2 behind a refused h2c ends the connection, and reaches no application.
     let h2c = request(
         "GET / HTTP/1.1",
         &[
@@ -288,7 +288,7 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
         ],
         "",
     );
-    let said = client
+    let response = client
         .say(
             VIP,
             HTTP1,
@@ -296,8 +296,8 @@ async fn upgrades_that_are_not_passed_on_are_ordinary_requests() {
         )
         .await;
     assert!(
-        said.statuses().iter().all(|status| *status == 200),
-        "{said:?}"
+        response.statuses().iter().all(|status| *status == 200),
+        "{response:?}"
     );
     assert_eq!(std::mem::take(&mut *read.lock()).len(), 1);
 }
@@ -371,10 +371,10 @@ async fn an_application_that_switches_unasked_is_refused_and_gets_no_more_bytes(
     ] {
         let bytes =
             request(line, lines, "") + &request("GET /then HTTP/1.1", &["Connection: close"], "");
-        let said = client.say(VIP, HTTP1, bytes.as_bytes()).await.text();
+        let response = client.say(VIP, HTTP1, bytes.as_bytes()).await.text();
         assert!(
-            said.contains(" 502 ") && !said.contains(" 101 "),
-            "{what}: {said}"
+            response.contains(" 502 ") && !response.contains(" 101 "),
+            "{what}: {response}"
         );
         let read = std::mem::take(&mut *read.lock());
         assert!(
@@ -406,16 +406,16 @@ async fn protocols_that_the_setting_names_are_switched_to_and_no_others() {
             .await
             .unwrap();
         tunnel.shutdown().await.unwrap();
-        let said = heard(tunnel).await.text();
+        let response = heard(tunnel).await.text();
         assert_eq!(
-            said.starts_with("HTTP/1.1 101 "),
+            response.starts_with("HTTP/1.1 101 "),
             is_passed,
-            "{upgrades} {name}: {said}"
+            "{upgrades} {name}: {response}"
         );
         assert_eq!(
-            said.ends_with("HTTP/1.1 101 Again\r\n\r\nearly"),
+            response.ends_with("HTTP/1.1 101 Again\r\n\r\nearly"),
             is_passed,
-            "{said}"
+            "{response}"
         );
         let is_switched = read.lock().iter().any(|one| one == "switched: early");
         assert_eq!(is_switched, is_passed, "{upgrades} {name}");

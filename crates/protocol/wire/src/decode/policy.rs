@@ -53,10 +53,10 @@ struct Outline {
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
     let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
     let outline = Outline::decode(bytes).ok().filter(named);
-    let said = outline
+    let declared = outline
         .as_ref()
         .and_then(|outline| scope(outline.scope).ok());
-    let scope = match said.unwrap_or(model::Scope::Namespace) {
+    let scope = match declared.unwrap_or(model::Scope::Namespace) {
         model::Scope::Namespace if key.namespace.is_empty() => model::Scope::Global,
         scope => scope,
     };

@@ -23,7 +23,7 @@ pub struct Substitute<T> {
     pub record: Box<T>,
     /// Effect on traffic, for logs.
     pub effect: &'static str,
-    /// Whether it denies in the place of a policy: whoever prefers a policy's last good version keeps that.
+    /// Whether it denies in the place of a policy: a client may be set to keep the policy's last good version instead.
     pub is_policy: bool,
 }
 

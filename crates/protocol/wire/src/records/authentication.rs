@@ -38,7 +38,7 @@ impl RecordCodec for model::Authentication {
             |read| read.key.clone(),
             |key, why| Substitute {
                 record: Box::new(substitute(key, bytes, why)),
-                effect: "every request to what it is attached to is refused",
+                effect: "every request to its targets is refused",
                 is_policy: true,
             },
         )
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn what_is_not_understood_refuses_everything_that_it_is_attached_to() {
         let sent = wire::WaypointAuthentication::from(&every_field()).encode_to_vec();
-        // A field that nobody knows, another object's name, keys that are missing, a text cut off.
+        // An unknown field, another object's name, missing keys, a truncated text.
         let unknown = [&sent[..], &[0xf8, 0x07, 1]].concat();
         let mut keyless = wire::WaypointAuthentication::from(&every_field());
         keyless.rules[0].keys = None;

@@ -41,7 +41,7 @@ impl RecordCodec for model::HttpPolicy {
             |read| read.key.clone(),
             |key, why| Substitute {
                 record: Box::new(substitute(key, bytes, why)),
-                effect: "every request to what it is attached to is denied",
+                effect: "every request to its targets is denied",
                 is_policy: true,
             },
         )

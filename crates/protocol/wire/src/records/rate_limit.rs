@@ -1,5 +1,5 @@
-//! Rate limits. One that is not understood in full has a substitute that decides nothing: requests to what it is attached
-//! to pass or not as it says for that case.
+//! Rate limits. One that is not understood in full has a substitute that decides nothing: requests to its targets pass
+//! or fail by its `failOpen`.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl RecordCodec for model::RateLimit {
             |read| read.key.clone(),
             |key, why| Substitute {
                 record: Box::new(substitute(key, bytes, why)),
-                effect: "requests to what it is attached to pass as it says for that case",
+                effect: "requests to its targets follow its failOpen",
                 is_policy: false,
             },
         )

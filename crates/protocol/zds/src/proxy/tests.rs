@@ -406,10 +406,7 @@ fn contract_violations_are_reported_and_end_the_connection() {
         info: Some(info("a")),
     };
     let cases: [(&str, ProxyEvent<u32>); 6] = [
-        (
-            "nothing about the workload",
-            ProxyEvent::Request(no_info, Some(1)),
-        ),
+        ("has no workload", ProxyEvent::Request(no_info, Some(1))),
         (
             "without a network namespace",
             ProxyEvent::Request(add, None),
@@ -494,7 +491,7 @@ fn any_move() -> impl Strategy<Value = Move> {
 
 proptest! {
     /// Instances started and not stopped are exactly one for each pod served, each request gets at
-    /// most one answer, and a good snapshot leads to what it names.
+    /// most one answer, and a good snapshot results in the pods that it names.
     #[test]
     fn no_order_of_events_loses_or_doubles_an_instance(
         moves in proptest::collection::vec(any_move(), 0..60),

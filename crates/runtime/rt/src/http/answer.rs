@@ -97,7 +97,7 @@ pub fn method_not_allowed(allow: &'static str) -> Response {
     response
 }
 
-/// The value of a query parameter, percent-decoded; empty when it stands without a value.
+/// The value of a query parameter, percent-decoded; empty when it has no value.
 pub fn query_parameter(uri: &http::Uri, name: &str) -> Option<String> {
     let mut all = query_parameters(uri);
     all.find_map(|(key, value)| (key == name).then_some(value))

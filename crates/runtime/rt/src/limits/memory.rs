@@ -25,7 +25,7 @@ fn smallest(root: &Path, own: &str) -> Option<u64> {
             return None;
         };
         let path = Path::new(path.trim_start_matches('/'));
-        // Inside a container the mounted root may be the process's own group, whatever the path says.
+        // Inside a container the mounted root may be the process's own group, regardless of the path.
         let groups = path.ancestors().map(|above| root.join(above).join(file));
         groups.filter_map(|file| limit(&file)).min()
     };

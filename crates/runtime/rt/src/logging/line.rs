@@ -1,4 +1,4 @@
-//! How `tracing-subscriber` writes lines: what stands around an event's fields.
+//! Line format of `tracing-subscriber`: the text around an event's fields.
 
 use std::fmt;
 

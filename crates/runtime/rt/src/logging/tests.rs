@@ -218,11 +218,11 @@ fn the_writer_ends_with_its_last_queue() {
             self.0.send(()).ok();
         }
     }
-    let (tell, told) = std::sync::mpsc::channel();
-    let queue = LineQueue::start(Tells(tell)).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let queue = LineQueue::start(Tells(sender)).unwrap();
     let clone = queue.clone();
     drop(queue);
     clone.push(b"line\n");
     drop(clone);
-    told.recv_timeout(Duration::from_secs(20)).unwrap();
+    receiver.recv_timeout(Duration::from_secs(20)).unwrap();
 }

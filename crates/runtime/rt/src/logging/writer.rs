@@ -31,7 +31,7 @@ struct Owner(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Something to write, or nobody left to write for.
+    /// Lines to write, or the end of all writers.
     wake: Condvar,
     /// Something was written.
     written: Condvar,

@@ -1,7 +1,7 @@
 //! BackendTLSPolicies: waypoints begin TLS with the endpoints of the services that one is attached to.
 //!
-//! A policy counts in place of what a `DestinationRule` says of TLS; of several for the same port the one that names the
-//! port, then the oldest. One that cannot be followed lets nothing pass: what it was to protect is not sent in clear.
+//! A policy takes precedence over `tls` of a `DestinationRule`; of several for the same port the one that names the
+//! port, then the oldest. An invalid one fails closed: requests are not sent in plaintext instead.
 
 mod read;
 mod standing;
@@ -47,7 +47,7 @@ struct Target {
     port: Option<ArcStr>,
 }
 
-/// TLS that a policy asks for.
+/// TLS settings of a policy.
 #[derive(Clone, Debug, PartialEq)]
 struct TlsInput {
     hostname: ArcStr,
@@ -59,7 +59,7 @@ struct TlsInput {
 /// Why a policy cannot be followed.
 #[derive(Clone, Debug, PartialEq)]
 struct Refused {
-    /// Of the condition that says it.
+    /// Reason of the condition that reports it.
     reason: &'static str,
     /// Whether a reference is to blame.
     is_reference: bool,
@@ -93,25 +93,25 @@ pub(crate) struct BackendTls {
 }
 
 impl BackendTls {
-    /// In place of what was said before.
-    pub(crate) fn put_over(&self, told: &mut WaypointDestination) {
+    /// Replaces the TLS settings of a destination.
+    pub(crate) fn put_over(&self, destination: &mut WaypointDestination) {
         let put = |policy: &mut DestinationPolicy| match &self.tls {
             Ok(tls) => policy.tls = Some(tls.clone()),
             Err(why) => policy.unsupported = Some(why.clone()),
         };
         match self.port {
             None => {
-                told.ports.values_mut().for_each(put);
-                put(&mut told.policy);
-                for subset in told.subsets.values_mut() {
+                destination.ports.values_mut().for_each(put);
+                put(&mut destination.policy);
+                for subset in destination.subsets.values_mut() {
                     subset.ports.values_mut().for_each(put);
                     put(&mut subset.policy);
                 }
             }
             Some(port) => {
-                let whole = told.policy.clone();
-                put(told.ports.entry(port).or_insert(whole));
-                for subset in told.subsets.values_mut() {
+                let whole = destination.policy.clone();
+                put(destination.ports.entry(port).or_insert(whole));
+                for subset in destination.subsets.values_mut() {
                     let whole = subset.policy.clone();
                     put(subset.ports.entry(port).or_insert(whole));
                 }

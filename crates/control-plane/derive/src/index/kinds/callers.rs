@@ -1,6 +1,6 @@
 //! Waypoints that may call a service themselves: as a provider, as a collector, or for a plugin, which may name any. So
-//! that none does it in plaintext, all are told of services with which TLS is to begin; of other rules only those that
-//! requests of clients come to.
+//! that none calls in plaintext, all receive services with TLS origination; other rules go only to the waypoints of the
+//! service.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::{
 use crate::index::Index;
 
 impl Index {
-    /// The waypoints that are told of a host because they may call it.
+    /// Waypoints that receive a host because they may call it.
     pub(crate) fn callers_in_tls(
         &self,
         host: &str,

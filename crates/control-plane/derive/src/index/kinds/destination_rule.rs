@@ -3,7 +3,7 @@
 //! A waypoint follows one rule for a service. It is looked for in the service's namespace, then in the waypoint's, then
 //! in the root namespace, among those that are exported to the waypoint's namespace; in a namespace one for the very
 //! host comes before wildcards, longer ones first, and the oldest before others for the same. (Istio looks in the
-//! namespace of the client first, which for it is the one of the proxy; a waypoint stands for the service's side.)
+//! namespace of the client first, which for it is the one of the proxy; a waypoint acts for the server.)
 
 mod balancing;
 mod policy;
@@ -161,7 +161,7 @@ impl MeshKind for DestinationRule {
             for host in index.hosts_like(&pattern) {
                 let declarers: Vec<_> = index.declarers(&host).cloned().collect();
                 index.mark_host(host);
-                // Routes may lead to its subsets.
+                // Routes may have its subsets as backends.
                 for key in declarers.iter().filter(|_| has_subsets) {
                     index.mark_leading_to(key);
                 }
@@ -293,39 +293,39 @@ impl Index {
         }
         let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
         let tls = self.backend_tls(key);
-        let told = |gateway: &GatewayName| {
+        let destination_of = |gateway: &GatewayName| {
             let rule = self.rule_for(&service, gateway);
-            let told = rule.map(|rule| rule.of(self, key, service.clone()));
-            let mut told = match told {
-                Some(told) => told,
+            let destination = rule.map(|rule| rule.of(self, key, service.clone()));
+            let mut destination = match destination {
+                Some(destination) => destination,
                 None if tls.is_empty() => return None,
                 None => WaypointDestination::unruled(service.clone()),
             };
             for one in &tls {
-                one.put_over(&mut told);
+                one.put_over(&mut destination);
             }
-            Some(told)
+            Some(destination)
         };
         let reaching = self.waypoints_reaching(key, host);
         let callers = self
             .callers_in_tls(host, &tls)
             .filter(|one| !reaching.contains(one));
-        let callers = callers.filter_map(|one| Some((one.clone(), told(one)?)));
+        let callers = callers.filter_map(|one| Some((one.clone(), destination_of(one)?)));
         let callers: Vec<_> = callers
-            .filter(|(_, told)| begins_tls(&told.policy, &told.ports))
+            .filter(|(_, destination)| begins_tls(&destination.policy, &destination.ports))
             .collect();
         let served = reaching
             .iter()
-            .filter_map(|one| Some((one.clone(), told(one)?)));
+            .filter_map(|one| Some((one.clone(), destination_of(one)?)));
         served.chain(callers).collect()
     }
 
-    /// Whether anything says how endpoints of any service are treated.
+    /// Whether there are traffic policies for any service.
     fn has_destinations(&self) -> bool {
         self.destination_rules.names().next().is_some() || !self.backend_tls.is_empty()
     }
 
-    /// The waypoints that serve a host of an object, and those whose routes lead to it.
+    /// The waypoints that serve a host of an object, and those whose routes have it as a backend.
     pub(super) fn waypoints_reaching(
         &self,
         key: &ObjectKey,
@@ -376,7 +376,7 @@ impl Index {
         }
     }
 
-    /// The rules that may be for a host: where they are followed stands on them.
+    /// The rules that may be for a host: their conditions list the waypoints that apply them.
     pub(crate) fn mark_rules_of(&mut self, host: &str) {
         let rules: Vec<_> = patterns(host)
             .flat_map(|pattern| {

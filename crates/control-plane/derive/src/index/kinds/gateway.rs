@@ -46,13 +46,13 @@ pub(crate) struct GatewayInput {
     /// The one service account whose pods it takes.
     pub(crate) account: Option<ArcStr>,
     pub(crate) consent: Consent,
-    /// Where it is, by what its controller says. Of ours the name is enough.
+    /// Its address, from its controller's status. Of ours the name is enough.
     pub(crate) address: Option<foreign::Address>,
-    /// Whether its status says that its waypoint has been ready.
+    /// Whether its status records that its waypoint has been ready.
     pub(crate) has_been_ready: bool,
     /// Objects that keep another waypoint until its own has been ready, from its status.
     pub(crate) replaced: BTreeMap<ObjectKey, GatewayName>,
-    /// Whether it asks for addresses of its own.
+    /// Whether it requests addresses of its own.
     pub(crate) names_addresses: bool,
     /// How tunnels are handed over to its pods.
     pub(crate) inbound_binding: Option<AppTunnel>,
@@ -339,7 +339,7 @@ fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<N
             notes.push(Note::new(
                 format!("spec.listeners[{index}].allowedRoutes.namespaces"),
                 format!(
-                    "{:?} allows nobody: give Same, All, or Selector with a selector",
+                    "{:?} allows no namespace: use Same, All, or Selector with a selector",
                     from.unwrap_or_default()
                 ),
             ));

@@ -96,7 +96,7 @@ impl MeshKind for Namespace {
     }
 }
 
-/// The traffic distribution that a namespace asks for.
+/// The traffic distribution of a namespace's annotation.
 pub(super) fn distribution<'a>(index: &'a Index, namespace: &ArcStr) -> Option<&'a str> {
     let namespaces = index.objects("")?.all::<Namespace>();
     namespaces.get(namespace)?.distribution.as_deref()

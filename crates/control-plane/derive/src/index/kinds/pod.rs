@@ -145,7 +145,7 @@ pub(crate) struct PodInput {
     pub(crate) service_account: ArcStr,
     pub(crate) terminated: bool,
     pub(crate) ready: bool,
-    /// Whether it is being deleted and still says that it is ready.
+    /// Whether it is being deleted and still reports that it is ready.
     pub(crate) serves_on: bool,
     pub(crate) host_network: bool,
     pub(crate) has_sidecar: bool,

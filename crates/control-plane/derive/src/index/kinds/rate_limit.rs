@@ -1,7 +1,7 @@
-//! Rate limits: how many requests waypoints let pass. Each waypoint that one is attached to is told of it.
+//! Rate limits: how many requests waypoints allow. Each waypoint that one is attached to receives it.
 //!
-//! One that cannot be used as it is written, and of which no usable form is known, is told as one that decides nothing:
-//! requests to what it is attached to are refused, or pass where it says so.
+//! An invalid one without a last good form is published as one that decides nothing: requests to its targets are
+//! refused, or pass where `failOpen` is set.
 
 mod read;
 

@@ -1,6 +1,6 @@
-//! Reference grants: which routes of other namespaces may lead to the services of a namespace, which objects of other
-//! namespaces waypoints may call these services for, and of which namespaces Services and ServiceEntries have their
-//! attachments applied to requests to its pods, where these are their endpoints.
+//! Reference grants: which routes of other namespaces may have services of a namespace as backends, which objects of
+//! other namespaces waypoints may call these services for, and of which namespaces Services and ServiceEntries have
+//! their attachments applied to requests to its pods, where these are their endpoints.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ const CALLING: [Kind; 3] = [
 /// A grant, as far as it is about routes, calls and services, or about services and pods.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GrantInput {
-    /// Kinds of what is attached to, and their namespaces: Services and ServiceEntries.
+    /// Kinds of targets, and their namespaces: Services and ServiceEntries.
     attached: Vec<(Kind, ArcStr)>,
     /// Names of pods; `None` for all.
     pods: Vec<Option<ArcStr>>,
@@ -167,8 +167,8 @@ impl Index {
         from.1 == service.namespace || self.is_granted(from, service)
     }
 
-    /// The services of other namespaces that waypoints may call for the objects of a kind and namespace. A hostname that
-    /// begins with `*.` stands for all Services of its namespace.
+    /// The services of other namespaces that waypoints may call for the objects of a kind and namespace. A hostname
+    /// that begins with `*.` means all Services of its namespace.
     pub(crate) fn granted_callees(&self, from: (Kind, &str)) -> Vec<NamespacedHostname> {
         let domain = &self.config.cluster_domain;
         let mut callees = BTreeSet::new();
@@ -194,7 +194,7 @@ impl Index {
         grants.any(|grant| grant.covers(from, &service.name))
     }
 
-    /// The pods of other namespaces that what is attached to a Service or ServiceEntry is for.
+    /// Pods of other namespaces to which objects attached to a Service or ServiceEntry apply.
     pub(crate) fn grantors(&self, of: &ObjectKey) -> Vec<PodGrant> {
         let foreign = self.pod_grants.iter();
         let foreign = foreign.filter(|key| key.namespace != of.namespace);
@@ -215,7 +215,7 @@ impl Index {
         grantors
     }
 
-    /// Whether a route of a namespace may lead to a service.
+    /// Whether a route of a namespace may have a service as a backend.
     pub(crate) fn may_lead_to(&self, route: (Kind, &str), service: &ObjectKey) -> bool {
         if route.1 == service.namespace || self.config.reference_grants == ReferenceGrants::Ignored
         {

@@ -117,12 +117,12 @@ impl MeshKind for RequestAuthentication {
         };
         let waypoints = input.targets.concerned(index).into_iter();
         let waypoints = waypoints.map(|(gateway, concerned)| {
-            let told = Authentication {
+            let record = Authentication {
                 for_gateway: concerned.for_gateway,
                 services: concerned.services,
                 ..authentication.clone()
             };
-            (gateway, told)
+            (gateway, record)
         });
         Rendered::at_waypoints(waypoints)
     }

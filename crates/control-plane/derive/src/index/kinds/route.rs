@@ -1,5 +1,5 @@
-//! Routes of services, of every kind: what they are attached to, where they lead, and what stands on them. What the
-//! rules of a kind say is read in its own file.
+//! Routes of services, of every kind: their parents, backends and conditions. The rules of a kind are read in its own
+//! file.
 
 mod backends;
 mod cors;
@@ -72,8 +72,11 @@ impl Parent {
         let meant: Vec<u16> = meant.collect();
         if meant.is_empty() {
             let number = number.map(|port| port.to_string()).unwrap_or_default();
-            let asked: Vec<_> = name.into_iter().chain([number.as_str()]).collect();
-            return Err(format!("{target} has no port {}", asked.join(" ").trim()));
+            let requested: Vec<_> = name.into_iter().chain([number.as_str()]).collect();
+            return Err(format!(
+                "{target} has no port {}",
+                requested.join(" ").trim()
+            ));
         }
         Ok(meant)
     }
@@ -235,7 +238,7 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
         hosts.cloned().collect()
     };
     let (old, new) = (targets(change.old), targets(change.new));
-    // Hosts mark the routes of their services, too: what stands on one depends on the others.
+    // Hosts mark the routes of their services, too: the conditions of one depend on the others.
     for target in old.iter().chain(&new) {
         index.mark_hosts_of_object(target);
     }
@@ -246,7 +249,7 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
     for backend in old.iter().chain(&new) {
         index.mark_destinations_of(backend);
         if backend.kind.group() == ambit_k8s_api::ambit::GROUP {
-            // What stands on it are the routes that name it.
+            // Its conditions list the routes that name it.
             index.mark(backend.clone());
         }
     }
@@ -260,7 +263,7 @@ fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
 }
 
 impl Rules {
-    /// The services that they lead to, or copies of requests.
+    /// Services of their backends and mirrors.
     fn named(&self) -> impl Iterator<Item = &Named> {
         let (http, stream) = match self {
             Self::Http(rules) => (Some(rules), None),
@@ -318,7 +321,7 @@ impl Rules {
 }
 
 impl RouteInput {
-    /// The objects that it leads to, or that its filters name.
+    /// Its backends, and the objects that its filters name.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
         let services = self.rules.named().filter_map(|named| match named {
             Named::Object(key) => Some(key),
@@ -327,7 +330,7 @@ impl RouteInput {
         services.chain(self.rules.extension_targets())
     }
 
-    /// The hosts that it leads to by their names.
+    /// Its backends of the kind Hostname.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
         self.rules.named().filter_map(|named| match named {
             Named::Host(host) => Some(host),
@@ -517,8 +520,7 @@ impl Index {
         }
     }
 
-    /// Routes have these Services as backends: what waypoints are told of the routes' services changes with
-    /// them.
+    /// Routes have these Services as backends: the records of the routes' services change with them.
     pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
         let routes: Vec<_> = self.route_backends.of(backend).cloned().collect();
         for route in routes {

@@ -68,7 +68,7 @@ impl MeshKind for Secret {
         if bytes.len() > MAX_BYTES {
             return Err(error("is larger than 64 KiB"));
         }
-        // What a parser says of it could be a part of it.
+        // A parser's error could contain a part of it.
         let read: Option<Value> = serde_json::from_slice(bytes).ok();
         if !read.is_some_and(|read| read.get("auths").is_some_and(Value::is_object)) {
             return Err(error("is no JSON object with auths"));

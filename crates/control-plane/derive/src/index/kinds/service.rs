@@ -114,7 +114,7 @@ pub struct ServiceRecord {
     pub ingress_use_waypoint: bool,
 }
 
-/// Where a service port leads in a pod.
+/// Target port of a service port in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Number(u16),
@@ -148,7 +148,7 @@ pub(crate) struct ServiceInput {
     pub(crate) binding: Option<Binding>,
     /// A second one that its labels name.
     pub(crate) canary: Option<Canary>,
-    /// Whether ingress gateways send through its waypoint, if it says so or not.
+    /// Whether ingress gateways send through its waypoint, if its label is set.
     pub(crate) ingress: Option<bool>,
     /// Whether it was made for a Gateway.
     pub(crate) is_managed: bool,

@@ -163,7 +163,7 @@ fn conflicts(index: &Index, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<N
         .collect()
 }
 
-/// Hosts that are not published, or that fewer namespaces see than the entry asks for.
+/// Hosts that are not published, or to fewer namespaces than in the entry's `exportTo`.
 fn hidden(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
     let own = &entry.namespace;
     let reserved = entry.hosts.iter().filter_map(|host| {
@@ -176,7 +176,7 @@ fn hidden(index: &Index, entry: &ServiceEntryInput) -> Vec<Note> {
     });
     let mut notes: Vec<Note> = reserved.collect();
     let export = index.export_of(entry);
-    if entry.export.is_some_and(|asked| asked > export) {
+    if entry.export.is_some_and(|requested| requested > export) {
         let message = format!(
             "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the ConfigMap \
              {} does not have \"*\"",
@@ -270,7 +270,7 @@ pub(crate) struct ServiceEntryInput {
     pub(crate) name: ArcStr,
     pub(crate) namespace: ArcStr,
     pub(crate) hosts: Vec<ArcStr>,
-    /// By host, with their field; the empty host stands for all.
+    /// By host, with their field; the empty host means all.
     addresses: Vec<(ArcStr, IpNet, String)>,
     ports: Vec<EntryPort>,
     pub(crate) endpoints: Vec<EndpointInput>,
@@ -278,7 +278,7 @@ pub(crate) struct ServiceEntryInput {
     pub(crate) resolution: Resolution,
     subject_alt_names: Vec<ArcStr>,
     distribution: Option<String>,
-    /// Export that the entry asks for; `None`: no field.
+    /// The entry's `exportTo`; `None`: no field.
     pub(crate) export: Option<Export>,
     pub(crate) created: String,
     /// The waypoint that its labels name.
@@ -502,7 +502,7 @@ fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> 
     let others: Vec<_> = others.map(String::as_str).collect();
     if !others.is_empty() {
         let message = format!(
-            "{}: cannot be shown to single other namespaces, and is not; only \"*\" and \".\" can be said to node proxies",
+            "{}: cannot be exported to single other namespaces, and is not; node proxies support only \"*\" and \".\"",
             others.join(", ")
         );
         notes.push(Note::new("spec.exportTo", message));
@@ -512,7 +512,7 @@ fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> 
 }
 
 /// The names that endpoints may present. Only entries of the root namespace may name identities of other namespaces: a
-/// waypoint would take whoever has such an identity for an endpoint of the entry, and connect to it as itself.
+/// waypoint would take every workload with such an identity for an endpoint of the entry, and connect to it as itself.
 fn read_names(
     names: &[String],
     namespace: &str,

@@ -1,7 +1,7 @@
 //! Telemetry: what waypoints tell of requests and connections.
 //!
-//! A waypoint is told the whole of it, merged ([`merge`]): of the root namespace, its own namespace, the namespace of
-//! the service, what is attached to its Gateway or class, and what is attached to the service; what is nearer counts.
+//! A waypoint receives it merged ([`merge`]): of the root namespace, its own namespace, the namespace of the service,
+//! objects attached to its Gateway or class, and objects attached to the service; the more specific takes precedence.
 //! Of several objects for the same the oldest counts.
 
 mod levels;
@@ -65,7 +65,7 @@ impl MeshKind for Telemetry {
             metrics: read::metrics(&spec.metrics, &mut notes)?,
         };
         if spec.selector.is_some() {
-            let message = "what is for selected pods is for proxies inside of them: waypoints do not follow it; use targetRefs";
+            let message = "settings for selected pods are for sidecars: waypoints do not follow them; use targetRefs";
             notes.push(Note::new("spec.selector", message));
             return Ok(Read::of(None, notes));
         }
@@ -136,7 +136,7 @@ pub(super) fn render(index: &Index, gateway: &GatewayName) -> (Vec<WaypointTelem
         let (record, wrong) = merge::merge(index, &levels::of(index, gateway, &scope), scope);
         let says_anything =
             record.tracing.is_some() || record.logs.is_some() || !record.metrics.is_empty();
-        // A scope that says less than the one around it has to say so.
+        // A scope without settings of the one around it must be explicit.
         if says_anything || record.scope != ambit_model::TelemetryScope::Waypoint {
             records.push(record);
         }
@@ -147,7 +147,7 @@ pub(super) fn render(index: &Index, gateway: &GatewayName) -> (Vec<WaypointTelem
 }
 
 impl Index {
-    /// All that is told of requests is to be told anew.
+    /// All telemetry records must be rendered anew.
     pub(crate) fn mark_telemetry(&mut self) {
         let all: Vec<ObjectKey> = self
             .all_objects()
@@ -189,7 +189,7 @@ impl Index {
         scopes.collect()
     }
 
-    /// The scopes for which a waypoint is told something of their own.
+    /// The scopes for which a waypoint receives settings of their own.
     fn telemetry_scopes_of(&self, gateway: &GatewayName) -> Vec<ambit_model::TelemetryScope> {
         use ambit_model::{NamespacedHostname, TelemetryScope};
         let mut scopes = vec![TelemetryScope::Waypoint];

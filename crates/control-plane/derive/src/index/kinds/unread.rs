@@ -1,4 +1,4 @@
-//! Kinds that have no effect here: a waypoint's Gateway says so where there are objects of them.
+//! Kinds that have no effect here: a waypoint's Gateway reports their objects.
 
 use std::collections::BTreeSet;
 

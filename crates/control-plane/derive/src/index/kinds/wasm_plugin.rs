@@ -1,7 +1,7 @@
-//! Wasm plugins: each waypoint that one is attached to is told of it, fetches its module and runs it.
+//! Wasm plugins: each waypoint that one is attached to receives it, fetches its module and runs it.
 //!
-//! A plugin that cannot be used as it is written, and of which no usable form is known, is told as one that is not
-//! supported: what it is attached to is decided by its fail strategy, as if it had failed.
+//! An invalid plugin without a last good form is published as unsupported: its fail strategy decides requests to its
+//! targets, as if it had failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -394,7 +394,7 @@ fn environment(config: Option<&VmConfig>) -> Result<BTreeMap<ArcStr, ArcStr>, Fi
         }
         let value = (name.as_str().into(), variable.value.as_str().into());
         if environment.insert(value.0, value.1).is_some() {
-            return Err(error("name", format!("{name:?} is there twice")));
+            return Err(error("name", format!("{name:?} is duplicated")));
         }
     }
     Ok(environment)

@@ -66,7 +66,7 @@ impl MeshKind for WorkloadEntry {
     fn standing(index: &Index, key: &ObjectKey, entry: &WorkloadEntryInput) -> Option<Standing> {
         let labels = &entry.endpoint.labels;
         let attachment = index.waypoint_of_workload(key, labels, None);
-        // What only its namespace asks for, of waypoints that are for services, is no fault.
+        // A waypoint for services that only its namespace names is no problem.
         let attachment = attachment
             .filter(|one| one.origin == Origin::Own || one.outcome != Err(Obstacle::NotServed));
         Some(index.bound(attachment.as_ref(), &BTreeSet::new()))

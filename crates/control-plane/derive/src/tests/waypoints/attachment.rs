@@ -512,19 +512,19 @@ fn a_gateway_with_the_name_of_an_application_is_nobodys_identity() {
 
 const CANARY: &str = "labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-canary: wq}, annotations: {istio.io/use-waypoint-canary-weight: '10'}";
 
-/// The waypoints of the service by share, whether the second one is told of it, and what is said.
+/// The waypoints of the service by share, whether the second one receives it, and the condition.
 fn canary(mesh: &TestMesh) -> (Vec<(String, u32)>, bool, String) {
     let name = "shop/cart.shop.svc.cluster.local";
     let weighted = mesh.services[name].weighted_waypoints.iter();
     let weighted = weighted.map(|one| (one.destination.destination.to_string(), one.weight));
-    let told = mesh
+    let is_published = mesh
         .waypoint_services
         .contains_key(&format!("shop/wq {name}"));
     let key = ObjectKey::new(Kind::Service, "shop", "cart");
     let verdict = mesh.index.standing(&key).unwrap().verdict.clone();
     let verdict = verdict.unwrap();
-    let said = format!("{} {} {}", verdict.is_true, verdict.reason, verdict.message);
-    (weighted.collect(), told, said)
+    let condition = format!("{} {} {}", verdict.is_true, verdict.reason, verdict.message);
+    (weighted.collect(), is_published, condition)
 }
 
 fn instance(name: &str) -> String {
@@ -548,35 +548,42 @@ fn a_canary_has_its_share_of_connections_and_is_ignored_where_it_cannot() {
         &instance("wp"),
         &gateway("wq", ""),
     ]));
-    let (weighted, told, said) = canary(&mesh);
-    assert!(weighted.is_empty() && !told, "{weighted:?}");
+    let (weighted, is_published, condition) = canary(&mesh);
+    assert!(weighted.is_empty() && !is_published, "{weighted:?}");
     assert!(
-        said.starts_with("true WaypointAccepted") && said.contains("no pod of it is ready"),
-        "{said}"
+        condition.starts_with("true WaypointAccepted")
+            && condition.contains("no pod of it is ready"),
+        "{condition}"
     );
     mesh.apply(&instance("wq"));
-    let (weighted, told, said) = canary(&mesh);
+    let (weighted, is_published, condition) = canary(&mesh);
     let names = ["wp", "wq"].map(|one| format!("shop/{one}.shop.svc.cluster.local"));
     let [first, second] = names;
     assert_eq!(weighted, [(first, 90), (second, 10)]);
-    assert!(told && said.contains("10 % of connections"), "{said}");
+    assert!(
+        is_published && condition.contains("10 % of connections"),
+        "{condition}"
+    );
     for (change, reason) in [
         ("'101'", "CanaryInvalidWeight"),
         ("'-1'", "CanaryInvalidWeight"),
         ("half", "CanaryInvalidWeight"),
     ] {
         mesh.apply(&bound.replace("'10'", change));
-        let (weighted, told, said) = canary(&mesh);
-        assert!(weighted.is_empty() && !told);
-        assert!(said.starts_with(&format!("false {reason}")), "{said}");
+        let (weighted, is_published, condition) = canary(&mesh);
+        assert!(weighted.is_empty() && !is_published);
+        assert!(
+            condition.starts_with(&format!("false {reason}")),
+            "{condition}"
+        );
     }
     mesh.apply(&bound.replace("use-waypoint-canary: wq", "use-waypoint-canary: wp"));
     assert!(canary(&mesh).2.starts_with("false CanarySameAsPrimary"));
     mesh.apply(&bound.replace("use-waypoint-canary: wq", "use-waypoint-canary: none-such"));
-    let (weighted, _, said) = canary(&mesh);
+    let (weighted, _, condition) = canary(&mesh);
     assert!(
-        weighted.is_empty() && said.contains("is ignored (missing)"),
-        "{said}"
+        weighted.is_empty() && condition.contains("is ignored (missing)"),
+        "{condition}"
     );
     // It goes, and the first one has all.
     mesh.apply(&bound);
@@ -585,7 +592,7 @@ fn a_canary_has_its_share_of_connections_and_is_ignored_where_it_cannot() {
     assert!(canary(&mesh).0.is_empty());
     mesh.apply(&gateway("wq", ""));
     assert_eq!(canary(&mesh).0.len(), 2);
-    // Where the first one leads nowhere, the second does not take its place.
+    // Where the first one cannot be resolved, the second does not take its place.
     mesh.delete(Kind::Gateway, "shop", "wp");
     assert!(canary(&mesh).0.is_empty());
 }
@@ -622,10 +629,10 @@ fn namespace_label_sets_canary_and_ingress_use() {
         1,
     );
     mesh.apply(&own);
-    let (weighted, _, said) = canary(&mesh);
+    let (weighted, _, condition) = canary(&mesh);
     assert!(
         weighted.is_empty(),
         "the level that names the first decides"
     );
-    assert!(!said.contains("ingress"), "{said}");
+    assert!(!condition.contains("ingress"), "{condition}");
 }

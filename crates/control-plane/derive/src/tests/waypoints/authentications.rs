@@ -1,4 +1,4 @@
-//! What waypoints are told of tokens, and what stands on the objects that say it.
+//! Records of RequestAuthentications at waypoints, and the objects' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::JwtKeys;
@@ -55,9 +55,9 @@ fn every_field_of_a_rule_reaches_the_waypoints_that_it_is_for() {
          outputClaimToHeaders: [{{header: X-Sub, claim: sub}}], spaceDelimitedClaims: [roles], timeout: 3s}}"
     ));
     assert_eq!(mesh.problems(), [] as [String; 0]);
-    let told = &mesh.waypoint_authentications[PUBLISHED];
-    assert!(told.for_gateway && told.services.is_empty() && told.not_understood.is_none());
-    let [rule] = &told.rules[..] else {
+    let record = &mesh.waypoint_authentications[PUBLISHED];
+    assert!(record.for_gateway && record.services.is_empty() && record.not_understood.is_none());
+    let [rule] = &record.rules[..] else {
         panic!("one rule")
     };
     assert_eq!(rule.issuer, "https://i");
@@ -81,10 +81,10 @@ fn it_is_attached_as_policies_are() {
     let cart = with(&format!(
         "targetRefs: [{{kind: Service, name: cart}}], {rule}"
     ));
-    let told = &cart.waypoint_authentications[PUBLISHED];
-    assert!(!told.for_gateway);
+    let record = &cart.waypoint_authentications[PUBLISHED];
+    assert!(!record.for_gateway);
     assert_eq!(
-        told.services[0].to_string(),
+        record.services[0].to_string(),
         "shop/cart.shop.svc.cluster.local"
     );
     let class = object(&format!(
@@ -118,7 +118,10 @@ fn unusable_record_keeps_the_last_good_one_or_denies() {
     let good = format!("{{issuer: i, jwks: '{KEYS}'}}");
     for (rule, expected) in [
         ("{issuer: ''}", "issuer: is empty"),
-        ("{issuer: i}", "the issuer cannot be asked"),
+        (
+            "{issuer: i}",
+            "the issuer's discovery document cannot be fetched",
+        ),
         (
             "{issuer: i, jwksUri: 'ftp://x/'}",
             "does not begin with https:// or http://",
@@ -156,8 +159,11 @@ fn unusable_record_keeps_the_last_good_one_or_denies() {
             "{:?}",
             mesh.problems()
         );
-        let told = &mesh.waypoint_authentications[PUBLISHED];
-        assert!(told.not_understood.is_some() && told.for_gateway, "{rule}");
+        let record = &mesh.waypoint_authentications[PUBLISHED];
+        assert!(
+            record.not_understood.is_some() && record.for_gateway,
+            "{rule}"
+        );
         assert!(condition(&mesh).starts_with("false Invalid"));
         mesh.apply(&object(&format!("{AT_GATEWAY}, jwtRules: [{good}]")));
         let before = mesh.waypoint_authentications[PUBLISHED].clone();
@@ -217,7 +223,7 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
         "{}",
         condition(&mesh)
     );
-    // What was had last stays, and the condition says what is wrong.
+    // The last key set stays, and the condition reports the problem.
     mesh.index
         .set_keys(by_address, had(Some(KEYS), Some("503")));
     assert_eq!(mesh.flush(), [] as [&str; 0]);

@@ -1,4 +1,4 @@
-//! What waypoints are told of TLS with endpoints, by DestinationRules and BackendTLSPolicies, and what stands on these.
+//! Records of TLS origination at waypoints, by DestinationRules and BackendTLSPolicies, and the objects' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{DestinationPolicy, DestinationTls, TlsClientFiles, TlsRoots};
@@ -35,8 +35,9 @@ fn with(more: &str) -> TestMesh {
 }
 
 fn of_port(mesh: &TestMesh, port: u16) -> DestinationPolicy {
-    let told = mesh.waypoint_destinations.get(CART_RECORD);
-    told.map(|told| told.policy(port).clone())
+    let record = mesh.waypoint_destinations.get(CART_RECORD);
+    record
+        .map(|record| record.policy(port).clone())
         .unwrap_or_default()
 }
 
@@ -121,9 +122,9 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "mode: MUTUAL, clientCertificate: /etc/certs/shop/a, privateKey: /etc/certs/bank/b",
     ] {
         let mesh = with(&rule(&format!("tls: {{{wished}}}")));
-        let told = of_port(&mesh, 80);
-        assert!(told.unsupported.is_some(), "{wished}: {told:?}");
-        assert_eq!(told.tls, None, "{wished}");
+        let record = of_port(&mesh, 80);
+        assert!(record.unsupported.is_some(), "{wished}: {record:?}");
+        assert_eq!(record.tls, None, "{wished}");
         let problems = mesh.problems();
         assert!(problems[0].contains("answered with 503"), "{problems:?}");
     }
@@ -133,8 +134,8 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "tls: {mode: MUTUAL}, portLevelSettings: [{port: {number: 70000}}]",
     ] {
         let mesh = with(&rule(broken));
-        let told = of_port(&mesh, 80);
-        assert!(told.unsupported.is_some(), "{broken}: {told:?}");
+        let record = of_port(&mesh, 80);
+        assert!(record.unsupported.is_some(), "{broken}: {record:?}");
     }
 }
 
@@ -179,14 +180,14 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     let mut mesh = with(&policy("a", "", by_map));
     let why = of_port(&mesh, 80).unsupported.unwrap();
     assert!(why.contains("ConfigMap shop/roots does not exist"), "{why}");
-    let said = standing(&mesh, "a");
+    let condition = standing(&mesh, "a");
     assert!(
-        said.starts_with("Accepted=false NoValidCACertificate"),
-        "{said}"
+        condition.starts_with("Accepted=false NoValidCACertificate"),
+        "{condition}"
     );
     assert!(
-        said.contains("ResolvedRefs=false InvalidCACertificateRef"),
-        "{said}"
+        condition.contains("ResolvedRefs=false InvalidCACertificateRef"),
+        "{condition}"
     );
     mesh.apply(&map("-----BEGIN CERTIFICATE----- x"));
     assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- x")));
@@ -221,10 +222,10 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     ] {
         mesh.apply(&policy("a", "", validation));
         assert!(of_port(&mesh, 80).unsupported.is_some(), "{validation}");
-        let said = standing(&mesh, "a");
+        let condition = standing(&mesh, "a");
         assert!(
-            said.starts_with(&format!("Accepted=false {reason}: ")),
-            "{said}"
+            condition.starts_with(&format!("Accepted=false {reason}: ")),
+            "{condition}"
         );
     }
 }
@@ -243,12 +244,15 @@ fn every_waypoint_gets_rules_that_originate_tls() {
     for wished in [
         "tls: {mode: SIMPLE}",
         "portLevelSettings: [{port: {number: 80}, tls: {mode: SIMPLE}}]",
-        // Nothing may be sent, by whoever calls.
+        // Nothing may be sent, for any caller.
         "tls: {mode: SIMPLE, credentialName: secret}",
     ] {
         mesh.apply(&rule(wished));
-        let told = mesh.waypoint_destinations[FAR].policy(80);
-        assert!(told.tls.is_some() || told.unsupported.is_some(), "{wished}");
+        let record = mesh.waypoint_destinations[FAR].policy(80);
+        assert!(
+            record.tls.is_some() || record.unsupported.is_some(),
+            "{wished}"
+        );
         // Whether the rule or the waypoint was there first.
         mesh.delete(Kind::Gateway, "bank", "far");
         assert!(!mesh.waypoint_destinations.contains_key(FAR), "{wished}");
@@ -265,8 +269,8 @@ fn every_waypoint_gets_rules_that_originate_tls() {
         "",
         "hostname: cart.example, wellKnownCACertificates: System",
     ));
-    let told = mesh.waypoint_destinations[FAR].policy(80);
-    assert!(told.tls.is_some());
+    let record = mesh.waypoint_destinations[FAR].policy(80);
+    assert!(record.tls.is_some());
     mesh.delete(Kind::Gateway, "bank", "far");
     mesh.apply(&elsewhere());
     assert!(mesh.waypoint_destinations.contains_key(FAR));

@@ -1,4 +1,4 @@
-//! What waypoints are told of endpoints, and what stands on the rules that say it.
+//! Records of DestinationRules at waypoints, and the rules' conditions.
 
 use std::time::Duration;
 
@@ -28,10 +28,10 @@ fn with(rule: &str) -> TestMesh {
     TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), rule]))
 }
 
-/// The retries of the rule that counts, by which rules are told from each other here.
+/// The retries of the effective rule, by which rules are distinguished here.
 fn published(mesh: &TestMesh) -> Option<u32> {
-    let told = mesh.waypoint_destinations.get(CART_RECORD);
-    told.map(|told| told.policy.limits.retries)
+    let destination = mesh.waypoint_destinations.get(CART_RECORD);
+    destination.map(|destination| destination.policy.limits.retries)
 }
 
 fn policy(traffic_policy: &str) -> (DestinationPolicy, Vec<String>) {
@@ -78,17 +78,17 @@ fn rule_precedence_is_service_then_waypoint_then_root_namespace() {
     let host = "host: cart.bank.svc.cluster.local, ";
     let mut mesh = TestMesh::of(&all(&[&far, &open]));
     let published = |mesh: &TestMesh| {
-        let told = mesh
+        let destination = mesh
             .waypoint_destinations
             .get("shop/wp to bank/cart.bank.svc.cluster.local");
-        told.map(|told| told.policy.limits.retries)
+        destination.map(|destination| destination.policy.limits.retries)
     };
     assert_eq!(published(&mesh), None);
     for (namespace, most) in [("istio-system", 1), ("shop", 2), ("bank", 3)] {
         mesh.apply(&rule("r", namespace, &format!("{host}{}", retries(most))));
         assert_eq!(published(&mesh), Some(most), "{namespace}");
     }
-    // Of others nobody hears.
+    // Others are not published.
     mesh.apply(&rule("r", "other", &format!("{host}{}", retries(4))));
     assert_eq!(published(&mesh), Some(3));
     assert!(condition(&mesh, "other", "r").starts_with("false Conflict: DestinationRule bank/r"));
@@ -331,7 +331,7 @@ fn what_has_no_effect_is_named() {
 
 #[test]
 fn what_cannot_be_used_is_refused_with_its_place() {
-    for (traffic_policy, said) in [
+    for (traffic_policy, expected) in [
         (
             "connectionPool: {tcp: {maxConnections: -1}}",
             "tcp.maxConnections: -1 is not within",
@@ -405,7 +405,7 @@ fn what_cannot_be_used_is_refused_with_its_place() {
         ("proxyProtocol: {version: V3}", "proxyProtocol.version"),
     ] {
         let problems = refused(traffic_policy);
-        assert!(problems.contains(said), "{traffic_policy}: {problems}");
+        assert!(problems.contains(expected), "{traffic_policy}: {problems}");
     }
     for host in ["", "a b", "*.", "a..b", "*a.com", "é.com"] {
         let mesh = with(&rule("r", "shop", &format!("host: '{host}'")));
@@ -422,7 +422,13 @@ fn the_last_usable_form_stays() {
         "host: cart, trafficPolicy: {outlierDetection: {interval: -5s}}",
     ));
     assert_eq!(published(&mesh), Some(7));
-    let said = condition(&mesh, "shop", "r");
-    assert!(said.starts_with("false Invalid: "), "{said}");
-    assert!(said.contains("stays in force"), "{said}");
+    let condition_text = condition(&mesh, "shop", "r");
+    assert!(
+        condition_text.starts_with("false Invalid: "),
+        "{condition_text}"
+    );
+    assert!(
+        condition_text.contains("stays in force"),
+        "{condition_text}"
+    );
 }

@@ -111,7 +111,7 @@ fn without_a_label_no_gateway_of_another_class_takes_anything() {
 
 #[test]
 fn a_gateway_of_another_revision_is_another_control_planes() {
-    // Of our class: who wrote it means it for the namespace, whoever runs it.
+    // Of our class: it is meant for the namespace, under any controller.
     let of = |revision: &str| {
         let labels = format!(", labels: {{istio.io/waypoint-for: all{revision}}}");
         gateway("wp", &labels) + &format!("status: {{addresses: {AT}}}\n")
@@ -206,7 +206,7 @@ fn only_namespaces_that_its_listener_allows_may_use_it() {
             there(", allowedRoutes: {namespaces: {from: All}}"),
             IP,
         ),
-        // An ingress gateway's listener says nothing of waypoints.
+        // An ingress gateway's listener does not concern waypoints.
         (
             "another listener's consent",
             there(", allowedRoutes: {namespaces: {from: All}}").replace("HBONE", "HTTP"),
@@ -235,7 +235,7 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
     ]));
     let identities = |mesh: &TestMesh| -> Vec<String> {
         let own = mesh.pod("cart-1").endpoint_waypoint.clone().unwrap();
-        // Refused rather than led there, since it would be taken for the pod itself.
+        // Refused rather than redirected there, since it would be taken for the pod itself.
         assert!(own.enforce && own.refuse && !own.for_services);
         own.identities.iter().map(ToString::to_string).collect()
     };
@@ -267,7 +267,7 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
     mesh.apply(&pod("y", &LABEL.replace("wp", "z"), "y", "10.1.2.68"));
     mesh.delete(Kind::Pod, "shop", "evil");
     assert_eq!(identities(&mesh), ["spiffe://cluster.local/ns/shop/sa/gw"]);
-    // Its pods are behind no waypoint, and its Service is one like others: nothing is said on its Gateway.
+    // Its pods are behind no waypoint, and its Service is one like others: its Gateway has no condition.
     assert_eq!(waypoint(mesh.pod("gw-1")), None);
     assert_eq!(effective(&mesh), None);
 }

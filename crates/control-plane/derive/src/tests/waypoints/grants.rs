@@ -1,5 +1,5 @@
-//! A route leads to Services of other namespaces by their grant, whatever its other parents are: a parent is what
-//! requests to it alone may go to.
+//! A route has Services of other namespaces as backends only by their grant, regardless of its other parents: a parent
+//! is a backend for requests to it alone.
 
 use super::{routes_and_conditions::backend, *};
 

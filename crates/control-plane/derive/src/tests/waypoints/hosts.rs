@@ -22,7 +22,7 @@ metadata: {name: istio, namespace: istio-system}
 data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
-/// A mesh with a route of `shop` that leads to one backend.
+/// A mesh with a route of `shop` that has one backend.
 fn leading_to(backend: &str) -> TestMesh {
     let spec = format!("{PARENT}, rules: [{{backendRefs: [{{{backend}, port: 80}}]}}]");
     TestMesh::of(&all(&[
@@ -38,7 +38,7 @@ fn host(name: &str) -> String {
     format!("group: networking.istio.io, kind: Hostname, name: {name}")
 }
 
-/// Where it leads, or what stands on the route.
+/// The resolved backend, or the route's condition.
 fn backends_of(mesh: &TestMesh) -> String {
     match &routes(mesh)[0].rules[0].backends[0].service {
         Ok(name) => name.to_string(),

@@ -215,7 +215,7 @@ fn service_record_has_readiness_of_its_waypoint() {
         assert_eq!(says(&mesh), "true WaypointAccepted", "{what}");
         // Only the pod itself is news to proxies.
         assert_eq!(records, ["c1//Pod/shop/wp-1"], "{what}");
-        // One that only says so does not count.
+        // One that only claims it does not count.
         mesh.apply(&pod("evil", LABEL, "evil", "10.1.2.66"));
         mesh.delete(Kind::Pod, "shop", "wp-1");
         assert_eq!(says(&mesh), "false NoReadyWaypoint", "{what}");
@@ -256,7 +256,7 @@ fn pods_that_leave_and_serve_on_stand_in_until_another_is_ready() {
     assert_eq!(healthy(&mesh), [false, true, false, false]);
     mesh.apply(&left(&second));
     assert_eq!(healthy(&mesh), [true, true, false, false]);
-    // One that says that it is not ready has ended; one that starts is none yet.
+    // One that reports that it is not ready has ended; one that starts is none yet.
     mesh.apply(&unready(&left(&first)));
     mesh.apply(&unready(&next));
     assert_eq!(healthy(&mesh), [false, true, false, false]);

@@ -156,16 +156,16 @@ fn waypoint_binds_from_its_first_readiness_on() {
         let mut mesh = mesh(&[&all(&objects), &for_all("a", "u1"), &pod_of("a", false)]);
         assert_bound(&mesh, "");
         assert_eq!(introduction(&mesh, "a"), (false, "Waiting"));
-        let said = verdict(&mesh);
-        assert_eq!((said.is_true, said.reason), (false, "Waiting"));
+        let state = verdict(&mesh);
+        assert_eq!((state.is_true, state.reason), (false, "Waiting"));
         assert_eq!(
-            said.message,
+            state.message,
             "the waypoint shop/a has not been ready yet; traffic goes to pods directly until it is"
         );
         // It knows what it serves before anything is sent to it.
-        let told = format!("shop/a {CART_HOST}");
+        let record = format!("shop/a {CART_HOST}");
         assert!(
-            mesh.waypoint_services.contains_key(&told),
+            mesh.waypoint_services.contains_key(&record),
             "{:?}",
             mesh.waypoint_services
         );
@@ -178,7 +178,7 @@ fn waypoint_binds_from_its_first_readiness_on() {
         assert_eq!(verdict(&mesh).reason, "NoReadyWaypoint");
         mesh.delete(Kind::Pod, "shop", "a-pod");
         assert_bound(&mesh, "a");
-        // Somebody who may write the status says otherwise.
+        // Another writer of the status changes it.
         mesh.apply(&introduced(&for_all("a", "u1"), "False"));
         assert_bound(&mesh, "a");
         assert_eq!(introduction(&mesh, "a"), (true, "Introduced"));
@@ -286,7 +286,7 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
     for (before, after) in [
         (all(&[&namespace(USE_A), CART, SERVICE]), namespace(USE_B)),
         (all(&[&namespace(""), &both(USE_A)]), both(USE_B)),
-        // The label of the namespace stands behind that of the object.
+        // The label of the object takes precedence over that of the namespace.
         (all(&[&namespace(USE_A), CART, SERVICE]), both(USE_B)),
     ] {
         // A policy of the Service is enforced where it was.
@@ -296,10 +296,11 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
             mesh.apply(more);
             mesh.apply(&after);
             assert_bound(&mesh, "a");
-            let said = verdict(&mesh);
-            assert_eq!(said.reason, "Waiting");
+            let state = verdict(&mesh);
+            assert_eq!(state.reason, "Waiting");
             assert!(
-                said.message
+                state
+                    .message
                     .contains("traffic goes through the waypoint shop/a until")
             );
             if !more.is_empty() {
@@ -425,7 +426,7 @@ fn waypoint_with_policies_binds_before_it_is_ready() {
         assert!(
             verdict(&from_start)
                 .message
-                .ends_with("because policies are attached to it or to what it serves")
+                .ends_with("because policies are attached to it or to its targets")
         );
         // While it waits.
         let mut mesh = mesh(&objects);

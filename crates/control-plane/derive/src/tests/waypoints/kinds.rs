@@ -1,4 +1,4 @@
-//! What waypoints are told of routes of other kinds than HTTPRoute, and what stands on them.
+//! Records of routes of other kinds than HTTPRoute, and the routes' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{ArcStr, HttpPathMatch, HttpValueMatch, StreamRoute};
@@ -53,9 +53,9 @@ fn services_and_methods_of_grpc_are_paths() {
         matches.join(", ")
     );
     let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
-    let told = &mesh.waypoint_services[PUBLISHED].routes[0];
-    assert_eq!(told.name.to_string(), "GRPCRoute/shop/r");
-    let rule = &told.rules[0];
+    let record = &mesh.waypoint_services[PUBLISHED].routes[0];
+    assert_eq!(record.name.to_string(), "GRPCRoute/shop/r");
+    let rule = &record.rules[0];
     assert_eq!(rule.unsupported, None);
     assert_eq!(rule.backends[0].weight, 3);
     let paths: Vec<_> = rule.matches.iter().map(|one| one.path.clone()).collect();
@@ -89,8 +89,8 @@ fn what_grpc_routes_may_not_say_is_answered_with_an_error() {
         let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
         let rules = &mesh.waypoint_services[PUBLISHED].routes[0].rules;
         assert!(rules[0].unsupported.is_some(), "{rule}");
-        let said = accepted(&mesh, Kind::GRPCRoute, "r").0;
-        assert_eq!(said, "false UnsupportedValue", "{rule}");
+        let condition = accepted(&mesh, Kind::GRPCRoute, "r").0;
+        assert_eq!(condition, "false UnsupportedValue", "{rule}");
     }
     // What cannot be read at all is in the way of all requests.
     for rule in [
@@ -113,8 +113,8 @@ fn of_http_and_grpc_routes_the_oldest_decides_which_are_followed() {
     let grpc = route(Kind::GRPCRoute, "grpc", 1, rules);
     let http = route(Kind::HTTPRoute, "http", 2, rules);
     let mut mesh = mesh("http2", &[grpc, http]);
-    let (said, why) = accepted(&mesh, Kind::HTTPRoute, "http");
-    assert_eq!(said, "false Conflicted");
+    let (condition, why) = accepted(&mesh, Kind::HTTPRoute, "http");
+    assert_eq!(condition, "false Conflicted");
     assert!(
         why.contains("port 80") && why.contains("GRPCRoute/shop/grpc"),
         "{why}"
@@ -137,17 +137,17 @@ fn connections_are_routed_by_the_first_rule() {
         route(Kind::TLSRoute, "tls", 0, &format!("{names}{rules}")),
     ];
     let mesh = mesh("tcp", &routes);
-    let told = &mesh.waypoint_services[PUBLISHED];
-    assert!(told.routes.is_empty());
-    assert_eq!(published_names(&told.tcp_routes), ["TCPRoute/shop/tcp"]);
-    assert_eq!(published_names(&told.tls_routes), ["TLSRoute/shop/tls"]);
+    let record = &mesh.waypoint_services[PUBLISHED];
+    assert!(record.routes.is_empty());
+    assert_eq!(published_names(&record.tcp_routes), ["TCPRoute/shop/tcp"]);
+    assert_eq!(published_names(&record.tls_routes), ["TLSRoute/shop/tls"]);
     let hostnames = [ArcStr::from("a.example"), ArcStr::from("*.example")];
-    assert_eq!(told.tls_routes[0].hostnames, hostnames);
-    for told in [&told.tcp_routes[0], &told.tls_routes[0]] {
-        assert_eq!(told.unsupported, None);
-        let weights: Vec<_> = told.backends.iter().map(|one| one.weight).collect();
+    assert_eq!(record.tls_routes[0].hostnames, hostnames);
+    for record in [&record.tcp_routes[0], &record.tls_routes[0]] {
+        assert_eq!(record.unsupported, None);
+        let weights: Vec<_> = record.backends.iter().map(|one| one.weight).collect();
         assert_eq!(weights, [0, 1]);
-        assert!(told.backends[0].service.is_ok() && told.backends[1].service.is_err());
+        assert!(record.backends[0].service.is_ok() && record.backends[1].service.is_err());
     }
     for (kind, name) in [(Kind::TCPRoute, "tcp"), (Kind::TLSRoute, "tls")] {
         assert_eq!(accepted(&mesh, kind, name).0, "true Accepted");
@@ -184,15 +184,15 @@ fn routes_of_connections_that_cannot_be_read_refuse_them() {
         (Kind::TLSRoute, "hostnames: 1", &[]),
     ] {
         let mesh = mesh("tls", &[route(kind, "r", 0, spec)]);
-        let told = &mesh.waypoint_services[PUBLISHED];
-        let told = told
+        let record = &mesh.waypoint_services[PUBLISHED];
+        let record = record
             .tcp_routes
             .iter()
-            .chain(&told.tls_routes)
+            .chain(&record.tls_routes)
             .next()
             .unwrap();
-        assert!(told.unsupported.is_some(), "{kind} {spec}");
-        assert_eq!(told.hostnames, hostnames, "{kind} {spec}");
+        assert!(record.unsupported.is_some(), "{kind} {spec}");
+        assert_eq!(record.hostnames, hostnames, "{kind} {spec}");
     }
 }
 
@@ -213,7 +213,7 @@ fn ports_of_other_protocols_and_conflicting_routes_are_reported() {
         "false UnsupportedProtocol"
     );
     assert_eq!(of("tcp", Kind::TCPRoute, "a", &both), "true Accepted");
-    // Nothing says what it speaks.
+    // Its protocol is undeclared.
     assert_eq!(of("other", Kind::TCPRoute, "a", &both), "false Conflicted");
     assert_eq!(of("other", Kind::HTTPRoute, "http", &both), "true Accepted");
     let two = [tcp("a", 2), tcp("b", 1)];

@@ -1,4 +1,4 @@
-//! What waypoints are told of rate limits, and what stands on the objects that say it.
+//! Records of rate limits at waypoints, and the objects' conditions.
 
 use std::time::Duration;
 
@@ -42,9 +42,9 @@ fn a_limit_goes_to_the_waypoints_of_its_targets() {
         assert!(mesh.waypoint_rate_limits.is_empty());
         assert!(stands(&mesh).starts_with("false"));
         mesh.apply(&gateway("wp", ""));
-        let told = published(&mesh);
+        let record = published(&mesh);
         assert_eq!(
-            (told.for_gateway, told.services.len()),
+            (record.for_gateway, record.services.len()),
             (for_gateway, services),
             "{target}"
         );

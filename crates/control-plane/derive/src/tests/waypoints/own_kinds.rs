@@ -1,4 +1,4 @@
-//! What waypoints are told because of our own kinds, and what stands on their objects and on the routes that name them.
+//! Records of our own kinds at waypoints, and the conditions of their objects and of the routes that name them.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{DestinationSubset, FaultStatus, HttpFault, HttpFilter, HttpRouteRule, Share};
@@ -106,10 +106,10 @@ fn fault_follows_its_object() {
     // What cannot be used leaves the last good state.
     mesh.apply(&fault("f", "{abort: {httpStatus: 99}}"));
     assert_eq!(rule(&mesh).filters, [aborts(503)]);
-    let said = of_own(&mesh, Kind::HTTPFault, "f");
+    let text_of_condition = of_own(&mesh, Kind::HTTPFault, "f");
     assert!(
-        said.starts_with("false Invalid: spec.abort.httpStatus: 99"),
-        "{said}"
+        text_of_condition.starts_with("false Invalid: spec.abort.httpStatus: 99"),
+        "{text_of_condition}"
     );
     mesh.apply(&fault("f", "{abort: {httpStatus: 418}}"));
     assert_eq!(rule(&mesh).filters, [aborts(418)]);
@@ -272,7 +272,7 @@ fn settings_of_a_subset_replace_those_of_its_rule() {
 
 #[test]
 fn subsets_that_cannot_be_are_refused_with_their_place() {
-    for (text, said) in [
+    for (text, expected) in [
         ("subsets: [{labels: {a: b}}]", "spec.subsets[0].name"),
         ("subsets: [{name: a}, {name: a}]", "spec.subsets[1].name"),
         (
@@ -286,7 +286,7 @@ fn subsets_that_cannot_be_are_refused_with_their_place() {
     ] {
         let mesh = mesh(&[&subsets(text)]);
         assert!(
-            mesh.problems()[0].contains(said),
+            mesh.problems()[0].contains(expected),
             "{text}: {:?}",
             mesh.problems()
         );

@@ -1,4 +1,4 @@
-//! What waypoints are told of plugins, and what stands on the objects that say it.
+//! Records of plugins at waypoints, and the objects' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{ExtensionPhase, NamespacedHostname, WaypointExtension};
@@ -43,9 +43,9 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
         assert!(mesh.waypoint_extensions.is_empty());
         assert!(verdict(&mesh, Kind::WasmPlugin, "shop", "tag").starts_with("false"));
         mesh.apply(&gateway("wp", ""));
-        let told = published(&mesh);
+        let extension = published(&mesh);
         assert_eq!(
-            (told.for_gateway, told.services.len()),
+            (extension.for_gateway, extension.services.len()),
             (for_gateway, services),
             "{target}"
         );
@@ -70,35 +70,41 @@ fn plugin_record_is_complete() {
          pluginName: root, pluginConfig: {b: [1], a: x}, failStrategy: FAIL_OPEN, imagePullPolicy: Always, \
          vmConfig: {env: [{name: A, value: b}]}, match: [{mode: SERVER, ports: [{number: 80}]}, {mode: CLIENT, ports: [{number: 81}]}]",
     );
-    let told = published(&mesh);
-    assert_eq!((told.phase, told.priority), (ExtensionPhase::Authn, -3));
+    let extension = published(&mesh);
     assert_eq!(
-        (told.url.as_str(), told.sha256.len()),
+        (extension.phase, extension.priority),
+        (ExtensionPhase::Authn, -3)
+    );
+    assert_eq!(
+        (extension.url.as_str(), extension.sha256.len()),
         ("oci://r.example/tag:1", 64)
     );
-    assert!(told.sha256.starts_with("abc") && told.fail_open && told.always_pull);
+    assert!(extension.sha256.starts_with("abc") && extension.fail_open && extension.always_pull);
     assert_eq!(
-        (told.plugin_name.as_str(), told.configuration.as_str()),
+        (
+            extension.plugin_name.as_str(),
+            extension.configuration.as_str()
+        ),
         ("root", "{\"a\":\"x\",\"b\":[1]}")
     );
     assert_eq!(
-        (told.environment["A"].as_str(), &told.ports[..]),
+        (extension.environment["A"].as_str(), &extension.ports[..]),
         ("b", &[80][..])
     );
-    assert!(told.unsupported.is_none());
+    assert!(extension.unsupported.is_none());
     assert!(
         mesh.problems()[0].contains("CLIENT matches nothing"),
         "{:?}",
         mesh.problems()
     );
     let defaults = with("url: r.example/tag");
-    let told = super::plugins::published(&defaults);
+    let extension = super::plugins::published(&defaults);
     assert_eq!(
-        (told.url.as_str(), told.phase),
+        (extension.url.as_str(), extension.phase),
         ("oci://r.example/tag", ExtensionPhase::Unspecified)
     );
     // The tag is that which others are put under.
-    assert!(!told.fail_open && told.always_pull && told.ports.is_empty());
+    assert!(!extension.fail_open && extension.always_pull && extension.ports.is_empty());
     assert!(
         with("url: r.example/tag, match: [{mode: CLIENT}]")
             .waypoint_extensions
@@ -127,9 +133,9 @@ fn unusable_plugin_fails_by_its_strategy_and_keeps_its_last_form() {
         let mut mesh = with(spec);
         let problems = mesh.problems().join("\n");
         assert!(problems.contains(field), "{spec}: {problems}");
-        let told = published(&mesh).clone();
+        let extension = published(&mesh).clone();
         assert!(
-            told.unsupported.is_some() && told.for_gateway && !told.fail_open,
+            extension.unsupported.is_some() && extension.for_gateway && !extension.fail_open,
             "{spec}"
         );
         mesh.apply(&plugin(OF_GATEWAY, "url: good"));
@@ -175,8 +181,11 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     assert_eq!(stands(&mesh), missing);
     let key = ObjectKey::new(Kind::WasmPlugin, "shop", "tag");
     let standing = mesh.index.standing(&key).unwrap();
-    let said = standing.verdict.as_ref().unwrap().message.as_str();
-    assert!(said.contains("there is no Secret shop/creds "), "{said}");
+    let condition = standing.verdict.as_ref().unwrap().message.as_str();
+    assert!(
+        condition.contains("there is no Secret shop/creds "),
+        "{condition}"
+    );
     // Not meant for it, or of another name.
     mesh.apply(&secret("creds", "app: x", OF_DOCKER));
     mesh.apply(&secret("other", LABEL, OF_DOCKER));
@@ -185,7 +194,7 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     mesh.apply(&secret("creds", LABEL, OF_DOCKER));
     assert_eq!(stands(&mesh), "true Accepted");
     assert!(published(&mesh).pull_secret.starts_with(b"{\"auths\""));
-    // A form that cannot be used leaves the last one; what is wrong is said without what is in it.
+    // An invalid form leaves the last one in force; the error does not contain its content.
     for (bad, place) in [
         (
             "type: Opaque\nstringData: {.dockerconfigjson: hush}",
@@ -284,7 +293,7 @@ fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
     mesh.delete(Kind::ReferenceGrant, "open", "g");
     mesh.delete(Kind::ReferenceGrant, "bank", "g");
     assert!(callees(&mesh).is_empty());
-    // Only plugins of the root namespace have the callee that stands for every Service.
+    // Only plugins of the root namespace have the callee for every Service.
     let of_root = objects_of_root();
     mesh.apply(&of_root);
     let all = mesh.waypoint_extensions.values();

@@ -283,7 +283,7 @@ fn a_route_of_another_namespace_is_for_its_own_clients() {
     );
 }
 
-/// The first rule of a route with these rules, and what stands on the route.
+/// The first rule of a route with these rules, and the route's condition.
 fn published(rule: &str) -> (ambit_model::HttpRouteRule, String) {
     let spec = format!("{PARENT}, rules: [{{{rule}}}]");
     let mesh = TestMesh::of(&all(&[
@@ -491,7 +491,7 @@ fn mirrors_cors_and_retries_are_published_as_written() {
     assert_eq!(cors.max_age, 5);
 }
 
-/// A mirror that is not there is said, and harms nobody.
+/// A missing mirror is reported, and affects no request.
 #[test]
 fn mirror_needs_its_service_and_a_grant() {
     let mirror = |name: &str, namespace: &str| {

@@ -173,12 +173,12 @@ fn a_copy_concerns_no_older_connection_while_the_pod_meets_the_original() {
     let of_pods = original("");
     let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &waypoint, &copy, &of_pods]));
     assert_eq!(rules(&mesh), Some(vec![]));
-    // On trial, the original refuses nobody.
+    // As a dry run, the original refuses no caller.
     mesh.apply(&original(", annotations: {istio.io/dry-run: \"true\"}"));
     assert_eq!(rules(&mesh).unwrap().len(), 1);
     mesh.apply(&of_pods);
     assert_eq!(rules(&mesh), Some(vec![]));
-    // The copy says more than the original from now on.
+    // The copy has more rules than the original from now on.
     mesh.apply(&copy.replace("legacy", "legacy, store"));
     assert_eq!(rules(&mesh).unwrap().len(), 1);
     mesh.apply(&copy);

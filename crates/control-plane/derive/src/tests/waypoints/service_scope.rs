@@ -31,8 +31,8 @@ fn policies_of_services_say_that_they_leave_out_pods() {
         });
         let policy = POLICY.replace("TARGET", target);
         mesh.apply(&all(&[SERVICE, CART, &gateway("wp", ""), &policy]));
-        let told = &mesh.waypoint_gateways["gateway shop/wp"];
-        assert_eq!(told.services_alone, scope == ServicePolicyScope::Istio);
+        let settings = &mesh.waypoint_gateways["gateway shop/wp"];
+        assert_eq!(settings.services_alone, scope == ServicePolicyScope::Istio);
         let message = message(&mesh);
         let says = message.contains("global.waypoint.servicePolicyScope");
         assert_eq!(says, leaves_out, "{scope:?} {target}: {message}");

@@ -1,4 +1,4 @@
-//! What waypoints are told of sessions of routes.
+//! Records of session persistence at waypoints.
 
 use std::time::Duration;
 

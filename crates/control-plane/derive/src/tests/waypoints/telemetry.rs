@@ -1,4 +1,4 @@
-//! What waypoints are told of telemetry, and what stands on the objects that say it.
+//! Records of telemetry at waypoints, and the objects' conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{TelemetryFamily, TelemetryFormat, WaypointTelemetry};
@@ -96,7 +96,7 @@ fn what_is_nearer_counts_part_by_part() {
         (tracing.collector.port, tracing.collector.http_path),
         (4317, None)
     );
-    // The waypoint's namespace says more of some, the Gateway's still more, and the service's own of it alone.
+    // The waypoint's namespace adds settings, the Gateway's still more, and the service's own for it alone.
     mesh.apply(&object(
         "ns",
         "shop",
@@ -147,7 +147,7 @@ fn what_is_nearer_counts_part_by_part() {
         &gateway.replace("30}", "30, disableContextPropagation: false}"),
     ));
     assert!(propagates(&mesh));
-    // Off is off, whoever has asked for it farther away.
+    // Off is off, regardless of less specific settings.
     mesh.apply(&object(
         "gw",
         "shop",
@@ -307,9 +307,12 @@ fn metrics_are_changed_or_left_out() {
         };
         assert_eq!((only.family, only.disabled), (family, true));
     }
-    let said = mesh.problems().join("\n");
+    let condition_text = mesh.problems().join("\n");
     for named in ["reportingInterval", "customMetric"] {
-        assert!(said.contains(named), "{named} in {said}");
+        assert!(
+            condition_text.contains(named),
+            "{named} in {condition_text}"
+        );
     }
 }
 
@@ -399,16 +402,16 @@ fn providers_that_cannot_be_used_are_named() {
         let spec = format!("tracing: [{{providers: [{{name: {provider}}}]}}]");
         let mesh = with(&[&object("t", "shop", &spec)]);
         assert!(!mesh.waypoint_telemetry.contains_key(ALL), "{provider}");
-        let said = condition(&mesh, "shop", "t");
+        let condition_text = condition(&mesh, "shop", "t");
         assert!(
-            said.starts_with("false UnknownProvider") && said.contains(why),
-            "{said}"
+            condition_text.starts_with("false UnknownProvider") && condition_text.contains(why),
+            "{condition_text}"
         );
     }
     let spec = "accessLogging: [{providers: [{name: file}]}]";
-    let said = condition(&with(&[&object("t", "shop", spec)]), "shop", "t");
-    assert!(said.contains("/tmp/log"), "{said}");
-    // As soon as the service is there, it is told.
+    let condition_text = condition(&with(&[&object("t", "shop", spec)]), "shop", "t");
+    assert!(condition_text.contains("/tmp/log"), "{condition_text}");
+    // As soon as the service exists, it is published.
     let spec = "tracing: [{providers: [{name: nowhere}]}]";
     let mut mesh = with(&[&object("t", "shop", spec)]);
     mesh.apply(

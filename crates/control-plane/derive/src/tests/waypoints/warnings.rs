@@ -1,4 +1,4 @@
-//! What is said of policies, settings and kinds that have not the effect at waypoints that one might expect.
+//! Warnings about policies, settings and kinds without the expected effect at waypoints.
 
 use ambit_k8s_api::Kind;
 
@@ -86,35 +86,35 @@ fn gateways_name_the_policies_that_they_make_moot() {
     let selector = "selector: {matchLabels: {app: cart}}, ";
     let allow = policy("shop", &format!("{selector}{}", source("front")));
     let mut mesh = TestMesh::of(&all(&[CART, &allow, &gateway("wp", "")]));
-    let said = |mesh: &TestMesh| {
+    let is_warned = |mesh: &TestMesh| {
         let problems = problems_of(mesh, Kind::Gateway, "shop", "wp");
         problems.concat().contains("AuthorizationPolicy shop/p;")
     };
-    assert!(said(&mesh));
+    assert!(is_warned(&mesh));
     assert!(of_policy(&mesh, "shop").is_some());
     // One beside it that admits the waypoint.
     let admission = policy("shop", &format!("{selector}{}", source("wp")));
     let admission = admission.replace("name: p,", "name: q,");
     mesh.apply(&admission);
-    assert!(!said(&mesh));
+    assert!(!is_warned(&mesh));
     assert_eq!(of_policy(&mesh, "shop"), None);
     mesh.delete(Kind::AuthorizationPolicy, "shop", "q");
-    assert!(said(&mesh));
+    assert!(is_warned(&mesh));
     assert!(of_policy(&mesh, "shop").is_some());
     // It goes with the pods.
     mesh.delete(Kind::Pod, "shop", "cart-1");
-    assert!(!said(&mesh));
+    assert!(!is_warned(&mesh));
     mesh.apply(CART);
-    assert!(said(&mesh));
-    // What a DENY policy is about is judged by its copy.
+    assert!(is_warned(&mesh));
+    // The copy of a DENY policy applies to its requests.
     mesh.apply(&allow.replace("{selector", "{action: DENY, selector"));
-    assert!(said(&mesh));
+    assert!(is_warned(&mesh));
     let copy =
         "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: wp}], action: DENY";
     mesh.apply(&policy("shop", copy).replace("name: p,", "name: p-waypoint,"));
-    assert!(!said(&mesh));
+    assert!(!is_warned(&mesh));
     mesh.delete(Kind::AuthorizationPolicy, "shop", "p");
-    assert!(!said(&mesh));
+    assert!(!is_warned(&mesh));
 }
 
 #[test]
@@ -179,14 +179,14 @@ fn a_gateways_own_settings_go_before_the_meshs() {
         mesh.apply(&config.map_or_else(|| gateway("wp", ""), configured));
         let found = mesh.waypoint_gateways["gateway shop/wp"].trusted_proxies;
         assert_eq!(found, trusted, "{config:?}");
-        let said = effective(&mesh);
+        let warning = effective(&mesh);
         match problem {
-            None => assert_eq!(said, None, "{config:?}"),
+            None => assert_eq!(warning, None, "{config:?}"),
             Some(problem) => {
-                let said = said.unwrap();
+                let warning = warning.unwrap();
                 assert!(
-                    said.starts_with(&format!("{at}{problem}")),
-                    "{config:?}: {said}"
+                    warning.starts_with(&format!("{at}{problem}")),
+                    "{config:?}: {warning}"
                 );
             }
         }
@@ -241,10 +241,10 @@ fn kinds_without_effect_are_named_on_their_gateways() {
     for kind in [Kind::VirtualService, Kind::EnvoyFilter] {
         for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
             mesh.apply(&unread(kind, namespace, "x"));
-            let said = effective(&mesh);
+            let warning = effective(&mesh);
             let expected = format!("{kind} {namespace}/x: objects of such kinds have no effect");
-            assert_eq!(said.is_some(), concerns, "{kind} {namespace}");
-            assert!(said.unwrap_or_default().starts_with(&expected) || !concerns);
+            assert_eq!(warning.is_some(), concerns, "{kind} {namespace}");
+            assert!(warning.unwrap_or_default().starts_with(&expected) || !concerns);
             mesh.delete(kind, namespace, "x");
             assert_eq!(effective(&mesh), None);
         }

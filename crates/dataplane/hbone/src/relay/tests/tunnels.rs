@@ -161,7 +161,7 @@ async fn a_reset_of_the_client_comes_to_the_server() {
     assert!(scene.relay.await.unwrap().0.is_err());
 }
 
-/// Nothing but the stream itself says it: the server's answer is complete, and the client is silent.
+/// Only the stream itself shows it: the server's response is complete, and the client is silent.
 #[tokio::test]
 async fn a_server_that_goes_away_after_its_answer_is_noticed() {
     let mut scene = scene(Settings::default()).await;

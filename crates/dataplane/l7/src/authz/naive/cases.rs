@@ -14,7 +14,7 @@ use super::super::ServicePort;
 #[derive(Clone, Debug)]
 pub(super) enum Called {
     Service(NamespacedHostname),
-    /// A pod, with the services and their ports that lead to it.
+    /// A pod, with the services and their ports that forward to it.
     Pod(Vec<(NamespacedHostname, u16)>),
 }
 
@@ -44,7 +44,7 @@ impl Call {
         }
     }
 
-    /// The service ports that lead to the pod.
+    /// The service ports that forward to the pod.
     pub(super) fn ports(&self) -> impl Iterator<Item = ServicePort> {
         let all = match &self.called {
             Called::Service(_) => &[][..],

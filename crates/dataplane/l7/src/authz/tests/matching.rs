@@ -390,7 +390,7 @@ fn lines_of_a_header_spelt_differently_are_joined_in_every_order_to_deny() {
         assert!(matches(&is(joined), HttpAction::Deny, &three), "{joined}");
         assert!(!matches(&is(joined), HttpAction::Deny, &two), "{joined}");
     }
-    // So many spellings are nobody's mistake.
+    // So many spellings are no client's mistake.
     assert!(matches(&is("9"), HttpAction::Deny, &four));
     assert!(!matches(&is("9"), HttpAction::Deny, &three));
     assert!(!matches(&is("9"), HttpAction::Allow, &four));
@@ -444,7 +444,7 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
         assert!(matches(&role("admin"), HttpAction::Deny, &list), "{line}");
         assert!(!matches(&role("admin"), HttpAction::Allow, &list), "{line}");
         assert!(!matches(&not, HttpAction::Allow, &list), "{line}");
-        // A wildcard stands for no other element.
+        // A wildcard matches no other element.
         assert!(!matches(&role("user*"), HttpAction::Allow, &list), "{line}");
         assert!(!matches(&role("*user"), HttpAction::Allow, &list), "{line}");
     }

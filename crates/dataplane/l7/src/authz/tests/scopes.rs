@@ -1,4 +1,4 @@
-//! Which policies apply, in which order, and what is told.
+//! Order and scopes of policies, and their reports.
 
 use super::*;
 
@@ -246,7 +246,7 @@ fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
     let (a, b) = (service("a"), service("b"));
     let of = |rules, action, name: &str| policy(name, action, rules);
     let (get, put) = (vec![method("GET")], vec![method("PUT")]);
-    // What the whole waypoint denies has been judged as it came.
+    // Denials of the whole waypoint apply to the original request.
     let gateway = of(get.clone(), HttpAction::Deny, "gateway");
     let own = for_services(of(get.clone(), HttpAction::Deny, "own"), &["a"]);
     let all = policies([gateway, own]);
@@ -256,7 +256,7 @@ fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
     );
     assert!(decide(&all, Scope::Backend(&b)).is_allowed());
     assert!(all.has_own(&a) && !all.has_own(&b));
-    // An admission is needed where the service asks for one, its own or the whole waypoint's.
+    // Where the service has ALLOW policies, one of them or of the whole waypoint must match.
     let needed = for_services(of(put.clone(), HttpAction::Allow, "needed"), &["a"]);
     let elsewhere = of(put, HttpAction::Allow, "elsewhere");
     let admits = of(get, HttpAction::Allow, "admits");
@@ -274,14 +274,14 @@ fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
         matches!(of_backend(&[&elsewhere], &b), Why::NoAllowPolicies),
         "the whole waypoint's admission has been asked for"
     );
-    // Of what it has itself only: audits and trials of the whole waypoint have been told.
+    // Only its own: audits and dry runs of the whole waypoint have been reported.
     let audit = of(vec![HttpRule::default()], HttpAction::Audit, "audit");
     let own_audit = for_services(
         of(vec![HttpRule::default()], HttpAction::Audit, "own-audit"),
         &["a"],
     );
-    let told = decide(&policies([audit, own_audit]), Scope::Backend(&a)).audits;
-    assert_eq!(told, [rule("own-audit", 0)]);
+    let reported = decide(&policies([audit, own_audit]), Scope::Backend(&a)).audits;
+    assert_eq!(reported, [rule("own-audit", 0)]);
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn each_service_of_a_pod_has_to_allow_a_request_to_it() {
         let decision = decide(&policies(all), Scope::Pod(ports));
         assert_eq!(decision.is_allowed(), expected, "{name}: {decision}");
     }
-    // What is attached to several of them is told once.
+    // A policy attached to several of them is reported once.
     let audit = policy("audit", HttpAction::Audit, any());
     let dry = HttpPolicy {
         dry_run: true,

@@ -1,5 +1,5 @@
-//! Spellings of `/admin`: each is refused, or judged as `/admin` is, whatever a DENY or an ALLOW policy says,
-//! as long as an application may take it for `/admin`.
+//! Spellings of `/admin`: each is refused, or authorized as `/admin` is, for every DENY or ALLOW policy, as long as an
+//! application may take it for `/admin`.
 
 use ambit_model::PathNormalization;
 use proptest::prelude::*;
@@ -219,7 +219,7 @@ proptest! {
             true => HttpOperation { not_paths: all, ..HttpOperation::default() },
         });
         let [plain, odd] = [&plain, target.path()].map(Call::path);
-        // To what allows or excepts, a slash at the end tells `/public/` from `/public`.
+        // For allowing and excepting rules, a slash at the end distinguishes `/public/` from `/public`.
         let is_same = end != "/";
         if (is_same || !is_exception) && matches(&rule, HttpAction::Deny, &plain) {
             prop_assert!(matches(&rule, HttpAction::Deny, &odd), "{spelling} {patterns:?}");

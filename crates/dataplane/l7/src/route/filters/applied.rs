@@ -1,5 +1,4 @@
-//! What is done with a request that a rule sends to one of its backends: what the rule says, and then what the backend
-//! says.
+//! Filters of a request that a rule forwards to one of its backends: those of the rule, and then those of the backend.
 
 use ambit_model::{HttpFault, HttpMirror, HttpRewrite, Share};
 use http::HeaderMap;

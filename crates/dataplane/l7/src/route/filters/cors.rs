@@ -1,7 +1,7 @@
 //! Which scripts of other origins may read answers: CORS, as the Fetch standard has it and the Gateway API writes it.
 //!
-//! The waypoint answers preflights itself. Where a rule has this filter, what an application says of CORS is taken
-//! out of its answers: a rule cannot be widened by what is behind it.
+//! The waypoint answers preflights itself. Where a rule has this filter, CORS headers of the application are removed
+//! from its responses: an application cannot widen a rule.
 
 use ambit_model::{ArcStr, HttpCors};
 use http::{
@@ -83,7 +83,7 @@ impl CorsRequest {
         }
     }
 
-    /// Whether a client asks what it may ask, and nothing else.
+    /// Whether the request is a CORS preflight.
     pub fn is_preflight(&self) -> bool {
         self.preflight.is_some()
     }
@@ -109,8 +109,8 @@ impl Cors {
         })
     }
 
-    /// Makes an answer say what the filter says, and nothing else of CORS.
-    pub fn change_answer(&self, asked: &CorsRequest, headers: &mut HeaderMap) {
+    /// Replaces the CORS headers of a response by those of the filter.
+    pub fn change_answer(&self, requested: &CorsRequest, headers: &mut HeaderMap) {
         for name in RESPONSE_HEADERS {
             headers.remove(name);
         }
@@ -119,7 +119,7 @@ impl Cors {
             // Nobody else's answer may be taken from a cache.
             headers.append(VARY, HeaderValue::from_name(ORIGIN));
         }
-        let Some(origin) = self.allowed(asked) else {
+        let Some(origin) = self.allowed(requested) else {
             return;
         };
         let origin = if is_for_all && !self.credentials {
@@ -135,7 +135,7 @@ impl Cors {
         // With credentials a star is a name like any other.
         let exposed = self.exposed.allowed(self.credentials, None);
         insert(headers, ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
-        let Some((method, names)) = &asked.preflight else {
+        let Some((method, names)) = &requested.preflight else {
             return;
         };
         let methods = self.methods.allowed(self.credentials, Some(method));
@@ -146,8 +146,8 @@ impl Cors {
     }
 
     /// The origin of a request, if it is allowed.
-    fn allowed<'a>(&self, asked: &'a CorsRequest) -> Option<&'a HeaderValue> {
-        let origin = asked.origin.as_ref()?;
+    fn allowed<'a>(&self, requested: &'a CorsRequest) -> Option<&'a HeaderValue> {
+        let origin = requested.origin.as_ref()?;
         let text = origin.to_str().ok()?;
         let is_allowed = self.origins.iter().any(|one| one.matches(text));
         is_allowed.then_some(origin)
@@ -178,11 +178,11 @@ impl List {
         Ok(Self::These((!names.is_empty()).then_some(value)))
     }
 
-    /// Value of a header that allows what is asked for: with credentials, a star would not mean all of it.
-    fn allowed(&self, credentials: bool, asked: Option<&HeaderValue>) -> Option<HeaderValue> {
+    /// Value of a header that allows the requested list: with credentials, a star would not mean all of it.
+    fn allowed(&self, credentials: bool, requested: Option<&HeaderValue>) -> Option<HeaderValue> {
         match self {
             Self::These(names) => names.clone(),
-            Self::Any if credentials => asked.cloned(),
+            Self::Any if credentials => requested.cloned(),
             Self::Any => Some(HeaderValue::from_static(ANY)),
         }
     }

@@ -192,7 +192,7 @@ fn what_contradicts_itself_or_is_not_a_routes_to_change_is_refused() {
 }
 
 proptest! {
-    /// A changed path is in form, or nothing is sent, whatever is asked for and put in its place.
+    /// A rewritten path is normalized, or nothing is sent, for every request and replacement.
     #[test]
     fn a_changed_path_is_in_form(path in "/[a-c./%2e;\\\\]{0,12}", with in "/?[a-c./%2f;\\\\]{0,8}", prefix in 0..12_usize) {
         let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };

@@ -10,8 +10,8 @@ use super::*;
 /// A request: method, path, and the names of its headers and parameters, all with the value `1`.
 type TestRequest = (&'static str, &'static str, Vec<usize>, Vec<usize>);
 
-fn holds(of: &HttpRouteMatch, asked: &TestRequest) -> bool {
-    let (method, path, headers, params) = asked;
+fn holds(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {
+    let (method, path, headers, params) = drawn;
     let of_path = match &of.path {
         None => true,
         Some(HttpPathMatch::Exact(exact)) => exact == path,
@@ -56,11 +56,11 @@ fn compare(a: &HttpRouteMatch, b: &HttpRouteMatch) -> Ordering {
         .then(b.query_params.len().cmp(&a.query_params.len()))
 }
 
-fn naive(routes: &[HttpRoute], asked: &TestRequest) -> String {
+fn naive(routes: &[HttpRoute], drawn: &TestRequest) -> String {
     let mut best: Option<(&HttpRouteMatch, String)> = None;
     for route in routes {
         for (index, rule) in route.rules.iter().enumerate() {
-            for of in rule.matches.iter().filter(|of| holds(of, asked)) {
+            for of in rule.matches.iter().filter(|of| holds(of, drawn)) {
                 let wins = best
                     .as_ref()
                     .is_none_or(|(best, _)| compare(of, best) == Ordering::Less);
@@ -121,11 +121,11 @@ proptest! {
             route(&format!("r{index}"), &[], rules.into_iter().map(rule).collect())
         };
         let routes: Vec<_> = routes.into_iter().enumerate().map(named).collect();
-        let asked = (method, path, headers, params);
-        let query: Vec<_> = asked.3.iter().map(|index| format!("q{index}=1")).collect();
+        let drawn = (method, path, headers, params);
+        let query: Vec<_> = drawn.3.iter().map(|index| format!("q{index}=1")).collect();
         let query = query.join("&");
         let mut lines = HeaderMap::new();
-        for index in &asked.2 {
+        for index in &drawn.2 {
             let name = HeaderName::from_bytes(format!("h{index}").as_bytes()).unwrap();
             lines.insert(name, "1".parse().unwrap());
         }
@@ -138,6 +138,6 @@ proptest! {
             Choice::NoMatch => "none".to_owned(),
             Choice::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
         };
-        prop_assert_eq!(chosen, naive(&routes, &asked));
+        prop_assert_eq!(chosen, naive(&routes, &drawn));
     }
 }

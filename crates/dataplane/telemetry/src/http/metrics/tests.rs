@@ -287,7 +287,7 @@ fn configured_labels_replace_others_and_merged_series_add_up() {
         .collect();
     assert_eq!(counts, ["host=\"a\"} 2", "host=\"b\"} 1"]);
     assert!(!text.contains("istio_response_bytes"), "{text}");
-    // Families that nothing is said of keep their labels.
+    // Families without an override keep their labels.
     let durations = text.lines();
     let durations =
         durations.filter(|line| line.starts_with("istio_request_duration_milliseconds_count"));
@@ -323,31 +323,31 @@ fn a_sum_of_several_series_does_not_fall_when_some_of_them_are_dropped() {
     };
     let mut registry = Registry::default();
     let metrics = HttpMetrics::register(&mut registry);
-    let asked = report(4, 100);
+    let reported = report(4, 100);
     let start = Instant::now();
     for (code, at) in [(200, start), (500, start), (404, start + UNUSED / 2)] {
-        metrics.series.of(&labels(code), start).add(&asked, at);
+        metrics.series.of(&labels(code), start).add(&reported, at);
     }
-    let told = || -> Vec<String> {
+    let exposed = || -> Vec<String> {
         let text = scrape(&registry);
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         lines.map(str::to_owned).collect()
     };
-    let before = told();
+    let before = exposed();
     assert!(before.iter().any(|line| line.ends_with(" 9")), "{before:?}");
     metrics.series.drop_unused(start + UNUSED);
     assert_eq!(metrics.series.table.read().len(), 1);
-    assert_eq!(told(), before);
-    assert_eq!(told(), before, "once");
+    assert_eq!(exposed(), before);
+    assert_eq!(exposed(), before, "once");
 
     // The same where room is made for others.
-    metrics.series.of(&labels(201), start).add(&asked, start);
-    let before = told();
+    metrics.series.of(&labels(201), start).add(&reported, start);
+    let before = exposed();
     let dropped = make_room(&mut metrics.series.table.write());
     assert_eq!(dropped.len(), 1);
-    assert_ne!(told(), before, "not yet left to anybody");
+    assert_ne!(exposed(), before, "not yet left to anybody");
     metrics.series.retire(dropped);
-    assert_eq!(told(), before);
+    assert_eq!(exposed(), before);
 
     metrics.series.drop_unused(start + 2 * UNUSED);
     assert_eq!(value(&scrape(&registry), "istio_requests_total", ""), None);

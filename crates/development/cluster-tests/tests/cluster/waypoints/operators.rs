@@ -62,7 +62,7 @@ spec:
     );
 }
 
-/// A kubeconfig of somebody with the rights of a service account, which has none.
+/// A kubeconfig of a user with the rights of a service account, which has none.
 fn of_nobody(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
     let view = [
         "config",

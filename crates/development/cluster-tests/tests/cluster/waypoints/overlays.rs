@@ -1,4 +1,4 @@
-//! What a ConfigMap says of a waypoint that its Gateway refers to (`parametersRef`), by the cluster's own controllers.
+//! Overlays of a waypoint in a ConfigMap of its Gateway's `parametersRef`, with the cluster's own controllers.
 
 use ambit_cluster_tests::{Mesh, Waypoint, until};
 use serde_json::json;

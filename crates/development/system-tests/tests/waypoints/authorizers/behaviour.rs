@@ -92,13 +92,13 @@ fn a_provider_decides_in_the_mesh_and_out_of_it_over_grpc_and_over_http() {
                 !scene.checks(from, &pod).is_empty()
             });
             let allowed = get("/a?b=1", &[("x-answer", &yes), ("x-user", "mallory")]);
-            let said = scene.until_status(&place, &allowed, 200);
+            let response = scene.until_status(&place, &allowed, 200);
             assert_eq!(
-                said["heard"]["headers"]["x-user"],
+                response["heard"]["headers"]["x-user"],
                 json!(["ann"]),
                 "{place}"
             );
-            assert_eq!(said["headers"]["x-down"], json!(["1"]), "{place}");
+            assert_eq!(response["headers"]["x-down"], json!(["1"]), "{place}");
             let asked = scene.checks(from, &pod).pop().unwrap();
             if kind == "envoyExtAuthzGrpc" {
                 let attributes = &asked["grpc"]["attributes"];
@@ -175,8 +175,8 @@ fn unreachable_provider_denies_unless_it_fails_open() {
 
     // One that denies everything, in its place; then a configuration that cannot be read, which changes nothing.
     scene.configure(&decides("envoyExtAuthzGrpc", "legacy", OTHER, &json!({})));
-    let said = scene.until_status("another decides", &plain, 401);
-    assert_eq!(said["body"], "by the other one");
+    let response = scene.until_status("another decides", &plain, 401);
+    assert_eq!(response["body"], "by the other one");
     scene.configure(&json!([{"name": "decides", "envoyExtAuthzGrpc": {"service": "authz"}}]));
     scene.until_published(&["istio-system/istio", "envoyExtAuthzGrpc.port"]);
     scene.until_status("the last good one counts", &plain, 401);

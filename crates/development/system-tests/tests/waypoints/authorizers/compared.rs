@@ -1,6 +1,6 @@
-//! What a provider is asked, and what is made of its answers, beside Envoy: `vectors/ext-authz` has what Envoy's filter
-//! asked the same program about the same requests, and what it made of the same answers. Whatever differs is listed here
-//! with the reason.
+//! Checks of a provider and the effect of its responses, compared with Envoy: `vectors/ext-authz` has the checks of
+//! Envoy's filter at the same program for the same requests, and the effect of the same responses. Whatever differs is
+//! listed here with the reason.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -192,7 +192,7 @@ const MEANT: &[Meant] = &[
         ("Payload Too Large", "the body is larger*"),
         "it says why",
     ),
-    // What says two things, or nothing, admits nobody.
+    // A contradictory or empty response denies.
     meant(
         "an empty answer",
         "answered.*",
@@ -235,7 +235,7 @@ const MEANT: &[Meant] = &[
         ("*", "*"),
         "Envoy sends them unescaped: no request",
     ),
-    // Headers are set as the answer says.
+    // Headers are set by the response.
     meant(
         "denied with headers twice",
         "answered.headers.x-a",
@@ -341,7 +341,7 @@ fn flat(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
 fn fields(record: &Value) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     flat("", record, &mut all);
-    // How the provider is told what to answer.
+    // Header that selects the provider's response.
     all.retain(|at, _| !at.ends_with(".headers.x-answer"));
     for (at, value) in &mut all {
         if VARYING.iter().any(|varying| is_like(varying, at)) {
@@ -369,7 +369,7 @@ fn compare(case: &str, envoy: &Value, ours: &Value) -> Vec<Difference> {
         .collect()
 }
 
-/// A request, with the header that says how it is to be answered.
+/// A request, with the header that selects the provider's response.
 fn request(case: &Value) -> Value {
     let mut request = case["request"].clone();
     if let (Some(wanted), Some(headers)) = (case.get("answer"), request["headers"].as_array_mut()) {

@@ -110,7 +110,7 @@ fn after_a_boot_without_the_plugin_connections_are_closed() {
     let world = found_at_start(None, AMBIENT, was_captured.clone());
     assert!(world.captured("web", 7));
     assert_eq!(world.closed, [7]);
-    // Its annotation says nothing to an agent that finds it captured.
+    // An agent that finds it captured ignores its annotation.
     let mut world = World::new();
     world.running.insert("web".into(), 7);
     world.rules.insert(7);
@@ -161,7 +161,7 @@ fn unobserved_connections_are_closed_only_in_known_order() {
         // Somebody has changed its labels since it was made.
         (Some(record(AMBIENT, &[])), AMBIENT, plain()),
         (Some(record(unlabelled, &[])), unlabelled, opted_in()),
-        // The namespace was labelled when nobody looked.
+        // The namespace was labelled while no agent ran.
         (Some(record(unlabelled, &[])), AMBIENT, as_created(plain())),
         // The agent before us knew the pod.
         (

@@ -108,7 +108,7 @@ fn a_claim_of_a_pod_outside_the_mesh_is_taken_away() {
     world.source(SourceEvent::Pod(claiming("new", "", Status::Pending)));
     world.settle();
     assert_eq!(world.status["shop/new"], Status::None);
-    // And one that says nothing is left alone.
+    // And one without a report is left alone.
     world.source(SourceEvent::Pod(pod("other", "10.0.0.9")));
     world.settle();
     assert_eq!(world.status.get("shop/other"), None);

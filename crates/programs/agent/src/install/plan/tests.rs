@@ -154,7 +154,7 @@ fn our_name_comes_before_any_primary() {
     let mut files = vec![file("!a.conflist", &list(&["a"]))];
     let state = settle(&mut files, &wanted(Mode::Owned));
     assert!(matches!(state, State::Waiting(_)));
-    // A foreign file of that name is nobody's but its owner's.
+    // A foreign file of that name is left alone.
     let mut files = vec![
         file("02-ambit-cni.conflist", "junk"),
         file("10-a.conflist", &list(&["a"])),

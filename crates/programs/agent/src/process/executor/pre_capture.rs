@@ -21,8 +21,8 @@ const AGAIN_AFTER: [Duration; 4] = [
     Duration::from_secs(5),
 ];
 
-/// Closes what is open now, and says whether looking again is worth while. Blocks. What cannot be closed
-/// stays, and is said: the pod's capture is not called into question for it.
+/// Closes open connections, and returns whether another pass is needed. Blocks. Connections that cannot be closed stay,
+/// and are reported: the pod's capture does not depend on them.
 pub(super) fn close<A: Actions>(
     actions: &A,
     metrics: &Metrics,

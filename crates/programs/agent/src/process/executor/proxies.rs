@@ -41,7 +41,7 @@ impl ProxyExecutor {
         self.zds.hold(uid);
     }
 
-    /// Every pod of the start has been ordered or held: proxies may be let in.
+    /// Every pod of the start has been ordered or held: proxies may connect.
     pub(in crate::process) fn open(&self) {
         self.enrolled.complete();
         self.zds.open();

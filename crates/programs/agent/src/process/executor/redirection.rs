@@ -25,7 +25,8 @@ enum Applied {
     Stands,
     /// The redirection was repaired, from this state.
     Repaired(String),
-    /// Nothing stood, and the capture was late: connections from before are being closed.
+    /// No redirection was in place, and the capture was late: connections from before are being
+    /// closed.
     Closing,
 }
 

@@ -40,7 +40,7 @@ pub(super) fn remove(run_dir: &Path) {
     let path = run_dir.join(FILE);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "what the agent last knew is left");
+            tracing::warn!(path = %path.display(), %error, "the file of last known objects cannot be removed");
         }
         _ => {}
     }
@@ -70,7 +70,7 @@ impl File {
             }
             Err(error) => {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "what the agent last knew cannot be read");
+                tracing::warn!(%path, %error, "the file of last known objects cannot be read");
                 None
             }
         }

@@ -143,7 +143,7 @@ fn what_was_sent_already_is_not_replaced_by_what_was_known_before() {
         [SourceEvent::Pod(pod("b", "10.0.0.1")), SourceEvent::Synced]
     );
     assert!(!progress.may_recall());
-    // A listing that does not have it says that it has gone.
+    // A listing without it means that it has gone.
     progress.pods(sent("a", "10.0.0.9"));
     assert_eq!(
         progress.pods(WatchEvent::Listed),

@@ -1,4 +1,5 @@
-//! What policies make of calls of which only metrics tell. Where ports, paths or addresses matter, it cannot be said.
+//! Decisions of policies about calls that only metrics record. Where ports, paths or addresses matter, they are
+//! undecided.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +31,7 @@ pub(super) struct Pair {
 enum Caller {
     /// Caller with a proved identity.
     Proved(String),
-    /// A workload, as far as its address tells.
+    /// A workload, as far as its address identifies it.
     Named(String),
     Unknown,
     /// Metrics have another label in place of the caller's, or none.
@@ -38,8 +39,8 @@ enum Caller {
 }
 
 impl Pair {
-    /// Whether lines of these parties tell what was counted of others. Proxies learn whose an address is while its first
-    /// requests pass, and count these as nobody's; lines have the address.
+    /// Whether log lines of these parties cover counters of others. Proxies resolve an address while its first requests
+    /// pass, and count these as unknown; lines have the address.
     pub(super) fn tells(&self, counted: &Self) -> bool {
         let may_be = match counted.from {
             Caller::Unknown => !matches!(self.from, Caller::Proved(_)),
@@ -51,7 +52,7 @@ impl Pair {
     }
 }
 
-/// Stands for an address that is not told.
+/// Placeholder for an unrecorded address.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Mesh {
@@ -107,12 +108,12 @@ impl Mesh {
     pub(super) fn judge_counted(&self, counted: &Counted) -> Verdict {
         let untold = |what: &str, label: &str| {
             Verdict::Undecided(format!(
-                "metrics do not tell {what}: they come without {label}, or with another in its place"
+                "metrics do not contain {what}: the label {label} is missing or replaced"
             ))
         };
         match counted.at {
-            _ if !counted.tells_caller => untold("who called", "source_principal"),
-            _ if !counted.tells_called => untold("what was called", "destination_service"),
+            _ if !counted.tells_caller => untold("the caller", "source_principal"),
+            _ if !counted.tells_called => untold("the destination", "destination_service"),
             Counter::Pod => self.counted_at_pod(counted),
             Counter::WaypointConnections | Counter::WaypointRequests => {
                 self.counted_at_waypoint(counted)
@@ -171,7 +172,7 @@ impl Mesh {
         let differ = differ.filter(|(least, most)| least.outcome != most.outcome);
         let names: Vec<_> = differ.map(|(one, _)| one.policy.to_string()).collect();
         Verdict::Undecided(format!(
-            "it hangs on what metrics do not tell: ports or addresses in {}",
+            "it depends on fields that metrics do not contain: ports or addresses in {}",
             names.join(", ")
         ))
     }
@@ -210,7 +211,7 @@ impl Mesh {
         for gateway in &gateways {
             let policies = self.counted_at_waypoints.get(gateway).unwrap_or(&none);
             let Some(host) = &host else {
-                // Which of their ports was called is not told, nor so which services lead there.
+                // The called port is not recorded, nor so the services that forward to it.
                 let pods = self.pods_of(counted.called.as_ref());
                 let ports = pods.into_iter();
                 let ports: Vec<_> = ports
@@ -220,7 +221,7 @@ impl Mesh {
                     .map(|ports| policies.judge(Scope::Pod(ports), &connection, request));
                 if none != all {
                     return Verdict::Undecided(
-                        "it hangs on what metrics do not tell: which services lead to the port"
+                        "it depends on fields that metrics do not contain: which services forward to the port"
                             .to_owned(),
                     );
                 }
@@ -246,7 +247,7 @@ fn gone(counted: &Counted) -> Verdict {
     let called = counted.called.as_ref();
     let called = called.map(|(namespace, name)| format!("{namespace}/{name}"));
     Verdict::Undecided(format!(
-        "what was called, {}, is no workload that is known now",
+        "the destination {} is no longer a known workload",
         called.unwrap_or_else(|| "without a name".to_owned())
     ))
 }

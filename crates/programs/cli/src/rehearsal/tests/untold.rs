@@ -95,12 +95,12 @@ fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
     );
     assert_eq!((report.allowed, report.undecided.len()), (5, 0));
 
-    // Ports matter for those whom the rule names, and for nobody else.
+    // Ports matter for callers that the rule names, and for no others.
     let port = format!("{from}, to: [{{operation: {{ports: ['5432']}}}}]");
     let report = rehearse(&only(&port), &[], &scrape);
     assert_eq!(report.refused.len(), 1);
     assert_eq!(report.refused[0].from, "out/batch (plaintext)");
-    let why = "it hangs on what metrics do not tell: ports or addresses in shop/only";
+    let why = "it depends on fields that metrics do not contain: ports or addresses in shop/only";
     assert_eq!(undecided(&report), [why]);
     assert_eq!(report.undecided[0].times, 5);
     let report = rehearse(&only("to: [{operation: {ports: ['5432']}}]"), &[], &scrape);
@@ -114,10 +114,10 @@ fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
     let report = rehearse(&deny, &[], &scrape);
     assert_eq!((report.refused.len(), report.undecided.len()), (0, 2));
 
-    // What is gone is not judged.
+    // Removed workloads are not evaluated.
     let gone = to_db(&[("destination_workload", "old")], 1);
     let report = rehearse(&deny, &[], &gone);
-    let why = "what was called, shop/old, is no workload that is known now";
+    let why = "the destination shop/old is no longer a known workload";
     assert_eq!(undecided(&report), [why]);
 }
 
@@ -151,7 +151,7 @@ fn requests_that_are_only_counted_are_judged_where_paths_do_not_matter() {
     assert_eq!(
         undecided(&report),
         [
-            "it hangs on what metrics do not tell: paths, methods, hosts, ports, addresses, headers or tokens in shop/no"
+            "it depends on fields that metrics do not contain: paths, methods, hosts, ports, addresses, headers or tokens in shop/no"
         ]
     );
     // Connections that are not HTTP.
@@ -237,7 +237,7 @@ fn labels_that_are_not_there_are_nobodys_and_decide_nothing() {
             }
         }
     }
-    // A line of the same requests tells it.
+    // A log line of the same requests has it.
     let removed = scrape.replace("source_principal", "other");
     let deny = format!("{{{target}, action: DENY, rules: [{{{from}}}]}}");
     let lines = ["/a", "/b", "/c"].map(|path| super::to_web("GET", path));
@@ -254,16 +254,16 @@ fn counts_without_identity_match_lines_without_identity() {
     );
     let nobody = PLAIN.map(|(label, _)| (label, "unknown"));
     let scrape = to_db(&nobody, 1);
-    let counted = "somebody unknown (plaintext) shop/db connections, by metrics shop/no x1";
-    let told = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
-    assert_eq!(told(""), [counted]);
+    let counted = "an unknown caller (plaintext) shop/db connections, by metrics shop/no x1";
+    let refused_with = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
+    assert_eq!(refused_with(""), [counted]);
     // Its caller has proved who he is, so that he is not the one that was counted; and another pod was called.
     let proved = super::to_db("front");
-    assert_eq!(told(&proved).len(), 2);
-    assert!(told(&proved).contains(&counted.to_owned()));
+    assert_eq!(refused_with(&proved).len(), 2);
+    assert!(refused_with(&proved).contains(&counted.to_owned()));
     let elsewhere = super::to_db("batch").replace("10.0.0.2:", "10.0.0.3:");
-    assert_eq!(told(&elsewhere), [counted]);
-    let plaintext = told(&super::to_db("batch"));
+    assert_eq!(refused_with(&elsewhere), [counted]);
+    let plaintext = refused_with(&super::to_db("batch"));
     assert_eq!(plaintext.len(), 1);
     assert!(plaintext[0].contains("port 5432"), "{plaintext:?}");
 }
@@ -291,7 +291,7 @@ fn open_connections_are_judged_as_those_of_logs_are() {
         .iter()
         .filter_map(|source| observed::read(&super::to_db(source)))
         .collect();
-    // Who does not tell who called is not judged.
+    // Counters without a caller are not evaluated.
     assert_eq!(found, of_logs);
     assert_eq!(dump("{}"), []);
 }

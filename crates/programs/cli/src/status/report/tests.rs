@@ -161,5 +161,5 @@ fn the_worst_subscription_tells_the_state() {
     assert_eq!(state(&["SYNCED", "STALE"]), "STALE");
     assert_eq!(state(&["STALE", "ERROR", "SYNCED"]), "ERROR");
     assert_eq!(state(&["SYNCED"]), "SYNCED");
-    assert_eq!(state(&[]), "nothing asked for");
+    assert_eq!(state(&[]), "no subscription");
 }

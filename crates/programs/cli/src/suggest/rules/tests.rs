@@ -250,7 +250,7 @@ fn pods_with_the_labels_of_others_get_no_policy() {
     assert!(suggestions.policies.is_empty(), "{suggestions:#?}");
     let notes = suggestions.notes.join("\n");
     assert!(
-        notes.contains("the pod web-1, which nobody was seen to call"),
+        notes.contains("the pod web-1, for which no caller was observed"),
         "{notes}"
     );
 }

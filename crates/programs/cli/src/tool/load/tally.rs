@@ -26,7 +26,7 @@ pub(super) enum Kind {
     Eof,
     Timeout,
     Unreachable,
-    /// An answer came, but not the one that was asked for.
+    /// A response came, but not the requested one.
     WrongAnswer,
     Other,
 }
@@ -81,7 +81,7 @@ struct Sums {
     last_success: Option<Duration>,
     longest_gap: Gap,
     latencies: Latencies,
-    /// Workers of whom nothing has succeeded yet.
+    /// Workers without a success yet.
     silent: u32,
     heard: std::collections::BTreeSet<u32>,
 }

@@ -60,7 +60,7 @@ enum Open {
 }
 
 impl Open {
-    /// Whether the server has said that it is over: no failure, the next request takes another.
+    /// Whether the server has announced the end: no failure, the next request takes another.
     fn has_ended(&self) -> bool {
         matches!(self, Self::Http(connection) if connection.has_ended())
     }
@@ -115,14 +115,14 @@ impl Worker {
             }
             (Open::Echo(stream), _) => {
                 // Something else each time, so that an old answer is not taken for a new one.
-                let said = u64::try_from(due.as_nanos())
+                let sent = u64::try_from(due.as_nanos())
                     .unwrap_or_default()
                     .to_be_bytes();
                 let mut heard = [0; 8];
-                stream.write_all(&said)?;
+                stream.write_all(&sent)?;
                 stream.read_exact(&mut heard)?;
-                if heard != said {
-                    return Err(wrong(format!("said {said:?}, heard {heard:?}")));
+                if heard != sent {
+                    return Err(wrong(format!("sent {sent:?}, received {heard:?}")));
                 }
             }
             (Open::Http(_), Task::Echo) => {}
@@ -148,8 +148,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a worker against a server that treats each connection as `serve` says, until it has
-    /// reported so often.
+    /// Runs a worker against a server that handles each connection by `serve`, for a number of
+    /// reports.
     fn outcomes(
         mode: Mode,
         task: Task,

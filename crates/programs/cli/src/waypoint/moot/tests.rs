@@ -228,10 +228,10 @@ fn lines_name_the_policy_and_its_callers() {
         ]
         .join("\n"),
         @r"
-      shop/p (ALLOW): pods refuse the waypoint, and with it all whom it allows now: principals cluster.local/ns/shop/sa/frontend; namespaces a, b
-      shop/p (ALLOW): admits the waypoint, and with it everybody; allowed now: namespaces shop
-      shop/p (DENY): pods refuse the waypoint, and with it everybody; denied now: principals other than cluster.local/ns/shop/sa/frontend
-      shop/p (DENY): denies nobody who comes through the waypoint; denied now: addresses 10.0.0.0/8
+      shop/p (ALLOW): pods refuse the waypoint, and with it every caller allowed now: principals cluster.local/ns/shop/sa/frontend; namespaces a, b
+      shop/p (ALLOW): allows the waypoint, and with it every caller; allowed now: namespaces shop
+      shop/p (DENY): pods refuse the waypoint, and with it every caller; denied now: principals other than cluster.local/ns/shop/sa/frontend
+      shop/p (DENY): denies no caller behind the waypoint; denied now: addresses 10.0.0.0/8
     "
     );
 }

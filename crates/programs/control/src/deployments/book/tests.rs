@@ -261,7 +261,7 @@ fn scaled_deployment_keeps_its_number_unless_the_gateway_sets_one() {
     assert_eq!(replicas(&book), 4);
 }
 
-/// Else a number of pods would be left out, or written, by who said it before.
+/// Else a number of pods would be omitted, or written, by its previous manager.
 #[test]
 fn deployment_is_written_for_the_version_seen_last() {
     let decided_by = |book: &Book| -> Vec<(Part, Option<String>)> {
@@ -425,7 +425,7 @@ fn the_number_of_pods_is_handed_to_an_autoscaler_and_taken_back() {
     let deployment = ours.iter().find(|write| write.part == Part::Deployment);
     assert_eq!(deployment.unwrap().object["spec"].get("replicas"), None);
 
-    // From then on nothing is said of it.
+    // From then on it is not reported.
     book.object(Part::Deployment, name(), Some(made(json!({}))));
     book.object(Part::Autoscaler, name(), Some(made(json!({}))));
     assert!(
@@ -517,7 +517,7 @@ fn addresses_come_with_the_first_ready_pod_and_stay_without_one() {
     book.object(Part::Service, name(), Some(service));
     assert_eq!(ready["conditions"][0]["observedGeneration"], 3);
 
-    // It stands there: nothing to write.
+    // It is in place: nothing to write.
     book.gateway(name(), Some(gateway(json!({}), ready)));
     assert_eq!(progress(&book), None);
     book.object(Part::Deployment, name(), Some(deployment(false)));

@@ -58,7 +58,7 @@ fn source(url: String, is_issuer: bool) -> KeySource {
 fn fetcher() -> Fetcher {
     let everywhere = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap());
     let guard = Guard::new(everywhere.into());
-    // Nobody is asked for the root namespace.
+    // There is no query for the root namespace.
     Fetcher::new(RootCertStore::empty(), guard, Callees::new().0)
 }
 
@@ -116,7 +116,7 @@ async fn whatever_else_is_answered_is_no_key_set() {
         |to: &str| format!("HTTP/1.1 302 Found\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n");
     for (answer, expected) in [
         (huge, "longer"),
-        (cut, "breaks off"),
+        (cut, "is truncated"),
         (
             "HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
             "404",
@@ -127,7 +127,7 @@ async fn whatever_else_is_answered_is_no_key_set() {
             ok(r#"{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}"#),
             "no key that can be used",
         ),
-        ("nonsense\r\n\r\n".to_owned(), "not what HTTP allows"),
+        ("nonsense\r\n\r\n".to_owned(), "is not valid HTTP"),
         (elsewhere("ftp://x/"), "no address of http"),
     ] {
         let error = fetched(vec![answer]).await.unwrap_err().to_string();
@@ -214,9 +214,12 @@ async fn tenants_fetch_only_where_the_mesh_lets_them() {
     serve(listener, vec![ok(KEY), leads_there]);
     let url = || tenants(format!("http://{allowed}/"));
     assert_eq!(fetcher.key_set(&url()).await.unwrap(), KEY);
-    let led = fetcher.key_set(&url()).await;
-    assert!(matches!(led, Err(FetchError::Callee(_))), "{led:?}");
-    // The administrator's are not asked about.
+    let redirected = fetcher.key_set(&url()).await;
+    assert!(
+        matches!(redirected, Err(FetchError::Callee(_))),
+        "{redirected:?}"
+    );
+    // There is no query for the administrator's.
     let of_root = source(format!("http://{own}/"), false);
     assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);
 }

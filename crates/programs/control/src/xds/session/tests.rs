@@ -503,7 +503,7 @@ fn single_records_come_with_what_belongs_to_them() {
     );
     let last = peer.send(&demand("shop/nothing"), &store);
     peer.ack(&last[0], &store);
-    // A new endpoint of a service it has, a new pod of its node, and an address it asked for.
+    // A new endpoint of a service it has, a new pod of its node, and an address that it subscribed to.
     for (delta, expected) in [
         (pod("c", "n3", 5, Some("s"), 1), vec!["c1//Pod/shop/c"]),
         (pod("home", NODE, 6, None, 1), vec!["c1//Pod/shop/home"]),
@@ -636,7 +636,7 @@ struct Slow {
     peer: Peer,
     queue: std::collections::VecDeque<Push>,
     on_demand: bool,
-    asked: std::collections::BTreeSet<String>,
+    subscribed: std::collections::BTreeSet<String>,
 }
 
 impl Slow {
@@ -645,7 +645,7 @@ impl Slow {
             peer: Peer::new(),
             queue: Default::default(),
             on_demand,
-            asked: Default::default(),
+            subscribed: Default::default(),
         }
     }
 
@@ -665,7 +665,7 @@ impl Slow {
             };
             self.send(&request, store);
         }
-        for key in self.asked.clone() {
+        for key in self.subscribed.clone() {
             self.send(&demand(&key), store);
         }
     }
@@ -706,7 +706,7 @@ impl Slow {
     fn demand(&mut self, key: String, store: &Store) {
         if self.on_demand {
             self.send(&demand(&key), store);
-            self.asked.insert(key);
+            self.subscribed.insert(key);
         }
     }
 }
@@ -800,14 +800,14 @@ proptest! {
             prop_assert_eq!(addresses.get(name), Some(version), "{} is outdated", name);
         }
         for entry in store.entries(Collection::Addresses) {
-            let asked = |name: &ArcStr| some.asked.contains(name.as_str());
+            let subscribed = |name: &ArcStr| some.subscribed.contains(name.as_str());
             let by_place = match &entry.kind {
                 EntryKind::Workload { node, services } => {
                     node == NODE || services.iter().any(|service| held.contains_key(service.as_str()))
                 }
                 _ => false,
             };
-            if asked(&entry.name) || entry.aliases.iter().any(asked) || by_place {
+            if subscribed(&entry.name) || entry.aliases.iter().any(subscribed) || by_place {
                 prop_assert!(held.contains_key(entry.name.as_str()), "{} is missing", entry.name);
             }
         }

@@ -8,10 +8,10 @@ use tokio::sync::mpsc;
 
 use super::{CallCause, Instance, Plugin};
 
-/// Tells the plugin what happens on a stream; false when nobody wants to know of it any more.
+/// Passes a stream's event to the plugin; false when the plugin has closed the stream.
 pub(crate) type Tell = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
 
-/// Opens a stream of a plugin, sends what comes, and tells of what happens until it is over.
+/// Opens a stream of a plugin, sends its messages, and passes events to the plugin until the stream ends.
 pub(crate) type OpenStream = dyn Fn(
         Arc<Plugin>,
         (Call, CallCause),
@@ -69,7 +69,7 @@ impl Instance {
 
     pub(super) fn send(&self, token: Token, message: Message) {
         if let Some(stream) = self.slot.inner.lock().streams.get(&token) {
-            // One that is over has nobody who takes it; the instance is told so.
+            // A closed stream drops messages; its end is reported to the instance.
             let _sent = stream.send.send(message);
         }
     }

@@ -34,7 +34,7 @@ const MAX_ANSWER: usize = 256 << 10;
 
 /// A provider that has not answered.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
+pub(crate) enum CheckError {
     #[error(transparent)]
     Call(#[from] CallError),
     #[error("it took longer than it may")]
@@ -45,7 +45,7 @@ pub(crate) enum AskError {
     Collect(CollectError),
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    #[error("the request would be too large, or be none, with what it sets")]
+    #[error("the request would be too large or invalid with the provider's changes")]
     Unusable,
     #[error("it answers with the status {0}")]
     Status(StatusCode),
@@ -55,11 +55,11 @@ pub(crate) enum AskError {
     NoMessage,
     #[error(transparent)]
     Answer(#[from] AnswerError),
-    #[error("the question cannot be put")]
-    Question,
+    #[error("the check cannot be encoded as a request")]
+    InvalidRequest,
 }
 
-impl AskError {
+impl CheckError {
     /// Whether a provider or a limit that fails open lets the request pass after this error. Not after one that the
     /// caller can cause: with so many requests at once that none is checked or has room in a memory budget, or with one that cannot take the changes that
     /// the provider makes.
@@ -81,7 +81,7 @@ impl AskError {
     }
 }
 
-impl From<CollectError> for AskError {
+impl From<CollectError> for CheckError {
     fn from(from: CollectError) -> Self {
         match from {
             CollectError::Exhausted(exhausted) => Self::Exhausted(exhausted),
@@ -116,7 +116,7 @@ pub(super) async fn of_request(
     provider: &Provider,
     about: (&Request<Incoming>, &Form, &Begun),
     hops: Hops,
-) -> Result<Answer, AskError> {
+) -> Result<Answer, CheckError> {
     // All is taken from the request before anything is waited for.
     match &provider.protocol {
         ProviderProtocol::Grpc => {
@@ -137,10 +137,10 @@ pub(super) async fn of_request(
     }
 }
 
-fn place(provider: &Provider) -> Result<(&NamespacedHostname, u16), AskError> {
+fn place(provider: &Provider) -> Result<(&NamespacedHostname, u16), CheckError> {
     match &provider.place {
         Ok((service, port)) => Ok((service, *port)),
-        Err(_) => Err(AskError::Question),
+        Err(_) => Err(CheckError::InvalidRequest),
     }
 }
 
@@ -197,7 +197,7 @@ pub(super) async fn grpc(
     provider: &Provider,
     check: Check<'_>,
     hops: Hops,
-) -> Result<Answer, AskError> {
+) -> Result<Answer, CheckError> {
     let call = (CHECK_PATH, check.encode(), provider.timeout);
     let message = unary(session, place(provider)?, call, (CallFor::Mesh, hops)).await?;
     Ok(Answer::decode(&message)?)
@@ -207,10 +207,10 @@ pub(super) async fn grpc(
 pub(in crate::http) async fn unary(
     session: &Session,
     (service, port): (&NamespacedHostname, u16),
-    (path, message, patience): (&str, Vec<u8>, Duration),
+    (path, message, timeout): (&str, Vec<u8>, Duration),
     (caller, hops): (CallFor<'_>, Hops),
-) -> Result<Bytes, AskError> {
-    let length = u32::try_from(message.len()).map_err(|_| AskError::Question)?;
+) -> Result<Bytes, CheckError> {
+    let length = u32::try_from(message.len()).map_err(|_| CheckError::InvalidRequest)?;
     let mut framed = BytesMut::with_capacity(message.len() + 5);
     framed.put_u8(0);
     framed.put_u32(length);
@@ -220,11 +220,11 @@ pub(in crate::http) async fn unary(
     let mut request = Request::new(message::text(framed.freeze()));
     *request.method_mut() = Method::POST;
     *request.version_mut() = http::Version::HTTP_2;
-    *request.uri_mut() = Uri::try_from(uri).map_err(|_| AskError::Question)?;
+    *request.uri_mut() = Uri::try_from(uri).map_err(|_| CheckError::InvalidRequest)?;
     let all = request.headers_mut();
     all.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     all.insert(TE, HeaderValue::from_static("trailers"));
-    let seconds = patience.as_secs().clamp(1, 99_999_999);
+    let seconds = timeout.as_secs().clamp(1, 99_999_999);
     if let Ok(value) = HeaderValue::from_str(&format!("{seconds}S")) {
         all.insert("grpc-timeout", value);
     }
@@ -240,24 +240,24 @@ pub(in crate::http) async fn unary(
     let response = calls::request(&session.shard, callee, Version::Http2, request).await?;
     let (parts, body) = response.into_parts();
     if parts.status != StatusCode::OK {
-        return Err(AskError::Status(parts.status));
+        return Err(CheckError::Status(parts.status));
     }
     if let Some(status) = grpc_status(&parts.headers).filter(|status| status != "0") {
-        return Err(AskError::Grpc(Some(status)));
+        return Err(CheckError::Grpc(Some(status)));
     }
     let collected = charge.collect(body, MAX_ANSWER).await?;
     let status = collected.trailers().and_then(grpc_status);
     let status = status.or_else(|| grpc_status(&parts.headers));
     if status.as_deref() != Some("0") {
-        return Err(AskError::Grpc(status));
+        return Err(CheckError::Grpc(status));
     }
     let bytes = collected.to_bytes();
-    let (prefix, message) = bytes.split_at_checked(5).ok_or(AskError::NoMessage)?;
-    let length = u32::try_from(message.len()).map_err(|_| AskError::NoMessage)?;
+    let (prefix, message) = bytes.split_at_checked(5).ok_or(CheckError::NoMessage)?;
+    let length = u32::try_from(message.len()).map_err(|_| CheckError::NoMessage)?;
     let [a, b, c, d] = length.to_be_bytes();
     // Not compressed, and nothing after it.
     if prefix != [0, a, b, c, d] {
-        return Err(AskError::NoMessage);
+        return Err(CheckError::NoMessage);
     }
     Ok(bytes.slice_ref(message))
 }
@@ -273,12 +273,12 @@ fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
         .any(|pattern| pattern.matches(name.as_str()))
 }
 
-/// The request of HTTP that asks.
+/// The HTTP request of a check.
 fn question(
     provider: &Provider,
     http: &HttpProvider,
     (request, form, begun): (&Request<Incoming>, &Form, &Begun),
-) -> Result<Request<message::Body>, AskError> {
+) -> Result<Request<message::Body>, CheckError> {
     let (service, _) = place(provider)?;
     let mut content = Vec::new();
     let mut is_partial = None;
@@ -287,11 +287,11 @@ fn question(
         content = begun.first(most);
         is_partial = Some(begun.len() > most);
     }
-    let mut asked = Request::new(message::text(content));
-    asked.method_mut().clone_from(request.method());
+    let mut check_request = Request::new(message::text(content));
+    check_request.method_mut().clone_from(request.method());
     let target = format!("{}{}", http.path_prefix, form.target);
-    *asked.uri_mut() = Uri::try_from(target).map_err(|_| AskError::Question)?;
-    let all = asked.headers_mut();
+    *check_request.uri_mut() = Uri::try_from(target).map_err(|_| CheckError::InvalidRequest)?;
+    let all = check_request.headers_mut();
     for (name, value) in request.headers() {
         let goes = *name == AUTHORIZATION || is_among(&http.headers, name);
         if goes && headers::may_be_changed(name) {
@@ -303,7 +303,7 @@ fn question(
         Some((name, HeaderValue::from_str(value).ok()?))
     };
     for (name, value) in &http.added {
-        let (name, value) = header(name, value).ok_or(AskError::Question)?;
+        let (name, value) = header(name, value).ok_or(CheckError::InvalidRequest)?;
         all.insert(name, value);
     }
     if let Some(is_partial) = is_partial {
@@ -315,9 +315,9 @@ fn question(
     } else {
         &form.host
     };
-    let host = HeaderValue::from_str(host).map_err(|_| AskError::Question)?;
+    let host = HeaderValue::from_str(host).map_err(|_| CheckError::InvalidRequest)?;
     all.insert(HOST, host);
-    Ok(asked)
+    Ok(check_request)
 }
 
 async fn by_http(
@@ -326,7 +326,7 @@ async fn by_http(
     http: &HttpProvider,
     question: Request<message::Body>,
     hops: Hops,
-) -> Result<Answer, AskError> {
+) -> Result<Answer, CheckError> {
     let (service, port) = place(provider)?;
     let on_behalf = session.on_behalf();
     let callee = Callee {
@@ -340,7 +340,7 @@ async fn by_http(
     let response = calls::request(&session.shard, callee, Version::Http1, question).await?;
     let (parts, body) = response.into_parts();
     if parts.status.is_server_error() || parts.status.is_informational() {
-        return Err(AskError::Status(parts.status));
+        return Err(CheckError::Status(parts.status));
     }
     let body = charge.collect(body, MAX_ANSWER).await?.to_bytes();
     let taken = |goes: &dyn Fn(&HeaderName) -> bool, first: HeaderChange| {

@@ -14,7 +14,8 @@ fn name_of(text: &str) -> Option<HeaderName> {
     name.filter(may_be_changed)
 }
 
-/// Sets headers; says how many were not, because no provider may set them or they are none.
+/// Sets headers; returns how many were not set, because no provider may set them or they are
+/// invalid.
 pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) -> u64 {
     let mut refused = 0;
     for change in changes {
@@ -38,7 +39,7 @@ pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) 
     refused
 }
 
-/// Removes headers; says how many were not, because no provider may.
+/// Removes headers; returns how many were not removed, because no provider may.
 pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
     let mut refused = 0;
     for name in names {

@@ -47,7 +47,7 @@ pub(super) fn authentication(
             object: one.key.to_string(),
             effect: "REQUESTAUTHENTICATION".to_owned(),
             result: match issuers.iter().any(|issuer| is_of(one, issuer)) {
-                true => "a valid token is there".to_owned(),
+                true => "a valid token is present".to_owned(),
                 false => format!("no valid token of {}", takes.join(", ")),
             },
         }
@@ -97,8 +97,8 @@ pub(super) fn authentication(
     }
 }
 
-/// Decision of policies; `is_allowed` is that of the data path, which also refuses what a provider would have to be asked
-/// about once more.
+/// Decision of policies; `is_allowed` is that of the data path, which also refuses a request that a provider would have
+/// to check once more.
 pub(super) fn authorization(
     step: StepKind,
     decision: &HttpDecision,
@@ -110,7 +110,7 @@ pub(super) fn authorization(
         false => StepResult::Refused,
     };
     let why = match decision.is_allowed() && !is_allowed {
-        true => "the policies changed: a provider would have to be asked about it again".to_owned(),
+        true => "the policies changed: a provider would have to check it again".to_owned(),
         false => match &decision.why {
             // Counted from 1, as beside the policies.
             Why::Allowed(rule) => format!("allowed by its rule {}", rule.rule + 1),

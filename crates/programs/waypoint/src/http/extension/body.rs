@@ -31,7 +31,7 @@ enum Broken {
     Closed,
     #[error("a plugin holds back more of a body than it may")]
     TooLarge,
-    #[error("no memory budget has room for what a plugin holds back of a body")]
+    #[error("no memory budget has room for the part of a body that a plugin holds back")]
     NoRoom,
     #[error(transparent)]
     Failed(#[from] Failure),
@@ -44,7 +44,7 @@ pub(super) struct Through {
     answered: Arc<Answered>,
     inner: Body,
     out: VecDeque<Frame<Bytes>>,
-    /// Trailers that the plugin has been told of, to be taken when it lets them through.
+    /// Trailers that were passed to the plugin, to be forwarded when it continues.
     has_trailers: bool,
     /// The plugin holds what it was given.
     is_paused: bool,

@@ -1,4 +1,4 @@
-//! What a rate-limit service is asked, and what it answers.
+//! Request to a rate-limit service, and its response.
 
 use ambit_l7::route::RouteRequest;
 use ambit_model::{GlobalLimit, LimitKey, LimitValue};
@@ -9,7 +9,7 @@ use super::value;
 use crate::{
     calls::CallFor,
     hops::Hops,
-    http::authorizer::{AskError, unary},
+    http::authorizer::{CheckError, unary},
     in_flight_checks::CheckService,
     rate_limits::Limiter,
     session::Session,
@@ -18,10 +18,10 @@ use crate::{
 /// A service that has not decided.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LimitError {
-    #[error("there is no service to ask: {0}")]
+    #[error("there is no rate-limit service to call: {0}")]
     Nobody(ambit_model::ArcStr),
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Ask(#[from] CheckError),
     #[error(transparent)]
     Answer(#[from] AnswerError),
 }
@@ -46,9 +46,9 @@ impl LimitError {
     }
 }
 
-/// Returns the descriptors of a request; `None` if there are none, or if the service was asked about all of them when
-/// the request had the form of `before`. A method and a path are described as they came, and by the one spelling that
-/// they are counted by where that is another: the service's limits hold for both.
+/// Returns the descriptors of a request; `None` if there are none, or if the service has checked all of them when the
+/// request had the form of `before`. A method and a path are described as they came, and by the one spelling that they
+/// are counted by where that is another: the service's limits hold for both.
 pub(super) fn question(
     session: &Session,
     (limiter, global): (&Limiter, &GlobalLimit),
@@ -109,11 +109,11 @@ pub(super) async fn ask(
         Err(why) => return Err(LimitError::Nobody(why.clone())),
     };
     let checked = CheckService::RateLimits(namespace.into());
-    let _check = session.begin_check(checked).ok_or(AskError::TooMany)?;
+    let _check = session.begin_check(checked).ok_or(CheckError::TooMany)?;
     let call = (SHOULD_RATE_LIMIT_PATH, question.encode(), global.timeout);
     let caller = CallFor::Namespace(namespace);
-    let asking = unary(session, (service, port), call, (caller, hops));
-    let answer = timeout(global.timeout, asking).await;
-    let message = answer.map_err(|_| AskError::Late)??;
+    let checking = unary(session, (service, port), call, (caller, hops));
+    let answer = timeout(global.timeout, checking).await;
+    let message = answer.map_err(|_| CheckError::Late)??;
     Ok(Answer::decode(&message)?)
 }

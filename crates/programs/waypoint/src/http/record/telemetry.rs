@@ -58,8 +58,8 @@ impl RequestTelemetry {
             return;
         };
         self.incoming = Incoming::of(headers);
-        let is_asked = settings.sampling > 0 || self.incoming.sampled.is_some();
-        if !is_asked || self.incoming.sampled == Some(false) {
+        let may_be_sampled = settings.sampling > 0 || self.incoming.sampled.is_some();
+        if !may_be_sampled || self.incoming.sampled == Some(false) {
             // Nobody is to record it: what came passes as it is.
             return;
         }
@@ -88,7 +88,7 @@ impl RequestTelemetry {
         }
     }
 
-    /// Writes its place in the trace into what is judged and sent on.
+    /// Writes the trace context into the request before authorization.
     pub(super) fn pass_on(&self, headers: &mut HeaderMap) {
         let tracing = self.telemetry_config.tracing.as_ref();
         let propagates = tracing.is_some_and(|tracing| tracing.settings.propagates);

@@ -32,7 +32,7 @@ impl Cache {
         Self { directory }
     }
 
-    /// By what a plugin asks for. The name has the digest of the content, too.
+    /// By a plugin's source. The name has the digest of the content, too.
     fn prefix(Key { url, wanted, whose }: Key<'_>) -> String {
         digest(format!("{url}\n{wanted}\n{whose}").as_bytes())
     }
@@ -125,7 +125,7 @@ mod tests {
         cache.put(key, b"one").await;
         assert_eq!(cache.take(key).await.unwrap(), b"one");
         assert_eq!(cache.take(of("ab", "")).await, None);
-        // What one namespace's credentials have brought is for nobody else.
+        // Modules fetched with one namespace's credentials are for that namespace only.
         assert_eq!(cache.take(of("", "shop")).await, None);
         cache.put(key, b"two").await;
         assert_eq!(cache.take(key).await.unwrap(), b"two");

@@ -70,7 +70,7 @@ pub(crate) enum ClientError {
     Status { url: String, status: StatusCode },
     #[error("{url} is larger than {limit} bytes")]
     TooLarge { url: String, limit: usize },
-    #[error("{url} breaks off")]
+    #[error("the response of {url} is truncated")]
     Broken { url: String },
     #[error("more than {MAX_REDIRECTS} redirects")]
     Redirects,
@@ -138,7 +138,7 @@ impl Client {
         let first = uri.authority().cloned();
         let mut is_first = true;
         for _ in 0..=MAX_REDIRECTS {
-            // Once another server had a say, nothing is told any more that is for the first.
+            // After a redirect to another server, credentials are no longer sent.
             is_first &= uri.authority() == first.as_ref();
             let sent = headers
                 .iter()
@@ -226,7 +226,7 @@ impl Client {
         }
         let mut roots = rustls::RootCertStore::empty();
         for root in rustls_native_certs::load_native_certs().certs {
-            // One that cannot be read proves nobody.
+            // An unreadable one is skipped.
             let _added = roots.add(root);
         }
         if roots.is_empty() {
@@ -259,14 +259,14 @@ fn without_query(url: &str) -> String {
     url.get(..end).unwrap_or_default().to_owned()
 }
 
-/// A URL as it may be told: what redirects lead to may have a signature in its query that opens it to anybody.
+/// A URL for error messages: the target of a redirect may have a signature in its query that grants access.
 fn named(uri: &Uri) -> String {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     let scheme = uri.scheme_str().unwrap_or_default();
     format!("{scheme}://{authority}{}", uri.path())
 }
 
-/// Where a redirect leads: never from TLS to plaintext.
+/// Target of a redirect: never from TLS to plaintext.
 fn redirected(from: &Uri, location: &str) -> Result<Uri, ClientError> {
     let to = if location.starts_with('/') && !location.starts_with("//") {
         let (scheme, authority) = (from.scheme_str(), from.authority());

@@ -56,11 +56,11 @@ pub(crate) enum OciError {
     Name(String),
     #[error(transparent)]
     Http(#[from] ClientError),
-    #[error("the registry asks for credentials in a way that is not understood: {0:?}")]
+    #[error("the registry requires an authentication scheme that is not supported: {0:?}")]
     Challenge(String),
-    #[error("the registry wants credentials, and spec.imagePullSecret has none for it")]
+    #[error("the registry requires credentials, and spec.imagePullSecret has none for it")]
     NoCredentials,
-    #[error("the registry asks for credentials to be sent to {0}, in plaintext")]
+    #[error("the registry requires credentials to be sent to {0}, in plaintext")]
     Realm(String),
     #[error("the registry gives no token")]
     Token,
@@ -72,7 +72,7 @@ pub(crate) enum OciError {
     Manifest(#[source] serde_json::Error),
     #[error("the manifest is another than {0}")]
     OtherManifest(String),
-    #[error("the layer {0} has other content than its digest says")]
+    #[error("the content of the layer {0} does not match its digest")]
     OtherLayer(String),
     #[error("the image has no layer with a module")]
     NoModule,
@@ -232,7 +232,7 @@ impl Registry<'_> {
         if answer.status != StatusCode::UNAUTHORIZED || self.authorization.is_some() {
             return Ok(answer.successful()?);
         }
-        // Who is asked because the registry led there has no say about the registry's credentials.
+        // A server that the registry redirects to cannot request the registry's credentials.
         if !answer.is_of_first {
             return Ok(answer.successful()?);
         }
@@ -287,8 +287,8 @@ impl Registry<'_> {
         Ok(value)
     }
 
-    /// Whether a password may go to where the registry says. That is up to the registry, to which it could have gone as
-    /// well; but in plaintext to nobody else, and only if that is how the registry itself is spoken to.
+    /// Whether a password may go to the registry's realm. The registry chooses it, since it could receive the password
+    /// itself; but in plaintext only the registry itself, and only if it is called in plaintext.
     fn allow(&self, realm: &str) -> Result<(), OciError> {
         let uri: Option<http::Uri> = realm.parse().ok();
         let authority = uri.as_ref().and_then(http::Uri::authority);

@@ -27,9 +27,9 @@ impl Scripted {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let head = read_head(&mut stream);
-                let says = script(head.split(' ').nth(1).unwrap());
+                let response = script(head.split(' ').nth(1).unwrap());
                 hears.lock().push(head.to_ascii_lowercase());
-                write!(stream, "HTTP/1.1 {says}\r\ncontent-length: 0\r\n\r\n").unwrap();
+                write!(stream, "HTTP/1.1 {response}\r\ncontent-length: 0\r\n\r\n").unwrap();
             }
         });
         Self { address, heard }

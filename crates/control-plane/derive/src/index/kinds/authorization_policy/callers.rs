@@ -1,5 +1,5 @@
-//! Policies of node proxies that name callers, at pods behind a waypoint: what the waypoint delivers comes from the
-//! waypoint there, so that an ALLOW of somebody else admits nobody through it, and a DENY stops nobody.
+//! Policies of node proxies that name callers, at pods behind a waypoint: connections through the waypoint have the
+//! waypoint as caller there, so that an ALLOW of other callers allows none of them, and a DENY denies none.
 
 use std::collections::BTreeSet;
 
@@ -78,13 +78,13 @@ pub(in crate::index) fn gateway_note(index: &Index, gateway: &GatewayName) -> Op
     let found: Vec<_> = found.into_iter().collect();
     let names = listed(&found)?;
     let message = format!(
-        "layer 4 policies that name callers see this waypoint as the caller of all that it delivers, and refuse it or \
-         stop nobody: {names}; attach them with spec.targetRefs, and name the principal of the waypoint in them"
+        "layer 4 policies that name callers see this waypoint as the caller of all its connections, and refuse it or \
+         deny no caller: {names}; attach them with spec.targetRefs, and name the principal of the waypoint in them"
     );
     Some(Note::new("spec", message))
 }
 
-/// Whether a policy names callers, and neither it nor one beside it for the same pods says what becomes of the waypoint.
+/// Whether a policy names callers, and neither it nor another one for the same pods has a rule for the waypoint.
 fn is_moot(index: &Index, input: &PolicyInput, gateway: &GatewayName) -> bool {
     let (Some(_), Some(policy)) = (&input.callers, &input.sent) else {
         return false;
@@ -111,7 +111,7 @@ fn is_moot(index: &Index, input: &PolicyInput, gateway: &GatewayName) -> bool {
     !is_migrated
 }
 
-/// A policy has changed: what is said of others of its namespace, and of waypoints, may depend on it.
+/// A policy has changed: conditions of others in its namespace, and of waypoints, may depend on it.
 pub(super) fn mark(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
     let mut gateways = BTreeSet::new();
     let objects = index.objects(namespace).into_iter();

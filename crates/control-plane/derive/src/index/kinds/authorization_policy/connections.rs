@@ -1,4 +1,4 @@
-//! Connections that are not HTTP, and that a provider is not asked about over HTTP: a waypoint refuses them.
+//! Connections that are not HTTP, which a provider over HTTP cannot check: a waypoint refuses them.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{AppProtocol, ArcStr, GatewayName, Provider, ProviderProtocol};
@@ -27,8 +27,8 @@ pub(super) fn note(index: &Index, provider: &Provider, targets: &Targets) -> Opt
         ports.push_str(&format!(" and {more} more"));
     }
     let message = format!(
-        "{} is asked over HTTP, about requests alone: connections to {ports} are refused, since they are not HTTP by \
-         declaration; envoyExtAuthzGrpc is asked about those, too",
+        "{} checks over HTTP, requests alone: connections to {ports} are refused, since they are not HTTP by \
+         declaration; envoyExtAuthzGrpc checks those, too",
         provider.name
     );
     Some(Note::new("spec.provider.name", message))

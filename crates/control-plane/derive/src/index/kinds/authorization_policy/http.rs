@@ -1,10 +1,7 @@
 //! Policies of layer 7, as waypoints evaluate them.
 //!
-//! What waypoints cannot judge (external authorizers) denies what it might concern: a rule of an ALLOW
-//! policy that asks for it is left out, in other policies the attribute is left out, so that they match more,
-//! and a CUSTOM policy denies what it would have asked about. A note says so.
-//! What waypoints cannot judge (JWTs) denies what it might concern: a rule of an ALLOW policy that asks for it is left
-//! out, in other policies the attribute is left out, so that they match more. A note says so.
+//! Attributes that waypoints do not support fail closed: a rule of an ALLOW policy with one is dropped, in other
+//! policies the attribute is dropped, so that they match more. A note reports it.
 //!
 //! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen it.
 
@@ -42,7 +39,7 @@ pub(super) fn http_policy(
     if dry_run && action == HttpAction::Custom {
         notes.push(Note::new(
             format!("metadata.annotations[{}]", labels::DRY_RUN),
-            "on trial no provider is asked, and what it would answer is not known: the policy has no effect",
+            "dry-run calls no provider, and its decision is not known: the policy has no effect",
         ));
     }
     let namespace = namespace_of(policy);
@@ -63,8 +60,8 @@ pub(super) fn http_policy(
         let effect = match action {
             HttpAction::Allow => "this rule allows nothing",
             HttpAction::Deny => "without it this rule denies more",
-            HttpAction::Audit => "without it this rule notes more",
-            HttpAction::Custom => "without it the provider is asked about more",
+            HttpAction::Audit => "without it this rule reports more",
+            HttpAction::Custom => "without it the provider checks more requests",
         };
         let message = format!("{unsupported} is not supported: {effect}");
         notes.push(Note::new(at, message));
@@ -89,7 +86,7 @@ pub(super) fn provider(policy: &AuthorizationPolicy) -> Result<Option<ArcStr>, F
     match (policy.spec.action, name) {
         (PolicyAction::Custom, None) => Err(FieldError::new(
             "spec.provider.name",
-            "is missing: a CUSTOM policy names who is asked",
+            "is missing: a CUSTOM policy names its provider",
         )),
         (PolicyAction::Custom, Some(name)) => Ok(Some(name.into())),
         (_, _) if given.is_some() => Err(FieldError::new(
@@ -311,7 +308,7 @@ fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
     }))
 }
 
-/// The names that lead to a claim: `request.auth.claims[a][b]`.
+/// Path of a claim: `request.auth.claims[a][b]`.
 fn claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
     let names = key.strip_prefix("request.auth.claims[");
     let names = names.and_then(|names| names.strip_suffix(']'));
@@ -353,7 +350,7 @@ fn path(text: &str) -> Result<PathPattern, String> {
     pattern(text).map(PathPattern::Text)
 }
 
-/// Notes what stands for itself and may have been meant otherwise.
+/// Notes literal characters that may have been meant as wildcards.
 fn note_each(
     values: &[String],
     field: &str,

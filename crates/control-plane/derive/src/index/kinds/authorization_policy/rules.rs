@@ -1,9 +1,9 @@
 //! One rule of an AuthorizationPolicy, as node proxies evaluate it.
 //!
-//! Node proxies see connections only. Of an ALLOW policy, a rule that has a part about requests is left
-//! out whole, so that it never allows more than was written. Of a DENY policy such parts are dropped
-//! and the rest of the same match kept, so that it denies more rather than less; where nothing is left
-//! of a clause, the rule can have no effect here, which a note says.
+//! Node proxies see connections only. Of an ALLOW policy, a rule that has a part about requests is left out whole, so
+//! that it never allows more than was written. Of a DENY policy such parts are dropped and the rest of the same match
+//! kept, so that it denies more rather than less; where nothing is left of a clause, the rule can have no effect here,
+//! which a note reports.
 //!
 //! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen
 //! it.
@@ -34,7 +34,7 @@ pub(super) fn convert(
     let l7 = converter.l7;
     if action == Action::Allow && !l7.is_empty() {
         let message = format!(
-            "{} can only be judged by a waypoint: this rule allows nothing here",
+            "{} can only be evaluated by a waypoint: this rule allows nothing here",
             l7.join(", ")
         );
         notes.push(Note::new(at, message));
@@ -50,9 +50,9 @@ pub(super) fn convert(
         notes.push(Note::new(
             at,
             if no_effect {
-                format!("{fields} can only be judged by a waypoint: this rule denies nothing here")
+                format!("{fields} can only be evaluated by a waypoint: this rule denies nothing here")
             } else {
-                format!("{fields} can only be judged by a waypoint: without it this rule denies more here")
+                format!("{fields} can only be evaluated by a waypoint: without it this rule denies more here")
             },
         ));
     }

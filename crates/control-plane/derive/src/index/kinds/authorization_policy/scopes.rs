@@ -5,9 +5,9 @@ use ambit_model::{HttpAction, HttpOperation, HttpRule, HttpSource, WaypointRule}
 use super::attached::Attached;
 
 impl Attached {
-    /// The callers and ports, those of services, that the policy could concern. Policies on trial concern nobody.
-    /// ALLOW refuses all that it does not name, and CUSTOM everything while its provider cannot be asked: both concern
-    /// every connection.
+    /// The callers and service ports that the policy could apply to. Dry-run policies apply to none. ALLOW refuses all
+    /// that it does not name, and CUSTOM everything while its provider cannot be called: both apply to every
+    /// connection.
     pub(crate) fn scopes(&self) -> Vec<WaypointRule> {
         let policy = &self.policy;
         if policy.not_understood.is_some() {

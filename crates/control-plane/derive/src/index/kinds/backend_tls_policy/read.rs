@@ -1,4 +1,4 @@
-//! What a policy says, as it is written.
+//! Parsing of a policy's spec.
 
 use ambit_k8s_api::{
     BackendTLSPolicy, Kind, ObjectKey, created,

@@ -1,4 +1,4 @@
-//! What stands on a policy: at which waypoints it is followed, and whether its references lead anywhere.
+//! Conditions of a policy: the waypoints that apply it, and whether its references resolve.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -14,8 +14,8 @@ pub(crate) fn host(service: &str) -> ArcStr {
 }
 
 impl Index {
-    /// The service that a provider names; without a namespace, one that the root namespace sees. A waypoint learns of
-    /// it and its endpoints when it is told of the name.
+    /// The service that a provider names; without a namespace, one that the root namespace sees. A waypoint subscribes
+    /// to it and its endpoints when it receives the name.
     ///
     /// # Errors
     /// With what is wrong, for people: there is none, or there are several and no namespace is given.

@@ -20,7 +20,7 @@ use crate::{
 pub(super) const GRPC: &str = "envoyExtAuthzGrpc";
 pub(super) const HTTP: &str = "envoyExtAuthzHttp";
 
-/// As Istio has it where nothing is said.
+/// Default of Istio: 600 s.
 const TIMEOUT: Duration = Duration::from_secs(600);
 const STATUS_ON_ERROR: u16 = 403;
 /// The most of a body that is kept for a provider.
@@ -81,7 +81,7 @@ const OF_HTTP: [&str; 7] = [
     "headersToDownstreamOnDeny",
 ];
 
-/// Reads what stands in the field of the kind, at `at`.
+/// Reads the field of the kind, at `at`.
 pub(super) fn read(
     name: &ArcStr,
     kind: &str,
@@ -222,7 +222,7 @@ fn is_token(name: &str) -> bool {
 }
 
 impl Index {
-    /// The provider that a CUSTOM policy names, as waypoints are told of it.
+    /// The provider that a CUSTOM policy names, as a waypoint's record.
     pub(crate) fn authorizer(&self, name: &ArcStr) -> Provider {
         let refused = |why: String| Provider {
             name: name.clone(),

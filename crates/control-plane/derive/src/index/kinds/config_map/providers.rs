@@ -41,7 +41,7 @@ pub(super) const FIELD: &str = "extensionProviders";
 pub(crate) struct ExtensionProvider {
     /// Name of the provider.
     pub(crate) name: ArcStr,
-    /// The name of the one field that says what it is, such as `envoyExtAuthzGrpc`.
+    /// The name of the one field of its kind, such as `envoyExtAuthzGrpc`.
     pub(crate) kind: ArcStr,
     /// Contents of that field.
     pub(crate) settings: Map<String, Value>,

@@ -1,4 +1,4 @@
-//! What MeshConfig says of telemetry for the whole mesh.
+//! Telemetry settings of MeshConfig, for the whole mesh.
 
 use ambit_model::{ArcStr, TelemetryFormat};
 use ambit_observation::{Format, ISTIO_JSON};
@@ -63,7 +63,7 @@ fn access_log(
         return Ok(None);
     }
     if file != "/dev/stdout" {
-        let message = format!("is {file}: waypoints write to /dev/stdout, whatever it is");
+        let message = format!("is {file}: waypoints always write to /dev/stdout");
         notes.push(error("accessLogFile", message));
     }
     let format = text("accessLogFormat");

@@ -18,7 +18,7 @@ use crate::problem::{FieldError, Note};
 const BALANCE_FACTOR: &str = "ambit.io/hash-balance-factor";
 /// Largest table of Maglev, as in Istio.
 const LARGEST_TABLE: i64 = 5_000_011;
-/// Points on a ring, and size of Maglev's table, where nothing is said.
+/// Default points on a ring, and default size of Maglev's table.
 const POINTS: u32 = 1024;
 const TABLE: u32 = 65_537;
 
@@ -236,7 +236,7 @@ pub(super) fn locality(
         LocalityPolicy::Priority(labels(&from.failover_priority, at, notes))
     };
     if !may_eject {
-        let message = "has no effect without outlierDetection, which tells when to turn elsewhere";
+        let message = "has no effect without outlierDetection, which triggers failover";
         notes.push(Note::new(at, message));
         return Ok(LocalityPolicy::OfService);
     }

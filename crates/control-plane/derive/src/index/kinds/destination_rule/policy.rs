@@ -1,4 +1,4 @@
-//! What a rule says of a service and of its ports.
+//! Traffic policy of a rule, for a service and its ports.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -354,8 +354,8 @@ fn limits(
     Ok(limits)
 }
 
-/// The version of HTTP that endpoints are spoken to in. What clients speak comes before upgrades, as in Istio; nothing is
-/// upgraded that nobody says.
+/// HTTP version of requests to endpoints. `useClientProtocol` takes precedence over upgrades, as in Istio; there is no
+/// upgrade by default.
 fn http_version(from: &ConnectionPool, at: &str, notes: &mut Vec<Note>) -> DestinationHttpVersion {
     let Some(http) = &from.http else {
         return DestinationHttpVersion::AsDeclared;

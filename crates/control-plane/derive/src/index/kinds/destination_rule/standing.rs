@@ -1,4 +1,4 @@
-//! What stands on a rule: which waypoints follow it.
+//! Conditions of a rule: the waypoints that apply it.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
 //! TLS that waypoints begin with endpoints, as a rule has it.
 //!
-//! What cannot be done is not left out: what it was to protect would be sent in clear, or to anybody. Files are named as
-//! Istio has them, by their paths at the proxy; since a waypoint may serve several namespaces, those of each are in a
-//! directory of its own, and a rule names no others.
+//! Unsupported settings are not ignored: requests would be sent in plaintext, or to unverified servers. Files are named
+//! as Istio has them, by their paths at the proxy; since a waypoint may serve several namespaces, those of each are in
+//! a directory of its own, and a rule names no others.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -36,7 +36,7 @@ pub(super) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished 
         TlsMode::Simple | TlsMode::Mutual => {}
     }
     if from.insecure_skip_verify == Some(true) {
-        let message = "certificates are not verified: whoever answers at an endpoint's address can read and change what is \
+        let message = "certificates are not verified: any server at an endpoint's address can read and change what is \
              sent to it; name the endpoints' authority in caCertificates instead";
         notes.push(Note::new(format!("{at}.insecureSkipVerify"), message));
     }

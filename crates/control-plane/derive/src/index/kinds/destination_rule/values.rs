@@ -26,7 +26,7 @@ pub(super) fn count(at: &str, of: Option<i64>) -> Result<u32, FieldError> {
     within(at, of, 0, i64::from(i32::MAX), 0)
 }
 
-/// A number, or what stands for one that is left out.
+/// A number, or its default.
 pub(super) fn within(
     at: &str,
     of: Option<i64>,

@@ -23,12 +23,12 @@ const MOST_TEXT: usize = 256;
 const MOST_REQUESTS: u32 = 1_000_000_000;
 /// Longest time of a limit, and that is waited for an answer.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-const MOST_PATIENCE: Duration = Duration::from_secs(10);
-/// How many different requests are counted apart where nothing is said, and at most.
+const MAX_TIMEOUT: Duration = Duration::from_secs(10);
+/// Default and maximum number of buckets.
 const BUCKETS: i64 = 10_000;
 const MOST_BUCKETS: u32 = 1_000_000;
-/// How long is waited where nothing is said: as Envoy has it.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// Default timeout of the service: Envoy's.
+const DEFAULT_TIMEOUT: Duration = Duration::from_millis(20);
 const MOST_HITS: u32 = 1_000_000;
 
 pub(super) fn local(from: &[LocalRateLimit]) -> Result<Vec<LocalLimit>, FieldError> {
@@ -80,11 +80,11 @@ pub(super) fn global(from: &GlobalRateLimit) -> Result<GlobalLimit, FieldError> 
         });
     }
     let timeout = from.timeout.as_deref();
-    let timeout = timeout.map(|text| time(&format!("{AT}.timeout"), text, MOST_PATIENCE));
+    let timeout = timeout.map(|text| time(&format!("{AT}.timeout"), text, MAX_TIMEOUT));
     Ok(GlobalLimit {
         place: Err("it is not looked for".into()),
         domain: from.domain.as_str().into(),
-        timeout: timeout.transpose()?.unwrap_or(PATIENCE),
+        timeout: timeout.transpose()?.unwrap_or(DEFAULT_TIMEOUT),
         hits: number(&format!("{AT}.hits"), from.hits.unwrap_or(1), MOST_HITS)?,
         descriptors,
     })

@@ -17,12 +17,12 @@ use crate::{
 const MAX_RULES: usize = 64;
 /// Most places, headers or audiences of one rule.
 const MAX_VALUES: usize = 64;
-/// How long fetching a key set may take if nothing is said.
+/// Default timeout for fetching a key set.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may take at most.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Headers that say what a message is, or who somebody is: applications are told nothing in them.
+/// Headers that frame a message or identify a caller: claims are not passed in them.
 const NOT_FOR_OUTPUT: [HeaderName; 9] = [
     header::HOST,
     header::CONTENT_LENGTH,
@@ -80,7 +80,9 @@ fn one(
             if let Err(why) = fetched_from(&from.issuer) {
                 return error(
                     "jwksUri",
-                    format!("is empty, and the issuer cannot be asked: {why}"),
+                    format!(
+                        "is empty, and the issuer's discovery document cannot be fetched: {why}"
+                    ),
                 );
             }
             (JwtKeys::Pending, Some(source(&from.issuer, true)))
@@ -123,7 +125,7 @@ fn inline(keys: &str, at: &str, notes: &mut Vec<Note>) -> Result<JwtKeys, FieldE
     let set = KeySet::read(keys.as_bytes());
     let set = set.map_err(|error| FieldError::new(&at, error.to_string()))?;
     for why in set.unusable() {
-        notes.push(Note::new(&at, format!("{why}: it is left out")));
+        notes.push(Note::new(&at, format!("{why}: the key is ignored")));
     }
     if set.is_empty() {
         notes.push(Note::new(
@@ -176,7 +178,7 @@ fn claim_headers(from: &Written, at: &str) -> Result<Vec<(ArcStr, ArcStr)>, Fiel
     all.collect()
 }
 
-/// A header that applications are told something in.
+/// A header that passes a claim to applications.
 fn output(name: &str, at: &str) -> Result<ArcStr, FieldError> {
     let name = header_name(name).map_err(|message| FieldError::new(at, message))?;
     if NOT_FOR_OUTPUT.contains(&name) {

@@ -9,7 +9,7 @@ use crate::problem::FieldError;
 
 /// Most entries of a list, as the API has it.
 const MOST: usize = 64;
-/// Seconds, if nothing is said.
+/// Default of `maxAge`, in seconds.
 const MAX_AGE: i32 = 5;
 /// An origin as the API has it, and its port.
 const ORIGIN: &str =
@@ -43,10 +43,10 @@ pub(super) fn read(
         }
         let has_star = list.iter().any(|text| text == "*");
         if has_star && list.len() > 1 && name != "exposeHeaders" {
-            reader.unsupported(at.clone(), "* stands alone or not at all");
+            reader.unsupported(at.clone(), "* must be the only value");
         }
         for text in list.iter().filter(|text| *text != "*" && !is_one(text)) {
-            reader.unsupported(at.clone(), &format!("{text:?} cannot stand here"));
+            reader.unsupported(at.clone(), &format!("{text:?} is not valid here"));
         }
     }
     let texts = |list: &[String]| {

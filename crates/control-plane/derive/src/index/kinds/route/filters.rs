@@ -29,7 +29,7 @@ pub(crate) enum FilterInput {
     Known(HttpFilter),
     /// To a service, as that is at the time.
     Mirror(MirrorInput),
-    /// As another object says at the time.
+    /// By the current state of another object.
     Extension(ExtensionInput),
 }
 
@@ -98,7 +98,7 @@ impl Reader<'_> {
                 _ => false,
             };
             if read.iter().any(is_again) {
-                self.refuse(INCOMPATIBLE, at, "a filter of this type is there already");
+                self.refuse(INCOMPATIBLE, at, "a filter of this type is duplicated");
             }
             read.push(filter);
         }
@@ -166,7 +166,7 @@ impl Reader<'_> {
         from: &HttpRouteFilter,
         namespace: &str,
     ) -> Result<Option<FilterInput>, FieldError> {
-        let missing = || FieldError::new(at, format!("the filter {} says nothing", from.type_));
+        let missing = || FieldError::new(at, format!("the filter {} has no settings", from.type_));
         Ok(Some(FilterInput::Known(match from.type_.as_str() {
             "RequestHeaderModifier" => {
                 let of = from.request_header_modifier.as_ref().ok_or_else(missing)?;

@@ -34,7 +34,7 @@ impl RouteObject for GRPCRoute {
 
     fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
         note_hostnames(&self.spec.hostnames, notes);
-        // As the API server has it: one rule that matches everything and leads nowhere.
+        // As the API server has it: one rule that matches everything and has no backend.
         let default = [GrpcRouteRule::default()];
         let rules = if self.spec.rules.is_empty() {
             &default

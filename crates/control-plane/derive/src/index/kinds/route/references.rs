@@ -1,9 +1,9 @@
 //! Services that routes name, as they are now.
 //!
 //! By an object: a Service, or a ServiceEntry that has one host. Or by a host (kind `Hostname` of Istio's group): of a
-//! Service or ServiceEntry of the route's namespace, else the one that all namespaces see. What a ServiceEntry of another
-//! namespace exports to all may be led to, as everybody may call it; a Service of another namespace needs a
-//! ReferenceGrant, whichever way it is named.
+//! Service or ServiceEntry of the route's namespace, else the one that all namespaces see. A ServiceEntry of another
+//! namespace that is exported to all may be a backend, as every client may call it; a Service of another namespace
+//! needs a ReferenceGrant, whichever way it is named.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry, gateway, is_dns_name};
 use ambit_model::{ArcStr, NamespacedHostname, Visibility};
@@ -107,7 +107,7 @@ impl Reference {
                 (found?, Some(host))
             }
         };
-        // Before anything is said of what is there.
+        // Before any statement about existing objects.
         let from = (route.kind, route.name.namespace.as_str());
         let is_granted = || match key.kind {
             Kind::Service => index.may_lead_to(from, key),
@@ -118,7 +118,7 @@ impl Reference {
                 Kind::Service => "no ReferenceGrant of the namespace lets",
                 _ => "it is not exported to all namespaces, which would let",
             };
-            let text = arcstr::format!("{why} {} of {} lead to {key}", from.0, from.1);
+            let text = arcstr::format!("{why} {} of {} refer to {key}", from.0, from.1);
             return Err(unresolved("RefNotPermitted", text));
         }
         let missing = |text| unresolved("BackendNotFound", text);
@@ -184,7 +184,7 @@ impl Index {
         };
         if !self.hosts_won(entry).any(|won| won == host) {
             return Err(arcstr::format!(
-                "{key} is not what {host} leads to in its namespace"
+                "{key} is not the entry that {host} resolves to in its namespace"
             ));
         }
         Ok(host.clone())

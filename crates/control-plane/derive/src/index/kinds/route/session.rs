@@ -1,4 +1,4 @@
-//! `sessionPersistence` of a rule: requests of a client that are led to one endpoint.
+//! `sessionPersistence` of a rule: requests of a client that go to one endpoint.
 
 use ambit_k8s_api::gateway::SessionPersistence;
 use ambit_model::{ArcStr, HttpSession, RouteName, is_reserved_header};

@@ -1,5 +1,5 @@
-//! What stands on a route for each of its services: whether it is followed, where it leads, and which waypoints
-//! follow it.
+//! Conditions of a route for each of its services: whether it is accepted, whether its references resolve, and the
+//! waypoints that apply it.
 
 mod conflicts;
 
@@ -131,7 +131,7 @@ fn resolved(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
     let Some(Unresolved { reason, .. }) = all.next() else {
         return good("ResolvedRefs", "every backend is found");
     };
-    let told = |of: &[Unresolved], what: &str| {
+    let summary = |of: &[Unresolved], what: &str| {
         let texts: Vec<_> = of.iter().map(|error| error.text.as_str()).collect();
         (!of.is_empty()).then(|| format!("{}; {what}", texts.join("; ")))
     };
@@ -140,12 +140,12 @@ fn resolved(index: &Index, route: &RouteInput, parent: &Parent) -> Verdict {
         Rules::Stream(_) => "their share of connections is refused",
     };
     let both = [
-        told(&errors, share),
-        told(
+        summary(&errors, share),
+        summary(
             &filters,
             "requests that would pass such a filter are answered with an error",
         ),
-        told(&mirrors, "nothing is mirrored there"),
+        summary(&mirrors, "nothing is mirrored there"),
     ];
     let message: Vec<_> = both.into_iter().flatten().collect();
     bad(reason, message.join("; "))

@@ -55,7 +55,7 @@ impl StreamInput {
         self.unsupported.as_ref()
     }
 
-    /// With its backends as they are now for connections to a parent; without what only the whole route says.
+    /// With its current backends for connections to a parent; without fields of the whole route.
     pub(super) fn resolved(&self, index: &Index, route: AttachedRoute<'_>) -> StreamRoute {
         let backend = |from: &BackendInput| StreamBackend {
             service: from.to.find(index, route).map_err(|error| error.text),

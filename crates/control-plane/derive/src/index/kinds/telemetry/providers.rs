@@ -33,7 +33,7 @@ pub(super) fn wrong(index: &Index, of: &TelemetryInput) -> Vec<String> {
 }
 
 fn unknown(name: &str) -> String {
-    format!("meshConfig.extensionProviders has no provider {name}: what names it has no effect")
+    format!("meshConfig.extensionProviders has no provider {name}: references to it have no effect")
 }
 
 fn of_another_kind(name: &str, kind: &str, what: &str) -> String {
@@ -190,7 +190,7 @@ fn seconds(text: &str) -> Option<Duration> {
         .filter(|time| !time.is_zero())
 }
 
-/// How lines look, if a provider says so.
+/// Log format of a provider, if set.
 fn format(name: &str, settings: &Map<String, Value>) -> Result<Option<TelemetryFormat>, String> {
     let Some(format) = settings.get("logFormat").filter(|format| !format.is_null()) else {
         return Ok(None);

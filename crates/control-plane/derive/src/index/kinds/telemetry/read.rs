@@ -1,4 +1,4 @@
-//! What stands in a Telemetry, checked: expressions and formats are read as waypoints read them.
+//! Validation of a Telemetry: expressions and formats are parsed as waypoints parse them.
 
 use ambit_k8s_api::telemetry::{
     AccessLogging, CustomTag, Metrics, MetricsOverride, ProviderRef, Tracing,
@@ -59,7 +59,7 @@ fn concerns(mode: Option<&str>, field: &str, notes: &mut Vec<Note>) -> Result<bo
         None | Some("" | "CLIENT_AND_SERVER" | "SERVER") => Ok(true),
         Some("CLIENT") => {
             let message =
-                "is for proxies of clients: a waypoint stands for servers, and does not follow it";
+                "is for proxies of clients: a waypoint acts for servers, and does not follow it";
             notes.push(Note::new(field, message));
             Ok(false)
         }
@@ -207,7 +207,7 @@ pub(super) fn metrics(
     for (at, one) in all.iter().enumerate() {
         let field = |name: &str| format!("spec.metrics[{at}].{name}");
         if one.reporting_interval.is_some() {
-            let message = "has no effect: who reads metrics says how often";
+            let message = "has no effect: the scraper of the metrics sets the interval";
             notes.push(Note::new(field("reportingInterval"), message));
         }
         let mut overrides = Vec::new();

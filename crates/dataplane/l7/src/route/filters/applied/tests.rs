@@ -21,7 +21,7 @@ fn mirror(of: &str, numerator: u32, denominator: u32) -> HttpMirror {
     }
 }
 
-/// One filter of each type, which says who it is of.
+/// One filter of each type, which names its owner.
 fn each(of: &str) -> [HttpFilter; 6] {
     let headers = |name: &str| HeaderChanges {
         set: vec![(name.into(), of.into())],
@@ -116,9 +116,12 @@ fn check_headers(applied: Applied<'_>, rule: u32, backend: u32, case: &str) {
     }
     let is_allowed = |cors: &Cors, of: &str| {
         let origin = HeaderValue::from_str(&format!("https://{of}")).unwrap();
-        let asked = HeaderMap::from_iter([(http::header::ORIGIN, origin)]);
+        let request_headers = HeaderMap::from_iter([(http::header::ORIGIN, origin)]);
         let mut answer = HeaderMap::new();
-        cors.change_answer(&CorsRequest::of(&Method::GET, &asked), &mut answer);
+        cors.change_answer(
+            &CorsRequest::of(&Method::GET, &request_headers),
+            &mut answer,
+        );
         answer.contains_key(http::header::ACCESS_CONTROL_ALLOW_ORIGIN)
     };
     let whose = applied.cors().map(|cors| {

@@ -26,10 +26,10 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-/// The answer to a request of an origin, with what the application said.
-fn answer(cors: &Cors, asked: &CorsRequest, said: &[(&'static str, &str)]) -> Vec<String> {
-    let mut answer = headers(said);
-    cors.change_answer(asked, &mut answer);
+/// The response to a request of an origin, with CORS headers of the application.
+fn answer(cors: &Cors, request: &CorsRequest, upstream: &[(&'static str, &str)]) -> Vec<String> {
+    let mut answer = headers(upstream);
+    cors.change_answer(request, &mut answer);
     let line = |(name, value): (&HeaderName, &HeaderValue)| {
         format!(
             "{}: {}",
@@ -113,9 +113,9 @@ fn allowed_origin_gets_the_headers_of_the_rule() {
         from.expose_headers = texts(&["x-c"]);
         from.max_age = 3600;
     });
-    let said = [("access-control-allow-origin", "*"), ("x-other", "1")];
+    let upstream = [("access-control-allow-origin", "*"), ("x-other", "1")];
     assert_eq!(
-        answer(&some, &simple("https://a"), &said),
+        answer(&some, &simple("https://a"), &upstream),
         [
             "allow-credentials: true",
             "allow-origin: https://a",
@@ -137,12 +137,18 @@ fn allowed_origin_gets_the_headers_of_the_rule() {
         ]
     );
     // What the application allows is not allowed.
-    for asked in [simple("https://b"), preflight("https://b")] {
-        assert_eq!(answer(&some, &asked, &said), ["vary: origin", "x-other: 1"]);
+    for request in [simple("https://b"), preflight("https://b")] {
+        assert_eq!(
+            answer(&some, &request, &upstream),
+            ["vary: origin", "x-other: 1"]
+        );
     }
     let two = headers(&[("origin", "https://a"), ("origin", "https://b")]);
     let two = CorsRequest::of(&Method::GET, &two);
-    assert_eq!(answer(&some, &two, &said), ["vary: origin", "x-other: 1"]);
+    assert_eq!(
+        answer(&some, &two, &upstream),
+        ["vary: origin", "x-other: 1"]
+    );
 }
 
 #[test]

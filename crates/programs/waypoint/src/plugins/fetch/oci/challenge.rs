@@ -1,4 +1,4 @@
-//! How a registry asks for credentials (`WWW-Authenticate`, RFC 9110, 11.6.1).
+//! Authentication challenge of a registry (`WWW-Authenticate`, RFC 9110, 11.6.1).
 
 /// Authentication scheme of a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -141,7 +141,7 @@ async fn redirect_targets_never_get_the_registrys_password() {
         status.ends_with("answers with 401 Unauthorized"),
         "{status}"
     );
-    let asked = format!("/v2/a/manifests/{}", own.port());
-    assert_eq!(registry.heard(), [(asked, false)]);
+    let manifest_path = format!("/v2/a/manifests/{}", own.port());
+    assert_eq!(registry.heard(), [(manifest_path, false)]);
     assert_eq!(other.heard().len(), 1);
 }

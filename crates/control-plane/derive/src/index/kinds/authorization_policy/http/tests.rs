@@ -191,7 +191,7 @@ fn what_is_not_supported_denies_what_it_might_concern() {
         );
         let (deny, notes) = read(json!({ "action": "DENY", "rules": [spec] }));
         assert_eq!(notes.len(), 1);
-        // Of everybody, under all conditions.
+        // Of every caller, under all conditions.
         let anybody = deny.rules[0]
             .sources
             .iter()

@@ -168,7 +168,7 @@ pub(super) fn read(
     let mut reader = Reader::new(notes);
     reader.unknown("spec", &spec.other);
     let of_all = reader.take_unsupported();
-    // As the API server has it: one rule that matches everything and leads nowhere.
+    // As the API server has it: one rule that matches everything and has no backend.
     let default = [gateway::HttpRouteRule::default()];
     let rules = if spec.rules.is_empty() {
         &default

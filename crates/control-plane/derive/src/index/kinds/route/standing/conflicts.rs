@@ -1,5 +1,5 @@
-//! On which ports a route is not followed: because of what they speak, or because of another route. What waypoints
-//! make of the same routes is in their own tables; here it is said.
+//! Ports on which a route has no effect: because of their protocol, or because of another route. Waypoints decide the
+//! same in their own tables; here it is reported.
 
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::AppProtocol;

@@ -1,7 +1,7 @@
 //! Which requests and connections a provider decides about, by CUSTOM policies.
 //!
-//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be asked, everything in
-//! the scope is denied, as in Istio. So is a request to a pod whose services name several.
+//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be called, everything
+//! in the scope is denied, as in Istio. So is a request to a pod whose services name several.
 
 use std::sync::Arc;
 
@@ -11,48 +11,52 @@ use super::{
     Compiled, Connection, Policies, Request, RuleId, Scope, ServicePort, facts::Facts, first_match,
 };
 
-/// Result of looking for a provider to ask, as described for the module.
+/// Result of the look-up of a provider, as described for the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asking {
-    /// No CUSTOM policy concerns it.
-    Nobody,
-    /// A provider is to be asked, because of a rule.
+pub enum RequiredCheck {
+    /// No CUSTOM policy applies.
+    NotRequired,
+    /// A provider checks the request, because of a rule.
     Provider(Arc<Provider>, RuleId),
     /// Denial, and its reason.
     Denied(String),
 }
 
 impl Policies {
-    /// Providers to ask about a request. It is the request as it came, before a provider changes it.
-    pub fn asks(&self, scope: Scope<'_>, request: &Request<'_>) -> Asking {
+    /// Returns the required check of a request, in its original form, before a provider changes it.
+    pub fn required_check(&self, scope: Scope<'_>, request: &Request<'_>) -> RequiredCheck {
         self.check(scope, || Facts::of_request(request))
     }
 
-    /// Providers to ask about a connection that is not HTTP.
-    pub fn asks_of_connection(&self, scope: Scope<'_>, connection: &Connection<'_>) -> Asking {
+    /// Returns the required check of a connection that is not HTTP.
+    pub fn required_connection_check(
+        &self,
+        scope: Scope<'_>,
+        connection: &Connection<'_>,
+    ) -> RequiredCheck {
         self.check(scope, || Facts::of_connection(connection))
     }
 
-    fn check<'a>(&self, scope: Scope<'_>, facts: impl FnOnce() -> Facts<'a>) -> Asking {
+    fn check<'a>(&self, scope: Scope<'_>, facts: impl FnOnce() -> Facts<'a>) -> RequiredCheck {
         let policies = || self.buckets(scope).flat_map(|bucket| &bucket.custom);
         let mut first: Option<&Arc<Provider>> = None;
         for policy in policies() {
             let Some(provider) = policy.policy().provider.as_ref() else {
-                return Asking::Denied(format!("policy {} names no provider", policy.key()));
+                return RequiredCheck::Denied(format!("policy {} names no provider", policy.key()));
             };
             if let Err(why) = &provider.place {
-                return Asking::Denied(format!("provider {}: {why}", provider.name));
+                return RequiredCheck::Denied(format!("provider {}: {why}", provider.name));
             }
             if let Some(first) = first.filter(|first| first.name != provider.name) {
                 let (one, other) = (&first.name, &provider.name);
-                return Asking::Denied(format!(
+                return RequiredCheck::Denied(format!(
                     "policies name several providers, {one} and {other}"
                 ));
             }
             first = Some(provider);
         }
         if first.is_none() {
-            return Asking::Nobody;
+            return RequiredCheck::NotRequired;
         }
         let mut facts = facts();
         let (of, ports): (_, &[ServicePort]) = match scope {
@@ -70,14 +74,14 @@ impl Policies {
         }
         match found {
             Some((policy, rule)) => of_rule(policy, rule),
-            None => Asking::Nobody,
+            None => RequiredCheck::NotRequired,
         }
     }
 }
 
-fn of_rule(policy: &Compiled, rule: RuleId) -> Asking {
+fn of_rule(policy: &Compiled, rule: RuleId) -> RequiredCheck {
     match &policy.policy().provider {
-        Some(provider) => Asking::Provider(provider.clone(), rule),
-        None => Asking::Denied(format!("policy {} names no provider", policy.key())),
+        Some(provider) => RequiredCheck::Provider(provider.clone(), rule),
+        None => RequiredCheck::Denied(format!("policy {} names no provider", policy.key())),
     }
 }

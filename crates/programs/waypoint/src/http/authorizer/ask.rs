@@ -61,8 +61,8 @@ pub(crate) enum CheckError {
 
 impl CheckError {
     /// Whether a provider or a limit that fails open lets the request pass after this error. Not after one that the
-    /// caller can cause: with so many requests at once that none is checked or has room in a memory budget, or with one that cannot take the changes that
-    /// the provider makes.
+    /// caller can cause: with so many requests at once that none is checked or has room in a memory budget, or with one
+    /// that cannot take the changes that the provider makes.
     pub(in crate::http) fn may_fail_open(&self) -> bool {
         !matches!(self, Self::Unusable | Self::TooMany | Self::Exhausted(_))
     }
@@ -76,7 +76,9 @@ impl CheckError {
             Self::Collect(_) => "too_large",
             Self::Exhausted(_) => "no_memory",
             Self::Status(_) | Self::Grpc(_) => "failed",
-            Self::NoMessage | Self::Answer(_) | Self::Question | Self::Unusable => "malformed",
+            Self::NoMessage | Self::Answer(_) | Self::InvalidRequest | Self::Unusable => {
+                "malformed"
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     bug_report::BugReportArgs,
     check::CheckArgs,
+    convert::ConvertArgs,
     dashboard::DashboardArgs,
     enrol::EnrolArgs,
     explain::ExplainArgs,
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Problems(ProblemsArgs),
     /// Find what would be wrong with manifests, or have no effect, before they are applied
     Lint(LintArgs),
+    /// Convert VirtualServices of Istio to HTTPRoutes, and name what cannot be converted
+    Convert(ConvertArgs),
     /// Show the mesh on a local web page: live traffic, refusals, policies, waypoints, nodes
     Dashboard(DashboardArgs),
     /// Show whether a pod is in the mesh, and why

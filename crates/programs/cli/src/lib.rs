@@ -11,6 +11,7 @@ mod args;
 mod bug_report;
 mod check;
 mod cluster;
+mod convert;
 mod dashboard;
 mod demo;
 mod dump;
@@ -79,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::run(&args).map(done),
         Command::Problems(args) => problems::run(&args).map(done),
         Command::Lint(args) => lint::run(&args),
+        Command::Convert(args) => convert::run(&args),
         Command::Dashboard(args) => dashboard::run(&args).map(done),
         Command::Pod(args) => pod::run(&args).map(done),
         Command::Check(args) => check::run(&args),

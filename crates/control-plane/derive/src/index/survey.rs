@@ -113,8 +113,15 @@ impl Index {
     /// Objects of a kind of which only their existence is read.
     fn without_effect<K: Stored>(&self, all: &mut Vec<Problem>) {
         for (key, _) in self.every::<K>(K::OBJECT_KIND) {
-            let message = "objects of this kind have no effect; use the Gateway API, DestinationRule and \
-                           AuthorizationPolicy with targetRefs";
+            let message = match K::OBJECT_KIND {
+                Kind::VirtualService => {
+                    "objects of this kind have no effect; `ambit convert` makes HTTPRoutes of them"
+                }
+                _ => {
+                    "objects of this kind have no effect; use the Gateway API, DestinationRule and \
+                     AuthorizationPolicy with targetRefs"
+                }
+            };
             all.push(warning(&key, ".", message));
         }
     }

@@ -259,7 +259,7 @@ fn suggested_policies_let_what_was_seen_go_on_and_nothing_else() {
     for part in [
         "app-requests",
         "/open",
-        "left out: shop/client -> shop/app was refused",
+        "no rule: shop/client -> shop/app was refused",
     ] {
         assert!(policies.contains(part), "{part} in {policies}");
     }

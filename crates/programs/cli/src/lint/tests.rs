@@ -146,7 +146,7 @@ spec: {rulez: []}
     let found = found(PRESENT, manifests);
     for part in [
         "new.yaml:2: is a networking.istio.io/v1 Sidecar",
-        "spec.rules[0].to[0].operation.methods can only be judged by a waypoint",
+        "spec.rules[0].to[0].operation.methods can only be evaluated by a waypoint",
         "there is no Gateway shop/gone",
         "Service shop/web: status.conditions[istio.io/WaypointBound]",
         "rulez",

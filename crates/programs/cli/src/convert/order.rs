@@ -1,0 +1,108 @@
+//! Order of rules. A VirtualService follows the first rule that matches; of HTTPRoutes the most specific match wins, whatever
+//! its place. So a conversion is right only if no later match would go before an earlier one that takes the same requests.
+
+use ambit_k8s_api::gateway::{HttpNamedMatch, HttpRouteMatch, HttpRouteRule};
+
+use super::Remark;
+
+/// Pairs of matches whose order would change.
+pub(super) fn changes(rules: &[HttpRouteRule]) -> Vec<Remark> {
+    let all = HttpRouteMatch::default();
+    let matches: Vec<(usize, &HttpRouteMatch)> = rules
+        .iter()
+        .enumerate()
+        .flat_map(|(number, rule)| {
+            let given = rule.matches.iter();
+            let everything = rule.matches.is_empty().then_some(&all);
+            given.chain(everything).map(move |one| (number, one))
+        })
+        .collect();
+    let mut changes = Vec::new();
+    for (position, (later, one)) in matches.iter().enumerate() {
+        let before = matches.iter().take(position);
+        let overtaken = before
+            .filter(|(earlier, _)| earlier < later)
+            .find(|(_, other)| precedence(one) > precedence(other) && overlap(one, other));
+        if let Some((earlier, _)) = overtaken {
+            changes.push(Remark::new(
+                format!("http[{later}]"),
+                format!(
+                    "it would go before http[{earlier}] in an HTTPRoute, which prefers the more specific match: give the \
+                     rules the order of their specificity, or conditions that exclude each other"
+                ),
+            ));
+        }
+    }
+    changes.dedup();
+    changes
+}
+
+/// Kind of path, length of path, method, number of headers, number of parameters; the greatest goes first.
+fn precedence(one: &HttpRouteMatch) -> (u8, usize, bool, usize, usize) {
+    let (kind, path) = path(one);
+    let kind = match kind {
+        "Exact" => 2,
+        "PathPrefix" => 1,
+        _ => 0,
+    };
+    (
+        kind,
+        path.len(),
+        one.method.is_some(),
+        one.headers.len(),
+        one.query_params.len(),
+    )
+}
+
+fn path(one: &HttpRouteMatch) -> (&str, &str) {
+    let path = one.path.as_ref();
+    let kind = path.and_then(|path| path.type_.as_deref());
+    let value = path.and_then(|path| path.value.as_deref());
+    (kind.unwrap_or("PathPrefix"), value.unwrap_or("/"))
+}
+
+/// Whether a request may have both matches. What cannot be told is taken for yes.
+fn overlap(one: &HttpRouteMatch, other: &HttpRouteMatch) -> bool {
+    let methods = match (&one.method, &other.method) {
+        (Some(one), Some(other)) => one == other,
+        _ => true,
+    };
+    methods
+        && paths_overlap(path(one), path(other))
+        && !exclude(&one.headers, &other.headers, true)
+        && !exclude(&one.query_params, &other.query_params, false)
+}
+
+fn paths_overlap(one: (&str, &str), other: (&str, &str)) -> bool {
+    match (one, other) {
+        (("Exact", one), ("Exact", other)) => one == other,
+        (("Exact", exact), ("PathPrefix", prefix)) | (("PathPrefix", prefix), ("Exact", exact)) => {
+            is_below(exact, prefix)
+        }
+        (("PathPrefix", one), ("PathPrefix", other)) => {
+            is_below(one, other) || is_below(other, one)
+        }
+        _ => true,
+    }
+}
+
+/// Whether a path has another as its first elements.
+fn is_below(path: &str, prefix: &str) -> bool {
+    let prefix = prefix.trim_end_matches('/');
+    let rest = path.strip_prefix(prefix);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Whether both ask for one name with different values.
+fn exclude(one: &[HttpNamedMatch], other: &[HttpNamedMatch], ignores_case: bool) -> bool {
+    let is_exact = |one: &&HttpNamedMatch| one.type_.as_deref().unwrap_or("Exact") == "Exact";
+    one.iter().filter(is_exact).any(|one| {
+        other.iter().filter(is_exact).any(|other| {
+            let same = match ignores_case {
+                true => one.name.eq_ignore_ascii_case(&other.name),
+                false => one.name == other.name,
+            };
+            same && one.value != other.value
+        })
+    })
+}

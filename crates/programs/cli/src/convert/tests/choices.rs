@@ -1,0 +1,212 @@
+//! Random VirtualServices: the waypoint's own table of routes must choose for random requests the rule that the
+//! VirtualService's first match is.
+
+use ambit_derive::{Index, MeshConfig, PodDirectory};
+use ambit_k8s_api::{Kind, Object, ObjectEvent};
+use ambit_l7::route::{Choice, RouteRequest, RouteTable};
+use ambit_model::WaypointService;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Value, json};
+
+use super::super::{
+    route,
+    virtual_service::{HttpRule, Match, StringMatch, VirtualService},
+};
+
+const MESH: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: wp, namespace: shop}
+spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: reviews, namespace: shop, labels: {istio.io/use-waypoint: wp}}
+spec: {clusterIP: 10.0.0.9, selector: {app: reviews}, ports: [{port: 80}]}
+";
+
+const PATHS: [&str; 6] = ["/", "/a", "/a/b", "/ab", "/b", "/a/b/c"];
+const METHODS: [&str; 3] = ["GET", "PUT", "POST"];
+const HEADERS: [&str; 2] = ["x-one", "x-two"];
+const VALUES: [&str; 2] = ["1", "2"];
+
+fn pick<'a>(rng: &mut StdRng, from: &[&'a str]) -> &'a str {
+    from[rng.random_range(0..from.len())]
+}
+
+fn random_match(rng: &mut StdRng) -> Value {
+    let mut one = json!({});
+    if rng.random_bool(0.7) {
+        let kind = pick(rng, &["exact", "prefix", "prefix"]);
+        one["uri"] = json!({kind: pick(rng, &PATHS)});
+    }
+    if rng.random_bool(0.3) {
+        one["method"] = json!({"exact": pick(rng, &METHODS)});
+    }
+    for (field, share) in [("headers", 0.4), ("queryParams", 0.2)] {
+        if rng.random_bool(share) {
+            one[field] = json!({pick(rng, &HEADERS): {"exact": pick(rng, &VALUES)}});
+        }
+    }
+    one
+}
+
+fn random_service(rng: &mut StdRng) -> VirtualService {
+    let rules: Vec<_> = (0..rng.random_range(1..=4))
+        .map(|_| {
+            let matches: Vec<_> = (0..rng.random_range(0..=2))
+                .map(|_| random_match(rng))
+                .collect();
+            json!({
+                "match": matches,
+                "route": [{"destination": {"host": "reviews", "port": {"number": 80}}}],
+            })
+        })
+        .collect();
+    let object = json!({
+        "metadata": {"name": "reviews", "namespace": "shop"},
+        "spec": {"hosts": ["reviews"], "http": rules},
+    });
+    VirtualService::read(&object).unwrap()
+}
+
+/// A request: method, path, value of each header and of each parameter.
+struct Request {
+    method: &'static str,
+    path: &'static str,
+    headers: [Option<&'static str>; 2],
+    parameters: [Option<&'static str>; 2],
+}
+
+fn random_request(rng: &mut StdRng) -> Request {
+    let mut value = || rng.random_bool(0.5).then(|| pick(rng, &VALUES));
+    let (headers, parameters) = ([value(), value()], [value(), value()]);
+    Request {
+        method: pick(rng, &METHODS),
+        path: pick(rng, &PATHS),
+        headers,
+        parameters,
+    }
+}
+
+/// The first rule that matches, as Istio documents it, but for prefixes, which end with an element of the path.
+fn first_rule(rules: &[HttpRule], request: &Request) -> Option<usize> {
+    rules.iter().position(|rule| {
+        rule.matches.is_empty() || rule.matches.iter().any(|one| has(one, request))
+    })
+}
+
+fn has(one: &Match, request: &Request) -> bool {
+    let path = one.uri.as_ref().is_none_or(|uri| match uri {
+        StringMatch {
+            exact: Some(exact), ..
+        } => request.path == exact,
+        StringMatch {
+            prefix: Some(prefix),
+            ..
+        } => {
+            let prefix = prefix.trim_end_matches('/');
+            let rest = request.path.strip_prefix(prefix);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        _ => false,
+    });
+    let method = one
+        .method
+        .as_ref()
+        .and_then(|method| method.exact.as_deref());
+    let named = |given: &std::collections::BTreeMap<String, StringMatch>,
+                 values: &[Option<&str>; 2]| {
+        given.iter().all(|(name, wanted)| {
+            let at = HEADERS.iter().position(|one| one == name).unwrap();
+            values[at] == wanted.exact.as_deref()
+        })
+    };
+    path && method.is_none_or(|method| method == request.method)
+        && named(&one.headers, &request.headers)
+        && named(&one.query_params, &request.parameters)
+}
+
+/// The table that a waypoint makes of a converted route.
+fn table(objects: &[Value]) -> RouteTable {
+    let mut index = Index::new(MeshConfig::default());
+    let mut pods = PodDirectory::default();
+    let snapshot = ambit_manifests::parse(std::path::Path::new("mesh.yaml"), MESH);
+    let present = snapshot.objects.into_values().map(|(object, _)| object);
+    let converted = objects
+        .iter()
+        .map(|object| Object::from_value(Kind::HTTPRoute, object).unwrap());
+    for object in present.chain(converted) {
+        let origin = None;
+        index.handle(&ObjectEvent::Applied { object, origin }, &mut pods);
+    }
+    let delta = index.flush();
+    let mut services = delta.records_of::<WaypointService>();
+    let routes = services
+        .find_map(|(_, service)| Some(&service?.routes))
+        .unwrap();
+    assert_eq!(routes.len(), 1);
+    RouteTable::new(routes, 80, None)
+}
+
+fn chosen(table: &RouteTable, request: &Request) -> Option<usize> {
+    let (mut headers, mut query) = (HeaderMap::new(), Vec::new());
+    for (at, name) in HEADERS.iter().enumerate() {
+        if let Some(value) = request.headers[at] {
+            headers.insert(
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            );
+        }
+        if let Some(value) = request.parameters[at] {
+            query.push(format!("{name}={value}"));
+        }
+    }
+    let query = query.join("&");
+    match table.choose(&RouteRequest {
+        method: request.method,
+        path: request.path,
+        query: Some(&query),
+        host: "reviews",
+        headers: &headers,
+    }) {
+        Choice::Rule(rule, _) => Some(rule.index),
+        Choice::NoMatch => None,
+        Choice::Itself => panic!("there is a route"),
+    }
+}
+
+#[test]
+fn converted_routes_choose_as_their_virtual_services_do() {
+    let mut rng = StdRng::seed_from_u64(2026);
+    let (mut converted, mut left) = (0, 0);
+    while converted < 150 {
+        let whole = random_service(&mut rng);
+        let Ok(conversion) = route::convert(&whole, "cluster.local") else {
+            left += 1;
+            continue;
+        };
+        converted += 1;
+        let table = table(&conversion.objects);
+        for _ in 0..100 {
+            let request = random_request(&mut rng);
+            let wanted = first_rule(&whole.spec.http, &request);
+            assert_eq!(
+                chosen(&table, &request),
+                wanted,
+                "{} {} {:?} {:?} of {:#?}",
+                request.method,
+                request.path,
+                request.headers,
+                request.parameters,
+                whole.spec.http
+            );
+        }
+    }
+    assert!(left > 20, "the order matters in {left} of them only");
+}

@@ -140,6 +140,9 @@ impl Drop for Access {
     }
 }
 
+/// Most lines of failed connections in [`Mesh::logs`].
+const MAX_FAILED: usize = 60;
+
 impl Mesh {
     /// The mesh, shared with other tests.
     pub fn shared() -> Access {
@@ -396,9 +399,16 @@ impl Mesh {
         lines.map(|line| format!("{line}\n")).collect()
     }
 
-    /// The last lines of the mesh's own pods.
+    /// The last lines of the mesh's own pods, and of node proxies those about connections that failed.
     pub fn logs(&self) -> String {
-        let mut text = String::new();
+        let access_log = self.access_log();
+        let failed: Vec<_> = access_log
+            .lines()
+            .filter(|line| line.contains(" error="))
+            .collect();
+        let shown = failed.len().saturating_sub(MAX_FAILED);
+        let failed = failed.get(shown..).unwrap_or_default().join("\n");
+        let mut text = format!("--- connections that failed\n{failed}\n");
         for app in Part::ALL.map(Part::label) {
             let log = self
                 .cluster

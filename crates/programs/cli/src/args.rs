@@ -92,6 +92,16 @@ pub(crate) enum Command {
     /// Make, list and delete waypoints
     #[command(subcommand)]
     Waypoint(WaypointCommand),
+    /// Print the completion script of a shell, such as `source <(ambit completion bash)`
+    Completion {
+        /// Shell that the script is for
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual, one page for each command, to a directory such as ~/.local/share/man/man1
+    Man {
+        /// Directory of the pages
+        directory: PathBuf,
+    },
     /// Collect diagnostics of a mesh into an archive, without secrets
     BugReport(BugReportArgs),
     /// Show the versions of this command line and of the parts in a cluster

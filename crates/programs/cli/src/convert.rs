@@ -1,8 +1,10 @@
 //! `ambit convert`: VirtualServices as HTTPRoutes that mean the same. One that cannot be converted whole is left, with each
 //! reason: half of its rules would mean something else.
 
+mod filters;
 mod order;
 mod route;
+mod values;
 mod virtual_service;
 
 use std::{fmt, path::PathBuf, process::ExitCode};

@@ -25,6 +25,7 @@ mod install;
 mod lab;
 mod labs;
 mod lint;
+mod manual;
 mod membership;
 mod output;
 mod pod;
@@ -84,6 +85,8 @@ pub fn main() -> ExitCode {
         Command::Dashboard(args) => dashboard::run(&args).map(done),
         Command::Pod(args) => pod::run(&args).map(done),
         Command::Check(args) => check::run(&args),
+        Command::Completion { shell } => manual::completion(shell).map(done),
+        Command::Man { directory } => manual::pages(&directory).map(done),
         Command::BugReport(args) => bug_report::run(&args).map(done),
         Command::Version(args) => version::run(&args).map(done),
         Command::LabTool(tool) => return tool::run(&tool),

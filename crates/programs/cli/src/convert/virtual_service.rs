@@ -31,7 +31,7 @@ parts! {
         namespace: Option<String>,
     }
 
-    /// One VirtualService.
+    /// VirtualService of Istio.
     VirtualService {
         metadata: Metadata,
         spec: Spec,
@@ -94,12 +94,12 @@ parts! {
         port: Option<Port>,
     }
 
-    /// Port by number.
+    /// Port by its number.
     Port {
         number: Option<i32>,
     }
 
-    /// Redirect of requests.
+    /// Redirect of requests to another location.
     Redirect {
         uri: Option<String>,
         authority: Option<String>,
@@ -121,19 +121,19 @@ parts! {
         retry_on: Option<String>,
     }
 
-    /// Injected faults.
+    /// Faults that are injected.
     Fault {
         delay: Option<Delay>,
         abort: Option<Abort>,
     }
 
-    /// Injected delay.
+    /// Delay that is injected.
     Delay {
         fixed_delay: Option<String>,
         percentage: Option<Percent>,
     }
 
-    /// Injected response.
+    /// Response that is injected.
     Abort {
         http_status: Option<i64>,
         grpc_status: Option<Value>,
@@ -176,7 +176,7 @@ parts! {
 }
 
 impl VirtualService {
-    /// Reads an object.
+    /// Reads an object of the kind.
     pub(super) fn read(object: &Value) -> Result<Self, serde_json::Error> {
         serde_json::from_value(object.clone())
     }
@@ -186,7 +186,7 @@ impl VirtualService {
         self.metadata.namespace.as_deref().unwrap_or("default")
     }
 
-    /// `VirtualService namespace/name`.
+    /// Kind and name of the object, as `VirtualService namespace/name`.
     pub(super) fn name(&self) -> String {
         format!("VirtualService {}/{}", self.namespace(), self.metadata.name)
     }

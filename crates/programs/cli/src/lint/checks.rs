@@ -87,7 +87,7 @@ impl<'a> Pods<'a> {
                 .iter()
                 .all(|(key, value)| own.and_then(|own| own.get(key)) == Some(value))
         };
-        if pods.iter().any(|pod| is_selected(pod)) {
+        if pods.iter().any(is_selected) {
             return Vec::new();
         }
         let labels: Vec<_> = labels
@@ -109,7 +109,7 @@ impl<'a> Pods<'a> {
             let own = spec.and_then(|spec| spec.service_account_name.as_deref());
             own.filter(|own| !own.is_empty()).unwrap_or("default") == account
         };
-        Some(pods.iter().any(|pod| runs(pod)))
+        Some(pods.iter().any(runs))
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod life;
 mod lint;
+mod manual;
 mod mesh;
 mod pods;
 mod readme;

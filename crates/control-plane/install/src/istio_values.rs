@@ -115,20 +115,15 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
     if at(&values, &["cni", "chained"]) == Some(&Value::Bool(true)) {
         take(&mut values, &["cni", "chained"]);
     }
-    loop {
-        let problems = schema::problems(&Value::Object(values.clone()));
-        if problems.is_empty() {
-            break;
-        }
-        for problem in problems {
-            let path: Vec<_> = problem.path.iter().map(String::as_str).collect();
-            // Several problems may be in one list.
-            if take(&mut values, &path).is_some() {
-                ignored.push(match problem.is_unknown {
-                    true => format!("{}: there is no such value", path.join(".")),
-                    false => problem.text,
-                });
-            }
+    // Once is enough: what is inside of a value that does not fit is not looked at, and goes with it.
+    for problem in schema::problems(&Value::Object(values.clone())) {
+        let path: Vec<_> = problem.path.iter().map(String::as_str).collect();
+        // Several problems may be in one list.
+        if take(&mut values, &path).is_some() {
+            ignored.push(match problem.is_unknown {
+                true => format!("{}: there is no such value", path.join(".")),
+                false => problem.text,
+            });
         }
     }
     Ok(Translation { values, ignored })

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
-    output::{Format, print, say},
+    output::{Format, print, printable, say},
     rehearsal::text_of,
 };
 use virtual_service::VirtualService;
@@ -81,14 +81,14 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
             match route::convert(&whole, &args.cluster_domain) {
                 Ok(conversion) => {
                     for note in conversion.notes {
-                        eprintln!("note: {}: {note}", whole.name());
+                        report("note", &whole, &note);
                     }
                     converted.extend(conversion.objects);
                 }
                 Err(reasons) => {
                     left += 1;
                     for reason in reasons {
-                        eprintln!("left: {}: {reason}", whole.name());
+                        report("left", &whole, &reason);
                     }
                 }
             }
@@ -112,6 +112,11 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
     }
     eprintln!("{} of {found} VirtualServices are converted", found - left);
     Ok(ExitCode::from(u8::from(left > 0)))
+}
+
+#[expect(clippy::print_stderr, reason = "standard output has the manifests")]
+fn report(what: &str, of: &VirtualService, remark: &Remark) {
+    eprintln!("{}", printable(&format!("{what}: {}: {remark}", of.name())));
 }
 
 /// The objects of a text, those of lists one by one.

@@ -30,7 +30,7 @@ pub(crate) struct LintArgs {
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Judge the manifests by themselves, without asking a lab or cluster for its objects
-    #[arg(long, conflicts_with_all = ["lab", "kubeconfig", "context"])]
+    #[arg(long, conflicts_with_all = ["kubeconfig", "context"])]
     alone: bool,
     /// Lab that the manifests are for; otherwise the kubeconfig's cluster
     #[arg(long, env = "AMBIT_LAB")]

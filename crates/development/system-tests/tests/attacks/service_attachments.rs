@@ -482,6 +482,13 @@ fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     mesh.apply("far", FAR);
     let far: SocketAddr = "10.96.0.79:80".parse().unwrap();
     let ask = |pod: &str, to| scene.ask(&place(pod), to, "/open", "");
+    // Until the client's proxy knows the Service, its address is none of the mesh, and the pod's own waypoint answers.
+    until("the client's proxy knows the Service's waypoint", || {
+        let dump = mesh.proxy_dump("node-1");
+        let services = dump.get("services").and_then(|all| all.as_array());
+        let mut services = services.into_iter().flatten();
+        services.any(|service| service["name"] == "far" && !service["waypoint"].is_null())
+    });
     until("its own waypoint lets the client pass", || {
         ask("shop/client", far).contains(" 200 ")
     });

@@ -209,10 +209,10 @@ impl Delta {
 }
 
 /// Labels of an object.
-pub(crate) type Labels = std::collections::BTreeMap<String, String>;
+pub type Labels = std::collections::BTreeMap<String, String>;
 
 /// Whether `labels` has every pair of `selector`.
-pub(crate) fn selects(selector: &Labels, labels: &Labels) -> bool {
+pub fn selects(selector: &Labels, labels: &Labels) -> bool {
     selector
         .iter()
         .all(|(name, value)| labels.get(name) == Some(value))

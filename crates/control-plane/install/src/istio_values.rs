@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     schema,
-    values::{ValuesError, merge},
+    values::{ValuesError, merge, parse},
 };
 
 /// Chart of Istio that a file of values was written for.
@@ -84,17 +84,7 @@ const WITH_IMAGES: [&str; 4] = ["global", "pilot", "cni", "ztunnel"];
 /// # Errors
 /// When it is no YAML map; never for a value of it.
 pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, ValuesError> {
-    let wrong = |cause: String| ValuesError::Syntax {
-        name: name.to_owned(),
-        cause,
-    };
-    let value: Option<Value> =
-        serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;
-    let file = match value {
-        None | Some(Value::Null) => Map::new(),
-        Some(Value::Object(file)) => file,
-        Some(_) => return Err(wrong("it is not a map".to_owned())),
-    };
+    let file = parse(name, text)?;
     let mut ignored = Vec::new();
     let mut values = match chart {
         Chart::Operator => of_operator(file, &mut ignored),
@@ -102,7 +92,7 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
     };
     remove_nulls(&mut values);
     drop_images(&mut values, &mut ignored);
-    // What this chart installs is what that profile is for.
+    // The chart installs that profile, without a name.
     if let Some(profile) = values.remove("profile").filter(|one| one != "ambient") {
         ignored.push(format!("profile: {profile} is no profile here"));
     }
@@ -115,7 +105,7 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
     if at(&values, &["cni", "chained"]) == Some(&Value::Bool(true)) {
         take(&mut values, &["cni", "chained"]);
     }
-    // Once is enough: what is inside of a value that does not fit is not looked at, and goes with it.
+    // Once is enough: the schema check does not descend into a value that does not fit.
     for problem in schema::problems(&Value::Object(values.clone())) {
         let path: Vec<_> = problem.path.iter().map(String::as_str).collect();
         // Several problems may be in one list.

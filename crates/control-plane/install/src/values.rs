@@ -38,17 +38,7 @@ impl Overrides {
     /// # Errors
     /// When it is no YAML map.
     pub fn file(&mut self, name: &str, text: &str) -> Result<(), ValuesError> {
-        let wrong = |cause: String| ValuesError::Syntax {
-            name: name.to_owned(),
-            cause,
-        };
-        let value: Option<Value> =
-            serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;
-        match value {
-            None | Some(Value::Null) => {}
-            Some(Value::Object(layer)) => merge(&mut self.0, layer, false),
-            Some(_) => return Err(wrong("it is not a map".to_owned())),
-        }
+        self.layer(parse(name, text)?);
         Ok(())
     }
 
@@ -128,6 +118,21 @@ impl Overrides {
         rest.iter()
             .try_fold(self.0.get(*first)?, |value, key| value.get(key))?
             .as_str()
+    }
+}
+
+/// Parses a file of values; an empty one has none. `name` is for errors.
+pub(crate) fn parse(name: &str, text: &str) -> Result<Map<String, Value>, ValuesError> {
+    let wrong = |cause: String| ValuesError::Syntax {
+        name: name.to_owned(),
+        cause,
+    };
+    let value: Option<Value> =
+        serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    match value {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(values)) => Ok(values),
+        Some(_) => Err(wrong("it is not a map".to_owned())),
     }
 }
 

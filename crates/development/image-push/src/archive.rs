@@ -7,12 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ambit_images::hex_digest;
 use anyhow::{Context, Result, bail, ensure};
 use oci_client::{
     Reference,
     manifest::{OciImageIndex, OciImageManifest},
 };
-use sha2::{Digest as _, Sha256};
 
 /// The annotation that holds the full name of an image, as containerd reads it.
 const NAME: &str = "io.containerd.image.name";
@@ -96,12 +96,8 @@ fn blob(files: &mut HashMap<PathBuf, Vec<u8>>, digest: &str) -> Result<Blob> {
     let bytes = files
         .remove(&path)
         .with_context(|| format!("it has no blob {digest}"))?;
-    let found = Sha256::digest(&bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<String>();
     ensure!(
-        digest == format!("sha256:{found}"),
+        digest == format!("sha256:{}", hex_digest(&bytes)),
         "the blob {digest} has other bytes"
     );
     Ok(Blob {

@@ -75,7 +75,7 @@ fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
         let log = mesh.client().log_text(source).unwrap();
         log.matches("no node proxy is connected").count()
     };
-    // What an agent has to say about a pod it says after the first failure and before the next.
+    // An agent writes the status of a pod after the first failure and before the next.
     until("the new agent has failed to announce twice", || {
         failures() > 1
     });

@@ -51,6 +51,14 @@ pub struct ExecOutput {
     pub stderr: String,
 }
 
+/// Waits for a condition, for no longer than [`TIMEOUT`].
+fn until(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// A lab that runs.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -283,9 +291,8 @@ impl Client {
     /// When it cannot be ended.
     pub fn down(&self) -> Result<(), ClientError> {
         let sent = self.ask(&Request::Down, &[]);
-        let deadline = Instant::now() + TIMEOUT;
-        while sent.is_ok() && self.state.is_alive() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(10));
+        if sent.is_ok() {
+            until(|| !self.state.is_alive());
         }
         if self.state.is_alive() {
             self.kill_first_process()?;
@@ -294,25 +301,14 @@ impl Client {
     }
 
     fn kill_first_process(&self) -> Result<(), ClientError> {
-        let deadline = Instant::now() + TIMEOUT;
-        let text = loop {
-            match fs::read_to_string(self.state.layout().pid()) {
-                // It has only just been started.
-                Err(error)
-                    if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline =>
-                {
-                    thread::sleep(Duration::from_millis(10));
-                }
-                read => break read?,
-            }
-        };
+        let path = self.state.layout().pid();
+        // A lab that has only just been started has none yet.
+        until(|| path.exists());
+        let text = fs::read_to_string(path)?;
         let pid = text.trim().parse().ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| ClientError::Refused("its process id is not known".into()))?;
         rustix::process::kill_process(pid, Signal::KILL).map_err(io::Error::from)?;
-        let deadline = Instant::now() + TIMEOUT;
-        while self.state.is_alive() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(10));
-        }
+        until(|| !self.state.is_alive());
         Ok(())
     }
 

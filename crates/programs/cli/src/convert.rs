@@ -1,5 +1,5 @@
-//! `ambit convert`: VirtualServices as HTTPRoutes that mean the same. One that cannot be converted whole is left, with each
-//! reason: half of its rules would mean something else.
+//! `ambit convert`: VirtualServices as equivalent HTTPRoutes. An object that cannot be converted whole is left, with each
+//! reason: half of its rules would route requests differently.
 
 mod filters;
 mod order;
@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use crate::{
     CliError, ErrorKind,
+    files::text_of,
     output::{Format, print, printable, say},
-    rehearsal::text_of,
 };
 use virtual_service::VirtualService;
 

@@ -1,10 +1,6 @@
 //! `ambit install`, `upgrade` and `uninstall`.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use ambit_install::{
     apply::{self, InstallError, Options, Plan},
@@ -24,6 +20,7 @@ use serde_json::Value;
 use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
+    files::text_of,
     output::say,
 };
 
@@ -272,7 +269,7 @@ impl Values {
         let mut overrides = Overrides::default();
         for (chart, path) in &self.istio_values {
             let name = path.display().to_string();
-            let translation = istio_values::translate(*chart, &name, &read(path)?)
+            let translation = istio_values::translate(*chart, &name, &text_of(path)?)
                 .map_err(|error| failed(error.into()))?;
             for ignored in &translation.ignored {
                 progress(&format!("warning: {name}: left out {ignored}"));
@@ -281,7 +278,7 @@ impl Values {
         }
         for path in &self.files {
             overrides
-                .file(&path.display().to_string(), &read(path)?)
+                .file(&path.display().to_string(), &text_of(path)?)
                 .map_err(|error| failed(error.into()))?;
         }
         for (settings, strings) in [(&self.set, false), (&self.set_string, true)] {
@@ -366,18 +363,6 @@ pub(crate) fn failed(error: InstallError) -> CliError {
     CliError::new(kind, error.to_string()).because(error)
 }
 
-/// Reads a file, or standard input for `-`.
-fn read(path: &Path) -> Result<String, CliError> {
-    let read = match path.to_str() {
-        Some("-") => io::read_to_string(io::stdin()),
-        _ => fs::read_to_string(path),
-    };
-    read.map_err(|error| {
-        let what = format!("cannot read {}", path.display());
-        CliError::new(ErrorKind::NotFound, what).because(error)
-    })
-}
-
 /// Parses a flag of the form `CHART=FILE`.
 fn istio_values(text: &str) -> Result<(Chart, PathBuf), String> {
     let (chart, file) = text
@@ -432,7 +417,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = directory.path().join(name);
-            fs::write(&path, text).unwrap();
+            std::fs::write(&path, text).unwrap();
             path
         };
         let istio = file("istio.yaml", "logLevel: debug\nnetwork: east\nhub: x\n");

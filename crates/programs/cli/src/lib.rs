@@ -18,6 +18,7 @@ mod dump;
 mod enrol;
 mod error;
 mod explain;
+mod files;
 mod flows;
 mod http;
 mod inspect;

@@ -10,17 +10,18 @@ use std::{
     process::ExitCode,
 };
 
-use ambit_derive::{Index, MeshConfig, PodDirectory};
+use ambit_derive::MeshConfig;
 use ambit_k8s_api::{Kind, ObjectEvent, ObjectKey};
 use ambit_manifests::Snapshot;
 
 use crate::{
     CliError,
     cluster::{Target, wait},
+    files::{text_of, unreadable},
     labs,
     output::{self, Format},
     problems::{Problem, rows},
-    rehearsal::{event, list, object_key, settings, text_of, unreadable},
+    rehearsal::{event, index_of, list, object_key, settings},
 };
 
 /// Flags of `ambit lint`.
@@ -29,7 +30,7 @@ pub(crate) struct LintArgs {
     /// Manifests: files, directories, or - for standard input
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Judge the manifests by themselves, without asking a lab or cluster for its objects
+    /// Evaluate the manifests by themselves, without the objects of a lab or cluster
     #[arg(long, conflicts_with_all = ["kubeconfig", "context"])]
     alone: bool,
     /// Lab that the manifests are for; otherwise the kubeconfig's cluster
@@ -135,11 +136,7 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
 type Found = ambit_derive::Problem;
 
 fn survey(config: MeshConfig, objects: &[ObjectEvent]) -> Vec<Found> {
-    let mut index = Index::new(config);
-    let mut pods = PodDirectory::default();
-    for event in objects {
-        index.handle(event, &mut pods);
-    }
+    let mut index = index_of(config, objects);
     index.flush();
     index.survey()
 }

@@ -17,7 +17,7 @@ use std::{
     process::ExitCode,
 };
 
-use ambit_derive::{Index, PodDirectory};
+use ambit_derive::{Index, MeshConfig, PodDirectory};
 use ambit_k8s_api::ObjectEvent;
 
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
 use judge::Rehearsal;
 pub(crate) use report::Report;
 use world::World;
-pub(crate) use world::{event, list, object_key, settings, text_of, unreadable};
+pub(crate) use world::{event, list, object_key, settings};
 
 /// Flags of `ambit policy test`.
 #[derive(Clone, Debug, clap::Args)]
@@ -74,12 +74,17 @@ pub(crate) struct RehearsalArgs {
 /// The mesh of the objects of a lab or cluster, without what proxies have seen.
 pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliError> {
     let world = World::objects_of(lab, target)?;
-    let mut index = Index::new(world.config);
+    Ok(index_of(world.config, &world.objects))
+}
+
+/// The mesh of these objects.
+pub(crate) fn index_of(config: MeshConfig, objects: &[ObjectEvent]) -> Index {
+    let mut index = Index::new(config);
     let mut pods = PodDirectory::default();
-    for event in &world.objects {
+    for event in objects {
         index.handle(event, &mut pods);
     }
-    Ok(index)
+    index
 }
 
 /// The objects of a lab or cluster that decide the scopes of policies.

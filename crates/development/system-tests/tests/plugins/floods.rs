@@ -95,7 +95,7 @@ fn calls_of_a_plugin_for_one_caller_do_not_use_up_those_for_others() {
             stream
         })
         .collect();
-    // What has its answer already is refused; calls for the rest are in flight, or soon will be.
+    // Requests with a response already are refused; calls for the others are in flight, or soon will be.
     until("most of the flood is refused", || {
         let waits = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         let answered =

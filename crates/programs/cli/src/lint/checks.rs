@@ -1,10 +1,10 @@
-//! What has no effect although nothing is wrong with it: selectors and principals that match nothing, rules of routes that
+//! Checks for valid objects without effect: selectors and principals that match nothing, rules of routes that
 //! an earlier one always answers. The control plane does not report these: pods come and go, and a policy for pods that
 //! do not run yet is no problem of a mesh.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_derive::{Problem, Severity};
+use ambit_derive::{Problem, Severity, selects};
 use ambit_k8s_api::{
     Object, ObjectEvent, ObjectKey, Pod,
     gateway::{HTTPRoute, HttpRouteMatch},
@@ -81,13 +81,8 @@ impl<'a> Pods<'a> {
         let (Some(labels), Some(pods)) = (selector, self.0.get(namespace)) else {
             return Vec::new();
         };
-        let is_selected = |pod: &&Pod| {
-            let own = pod.metadata.labels.as_ref();
-            labels
-                .iter()
-                .all(|(key, value)| own.and_then(|own| own.get(key)) == Some(value))
-        };
-        if pods.iter().any(is_selected) {
+        let mut own = pods.iter().filter_map(|pod| pod.metadata.labels.as_ref());
+        if own.any(|own| selects(labels, own)) {
             return Vec::new();
         }
         let labels: Vec<_> = labels

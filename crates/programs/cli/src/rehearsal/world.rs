@@ -1,6 +1,6 @@
 //! What there is: the objects of the mesh and what its proxies have seen, from files, a lab or a cluster.
 
-use std::{fs, io, path::Path};
+use std::path::Path;
 
 use ambit_derive::{MeshConfig, WaypointAttachment};
 use ambit_install::{cluster::Cluster, object::ObjectRef};
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
+    files::{text_of, unreadable},
     install::failed,
     labs, reach,
 };
@@ -259,22 +260,6 @@ fn readable(snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
         origin: Some(origin),
     };
     Ok(objects.map(applied).collect())
-}
-
-pub(crate) fn unreadable(
-    path: &Path,
-    error: impl std::error::Error + Send + Sync + 'static,
-) -> CliError {
-    let what = format!("cannot read {}", path.display());
-    CliError::new(ErrorKind::NotFound, what).because(error)
-}
-
-pub(crate) fn text_of(path: &Path) -> Result<String, CliError> {
-    let text = match path.to_str() {
-        Some("-") => io::read_to_string(io::stdin()),
-        _ => fs::read_to_string(path),
-    };
-    text.map_err(|error| unreadable(path, error))
 }
 
 /// An object from its JSON form, in whatever state it is: an unreadable one is treated as by the control plane.

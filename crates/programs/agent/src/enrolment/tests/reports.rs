@@ -11,6 +11,21 @@ fn claiming(uid: &str, ip: &str, reported: Status) -> PodView {
 }
 
 impl World {
+    /// An agent that starts beside a pod that an earlier one has captured, and fails at one thing.
+    fn restarted(failing: &'static str) -> Self {
+        let mut world = Self::new();
+        world.failing = Some(failing);
+        world.running.insert("web".into(), 7);
+        world.namespace(AMBIENT);
+        world.source(SourceEvent::Pod(claiming(
+            "web",
+            "10.0.0.7",
+            Status::Enabled,
+        )));
+        world.source(SourceEvent::Synced);
+        world
+    }
+
     fn report(&self, uid: &str) -> PodReport {
         let mut reports = self.machine.reports(|netns| u64::from(*netns)).into_iter();
         reports.find(|report| report.uid == uid).unwrap()
@@ -41,16 +56,7 @@ fn old_annotation_is_corrected_after_a_reboot() {
 #[test]
 fn a_returning_agent_leaves_annotations_of_captured_pods() {
     for failing in ["announce", "apply", "probe"] {
-        let mut world = World::new();
-        world.failing = Some(failing);
-        world.running.insert("web".into(), 7);
-        world.namespace(AMBIENT);
-        world.source(SourceEvent::Pod(claiming(
-            "web",
-            "10.0.0.7",
-            Status::Enabled,
-        )));
-        world.source(SourceEvent::Synced);
+        let mut world = World::restarted(failing);
         world.pass(Duration::from_secs(60));
         let log = world.take_log();
         assert!(log.contains(&format!("web {failing}")), "{log:?}");
@@ -65,16 +71,7 @@ fn a_returning_agent_leaves_annotations_of_captured_pods() {
 
 #[test]
 fn annotations_are_left_while_running_pods_cannot_be_looked_for() {
-    let mut world = World::new();
-    world.failing = Some("scan");
-    world.running.insert("web".into(), 7);
-    world.namespace(AMBIENT);
-    world.source(SourceEvent::Pod(claiming(
-        "web",
-        "10.0.0.7",
-        Status::Enabled,
-    )));
-    world.source(SourceEvent::Synced);
+    let mut world = World::restarted("scan");
     world.pass(Duration::from_secs(300));
     let tries = world.take_log().len();
     assert!((5..30).contains(&tries), "{tries}");

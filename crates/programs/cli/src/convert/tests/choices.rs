@@ -1,13 +1,15 @@
 //! Random VirtualServices: the waypoint's own table of routes must choose for random requests the rule that the
 //! VirtualService's first match is.
 
-use ambit_derive::{Index, MeshConfig, PodDirectory};
+use ambit_derive::MeshConfig;
 use ambit_k8s_api::{Kind, Object, ObjectEvent};
 use ambit_l7::route::{Choice, RouteRequest, RouteTable};
 use ambit_model::WaypointService;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
+
+use crate::rehearsal::index_of;
 
 use super::super::{
     route,
@@ -134,17 +136,17 @@ fn has(one: &Match, request: &Request) -> bool {
 
 /// The table that a waypoint makes of a converted route.
 fn table(objects: &[Value]) -> RouteTable {
-    let mut index = Index::new(MeshConfig::default());
-    let mut pods = PodDirectory::default();
     let snapshot = ambit_manifests::parse(std::path::Path::new("mesh.yaml"), MESH);
     let present = snapshot.objects.into_values().map(|(object, _)| object);
     let converted = objects
         .iter()
         .map(|object| Object::from_value(Kind::HTTPRoute, object).unwrap());
-    for object in present.chain(converted) {
-        let origin = None;
-        index.handle(&ObjectEvent::Applied { object, origin }, &mut pods);
-    }
+    let applied = |object| ObjectEvent::Applied {
+        object,
+        origin: None,
+    };
+    let objects: Vec<_> = present.chain(converted).map(applied).collect();
+    let mut index = index_of(MeshConfig::default(), &objects);
     let delta = index.flush();
     let mut services = delta.records_of::<WaypointService>();
     let routes = services

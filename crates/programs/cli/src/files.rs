@@ -1,0 +1,23 @@
+//! Files that commands read.
+
+use std::{fs, io, path::Path};
+
+use crate::{CliError, ErrorKind};
+
+/// Error of a file that cannot be read.
+pub(crate) fn unreadable(
+    path: &Path,
+    error: impl std::error::Error + Send + Sync + 'static,
+) -> CliError {
+    let what = format!("cannot read {}", path.display());
+    CliError::new(ErrorKind::NotFound, what).because(error)
+}
+
+/// Text of a file, or of standard input for `-`.
+pub(crate) fn text_of(path: &Path) -> Result<String, CliError> {
+    let text = match path.to_str() {
+        Some("-") => io::read_to_string(io::stdin()),
+        _ => fs::read_to_string(path),
+    };
+    text.map_err(|error| unreadable(path, error))
+}

@@ -102,7 +102,7 @@ fn hash(text: &str) -> u64 {
 
 /// The documents of a YAML stream with the line each begins on. A line that begins with `---` always
 /// ends a document, in any state of the parser, so a broken document cannot swallow the next.
-fn split(text: &str) -> Vec<(u64, &str)> {
+pub(crate) fn split(text: &str) -> Vec<(u64, &str)> {
     let mut documents = Vec::new();
     let (mut begin, mut begin_line) = (0, 1);
     let mut offset = 0;

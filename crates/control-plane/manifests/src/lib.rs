@@ -48,6 +48,11 @@ pub struct Change {
     pub problems: Arc<[Problem]>,
 }
 
+/// The documents of a YAML stream, unparsed, each with the line it begins on.
+pub fn documents(text: &str) -> Vec<(u64, &str)> {
+    document::split(text)
+}
+
 /// Reads the text of one file. Of an object that is in it twice the last counts.
 pub fn parse(file: &Path, text: &str) -> Snapshot {
     let format = match file.extension().and_then(|extension| extension.to_str()) {

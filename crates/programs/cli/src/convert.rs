@@ -121,11 +121,14 @@ fn report(what: &str, of: &VirtualService, remark: &Remark) {
 
 /// The objects of a text, those of lists one by one.
 fn documents(name: &str, text: &str) -> Result<Vec<Value>, CliError> {
-    let parsed: Vec<Option<Value>> = serde_saphyr::from_multiple(text).map_err(|error| {
-        CliError::new(ErrorKind::Usage, format!("{name} is no YAML")).because(error.to_string())
-    })?;
     let mut all = Vec::new();
-    for mut document in parsed.into_iter().flatten() {
+    // One by one: the parser's limits are for a document, and a cluster may have thousands of objects.
+    for (line, document) in ambit_manifests::documents(text) {
+        let parsed: Option<Value> = serde_saphyr::from_str(document).map_err(|error| {
+            let what = format!("{name}: the document of line {line} is no YAML");
+            CliError::new(ErrorKind::Usage, what).because(error.to_string())
+        })?;
+        let Some(mut document) = parsed else { continue };
         match document.get_mut("items").map(Value::take) {
             Some(Value::Array(items)) => all.extend(items),
             _ => all.push(document),

@@ -168,5 +168,7 @@ kind: VirtualService
 ---
 ";
     assert_eq!(documents("a", text).unwrap().len(), 3);
+    let many = "kind: VirtualService\n---\n".repeat(10_000);
+    assert_eq!(documents("a", &many).unwrap().len(), 10_000);
     assert!(documents("a", "a: [").is_err());
 }

@@ -41,8 +41,13 @@ prometheus.io/path: /metrics
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
 - name: NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+- name: SERVICE_ACCOUNT
+  valueFrom: {fieldRef: {fieldPath: spec.serviceAccountName}}
 - name: ROOT_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+{{- if .Values.global.flows.enabled }}
+- {name: AMBIT_LISTEN_FLOWS, value: "0.0.0.0:15016"}
+{{- end }}
 - name: TRUST_DOMAIN
   value: {{ .Values.meshConfig.trustDomain | quote }}
 - name: CLUSTER_ID
@@ -181,6 +186,10 @@ kubectl.kubernetes.io/default-container: node-proxy
 {{- end }}
 {{- if not .Values.global.metrics.principals }}
 - {name: AMBIT_METRICS_PRINCIPALS, value: "false"}
+{{- end }}
+{{- if .Values.global.flows.enabled }}
+- name: AMBIT_FLOW_READER
+  value: {{ printf "spiffe://%s/ns/%s/sa/ambit-control" .Values.meshConfig.trustDomain .Release.Namespace | quote }}
 {{- end }}
 {{- if .Values.ztunnel.peerCaCrl.enabled }}
 - {name: CRL_PATH, value: /var/run/secrets/istio/crl/ca-crl.pem}

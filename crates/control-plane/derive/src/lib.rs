@@ -27,7 +27,7 @@ pub use index::{
     CONTROLLER, Extent, Followed, Index, KeySource, KeyState, KindVisitor, ServiceRecord,
     conditions, is_attached, parts, visit_kinds,
 };
-pub use pod_directory::{PodDirectory, PodFacts};
+pub use pod_directory::{PodDirectory, PodEntry, PodFacts};
 pub use problem::{FieldError, Problem, Severity};
 
 /// Settings of the whole mesh.

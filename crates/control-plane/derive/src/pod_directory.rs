@@ -1,10 +1,13 @@
-//! Directory of running pods, for the certificate authority.
+//! Directory of running pods, for the certificate authority and for readers of proxies.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 use ambit_model::ArcStr;
 
-/// Facts about a pod that the certificate authority needs.
+/// Facts about a pod that the control plane itself needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFacts {
     /// Kubernetes uid; empty if unknown.
@@ -19,6 +22,19 @@ pub struct PodFacts {
     pub enrolled: bool,
     /// The Gateway whose label it carries.
     pub gateway: Option<ArcStr>,
+    /// First address of the pod, if it has one.
+    pub address: Option<IpAddr>,
+}
+
+/// A pod of the directory.
+#[derive(Clone, Copy, Debug)]
+pub struct PodEntry<'a> {
+    /// Namespace of the pod.
+    pub namespace: &'a ArcStr,
+    /// Name of the pod.
+    pub name: &'a ArcStr,
+    /// Facts about the pod.
+    pub facts: &'a PodFacts,
 }
 
 /// Which pods run where. Follows the pods without delay.
@@ -62,6 +78,15 @@ impl PodDirectory {
         if identities.is_empty() {
             self.served.remove(&facts.node);
         }
+    }
+
+    /// All pods, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = PodEntry<'_>> {
+        self.pods.iter().map(|((namespace, name), facts)| PodEntry {
+            namespace,
+            name,
+            facts,
+        })
     }
 
     /// A pod by name.

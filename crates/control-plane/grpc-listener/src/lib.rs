@@ -1,5 +1,4 @@
-//! The gRPC listener of a control plane: accepts TLS connections for tonic, with limits on
-//! unauthenticated connections.
+//! The TLS listeners of a control plane, of gRPC and of HTTP/1.1, with limits on unauthenticated connections.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -67,6 +66,17 @@ pub enum Closed {
     Displaced,
     /// Its handshake failed or took too long.
     Handshake,
+}
+
+impl Closed {
+    /// The reason as a label of metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::Displaced => "displaced",
+            Self::Handshake => "handshake",
+        }
+    }
 }
 
 /// A connection whose handshake is done.

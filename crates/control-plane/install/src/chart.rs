@@ -29,6 +29,7 @@ pub const TEMPLATES: &[File] = files![
     "templates/control-deployment.yaml",
     "templates/control-rbac.yaml",
     "templates/control-service.yaml",
+    "templates/flows-rbac.yaml",
     "templates/mesh-configmap.yaml",
     "templates/monitoring.yaml",
     "templates/networkpolicies.yaml",

@@ -179,11 +179,7 @@ impl Authority {
     /// expiry at once.
     fn check(&self, now: SystemTime) -> Result<(), IssueError> {
         let identity = Identity::new("check", "check", "check");
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IssueError::Sign)?;
-        let leaf = self.sign(&key, &identity, Duration::from_secs(60), now)?;
-        let mut chain = vec![leaf];
-        chain.extend(self.intermediates.iter().cloned());
-        let key = PrivatePkcs8KeyDer::from(key).into();
+        let (chain, key) = self.issue_workload(&identity, Duration::from_secs(60), now)?;
         WorkloadCert::valid_at(&TlsSettings::default(), chain, key, self.roots.clone(), now)
             .map(drop)
             .map_err(IssueError::Unverified)
@@ -233,6 +229,22 @@ impl Authority {
             .signed_by(key, &self.issuer)
             .map(Into::into)
             .map_err(IssueError::Sign)
+    }
+
+    /// Issues a workload's certificate with a new key. The chain does not include the root.
+    ///
+    /// # Errors
+    /// If the authority cannot sign.
+    pub fn issue_workload(
+        &self,
+        identity: &Identity,
+        ttl: Duration,
+        now: SystemTime,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), IssueError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(IssueError::Sign)?;
+        let mut chain = vec![self.sign(&key, identity, ttl, now)?];
+        chain.extend(self.intermediates.iter().cloned());
+        Ok((chain, PrivatePkcs8KeyDer::from(key).into()))
     }
 
     /// Issues a serving certificate with a new key for DNS names and IP addresses. The chain does not

@@ -6,6 +6,7 @@ pub mod client;
 pub mod events;
 pub mod forward;
 pub mod lease;
+pub mod token;
 pub mod watch;
 
 pub use client::{ClientError, client};

@@ -157,6 +157,10 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         ("XDS_ROOT_CA", &settings.files.root_cert),
         ("CA_ROOT_CA", &settings.files.root_cert),
         ("CRL_PATH", crl.unwrap_or_default()),
+        (
+            "AMBIT_FLOW_READER",
+            settings.flow_reader.as_deref().unwrap_or_default(),
+        ),
         ("AUTH_TOKEN", &settings.files.token),
         ("TRUST_DOMAIN", &settings.trust_domain),
         ("CLUSTER_ID", &settings.cluster_id),

@@ -39,6 +39,8 @@ pub struct Settings {
     pub control_address: String,
     /// Where certificates come from, as a URL; empty is the control plane.
     pub ca_address: String,
+    /// SPIFFE id that reads flow events for users.
+    pub flow_reader: Option<String>,
     /// Whether peers are refused whose certificates the ConfigMap `istio-ca-crl` revokes.
     pub peer_ca_crl: bool,
     /// Trust domain of every identity.
@@ -102,6 +104,7 @@ impl Default for Settings {
             termination_grace_period_seconds: 3600,
             control_address: "https://istiod.istio-system.svc:15012".into(),
             ca_address: String::new(),
+            flow_reader: None,
             peer_ca_crl: false,
             trust_domain: "cluster.local".into(),
             cluster_id: "Kubernetes".into(),

@@ -1,4 +1,4 @@
-//! The admin, metrics and readiness servers.
+//! The admin, metrics and readiness servers, and that of flow events for the control plane.
 
 use std::{
     io,
@@ -14,25 +14,30 @@ use ambit_mesh_json::explain::EXPLAIN_PATH;
 use ambit_rt::{
     DrainWatcher, Readiness, ShutdownTrigger,
     http::{
-        self, Request, Response, ServerOptions, json_pretty, method_not_allowed, not_found,
+        self, Listen, Request, Response, ServerOptions, json_pretty, method_not_allowed, not_found,
         respond, text,
     },
     logging::LogHandle,
     metrics::serve_metrics,
 };
-use ambit_telemetry::Flows;
+use ambit_telemetry::{Flows, ReaderKind};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 use crate::{
     config_dump::{DumpExtras, config_dump},
     explain::Explain,
+    flow_listener::{self, FlowAccess, FlowListener},
     flow_stream,
     state::SharedState,
 };
 
 /// How often a port that is still the old proxy's is tried.
 const PORT_RETRY: Duration = Duration::from_millis(50);
+
+/// Connections of the control plane at once: of each replica some for each reader that it serves.
+const FLOW_CONNECTIONS: usize = 32;
 
 /// Dump of a proxy's own workloads.
 type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
@@ -59,6 +64,8 @@ pub struct Admin {
     pub static_config: Value,
     /// Readers of flow events.
     pub flows: Arc<Flows>,
+    /// Access of the control plane to them; `None`: it has none.
+    pub flow_access: Option<FlowAccess>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -77,7 +84,9 @@ impl Admin {
             (EXPLAIN_PATH, _) => method_not_allowed("POST"),
             ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home()),
             ("/config_dump", &Method::GET) => self.dump(),
-            ("/flows", &Method::GET) => flow_stream::respond(&self.flows, request),
+            ("/flows", &Method::GET) => {
+                flow_stream::respond(&self.flows, ReaderKind::Admin, request)
+            }
             ("/config_dump" | "/" | "/flows", _) => method_not_allowed("GET"),
             ("/logging", _) => match &self.logs {
                 Some(logs) => logs.respond(request),
@@ -138,7 +147,7 @@ pub struct Ports {
     pub wait_for_them: bool,
 }
 
-/// Starts the three servers.
+/// Starts the servers, that of flow events only if somebody reads them through the control plane.
 ///
 /// # Errors
 /// When a port cannot be had.
@@ -164,6 +173,23 @@ pub async fn serve(
         drain: drain.clone(),
         wait_for_port: ports.wait_for_them,
     };
+    if let Some(access) = admin.flow_access.clone() {
+        let (flows, certificates) = (admin.flows.clone(), admin.certificates.clone());
+        let options = ServerOptions {
+            max_connections: FLOW_CONNECTIONS,
+            ..ServerOptions::default()
+        };
+        let drain = drain.clone();
+        server("flow events", any(ambit_flow::PROXY_PORT), options)
+            .serve_on(
+                |listener| FlowListener::start(listener, access, certificates, drain),
+                move |request| {
+                    let flows = flows.clone();
+                    async move { flow_listener::respond(&flows, &request) }
+                },
+            )
+            .await?;
+    }
     let admin = Arc::new(admin);
     let registry = Arc::new(registry);
     let admin_address = (Ipv4Addr::LOCALHOST, ports.admin).into();
@@ -203,6 +229,20 @@ impl Server {
         H: Fn(Request) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response> + Send + 'static,
     {
+        self.serve_on(|listener| listener, handler).await
+    }
+
+    /// [`Self::serve`] over what `wrap` makes of the listener.
+    async fn serve_on<L, H, F>(
+        self,
+        wrap: impl FnOnce(TcpListener) -> L + Send + 'static,
+        handler: H,
+    ) -> Result<(), http::ListenError>
+    where
+        L: Listen + Sync,
+        H: Fn(Request) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response> + Send + 'static,
+    {
         let Self {
             purpose,
             address,
@@ -225,7 +265,7 @@ impl Server {
                     }
                 },
             };
-            http::serve(purpose, listener, options, drain, handler).await;
+            http::serve(purpose, wrap(listener), options, drain, handler).await;
         });
         Ok(())
     }

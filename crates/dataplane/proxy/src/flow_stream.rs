@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use ambit_flow::{Filter, StreamItem};
 use ambit_rt::http::{Request, Response, query_parameters, stream, text};
-use ambit_telemetry::{FlowReader, Flows};
+use ambit_telemetry::{FlowReader, Flows, ReaderKind};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -16,7 +16,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 const CHUNKS: usize = 2;
 
 /// Responds to a reader.
-pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
+pub(crate) fn respond(flows: &Arc<Flows>, kind: ReaderKind, request: &Request) -> Response {
     let parameters: Vec<_> = query_parameters(request.uri()).collect();
     let parameters = parameters
         .iter()
@@ -25,7 +25,7 @@ pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
         Ok(filter) => filter,
         Err(error) => return text(400, format!("{error}\n")),
     };
-    let Some(reader) = flows.read(filter) else {
+    let Some(reader) = flows.read(kind, filter) else {
         return text(503, "too many readers of flow events: close another one\n");
     };
     let (sender, chunks) = mpsc::channel(CHUNKS);

@@ -8,7 +8,8 @@
 //! - What is known of the mesh: [`state`], followed by [`control_plane`] or [`local_xds`]; the instance's own
 //!   record ([`local`]), the certificates of local [`identities`], and what the next process starts with ([`warm_start`]).
 //! - Settings that all proxies read: [`environment`].
-//! - For people: [`admin`], [`config_dump`], [`explain`], [`policy_metrics`], events of connections ([`flow`]).
+//! - For people: [`admin`], [`config_dump`], [`explain`], [`policy_metrics`], events of connections ([`flow`]), served to the
+//!   control plane ([`flow_listener`]).
 //!
 //! Knows nothing of pods, redirection or enrolment.
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ pub mod dial;
 pub mod environment;
 pub mod explain;
 pub mod flow;
+pub mod flow_listener;
 mod flow_stream;
 pub mod identities;
 pub mod in_flight;

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use queue::{Added, Queue};
 
-/// Most readers at once.
+/// Most readers of one kind at once.
 const MAX_READERS: usize = 8;
 /// Most events of one line's write.
 const BATCH: usize = 256;
@@ -38,6 +38,15 @@ pub struct Origin {
     pub is_waypoint: bool,
 }
 
+/// How a reader reaches the proxy. Readers of one kind take no places of the other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReaderKind {
+    /// Over the admin port.
+    Admin,
+    /// Over the control plane, which has authorized it.
+    ControlPlane,
+}
+
 /// The readers of a proxy's flow events.
 #[derive(Debug, Default)]
 pub struct Flows {
@@ -52,6 +61,7 @@ pub struct Flows {
 
 #[derive(Debug)]
 struct Reader {
+    kind: ReaderKind,
     filter: Filter,
     queue: Mutex<Queue>,
     news: Notify,
@@ -119,13 +129,15 @@ impl Flows {
         self.reading.set(i64::try_from(readers).unwrap_or(i64::MAX));
     }
 
-    /// Begins to read what `filter` wants; `None` if too many read already.
-    pub fn read(self: &Arc<Self>, filter: Filter) -> Option<FlowReader> {
+    /// Begins to read what `filter` wants; `None` if too many of the kind read already.
+    pub fn read(self: &Arc<Self>, kind: ReaderKind, filter: Filter) -> Option<FlowReader> {
         let mut readers = self.readers.lock();
-        if readers.len() >= MAX_READERS {
+        let alike = readers.iter().filter(|reader| reader.kind == kind).count();
+        if alike >= MAX_READERS {
             return None;
         }
         let reader = Arc::new(Reader {
+            kind,
             filter,
             queue: Mutex::new(Queue::new(Instant::now())),
             news: Notify::new(),
@@ -153,13 +165,25 @@ impl FlowReader {
         loop {
             let items = self.reader.queue.lock().take(BATCH, Instant::now());
             if !items.is_empty() {
-                return Some(items);
+                return Some(self.confine(items));
             }
             if self.reader.is_stalled.load(Relaxed) {
                 return None;
             }
             self.reader.news.notified().await;
         }
+    }
+
+    fn confine(&self, mut items: Vec<StreamItem>) -> Vec<StreamItem> {
+        let filter = &self.reader.filter;
+        if filter.confined {
+            for item in &mut items {
+                if let StreamItem::Flow(flow) = item {
+                    **flow = flow.confined(&filter.namespaces);
+                }
+            }
+        }
+        items
     }
 }
 
@@ -191,7 +215,10 @@ mod tests {
     fn nobody_is_heard_by_as_soon_as_the_last_reader_has_gone() {
         let flows = Arc::new(Flows::default());
         assert!(!flows.is_heard());
-        let (first, second) = (flows.read(Filter::default()), flows.read(Filter::default()));
+        let (first, second) = (
+            flows.read(ReaderKind::Admin, Filter::default()),
+            flows.read(ReaderKind::Admin, Filter::default()),
+        );
         drop(first);
         assert!(flows.is_heard());
         drop(second);
@@ -202,26 +229,49 @@ mod tests {
     fn readers_are_bounded() {
         let flows = Arc::new(Flows::default());
         let readers: Vec<_> = (0..MAX_READERS)
-            .map(|_| flows.read(Filter::default()).unwrap())
+            .map(|_| flows.read(ReaderKind::Admin, Filter::default()).unwrap())
             .collect();
-        assert!(flows.read(Filter::default()).is_none());
+        assert!(flows.read(ReaderKind::Admin, Filter::default()).is_none());
+        let other = flows.read(ReaderKind::ControlPlane, Filter::default());
+        assert!(other.is_some());
         drop(readers);
-        assert!(flows.read(Filter::default()).is_some());
+        assert!(flows.read(ReaderKind::Admin, Filter::default()).is_some());
     }
 
     #[tokio::test]
     async fn readers_get_what_their_filters_want() {
         let flows = Arc::new(Flows::default());
-        let mut all = flows.read(Filter::default()).unwrap();
+        let mut all = flows.read(ReaderKind::Admin, Filter::default()).unwrap();
         let refused = Filter {
             refused: true,
             ..Filter::default()
         };
-        let mut refused = flows.read(refused).unwrap();
+        let mut refused = flows.read(ReaderKind::Admin, refused).unwrap();
         flows.report(flow(Event::Opened));
         flows.report(flow(Event::Refused));
         assert_eq!(all.next().await.unwrap().len(), 2);
         let only = refused.next().await.unwrap();
         assert_eq!(only, [StreamItem::Flow(Box::new(flow(Event::Refused)))]);
+    }
+
+    #[tokio::test]
+    async fn confined_readers_get_confined_events() {
+        let flows = Arc::new(Flows::default());
+        let filter = Filter {
+            namespaces: vec!["mine".to_owned()],
+            confined: true,
+            ..Filter::default()
+        };
+        let mut reader = flows.read(ReaderKind::ControlPlane, filter).unwrap();
+        let mut call = flow(Event::Opened);
+        call.source.namespace = Some("theirs".to_owned());
+        flows.report(call.clone());
+        call.source.namespace = Some("mine".to_owned());
+        call.destination.namespace = Some("theirs".to_owned());
+        call.destination.workload = Some("secret-1".to_owned());
+        flows.report(call.clone());
+        call.destination.workload = None;
+        let only = [StreamItem::Flow(Box::new(call))];
+        assert_eq!(reader.next().await.unwrap(), only);
     }
 }

@@ -15,6 +15,6 @@ mod traffic;
 
 pub use access_log::{AccessLog, Direction, log_denied};
 pub use families::{ArcString, DnsLabels, EarlierCause, Metrics, SocketGuard, XdsTermination};
-pub use flows::{FlowReader, Flows, Origin};
+pub use flows::{FlowReader, Flows, Origin, ReaderKind};
 pub use labels::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
 pub use traffic::{ConnectionMetrics, Traffic, TrafficSeries};

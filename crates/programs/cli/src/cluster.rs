@@ -42,37 +42,43 @@ impl Default for Target {
 impl Target {
     /// Connects to the cluster.
     pub(crate) async fn cluster(&self) -> Result<Cluster, CliError> {
-        let unusable = |error: Box<dyn std::error::Error + Send + Sync>| {
-            let error = CliError::new(ErrorKind::Unreachable, "no cluster can be reached")
-                .because(error)
-                .hint("--kubeconfig FILE or $KUBECONFIG names one");
-            match labs::hint() {
-                Some(hint) => error.hint(hint),
-                None => error,
-            }
-        };
-        let options = KubeConfigOptions {
-            context: self.context.clone(),
-            ..KubeConfigOptions::default()
-        };
-        let config = match &self.kubeconfig {
-            Some(path) => {
-                let file = Kubeconfig::read_from(path).map_err(|error| unusable(error.into()))?;
-                Config::from_custom_kubeconfig(file, &options)
-                    .await
-                    .map_err(|error| unusable(error.into()))?
-            }
-            None if self.context.is_some() => Config::from_kubeconfig(&options)
-                .await
-                .map_err(|error| unusable(error.into()))?,
-            None => Config::infer()
-                .await
-                .map_err(|error| unusable(error.into()))?,
-        };
+        let config = self.config().await?;
         let client = ambit_kube_kit::client::from_config(config, USER_AGENT);
         Ok(Cluster::new(
             client.map_err(|error| unusable(error.into()))?,
         ))
+    }
+
+    /// The cluster's address, and the user's credentials.
+    pub(crate) async fn config(&self) -> Result<Config, CliError> {
+        let options = KubeConfigOptions {
+            context: self.context.clone(),
+            ..KubeConfigOptions::default()
+        };
+        match &self.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(|error| unusable(error.into()))?;
+                Config::from_custom_kubeconfig(file, &options)
+                    .await
+                    .map_err(|error| unusable(error.into()))
+            }
+            None if self.context.is_some() => Config::from_kubeconfig(&options)
+                .await
+                .map_err(|error| unusable(error.into())),
+            None => Config::infer()
+                .await
+                .map_err(|error| unusable(error.into())),
+        }
+    }
+}
+
+fn unusable(error: Box<dyn std::error::Error + Send + Sync>) -> CliError {
+    let error = CliError::new(ErrorKind::Unreachable, "no cluster can be reached")
+        .because(error)
+        .hint("--kubeconfig FILE or $KUBECONFIG names one");
+    match labs::hint() {
+        Some(hint) => error.hint(hint),
+        None => error,
     }
 }
 

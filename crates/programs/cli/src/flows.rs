@@ -1,5 +1,6 @@
 //! `ambit flows`: live connections and requests, from node proxies and waypoints of a lab or a cluster.
 
+mod control_plane;
 mod proxies;
 mod read;
 mod screen;
@@ -18,8 +19,8 @@ use crate::{
     install::{duration, progress},
     output::say,
 };
-pub(crate) use proxies::{Proxies, Proxy};
-pub(crate) use read::{Received, follow};
+use proxies::Proxies;
+pub(crate) use read::Received;
 
 /// Most that waits to be shown.
 const WAITING: usize = 4096;
@@ -91,6 +92,7 @@ impl FlowsArgs {
             from: party("--from", &self.from)?,
             to: party("--to", &self.to)?,
             namespaces: self.namespace.clone(),
+            ..Filter::default()
         })
     }
 
@@ -126,13 +128,14 @@ pub(crate) async fn subscribe(
     filter: Filter,
 ) -> Result<mpsc::Receiver<Received>, CliError> {
     let proxies = Proxies::of(place).await?;
+    proxies.check(&filter).await?;
     let all = proxies.list().await?;
     if all.is_empty() {
         let what = "there is no node proxy whose flows could be read";
         return Err(CliError::new(ErrorKind::NotFound, what).hint("`ambit status` shows what runs"));
     }
     let (sender, received) = mpsc::channel(WAITING);
-    ambit_rt::spawn("flows", follow(proxies, filter, sender));
+    ambit_rt::spawn("flows", read::follow(proxies, filter, sender));
     Ok(received)
 }
 

@@ -10,6 +10,10 @@ use ambit_k8s_api::Pod;
 use ambit_kube_kit::forward;
 use bytes::Bytes;
 use hyper::Method;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use kube::{Api, api::PostParams};
 
 use crate::{CliError, ErrorKind, http, install::failed};
 
@@ -72,6 +76,30 @@ pub(crate) async fn send_to_pod(
             None => unanswered(error.into()),
         }),
     }
+}
+
+/// Whether the user may forward ports of the mesh's pods, and so ask each of them everything.
+pub(crate) async fn may_forward(cluster: &Cluster, mesh: &str) -> Result<bool, CliError> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                resource: Some("pods".to_owned()),
+                subresource: Some("portforward".to_owned()),
+                verb: Some("create".to_owned()),
+                namespace: Some(mesh.to_owned()),
+                ..ResourceAttributes::default()
+            }),
+            non_resource_attributes: None,
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let api: Api<SelfSubjectAccessReview> = Api::all(cluster.client());
+    let review = api.create(&PostParams::default(), &review).await;
+    let review = review.map_err(|error| {
+        let what = "cannot ask the API server which rights the user has";
+        CliError::new(ErrorKind::Unreachable, what).because(error)
+    })?;
+    Ok(review.status.is_some_and(|status| status.allowed))
 }
 
 /// The pods of a part of the mesh.

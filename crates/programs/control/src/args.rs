@@ -37,6 +37,15 @@ pub struct Args {
     /// nowhere with --manifests.
     #[arg(long, env = "AMBIT_LISTEN_HTTP")]
     pub listen_http: Option<SocketAddr>,
+    /// Where users read flow events through the API server's proxy, over TLS; nowhere without. On Kubernetes alone.
+    #[arg(long, env = "AMBIT_LISTEN_FLOWS", conflicts_with = "manifests")]
+    pub listen_flows: Option<SocketAddr>,
+    /// Time between two checks of the rights of those who read flow events, in seconds.
+    #[arg(long, default_value_t = 60, env = "AMBIT_FLOWS_CHECK_SECONDS")]
+    pub flows_check_seconds: u64,
+    /// Service account of this control plane, in its own namespace: proxies let it read flow events.
+    #[arg(long, default_value = "ambit-control", env = "SERVICE_ACCOUNT")]
+    pub service_account: String,
     /// Trust domain of every identity.
     #[arg(long, default_value = "cluster.local", env = "TRUST_DOMAIN")]
     pub trust_domain: String,

@@ -18,6 +18,7 @@
 //! | ambit.io | httpfaults, ratelimits | list, watch |
 //! | apiextensions.k8s.io | customresourcedefinitions | get, list, watch |
 //! | authentication.k8s.io | tokenreviews | create |
+//! | authorization.k8s.io, with --listen-flows | subjectaccessreviews | create |
 //! | core | services/status | patch |
 //! | networking.istio.io | serviceentries/status, workloadentries/status, destinationrules/status | patch |
 //! | security.istio.io | authorizationpolicies/status, peerauthentications/status | patch |

@@ -9,6 +9,7 @@ use std::{
 
 use ambit_derive::MeshConfig;
 use ambit_egress::Guard;
+use ambit_model::Identity;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
 use ambit_waypoint_objects::Settings;
@@ -23,6 +24,7 @@ use crate::{
     caller_pod::Pods,
     deployments,
     environment::{Cluster, Environment},
+    flows::{Flows, MeshProxies, OwnIdentity, Users},
     grpc,
     key_sets::KeySets,
     leading::while_leading,
@@ -75,6 +77,8 @@ pub struct Running {
     pub xds: SocketAddr,
     /// Where metrics and debug pages are served.
     pub monitoring: SocketAddr,
+    /// Where users read flow events, if they do.
+    pub flows: Option<SocketAddr>,
     drain: Drain,
 }
 
@@ -126,6 +130,26 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     if let Some(cluster) = &cluster {
         lead(cluster, &publisher, args, &watcher)?;
     }
+    let flows = match (&cluster, args.listen_flows) {
+        (Some(cluster), Some(address)) => {
+            let proxies = MeshProxies {
+                pods: Arc::clone(&mesh.pods),
+                access: Arc::clone(&access),
+                own: Arc::new(OwnIdentity::new(own_identity(args), publisher.follow())),
+                trust_domain: args.trust_domain.as_str().into(),
+                named: None,
+            };
+            let users = Users::new(cluster.client.clone());
+            let check_again = Duration::from_secs(args.flows_check_seconds.max(1));
+            let flows = Flows::new(users, proxies, check_again, watcher.clone());
+            Some(
+                flows
+                    .serve(address, serving.clone(), Arc::clone(&metrics))
+                    .await?,
+            )
+        }
+        _ => None,
+    };
     let pods = Pods {
         directory: Arc::clone(&mesh.pods),
         followed: mesh.followed.clone(),
@@ -161,7 +185,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         listener,
         watcher.clone(),
         move || serving.config(),
-        move |why| closed.connection_closed(closed_label(why)),
+        move |why| closed.connection_closed(why.label()),
     );
     let certificates = IstioCertificateServiceServer::new(certificates)
         .max_decoding_message_size(MAX_CERTIFICATE_REQUEST);
@@ -174,6 +198,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     Ok(Running {
         xds,
         monitoring,
+        flows,
         drain,
     })
 }
@@ -213,12 +238,13 @@ fn trusted_nodes(args: &Args) -> anyhow::Result<Accounts> {
         .context("--trusted-node-accounts")
 }
 
-fn closed_label(why: ambit_grpc_listener::Closed) -> &'static str {
-    match why {
-        ambit_grpc_listener::Closed::Rate => "rate",
-        ambit_grpc_listener::Closed::Displaced => "displaced",
-        ambit_grpc_listener::Closed::Handshake => "handshake",
-    }
+/// Identity under which proxies let this control plane read flow events.
+fn own_identity(args: &Args) -> Identity {
+    Identity::new(
+        args.trust_domain.as_str(),
+        args.own_namespace(),
+        args.service_account.as_str(),
+    )
 }
 
 /// Begins what this replica does for all while it leads.
@@ -270,6 +296,7 @@ fn lead(
 fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
     let settings: Settings = serde_json::from_str(text).context("--waypoints")?;
     Ok(Settings {
+        flow_reader: args.listen_flows.map(|_| own_identity(args).to_string()),
         control_address: format!("https://istiod.{}.svc:15012", args.own_namespace()),
         trust_domain: args.trust_domain.clone(),
         cluster_id: args.cluster_id.clone(),

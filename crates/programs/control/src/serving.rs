@@ -78,8 +78,15 @@ impl Serving {
         Ok(serving)
     }
 
-    /// The configuration for the next connection.
+    /// The configuration for the next connection of gRPC.
     pub fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.0.read())
+    }
+
+    /// The configuration for the next connection of HTTP/1.1.
+    pub fn http1_config(&self) -> Arc<ServerConfig> {
+        let mut config = ServerConfig::clone(&self.0.read());
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Arc::new(config)
     }
 }

@@ -10,6 +10,7 @@ use ambit_proxy::{
     SharedState, Workers,
     admin::{self, Admin, Ports},
     control_plane::{self, Follower, XdsSettings},
+    flow_listener::FlowAccess,
     identities::{self, CertificateSettings},
     local_xds,
     policy_metrics::PolicyCollector,
@@ -184,6 +185,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: mesh.static_config,
+        flow_access: config.flow_reader.clone().map(|reader| FlowAccess {
+            own: config.own_identity(),
+            reader,
+        }),
         flows,
     };
     let ports = Ports {

@@ -5,7 +5,7 @@
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use ambit_hbone::Settings;
-use ambit_model::{ArcStr, PROXY_MARK, PodName};
+use ambit_model::{ArcStr, Identity, PROXY_MARK, PodName};
 use ambit_proxy::{
     SetupLimits,
     control_plane::Upstream,
@@ -167,6 +167,9 @@ pub struct Config {
     pub crl_path: Option<PathBuf>,
     /// `AMBIT_METRICS_PRINCIPALS`: whether metrics name the identities of both ends.
     pub metrics_principals: bool,
+    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Nobody, if not set.
+    #[serde(skip)]
+    pub flow_reader: Option<Identity>,
     /// Admin server's port, on the loopback address.
     pub admin_port: u16,
     /// Metrics server's port.
@@ -258,11 +261,21 @@ impl Config {
                 .filter(|path| !path.is_empty())
                 .map(Into::into),
             metrics_principals: env.flag("AMBIT_METRICS_PRINCIPALS")?.unwrap_or(true),
+            flow_reader: env.parse("AMBIT_FLOW_READER", "a SPIFFE identity")?,
             admin_port: mesh.proxy_admin_port.unwrap_or(15000),
             stats_port: mesh.stats_port.unwrap_or(15020),
             readiness_port: 15021,
             proxy_metadata: mesh.proxy_metadata.into_iter().collect(),
         })
+    }
+
+    /// Identity of the proxy itself, which is that of no pod that it serves.
+    pub fn own_identity(&self) -> Identity {
+        Identity::new(
+            self.trust_domain.clone(),
+            self.own.namespace.clone(),
+            self.own.service_account.clone(),
+        )
     }
 }
 

@@ -9,6 +9,7 @@ use ambit_proxy::{
     SharedState, Workers,
     admin::{self, Admin, Ports},
     control_plane::{XdsSettings, client_options},
+    flow_listener::FlowAccess,
     identities::{self, CertificateSettings},
     state::{NotUnderstoodPolicies, StateConfig},
     warm_start::{self, MeshCache, WarmCertificates},
@@ -175,6 +176,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: Value::Null,
+        flow_access: config.flow_reader.clone().map(|reader| FlowAccess {
+            own: config.identity(),
+            reader,
+        }),
         flows: waypoint.metrics.flows().clone(),
     };
     let ports = Ports {

@@ -108,6 +108,9 @@ pub struct Config {
     pub metrics_principals: bool,
     /// Whether the pod uses IPv6 (`IPV6_ENABLED`).
     pub ipv6: bool,
+    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Nobody, if not set.
+    #[serde(skip)]
+    pub flow_reader: Option<Identity>,
     /// Admin server's port, on the loopback address.
     pub admin_port: u16,
     /// Metrics server's port.
@@ -251,6 +254,7 @@ impl Config {
             tls_files: env.text("AMBIT_TLS_FILES", "/etc/certs").into(),
             metrics_principals: env.flag("AMBIT_METRICS_PRINCIPALS")?.unwrap_or(true),
             ipv6: env.flag("IPV6_ENABLED")?.unwrap_or(true),
+            flow_reader: env.parse("AMBIT_FLOW_READER", "a SPIFFE identity")?,
             admin_port: 15000,
             stats_port: 15020,
             readiness_port: 15021,

@@ -18,6 +18,24 @@ pub enum StreamItem {
     },
 }
 
+/// One line about a proxy, in the streams of the control plane, which are those of many proxies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase")]
+pub enum ProxyState {
+    /// The proxy's stream has begun.
+    Began {
+        /// Name of the proxy.
+        proxy: String,
+    },
+    /// The proxy's stream has ended or could not begin. It is tried again.
+    Ended {
+        /// Name of the proxy.
+        proxy: String,
+        /// Reason as text.
+        reason: String,
+    },
+}
+
 /// Kind of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

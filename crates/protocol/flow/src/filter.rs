@@ -1,4 +1,4 @@
-//! Filters of readers, as parameters of a query: `refused`, `plaintext`, `from`, `to`, `namespace`.
+//! Filters of readers, as parameters of a query: `refused`, `plaintext`, `from`, `to`, `namespace`, `confined`.
 
 use std::{fmt, str::FromStr};
 
@@ -20,6 +20,8 @@ pub struct Filter {
     pub to: Option<Party>,
     /// Only where the client, the server or the service is in one of these namespaces. Empty: in any.
     pub namespaces: Vec<String>,
+    /// The reader may read `namespaces` alone: see [`Flow::confined`]. Without namespaces, nothing.
+    pub confined: bool,
 }
 
 /// Client or server that a filter names.
@@ -51,7 +53,7 @@ impl fmt::Display for FilterError {
         match self {
             Self::Unknown(name) => write!(
                 f,
-                "unknown parameter {name:?}: use refused, plaintext, from, to or namespace"
+                "unknown parameter {name:?}: use refused, plaintext, from, to, namespace or confined"
             ),
             Self::Empty(text) => write!(
                 f,
@@ -142,6 +144,7 @@ impl Filter {
                 "plaintext" => filter.plaintext = value != "false",
                 "from" => filter.from = Some(value.parse()?),
                 "to" => filter.to = Some(value.parse()?),
+                "confined" => filter.confined = value != "false",
                 "namespace" if filter.namespaces.len() == MAX_NAMESPACES => {
                     return Err(FilterError::TooManyNamespaces);
                 }
@@ -164,11 +167,24 @@ impl Filter {
         all.extend(self.from.iter().map(|party| ("from", party.to_string())));
         all.extend(self.to.iter().map(|party| ("to", party.to_string())));
         all.extend(self.namespaces.iter().map(|one| ("namespace", one.clone())));
+        if self.confined {
+            all.push(("confined", "true".to_owned()));
+        }
         all
     }
 
     /// Whether the reader wants an event.
     pub fn wants(&self, flow: &Flow) -> bool {
+        match self.confined {
+            false => self.is_wanted(flow),
+            // By what the reader is shown: otherwise a filter could find out what is left out.
+            true => {
+                flow.is_of(&self.namespaces) && self.is_wanted(&flow.confined(&self.namespaces))
+            }
+        }
+    }
+
+    fn is_wanted(&self, flow: &Flow) -> bool {
         let is_named = |namespace: Option<&String>| {
             namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
         };
@@ -269,6 +285,7 @@ mod tests {
             from: Some("shop/".parse().unwrap()),
             to: Some("10.0.0.1".parse().unwrap()),
             namespaces: vec!["a".to_owned(), "b".to_owned()],
+            confined: true,
         };
         let parameters = filter.parameters();
         let parameters = parameters

@@ -1,13 +1,31 @@
 //! Flow events: the events of connections and requests that node proxies and waypoints stream to readers, one JSON
 //! object a line, and the filters of readers. Ambit's own contract, without other implementations.
+//!
+//! Readers of the admin port read as `GET /flows` there. Other readers read through the control plane, which
+//! authorizes them ([`CONTROL_PORT`]), and which the proxies serve under mutual TLS ([`PROXY_PORT`]).
 
 #![forbid(unsafe_code)]
 
+mod confinement;
 mod event;
 mod filter;
 
 pub use event::{
-    Event, Flow, Peer, Refusal, Reporter, ReporterKind, RequestSummary, ServiceName, StreamItem,
-    Transport,
+    Event, Flow, Peer, ProxyState, Refusal, Reporter, ReporterKind, RequestSummary, ServiceName,
+    StreamItem, Transport,
 };
 pub use filter::{Filter, FilterError, Party};
+
+/// Path of the stream, with a [`Filter`]'s parameters.
+pub const PATH: &str = "/flows";
+/// Port of proxies' pods where the control plane reads, under mutual TLS.
+pub const PROXY_PORT: u16 = 15022;
+/// Port of the control plane's pods where users read through the API server's proxy, over TLS.
+pub const CONTROL_PORT: u16 = 15016;
+/// Header with a user's bearer token: the API server removes `authorization` from the requests that it passes on.
+pub const TOKEN_HEADER: &str = "x-ambit-token";
+/// Name of that port in the control plane's Service.
+pub const CONTROL_PORT_NAME: &str = "https-flows";
+/// API group and resource of the right to `get` the flow events of a namespace. No API serves it: the control plane
+/// asks the API server whether a user has the right.
+pub const RESOURCE: (&str, &str) = ("ambit.io", "flows");

@@ -15,6 +15,7 @@ const WORKER: &str = "/ambit-node-proxy worker";
 mod agents;
 mod chaos;
 mod control_plane;
+mod dashboard;
 mod harness;
 mod joining;
 mod nodes;

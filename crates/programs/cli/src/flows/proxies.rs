@@ -1,14 +1,17 @@
-//! The node proxies and waypoints of a lab or a cluster, and connections to their admin ports.
+//! The node proxies and waypoints of a lab or a cluster, and connections to their admin ports. Who may not forward ports
+//! of a cluster's mesh reads through its control plane instead (`control_plane`).
 
 use std::fmt;
 
+use ambit_flow::Filter;
+use ambit_flow_reader::{self as reader, Opened};
 use ambit_install::{cluster::Cluster, object::name};
 use ambit_k8s_api::{Pod, labels::GATEWAY_NAME};
 use ambit_kube_kit::forward;
 use ambit_lab::Place;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::FlowPlace;
+use super::{FlowPlace, control_plane::ControlPlane};
 use crate::{
     CliError, ErrorKind,
     install::failed,
@@ -25,6 +28,8 @@ pub(crate) enum Proxy {
     Node(String),
     /// A pod, of a waypoint or of a node proxy: namespace, name.
     Pod(String, String),
+    /// The control plane of a cluster, which reads all proxies.
+    ControlPlane,
 }
 
 impl fmt::Display for Proxy {
@@ -32,6 +37,7 @@ impl fmt::Display for Proxy {
         match self {
             Self::Node(node) => write!(f, "the proxy of node {node}"),
             Self::Pod(namespace, name) => write!(f, "pod {namespace}/{name}"),
+            Self::ControlPlane => f.write_str("the control plane"),
         }
     }
 }
@@ -46,6 +52,8 @@ pub(crate) enum Proxies {
     Lab(String),
     /// Of a cluster, with the namespace of the mesh.
     Cluster(Cluster, String),
+    /// Of a cluster whose ports the user may not forward.
+    Confined(ControlPlane),
 }
 
 impl Proxies {
@@ -55,7 +63,13 @@ impl Proxies {
             Some(lab) => Ok(Self::Lab(lab)),
             None => {
                 let cluster = place.target.cluster().await?;
-                Ok(Self::Cluster(cluster, place.target.mesh_namespace.clone()))
+                let mesh = place.target.mesh_namespace.clone();
+                match reach::may_forward(&cluster, &mesh).await? {
+                    true => Ok(Self::Cluster(cluster, mesh)),
+                    false => Ok(Self::Confined(
+                        ControlPlane::of(&place.target, cluster, mesh).await?,
+                    )),
+                }
             }
         }
     }
@@ -68,14 +82,40 @@ impl Proxies {
                 blocking(move || of_lab(&lab)).await
             }
             Self::Cluster(cluster, namespace) => of_cluster(cluster, namespace).await,
+            Self::Confined(_) => Ok(vec![Proxy::ControlPlane]),
         }
     }
 
-    /// Connects to the admin port of a proxy.
-    pub(crate) async fn dial(&self, proxy: &Proxy) -> Result<Box<dyn Stream>, CliError> {
+    /// Fails if the user may not read what `filter` wants.
+    pub(super) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
         match self {
+            Self::Confined(control_plane) => control_plane.check(filter).await,
+            Self::Lab(_) | Self::Cluster(..) => Ok(()),
+        }
+    }
+
+    /// Requests a path of a proxy.
+    async fn request(&self, proxy: &Proxy, path: &str) -> Result<Opened, CliError> {
+        if let Self::Confined(control_plane) = self {
+            return control_plane.request(path).await;
+        }
+        let stream = self.dial(proxy).await?;
+        reader::request(stream, path).await.map_err(|error| {
+            let what = format!("{proxy} does not answer");
+            CliError::new(ErrorKind::Unreachable, what).because(error)
+        })
+    }
+
+    /// Connects to the admin port of a proxy.
+    async fn dial(&self, proxy: &Proxy) -> Result<Box<dyn Stream>, CliError> {
+        let not_there = || {
+            let what = format!("{proxy} has no admin port");
+            CliError::new(ErrorKind::NotFound, what)
+        };
+        match self {
+            Self::Confined(_) => Err(not_there()),
             Self::Lab(lab) => {
-                let (lab, place) = (lab.clone(), place(proxy));
+                let (lab, place) = (lab.clone(), place(proxy).ok_or_else(not_there)?);
                 let dialled = blocking(move || {
                     let stream = labs::find(&lab)?.dial(place, ADMIN.into());
                     stream.map_err(labs::client_error)
@@ -91,6 +131,7 @@ impl Proxies {
                 let (namespace, pod) = match proxy {
                     Proxy::Pod(namespace, pod) => (namespace, pod),
                     Proxy::Node(node) => (mesh, node),
+                    Proxy::ControlPlane => return Err(not_there()),
                 };
                 let dialled = forward::dial(&cluster.client(), namespace, pod, ADMIN.1).await;
                 let (stream, _) = dialled.map_err(|error| {
@@ -111,10 +152,24 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| CliError::new(ErrorKind::Failed, "cannot query the lab").because(error))?
 }
 
-fn place(proxy: &Proxy) -> Place {
+impl reader::Proxies for Proxies {
+    type Proxy = Proxy;
+
+    async fn list(&self) -> Result<Vec<Proxy>, String> {
+        self.list().await.map_err(|error| error.to_string())
+    }
+
+    async fn open(&self, proxy: &Proxy, path: &str) -> Result<Opened, String> {
+        let opened = self.request(proxy, path).await;
+        opened.map_err(|error| error.to_string())
+    }
+}
+
+fn place(proxy: &Proxy) -> Option<Place> {
     match proxy {
-        Proxy::Node(node) => Place::Node(node.clone()),
-        Proxy::Pod(namespace, name) => Place::Pod(format!("{namespace}/{name}")),
+        Proxy::Node(node) => Some(Place::Node(node.clone())),
+        Proxy::Pod(namespace, name) => Some(Place::Pod(format!("{namespace}/{name}"))),
+        Proxy::ControlPlane => None,
     }
 }
 

@@ -220,7 +220,7 @@ impl PodInput {
         index.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
     }
 
-    /// Facts about the pod for the certificate authority.
+    /// Facts about the pod for the directory.
     pub(crate) fn facts(&self, index: &Index) -> PodFacts {
         let gateway = self.labels.get(labels::GATEWAY_NAME);
         PodFacts {
@@ -230,6 +230,7 @@ impl PodInput {
             live: !self.terminated,
             enrolled: self.is_enrolled(index),
             gateway: gateway.map(ArcStr::from),
+            address: self.ips.first().copied(),
         }
     }
 

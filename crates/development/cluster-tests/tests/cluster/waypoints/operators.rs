@@ -1,8 +1,14 @@
 //! What operators see of waypoints, from the command line.
 
-use std::process::{Command, Stdio};
+use std::{
+    io,
+    path::Path,
+    process::{Command, Output, Stdio},
+    thread::JoinHandle,
+};
 
 use ambit_cluster_tests::{Mesh, binary, until};
+use serde_json::{Value, json};
 
 use super::Covered;
 
@@ -62,8 +68,8 @@ spec:
     );
 }
 
-/// A kubeconfig of a user with the rights of a service account, which has none.
-fn of_nobody(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
+/// A kubeconfig with the rights of a namespace's default account, which has none of its own.
+fn of_account(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
     let view = [
         "config",
         "view",
@@ -126,17 +132,138 @@ fn flows_are_shown_live_to_users_with_the_right() {
         "explain", "--from", &client, "--to", "server", "--path", "/seen",
     ]);
     assert!(explained.contains("REACHES the application"), "{explained}");
+}
 
-    let nobody = of_nobody(&mesh, space.name());
-    let refused = Command::new(binary("ambit"))
-        .args(["flows", "-o", "json", "--for", "5s", "--kubeconfig"])
-        .arg(nobody.path())
-        .output()
-        .unwrap();
-    let error = String::from_utf8_lossy(&refused.stderr);
+/// `ambit flows` of a user.
+struct Reading(JoinHandle<io::Result<Output>>);
+
+impl Reading {
+    fn start(user: &Path, arguments: &[&str]) -> Self {
+        let child = Command::new(binary("ambit"))
+            .args(["flows", "-o", "json", "--kubeconfig"])
+            .arg(user)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let child = child.unwrap();
+        Self(std::thread::spawn(move || child.wait_with_output()))
+    }
+
+    fn finish(self) -> (String, String) {
+        let output = self.0.join().unwrap().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr))
+    }
+}
+
+#[test]
+fn flows_of_a_namespace_are_for_those_who_may_view_it() {
+    let mesh = Mesh::shared();
+    let (mine, theirs) = (mesh.space("viewed"), mesh.space("hidden"));
+    let covered = Covered::new(&mine);
+    let their_server = theirs.serve_captured();
+    theirs.client("client", Some("n1"));
+    theirs.until_captured("client", true);
+    let theirs_only = format!("http://server.{}/theirs", theirs.name());
+    theirs.until_get("client", &theirs_only, true);
+    let user = of_account(&mesh, mine.name());
+
+    // Without a right, with one for another namespace, and for all of them.
+    let refused = |namespace: &str, reason: &str| {
+        let (events, error) = Reading::start(user.path(), &["-n", namespace]).finish();
+        assert!(
+            events.is_empty() && error.contains(reason),
+            "{events}{error}"
+        );
+    };
+    let no_right = format!("no right to get flows.ambit.io in {}", mine.name());
+    refused(mine.name(), &no_right);
+    mine.apply(&format!(
+        "apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: viewer}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}}
+subjects: [{{kind: ServiceAccount, name: default, namespace: {}}}]
+",
+        mine.name()
+    ));
+    until("the user may view the namespace", || {
+        let reading = Reading::start(user.path(), &["--for", "1s", "-n", mine.name()]);
+        !reading.finish().1.contains("no right")
+    });
+    let no_right = format!("no right to get flows.ambit.io in {}", theirs.name());
+    refused(theirs.name(), &no_right);
+    let (_, error) = Reading::start(user.path(), &[]).finish();
+    assert!(error.contains("flow events of all namespaces"), "{error}");
+    // The user reaches no port but that of flow events.
+    let config = format!("--kubeconfig={}", user.path().display());
+    for name in ["https:istiod:https-dns", "http:istiod:http-monitoring"] {
+        let path = format!("/api/v1/namespaces/istio-system/services/{name}/proxy/");
+        let mut kubectl = mesh.cluster().kubectl();
+        let answer = kubectl.args([&config, "get", "--raw", &path]).output();
+        let error = String::from_utf8_lossy(&answer.unwrap().stderr).into_owned();
+        assert!(error.contains("forbidden"), "{name}: {error}");
+    }
+
+    let reading = Reading::start(user.path(), &["--for", "20s", "-n", mine.name()]);
+    let is_read = || {
+        let metrics = covered.waypoint.metrics("client");
+        metrics.lines().any(|line| line == "ambit_flow_readers 1")
+    };
+    until("the waypoint has a reader", is_read);
+    until("the reader has ended", || {
+        let to_server = format!("{}/seen", covered.urls[0]);
+        mine.get("client", &to_server).unwrap();
+        theirs.get("client", &to_server).unwrap();
+        theirs.get("client", &theirs_only).unwrap();
+        mine.get("client", &theirs_only).unwrap();
+        !is_read()
+    });
+    let (text, error) = reading.finish();
     assert!(
-        !refused.status.success() && refused.stdout.is_empty(),
+        error.contains("reading through the control plane"),
         "{error}"
     );
-    assert!(error.contains("forbidden"), "{error}");
+    let events: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let find = |side: &str, from: &str, to: &str| {
+        let found = events.iter().find(|event| {
+            event["reporter"]["kind"] == side
+                && event["source"]["namespace"] == from
+                && event["destination"]["namespace"] == to
+        });
+        found.unwrap_or_else(|| panic!("no event of the {side} from {from} to {to}: {text}"))
+    };
+    let (mine_name, their_name) = (mine.name(), theirs.name());
+    for side in ["source", "waypoint", "destination"] {
+        find(side, mine_name, mine_name);
+    }
+    let called = find("waypoint", their_name, mine_name);
+    assert_eq!(called["source"]["owner"], Value::Null, "{called}");
+    assert_eq!(called["request"]["path"], "/seen", "{called}");
+    let call = find("source", mine_name, their_name);
+    assert_eq!(
+        call["destination"],
+        json!({"namespace": their_name}),
+        "{call}"
+    );
+    assert_eq!(call["source"]["owner"], "client", "{call}");
+    // Nothing of what happens in the other namespace, whoever calls there.
+    for event in &events {
+        let kind = &event["reporter"]["kind"];
+        let is_mine = |side: &str| event[side]["namespace"] == mine_name;
+        assert!(
+            if kind == "source" {
+                is_mine("source")
+            } else {
+                is_mine("destination")
+            },
+            "{event}"
+        );
+    }
+    let hidden = their_server.metadata.name.unwrap();
+    assert!(!text.contains(&hidden), "{hidden} in {text}");
 }

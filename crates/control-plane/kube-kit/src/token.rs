@@ -1,0 +1,108 @@
+//! The bearer token of a configuration, wherever it comes from: a text, a file, a program, a login.
+
+use futures_util::future::BoxFuture;
+use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
+use kube::{
+    Config,
+    client::{Body, ConfigExt as _, middleware::AuthLayer},
+};
+use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The configuration's user has no token, but a certificate, a password, or nothing.
+    #[error("the kubeconfig's user has no bearer token")]
+    None,
+    /// Requests are made as another user, whose token nobody has.
+    #[error("the kubeconfig impersonates {0}, who has no token")]
+    Impersonated(String),
+    /// The program, file or login that has the token failed.
+    #[error("the kubeconfig's token cannot be obtained")]
+    Failed(#[source] BoxError),
+}
+
+/// The token that requests to the API server carry at the moment.
+///
+/// # Errors
+/// If requests carry none, or it cannot be obtained.
+pub async fn bearer_token(config: &Config) -> Result<String, TokenError> {
+    if let Some(user) = &config.auth_info.impersonate {
+        return Err(TokenError::Impersonated(user.clone()));
+    }
+    let layer = config.auth_layer();
+    let layer = layer.map_err(|error| TokenError::Failed(error.into()))?;
+    let layer = layer.ok_or(TokenError::None)?;
+    let response = echo(&layer).await.map_err(TokenError::Failed)?;
+    let token = response.headers().get(AUTHORIZATION).and_then(token);
+    token.map(ToOwned::to_owned).ok_or(TokenError::None)
+}
+
+/// The headers of a request after the client's own layer, which gets no further than here. Without the box the compiler
+/// does not see that it can be sent between threads.
+fn echo(layer: &AuthLayer) -> BoxFuture<'static, Result<Response<()>, BoxError>> {
+    let echo = service_fn(|request: Request<Body>| async move {
+        let mut response = Response::new(());
+        *response.headers_mut() = request.into_parts().0.headers;
+        Ok::<_, BoxError>(response)
+    });
+    Box::pin(layer.layer(echo).oneshot(Request::new(Body::empty())))
+}
+
+fn token(header: &HeaderValue) -> Option<&str> {
+    header.to_str().ok()?.strip_prefix("Bearer ")
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::config::{KubeConfigOptions, Kubeconfig};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    async fn token_of(user: Value) -> Result<String, TokenError> {
+        let kubeconfig: Kubeconfig = serde_json::from_value(json!({
+            "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+            "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }))
+        .unwrap();
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+        bearer_token(&config.unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn token_is_found_wherever_it_comes_from() {
+        assert_eq!(token_of(json!({"token": "plain"})).await.unwrap(), "plain");
+
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("token");
+        std::fs::write(&file, "of-a-file").unwrap();
+        let found = token_of(json!({"tokenFile": file})).await;
+        assert_eq!(found.unwrap(), "of-a-file");
+
+        let credential = r#"{"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1",
+            "status": {"token": "of-a-program"}}"#;
+        let found = token_of(json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "echo", "args": [credential], "interactiveMode": "Never",
+        }}));
+        assert_eq!(found.await.unwrap(), "of-a-program");
+    }
+
+    #[tokio::test]
+    async fn users_without_a_token_are_named() {
+        assert!(matches!(token_of(json!({})).await, Err(TokenError::None)));
+        let password = json!({"username": "u", "password": "p"});
+        assert!(matches!(token_of(password).await, Err(TokenError::None)));
+        let other = token_of(json!({"token": "plain", "as": "root"})).await;
+        assert!(matches!(other, Err(TokenError::Impersonated(user)) if user == "root"));
+        let broken = json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "false", "interactiveMode": "Never",
+        }});
+        assert!(matches!(token_of(broken).await, Err(TokenError::Failed(_))));
+    }
+}

@@ -1,0 +1,306 @@
+//! The port where the control plane reads flow events for users whom it has authorized: `GET /flows` over mutual TLS,
+//! under the proxy's own identity. Every other client is refused in the handshake or right after it.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use ambit_certificates::Certificates;
+use ambit_model::Identity;
+use ambit_rt::{
+    DrainWatcher, Rates, SlotLimits, Slots,
+    http::{Listen, Request, Response, method_not_allowed, not_found},
+};
+use ambit_telemetry::{Flows, ReaderKind};
+use rustls::ServerConfig;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Mutex, mpsc},
+    time::{Instant, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use crate::flow_stream;
+
+/// Connections in their handshake.
+const UNKNOWN: SlotLimits = SlotLimits {
+    total: 32,
+    each: 8,
+    few: 2,
+};
+/// New connections of one address: in a second, and in a burst after a pause.
+const NEW: (u32, u32) = (5, 20);
+/// How long a handshake may take, with the proxy's own certificate if that has to be fetched first.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after a failure to accept.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Identities of a connection of the control plane.
+#[derive(Clone, Debug)]
+pub struct FlowAccess {
+    /// Identity of the proxy.
+    pub own: Identity,
+    /// Identity of the control plane: the only client.
+    pub reader: Identity,
+}
+
+/// Responds to the control plane.
+pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
+    match (request.uri().path(), request.method()) {
+        (ambit_flow::PATH, &http::Method::GET) => {
+            flow_stream::respond(flows, ReaderKind::ControlPlane, request)
+        }
+        (ambit_flow::PATH, _) => method_not_allowed("GET"),
+        _ => not_found(),
+    }
+}
+
+type Connection = (TlsStream<TcpStream>, SocketAddr);
+
+/// Connections of the control plane.
+pub(crate) struct FlowListener(Mutex<mpsc::Receiver<Connection>>);
+
+impl Listen for FlowListener {
+    type Stream = TlsStream<TcpStream>;
+
+    async fn next(&self) -> io::Result<(Self::Stream, Option<SocketAddr>)> {
+        match self.0.lock().await.recv().await {
+            Some((stream, peer)) => Ok((stream, Some(peer))),
+            // The drain has started, which ends the server as well.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl FlowListener {
+    /// Accepts connections until the drain starts.
+    pub(crate) fn start(
+        listener: TcpListener,
+        access: FlowAccess,
+        certificates: Certificates,
+        drain: DrainWatcher,
+    ) -> Self {
+        let (sender, receiver) = mpsc::channel(1);
+        let gatekeeper = Arc::new(Gatekeeper {
+            access,
+            certificates,
+            accepted: sender,
+        });
+        ambit_rt::spawn("flow listener", gatekeeper.accept(listener, drain));
+        Self(Mutex::new(receiver))
+    }
+}
+
+/// Why a connection is refused.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("there is no certificate for the proxy's own identity")]
+    Certificate(#[source] ambit_certificates::CertError),
+    #[error("the certificate cannot be used")]
+    Config(#[source] rustls::Error),
+    #[error("the TLS handshake failed")]
+    Handshake(#[source] io::Error),
+    #[error("the client is {0:?}, not the control plane")]
+    Stranger(Option<Identity>),
+}
+
+/// Handshakes of clients, and the check of their identities.
+struct Gatekeeper {
+    access: FlowAccess,
+    certificates: Certificates,
+    accepted: mpsc::Sender<Connection>,
+}
+
+impl Gatekeeper {
+    async fn accept(self: Arc<Self>, listener: TcpListener, mut drain: DrainWatcher) {
+        let slots = Slots::new(UNKNOWN);
+        let rates = Rates::new(NEW.0, NEW.1);
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = drain.started() => return,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::debug!(%error, "accept failed");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            if !rates.take(peer.ip().to_canonical(), Instant::now().into_std()) {
+                tracing::debug!(%peer, "connection closed: its address opens too many");
+                continue;
+            }
+            let mut slot = tokio::select! {
+                slot = slots.enter(peer.ip()) => slot,
+                _ = drain.started() => return,
+            };
+            let gatekeeper = self.clone();
+            ambit_rt::spawn("flow handshake", async move {
+                let admitted = tokio::select! {
+                    admitted = timeout(HANDSHAKE_TIMEOUT, gatekeeper.admit(stream)) => admitted,
+                    () = slot.evicted() => return,
+                };
+                match admitted {
+                    // Fails only when the server has stopped.
+                    Ok(Ok(stream)) => drop(gatekeeper.accepted.send((stream, peer)).await),
+                    Ok(Err(refused)) => {
+                        let error = ambit_rt::ErrorChain(&refused);
+                        tracing::debug!(%peer, %error, "a reader of flow events is refused");
+                    }
+                    Err(_elapsed) => tracing::debug!(%peer, "the TLS handshake took too long"),
+                }
+            });
+        }
+    }
+
+    async fn admit(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Refused> {
+        let own = self.certificates.get(&self.access.own).await;
+        let own = own.map_err(Refused::Certificate)?;
+        let config = own.server_config().map_err(Refused::Config)?;
+        let mut config = ServerConfig::clone(&config);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let accept = TlsAcceptor::from(Arc::new(config)).accept(stream);
+        let stream = accept.await.map_err(Refused::Handshake)?;
+        let chain = stream.get_ref().1.peer_certificates();
+        let peer = ambit_tls::peer_identity(chain.unwrap_or_default());
+        match peer.as_ref() == Some(&self.access.reader) {
+            true => Ok(stream),
+            false => Err(Refused::Stranger(peer)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_certificates::CertificatesOptions;
+    use ambit_rt::{drain, http as rt_http};
+    use ambit_testkit::{FakeCa, Pki};
+    use ambit_tls::WorkloadCert;
+    use rustls::{ClientConfig, pki_types::ServerName};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+
+    fn identity(account: &str) -> Identity {
+        Identity::new("td", "istio-system", account)
+    }
+
+    /// Serves as a proxy with certificates of `pki`.
+    async fn serve(pki: Arc<Pki>) -> (SocketAddr, ambit_rt::Drain) {
+        let listener = rt_http::bind(([127, 0, 0, 1], 0).into(), "test").await;
+        let listener = listener.unwrap();
+        let address = listener.local_addr().unwrap();
+        let ca = FakeCa::new(pki, Duration::from_secs(3600));
+        let certificates = Certificates::start(Arc::new(ca), CertificatesOptions::default());
+        let access = FlowAccess {
+            own: identity("ztunnel"),
+            reader: identity("ambit-control"),
+        };
+        let (drain, watcher) = drain::channel();
+        let listener = FlowListener::start(listener, access, certificates, watcher.clone());
+        let flows = Arc::<Flows>::default();
+        let respond = move |request| {
+            let flows = flows.clone();
+            async move { respond(&flows, &request) }
+        };
+        let options = rt_http::ServerOptions::default();
+        let serve = rt_http::serve("test", listener, options, watcher, respond);
+        ambit_rt::spawn("test", serve);
+        (address, drain)
+    }
+
+    /// The status line of a request for flow events; empty if the server closes before.
+    async fn status(address: SocketAddr, config: ClientConfig) -> String {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::IpAddress(address.ip().into());
+        let Ok(mut stream) = TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await
+        else {
+            return String::new();
+        };
+        let request = b"GET /flows?confined=true&namespace=shop HTTP/1.1\r\nhost: x\r\n\r\n";
+        // A refused client may find the connection closed here already.
+        stream.write_all(request).await.ok();
+        let mut response = [0; 64];
+        let length = stream.read(&mut response).await.unwrap_or(0);
+        let text = String::from_utf8_lossy(&response[..length]).into_owned();
+        text.lines().next().unwrap_or_default().to_owned()
+    }
+
+    /// A client that presents no certificate.
+    #[derive(Debug)]
+    struct Nobody;
+
+    impl rustls::client::ResolvesClientCert for Nobody {
+        fn resolve(
+            &self,
+            _: &[&[u8]],
+            _: &[rustls::SignatureScheme],
+        ) -> Option<Arc<rustls::sign::CertifiedKey>> {
+            None
+        }
+
+        fn has_certs(&self) -> bool {
+            false
+        }
+    }
+
+    /// Configuration of a client, for a server of `expected`.
+    fn client(certificate: &WorkloadCert, expected: &Identity) -> ClientConfig {
+        let config = certificate.client_config(std::slice::from_ref(expected));
+        let mut config = ClientConfig::clone(&config.unwrap());
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config
+    }
+
+    #[tokio::test]
+    async fn control_plane_alone_reads() {
+        let pki = Arc::new(Pki::new());
+        let (address, _drain) = serve(pki.clone()).await;
+        let own = identity("ztunnel");
+        let reader = identity("ambit-control");
+        let read = status(address, client(&pki.cert(&reader), &own)).await;
+        assert_eq!(read, "HTTP/1.1 200 OK");
+
+        let elsewhere = Identity::new("td", "shop", "ambit-control");
+        let foreign = Identity::new("other", "istio-system", "ambit-control");
+        for stranger in [own.clone(), identity("istiod"), elsewhere, foreign] {
+            let refused = status(address, client(&pki.cert(&stranger), &own)).await;
+            assert_eq!(refused, "", "{stranger}");
+        }
+        let other_mesh = Pki::new();
+        let refused = status(address, client(&other_mesh.cert(&reader), &own)).await;
+        assert_eq!(refused, "", "another authority");
+        let refused = status(address, client(&pki.expired_cert(&reader), &own)).await;
+        assert_eq!(refused, "", "expired");
+    }
+
+    #[tokio::test]
+    async fn proxy_proves_its_own_identity() {
+        let pki = Arc::new(Pki::new());
+        let (address, _drain) = serve(pki.clone()).await;
+        let certificate = pki.cert(&identity("ambit-control"));
+        let other = status(address, client(&certificate, &identity("other"))).await;
+        assert_eq!(other, "");
+    }
+
+    #[tokio::test]
+    async fn clients_without_certificate_or_tls_get_nothing() {
+        let pki = Arc::new(Pki::new());
+        let (address, _drain) = serve(pki.clone()).await;
+        let mut anonymous = client(&pki.cert(&identity("ambit-control")), &identity("ztunnel"));
+        anonymous.client_auth_cert_resolver = Arc::new(Nobody);
+        assert_eq!(status(address, anonymous).await, "");
+
+        let mut plain = TcpStream::connect(address).await.unwrap();
+        plain
+            .write_all(b"GET /flows HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
+        let mut response = Vec::new();
+        plain.read_to_end(&mut response).await.ok();
+        assert!(!response.starts_with(b"HTTP"), "{response:?}");
+    }
+}

@@ -1,0 +1,126 @@
+//! The dashboard of a cluster whose API server goes away and comes back.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use ambit_cluster_tests::{Mesh, Space, binary, until};
+use serde_json::Value;
+
+struct Dashboard {
+    child: Child,
+    host: String,
+    token: String,
+}
+
+impl Drop for Dashboard {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+impl Dashboard {
+    fn start(mesh: &Mesh) -> Self {
+        let mut child = Command::new(binary("ambit"))
+            .args(["dashboard", "--no-open"])
+            .env("KUBECONFIG", mesh.cluster().kubeconfig())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = child.stdout.take().unwrap();
+        let line = BufReader::new(output).lines().next().unwrap().unwrap();
+        let url = line.strip_prefix("dashboard: http://").unwrap();
+        let (host, token) = url.split_once("/#token=").unwrap();
+        Self {
+            child,
+            host: host.to_owned(),
+            token: token.to_owned(),
+        }
+    }
+
+    /// The answer to a question of the page.
+    fn ask(&self, question: &str) -> Value {
+        let mut stream = TcpStream::connect(&self.host).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let (host, token) = (&self.host, &self.token);
+        write!(
+            stream,
+            "GET /api/{question} HTTP/1.1\r\nHost: {host}\r\nX-Ambit-Token: {token}\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        let (_, body) = response.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{question}: {error}: {response}"))
+    }
+
+    fn mesh(&self) -> Value {
+        self.ask("mesh?after=0")
+    }
+
+    /// Encrypted connections of `client` to `server` so far.
+    fn encrypted(&self, space: &Space<'_>) -> u64 {
+        let traffic = self.ask("traffic?after=0");
+        let is = |node: &Value, name: &str| node[1] == space.name() && node[2] == name;
+        let edges = traffic["edges"].as_array().unwrap();
+        let edges = edges
+            .iter()
+            .filter(|edge| is(&edge["from"], "client") && is(&edge["to"], "server"));
+        edges.filter_map(|edge| edge["encrypted"].as_u64()).sum()
+    }
+}
+
+#[test]
+fn dashboard_outlives_an_outage_of_the_api_server() {
+    let mesh = Mesh::alone();
+    let space = mesh.space("page");
+    space.serve_captured();
+    space.client("client", Some("n1"));
+    space.until_captured("client", true);
+    let dashboard = Dashboard::start(&mesh);
+    let has_workload = |mesh: &Value, name: &str| {
+        let workloads = mesh["mesh"]["workloads"].as_array();
+        workloads.into_iter().flatten().any(|workload| {
+            workload["namespace"] == space.name()
+                && workload["owner"] == name
+                && workload["protocol"] == "HBONE"
+        })
+    };
+    until("the page has the mesh", || {
+        let mesh = dashboard.mesh();
+        has_workload(&mesh, "client") && has_workload(&mesh, "server")
+    });
+    until("the page has the traffic", || {
+        space.get("client", "http://server/").ok();
+        dashboard.encrypted(&space) > 0
+    });
+    let health = dashboard.ask("health");
+    assert_eq!(health["troubles"].as_array().unwrap().len(), 0, "{health}");
+    assert!(health["rollout"].is_object(), "{health}");
+
+    mesh.cluster().stop_api_server().unwrap();
+    until("the page says that the cluster is away", || {
+        let mesh = dashboard.mesh();
+        mesh["error"].is_string() && has_workload(&mesh, "server")
+    });
+    let health = dashboard.ask("health");
+    assert!(health["error"].is_string(), "{health}");
+
+    mesh.cluster().start_api_server().unwrap();
+    until("the page has the mesh again", || {
+        let mesh = dashboard.mesh();
+        mesh["error"].is_null() && has_workload(&mesh, "server")
+    });
+    let latest = || dashboard.ask("traffic?after=0")["latest"].as_u64();
+    let before = latest();
+    until("the page has traffic again", || {
+        space.get("client", "http://server/").ok();
+        latest() > before
+    });
+}

@@ -1,0 +1,143 @@
+//! Flow events of a cluster's namespaces, through its control plane: for users who may read those namespaces, but
+//! not forward ports of the mesh's pods.
+
+use ambit_flow::{CONTROL_PORT_NAME, Filter, TOKEN_HEADER};
+use ambit_flow_reader::{BoxError, Opened, ReadError, path};
+use ambit_install::cluster::Cluster;
+use ambit_kube_kit::token::{TokenError, bearer_token};
+use bytes::Bytes;
+use http::{HeaderValue, Request, Uri};
+use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
+use kube::{Config, client::Body, core::Status};
+
+use crate::{CliError, ErrorKind, cluster::Target, install::progress};
+
+/// Name of the control plane's Service.
+const SERVICE: &str = "istiod";
+
+/// The control plane of a cluster.
+pub(crate) struct ControlPlane {
+    cluster: Cluster,
+    /// Namespace of the mesh.
+    mesh: String,
+    /// The user's credentials: a token that expires is renewed with each request.
+    config: Config,
+}
+
+impl ControlPlane {
+    /// The control plane that a cluster has in the namespace `mesh`.
+    ///
+    /// # Errors
+    /// If the user has no token by which it could know them.
+    pub(crate) async fn of(
+        target: &Target,
+        cluster: Cluster,
+        mesh: String,
+    ) -> Result<Self, CliError> {
+        let config = target.config().await?;
+        let control_plane = Self {
+            cluster,
+            mesh,
+            config,
+        };
+        control_plane.token().await?;
+        progress(&format!(
+            "this user may not forward ports in the namespace {}: reading through the control plane",
+            control_plane.mesh
+        ));
+        Ok(control_plane)
+    }
+
+    async fn token(&self) -> Result<HeaderValue, CliError> {
+        let cannot = |error: BoxError| {
+            let what = "the control plane cannot be told who reads";
+            CliError::new(ErrorKind::Failed, what).because(error)
+        };
+        let token = bearer_token(&self.config).await.map_err(|error| {
+            let hint = match &error {
+                TokenError::None => {
+                    "use a kubeconfig whose user has a token, such as one of `kubectl create token`"
+                }
+                TokenError::Impersonated(_) => "use a kubeconfig without impersonation",
+                TokenError::Failed(_) => "log in again",
+            };
+            cannot(error.into()).hint(hint)
+        })?;
+        let mut token = HeaderValue::from_str(&token).map_err(|error| cannot(error.into()))?;
+        token.set_sensitive(true);
+        Ok(token)
+    }
+
+    /// Requests a path of it.
+    pub(crate) async fn request(&self, path: &str) -> Result<Opened, CliError> {
+        let unreachable = |error: BoxError| {
+            let what = "the control plane cannot be reached through the API server";
+            CliError::new(ErrorKind::Unreachable, what).because(error)
+        };
+        let request = Request::get(self.uri(path).map_err(unreachable)?)
+            .header(TOKEN_HEADER, self.token().await?)
+            .body(Body::empty());
+        let request = request.map_err(|error| unreachable(error.into()))?;
+        let response = self.cluster.client().send(request).await;
+        let response = response.map_err(|error| unreachable(error.into()))?;
+        Ok(Opened {
+            response: response.map(boxed),
+            connection: None,
+        })
+    }
+
+    /// Fails now if the user may not read what `filter` wants: nothing would change by trying again.
+    ///
+    /// # Errors
+    /// If the control plane or the API server refuses, with their reason.
+    pub(crate) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
+        let opened = self.request(&path(filter)).await?;
+        let Err(error) = opened.accepted().await else {
+            return Ok(());
+        };
+        let error =
+            CliError::new(ErrorKind::Failed, "flow events cannot be read").because(match error {
+                ReadError::Refused(_, text) => reason(text).into(),
+                other => BoxError::from(other),
+            });
+        Err(match filter.namespaces.is_empty() {
+            true => error.hint("-n NAMESPACE reads one namespace"),
+            false => error,
+        })
+    }
+
+    /// Path of the API server's proxy.
+    fn uri(&self, path: &str) -> Result<Uri, BoxError> {
+        let (mesh, port) = (&self.mesh, CONTROL_PORT_NAME);
+        let service = format!("/api/v1/namespaces/{mesh}/services/https:{SERVICE}:{port}");
+        Ok(format!("{service}/proxy{path}").parse()?)
+    }
+}
+
+fn boxed(body: Body) -> UnsyncBoxBody<Bytes, BoxError> {
+    let error = |error: kube::Error| -> BoxError { error.into() };
+    body.map_err(error).boxed_unsync()
+}
+
+/// The reason of a refusal: the control plane's text, or the message of the API server's status.
+fn reason(text: String) -> String {
+    let status: Result<Status, _> = serde_json::from_str(&text);
+    status.map_or(text, |status| status.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_of_api_server_and_control_plane_are_sentences() {
+        let own = "no right to get flows.ambit.io in shop".to_owned();
+        assert_eq!(reason(own.clone()), own);
+        let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
+            "message":"services \"https:istiod:https-flows\" is forbidden","reason":"Forbidden","code":403}"#;
+        assert_eq!(
+            reason(status.to_owned()),
+            "services \"https:istiod:https-flows\" is forbidden"
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! Flow events for users who may not forward ports of the mesh's pods: `GET /flows`, through the API server's proxy of
+//! the control plane's Service.
+//!
+//! A user's bearer token comes in a header, since the API server keeps `authorization` to itself. The API server decides
+//! whose token it is and which namespaces' flow events the user may `get`; who may not read all of them is confined to
+//! those ([`ambit_flow::Filter::confined`]), by the proxies themselves. Any replica reads all proxies, and passes their
+//! lines on unread.
+
+mod bandwidth;
+mod identity;
+mod listener;
+mod proxies;
+mod readers;
+mod users;
+
+use std::{sync::Arc, time::Duration};
+
+use ambit_flow::{Filter, ProxyState};
+use ambit_flow_reader::Received;
+use ambit_rt::{
+    DrainWatcher, Rates,
+    http::{
+        Peer, Request, Response, method_not_allowed, not_found, query_parameters, stream, text,
+    },
+};
+use bytes::Bytes;
+use hyper::Method;
+use serde_json::json;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, interval_at, timeout},
+};
+
+use bandwidth::Bandwidth;
+pub use identity::{IdentityError, OwnIdentity};
+pub use proxies::{MeshProxies, MeshProxy};
+use readers::{Place, Readers};
+pub use users::{Refused, Rights, Users};
+
+/// Requests of one address: in a second, and in a burst after a pause. The API server passes on those of all users.
+const REQUESTS: (u32, u32) = (10, 100);
+/// How long a reader may take for a chunk.
+const SEND_TIMEOUT: Duration = Duration::from_secs(20);
+/// Chunks on their way to the reader.
+const CHUNKS: usize = 2;
+/// News of proxies that wait for a reader; then the proxies wait, and sample.
+const WAITING: usize = 64;
+
+/// The server of flow events.
+pub struct Flows {
+    users: Users,
+    proxies: MeshProxies,
+    readers: Arc<Readers>,
+    requests: Rates<std::net::IpAddr>,
+    /// Time between two checks of an open stream's rights.
+    check_again: Duration,
+    drain: DrainWatcher,
+}
+
+impl std::fmt::Debug for Flows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flows").finish_non_exhaustive()
+    }
+}
+
+impl Flows {
+    /// Serves events of `proxies` to those whom `users` authorizes, until the drain starts. The rights of open streams
+    /// are checked again every `check_again`.
+    pub fn new(
+        users: Users,
+        proxies: MeshProxies,
+        check_again: Duration,
+        drain: DrainWatcher,
+    ) -> Self {
+        Self {
+            users,
+            proxies,
+            readers: Arc::default(),
+            requests: Rates::new(REQUESTS.0, REQUESTS.1),
+            check_again,
+            drain,
+        }
+    }
+
+    /// Responds to one request.
+    pub async fn respond(self: Arc<Self>, request: Request) -> Response {
+        match (request.uri().path(), request.method()) {
+            (ambit_flow::PATH, &Method::GET) => self
+                .read(&request)
+                .await
+                .unwrap_or_else(|refused| refuse(&refused)),
+            (ambit_flow::PATH, _) => method_not_allowed("GET"),
+            _ => not_found(),
+        }
+    }
+
+    async fn read(self: Arc<Self>, request: &Request) -> Result<Response, Refused> {
+        let peer = request.extensions().get::<Peer>();
+        if peer.is_none_or(|Peer(peer)| !self.may_ask(peer.ip())) {
+            return Err(Refused::Busy("too many requests: try again"));
+        }
+        let mut filter = filter(request)?;
+        let token = request.headers().get(ambit_flow::TOKEN_HEADER);
+        let token = token.and_then(|token| token.to_str().ok());
+        let token = token.ok_or(Refused::NoToken)?.to_owned();
+        let rights = self.users.rights(&token, &filter.namespaces).await?;
+        filter.confined = rights.are_confined;
+        let place = self.readers.clone().enter(&rights.user);
+        let place = place.ok_or(Refused::Busy(
+            "too many readers of flow events: end another one",
+        ))?;
+        tracing::info!(user = %rights.user, namespaces = ?filter.namespaces, confined = filter.confined, "a user reads flow events");
+        let (sender, chunks) = mpsc::channel(CHUNKS);
+        let reading = Reading {
+            flows: self,
+            filter,
+            token,
+            user: rights.user,
+            _place: place,
+        };
+        ambit_rt::spawn("reader of flow events", reading.run(sender));
+        Ok(stream(200, "application/x-ndjson", chunks))
+    }
+
+    fn may_ask(&self, peer: std::net::IpAddr) -> bool {
+        self.requests
+            .take(peer.to_canonical(), std::time::Instant::now())
+    }
+}
+
+/// The filter of a request. Whether the user is confined is not theirs to say: it is set by their rights.
+fn filter(request: &Request) -> Result<Filter, Refused> {
+    let parameters: Vec<_> = query_parameters(request.uri()).collect();
+    let parameters = parameters
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()));
+    Filter::from_parameters(parameters).map_err(|error| Refused::Malformed(error.to_string()))
+}
+
+fn refuse(refused: &Refused) -> Response {
+    let status = match refused {
+        Refused::Malformed(_) => 400,
+        Refused::NoToken | Refused::Token => 401,
+        Refused::Rights(_) => 403,
+        Refused::Unavailable | Refused::Busy(_) => 503,
+    };
+    text(status, format!("{refused}\n"))
+}
+
+/// One user's stream.
+struct Reading {
+    flows: Arc<Flows>,
+    filter: Filter,
+    token: String,
+    user: String,
+    _place: Place,
+}
+
+impl Reading {
+    async fn run(self, chunks: mpsc::Sender<Bytes>) {
+        let (sender, mut received) = mpsc::channel(WAITING);
+        let (proxies, filter) = (self.proxies(), self.filter.clone());
+        let _following = ambit_rt::spawn_abortable("flows of proxies", async move {
+            ambit_flow_reader::follow(proxies, &filter, sender).await;
+        });
+        let mut bandwidth = Bandwidth::default();
+        let mut check = interval_at(
+            Instant::now() + self.flows.check_again,
+            self.flows.check_again,
+        );
+        let mut drain = self.flows.drain.clone();
+        // Says that the reading has begun.
+        let mut chunk = Bytes::from_static(b"\n");
+        loop {
+            let sent = timeout(SEND_TIMEOUT, chunks.send(chunk)).await;
+            if !matches!(sent, Ok(Ok(()))) {
+                return;
+            }
+            chunk = tokio::select! {
+                next = received.recv() => match next {
+                    Some(next) => line(next),
+                    None => return,
+                },
+                _ = check.tick() => match self.is_still_allowed().await {
+                    Ok(()) => Bytes::from_static(b"\n"),
+                    Err(refused) => {
+                        self.end(&chunks, &refused).await;
+                        return;
+                    }
+                },
+                () = chunks.closed() => return,
+                _ = drain.started() => return,
+            };
+            bandwidth.take(chunk.len()).await;
+        }
+    }
+
+    /// The proxies as this user may know them.
+    fn proxies(&self) -> MeshProxies {
+        match self.filter.confined {
+            true => self.flows.proxies.named_for(&self.filter.namespaces),
+            false => self.flows.proxies.clone(),
+        }
+    }
+
+    /// Whether the user may read on. Nobody is cut off because the API server is away.
+    async fn is_still_allowed(&self) -> Result<(), Refused> {
+        let namespaces = &self.filter.namespaces;
+        match self.flows.users.rights(&self.token, namespaces).await {
+            Ok(rights)
+                if rights.user == self.user && rights.are_confined <= self.filter.confined =>
+            {
+                Ok(())
+            }
+            Ok(_) => Err(Refused::Rights(Vec::new())),
+            Err(Refused::Unavailable | Refused::Busy(_)) => Ok(()),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    async fn end(&self, chunks: &mpsc::Sender<Bytes>, refused: &Refused) {
+        tracing::info!(user = %self.user, %refused, "a user may no longer read flow events");
+        let ended = Received::Ended("the control plane".to_owned(), refused.to_string());
+        // The reader may be gone already.
+        let _sent = timeout(SEND_TIMEOUT, chunks.send(line(ended))).await;
+    }
+}
+
+/// The lines of what was received.
+fn line(received: Received) -> Bytes {
+    let state = match received {
+        Received::Lines(lines) => return lines,
+        Received::Began(proxy) => ProxyState::Began { proxy },
+        Received::Ended(proxy, reason) => ProxyState::Ended { proxy, reason },
+    };
+    format!("{}\n", json!(state)).into()
+}

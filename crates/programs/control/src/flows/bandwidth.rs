@@ -1,0 +1,52 @@
+//! The bandwidth of one reader, so that no reader takes the processor from discovery. What is not read in time is
+//! sampled by the proxies, which say so.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+/// Bytes of a reader in a second.
+const BYTES_PER_SECOND: f64 = 4e6;
+
+/// Bytes that were passed on.
+#[derive(Debug, Default)]
+pub(super) struct Bandwidth {
+    /// When those so far will be paid for.
+    paid_at: Option<Instant>,
+}
+
+impl Bandwidth {
+    /// Waits until bytes may be passed on, and counts them.
+    pub(super) async fn take(&mut self, bytes: usize) {
+        let due = self.due(bytes, Instant::now());
+        sleep_until(due).await;
+    }
+
+    /// The earliest time for further bytes.
+    #[expect(clippy::cast_precision_loss, reason = "chunks are small")]
+    fn due(&mut self, bytes: usize, now: Instant) -> Instant {
+        let due = self.paid_at.map_or(now, |at| at.max(now));
+        let cost = Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND);
+        self.paid_at = Some(due + cost);
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_one_second_take_one_second() {
+        let start = Instant::now();
+        let mut bandwidth = Bandwidth::default();
+        let chunks = 400;
+        let last = (0..=chunks)
+            .map(|_| bandwidth.due(10_000, start))
+            .last()
+            .unwrap();
+        assert_eq!((last - start).as_millis(), 1000);
+        let later = start + Duration::from_secs(60);
+        assert_eq!(bandwidth.due(10_000, later), later);
+    }
+}

@@ -1,0 +1,138 @@
+//! The proxies of the mesh, and connections to the ports where they serve flow events.
+
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+
+use ambit_derive::PodDirectory;
+use ambit_flow_reader::{Opened, Proxies, request};
+use ambit_model::{ArcStr, Identity};
+use ambit_rt::ErrorChain;
+use parking_lot::RwLock;
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
+
+use super::OwnIdentity;
+use crate::{access::Access, caller_pod::Roles as _};
+
+/// How long a connection may take, with its handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The node proxies and waypoints of the mesh.
+#[derive(Clone)]
+pub struct MeshProxies {
+    /// Which pods run where.
+    pub pods: Arc<RwLock<PodDirectory>>,
+    /// Which accounts are proxies'.
+    pub access: Arc<Access>,
+    /// The identity that proxies serve.
+    pub own: Arc<OwnIdentity>,
+    /// Trust domain of the mesh.
+    pub trust_domain: ArcStr,
+    /// Namespaces whose waypoints' pods may be named; `None`: all.
+    pub named: Option<Arc<[String]>>,
+}
+
+impl fmt::Debug for MeshProxies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeshProxies").finish_non_exhaustive()
+    }
+}
+
+/// A pod of a proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MeshProxy {
+    namespace: ArcStr,
+    name: ArcStr,
+    service_account: ArcStr,
+    address: SocketAddr,
+    is_named: bool,
+}
+
+impl fmt::Display for MeshProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_named {
+            true => write!(f, "pod {}/{}", self.namespace, self.name),
+            false => f.write_str("a waypoint of another namespace"),
+        }
+    }
+}
+
+impl MeshProxies {
+    /// The same, for a user who is not shown the waypoints' pods of other namespaces.
+    pub fn named_for(&self, namespaces: &[String]) -> Self {
+        Self {
+            named: Some(namespaces.into()),
+            ..self.clone()
+        }
+    }
+
+    /// Configuration of a connection to a proxy, which must prove its identity.
+    fn tls(&self, proxy: &MeshProxy) -> Result<Arc<ClientConfig>, String> {
+        let own = self.own.certificate();
+        let own = own.map_err(|error| ErrorChain(&error).to_string())?;
+        let expected = Identity::new(
+            self.trust_domain.clone(),
+            proxy.namespace.clone(),
+            proxy.service_account.clone(),
+        );
+        let config = own.client_config(&[expected]);
+        let mut config = ClientConfig::clone(&*config.map_err(|error| error.to_string())?);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+}
+
+impl Proxies for MeshProxies {
+    type Proxy = MeshProxy;
+
+    async fn list(&self) -> Result<Vec<MeshProxy>, String> {
+        let pods = self.pods.read();
+        let proxies = pods.iter().filter_map(|pod| {
+            let account = (pod.namespace.clone(), pod.facts.service_account.clone());
+            let is_node_proxy = self.access.trusted_nodes.contains(&account);
+            let is_waypoint = pod.facts.gateway.as_ref() == Some(&account.1)
+                && self.access.is_waypoint_account(&account.0, &account.1) == Some(true);
+            if !pod.facts.live || !(is_node_proxy || is_waypoint) {
+                return None;
+            }
+            let is_readable = |named: &Arc<[String]>| named.iter().any(|one| one == &*account.0);
+            Some(MeshProxy {
+                address: (pod.facts.address?, ambit_flow::PROXY_PORT).into(),
+                is_named: is_node_proxy || self.named.as_ref().is_none_or(is_readable),
+                namespace: account.0,
+                service_account: account.1,
+                name: pod.name.clone(),
+            })
+        });
+        Ok(proxies.collect())
+    }
+
+    async fn open(&self, proxy: &MeshProxy, path: &str) -> Result<Opened, String> {
+        let opened = timeout(CONNECT_TIMEOUT, async {
+            let connector = TlsConnector::from(self.tls(proxy)?);
+            let unreachable = |error: std::io::Error| {
+                format!("port {} cannot be reached: {error}", ambit_flow::PROXY_PORT)
+            };
+            let stream = TcpStream::connect(proxy.address)
+                .await
+                .map_err(unreachable)?;
+            // The identity is verified, not the name.
+            let name = ServerName::IpAddress(proxy.address.ip().into());
+            let stream = connector.connect(name, stream).await;
+            let stream = stream.map_err(|error| format!("the TLS handshake failed: {error}"))?;
+            let opened = request(stream, path).await;
+            opened.map_err(|error| error.to_string())
+        });
+        let opened = opened
+            .await
+            .map_err(|_elapsed| "no answer in time".to_owned())?;
+        match proxy.is_named {
+            true => opened,
+            // Addresses and errors are the other namespace's.
+            false => opened.map_err(|error| {
+                tracing::debug!(?proxy, error, "a proxy's flow events cannot be read");
+                "it cannot be read".to_owned()
+            }),
+        }
+    }
+}

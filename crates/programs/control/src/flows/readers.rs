@@ -1,0 +1,72 @@
+//! The readers of flow events at the moment, which are few: each costs a stream of every proxy.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+
+/// Most readers of one replica: as many as a proxy serves for the control plane.
+const MOST: usize = 8;
+/// Most readers of one user.
+const MOST_OF_USER: usize = 2;
+
+/// Readers by user.
+#[derive(Debug, Default)]
+pub(super) struct Readers(Mutex<HashMap<String, usize>>);
+
+/// A reader's place. Ends with its drop.
+#[derive(Debug)]
+pub(super) struct Place {
+    readers: Arc<Readers>,
+    user: String,
+}
+
+impl Readers {
+    /// A place for a user; `None` if there is none.
+    pub(super) fn enter(self: Arc<Self>, user: &str) -> Option<Place> {
+        {
+            let mut all = self.0.lock();
+            let (count, own) = (all.values().sum::<usize>(), all.get(user).copied());
+            if count >= MOST || own.is_some_and(|own| own >= MOST_OF_USER) {
+                return None;
+            }
+            *all.entry(user.to_owned()).or_default() += 1;
+        }
+        Some(Place {
+            readers: self,
+            user: user.to_owned(),
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.readers.0.lock();
+        if let Some(count) = all.get_mut(&self.user) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.user);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_are_bounded_by_user_and_in_total() {
+        let readers = Arc::<Readers>::default();
+        let enter = |user: &str| readers.clone().enter(user);
+        let own: Vec<_> = (0..MOST_OF_USER).map(|_| enter("a").unwrap()).collect();
+        assert!(enter("a").is_none());
+        let others: Vec<_> = (MOST_OF_USER..MOST)
+            .map(|user| enter(&format!("u{user}")).unwrap())
+            .collect();
+        assert!(enter("z").is_none());
+        drop(own);
+        assert!(enter("z").is_some());
+        drop(others);
+        assert!(readers.0.lock().is_empty());
+    }
+}

@@ -1,0 +1,188 @@
+//! Who reads, and what they may read: the API server decides both.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use ambit_k8s_api::is_dns_name;
+use ambit_rt::ErrorChain;
+use futures_util::future::try_join_all;
+use k8s_openapi::api::{
+    authentication::v1::{TokenReview, TokenReviewSpec, UserInfo},
+    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+};
+use kube::{Api, Client, api::PostParams};
+use tokio::{sync::Semaphore, time::timeout};
+
+/// Concurrent checks; further ones wait.
+const AT_ONCE: usize = 16;
+/// How long a check may take, its turn included.
+const WITHIN: Duration = Duration::from_secs(10);
+/// Longest token read, in bytes.
+const MAX_TOKEN: usize = 16 << 10;
+/// Longest name of a namespace, in bytes.
+const MAX_NAME: usize = 63;
+/// Most namespaces that a user may name: each costs the API server a review.
+const MAX_NAMESPACES: usize = 32;
+
+/// Why a user reads nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// A parameter is wrong.
+    #[error("{0}")]
+    Malformed(String),
+    /// No token, or an unreadable one.
+    #[error("the header {} has no token", ambit_flow::TOKEN_HEADER)]
+    NoToken,
+    /// The API server does not accept the token.
+    #[error("the API server does not accept the token")]
+    Token,
+    /// Namespaces whose flow events the user may not read; none: the whole mesh.
+    #[error("{}", rights(.0))]
+    Rights(Vec<String>),
+    /// The API server is away.
+    #[error("the API server cannot be asked at present: try again")]
+    Unavailable,
+    /// Too many requests or readers.
+    #[error("{0}")]
+    Busy(&'static str),
+}
+
+fn rights(namespaces: &[String]) -> String {
+    let (group, resource) = ambit_flow::RESOURCE;
+    match namespaces {
+        [] => format!(
+            "reading the flow events of all namespaces takes the right to get {resource}.{group} in all; name namespaces \
+             with ?namespace=NAME"
+        ),
+        some => format!(
+            "no right to get {resource}.{group} in {}; the ClusterRoles view, edit and admin have it",
+            some.join(", ")
+        ),
+    }
+}
+
+/// Extent of a user's rights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// Name of the user.
+    pub user: String,
+    /// Whether they may read the namespaces that they named alone.
+    pub are_confined: bool,
+}
+
+/// Users, as the API server knows them.
+pub struct Users {
+    client: Client,
+    slots: Semaphore,
+}
+
+impl std::fmt::Debug for Users {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Users").finish_non_exhaustive()
+    }
+}
+
+impl Users {
+    /// Asks a cluster's API server.
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            slots: Semaphore::new(AT_ONCE),
+        }
+    }
+
+    /// The rights of the token's user over `namespaces`, over all of them if there are none.
+    ///
+    /// # Errors
+    /// If the user may not read one of them, or the API server cannot say.
+    pub async fn rights(&self, token: &str, namespaces: &[String]) -> Result<Rights, Refused> {
+        if token.is_empty() || token.len() > MAX_TOKEN {
+            return Err(Refused::NoToken);
+        }
+        if namespaces.len() > MAX_NAMESPACES {
+            let why = format!("more than {MAX_NAMESPACES} namespaces");
+            return Err(Refused::Malformed(why));
+        }
+        if let Some(wrong) = namespaces.iter().find(|name| !is_dns_name(name, MAX_NAME)) {
+            return Err(Refused::Malformed(format!("{wrong:?} is no namespace")));
+        }
+        let decided = timeout(WITHIN, self.decide(token, namespaces)).await;
+        decided.map_err(|_elapsed| Refused::Unavailable)?
+    }
+
+    async fn decide(&self, token: &str, namespaces: &[String]) -> Result<Rights, Refused> {
+        let _slot = self.slots.acquire().await;
+        let user = self.user(token).await?;
+        let name = user.username.clone().unwrap_or_default();
+        if self.may_read(&user, None).await? {
+            return Ok(Rights {
+                user: name,
+                are_confined: false,
+            });
+        }
+        let checks = namespaces
+            .iter()
+            .map(|namespace| self.may_read(&user, Some(namespace)));
+        let allowed = try_join_all(checks).await?;
+        let denied = namespaces.iter().zip(allowed);
+        let denied = denied.filter(|(_, is_allowed)| !is_allowed);
+        let denied: Vec<_> = denied.map(|(namespace, _)| namespace.clone()).collect();
+        if namespaces.is_empty() || !denied.is_empty() {
+            return Err(Refused::Rights(denied));
+        }
+        Ok(Rights {
+            user: name,
+            are_confined: true,
+        })
+    }
+
+    /// The user of a token for the API server itself.
+    async fn user(&self, token: &str) -> Result<UserInfo, Refused> {
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                token: Some(token.to_owned()),
+                audiences: None,
+            },
+            ..TokenReview::default()
+        };
+        let api: Api<TokenReview> = Api::all(self.client.clone());
+        let review = api.create(&PostParams::default(), &review).await;
+        let status = review.map_err(|error| away(&error))?.status;
+        let status = status.filter(|status| status.authenticated == Some(true));
+        let user = status.and_then(|status| status.user);
+        user.filter(|user| user.username.as_ref().is_some_and(|name| !name.is_empty()))
+            .ok_or(Refused::Token)
+    }
+
+    /// Whether a user may get the flow events of a namespace, of all without.
+    async fn may_read(&self, user: &UserInfo, namespace: Option<&str>) -> Result<bool, Refused> {
+        let (group, resource) = ambit_flow::RESOURCE;
+        let extra = user.extra.clone().unwrap_or_default();
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: user.username.clone(),
+                uid: user.uid.clone(),
+                groups: user.groups.clone(),
+                extra: Some(BTreeMap::from_iter(extra)),
+                resource_attributes: Some(ResourceAttributes {
+                    group: Some(group.to_owned()),
+                    resource: Some(resource.to_owned()),
+                    verb: Some("get".to_owned()),
+                    namespace: namespace.map(ToOwned::to_owned),
+                    ..ResourceAttributes::default()
+                }),
+                non_resource_attributes: None,
+            },
+            ..SubjectAccessReview::default()
+        };
+        let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
+        let review = api.create(&PostParams::default(), &review).await;
+        let status = review.map_err(|error| away(&error))?.status;
+        Ok(status.is_some_and(|status| status.allowed && status.denied != Some(true)))
+    }
+}
+
+fn away(error: &kube::Error) -> Refused {
+    let error = ErrorChain(error);
+    tracing::warn!(%error, "the API server cannot be asked who may read flow events");
+    Refused::Unavailable
+}

@@ -1,0 +1,208 @@
+//! Confinement of readers: what somebody who may read some namespaces only is shown of an event.
+//!
+//! Such a reader reads what proxies do for workloads of those namespaces, and of the peers of those workloads what the
+//! traffic itself presents to them.
+
+use crate::{Flow, Peer, ReporterKind};
+
+impl Flow {
+    /// Whether the reporter acts for a workload, or for a service outside of the cluster, of one of `namespaces`: the
+    /// client's node proxy for the client, the server's and a waypoint for the server.
+    pub fn is_of(&self, namespaces: &[String]) -> bool {
+        let is_readable = |namespace: &String| namespaces.contains(namespace);
+        let destination = self.destination.namespace.as_ref();
+        match self.reporter.kind {
+            ReporterKind::Source => self.source.namespace.as_ref().is_some_and(is_readable),
+            ReporterKind::Destination => destination.is_some_and(is_readable),
+            // The namespace of the server decides before the service's: an object of one namespace may name addresses
+            // of another.
+            ReporterKind::Waypoint => {
+                let service = self.service.as_ref().map(|service| &service.namespace);
+                destination.or(service).is_some_and(is_readable)
+            }
+        }
+    }
+
+    /// The event as readers of `namespaces` alone get it, of those that [are theirs](Self::is_of). A peer of another
+    /// namespace is known by what the traffic presents: a client by its namespace, identity and address, a server by
+    /// its namespace, and by its address if that is what the client called.
+    #[must_use]
+    pub fn confined(&self, namespaces: &[String]) -> Self {
+        let is_foreign = |peer: &Peer| {
+            let namespace = peer.namespace.as_ref();
+            namespace.is_some_and(|namespace| !namespaces.contains(namespace))
+        };
+        let mut flow = self.clone();
+        if is_foreign(&self.source) {
+            flow.source.workload = None;
+            flow.source.owner = None;
+        }
+        if is_foreign(&self.destination) {
+            flow.destination = Peer {
+                namespace: self.destination.namespace.clone(),
+                address: match self.service {
+                    Some(_) => None,
+                    None => self.destination.address.clone(),
+                },
+                ..Peer::default()
+            };
+        }
+        flow
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Event, Filter, Reporter, ServiceName};
+
+    fn peer(namespace: Option<&str>, name: &str) -> Peer {
+        Peer {
+            workload: Some(format!("{name}-1")),
+            owner: Some(name.to_owned()),
+            namespace: namespace.map(ToOwned::to_owned),
+            identity: Some(format!("spiffe://td/ns/x/sa/{name}")),
+            address: Some("10.0.0.1:80".to_owned()),
+        }
+    }
+
+    fn flow(
+        kind: ReporterKind,
+        source: Option<&str>,
+        destination: Option<&str>,
+        service: Option<&str>,
+    ) -> Flow {
+        let reporter = Reporter {
+            kind,
+            pod: "proxy-1".to_owned(),
+            namespace: "theirs".to_owned(),
+            node: "node-1".to_owned(),
+        };
+        Flow {
+            source: peer(source, "client"),
+            destination: peer(destination, "server"),
+            service: service.map(|namespace| ServiceName {
+                name: "server".to_owned(),
+                namespace: namespace.to_owned(),
+                hostname: format!("server.{namespace}.svc.cluster.local"),
+            }),
+            ..Flow::new(Event::Opened, reporter)
+        }
+    }
+
+    fn mine() -> Vec<String> {
+        vec!["mine".to_owned()]
+    }
+
+    #[test]
+    fn every_reporter_and_party_decides_for_its_own_side() {
+        let namespaces = [None, Some("mine"), Some("theirs")];
+        let kinds = [
+            ReporterKind::Source,
+            ReporterKind::Destination,
+            ReporterKind::Waypoint,
+        ];
+        for kind in kinds {
+            for source in namespaces {
+                for destination in namespaces {
+                    for service in namespaces {
+                        let expected = match kind {
+                            ReporterKind::Source => source == Some("mine"),
+                            ReporterKind::Destination => destination == Some("mine"),
+                            ReporterKind::Waypoint => match destination {
+                                Some(namespace) => namespace == "mine",
+                                None => service == Some("mine"),
+                            },
+                        };
+                        let flow = flow(kind, source, destination, service);
+                        let filter = Filter {
+                            namespaces: mine(),
+                            confined: true,
+                            ..Filter::default()
+                        };
+                        assert_eq!(filter.wants(&flow), expected, "{flow:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn confined_reader_without_namespaces_reads_nothing() {
+        let filter = Filter {
+            confined: true,
+            ..Filter::default()
+        };
+        let flow = flow(ReporterKind::Source, Some("mine"), None, None);
+        assert!(!filter.wants(&flow));
+        assert!(Filter::default().wants(&flow));
+    }
+
+    #[test]
+    fn names_of_foreign_workloads_are_left_out() {
+        let called = flow(
+            ReporterKind::Destination,
+            Some("theirs"),
+            Some("mine"),
+            Some("mine"),
+        );
+        let confined = called.confined(&mine());
+        assert_eq!(confined.source.name(), None);
+        assert_eq!(confined.source.namespace.as_deref(), Some("theirs"));
+        assert_eq!(confined.source.identity, called.source.identity);
+        assert_eq!(confined.source.address, called.source.address);
+        assert_eq!(confined.destination, called.destination);
+
+        let calls = flow(
+            ReporterKind::Source,
+            Some("mine"),
+            Some("theirs"),
+            Some("theirs"),
+        );
+        let confined = calls.confined(&mine());
+        assert_eq!(confined.source, calls.source);
+        let namespace = Peer {
+            namespace: Some("theirs".to_owned()),
+            ..Peer::default()
+        };
+        assert_eq!(confined.destination, namespace);
+        assert_eq!(confined.service, calls.service);
+    }
+
+    #[test]
+    fn filters_do_not_find_what_is_left_out() {
+        let called = flow(
+            ReporterKind::Destination,
+            Some("theirs"),
+            Some("mine"),
+            Some("mine"),
+        );
+        for (from, is_found) in [("theirs/client", false), ("theirs/", true)] {
+            let mut filter = Filter {
+                namespaces: mine(),
+                from: Some(from.parse().unwrap()),
+                ..Filter::default()
+            };
+            assert!(filter.wants(&called), "{from}");
+            filter.confined = true;
+            assert_eq!(filter.wants(&called), is_found, "{from}");
+        }
+    }
+
+    #[test]
+    fn address_that_the_client_called_itself_stays() {
+        let calls = flow(ReporterKind::Source, Some("mine"), Some("theirs"), None);
+        let confined = calls.confined(&mine());
+        assert_eq!(confined.destination.address, calls.destination.address);
+        assert_eq!(confined.destination.identity, None);
+        assert_eq!(confined.destination.name(), None);
+    }
+
+    #[test]
+    fn own_traffic_and_traffic_of_the_outside_is_shown_whole() {
+        for destination in [Some("mine"), None] {
+            let flow = flow(ReporterKind::Source, Some("mine"), destination, None);
+            assert_eq!(flow.confined(&mine()), flow);
+        }
+    }
+}

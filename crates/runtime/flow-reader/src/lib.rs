@@ -1,0 +1,356 @@
+//! Reads the streams of flow events of many proxies, and of those that come later.
+//!
+//! The command line and the control plane read so; how a proxy is reached is theirs ([`Proxies`]).
+#![forbid(unsafe_code)]
+
+mod lines;
+
+use std::{collections::HashMap, fmt, hash::Hash, sync::Arc, time::Duration};
+
+use ambit_flow::Filter;
+use ambit_rt::AbortOnDrop;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty, combinators::UnsyncBoxBody};
+use hyper::{Request, Response, client::conn::http1, header::HOST};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::mpsc,
+    time::timeout,
+};
+
+use lines::Lines;
+
+/// Time between two looks at which proxies there are.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// How long a proxy may be silent: it writes an empty line every ten seconds.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Longest line of a stream, in bytes.
+const MAX_LINE: usize = 64 << 10;
+/// Longest explanation of a refusal, in bytes.
+const MAX_REASON: usize = 1024;
+
+/// Any error of a body.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// News of the proxies that are read.
+#[derive(Clone, Debug)]
+pub enum Received {
+    /// A proxy's stream has begun.
+    Began(String),
+    /// Whole lines of a stream, each with its end; never none.
+    Lines(Bytes),
+    /// A proxy's stream has ended, or could not begin: its name, and why. It is tried again.
+    Ended(String, String),
+}
+
+/// A response to a request for flow events.
+pub struct Opened {
+    /// Status and body.
+    pub response: Response<UnsyncBoxBody<Bytes, BoxError>>,
+    /// The connection, which ends with this.
+    pub connection: Option<AbortOnDrop<hyper::Result<()>>>,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened")
+            .field("status", &self.response.status())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The proxies of a mesh.
+pub trait Proxies: Send + Sync + 'static {
+    /// A proxy, displayed as users know it.
+    type Proxy: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static;
+
+    /// The proxies that run now.
+    fn list(&self) -> impl Future<Output = Result<Vec<Self::Proxy>, String>> + Send;
+
+    /// Requests `path` of a proxy.
+    fn open(
+        &self,
+        proxy: &Self::Proxy,
+        path: &str,
+    ) -> impl Future<Output = Result<Opened, String>> + Send;
+}
+
+/// Why a stream cannot be opened or has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The request is malformed.
+    #[error("the request cannot be made: {0}")]
+    Request(#[from] hyper::http::Error),
+    /// The connection or the protocol broke.
+    #[error("the connection broke: {0}")]
+    Http(#[from] hyper::Error),
+    /// The body broke.
+    #[error("the connection broke: {0}")]
+    Body(#[source] BoxError),
+    /// Silence for too long.
+    #[error("nothing came for {SILENCE:?}")]
+    Silent,
+    /// Response of another status than 200, and its text.
+    #[error("status {0}: {1}")]
+    Refused(u16, String),
+    /// A line without end.
+    #[error("a line is longer than {MAX_LINE} bytes")]
+    TooLong,
+}
+
+/// Requests `path` over a connection to a proxy.
+///
+/// # Errors
+/// If the peer speaks no HTTP/1.1, or does not respond in time.
+pub async fn request<S>(stream: S, path: &str) -> Result<Opened, ReadError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handshake = http1::Builder::new()
+        .max_buf_size(2 * MAX_LINE)
+        .handshake(TokioIo::new(stream));
+    let (mut requests, connection) = handshake.await?;
+    let connection = ambit_rt::spawn_abortable("connection to a proxy", connection);
+    let request = Request::builder()
+        .uri(path)
+        .header(HOST, "localhost")
+        .body(Empty::<Bytes>::new())?;
+    let response = timeout(SILENCE, requests.send_request(request)).await;
+    let response = response.map_err(|_elapsed| ReadError::Silent)??;
+    Ok(Opened {
+        response: response.map(|body| body.map_err(BoxError::from).boxed_unsync()),
+        connection: Some(connection),
+    })
+}
+
+/// Reads all proxies until there is no receiver.
+pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sender<Received>) {
+    let (proxies, path) = (Arc::new(proxies), Arc::<str>::from(path(filter)));
+    let mut reading: HashMap<P::Proxy, AbortOnDrop<()>> = HashMap::new();
+    let mut trouble = None;
+    while !sender.is_closed() {
+        reading.retain(|_, reader| !reader.is_finished());
+        match proxies.list().await {
+            Ok(all) => {
+                trouble = None;
+                for proxy in all {
+                    let (proxies, path, sender) = (proxies.clone(), path.clone(), sender.clone());
+                    reading.entry(proxy.clone()).or_insert_with(|| {
+                        ambit_rt::spawn_abortable("flows of a proxy", async move {
+                            let ended = read(&*proxies, &proxy, &path, &sender).await;
+                            let ended = Received::Ended(proxy.to_string(), ended);
+                            // Nobody receives any more, then.
+                            let _gone = sender.send(ended).await;
+                        })
+                    });
+                }
+            }
+            Err(why) if trouble.as_ref() != Some(&why) => {
+                let ended = Received::Ended("the list of proxies".to_owned(), why.clone());
+                trouble = Some(why);
+                if sender.send(ended).await.is_err() {
+                    return;
+                }
+            }
+            Err(_) => {}
+        }
+        // The time is over, or there is no receiver: either is handled above.
+        let _elapsed = timeout(LOOK_AGAIN, sender.closed()).await;
+    }
+}
+
+/// Reads one proxy's stream to its end; returns why it ended.
+async fn read<P: Proxies>(
+    proxies: &P,
+    proxy: &P::Proxy,
+    path: &str,
+    sender: &mpsc::Sender<Received>,
+) -> String {
+    let opened = match proxies.open(proxy, path).await {
+        Ok(opened) => opened,
+        Err(error) => return error,
+    };
+    match read_stream(opened, proxy, sender).await {
+        Ok(()) => "the stream has ended".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+async fn read_stream(
+    opened: Opened,
+    proxy: &impl fmt::Display,
+    sender: &mpsc::Sender<Received>,
+) -> Result<(), ReadError> {
+    let Opened {
+        response,
+        connection: _connection,
+    } = opened.accepted().await?;
+    let mut body = response.into_body();
+    if sender
+        .send(Received::Began(proxy.to_string()))
+        .await
+        .is_err()
+    {
+        return Ok(());
+    }
+    let mut lines = Lines::default();
+    while let Some(data) = next(&mut body).await? {
+        if let Some(complete) = lines.add(&data)?
+            && sender.send(Received::Lines(complete)).await.is_err()
+        {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// The next bytes of a body; `None` at its end.
+async fn next(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>, ReadError> {
+    loop {
+        let frame = timeout(SILENCE, body.frame()).await;
+        match frame.map_err(|_elapsed| ReadError::Silent)? {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(ReadError::Body(error)),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+impl Opened {
+    /// The response, if it is a stream.
+    ///
+    /// # Errors
+    /// If it is none, with its explanation.
+    pub async fn accepted(mut self) -> Result<Self, ReadError> {
+        match self.response.status().as_u16() {
+            200 => Ok(self),
+            status => Err(refusal(status, self.response.body_mut()).await),
+        }
+    }
+}
+
+/// The explanation of a response that is no stream.
+async fn refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> ReadError {
+    let mut text = Vec::new();
+    while text.len() < MAX_REASON {
+        match next(body).await {
+            Ok(Some(data)) => text.extend_from_slice(&data),
+            Ok(None) | Err(_) => break,
+        }
+    }
+    text.truncate(MAX_REASON);
+    ReadError::Refused(status, String::from_utf8_lossy(&text).trim().to_owned())
+}
+
+/// Path and query of a filter.
+pub fn path(filter: &Filter) -> String {
+    let mut path = ambit_flow::PATH.to_owned();
+    for (at, (name, value)) in filter.parameters().into_iter().enumerate() {
+        path.push(if at == 0 { '?' } else { '&' });
+        path.push_str(name);
+        path.push('=');
+        for byte in value.bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' | b':' => {
+                    path.push(char::from(byte));
+                }
+                other => path.push_str(&format!("%{other:02X}")),
+            }
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_encoded_into_the_path() {
+        let filter = Filter {
+            refused: true,
+            from: Some("spiffe://td/ns/a b/sa/c&d".parse().unwrap()),
+            ..Filter::default()
+        };
+        assert_eq!(
+            path(&filter),
+            "/flows?refused=true&from=spiffe://td/ns/a%20b/sa/c%26d"
+        );
+        assert_eq!(path(&Filter::default()), "/flows");
+    }
+
+    /// A proxy whose stream is the given bytes.
+    struct One(&'static [u8]);
+
+    impl Proxies for One {
+        type Proxy = &'static str;
+
+        async fn list(&self) -> Result<Vec<Self::Proxy>, String> {
+            Ok(vec!["one"])
+        }
+
+        async fn open(&self, _: &Self::Proxy, path: &str) -> Result<Opened, String> {
+            assert_eq!(path, "/flows");
+            let (ours, mut theirs) = tokio::io::duplex(1024);
+            let bytes = self.0;
+            ambit_rt::spawn("proxy", async move {
+                use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+                let mut request = [0; 1024];
+                if theirs.read(&mut request).await.is_ok_and(|read| read > 0) {
+                    theirs.write_all(bytes).await.ok();
+                }
+            });
+            request(ours, path).await.map_err(|error| error.to_string())
+        }
+    }
+
+    async fn received(response: &'static [u8]) -> Vec<Received> {
+        let (sender, mut receiver) = mpsc::channel(16);
+        let following = ambit_rt::spawn_abortable("follow", async move {
+            follow(One(response), &Filter::default(), sender).await;
+        });
+        let mut all = Vec::new();
+        while let Some(received) = receiver.recv().await {
+            let is_end = matches!(received, Received::Ended(..));
+            all.push(received);
+            if is_end {
+                break;
+            }
+        }
+        drop(following);
+        all
+    }
+
+    #[tokio::test]
+    async fn stream_begins_brings_lines_and_ends() {
+        let all = received(b"HTTP/1.1 200 OK\r\n\r\n\n{\"a\":1}\n{\"b\":2}\n{\"cut").await;
+        let text: Vec<_> = all.iter().map(|one| format!("{one:?}")).collect();
+        assert!(text[0].contains("Began(\"one\")"), "{text:?}");
+        let lines: Vec<u8> = all
+            .iter()
+            .filter_map(|one| match one {
+                Received::Lines(lines) => Some(lines.to_vec()),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        assert_eq!(lines, b"\n{\"a\":1}\n{\"b\":2}\n");
+    }
+
+    #[tokio::test]
+    async fn refusal_is_an_end_with_its_text() {
+        let all = received(b"HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\ntoo many\n").await;
+        let [Received::Ended(proxy, why)] = &all[..] else {
+            panic!("{all:?}");
+        };
+        assert_eq!(
+            (proxy.as_str(), why.as_str()),
+            ("one", "status 503: too many")
+        );
+    }
+}

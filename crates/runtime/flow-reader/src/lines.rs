@@ -1,0 +1,58 @@
+//! Lines of a stream, as its chunks come.
+
+use bytes::{Bytes, BytesMut};
+
+use crate::{MAX_LINE, ReadError};
+
+/// The bytes of a line that is not complete.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    begun: BytesMut,
+}
+
+impl Lines {
+    /// The lines that are complete with a chunk, if any.
+    ///
+    /// # Errors
+    /// If a line is too long.
+    pub(crate) fn add(&mut self, chunk: &[u8]) -> Result<Option<Bytes>, ReadError> {
+        self.begun.extend_from_slice(chunk);
+        let end = self.begun.iter().rposition(|byte| *byte == b'\n');
+        let complete = end.map(|end| self.begun.split_to(end + 1).freeze());
+        match self.begun.len() > MAX_LINE {
+            true => Err(ReadError::TooLong),
+            false => Ok(complete),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_put_together_from_chunks() {
+        let mut lines = Lines::default();
+        let mut whole = Vec::new();
+        for byte in b"\n{\"a\":1}\nrest" {
+            whole.extend(lines.add(&[*byte]).unwrap());
+        }
+        assert_eq!(whole, [&b"\n"[..], b"{\"a\":1}\n"]);
+    }
+
+    #[test]
+    fn several_lines_of_a_chunk_stay_together() {
+        let mut lines = Lines::default();
+        let complete = lines.add(b"a\nb\nc").unwrap();
+        assert_eq!(complete.as_deref(), Some(&b"a\nb\n"[..]));
+        let complete = lines.add(b"\n").unwrap();
+        assert_eq!(complete.as_deref(), Some(&b"c\n"[..]));
+    }
+
+    #[test]
+    fn endless_lines_are_refused() {
+        let mut lines = Lines::default();
+        let endless = lines.add(&vec![b'a'; MAX_LINE + 1]);
+        assert!(matches!(endless, Err(ReadError::TooLong)));
+    }
+}

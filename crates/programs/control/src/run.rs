@@ -130,26 +130,10 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     if let Some(cluster) = &cluster {
         lead(cluster, &publisher, args, &watcher)?;
     }
-    let flows = match (&cluster, args.listen_flows) {
-        (Some(cluster), Some(address)) => {
-            let proxies = MeshProxies {
-                pods: Arc::clone(&mesh.pods),
-                access: Arc::clone(&access),
-                own: Arc::new(OwnIdentity::new(own_identity(args), publisher.follow())),
-                trust_domain: args.trust_domain.as_str().into(),
-                named: None,
-            };
-            let users = Users::new(cluster.client.clone());
-            let check_again = Duration::from_secs(args.flows_check_seconds.max(1));
-            let flows = Flows::new(users, proxies, check_again, watcher.clone());
-            Some(
-                flows
-                    .serve(address, serving.clone(), Arc::clone(&metrics))
-                    .await?,
-            )
-        }
-        _ => None,
-    };
+    let own = OwnIdentity::new(own_identity(args), publisher.follow());
+    let proxies = mesh_proxies(args, &mesh, &access, own);
+    let flows = user_flows(args, cluster.as_ref(), proxies, &watcher);
+    let flows = serve_flows(args.listen_flows, flows, &serving, &metrics).await?;
     let pods = Pods {
         directory: Arc::clone(&mesh.pods),
         followed: mesh.followed.clone(),
@@ -236,6 +220,43 @@ fn trusted_nodes(args: &Args) -> anyhow::Result<Accounts> {
     parse_accounts(&args.trusted_node_accounts)
         .map_err(anyhow::Error::msg)
         .context("--trusted-node-accounts")
+}
+
+/// The proxies whose flow events users read.
+fn mesh_proxies(args: &Args, mesh: &Mesh, access: &Arc<Access>, own: OwnIdentity) -> MeshProxies {
+    MeshProxies {
+        pods: Arc::clone(&mesh.pods),
+        access: Arc::clone(access),
+        own: Arc::new(own),
+        trust_domain: args.trust_domain.as_str().into(),
+        named: None,
+    }
+}
+
+/// Flow events for the users of a cluster, if there is one.
+fn user_flows(
+    args: &Args,
+    cluster: Option<&Cluster>,
+    proxies: MeshProxies,
+    drain: &DrainWatcher,
+) -> Option<Flows> {
+    let check_again = Duration::from_secs(args.flows_check_seconds.max(1));
+    let users = Users::new(cluster?.client.clone());
+    Some(Flows::new(users, proxies, check_again, drain.clone()))
+}
+
+/// Serves them, if an address is given.
+async fn serve_flows(
+    address: Option<SocketAddr>,
+    flows: Option<Flows>,
+    serving: &Serving,
+    metrics: &Arc<Metrics>,
+) -> anyhow::Result<Option<SocketAddr>> {
+    let (Some(address), Some(flows)) = (address, flows) else {
+        return Ok(None);
+    };
+    let served = flows.serve(address, serving.clone(), Arc::clone(metrics));
+    Ok(Some(served.await?))
 }
 
 /// Identity under which proxies let this control plane read flow events.

@@ -53,7 +53,7 @@ pub(crate) enum Proxies {
     /// Of a cluster, with the namespace of the mesh.
     Cluster(Cluster, String),
     /// Of a cluster whose ports the user may not forward.
-    Confined(ControlPlane),
+    Confined(Box<ControlPlane>),
 }
 
 impl Proxies {
@@ -66,9 +66,10 @@ impl Proxies {
                 let mesh = place.target.mesh_namespace.clone();
                 match reach::may_forward(&cluster, &mesh).await? {
                     true => Ok(Self::Cluster(cluster, mesh)),
-                    false => Ok(Self::Confined(
-                        ControlPlane::of(&place.target, cluster, mesh).await?,
-                    )),
+                    false => {
+                        let control_plane = ControlPlane::of(&place.target, cluster, mesh).await?;
+                        Ok(Self::Confined(Box::new(control_plane)))
+                    }
                 }
             }
         }

@@ -157,6 +157,45 @@ impl Reading {
     }
 }
 
+/// Checks what a reader of the namespace `mine` gets of traffic within it, from and to `theirs`.
+#[track_caller]
+fn assert_confined(text: &str, mine: &str, theirs: &str) {
+    let events: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let find = |side: &str, from: &str, to: &str| {
+        let found = events.iter().find(|event| {
+            event["reporter"]["kind"] == side
+                && event["source"]["namespace"] == from
+                && event["destination"]["namespace"] == to
+        });
+        found.unwrap_or_else(|| panic!("no event of the {side} from {from} to {to}: {text}"))
+    };
+    for side in ["source", "waypoint", "destination"] {
+        find(side, mine, mine);
+    }
+    let called = find("waypoint", theirs, mine);
+    assert_eq!(called["source"]["owner"], Value::Null, "{called}");
+    assert_eq!(called["request"]["path"], "/seen", "{called}");
+    let call = find("source", mine, theirs);
+    assert_eq!(call["destination"], json!({"namespace": theirs}), "{call}");
+    assert_eq!(call["source"]["owner"], "client", "{call}");
+    // Nothing of what happens in the other namespace, whoever calls there.
+    for event in &events {
+        let kind = &event["reporter"]["kind"];
+        let is_mine = |side: &str| event[side]["namespace"] == mine;
+        assert!(
+            if kind == "source" {
+                is_mine("source")
+            } else {
+                is_mine("destination")
+            },
+            "{event}"
+        );
+    }
+}
+
 #[test]
 fn flows_of_a_namespace_are_for_those_who_may_view_it() {
     let mesh = Mesh::shared();
@@ -225,45 +264,7 @@ subjects: [{{kind: ServiceAccount, name: default, namespace: {}}}]
         error.contains("reading through the control plane"),
         "{error}"
     );
-    let events: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let find = |side: &str, from: &str, to: &str| {
-        let found = events.iter().find(|event| {
-            event["reporter"]["kind"] == side
-                && event["source"]["namespace"] == from
-                && event["destination"]["namespace"] == to
-        });
-        found.unwrap_or_else(|| panic!("no event of the {side} from {from} to {to}: {text}"))
-    };
-    let (mine_name, their_name) = (mine.name(), theirs.name());
-    for side in ["source", "waypoint", "destination"] {
-        find(side, mine_name, mine_name);
-    }
-    let called = find("waypoint", their_name, mine_name);
-    assert_eq!(called["source"]["owner"], Value::Null, "{called}");
-    assert_eq!(called["request"]["path"], "/seen", "{called}");
-    let call = find("source", mine_name, their_name);
-    assert_eq!(
-        call["destination"],
-        json!({"namespace": their_name}),
-        "{call}"
-    );
-    assert_eq!(call["source"]["owner"], "client", "{call}");
-    // Nothing of what happens in the other namespace, whoever calls there.
-    for event in &events {
-        let kind = &event["reporter"]["kind"];
-        let is_mine = |side: &str| event[side]["namespace"] == mine_name;
-        assert!(
-            if kind == "source" {
-                is_mine("source")
-            } else {
-                is_mine("destination")
-            },
-            "{event}"
-        );
-    }
+    assert_confined(&text, mine.name(), theirs.name());
     let hidden = their_server.metadata.name.unwrap();
     assert!(!text.contains(&hidden), "{hidden} in {text}");
 }

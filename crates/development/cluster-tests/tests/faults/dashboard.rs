@@ -57,7 +57,9 @@ impl Dashboard {
         let mut response = String::new();
         stream.read_to_string(&mut response).unwrap();
         let (_, body) = response.split_once("\r\n\r\n").unwrap();
-        serde_json::from_str(body).unwrap_or_else(|error| panic!("{question}: {error}: {response}"))
+        let answer = serde_json::from_str(body);
+        assert!(answer.is_ok(), "{question}: {response}");
+        answer.unwrap()
     }
 
     fn mesh(&self) -> Value {

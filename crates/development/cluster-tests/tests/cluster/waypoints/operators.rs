@@ -170,7 +170,11 @@ fn assert_confined(text: &str, mine: &str, theirs: &str) {
                 && event["source"]["namespace"] == from
                 && event["destination"]["namespace"] == to
         });
-        found.unwrap_or_else(|| panic!("no event of the {side} from {from} to {to}: {text}"))
+        assert!(
+            found.is_some(),
+            "no event of the {side} from {from} to {to}: {text}"
+        );
+        found.unwrap()
     };
     for side in ["source", "waypoint", "destination"] {
         find(side, mine, mine);

@@ -3,12 +3,13 @@
 //! [`resource`] lists the types that are served; [`entry`] is a record as it is sent; [`store`] has every record once;
 //! [`scope`] decides which client sees which; [`session`] is the pure state machine of one client; [`batch`] is what
 //! many clients are sent, made once; [`service`] carries sessions over gRPC; [`node`] decides which callers may open
-//! one; [`debug`] answers Istio's tools by [`sessions`].
+//! one; [`later`] answers clients of later versions; [`debug`] answers Istio's tools by [`sessions`].
 
 mod admission;
 pub mod batch;
 pub mod debug;
 pub mod entry;
+mod later;
 pub mod node;
 pub mod resource;
 pub mod scope;

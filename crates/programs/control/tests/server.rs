@@ -42,6 +42,8 @@ use tonic::{Code, Request, Status, transport::Channel};
 
 #[path = "server/debug.rs"]
 mod debug;
+#[path = "server/later.rs"]
+mod later;
 #[path = "server/tokens.rs"]
 mod tokens;
 

@@ -16,11 +16,11 @@ use std::{
 use ambit_derive::PodDirectory;
 use ambit_model::{ArcStr, GatewayName};
 use ambit_rt::DrainWatcher;
-use ambit_wire::discovery::{DeltaDiscoveryRequest, DiscoveryResponse};
+use ambit_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryResponse};
 use bytes::Bytes;
 use hyper::body::Frame;
 use parking_lot::RwLock;
-use prost::Message as _;
+use prost::Message;
 use rand::Rng;
 use tokio::sync::{mpsc, watch};
 use tonic::{Request, Status, Streaming, body::Body, server::NamedService};
@@ -29,6 +29,7 @@ use super::{
     Admission,
     batch::Push,
     debug::{self, DebugService},
+    later::LaterTypes,
     node::NodeInfo,
     scope::Client,
     session::Session,
@@ -103,7 +104,7 @@ impl Discovery {
     async fn open(
         self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<mpsc::Receiver<Result<Push, Status>>, Status> {
+    ) -> Result<mpsc::Receiver<Result<Response, Status>>, Status> {
         let caller = {
             let (metadata, extensions) = (request.metadata(), request.extensions());
             self.access.caller(metadata, extensions).await?
@@ -183,7 +184,7 @@ impl Discovery {
         &self,
         registered: &Registered,
         mut requests: Streaming<DeltaDiscoveryRequest>,
-        sender: &mpsc::Sender<Result<Push, Status>>,
+        sender: &mpsc::Sender<Result<Response, Status>>,
     ) -> Result<(), Status> {
         let Some(first) = requests.message().await? else {
             return Ok(());
@@ -199,10 +200,13 @@ impl Discovery {
             waypoint: waypoint.clone(),
         };
         let mut session = Session::new(client, rand::rng().random());
+        let mut later = LaterTypes::default();
         let mut changes = self.changes.clone();
         let mut drain = self.drain.clone();
         let mut request = Some(first);
         loop {
+            let none = request.as_ref().and_then(|request| later.answer(request));
+            let none = none.map(Response::None);
             let pushes = match request.take() {
                 Some(request) => self.take(&mut session, &node, &request)?,
                 None => {
@@ -221,9 +225,12 @@ impl Discovery {
                 }
             }
             registered.update(&session);
-            for push in pushes {
-                self.metrics.pushed(&push);
-                if sender.send(Ok(push)).await.is_err() {
+            for push in &pushes {
+                self.metrics.pushed(push);
+            }
+            let pushes = pushes.into_iter().map(Response::Push);
+            for response in none.into_iter().chain(pushes) {
+                if sender.send(Ok(response)).await.is_err() {
                     return Ok(());
                 }
             }
@@ -418,20 +425,37 @@ trait StreamMessage: Send + 'static {
     fn pieces(self) -> Vec<Bytes>;
 }
 
-impl StreamMessage for Push {
+/// A response of delta xDS.
+#[derive(Debug)]
+pub(super) enum Response {
+    /// Records of a type.
+    Push(Push),
+    /// Absence of records of a type.
+    None(DeltaDiscoveryResponse),
+}
+
+impl StreamMessage for Response {
     fn pieces(self) -> Vec<Bytes> {
-        self.message().collect()
+        match self {
+            Self::Push(push) => push.message().collect(),
+            Self::None(none) => framed(&none),
+        }
     }
 }
 
 impl StreamMessage for DiscoveryResponse {
     fn pieces(self) -> Vec<Bytes> {
-        let length = u32::try_from(self.encoded_len()).unwrap_or(u32::MAX);
-        let mut bytes = vec![0];
-        bytes.extend(length.to_be_bytes());
-        bytes.extend(self.encode_to_vec());
-        vec![bytes.into()]
+        framed(&self)
     }
+}
+
+/// A message with gRPC's head.
+fn framed(message: &impl Message) -> Vec<Bytes> {
+    let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
+    let mut bytes = vec![0];
+    bytes.extend(length.to_be_bytes());
+    bytes.extend(message.encode_to_vec());
+    vec![bytes.into()]
 }
 
 /// Messages as a response's body. What clients share is passed on without being copied.

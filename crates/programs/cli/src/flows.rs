@@ -27,11 +27,6 @@ const WAITING: usize = 4096;
 
 /// Flags of `ambit flows`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    ambit flows --lab default                    every connection and request, as they happen\n  \
-    ambit flows --denied -n shop                 what is refused of, or by, the namespace shop, and why\n  \
-    ambit flows --from shop/frontend --to shop/orders\n  \
-    ambit flows --plaintext -o json | jq .source.workload")]
 pub(crate) struct FlowsArgs {
     #[command(flatten)]
     place: FlowPlace,

@@ -17,6 +17,7 @@ mod demo;
 mod dump;
 mod enrol;
 mod error;
+mod examples;
 mod explain;
 mod files;
 mod flows;
@@ -43,12 +44,25 @@ mod version;
 mod walk;
 mod waypoint;
 
-use std::{path::Path, process::ExitCode};
+use std::{ffi::OsStr, path::Path, process::ExitCode};
 
-use clap::Parser as _;
+use clap::{Command as Definition, CommandFactory as _, FromArgMatches as _};
 
 use crate::args::{Args, Command, PolicyCommand};
 pub use error::{CliError, ErrorKind};
+
+/// Name under which kubectl finds a program as its plugin `kubectl ambit`.
+const KUBECTL_PLUGIN: &str = "kubectl-ambit";
+
+/// Definition of the command line, for a program that was started as `name`.
+fn definition(name: Option<&OsStr>) -> Definition {
+    let definition = examples::add_to(Args::command());
+    let file = name.and_then(|name| Path::new(name).file_name());
+    match file == Some(KUBECTL_PLUGIN.as_ref()) {
+        true => definition.bin_name("kubectl ambit"),
+        false => definition,
+    }
+}
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
@@ -58,7 +72,8 @@ pub fn main() -> ExitCode {
     {
         return ambit_lab::run_plugin();
     }
-    let args = Args::parse();
+    let matches = definition(name.as_deref()).get_matches();
+    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let result = match args.command {
         Command::Lab { name, command } => lab::run(&name, command),
         Command::Workloads(args) => inspect::workloads(&args).map(done),

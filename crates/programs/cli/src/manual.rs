@@ -2,15 +2,14 @@
 
 use std::{fs, io, path::Path};
 
-use clap::CommandFactory as _;
 use clap_complete::Shell;
 
-use crate::{CliError, ErrorKind, args::Args};
+use crate::{CliError, ErrorKind, definition};
 
 /// Prints the completion script of a shell.
 pub(crate) fn completion(shell: Shell) -> Result<(), CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "ambit", &mut script);
+    clap_complete::generate(shell, &mut definition(None), "ambit", &mut script);
     match io::Write::write_all(&mut io::stdout(), &script) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(CliError::new(ErrorKind::Failed, "cannot write").because(error))
@@ -22,7 +21,7 @@ pub(crate) fn completion(shell: Shell) -> Result<(), CliError> {
 /// Writes a page of the manual for each command.
 pub(crate) fn pages(directory: &Path) -> Result<(), CliError> {
     let written = fs::create_dir_all(directory)
-        .and_then(|()| clap_mangen::generate_to(Args::command(), directory));
+        .and_then(|()| clap_mangen::generate_to(definition(None), directory));
     written.map_err(|error| {
         let what = format!("cannot write manual pages to {}", directory.display());
         CliError::new(ErrorKind::Failed, what).because(error)

@@ -30,10 +30,6 @@ use seen::Seen;
 
 /// Flags of `ambit policy suggest`.
 #[derive(Clone, Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    ambit policy suggest --for 10m -n shop > policies.yaml\n  \
-    ambit policy test policies.yaml               later: who of those seen since would be refused\n  \
-    ambit flows -o json --for 24h > flows.json && ambit policy suggest --file flows.json")]
 pub(crate) struct SuggestArgs {
     #[command(flatten)]
     place: FlowPlace,

@@ -28,7 +28,7 @@ const MAX_PARTS: usize = 8;
 /// Flags of `ambit explain`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  ambit explain --from shop/frontend --to orders --path /v2/items \\\n    -X DELETE -H 'x-tenant: blue' --token /tmp/token\n\nThe exit code is 1 if the request would be refused: reset, or answered with 4xx or 5xx by a proxy.\nPlugins are not run, providers of CUSTOM policies and rate limits not called: such steps are OPEN."
+    after_help = "The exit code is 1 if the request would be refused: reset, or answered with 4xx or 5xx by a proxy.\nPlugins are not run, providers of CUSTOM policies and rate limits not called: such steps are OPEN."
 )]
 pub(crate) struct WalkArgs {
     /// The client's pod (`namespace/name`, or the beginning of a name)

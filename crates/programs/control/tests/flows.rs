@@ -226,7 +226,7 @@ async fn proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
                     .await
                     .unwrap();
                 // Until the reader goes.
-                stream.read(&mut request).await.ok();
+                let _ended = stream.read(&mut request).await;
             });
         }
     });

@@ -38,3 +38,19 @@ fn every_command_has_a_page_of_the_manual() {
         assert!(text.contains(".SH DESCRIPTION"), "{page}: {text}");
     }
 }
+
+#[test]
+fn kubectl_finds_a_plugin_by_a_link() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugin = directory.path().join("kubectl-ambit");
+    std::os::unix::fs::symlink(ambit(), &plugin).unwrap();
+    let output = Command::new(&plugin).args(["status", "--help"]).output();
+    let help = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert!(
+        help.contains("Usage: kubectl ambit status [OPTIONS]"),
+        "{help}"
+    );
+    assert!(help.contains("Examples:\n  ambit status"), "{help}");
+    let output = Command::new(&plugin).args(["version", "--client"]).output();
+    assert!(output.unwrap().status.success());
+}

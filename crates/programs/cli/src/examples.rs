@@ -69,7 +69,8 @@ ambit dashboard --lab default --no-open --port 8088",
     ),
     (
         "pod",
-        "ambit pod -n shop frontend                           # is it in the mesh, and why",
+        "ambit pod -n shop frontend                           # is it in the mesh, and why
+ambit pod --lab default shop/client",
     ),
     (
         "workloads",

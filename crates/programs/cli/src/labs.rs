@@ -1,6 +1,8 @@
 //! Running labs: which one a command queries, and its errors in words.
 
 use ambit_lab::{Client, ClientError, StateDir, base_directory};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::{CliError, ErrorKind};
 
@@ -30,4 +32,13 @@ pub(crate) fn hint() -> Option<String> {
         "running labs: {}; --lab {first} selects one, where a command has that flag",
         labs.join(", ")
     ))
+}
+
+/// Objects of a kind, of all objects of a lab. Those that are not of that form are left out.
+pub(crate) fn of_kind<T: DeserializeOwned>(objects: &[Value], kind: &str) -> Vec<T> {
+    let is_one = |one: &&Value| one.get("kind").and_then(Value::as_str) == Some(kind);
+    let found = objects.iter().filter(is_one).cloned();
+    found
+        .filter_map(|one| serde_json::from_value(one).ok())
+        .collect()
 }

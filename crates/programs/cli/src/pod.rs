@@ -1,13 +1,14 @@
 //! `ambit pod`: whether a pod is in the mesh, and why, by all sources: the labels, the node's
 //! agent, the node's proxy.
 
+mod in_lab;
 mod waypoint;
 
 use ambit_install::{
     object::{name, namespace_of},
     rollout::node_of,
 };
-use ambit_k8s_api::{Gateway, Pod};
+use ambit_k8s_api::{Gateway, Namespace, Pod};
 use clap::Args;
 use serde::Serialize;
 
@@ -18,7 +19,7 @@ use crate::{
     dump::{Dump, PodEntry, or},
     enrol,
     install::failed,
-    membership::{Captured, Wanted, captured},
+    membership::{Captured, Rules, Wanted, captured},
     output::{self, Format},
     reach::{self, AGENT, PROXY, best},
     status,
@@ -33,6 +34,9 @@ pub(crate) struct PodArgs {
     /// Namespace of the pod
     #[arg(short, long, default_value = "default")]
     namespace: String,
+    /// Pod of this lab; otherwise of the kubeconfig's cluster
+    #[arg(long, env = "AMBIT_LAB")]
+    lab: Option<String>,
     #[command(flatten)]
     target: Target,
     /// Format of the output
@@ -99,9 +103,17 @@ pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
         Some((namespace, wanted)) => (namespace, wanted),
         None => (args.namespace.as_str(), args.name.as_str()),
     };
-    let report = wait(async {
-        let cluster = args.target.cluster().await?;
-        let mesh = &args.target.mesh_namespace;
+    let report = match args.target.lab(args.lab.as_deref()) {
+        Some(lab) => in_lab::report(&lab, &args.target.mesh_namespace, namespace, wanted)?,
+        None => of_cluster(&args.target, namespace, wanted)?,
+    };
+    output::print(args.output, &report, || words(&report))
+}
+
+fn of_cluster(target: &Target, namespace: &str, wanted: &str) -> Result<Report, CliError> {
+    wait(async {
+        let cluster = target.cluster().await?;
+        let mesh = &target.mesh_namespace;
         let rules = enrol::rules(&cluster, mesh).await?;
         let namespace = enrol::namespace(&cluster, namespace).await?;
         let pod = reach::pod(&cluster, name(&namespace), wanted).await?;
@@ -127,20 +139,51 @@ pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
         };
         let gateways = cluster.all::<Gateway>(None, None).await;
         let gateways = gateways.map_err(|error| failed(error.into()))?;
-        let wanted = rules.wanted(&pod, &namespace);
-        let annotation = captured(&pod);
-        Ok(Report {
-            verdict: verdict(&wanted, annotation, &agent, &proxy),
-            waypoint: waypoint::binding(&pod, &namespace, &gateways),
-            pod: full,
+        Ok(Report::new(
+            &pod,
+            &namespace,
+            &rules,
+            Answers {
+                node,
+                annotation: captured(&pod),
+                agent,
+                proxy,
+                gateways,
+            },
+        ))
+    })
+}
+
+/// Answers of all parts on a pod.
+struct Answers {
+    node: String,
+    annotation: Captured,
+    agent: Result<AgentPod, String>,
+    proxy: Result<Proxy, String>,
+    gateways: Vec<Gateway>,
+}
+
+impl Report {
+    fn new(pod: &Pod, namespace: &Namespace, rules: &Rules, answers: Answers) -> Self {
+        let wanted = rules.wanted(pod, namespace);
+        let Answers {
             node,
+            annotation,
+            agent,
+            proxy,
+            gateways,
+        } = answers;
+        Self {
+            pod: format!("{}/{}", namespace_of(pod), name(pod)),
+            node,
+            verdict: verdict(&wanted, annotation, &agent, &proxy),
+            waypoint: waypoint::binding(pod, namespace, &gateways),
             wanted,
             annotation,
             agent,
             proxy,
-        })
-    })?;
-    output::print(args.output, &report, || words(&report))
+        }
+    }
 }
 
 fn proxy_of(dump: &Dump, pod: &Pod) -> Proxy {

@@ -26,6 +26,7 @@ use crate::{
 mod in_lab;
 mod report;
 
+pub(crate) use in_lab::answer_of;
 use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
 
 /// Pods that are queried at the same time.

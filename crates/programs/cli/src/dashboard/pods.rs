@@ -2,8 +2,7 @@
 
 use ambit_install::{object::name, rollout::node_of};
 use ambit_k8s_api::{Namespace, Pod};
-use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde::Serialize;
 
 use crate::{
     CliError, ErrorKind,
@@ -49,7 +48,7 @@ fn of_lab(lab: &str, namespace: &str, mesh: &str) -> Result<Vec<PodView>, CliErr
     let client = labs::find(lab)?;
     let objects = client.objects().map_err(labs::client_error)?;
     let status = client.status().map_err(labs::client_error)?;
-    let namespaces: Vec<Namespace> = of_kind(&objects, "Namespace");
+    let namespaces: Vec<Namespace> = labs::of_kind(&objects, "Namespace");
     let object = namespaces.into_iter().find(|one| name(one) == namespace);
     let object = object.ok_or_else(|| {
         CliError::new(
@@ -58,7 +57,7 @@ fn of_lab(lab: &str, namespace: &str, mesh: &str) -> Result<Vec<PodView>, CliErr
         )
     })?;
     let rules = Rules::of(None, mesh);
-    let pods: Vec<Pod> = of_kind(&objects, "Pod");
+    let pods: Vec<Pod> = labs::of_kind(&objects, "Pod");
     let here = pods
         .iter()
         .filter(|pod| pod.metadata.namespace.as_deref() == Some(namespace));
@@ -88,12 +87,4 @@ fn view(pod: &Pod, rules: &Rules, namespace: &Namespace, captured: Captured) -> 
         captured,
         message: None,
     }
-}
-
-fn of_kind<T: DeserializeOwned>(objects: &[Value], kind: &str) -> Vec<T> {
-    let is_one = |one: &&Value| one.get("kind").and_then(Value::as_str) == Some(kind);
-    let found = objects.iter().filter(is_one).cloned();
-    found
-        .filter_map(|one| serde_json::from_value(one).ok())
-        .collect()
 }

@@ -92,13 +92,23 @@ fn ask<T: DeserializeOwned>(
     port: u16,
     path: &str,
 ) -> Answered<T> {
+    Answered {
+        pod,
+        answer: answer_of(client, place, port, path),
+    }
+}
+
+/// The JSON at a path of a lab's part, or why there is none.
+pub(crate) fn answer_of<T: DeserializeOwned>(
+    client: &Client,
+    place: Place,
+    port: u16,
+    path: &str,
+) -> Result<T, String> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let stream = client.dial(place, address).map_err(client_error);
     let answer = stream.and_then(|stream| source::request(stream, &Method::GET, "localhost", path));
-    Answered {
-        pod,
-        answer: read(path, answer),
-    }
+    read(path, answer)
 }
 
 /// A process of the mesh as a pod.

@@ -82,6 +82,21 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     assert!(show(&["log-level", "info,access=debug"]).contains("access=debug"));
     assert!(!show(&["log-level", "--reset"]).contains("access=debug"));
 
+    let of_pod = show(&["pod", "test/client"]);
+    for part in [
+        "test/client on node-1 is in the mesh",
+        "by its labels: in",
+        "redirection seen in the kernel: yes",
+        "node proxy: serves it, ",
+        "others reach it by: HBONE",
+    ] {
+        assert!(of_pod.contains(part), "{part}: {of_pod}");
+    }
+    let json = show(&["pod", "client", "-n", "test", "-o", "json"]);
+    assert!(json.contains("\"verdict\": \"in\""), "{json}");
+    let nobody = lab.command(&["pod", "test/nobody", "--lab", "default"]);
+    assert_eq!(nobody.status.code(), Some(3));
+
     // The control plane's own view has the same form.
     let known = lab.command_ok(&["workloads", "--lab", "default", "--control", "-n", "test"]);
     assert!(

@@ -1,0 +1,72 @@
+//! A pod of a lab, by all sources.
+
+use ambit_install::object::name;
+use ambit_k8s_api::{Gateway, Namespace, Pod};
+use ambit_lab::Place;
+
+use super::{Answers, Report, proxy_of};
+use crate::{
+    CliError, ErrorKind,
+    dump::Dump,
+    labs::{self, client_error, of_kind},
+    membership::{Captured, Rules},
+    reach::{AGENT, PROXY},
+    source::DUMP,
+    status::answer_of,
+};
+
+/// The report on the pod that `wanted` names, wholly or by the beginning of its name.
+pub(super) fn report(
+    lab: &str,
+    mesh: &str,
+    namespace: &str,
+    wanted: &str,
+) -> Result<Report, CliError> {
+    let client = labs::find(lab)?;
+    let objects = client.objects().map_err(client_error)?;
+    let status = client.status().map_err(client_error)?;
+    let not_there = |what: String| CliError::new(ErrorKind::NotFound, what);
+    let namespaces: Vec<Namespace> = of_kind(&objects, "Namespace");
+    let namespace = namespaces
+        .into_iter()
+        .find(|one| name(one) == namespace)
+        .ok_or_else(|| not_there(format!("there is no namespace {namespace}")))?;
+    let here = status.pods.iter();
+    let here = here.filter(|pod| pod.namespace == name(&namespace));
+    let beginning = format!("{wanted}-");
+    let known = here
+        .clone()
+        .find(|pod| pod.name == wanted)
+        .or_else(|| here.clone().find(|pod| pod.name.starts_with(&beginning)));
+    let in_namespace = name(&namespace);
+    let not_found = || {
+        not_there(format!(
+            "there is no pod {wanted} in the namespace {in_namespace}"
+        ))
+    };
+    let known = known.ok_or_else(not_found)?;
+    let pods: Vec<Pod> = of_kind(&objects, "Pod");
+    let is_it = |pod: &Pod| {
+        pod.metadata.namespace.as_deref() == Some(&known.namespace) && name(pod) == known.name
+    };
+    let mut pod = pods.into_iter().find(is_it).ok_or_else(not_found)?;
+    pod.metadata.uid = Some(known.uid.clone());
+    let full = format!("{}/{}", known.namespace, known.name);
+    let node = || Place::Node(known.node.clone());
+    let proxy = answer_of(&client, node(), PROXY.1, DUMP);
+    Ok(Report::new(
+        &pod,
+        &namespace,
+        &Rules::of(None, mesh),
+        Answers {
+            node: known.node.clone(),
+            annotation: match known.captured {
+                true => Captured::Yes,
+                false => Captured::No,
+            },
+            agent: answer_of(&client, node(), AGENT.1, &format!("/v1/pods/{full}")),
+            proxy: proxy.map(|dump: Dump| proxy_of(&dump, &pod)),
+            gateways: of_kind::<Gateway>(&objects, "Gateway"),
+        },
+    ))
+}

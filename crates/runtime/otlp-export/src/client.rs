@@ -1,9 +1,9 @@
-//! Connection to a collector, over HTTP/1.1 or gRPC (HTTP/2 with prior knowledge), without TLS.
+//! Connection to a collector, over HTTP/1.1 or gRPC (HTTP/2 with prior knowledge), with TLS if the endpoint is `https`.
 //!
 //! The collector's address is the operator's own setting, not one that an object of the cluster names, so it is not subject
 //! to `ambit-egress`. What the collector answers is bounded in time and size, and at most a number is read from it.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_rt::logging::unrecorded;
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -18,12 +18,19 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use prost::Message as _;
-use tokio::net::TcpStream;
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::TlsConnector;
 
 use crate::{
     message::ExportResponse,
     retry::{Attempt, is_retryable_grpc, is_retryable_http},
     settings::{Collector, Protocol},
+    tls::{self, TlsError},
 };
 
 /// Largest response body.
@@ -40,6 +47,8 @@ pub(crate) enum ExportError {
     Resolve(String, #[source] io::Error),
     #[error("cannot connect to {0}")]
     Connect(String, #[source] io::Error),
+    #[error("cannot begin TLS with {0}")]
+    Tls(String, #[source] io::Error),
     #[error("the connection failed")]
     Connection(#[from] hyper::Error),
     #[error("no response within {0:?}")]
@@ -71,23 +80,33 @@ impl ExportError {
 }
 
 /// Connection for requests.
+#[derive(Debug)]
 enum Sender {
     Http(http1::SendRequest<Full<Bytes>>),
     Grpc(http2::SendRequest<Full<Bytes>>),
 }
 
 /// Client of one signal's collector.
+#[derive(Debug)]
 pub(crate) struct Client {
     collector: Collector,
+    tls: Option<Arc<ClientConfig>>,
     idle: Option<Sender>,
 }
 
 impl Client {
-    pub(crate) fn new(collector: Collector) -> Self {
-        Self {
+    pub(crate) fn new(collector: Collector) -> Result<Self, TlsError> {
+        let alpn: &[u8] = match collector.protocol {
+            Protocol::Http => b"http/1.1",
+            Protocol::Grpc => b"h2",
+        };
+        let roots = collector.tls.as_ref();
+        let tls = roots.map(|roots| tls::client_config(roots, alpn));
+        Ok(Self {
+            tls: tls.transpose()?,
             collector,
             idle: None,
-        }
+        })
     }
 
     /// Host and port of the collector.
@@ -174,14 +193,29 @@ impl Client {
         let mut failed = io::Error::from(io::ErrorKind::NotFound);
         for address in addresses.into_iter().take(MAX_ADDRESSES) {
             match TcpStream::connect(SocketAddr::from((address, *port))).await {
-                Ok(stream) => return self.handshake(TokioIo::new(stream)).await,
+                Ok(stream) => return self.secure(stream).await,
                 Err(error) => failed = error,
             }
         }
         Err(ExportError::Connect(self.address(), failed))
     }
 
-    async fn handshake(&self, stream: TokioIo<TcpStream>) -> Result<Sender, ExportError> {
+    async fn secure(&self, stream: TcpStream) -> Result<Sender, ExportError> {
+        let Some(config) = &self.tls else {
+            return self.handshake(stream).await;
+        };
+        let failed = |error| ExportError::Tls(self.address(), error);
+        let name = ServerName::try_from(self.collector.host.clone());
+        let name = name.map_err(|error| failed(io::Error::other(error)))?;
+        let connecting = TlsConnector::from(config.clone()).connect(name, stream);
+        self.handshake(connecting.await.map_err(failed)?).await
+    }
+
+    async fn handshake<S>(&self, stream: S) -> Result<Sender, ExportError>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let stream = TokioIo::new(stream);
         // The connection ends with its sender.
         match self.collector.protocol {
             Protocol::Http => {

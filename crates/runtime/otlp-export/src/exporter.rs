@@ -33,7 +33,9 @@ const GATHER: Duration = Duration::from_secs(1);
 /// Exports of a program's metrics and logs, not yet begun; possibly none.
 #[derive(Debug)]
 pub struct Exporter {
-    settings: Settings,
+    metrics: Option<Client>,
+    interval: Duration,
+    logs: Option<Client>,
     resource: Resource,
     scope: Scope,
     start: SystemTime,
@@ -65,7 +67,9 @@ impl Exporter {
                     .collect(),
                 logs: settings.logs.is_some().then(LogQueue::default),
             },
-            settings,
+            metrics: settings.metrics.map(Client::new).transpose()?,
+            interval: settings.interval,
+            logs: settings.logs.map(Client::new).transpose()?,
         })
     }
 
@@ -112,20 +116,20 @@ impl Exporter {
             is_failing: false,
             ended: ended.clone(),
         };
-        if let Some(collector) = self.settings.metrics {
+        if let Some(client) = self.metrics {
             let export = MetricsExport {
-                sending: signal(Signal::Metrics, Client::new(collector)),
+                sending: signal(Signal::Metrics, client),
                 exposition,
                 start: self.start,
                 resource: self.resource.clone(),
                 scope: self.scope.clone(),
             };
-            let export = unrecorded(export.run(self.settings.interval));
+            let export = unrecorded(export.run(self.interval));
             tasks.push(ambit_rt::spawn_abortable("otlp metrics", export));
         }
-        if let Some((collector, queue)) = self.settings.logs.zip(self.own.logs) {
+        if let Some((client, queue)) = self.logs.zip(self.own.logs) {
             let export = LogsExport {
-                sending: signal(Signal::Logs, Client::new(collector)),
+                sending: signal(Signal::Logs, client),
                 queue,
                 resource: self.resource,
                 scope: self.scope,
@@ -260,6 +264,7 @@ enum Sent {
 }
 
 /// Sending of one signal's messages, one at a time.
+#[derive(Debug)]
 struct Sending {
     signal: Signal,
     client: Client,

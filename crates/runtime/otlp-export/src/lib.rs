@@ -20,6 +20,8 @@ mod records;
 mod resource;
 mod retry;
 mod settings;
+mod tls;
 
 pub use exporter::{Exporter, Exporting};
 pub use settings::SettingsError;
+pub use tls::TlsError;

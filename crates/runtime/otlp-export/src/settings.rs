@@ -11,6 +11,8 @@ use std::time::Duration;
 use ambit_rt::{Env, EnvError};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::Scheme};
 
+use crate::tls::{Roots, TlsError};
+
 /// Timeout of an export, unless it is set.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two exports of metrics, unless it is set.
@@ -20,7 +22,7 @@ const DEFAULT_HTTP_ENDPOINT: &str = "http://localhost:4318";
 const DEFAULT_GRPC_ENDPOINT: &str = "http://localhost:4317";
 
 /// Settings cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// A variable has a wrong or unsupported value.
     #[error(transparent)]
@@ -31,6 +33,9 @@ pub enum SettingsError {
         /// Name of the variable.
         variable: String,
     },
+    /// TLS cannot be set up.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A list of headers is wrong; its text is not repeated.
     #[error("{variable} is not a list such as name=value,name=value, with percent-encoded values")]
     Headers {
@@ -98,6 +103,8 @@ pub(crate) struct Collector {
     pub(crate) port: u16,
     /// Full address of the method.
     pub(crate) uri: Uri,
+    /// Certificate authorities that are trusted, over TLS.
+    pub(crate) tls: Option<Roots>,
     /// Headers of each request, marked as sensitive.
     pub(crate) headers: HeaderMap,
     pub(crate) timeout: Duration,
@@ -176,9 +183,20 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
         refused(
             env,
             &variable,
-            "a URL such as http://collector.observability:4318 (https is not supported)",
+            "a URL such as http://collector.observability:4318",
         )
     })?;
+    for name in ["CLIENT_KEY", "CLIENT_CERTIFICATE"] {
+        if let Some(variable) = one(name) {
+            let expected = "supported: there are no client certificates; leave it unset";
+            return Err(refused(env, &variable, expected).into());
+        }
+    }
+    let roots = |variable: String| Roots::File {
+        path: env.text(&variable, ""),
+        variable,
+    };
+    let is_tls = target.2.scheme() == Some(&Scheme::HTTPS);
     let timeout = match one("TIMEOUT") {
         Some(variable) => milliseconds(env, &variable)?,
         None => None,
@@ -188,6 +206,7 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
         host: target.0,
         port: target.1,
         uri: target.2,
+        tls: is_tls.then(|| one("CERTIFICATE").map_or(Roots::System, roots)),
         headers: match one("HEADERS") {
             None => HeaderMap::new(),
             Some(variable) => headers(env.get(&variable).unwrap_or_default())
@@ -230,9 +249,12 @@ fn target(
 ) -> Option<(String, u16, Uri)> {
     let endpoint: Uri = text.parse().ok()?;
     let authority = endpoint.authority()?;
-    if endpoint.scheme() != Some(&Scheme::HTTP) {
-        return None;
-    }
+    let scheme = endpoint.scheme()?;
+    let default_port = match scheme.as_str() {
+        "http" => 80,
+        "https" => 443,
+        _ => return None,
+    };
     let host = authority.host();
     let bare = host
         .strip_prefix('[')
@@ -244,13 +266,13 @@ fn target(
         Protocol::Http => format!("{}/{}", base.trim_end_matches('/'), signal.http_path()),
     };
     let uri = Uri::builder()
-        .scheme(Scheme::HTTP)
+        .scheme(scheme.clone())
         .authority(authority.clone())
         .path_and_query(path)
         .build()
         .ok()?;
     let port = match authority.as_str().strip_prefix(host)? {
-        "" => 80,
+        "" => default_port,
         port => port.strip_prefix(':')?.parse().ok()?,
     };
     let host = bare.unwrap_or(host);

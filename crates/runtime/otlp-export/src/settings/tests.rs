@@ -83,6 +83,24 @@ fn a_signal_named_otlp_has_the_default_endpoint() {
 }
 
 #[test]
+fn https_trusts_the_systems_authorities_or_those_of_a_file() {
+    let of = |more: &[(&str, &str)]| {
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector");
+        let variables: Vec<_> = [endpoint].into_iter().chain(more.iter().copied()).collect();
+        let metrics = settings(&variables).unwrap().metrics.unwrap();
+        assert_eq!(metrics.port, 443);
+        assert_eq!(metrics.uri, "https://collector/v1/metrics");
+        metrics.tls.unwrap()
+    };
+    assert_eq!(of(&[]), Roots::System);
+    let variable = "OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE".to_owned();
+    let file = of(&[(&variable, "/ca.pem")]);
+    let path = "/ca.pem".to_owned();
+    assert_eq!(file, Roots::File { variable, path });
+    assert_eq!(settings(&[ENDPOINT]).unwrap().logs.unwrap().tls, None);
+}
+
+#[test]
 fn headers_timeouts_and_attributes_are_read() {
     let settings = settings(&[
         ENDPOINT,
@@ -118,7 +136,9 @@ fn unsupported_values_are_refused_by_name_and_value() {
     for (variable, value) in [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
         ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "udp"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://collector:4318"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key.pem"),
+        ("OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE", "/cert.pem"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:99999"),
         ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://"),

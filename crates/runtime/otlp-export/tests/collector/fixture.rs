@@ -36,7 +36,7 @@ fn registry() -> Registry {
 
 /// A program with a registry that exports it.
 pub(crate) struct Program {
-    registry: Arc<Registry>,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) exporting: Exporting,
 }
 
@@ -68,16 +68,30 @@ impl Program {
 
     /// Waits until a scrape holds a text.
     pub(crate) async fn shows(&self, text: &str) {
+        self.until(text, |scrape| scrape.contains(text)).await;
+    }
+
+    /// Waits until a counter with a name and labels is above zero.
+    pub(crate) async fn counts(&self, counter: &str) {
+        let zero = format!("{counter} 0\n");
+        let is_counted = |scrape: &str| scrape.contains(counter) && !scrape.contains(&zero);
+        self.until(counter, is_counted).await;
+    }
+
+    async fn until(&self, what: &str, is_shown: impl Fn(&str) -> bool) {
         let mut looks = tokio::time::interval(Duration::from_millis(5));
         let shown = async {
-            while !self.scrape().await.contains(text) {
+            while !is_shown(&self.scrape().await) {
                 looks.tick().await;
             }
         };
         let shown = tokio::time::timeout(DEADLINE, shown).await;
-        assert!(shown.is_ok(), "{text} in {}", self.scrape().await);
+        assert!(shown.is_ok(), "{what} in {}", self.scrape().await);
     }
 }
+
+/// Counter of the messages that the collector took.
+pub(crate) const SENT: &str = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"sent\"}";
 
 pub(crate) fn decoded(body: &[u8]) -> ExportMetricsServiceRequest {
     ExportMetricsServiceRequest::decode(body).unwrap()

@@ -12,3 +12,4 @@ mod grpc;
 mod metrics;
 mod rendered;
 mod scripted;
+mod tls;

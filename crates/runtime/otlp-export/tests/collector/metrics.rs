@@ -7,7 +7,7 @@ use ambit_rt::Env;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    fixture::{Program, decoded, lines},
+    fixture::{Program, SENT, decoded, lines},
     rendered::text,
     scripted::{Collector, DEADLINE, Reply},
 };
@@ -58,9 +58,7 @@ async fn pushed_metrics_equal_scraped_ones() {
             "service.instance.id"
         ]
     );
-    program
-        .shows("ambit_otlp_exports_total{signal=\"metrics\",outcome=\"sent\"} ")
-        .await;
+    program.counts(SENT).await;
     collector.next().await;
 }
 
@@ -85,9 +83,7 @@ async fn failing_collectors_get_their_messages_again() {
             assert!(program.scrape().await.contains("\nopen -3\n"));
             let again = collector.next().await;
             assert!(first.body == again.body, "{reply:?}");
-            program
-                .shows("ambit_otlp_exports_total{signal=\"metrics\",outcome=\"sent\"} 1")
-                .await;
+            program.counts(SENT).await;
             let failed = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 0";
             program.shows(failed).await;
         })

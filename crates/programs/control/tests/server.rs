@@ -42,6 +42,8 @@ use tonic::{Code, Request, Status, transport::Channel};
 
 #[path = "server/debug.rs"]
 mod debug;
+#[path = "server/telemetry.rs"]
+mod telemetry;
 #[path = "server/tokens.rs"]
 mod tokens;
 

@@ -107,7 +107,7 @@ async fn refused_messages_are_counted_and_not_sent_again() {
 
 #[tokio::test]
 async fn a_collector_that_comes_later_is_found() {
-    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0))
+    let listener = tokio::net::TcpListener::bind(("127.9.0.1", 0))
         .await
         .unwrap();
     let address = listener.local_addr().unwrap();

@@ -8,7 +8,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use ambit_rt::logging::unrecorded;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, Version,
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version,
     header::{CONTENT_TYPE, HOST, RETRY_AFTER, TE, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -17,7 +17,6 @@ use hyper::{
     client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::TokioIo;
-use prost::Message as _;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::{
@@ -27,7 +26,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    message::ExportResponse,
+    message::rejected,
     retry::{Attempt, is_retryable_grpc, is_retryable_http},
     settings::{Collector, Protocol},
     tls::{self, TlsError},
@@ -242,14 +241,17 @@ impl Client {
         response: Response<Incoming>,
     ) -> Result<u64, ExportError> {
         let (head, body) = response.into_parts();
-        let status = head.status.as_u16();
+        let is_taken = match self.collector.protocol {
+            Protocol::Http => head.status.is_success(),
+            Protocol::Grpc => head.status == StatusCode::OK,
+        };
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
-        if status != 200 {
+        if !is_taken {
             if body.is_ok() {
                 self.idle = Some(sender);
             }
             return Err(ExportError::Http {
-                status,
+                status: head.status.as_u16(),
                 after: retry_after(&head.headers),
             });
         }
@@ -302,13 +304,6 @@ where
     fn execute(&self, task: F) {
         ambit_rt::spawn("otlp connection", unrecorded(task));
     }
-}
-
-/// Number of data points or records that a collector did not take. A body that is no such message rejects none.
-fn rejected(body: &[u8]) -> u64 {
-    let response = ExportResponse::decode(body).unwrap_or_default();
-    let partial = response.partial_success.unwrap_or_default();
-    partial.rejected.max(0).unsigned_abs()
 }
 
 /// `Retry-After` in seconds. A date is not read: the pause is our own then.

@@ -23,5 +23,6 @@ mod settings;
 mod tls;
 
 pub use exporter::{Exporter, Exporting};
+pub use message::rejected;
 pub use settings::SettingsError;
 pub use tls::TlsError;

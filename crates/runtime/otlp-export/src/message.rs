@@ -6,6 +6,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use prost::Message as _;
+
 /// Aggregation since the start of the process (`AggregationTemporality`).
 pub(crate) const CUMULATIVE: i32 = 2;
 
@@ -231,4 +233,11 @@ pub(crate) fn any(value: Value) -> AnyValue {
 pub(crate) fn nanoseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Number of data points or log records that a collector did not take, by its response. A body that is no such message rejects none.
+pub fn rejected(body: &[u8]) -> u64 {
+    let response = ExportResponse::decode(body).unwrap_or_default();
+    let partial = response.partial_success.unwrap_or_default();
+    partial.rejected.max(0).unsigned_abs()
 }

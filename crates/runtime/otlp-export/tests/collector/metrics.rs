@@ -94,6 +94,21 @@ async fn failing_collectors_get_their_messages_again() {
 }
 
 #[tokio::test]
+async fn closed_connections_and_empty_successes_fail_no_export() {
+    let replies = [Reply::TakeAndClose, Reply::Status("204 No Content")];
+    let mut collector = Collector::start(&replies).await;
+    // Longer than the closing takes to arrive.
+    let interval = [("OTEL_METRIC_EXPORT_INTERVAL", "300")];
+    let program = Program::start(&collector.endpoint(), &interval);
+    for _ in 0..3 {
+        collector.next().await;
+    }
+    let failed = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 0";
+    assert!(program.scrape().await.contains(failed));
+    program.counts(SENT).await;
+}
+
+#[tokio::test]
 async fn refused_messages_are_counted_and_not_sent_again() {
     let mut collector = Collector::start(&[Reply::Status("400 Bad Request")]).await;
     let program = Program::start(&collector.endpoint(), &[]);

@@ -17,6 +17,8 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) enum Reply {
     /// Answers with 200.
     Take,
+    /// Answers with 200, and closes the connection without having said so.
+    TakeAndClose,
     /// Answers with this status, headers and nothing else.
     Status(&'static str),
     /// Never answers anything.
@@ -89,7 +91,7 @@ async fn connection(
         };
         sender.send(received).ok();
         let reply = replies.lock().pop_front().unwrap_or(Reply::Take);
-        let take = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        let take: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
         let written = match reply {
             Reply::Take => stream.write_all(take).await,
             Reply::Status(head) => {
@@ -102,6 +104,10 @@ async fn connection(
                 endless(&mut stream, head, &[0; 1024]).await
             }
             Reply::EndlessHead => endless(&mut stream, b"HTTP/1.1 200 OK\r\n", b"a: b\r\n").await,
+            Reply::TakeAndClose => {
+                stream.write_all(take).await.ok();
+                return;
+            }
             Reply::Close => return,
             Reply::Garbage => {
                 stream

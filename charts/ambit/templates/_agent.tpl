@@ -31,6 +31,7 @@ RECONCILE_SECONDS: {{ .Values.cni.reconcileSeconds | quote }}
 REDIRECTION_BACKEND: {{ .Values.cni.redirectionBackend | quote }}
 RUST_LOG: {{ .Values.global.logging.level | quote }}
 SYSTEM_NAMESPACE: {{ .Release.Namespace }}
+{{- include "ambit.openTelemetry" . }}
 XTABLES_LOCKFILE: /tmp/xtables.lock
 ZTUNNEL_UDS_ADDRESS: /var/run/ztunnel/ztunnel.sock
 {{- end }}

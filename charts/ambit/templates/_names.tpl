@@ -23,7 +23,46 @@ https://istiod.{{ .Release.Namespace }}.svc:15012
 {{- $rest := dict "image" (include "ambit.image" (list . "waypoint")) "network" $global.network -}}
 {{- $ca := dict "caAddress" ($global.waypoint.caAddress | default .Values.ztunnel.caAddress) "peerCaCrl" .Values.ztunnel.peerCaCrl.enabled -}}
 {{- $log := dict "logLevel" $global.logging.level "logAsJson" $global.logAsJson "metricsPrincipals" $global.metrics.principals -}}
-{{ merge $rest $ca $images $log (omit $global.waypoint "servicePolicyScope" "caAddress") | toJson }}
+{{- $telemetry := dict -}}
+{{- if $global.openTelemetry.endpoint -}}
+{{- $telemetry = dict "openTelemetry" $global.openTelemetry -}}
+{{- end -}}
+{{ merge $rest $ca $images $log $telemetry (omit $global.waypoint "servicePolicyScope" "caAddress") | toJson }}
+{{- end }}
+
+{{/* Variables of exports to an OpenTelemetry collector, each by its name. */}}
+{{- define "ambit.openTelemetry" -}}
+{{- with .Values.global.openTelemetry -}}
+{{- if .endpoint }}
+OTEL_EXPORTER_OTLP_ENDPOINT: {{ .endpoint | quote }}
+OTEL_EXPORTER_OTLP_PROTOCOL: {{ .protocol | quote }}
+{{- if not .metrics }}
+OTEL_METRICS_EXPORTER: none
+{{- end }}
+{{- if not .logs }}
+OTEL_LOGS_EXPORTER: none
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The variable with the headers of such exports, from their Secret. */}}
+{{- define "ambit.openTelemetryHeaders" -}}
+{{- with .Values.global.openTelemetry -}}
+{{- if and .endpoint .headersSecret.name }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom: {secretKeyRef: {name: {{ .headersSecret.name | quote }}, key: {{ .headersSecret.key | quote }}, optional: true}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Both, as a container's environment. */}}
+{{- define "ambit.openTelemetryEnv" -}}
+{{- range $name, $value := include "ambit.openTelemetry" . | fromYaml }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- include "ambit.openTelemetryHeaders" . }}
 {{- end }}
 
 {{/* Kubernetes' minor version as a number; some platforms write "31+". */}}

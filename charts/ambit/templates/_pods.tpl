@@ -112,6 +112,7 @@ prometheus.io/path: /metrics
   value: {{ .Values.global.logging.level | quote }}
 - name: LOG_FORMAT
   value: {{ if .Values.global.logAsJson }}json{{ else }}plain{{ end }}
+{{- include "ambit.openTelemetryEnv" . }}
 {{- end }}
 
 {{- define "ambit.nodeProxy.podLabels" -}}
@@ -198,4 +199,5 @@ kubectl.kubernetes.io/default-container: node-proxy
   value: {{ .Values.global.logging.level | quote }}
 - name: LOG_FORMAT
   value: {{ if .Values.global.logAsJson }}json{{ else }}plain{{ end }}
+{{- include "ambit.openTelemetryEnv" . }}
 {{- end }}

@@ -24,6 +24,7 @@ fuzz_target!(|data: &[u8]| {
             assert!(whole.is_none_or(|message| message.len() + 5 <= bytes.len()));
             let _spans = ambit_otlp::rejected_spans(whole.unwrap_or(bytes));
             let _lines = ambit_otlp::rejected_lines(whole.unwrap_or(bytes));
+            let _own = ambit_otlp_export::rejected(whole.unwrap_or(bytes));
         }
     }
 });

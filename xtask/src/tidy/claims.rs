@@ -15,6 +15,10 @@ const MESSAGES: &[(&str, &str)] = &[
     ("ambit-certificates", "the client's end of the CSR API"),
     ("ambit-control", "the server's end of both"),
     ("ambit-otlp", "what collectors of telemetry take"),
+    (
+        "ambit-otlp-export",
+        "the same of a program's own metrics and logs",
+    ),
 ];
 
 /// Modules of `wire` that are generated: its public names for them, and the crates that define messages.

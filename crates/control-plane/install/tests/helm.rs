@@ -133,6 +133,8 @@ fn values_of_every_form_are_rendered_alike() {
             "ztunnel.podLabels.istio\\.io/dataplane-mode=ambient,ztunnel.podLabels.b=c",
             "pilot.podAnnotations.prometheus\\.io/port=x,cni.podLabels.k8s-app=x",
             "ztunnel.env.RUST_LOG=debug,pilot.env.RUST_LOG=warn,cni.env.RUST_LOG=trace",
+            "global.openTelemetry.endpoint=http://a:4317,global.openTelemetry.protocol=grpc",
+            "global.openTelemetry.logs=false,global.openTelemetry.headersSecret.name=otlp",
             "global.waypoint.replicas=3,global.waypoint.env.A=b,global.waypoint.resources=null",
         ],
         None,
@@ -232,6 +234,7 @@ fn what_one_refuses_the_other_refuses() {
         "pilot.replicaCount=many",
         "global.imagePullPolicy=Sometimes",
         "ztunnel.podLabels.app=mine",
+        "global.openTelemetry.protocol=udp",
     ] {
         let settings = [setting.to_owned()];
         assert!(

@@ -18,4 +18,4 @@ pub use ours::{CLASS, CONTROLLER, MANAGED, MANAGED_BY, is_managed, is_ours};
 pub use parameters::{ConfigMaps, InvalidParameters, Parameters, refers_to};
 pub use part::Part;
 pub use pod::{GATEWAY_NAME, HBONE_PORT};
-pub use settings::{Files, Settings};
+pub use settings::{Files, OpenTelemetry, SecretKey, Settings};

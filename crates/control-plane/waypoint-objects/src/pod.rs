@@ -134,6 +134,18 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         field("INSTANCE_IP", "status.podIP"),
         field("NODE_NAME", "spec.nodeName"),
     ];
+    let telemetry = &settings.open_telemetry;
+    let is_exporting = !telemetry.endpoint.is_empty();
+    let protocol = Some(telemetry.protocol.as_str()).filter(|_| is_exporting);
+    let none = |is_exported: bool| match is_exporting && !is_exported {
+        true => "none",
+        false => "",
+    };
+    let headers = &telemetry.headers_secret;
+    if is_exporting && !headers.name.is_empty() {
+        let key = json!({"name": headers.name, "key": headers.key, "optional": true});
+        env.push(json!({"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": {"secretKeyRef": key}}));
+    }
     let grace = settings.termination_grace_period_seconds.to_string();
     let upgrades = match settings.upgrades.is_empty() {
         true => "none".to_owned(),
@@ -171,6 +183,10 @@ fn env(gateway: &str, settings: &Settings) -> Vec<Value> {
         ("RUST_LOG", &settings.log_level),
         ("LOG_FORMAT", format),
         ("AMBIT_UPGRADES", &upgrades),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &telemetry.endpoint),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol.unwrap_or_default()),
+        ("OTEL_METRICS_EXPORTER", none(telemetry.metrics)),
+        ("OTEL_LOGS_EXPORTER", none(telemetry.logs)),
     ];
     let further = settings
         .env

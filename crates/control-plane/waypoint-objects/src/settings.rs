@@ -53,6 +53,8 @@ pub struct Settings {
     pub network: String,
     /// Whether metrics name the identities of both ends.
     pub metrics_principals: bool,
+    /// Collector to which waypoints push their metrics and logs.
+    pub open_telemetry: OpenTelemetry,
     /// Log level of waypoints.
     pub log_level: String,
     /// Log as JSON.
@@ -63,6 +65,44 @@ pub struct Settings {
     pub env: BTreeMap<String, String>,
     /// Where the container finds its files.
     pub files: Files,
+}
+
+/// Exports of metrics and logs to an OpenTelemetry collector.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct OpenTelemetry {
+    /// URL of the collector; empty if there is none.
+    pub endpoint: String,
+    /// Protocol, as OpenTelemetry names it.
+    pub protocol: String,
+    /// Whether metrics are exported.
+    pub metrics: bool,
+    /// Whether logs are exported.
+    pub logs: bool,
+    /// Headers of each export.
+    pub headers_secret: SecretKey,
+}
+
+impl Default for OpenTelemetry {
+    fn default() -> Self {
+        Self {
+            endpoint: String::new(),
+            protocol: "http/protobuf".into(),
+            metrics: true,
+            logs: true,
+            headers_secret: SecretKey::default(),
+        }
+    }
+}
+
+/// Key of a Secret in the namespace of each waypoint, which need not exist.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct SecretKey {
+    /// Name of the Secret; empty if there is none.
+    pub name: String,
+    /// Key within the Secret.
+    pub key: String,
 }
 
 /// Paths inside the container.
@@ -111,6 +151,7 @@ impl Default for Settings {
             cluster_domain: "cluster.local".into(),
             network: String::new(),
             metrics_principals: true,
+            open_telemetry: OpenTelemetry::default(),
             log_level: "info".into(),
             log_as_json: false,
             upgrades: vec!["websocket".into()],

@@ -281,3 +281,46 @@ fn a_ca_of_its_own_and_revocation_lists_reach_the_container() {
     let path = format!("{}/ca-crl.pem", mount["mountPath"].as_str().unwrap());
     assert_eq!(env(&changed, "CRL_PATH"), Some(path));
 }
+
+#[test]
+fn waypoints_push_to_the_collector_that_is_set() {
+    let env = |change: Value| {
+        let settings = serde_json::from_value::<Settings>(change).unwrap();
+        let made = objects(&gateway(json!({}), json!({})), &settings).unwrap();
+        let pod = &made.deployment["spec"]["template"]["spec"];
+        let env = pod["containers"][0]["env"].as_array().unwrap().iter();
+        let name = |one: &Value| one["name"].as_str().unwrap().to_owned();
+        let ours = env.filter(|one| name(one).starts_with("OTEL_"));
+        let mut ours: Vec<_> = ours.cloned().collect();
+        ours.sort_by_key(name);
+        Value::Array(ours)
+    };
+    assert_eq!(env(json!({})), json!([]));
+    let none = json!({"openTelemetry": {"metrics": false, "headersSecret": {"name": "otlp"}}});
+    assert_eq!(env(none), json!([]));
+    let endpoint = "http://collector:4318";
+    assert_eq!(
+        env(json!({"openTelemetry": {"endpoint": endpoint}})),
+        json!([
+            {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": endpoint},
+            {"name": "OTEL_EXPORTER_OTLP_PROTOCOL", "value": "http/protobuf"},
+        ])
+    );
+    let all = json!({
+        "openTelemetry": {
+            "endpoint": endpoint, "protocol": "grpc", "logs": false,
+            "headersSecret": {"name": "otlp", "key": "headers"},
+        },
+        "env": {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+    });
+    let secret = json!({"name": "otlp", "key": "headers", "optional": true});
+    assert_eq!(
+        env(all),
+        json!([
+            {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": endpoint},
+            {"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": {"secretKeyRef": secret}},
+            {"name": "OTEL_EXPORTER_OTLP_PROTOCOL", "value": "http/protobuf"},
+            {"name": "OTEL_LOGS_EXPORTER", "value": "none"},
+        ])
+    );
+}

@@ -153,7 +153,7 @@ pub struct Ports {
 /// When a port cannot be had.
 pub async fn serve(
     admin: Admin,
-    registry: Registry,
+    registry: Arc<Registry>,
     readiness: Readiness,
     ports: Ports,
     drain: &DrainWatcher,
@@ -191,7 +191,6 @@ pub async fn serve(
             .await?;
     }
     let admin = Arc::new(admin);
-    let registry = Arc::new(registry);
     let admin_address = (Ipv4Addr::LOCALHOST, ports.admin).into();
     server("admin", admin_address, ServerOptions::loopback())
         .serve(move |request| {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use ambit_handover::{Supervisor, SupervisorError, supervisor};
+use ambit_otlp_export::{Exporter, SettingsError};
 use ambit_rt::{
     Env, ErrorChain, Readiness, Shutdown, drain, http::ListenError, logging::LoggingError, spawn,
     spawn_blocking,
@@ -54,6 +55,9 @@ const HOST_TRIES: (u32, Duration) = (10, Duration::from_secs(2));
 /// it to withdraw them from the proxies.
 const UNENROLLING: Duration = Duration::from_secs(5);
 
+/// How long an ending agent waits for its last metrics and logs to be exported.
+const LAST_EXPORT: Duration = Duration::from_secs(2);
+
 /// Why the agent does not run (any longer).
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -63,6 +67,9 @@ pub enum RunError {
     /// The supervisor failed.
     #[error("cannot follow the supervisor")]
     Supervisor(#[from] SupervisorError),
+    /// Variables of OpenTelemetry are wrong or not supported.
+    #[error("cannot export metrics and logs")]
+    Export(#[from] SettingsError),
     /// Logging could not be set up.
     #[error("cannot set up logging")]
     Logging(#[from] LoggingError),
@@ -113,7 +120,9 @@ pub fn run(args: Args) -> Result<(), RunError> {
         Capability::SysPtrace,
         Capability::DacOverride,
     ]);
-    ambit_rt::logging::init(&Env::from_process())?;
+    let env = Env::from_process();
+    let exporter = Exporter::from_env(&env, "ambit-agent")?;
+    ambit_rt::logging::init_with_sink(&env, exporter.record_sink())?;
     ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
     if let Err(error) = kept {
         tracing::warn!(%error, "capabilities that are not needed cannot be given up");
@@ -135,7 +144,7 @@ pub fn run(args: Args) -> Result<(), RunError> {
             let keys = args.settings()?.enablement.namespace_keys();
             let source = KubernetesSource::new(client.clone(), &args.node, keys, &args.run_dir);
             let status = StatusSink::Api(ApiStatus::start(client, &args.node));
-            return run_with(args, source, actions, status, shutdown, started).await;
+            return run_with(args, source, actions, status, exporter, shutdown, started).await;
         }
         let source = ManifestSource::open(args.manifests.clone(), &args.node)?;
         let dir = args.status_dir.as_ref();
@@ -143,7 +152,7 @@ pub fn run(args: Args) -> Result<(), RunError> {
             .map(|dir| StatusDir::open(dir, &args.node))
             .transpose()?;
         let status = dir.map_or(StatusSink::Nowhere, |dir| StatusSink::Dir(Arc::new(dir)));
-        run_with(args, source, actions, status, shutdown, started).await
+        run_with(args, source, actions, status, exporter, shutdown, started).await
     })
 }
 
@@ -157,6 +166,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     source: S,
     actions: A,
     status: StatusSink,
+    exporter: Exporter,
     mut shutdown: Shutdown,
     started: impl FnOnce(),
 ) -> Result<(), RunError> {
@@ -171,6 +181,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let (drain, watcher) = drain::channel();
     let installing = Installing::new(&args, &mut registry, &readiness);
     let (calls, called) = mpsc::channel(64);
+    let (registry, exporting) = exporter.start_with(registry);
     admin::serve(&args, registry, readiness, calls.clone(), &watcher).await?;
 
     let (zds, server) = zds::bind(&args.zds_socket).map_err(|source| RunError::Socket {
@@ -257,6 +268,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
         // After all that was ordered, some of which would make the rule anew.
         probes.remove_rules().await;
     }
+    exporting.finish(LAST_EXPORT).await;
     ended
 }
 

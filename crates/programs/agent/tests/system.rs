@@ -18,10 +18,24 @@ mod system {
 use std::{collections::BTreeMap, fs, io::Write as _, os::unix::net::UnixStream};
 
 use ambit_sys::seqpacket::SeqPacket;
+use ambit_testkit::{OTLP_VARIABLES, OtlpCollector};
 use system::{
     node::{Node, until},
     proxy::Proxy,
 };
+
+#[test]
+fn metrics_and_logs_reach_an_opentelemetry_collector() {
+    let mut node = Node::new();
+    let collector = node
+        .namespace
+        .within(OtlpCollector::start)
+        .unwrap()
+        .unwrap();
+    node.env = OTLP_VARIABLES.to_vec();
+    node.start_agent(&[]);
+    collector.until_exported("ambit-agent", "istio_build", "agent started");
+}
 
 #[test]
 fn running_pod_follows_the_label_of_its_namespace() {

@@ -211,6 +211,19 @@ impl Metrics {
         }
     }
 
+    /// Adds the metrics of exports, if anything is exported.
+    pub fn register_exporter(&self, exporter: &ambit_otlp_export::Exporter) {
+        exporter.register(&mut self.registry.lock());
+    }
+
+    /// The metrics as a scrape gets them.
+    ///
+    /// # Errors
+    /// When a metric cannot be written.
+    pub fn exposition(&self) -> Result<String, fmt::Error> {
+        ambit_rt::metrics::exposition(&self.registry.lock())
+    }
+
     /// Answers a scrape.
     pub fn respond(&self, request: &ambit_rt::http::Request) -> ambit_rt::http::Response {
         ambit_rt::metrics::serve_metrics(&self.registry.lock(), request)

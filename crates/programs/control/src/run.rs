@@ -10,6 +10,7 @@ use std::{
 use ambit_derive::MeshConfig;
 use ambit_egress::Guard;
 use ambit_model::Identity;
+use ambit_otlp_export::Exporter;
 use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, http as rt_http};
 
 use ambit_waypoint_objects::Settings;
@@ -41,13 +42,18 @@ use crate::{
 /// How long open streams may take to end.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// How long an ending process waits for its last metrics and logs to be exported.
+const LAST_EXPORT: Duration = Duration::from_secs(2);
+
 /// A request for a certificate is read before its caller is known.
 const MAX_CERTIFICATE_REQUEST: usize = 64 << 10;
 
 /// Runs until SIGTERM or SIGINT.
 pub fn main(args: Args) -> anyhow::Result<()> {
     let env = Env::from_process();
-    let _log = ambit_rt::logging::init(&env).context("logging")?;
+    let exporter = Exporter::from_env(&env, "ambit-control")?;
+    let _log =
+        ambit_rt::logging::init_with_sink(&env, exporter.record_sink()).context("logging")?;
     ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -56,17 +62,21 @@ pub fn main(args: Args) -> anyhow::Result<()> {
         .context("cannot start the runtime")?;
     runtime.block_on(async {
         let shutdown = Shutdown::on_signals().context("cannot wait for signals")?;
-        run(args, shutdown).await
+        run(args, exporter, shutdown).await
     })
 }
 
 /// Runs until `shutdown`.
-pub async fn run(args: Args, mut shutdown: Shutdown) -> anyhow::Result<()> {
+pub async fn run(args: Args, exporter: Exporter, mut shutdown: Shutdown) -> anyhow::Result<()> {
     ambit_rt::limits::raise_open_files();
     let running = start(&args).await?;
+    running.metrics.register_exporter(&exporter);
+    let metrics = Arc::clone(&running.metrics);
+    let exporting = exporter.start(move || metrics.exposition());
     let cause = shutdown.wait().await;
     tracing::info!(cause, "stopping");
     running.stop().await;
+    exporting.finish(LAST_EXPORT).await;
     Ok(())
 }
 
@@ -80,6 +90,7 @@ pub struct Running {
     /// Where users read flow events, if they do.
     pub flows: Option<SocketAddr>,
     drain: Drain,
+    metrics: Arc<Metrics>,
 }
 
 impl Running {
@@ -176,7 +187,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let served = grpc::Serving {
         routes: Routes::new(discovery).add_service(certificates).prepare(),
         age: Duration::from_secs(args.max_connection_seconds.max(1)),
-        metrics,
+        metrics: Arc::clone(&metrics),
     };
     ambit_rt::spawn("grpc", grpc::serve(incoming, served, watcher));
     Ok(Running {
@@ -184,6 +195,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
         monitoring,
         flows,
         drain,
+        metrics,
     })
 }
 

@@ -44,6 +44,8 @@ use tonic::{Code, Request, Status, transport::Channel};
 mod debug;
 #[path = "server/later.rs"]
 mod later;
+#[path = "server/telemetry.rs"]
+mod telemetry;
 #[path = "server/tokens.rs"]
 mod tokens;
 

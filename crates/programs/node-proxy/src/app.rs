@@ -6,11 +6,11 @@ use ambit_authz::MissingPolicies;
 use ambit_certificates::{CertificateMetrics, Certificates};
 use ambit_handover::{Accept, Gate, Handover, Supervisor, rollout::Turn, supervisor};
 use ambit_model::{ArcStr, Identity};
+use ambit_otlp_export::Exporter;
 use ambit_proxy::{
     SharedState, Workers,
     admin::{self, Admin, Ports},
     control_plane::{self, Follower, XdsSettings},
-    flow_listener::FlowAccess,
     identities::{self, CertificateSettings},
     local_xds,
     policy_metrics::PolicyCollector,
@@ -42,6 +42,9 @@ use crate::{
     termination::Termination,
 };
 
+/// How long an ending process waits for its last metrics and logs to be exported.
+const LAST_EXPORT: Duration = Duration::from_secs(2);
+
 /// Starter of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
@@ -60,14 +63,16 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
         supervisor::end_with_supervisor(c"ambit-node-prox")
             .context("cannot follow the supervisor's end")?;
     }
-    let logs = logging::init(env).context("cannot set up logging")?;
+    let exporter = Exporter::from_env(env, "ambit-node-proxy")?;
+    let logs = logging::init_with_sink(env, exporter.record_sink());
+    let logs = logs.context("cannot set up logging")?;
     ambit_rt::panics::follow(Ends::Task);
     ambit_rt::limits::raise_open_files();
     let config = Config::from_env(env)?;
     check_privileges(&config)?;
     drop_privileges();
     let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
-    let result = runtime.block_on(run_with(env, config, logs, by));
+    let result = runtime.block_on(run_with(env, config, (logs, exporter), by));
     // A blocking task, a DNS lookup for instance, must not hold the process.
     runtime.shutdown_timeout(Duration::from_millis(200));
     logging::flush(Duration::from_secs(1));
@@ -114,7 +119,12 @@ fn register_metrics(env: &Env, config: &Config, registry: &mut Registry) -> Arc<
     metrics
 }
 
-async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
+async fn run_with(
+    env: &Env,
+    config: Config,
+    (logs, exporter): (LogHandle, Exporter),
+    by: StartedBy,
+) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
         StartedBy::Supervisor => Supervisor::connect().await?,
@@ -185,12 +195,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: mesh.static_config,
-        flow_access: config.flow_reader.clone().map(|reader| FlowAccess {
-            own: config.own_identity(),
-            reader,
-        }),
+        flow_access: config.flow_access(),
         flows,
     };
+    let (registry, exporting) = exporter.start_with(registry);
     let ports = Ports {
         admin: config.admin_port,
         metrics: config.stats_port,
@@ -215,6 +223,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     };
     termination.run(cause).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
+    exporting.finish(LAST_EXPORT).await;
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use ambit_proxy::{
     SetupLimits,
     control_plane::Upstream,
     environment::{self, SettingError, first, upstream},
+    flow_listener::FlowAccess,
 };
 use ambit_rt::{Env, EnvError, drain::termination_deadline};
 use ambit_sys::socket::{Transparent, Tuning};
@@ -269,13 +270,16 @@ impl Config {
         })
     }
 
-    /// Identity of the proxy itself, which is that of no pod that it serves.
-    pub fn own_identity(&self) -> Identity {
-        Identity::new(
-            self.trust_domain.clone(),
-            self.own.namespace.clone(),
-            self.own.service_account.clone(),
-        )
+    /// Access of the control plane to flow events, if it has any.
+    pub fn flow_access(&self) -> Option<FlowAccess> {
+        Some(FlowAccess {
+            own: Identity::new(
+                self.trust_domain.clone(),
+                self.own.namespace.clone(),
+                self.own.service_account.clone(),
+            ),
+            reader: self.flow_reader.clone()?,
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_netlab::Host;
-use ambit_testkit::until;
+use ambit_testkit::{OTLP_VARIABLES, OtlpCollector, until};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn program() -> Command {
@@ -35,12 +35,17 @@ impl Place {
 
     /// One of a pair.
     fn start(&self) -> Running {
+        self.start_with(&[])
+    }
+
+    fn start_with(&self, more: &[(&str, &str)]) -> Running {
         let mut command = program();
         command
             .env("LOCAL_XDS", "{}")
             .env("CA_ADDRESS", "https://127.0.0.1:1")
             .env("INPOD_UDS", self.directory.path().join("zds.sock"))
             .env("AMBIT_PAIR_UDS", self.pair())
+            .envs(more.iter().copied())
             .stdout(Stdio::null());
         Running {
             supervisor: self.host.run(|| command.spawn()).unwrap().unwrap(),
@@ -124,6 +129,15 @@ fn wrong_configuration_ends_the_process_once_with_its_reason() {
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert_eq!(message.matches("PACKET_MARK").count(), 1, "{message}");
+}
+
+#[tokio::test]
+async fn metrics_and_logs_reach_an_opentelemetry_collector() {
+    let place = Place::new().await;
+    let collector = place.host.run(OtlpCollector::start).unwrap().unwrap();
+    let running = place.start_with(&OTLP_VARIABLES);
+    collector.until_exported("ambit-node-proxy", "tokio_num_workers", "serving");
+    drop(running);
 }
 
 #[tokio::test]

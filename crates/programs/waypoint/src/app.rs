@@ -5,11 +5,11 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 use ambit_certificates::CertificateMetrics;
 use ambit_handover::{Gate, GateControl, Handover, Supervisor, supervisor};
 use ambit_model::{ArcStr, NamespacedHostname, WaypointRecordType};
+use ambit_otlp_export::Exporter;
 use ambit_proxy::{
     SharedState, Workers,
     admin::{self, Admin, Ports},
     control_plane::{XdsSettings, client_options},
-    flow_listener::FlowAccess,
     identities::{self, CertificateSettings},
     state::{NotUnderstoodPolicies, StateConfig},
     warm_start::{self, MeshCache, WarmCertificates},
@@ -52,6 +52,9 @@ const LAST_REQUESTS: Duration = Duration::from_secs(5);
 /// Multiple of the linger for which a terminating pod serves in place of the waypoint's others, even without callers.
 const STANDS_IN: u32 = 15;
 
+/// How long an ending process waits for its last metrics and logs to be exported.
+const LAST_EXPORT: Duration = Duration::from_secs(2);
+
 /// Starter of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
@@ -70,12 +73,14 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
         supervisor::end_with_supervisor(c"ambit-waypoint")
             .context("cannot follow the supervisor's end")?;
     }
-    let logs = logging::init(env).context("cannot set up logging")?;
+    let exporter = Exporter::from_env(env, "ambit-waypoint")?;
+    let logs = logging::init_with_sink(env, exporter.record_sink());
+    let logs = logs.context("cannot set up logging")?;
     ambit_rt::panics::follow(Ends::Task);
     ambit_rt::limits::raise_open_files();
     let config = Config::from_env(env)?;
     let runtime = ambit_rt::current_thread().context("cannot make the main runtime")?;
-    let result = runtime.block_on(run_with(env, config, logs, by));
+    let result = runtime.block_on(run_with(env, config, (logs, exporter), by));
     // A blocking task, a DNS lookup for instance, must not hold the process.
     runtime.shutdown_timeout(Duration::from_millis(200));
     logging::flush(Duration::from_secs(1));
@@ -106,7 +111,12 @@ fn register_metrics(
     (metrics, http_metrics)
 }
 
-async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> anyhow::Result<()> {
+async fn run_with(
+    env: &Env,
+    config: Config,
+    (logs, exporter): (LogHandle, Exporter),
+    by: StartedBy,
+) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
         StartedBy::Supervisor => Supervisor::connect().await?,
@@ -176,12 +186,10 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: Value::Null,
-        flow_access: config.flow_reader.clone().map(|reader| FlowAccess {
-            own: config.identity(),
-            reader,
-        }),
+        flow_access: config.flow_access(),
         flows: waypoint.metrics.flows().clone(),
     };
+    let (registry, exporting) = exporter.start_with(registry);
     let ports = Ports {
         admin: config.admin_port,
         metrics: config.stats_port,
@@ -202,6 +210,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
     listeners::release(&supervisor);
     waypoint.lifecycle.finish(Some(left)).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
+    exporting.finish(LAST_EXPORT).await;
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use ambit_proxy::{
     SetupLimits,
     control_plane::Upstream,
     environment::{self, SettingError, first, upstream},
+    flow_listener::FlowAccess,
 };
 use ambit_rt::{Env, EnvError, drain::termination_deadline, limits};
 use ambit_sys::socket::Tuning;
@@ -258,6 +259,14 @@ impl Config {
             admin_port: 15000,
             stats_port: 15020,
             readiness_port: 15021,
+        })
+    }
+
+    /// Access of the control plane to flow events, if it has any.
+    pub fn flow_access(&self) -> Option<FlowAccess> {
+        Some(FlowAccess {
+            own: self.identity(),
+            reader: self.flow_reader.clone()?,
         })
     }
 

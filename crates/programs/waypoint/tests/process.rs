@@ -9,7 +9,7 @@ use std::{
 };
 
 use ambit_netlab::Host;
-use ambit_testkit::until_blocking;
+use ambit_testkit::{OTLP_VARIABLES, OtlpCollector, until_blocking};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn program() -> Command {
@@ -30,6 +30,10 @@ struct Running {
 impl Running {
     async fn start() -> Self {
         let host = Host::new("waypoint").await.unwrap();
+        Self::start_on(host, &[])
+    }
+
+    fn start_on(host: Host, more: &[(&str, &str)]) -> Self {
         let mut command = program();
         command
             .envs([
@@ -41,6 +45,7 @@ impl Running {
                 ("CA_ADDRESS", "https://127.0.0.1:1"),
                 ("AMBIT_WAYPOINT_LINGER", "1ms"),
             ])
+            .envs(more.iter().copied())
             .stdout(Stdio::null());
         let supervisor = host.run(|| command.spawn()).unwrap().unwrap();
         let running = Self { host, supervisor };
@@ -142,6 +147,16 @@ async fn the_end_of_the_supervisor_is_that_of_the_worker() {
     kill_process(running.pid(), Signal::KILL).unwrap();
     let _killed = running.supervisor.wait().unwrap();
     until_blocking("the worker is gone", || is_gone(worker));
+}
+
+#[tokio::test]
+async fn metrics_and_logs_reach_an_opentelemetry_collector() {
+    let host = Host::new("waypoint").await.unwrap();
+    let collector = host.run(OtlpCollector::start).unwrap().unwrap();
+    let running = Running::start_on(host, &OTLP_VARIABLES);
+    collector.until_exported("ambit-waypoint", "istio_build", "serving");
+    collector.until_exported("shop.waypoint-1", "process_open_fds", "gateway");
+    drop(running);
 }
 
 /// Asks a server of the process for a page, under a name; its status.

@@ -9,6 +9,7 @@
 
 mod format;
 mod line;
+mod records;
 mod writer;
 
 use std::{
@@ -25,7 +26,10 @@ use crate::{
     Env,
     http::{Request, Response, method_not_allowed, query_parameter, text},
 };
+use records::RecordLayer;
 use writer::LineQueue;
+
+pub use records::{FieldValue, LogRecord, RecordSink, unrecorded};
 
 /// How lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,9 +67,19 @@ const DEPENDENCY_LEVELS: &str = "hickory_server::server=off,hyper=info,h2=info,k
      rustls=info,tonic=info,tower=info";
 
 static QUEUE: OnceLock<LineQueue> = OnceLock::new();
+/// Receiver of lines beside standard output.
+static SINK: OnceLock<Arc<dyn RecordSink>> = OnceLock::new();
 
 /// Sets up logging to standard output from `RUST_LOG` and `LOG_FORMAT`.
 pub fn init(env: &Env) -> Result<LogHandle, LoggingError> {
+    init_with_sink(env, None)
+}
+
+/// Sets up logging to standard output from `RUST_LOG` and `LOG_FORMAT`, and to a receiver of records beside it.
+pub fn init_with_sink(
+    env: &Env,
+    sink: Option<Arc<dyn RecordSink>>,
+) -> Result<LogHandle, LoggingError> {
     let format = match env.get("LOG_FORMAT") {
         Some("json") => LogFormat::Json,
         _ => LogFormat::Text,
@@ -74,7 +88,7 @@ pub fn init(env: &Env) -> Result<LogHandle, LoggingError> {
         .get("RUST_LOG")
         .filter(|filter| !filter.is_empty())
         .unwrap_or(DEFAULT_FILTER);
-    init_with(format, filter, io::stdout())
+    start(format, filter, io::stdout(), sink)
 }
 
 /// Sets up logging to any writer.
@@ -83,11 +97,23 @@ pub fn init_with(
     filter: &str,
     output: impl io::Write + Send + 'static,
 ) -> Result<LogHandle, LoggingError> {
+    start(format, filter, output, None)
+}
+
+fn start(
+    format: LogFormat,
+    filter: &str,
+    output: impl io::Write + Send + 'static,
+    sink: Option<Arc<dyn RecordSink>>,
+) -> Result<LogHandle, LoggingError> {
     let queue = LineQueue::start(output).map_err(LoggingError::Writer)?;
-    let (subscriber, handle) = subscriber(format, filter, queue.clone())?;
+    let (subscriber, handle) = subscriber(format, filter, queue.clone(), sink.clone())?;
     subscriber.try_init().map_err(LoggingError::AlreadySet)?;
     // A second set-up in one process has failed above.
     QUEUE.get_or_init(|| queue);
+    if let Some(sink) = sink {
+        SINK.get_or_init(|| sink);
+    }
     Ok(handle)
 }
 
@@ -100,7 +126,7 @@ pub fn capture<T>(
     work: impl FnOnce() -> T,
 ) -> Result<T, LoggingError> {
     let queue = LineQueue::start(output).map_err(LoggingError::Writer)?;
-    let (subscriber, _) = subscriber(format, filter, queue.clone())?;
+    let (subscriber, _) = subscriber(format, filter, queue.clone(), None)?;
     let done = tracing::dispatcher::with_default(&subscriber.into(), work);
     queue.flush(Duration::from_secs(5));
     Ok(done)
@@ -110,16 +136,19 @@ fn subscriber(
     format: LogFormat,
     filter: &str,
     queue: LineQueue,
+    sink: Option<Arc<dyn RecordSink>>,
 ) -> Result<(impl SubscriberInitExt, LogHandle), LoggingError> {
     let (filter_layer, reload) = reload::Layer::new(parse_filter(filter)?);
-    let subscriber = Registry::default().with(filter_layer).with(
-        fmt::layer()
-            .with_ansi(false)
-            .log_internal_errors(false)
-            .fmt_fields(format)
-            .event_format(format)
-            .with_writer(queue),
-    );
+    let lines = fmt::layer()
+        .with_ansi(false)
+        .log_internal_errors(false)
+        .fmt_fields(format)
+        .event_format(format)
+        .with_writer(queue);
+    let subscriber = Registry::default()
+        .with(filter_layer)
+        .with(lines)
+        .with(sink.map(RecordLayer));
     Ok((
         subscriber,
         LogHandle {
@@ -139,11 +168,14 @@ fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
         })
 }
 
-/// Writes a line that has a format of its own (an access log's), with its line feed, among the others. Without
-/// logging set up it is lost.
+/// Writes a line that has a format of its own (an access log's), with its line feed, among the others, and hands it to the
+/// receiver of records, if there is one. Without logging set up it is lost.
 pub fn write_line(line: &str) {
     if let Some(queue) = QUEUE.get() {
         queue.push(line.as_bytes());
+    }
+    if let Some(sink) = SINK.get() {
+        records::record_line(&**sink, line);
     }
 }
 

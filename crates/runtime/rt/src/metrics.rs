@@ -21,6 +21,16 @@ use crate::http::{Request, Response, method_not_allowed, not_found, respond, tex
 /// Paths metrics are served under.
 pub const METRICS_PATHS: [&str; 2] = ["/metrics", "/stats/prometheus"];
 
+/// The metrics of a registry in OpenMetrics' text format, as a scrape gets them.
+///
+/// # Errors
+/// When a metric cannot be written.
+pub fn exposition(registry: &Registry) -> Result<String, fmt::Error> {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry)?;
+    Ok(text)
+}
+
 /// Answers a scrape on one of [`METRICS_PATHS`]; other paths are not found.
 pub fn serve_metrics(registry: &Registry, request: &Request) -> Response {
     if !METRICS_PATHS.contains(&request.uri().path()) {
@@ -35,14 +45,13 @@ pub fn serve_metrics(registry: &Registry, request: &Request) -> Response {
         .iter()
         .filter_map(|value| value.to_str().ok())
         .any(|value| value.contains("application/openmetrics-text"));
-    let mut body = String::new();
-    match prometheus_client::encoding::text::encode(&mut body, registry) {
-        Ok(()) if open_metrics => respond(
+    match exposition(registry) {
+        Ok(body) if open_metrics => respond(
             200,
             "application/openmetrics-text;charset=utf-8;version=1.0.0",
             body,
         ),
-        Ok(()) => respond(200, "text/plain", body),
+        Ok(body) => respond(200, "text/plain", body),
         Err(fmt::Error) => text(500, "metrics cannot be written\n"),
     }
 }

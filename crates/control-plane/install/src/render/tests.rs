@@ -514,6 +514,66 @@ fn waypoints_have_the_ca_and_the_revocations_of_node_proxies() {
 }
 
 #[test]
+fn programs_and_waypoints_push_to_the_collector_that_is_set() {
+    assert!(
+        !render(&[])
+            .iter()
+            .any(|one| one.to_string().contains("OTEL_"))
+    );
+    let objects = render(&[
+        "global.openTelemetry.endpoint=http://collector.observability:4317",
+        "global.openTelemetry.protocol=grpc,global.openTelemetry.metrics=false",
+        "global.openTelemetry.headersSecret.name=otlp,global.openTelemetry.headersSecret.key=all",
+    ]);
+    let pod = |kind: &str, name: &str| &find(&objects, kind, name)["spec"]["template"]["spec"];
+    let secret = json!({"secretKeyRef": {"name": "otlp", "key": "all", "optional": true}});
+    let headers = json!({"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": secret});
+    let expected = [
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "http://collector.observability:4317",
+        ),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_METRICS_EXPORTER", "none"),
+    ];
+    for pod in [
+        pod("DaemonSet", "ztunnel"),
+        pod("Deployment", "ambit-control"),
+    ] {
+        for container in pod["containers"].as_array().unwrap() {
+            let env = container["env"].as_array().unwrap();
+            for (name, value) in expected {
+                assert!(
+                    env.contains(&json!({"name": name, "value": value})),
+                    "{name}"
+                );
+            }
+            assert!(env.contains(&headers));
+            assert!(!container.to_string().contains("OTEL_LOGS_EXPORTER"));
+        }
+    }
+    let agent = &pod("DaemonSet", "ambit-agent")["containers"][0]["env"];
+    assert!(agent.as_array().unwrap().contains(&headers));
+    let data = &find(&objects, "ConfigMap", "ambit-agent-config")["data"];
+    for (name, value) in expected {
+        assert_eq!(data[name], value);
+    }
+    let control = &pod("Deployment", "ambit-control")["containers"][0]["env"];
+    let mut control = control.as_array().unwrap().iter();
+    let waypoints = control
+        .find(|one| one["name"] == "AMBIT_WAYPOINTS")
+        .unwrap();
+    let waypoints = waypoints["value"].as_str().unwrap();
+    let settings: ambit_waypoint_objects::Settings = serde_json::from_str(waypoints).unwrap();
+    let telemetry = settings.open_telemetry;
+    assert_eq!(telemetry.endpoint, "http://collector.observability:4317");
+    assert_eq!(telemetry.protocol, "grpc");
+    assert_eq!((telemetry.metrics, telemetry.logs), (false, true));
+    let secret = (telemetry.headers_secret.name, telemetry.headers_secret.key);
+    assert_eq!(secret, ("otlp".to_owned(), "all".to_owned()));
+}
+
+#[test]
 fn the_certificate_authority_knows_which_pods_the_agents_capture() {
     let objects = render(&["cni.excludeNamespaces={a,b},pilot.maxWorkloadCertTTL=1h"]);
     let control = find(&objects, "Deployment", "ambit-control");

@@ -18,7 +18,7 @@ use crate::{
 /// Serves metrics and reports, and health, where the settings say, until the drain starts.
 pub(super) async fn serve(
     args: &Args,
-    registry: Registry,
+    registry: Arc<Registry>,
     readiness: Readiness,
     calls: Calls,
     watcher: &ambit_rt::DrainWatcher,
@@ -26,7 +26,6 @@ pub(super) async fn serve(
     let [metrics, health] = args.listen()?;
     if let Some(address) = metrics {
         let listener = ambit_rt::http::bind_after_predecessor(address, "metrics").await?;
-        let registry = Arc::new(registry);
         let handler = move |request: Request| {
             let (registry, calls) = (Arc::clone(&registry), calls.clone());
             async move {

@@ -21,6 +21,8 @@ pub struct Node {
     pub dir: tempfile::TempDir,
     agent: Option<Child>,
     args: Vec<String>,
+    /// Environment of agents beside that of the test.
+    pub env: Vec<(&'static str, &'static str)>,
 }
 
 pub struct Pod {
@@ -42,6 +44,7 @@ impl Node {
             dir,
             agent: None,
             args: Vec::new(),
+            env: Vec::new(),
         }
     }
 
@@ -79,6 +82,7 @@ impl Node {
             .args(["--zds-socket", &text("zds.sock")])
             .args(args)
             .env("RUST_LOG", "info")
+            .envs(self.env.iter().copied())
             .stdin(Stdio::null())
             .stdout(
                 fs::File::options()

@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use crate::ErrorChain;
 
 /// Longest value, in bytes; longer ones are cut.
-const MAX_VALUE: usize = 4096;
+pub(super) const MAX_VALUE: usize = 4096;
 
 /// Collects fields as `key=value`.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ pub(super) fn json_string(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
 
-fn cut(text: &str) -> &str {
+pub(super) fn cut(text: &str) -> &str {
     text.get(..text.floor_char_boundary(MAX_VALUE))
         .unwrap_or(text)
 }

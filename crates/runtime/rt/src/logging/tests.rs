@@ -22,7 +22,7 @@ impl io::Write for Output {
 fn logged(format: LogFormat, filter: &str, work: impl FnOnce(&LogHandle)) -> Vec<String> {
     let output = Output::default();
     let queue = LineQueue::start(output.clone()).unwrap();
-    let (subscriber, handle) = subscriber(format, filter, queue.clone()).unwrap();
+    let (subscriber, handle) = subscriber(format, filter, queue.clone(), None).unwrap();
     tracing::dispatcher::with_default(&subscriber.into(), || work(&handle));
     queue.flush(Duration::from_secs(5));
     let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
@@ -225,4 +225,121 @@ fn the_writer_ends_with_its_last_queue() {
     clone.push(b"line\n");
     drop(clone);
     receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+}
+
+/// Keeps the records that it receives.
+#[derive(Debug, Default)]
+struct Records(Mutex<Vec<LogRecord>>);
+
+impl RecordSink for Records {
+    fn record(&self, record: LogRecord) {
+        self.0.lock().unwrap().push(record);
+    }
+}
+
+/// Runs `work` with a receiver of records; returns them and the lines of standard output.
+fn recorded(filter: &str, work: impl FnOnce()) -> (Vec<LogRecord>, String) {
+    let (output, records) = (Output::default(), Arc::new(Records::default()));
+    let queue = LineQueue::start(output.clone()).unwrap();
+    let sink: Arc<dyn RecordSink> = records.clone();
+    let (subscriber, _handle) =
+        subscriber(LogFormat::Text, filter, queue.clone(), Some(sink)).unwrap();
+    tracing::dispatcher::with_default(&subscriber.into(), work);
+    queue.flush(Duration::from_secs(5));
+    let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+    (std::mem::take(&mut *records.0.lock().unwrap()), text)
+}
+
+#[test]
+fn records_carry_level_target_message_and_typed_fields() {
+    let (records, lines) = recorded("info", || {
+        tracing::warn!(
+            target: "access",
+            bytes_sent = 7,
+            huge = u64::MAX,
+            ratio = 0.5,
+            failed = true,
+            src.addr = %"10.0.0.1:80",
+            "connection\n{}",
+            "complete"
+        );
+        tracing::debug!("below the filter");
+    });
+    assert_eq!(lines.lines().count(), 1);
+    let [record] = &records[..] else {
+        panic!("{records:?}");
+    };
+    let text = |text: &str| FieldValue::Text(text.to_owned());
+    assert_eq!(
+        (record.level, record.target, record.message.as_str()),
+        (tracing::Level::WARN, "access", "connection\ncomplete")
+    );
+    assert_eq!(
+        record.fields,
+        [
+            ("bytes_sent", FieldValue::Integer(7)),
+            ("huge", text("18446744073709551615")),
+            ("ratio", FieldValue::Float(0.5)),
+            ("failed", FieldValue::Bool(true)),
+            ("src.addr", text("10.0.0.1:80")),
+        ]
+    );
+}
+
+#[test]
+fn long_values_of_records_are_cut_at_characters() {
+    let (records, _) = recorded("info", || {
+        let long = "ä".repeat(1_000_000);
+        tracing::info!(a = %long, b = long, "{long}");
+    });
+    for (_, value) in &records[0].fields {
+        let FieldValue::Text(text) = value else {
+            panic!("{value:?}");
+        };
+        assert_eq!(text.len(), 4096);
+    }
+    assert_eq!(records[0].message.len(), 4096);
+}
+
+#[test]
+fn unrecorded_futures_and_the_resolver_log_to_standard_output_alone() {
+    let runtime = crate::current_thread().unwrap();
+    let (records, lines) = recorded("trace", || {
+        runtime.block_on(async {
+            unrecorded(async {
+                tracing::info!("before");
+                tokio::task::yield_now().await;
+                tracing::info!("after");
+            })
+            .await;
+            tracing::info!(target: "hickory_resolver::lookup", "query");
+            tracing::info!(target: "ambit", "recorded");
+        });
+    });
+    let records: Vec<_> = records
+        .iter()
+        .filter(|one| one.target.starts_with("ambit"))
+        .collect();
+    assert_eq!(records.len(), 1, "{records:?}");
+    assert_eq!(records[0].message, "recorded");
+    for line in ["before", "after", "query", "recorded"] {
+        assert!(lines.contains(line), "{line} in {lines}");
+    }
+}
+
+#[test]
+fn lines_with_a_format_of_their_own_become_records() {
+    let records = Records::default();
+    records::record_line(&records, "GET / 200\n");
+    records::record_line(&records, &"ä".repeat(1_000_000));
+    let records = records.0.into_inner().unwrap();
+    assert_eq!(
+        (
+            records[0].target,
+            records[0].message.as_str(),
+            records[0].level
+        ),
+        ("access", "GET / 200", tracing::Level::INFO)
+    );
+    assert_eq!(records[1].message.len(), 32 * 1024);
 }

@@ -1,0 +1,105 @@
+//! A collector of OpenTelemetry's over HTTP/1.1, which takes everything.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+};
+
+use parking_lot::Mutex;
+
+use crate::until_blocking;
+
+/// Port that OpenTelemetry gives to OTLP over HTTP.
+const PORT: u16 = 4318;
+
+/// Variables by which a program exports to the collector of its own network: metrics ten times a second.
+pub const OTLP_VARIABLES: [(&str, &str); 2] = [
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318"),
+    ("OTEL_METRIC_EXPORT_INTERVAL", "100"),
+];
+
+/// Collector that keeps the messages of programs.
+#[derive(Clone, Debug, Default)]
+pub struct OtlpCollector(Arc<Mutex<Vec<Message>>>);
+
+/// Message of a program, and the path that it was sent to.
+type Message = (String, Vec<u8>);
+
+impl OtlpCollector {
+    /// Listens on loopback in the network namespace of the calling thread, and serves on threads.
+    ///
+    /// # Errors
+    /// When the port cannot be had.
+    pub fn start() -> io::Result<Self> {
+        Ok(Self::serve_at(PORT)?.0)
+    }
+
+    /// As [`start`](Self::start), on any port; returns the endpoint, too.
+    ///
+    /// # Errors
+    /// When there is no port.
+    pub fn start_anywhere() -> io::Result<(Self, String)> {
+        let (collector, address) = Self::serve_at(0)?;
+        Ok((collector, format!("http://{address}")))
+    }
+
+    fn serve_at(port: u16) -> io::Result<(Self, SocketAddr)> {
+        let listener = TcpListener::bind(("127.0.0.1", port))?;
+        let address = listener.local_addr()?;
+        let collector = Self::default();
+        let serving = collector.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let serving = serving.clone();
+                thread::spawn(move || serving.serve(&stream));
+            }
+        });
+        Ok((collector, address))
+    }
+
+    /// Takes requests until the client is gone.
+    fn serve(&self, stream: &TcpStream) -> io::Result<()> {
+        let mut reader = BufReader::new(stream);
+        loop {
+            let (mut head, mut length) = (String::new(), 0);
+            loop {
+                let mut line = String::new();
+                if reader.read_line(&mut line)? == 0 {
+                    return Ok(());
+                }
+                if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().expect("a length");
+                }
+                if line == "\r\n" {
+                    break;
+                }
+                head.push_str(&line);
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body)?;
+            let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+            self.0.lock().push((path, body));
+            let mut stream = stream;
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")?;
+        }
+    }
+
+    /// Waits until a program has sent a metric and a log record, by its service's name and by texts of theirs.
+    pub fn until_exported(&self, service: &str, metric: &str, message: &str) {
+        for (path, text) in [("/v1/metrics", metric), ("/v1/logs", message)] {
+            until_blocking(&format!("{text} of {service} is exported"), || {
+                let messages = self.0.lock();
+                // Texts stand in protobuf as they are.
+                messages
+                    .iter()
+                    .any(|(own, body)| own == path && holds(body, service) && holds(body, text))
+            });
+        }
+    }
+}
+
+fn holds(body: &[u8], text: &str) -> bool {
+    body.windows(text.len()).any(|part| part == text.as_bytes())
+}

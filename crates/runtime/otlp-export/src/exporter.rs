@@ -1,0 +1,345 @@
+//! Tasks that export, one for each signal.
+
+use std::{
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, SystemTime},
+};
+
+use ambit_rt::{
+    AbortOnDrop, Env, ErrorChain,
+    logging::{LogRecord, RecordSink, unrecorded},
+};
+use bytes::Bytes;
+use prometheus_client::registry::Registry;
+use prost::Message as _;
+use tokio::{sync::watch, time::MissedTickBehavior};
+
+use crate::{
+    client::Client,
+    message::{Resource, Scope},
+    metrics::{self, Times},
+    own_metrics::{Counts, OwnMetrics},
+    queue::{LogQueue, MAX_BATCH_RECORDS},
+    records, resource,
+    retry::{Attempt, Next, Retries},
+    settings::{Settings, SettingsError, Signal},
+};
+
+/// How long records are gathered before they are sent, unless they fill a batch.
+const GATHER: Duration = Duration::from_secs(1);
+
+/// Exports of a program's metrics and logs, not yet begun; possibly none.
+#[derive(Debug)]
+pub struct Exporter {
+    metrics: Option<Client>,
+    interval: Duration,
+    logs: Option<Client>,
+    resource: Resource,
+    scope: Scope,
+    start: SystemTime,
+    own: OwnMetrics,
+}
+
+impl Exporter {
+    /// Reads OpenTelemetry's variables, at the start of a program; `service` is its `service.name` by default.
+    ///
+    /// # Errors
+    /// When a variable has a wrong or unsupported value.
+    pub fn from_env(env: &Env, service: &str) -> Result<Self, SettingsError> {
+        let settings = Settings::from_env(env)?;
+        let signals = [
+            (Signal::Metrics, settings.metrics.is_some()),
+            (Signal::Logs, settings.logs.is_some()),
+        ];
+        let exported = signals.into_iter().filter(|(_, is_exported)| *is_exported);
+        Ok(Self {
+            resource: resource::resource(env, service, &settings.attributes),
+            scope: Scope {
+                name: service.to_owned(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+            },
+            start: SystemTime::now(),
+            own: OwnMetrics {
+                counts: exported
+                    .map(|(signal, _)| (signal, Arc::default()))
+                    .collect(),
+                logs: settings.logs.is_some().then(LogQueue::default),
+            },
+            metrics: settings.metrics.map(Client::new).transpose()?,
+            interval: settings.interval,
+            logs: settings.logs.map(Client::new).transpose()?,
+        })
+    }
+
+    /// Receiver of the program's log records, if they are exported.
+    pub fn record_sink(&self) -> Option<Arc<dyn RecordSink>> {
+        let queue = self.own.logs.clone()?;
+        Some(Arc::new(queue))
+    }
+
+    /// Adds the exporter's own metrics, if anything is exported.
+    pub fn register(&self, registry: &mut Registry) {
+        if !self.own.counts.is_empty() {
+            registry.register_collector(Box::new(self.own.clone()));
+        }
+    }
+
+    /// Begins to export a registry, to which the exporter's own metrics are added. Call within a runtime.
+    pub fn start_with(self, mut registry: Registry) -> (Arc<Registry>, Exporting) {
+        self.register(&mut registry);
+        let registry = Arc::new(registry);
+        let exported = registry.clone();
+        let exporting = self.start(move || ambit_rt::metrics::exposition(&exported));
+        (registry, exporting)
+    }
+
+    /// Begins to export. `exposition` writes the metrics as a scrape gets them. Call within a runtime.
+    pub fn start<M>(self, exposition: M) -> Exporting
+    where
+        M: Fn() -> Result<String, fmt::Error> + Send + Sync + 'static,
+    {
+        let (ending, ended) = watch::channel(false);
+        let mut tasks = Vec::new();
+        let counts = self.own.counts.iter();
+        let counts = |signal| {
+            let mut counts = counts.clone();
+            let found = counts.find(|(own, _)| *own == signal);
+            found.map(|(_, counts)| counts.clone()).unwrap_or_default()
+        };
+        let signal = |signal, client| Sending {
+            signal,
+            client,
+            retries: Retries::default(),
+            counts: counts(signal),
+            is_failing: false,
+            ended: ended.clone(),
+        };
+        if let Some(client) = self.metrics {
+            let export = MetricsExport {
+                sending: signal(Signal::Metrics, client),
+                exposition,
+                start: self.start,
+                resource: self.resource.clone(),
+                scope: self.scope.clone(),
+            };
+            let export = unrecorded(export.run(self.interval));
+            tasks.push(ambit_rt::spawn_abortable("otlp metrics", export));
+        }
+        if let Some((client, queue)) = self.logs.zip(self.own.logs) {
+            let export = LogsExport {
+                sending: signal(Signal::Logs, client),
+                queue,
+                resource: self.resource,
+                scope: self.scope,
+            };
+            let export = unrecorded(export.run());
+            tasks.push(ambit_rt::spawn_abortable("otlp logs", export));
+        }
+        Exporting { tasks, ending }
+    }
+}
+
+/// Exports at work; they end with this.
+#[derive(Debug)]
+pub struct Exporting {
+    tasks: Vec<AbortOnDrop<()>>,
+    /// Turns true when the program ends; closed when all tasks have ended.
+    ending: watch::Sender<bool>,
+}
+
+impl Exporting {
+    /// Exports what there is, once, for at most `timeout`, and ends.
+    pub async fn finish(self, timeout: Duration) {
+        self.ending.send_replace(true);
+        let ended = tokio::time::timeout(timeout, self.ending.closed()).await;
+        if ended.is_err() {
+            tracing::debug!("the last export was not taken in time");
+        }
+        drop(self.tasks);
+    }
+}
+
+/// Export of metrics.
+struct MetricsExport<M> {
+    sending: Sending,
+    exposition: M,
+    start: SystemTime,
+    resource: Resource,
+    scope: Scope,
+}
+
+impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
+    async fn run(mut self, interval: Duration) {
+        self.sending.log_start();
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The first tick is at once, when there is nothing to see yet.
+        ticks.tick().await;
+        let mut ended = self.sending.ended.clone();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => self.export().await,
+                () = is_over(&mut ended) => break,
+            }
+        }
+        self.export().await;
+    }
+
+    /// Sends all metrics once. Cumulative ones are no worse for an export that failed.
+    async fn export(&mut self) {
+        let Ok(text) = (self.exposition)() else {
+            tracing::warn!("metrics are not exported: they cannot be written");
+            return;
+        };
+        let times = Times {
+            start: self.start,
+            now: SystemTime::now(),
+        };
+        for message in metrics::messages(&text, times, &self.resource, &self.scope) {
+            let message = Bytes::from(message.encode_to_vec());
+            if self.sending.send(&message).await == Sent::Unreachable {
+                return;
+            }
+        }
+    }
+}
+
+/// Export of log records.
+struct LogsExport {
+    sending: Sending,
+    queue: LogQueue,
+    resource: Resource,
+    scope: Scope,
+}
+
+impl LogsExport {
+    async fn run(mut self) {
+        self.sending.log_start();
+        let mut ended = self.sending.ended.clone();
+        loop {
+            tokio::select! {
+                () = self.queue.holds(1) => {}
+                () = is_over(&mut ended) => break,
+            }
+            tokio::select! {
+                () = self.queue.holds(MAX_BATCH_RECORDS) => {}
+                () = tokio::time::sleep(GATHER) => {}
+                () = is_over(&mut ended) => break,
+            }
+            let batch = self.queue.take_batch();
+            self.export(batch).await;
+        }
+        loop {
+            let batch = self.queue.take_batch();
+            if batch.is_empty() || self.export(batch).await != Sent::Done {
+                return;
+            }
+        }
+    }
+
+    async fn export(&mut self, batch: Vec<LogRecord>) -> Sent {
+        let many = batch.len();
+        let message = records::message(&batch, &self.resource, &self.scope);
+        drop(batch);
+        let message = Bytes::from(message.encode_to_vec());
+        let sent = self.sending.send(&message).await;
+        if sent != Sent::Done {
+            self.queue.add_dropped(many);
+        }
+        sent
+    }
+}
+
+/// Result of the attempts to send one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    /// The collector took it.
+    Done,
+    /// The collector will not take it; it may take others.
+    Refused,
+    /// The collector does not take any message at present.
+    Unreachable,
+}
+
+/// Sending of one signal's messages, one at a time.
+#[derive(Debug)]
+struct Sending {
+    signal: Signal,
+    client: Client,
+    retries: Retries,
+    counts: Arc<Counts>,
+    /// Whether the last attempt failed, which is logged once.
+    is_failing: bool,
+    ended: watch::Receiver<bool>,
+}
+
+impl Sending {
+    fn log_start(&self) {
+        let (signal, collector) = (self.signal.label(), self.client.address());
+        tracing::info!(signal, collector, "exporting to an OpenTelemetry collector");
+    }
+
+    async fn send(&mut self, message: &Bytes) -> Sent {
+        let signal = self.signal.label();
+        loop {
+            let attempt = match self.client.export(message).await {
+                Ok(rejected) => Attempt::Taken { rejected },
+                Err(error) => {
+                    if !std::mem::replace(&mut self.is_failing, true) {
+                        let error = ErrorChain(&error);
+                        tracing::warn!(signal, %error, "the OpenTelemetry collector does not take exports");
+                    }
+                    error.attempt()
+                }
+            };
+            match self.retries.decide(&attempt, random()) {
+                Next::Done { rejected } => {
+                    if std::mem::take(&mut self.is_failing) {
+                        tracing::info!(signal, "the OpenTelemetry collector takes exports again");
+                    }
+                    self.counts.sent.fetch_add(1, Relaxed);
+                    self.counts.rejected.fetch_add(rejected, Relaxed);
+                    return Sent::Done;
+                }
+                Next::Retry(pause) => {
+                    if self.pause(pause).await {
+                        continue;
+                    }
+                    self.counts.failed.fetch_add(1, Relaxed);
+                    return Sent::Unreachable;
+                }
+                Next::GiveUp(pause) => {
+                    self.counts.failed.fetch_add(1, Relaxed);
+                    self.pause(pause).await;
+                    return match attempt {
+                        Attempt::Refused => Sent::Refused,
+                        _ => Sent::Unreachable,
+                    };
+                }
+            }
+        }
+    }
+
+    /// Waits, unless the program ends. Whether it goes on.
+    async fn pause(&mut self, pause: Duration) -> bool {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => true,
+            () = is_over(&mut self.ended) => false,
+        }
+    }
+}
+
+/// Waits for the end of the program.
+async fn is_over(ended: &mut watch::Receiver<bool>) {
+    // A sender that is gone has aborted the tasks.
+    ended.wait_for(|is_over| *is_over).await.ok();
+}
+
+/// A random number in `0.0..1.0`, from the keys of the standard library's hashes.
+#[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
+fn random() -> f64 {
+    let bits = RandomState::new().hash_one(()) >> 11;
+    bits as f64 / (1_u64 << 53) as f64
+}

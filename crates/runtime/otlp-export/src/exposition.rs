@@ -1,0 +1,146 @@
+//! OpenMetrics' text format, read back into families of metrics.
+//!
+//! The text is the one that a scrape gets, so that Prometheus and a collector cannot see different numbers. prometheus-client
+//! has a protobuf encoder as well; it would bring a protobuf compiler to the build of every program, and its messages would
+//! have to be converted all the same. The text comes from this process: a line that is not understood is left out.
+
+/// Kind of a family, by its `# TYPE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    /// A type without a meaning of its own, as OpenMetrics' `unknown`.
+    Unknown,
+}
+
+/// Metrics of one name.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Family {
+    /// Name of the family, which the names of its samples begin with.
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) help: String,
+    /// Unit as OpenMetrics writes it, such as `seconds`; empty if there is none.
+    pub(crate) unit: String,
+    pub(crate) samples: Vec<Sample>,
+}
+
+/// One line with a value.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sample {
+    /// Rest of the sample's name behind the family's: `_total`, `_bucket`, or nothing.
+    pub(crate) suffix: String,
+    pub(crate) labels: Vec<(String, String)>,
+    pub(crate) value: Value,
+}
+
+/// Value of a sample: whole numbers stay exact.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Value {
+    Whole(i64),
+    Float(f64),
+}
+
+impl Value {
+    fn parse(text: &str) -> Option<Self> {
+        text.parse()
+            .map(Self::Whole)
+            .or_else(|_| text.parse().map(Self::Float))
+            .ok()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "the type of sums and bounds")]
+    pub(crate) fn as_f64(self) -> f64 {
+        match self {
+            Self::Whole(value) => value as f64,
+            Self::Float(value) => value,
+        }
+    }
+}
+
+/// Reads a whole exposition.
+pub(crate) fn parse(text: &str) -> Vec<Family> {
+    let mut families: Vec<Family> = Vec::new();
+    let mut help = ("", "");
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ').unwrap_or((rest, ""));
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap_or((rest, ""));
+            families.push(Family {
+                name: name.to_owned(),
+                kind: match kind {
+                    "counter" => Kind::Counter,
+                    "gauge" => Kind::Gauge,
+                    "histogram" => Kind::Histogram,
+                    "info" => Kind::Info,
+                    _ => Kind::Unknown,
+                },
+                help: match help {
+                    (of, text) if of == name => text.to_owned(),
+                    _ => String::new(),
+                },
+                unit: String::new(),
+                samples: Vec::new(),
+            });
+        } else if let Some(rest) = line.strip_prefix("# UNIT ") {
+            if let (Some(family), Some((name, unit))) = (families.last_mut(), rest.split_once(' '))
+                && family.name == name
+            {
+                family.unit = unit.to_owned();
+            }
+        } else if !line.starts_with('#')
+            && let Some(family) = families.last_mut()
+            && let Some(sample) = sample(line, &family.name)
+        {
+            family.samples.push(sample);
+        }
+    }
+    families
+}
+
+/// Reads `name_suffix{labels} value`; what follows the value, such as an exemplar, is left out.
+fn sample(line: &str, family: &str) -> Option<Sample> {
+    let rest = line.strip_prefix(family)?;
+    let (suffix, rest) = rest.split_at_checked(rest.find(['{', ' '])?)?;
+    let (labels, rest) = match rest.strip_prefix('{') {
+        Some(rest) => labels(rest)?,
+        None => (Vec::new(), rest),
+    };
+    Some(Sample {
+        suffix: suffix.to_owned(),
+        labels,
+        value: Value::parse(rest.split_ascii_whitespace().next()?)?,
+    })
+}
+
+/// A sample's labels.
+type Labels = Vec<(String, String)>;
+
+/// Reads `name="value",…}`, with the escapes `\\`, `\"` and `\n`; returns the rest of the line, too.
+fn labels(mut rest: &str) -> Option<(Labels, &str)> {
+    let mut labels = Vec::new();
+    loop {
+        rest = rest.trim_start_matches(',');
+        if let Some(rest) = rest.strip_prefix('}') {
+            return Some((labels, rest));
+        }
+        let (name, text) = rest.split_once("=\"")?;
+        let mut value = String::new();
+        let mut chars = text.char_indices();
+        let end = loop {
+            match chars.next()? {
+                (at, '"') => break at,
+                (_, '\\') => match chars.next()?.1 {
+                    'n' => value.push('\n'),
+                    other => value.push(other),
+                },
+                (_, other) => value.push(other),
+            }
+        };
+        labels.push((name.to_owned(), value));
+        rest = text.get(end + 1..)?;
+    }
+}

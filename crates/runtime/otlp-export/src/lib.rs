@@ -1,0 +1,28 @@
+//! A program's own metrics and logs, pushed to an OpenTelemetry collector (OTLP) that its environment names.
+//!
+//! The metrics are those that Prometheus scrapes ([`metrics`]), the logs those of standard output ([`records`]). Variables
+//! are OpenTelemetry's own ([`settings`]); without them nothing is started, registered or recorded. The exporter never
+//! holds its program up: records wait in a [bounded queue](queue), metrics are read when they are sent, and a collector
+//! that is away, slow or hostile costs records, which are counted.
+//!
+//! Knows nothing of meshes. Spans and access logs that Istio's Telemetry sends to collectors are the waypoint's own
+//! (`ambit-otlp`).
+#![forbid(unsafe_code)]
+
+mod client;
+mod exporter;
+mod exposition;
+mod message;
+mod metrics;
+mod own_metrics;
+mod queue;
+mod records;
+mod resource;
+mod retry;
+mod settings;
+mod tls;
+
+pub use exporter::{Exporter, Exporting};
+pub use message::rejected;
+pub use settings::SettingsError;
+pub use tls::TlsError;

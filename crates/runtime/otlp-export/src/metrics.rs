@@ -1,0 +1,235 @@
+//! Metrics as OTLP has them, from the exposition that Prometheus scrapes.
+//!
+//! By OpenTelemetry's specification of compatibility with Prometheus and OpenMetrics: counters are monotonic cumulative
+//! sums, gauges and untyped metrics gauges, histograms have explicit bounds, and infos are sums that are not monotonic.
+//! A sum has the family's name, without `_total`, which collectors add again for Prometheus; names of infos keep `_info`.
+//! Labels are attributes, and `# UNIT` is written as UCUM has it. Exemplars are not sent.
+
+use std::time::SystemTime;
+
+use crate::{
+    exposition::{self, Family, Kind, Sample},
+    message::{
+        CUMULATIVE, Data, ExportMetrics, Gauge, Histogram, HistogramPoint, KeyValue, Metric,
+        Number, NumberPoint, Resource, ResourceMetrics, Scope, ScopeMetrics, Sum, Value, attribute,
+        nanoseconds,
+    },
+};
+
+/// Bytes of data points after which a message ends: collectors take messages of 4 MiB over gRPC by default.
+const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
+
+/// Times of all data points of an export.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    /// Start of the process, since when counters count.
+    pub(crate) start: SystemTime,
+    /// Time of the export.
+    pub(crate) now: SystemTime,
+}
+
+/// Messages with all metrics of an exposition.
+pub(crate) fn messages(
+    text: &str,
+    times: Times,
+    resource: &Resource,
+    scope: &Scope,
+) -> Vec<ExportMetrics> {
+    let mut messages = Vec::new();
+    let mut metrics = Vec::new();
+    let mut bytes = 0;
+    for family in exposition::parse(text) {
+        let mut points = Points::of(&family, times);
+        loop {
+            let rest = points.split(&mut bytes);
+            if !points.is_empty() {
+                metrics.push(points.metric(&family));
+            }
+            let Some(rest) = rest else {
+                break;
+            };
+            messages.push(message(resource, scope, std::mem::take(&mut metrics)));
+            bytes = 0;
+            points = rest;
+        }
+    }
+    if !metrics.is_empty() {
+        messages.push(message(resource, scope, metrics));
+    }
+    messages
+}
+
+fn message(resource: &Resource, scope: &Scope, metrics: Vec<Metric>) -> ExportMetrics {
+    ExportMetrics {
+        resource_metrics: vec![ResourceMetrics {
+            resource: Some(resource.clone()),
+            scope_metrics: vec![ScopeMetrics {
+                scope: Some(scope.clone()),
+                metrics,
+            }],
+        }],
+    }
+}
+
+/// Data points of one metric.
+enum Points {
+    Numbers(Vec<NumberPoint>),
+    Histograms(Vec<HistogramPoint>),
+}
+
+impl Points {
+    fn of(family: &Family, times: Times) -> Self {
+        match family.kind {
+            Kind::Histogram => Self::Histograms(histograms(family, times)),
+            _ => Self::Numbers(numbers(family, times)),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Numbers(points) => points.is_empty(),
+            Self::Histograms(points) => points.is_empty(),
+        }
+    }
+
+    /// Adds the points' sizes to `bytes`, and returns those from which on a message would be too large.
+    fn split(&mut self, bytes: &mut usize) -> Option<Self> {
+        match self {
+            Self::Numbers(points) => split(points, bytes).map(Self::Numbers),
+            Self::Histograms(points) => split(points, bytes).map(Self::Histograms),
+        }
+    }
+
+    fn metric(self, family: &Family) -> Metric {
+        let suffix = match family.kind {
+            Kind::Info => "_info",
+            _ => "",
+        };
+        Metric {
+            name: format!("{}{suffix}", family.name),
+            description: family.help.clone(),
+            unit: unit(&family.unit).to_owned(),
+            data: Some(match self {
+                Self::Histograms(data_points) => Data::Histogram(Histogram {
+                    data_points,
+                    aggregation_temporality: CUMULATIVE,
+                }),
+                Self::Numbers(data_points) => match family.kind {
+                    Kind::Counter | Kind::Info => Data::Sum(Sum {
+                        data_points,
+                        aggregation_temporality: CUMULATIVE,
+                        is_monotonic: family.kind == Kind::Counter,
+                    }),
+                    _ => Data::Gauge(Gauge { data_points }),
+                },
+            }),
+        }
+    }
+}
+
+fn split<P: prost::Message>(points: &mut Vec<P>, bytes: &mut usize) -> Option<Vec<P>> {
+    let end = points.iter().position(|point| {
+        let size = point.encoded_len();
+        // A point that is too large by itself goes alone.
+        let is_full = *bytes > 0 && *bytes + size > MAX_MESSAGE_BYTES;
+        *bytes += size;
+        is_full
+    });
+    end.map(|end| points.split_off(end))
+}
+
+/// A unit of OpenMetrics as UCUM has it.
+fn unit(unit: &str) -> &str {
+    match unit {
+        "seconds" => "s",
+        "bytes" => "By",
+        "ratios" => "1",
+        other => other,
+    }
+}
+
+fn attributes(labels: &[(String, String)]) -> Vec<KeyValue> {
+    let labels = labels.iter();
+    labels
+        .map(|(name, value)| attribute(name, Value::Text(value.clone())))
+        .collect()
+}
+
+fn numbers(family: &Family, times: Times) -> Vec<NumberPoint> {
+    let (suffix, is_sum) = match family.kind {
+        Kind::Counter => ("_total", true),
+        Kind::Info => ("_info", true),
+        _ => ("", false),
+    };
+    let samples = family.samples.iter();
+    let samples = samples.filter(|sample| sample.suffix == suffix);
+    // Gauges have no start.
+    let start = if is_sum { nanoseconds(times.start) } else { 0 };
+    let points = samples.map(|sample| NumberPoint {
+        start_time_unix_nano: start,
+        time_unix_nano: nanoseconds(times.now),
+        value: Some(match sample.value {
+            exposition::Value::Whole(value) => Number::Int(value),
+            exposition::Value::Float(value) => Number::Double(value),
+        }),
+        attributes: attributes(&sample.labels),
+    });
+    points.collect()
+}
+
+/// Label of a bucket's bound.
+const BOUND: &str = "le";
+
+/// The histograms of a family. A histogram is written as `_sum`, `_count` and its buckets, in this order; buckets count all
+/// values up to their bound there, and those above the previous bound here.
+fn histograms(family: &Family, times: Times) -> Vec<HistogramPoint> {
+    let mut points: Vec<HistogramPoint> = Vec::new();
+    let mut below = 0;
+    for sample in &family.samples {
+        match sample.suffix.as_str() {
+            "_sum" => {
+                below = 0;
+                points.push(HistogramPoint {
+                    start_time_unix_nano: nanoseconds(times.start),
+                    time_unix_nano: nanoseconds(times.now),
+                    sum: Some(sample.value.as_f64()),
+                    attributes: attributes(&sample.labels),
+                    ..HistogramPoint::default()
+                });
+            }
+            "_bucket" => {
+                let Some((point, (bound, count))) = points.last_mut().zip(bucket(sample)) else {
+                    continue;
+                };
+                if bound.is_finite() {
+                    point.explicit_bounds.push(bound);
+                }
+                point.bucket_counts.push(count.saturating_sub(below));
+                below = count.max(below);
+                // OTLP's count is the sum of its buckets; the one that is written may be of a moment before.
+                point.count = below;
+            }
+            _ => {}
+        }
+    }
+    for point in &mut points {
+        // The last bucket has no bound.
+        if point.bucket_counts.len() == point.explicit_bounds.len() {
+            point.bucket_counts.push(0);
+        }
+    }
+    points
+}
+
+#[cfg(test)]
+mod tests;
+
+/// Bound and count of a bucket.
+fn bucket(sample: &Sample) -> Option<(f64, u64)> {
+    let exposition::Value::Whole(count) = sample.value else {
+        return None;
+    };
+    let mut labels = sample.labels.iter();
+    let (_, bound) = labels.find(|(name, _)| name == BOUND)?;
+    Some((bound.parse().ok()?, u64::try_from(count).ok()?))
+}

@@ -1,0 +1,175 @@
+//! Decision after an export: done, again after a pause, or given up (OTLP's specification, "Failures" and "Retryable
+//! response codes"). Pure: the caller sleeps, and gives the random number.
+
+use std::time::Duration;
+
+use ambit_rt::Backoff;
+
+/// First pause after a failure, and the longest one.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Spread of pauses, so that programs do not return to a collector at once.
+const JITTER: f64 = 0.3;
+/// Longest pause that a collector may ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+/// Attempts of one export.
+const MAX_ATTEMPTS: u32 = 6;
+
+/// Result of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// The collector took the message, but for this number of data points or log records.
+    Taken {
+        /// Number of rejected ones.
+        rejected: u64,
+    },
+    /// The collector may take the message later.
+    Retryable {
+        /// Pause that the collector asks for (`Retry-After`).
+        after: Option<Duration>,
+    },
+    /// The collector will never take the message.
+    Refused,
+}
+
+/// Step that follows an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The collector has the message, but for this number of its contents.
+    Done {
+        /// Number of rejected ones.
+        rejected: u64,
+    },
+    /// Another attempt, after a pause.
+    Retry(Duration),
+    /// The message is dropped. Nothing is sent for this time.
+    GiveUp(Duration),
+}
+
+/// Attempts of the exports of one signal, one export at a time.
+#[derive(Debug)]
+pub(crate) struct Retries {
+    backoff: Backoff,
+    attempts: u32,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        let (first, longest) = PAUSES;
+        Self {
+            backoff: Backoff::new(first, longest, JITTER),
+            attempts: 0,
+        }
+    }
+}
+
+impl Retries {
+    /// Decides after an attempt. `random` lies in `0.0..1.0`.
+    pub(crate) fn decide(&mut self, attempt: &Attempt, random: f64) -> Next {
+        match attempt {
+            Attempt::Taken { rejected } => {
+                self.backoff.reset();
+                self.attempts = 0;
+                Next::Done {
+                    rejected: *rejected,
+                }
+            }
+            Attempt::Retryable { after } => {
+                let pause = self.backoff.next_delay(random);
+                // A collector may ask for more patience than we have, but not for less, nor for ever.
+                let asked = after.unwrap_or_default().min(MAX_RETRY_AFTER);
+                let pause = pause.max(asked);
+                self.attempts += 1;
+                if self.attempts < MAX_ATTEMPTS {
+                    return Next::Retry(pause);
+                }
+                self.attempts = 0;
+                Next::GiveUp(pause)
+            }
+            Attempt::Refused => {
+                self.attempts = 0;
+                Next::GiveUp(self.backoff.next_delay(random))
+            }
+        }
+    }
+}
+
+/// Whether a collector that answers with this status over HTTP may take the message later.
+pub(crate) fn is_retryable_http(status: u16) -> bool {
+    matches!(status, 429 | 502 | 503 | 504)
+}
+
+/// The same of a status of gRPC: CANCELLED, DEADLINE_EXCEEDED, ABORTED, OUT_OF_RANGE, UNAVAILABLE and DATA_LOSS.
+/// RESOURCE_EXHAUSTED is retryable only with a `RetryInfo`, which is not read.
+pub(crate) fn is_retryable_grpc(status: u16) -> bool {
+    matches!(status, 1 | 4 | 10 | 11 | 14 | 15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAILED: Attempt = Attempt::Retryable { after: None };
+
+    #[test]
+    fn pauses_double_up_to_the_longest_until_the_export_is_given_up() {
+        let mut retries = Retries::default();
+        let mut pauses = Vec::new();
+        for _ in 1..MAX_ATTEMPTS {
+            match retries.decide(&FAILED, 0.5) {
+                Next::Retry(pause) => pauses.push(pause.as_secs()),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16]);
+        assert_eq!(
+            retries.decide(&FAILED, 0.5),
+            Next::GiveUp(Duration::from_secs(30))
+        );
+        // The next export begins with the pauses of a collector that is away.
+        assert_eq!(
+            retries.decide(&FAILED, 0.5),
+            Next::Retry(Duration::from_secs(30))
+        );
+        assert_eq!(
+            retries.decide(&Attempt::Taken { rejected: 3 }, 0.5),
+            Next::Done { rejected: 3 }
+        );
+        assert_eq!(
+            retries.decide(&FAILED, 0.5),
+            Next::Retry(Duration::from_secs(1))
+        );
+    }
+
+    #[test]
+    fn retry_after_lengthens_a_pause_within_bounds() {
+        let after = |seconds| Attempt::Retryable {
+            after: Some(Duration::from_secs(seconds)),
+        };
+        for (asked, pause) in [(0, 1), (1, 1), (7, 7), (60, 60), (u64::MAX, 60)] {
+            assert_eq!(
+                Retries::default().decide(&after(asked), 0.5),
+                Next::Retry(Duration::from_secs(pause)),
+                "{asked}"
+            );
+        }
+    }
+
+    #[test]
+    fn refused_messages_are_dropped_and_slow_the_next_ones_down() {
+        let mut retries = Retries::default();
+        for pause in [1, 2, 4] {
+            assert_eq!(
+                retries.decide(&Attempt::Refused, 0.5),
+                Next::GiveUp(Duration::from_secs(pause))
+            );
+        }
+    }
+
+    #[test]
+    fn statuses_are_retryable_as_specified() {
+        let http: Vec<u16> = (100..600).filter(|one| is_retryable_http(*one)).collect();
+        assert_eq!(http, [429, 502, 503, 504]);
+        let grpc: Vec<u16> = (0..=16).filter(|one| is_retryable_grpc(*one)).collect();
+        assert_eq!(grpc, [1, 4, 10, 11, 14, 15]);
+    }
+}

@@ -1,0 +1,174 @@
+//! Metrics over HTTP, and collectors that do not take them.
+
+use std::time::Duration;
+
+use ambit_otlp_export::Exporter;
+use ambit_rt::Env;
+use prometheus_client::registry::Registry;
+
+use crate::{
+    fixture::{Program, SENT, decoded, lines},
+    rendered::text,
+    scripted::{Collector, DEADLINE, Reply},
+};
+
+#[tokio::test]
+async fn pushed_metrics_equal_scraped_ones() {
+    let mut collector = Collector::start(&[]).await;
+    let program = Program::start(
+        &collector.endpoint(),
+        &[
+            ("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=shop"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "team=mesh"),
+        ],
+    );
+    let received = collector.next().await;
+    assert!(
+        received.head.starts_with("post /v1/metrics http/1.1\r\n"),
+        "{}",
+        received.head
+    );
+    for header in [
+        "content-type: application/x-protobuf",
+        "x-tenant: shop",
+        &format!("host: {}", collector.address),
+    ] {
+        assert!(
+            received.head.contains(header),
+            "{header} in {}",
+            received.head
+        );
+    }
+    let pushed = decoded(&received.body);
+    let scraped = lines(&program.scrape().await);
+    assert!(scraped.len() > 8, "{scraped:?}");
+    assert_eq!(lines(&text(&pushed)), scraped);
+    let resource = pushed.resource_metrics[0].resource.as_ref().unwrap();
+    let names: Vec<_> = resource
+        .attributes
+        .iter()
+        .map(|one| one.key.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "team",
+            "service.name",
+            "service.version",
+            "service.instance.id"
+        ]
+    );
+    program.counts(SENT).await;
+    collector.next().await;
+}
+
+#[tokio::test]
+async fn failing_collectors_get_their_messages_again() {
+    let replies = [
+        Reply::Status("503 Service Unavailable\r\nretry-after: 1"),
+        Reply::Status("429 Too Many Requests\r\nretry-after: soon"),
+        Reply::Hang,
+        Reply::Endless,
+        Reply::EndlessHead,
+        Reply::Close,
+        Reply::Garbage,
+    ];
+    let all = replies.map(|reply| {
+        tokio::spawn(async move {
+            let mut collector = Collector::start(&[reply]).await;
+            let timeout = [("OTEL_EXPORTER_OTLP_TIMEOUT", "300")];
+            let program = Program::start(&collector.endpoint(), &timeout);
+            let first = collector.next().await;
+            // The program is as it was.
+            assert!(program.scrape().await.contains("\nopen -3\n"));
+            let again = collector.next().await;
+            assert!(first.body == again.body, "{reply:?}");
+            program.counts(SENT).await;
+            let failed = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 0";
+            program.shows(failed).await;
+        })
+    });
+    for one in all {
+        one.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn closed_connections_and_empty_successes_fail_no_export() {
+    let replies = [Reply::TakeAndClose, Reply::Status("204 No Content")];
+    let mut collector = Collector::start(&replies).await;
+    // Longer than the closing takes to arrive.
+    let interval = [("OTEL_METRIC_EXPORT_INTERVAL", "300")];
+    let program = Program::start(&collector.endpoint(), &interval);
+    for _ in 0..3 {
+        collector.next().await;
+    }
+    let failed = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 0";
+    assert!(program.scrape().await.contains(failed));
+    program.counts(SENT).await;
+}
+
+#[tokio::test]
+async fn refused_messages_are_counted_and_not_sent_again() {
+    let mut collector = Collector::start(&[Reply::Status("400 Bad Request")]).await;
+    let program = Program::start(&collector.endpoint(), &[]);
+    let first = collector.next().await;
+    program
+        .shows("ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 1")
+        .await;
+    let second = collector.next().await;
+    assert!(first.body != second.body, "a later export has a later time");
+}
+
+#[tokio::test]
+async fn a_collector_that_comes_later_is_found() {
+    let listener = tokio::net::TcpListener::bind(("127.9.0.1", 0))
+        .await
+        .unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let program = Program::start(&format!("http://{address}"), &[]);
+    assert!(program.scrape().await.contains("\nopen -3\n"));
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let mut collector = Collector::serve(listener, &[]);
+    let pushed = decoded(&collector.next().await.body);
+    assert_eq!(lines(&text(&pushed)), lines(&program.scrape().await));
+}
+
+#[tokio::test]
+async fn ending_programs_send_their_last_metrics() {
+    let mut collector = Collector::start(&[]).await;
+    let hour = [("OTEL_METRIC_EXPORT_INTERVAL", "3600000")];
+    let program = Program::start(&collector.endpoint(), &hour);
+    program.exporting.finish(DEADLINE).await;
+    assert!(
+        !decoded(&collector.next().await.body)
+            .resource_metrics
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn hanging_collectors_do_not_hold_an_ending_program() {
+    let mut collector = Collector::start(&[Reply::Hang, Reply::Hang]).await;
+    let program = Program::start(
+        &collector.endpoint(),
+        &[("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")],
+    );
+    collector.next().await;
+    let finish = program.exporting.finish(Duration::from_millis(50));
+    let finished = tokio::time::timeout(DEADLINE, finish).await;
+    assert!(finished.is_ok());
+}
+
+#[tokio::test]
+async fn programs_without_variables_export_nothing_and_have_no_further_metrics() {
+    let env = Env::from_pairs::<&str, &str>([]);
+    let exporter = Exporter::from_env(&env, "ambit-test").unwrap();
+    assert!(exporter.record_sink().is_none());
+    let mut registry = Registry::default();
+    exporter.register(&mut registry);
+    assert_eq!(ambit_rt::metrics::exposition(&registry).unwrap(), "# EOF\n");
+    let exporting = exporter.start(|| panic!("nobody reads the metrics"));
+    exporting.finish(DEADLINE).await;
+}

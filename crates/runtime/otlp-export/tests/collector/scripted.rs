@@ -1,0 +1,150 @@
+//! A collector that answers as it is told, over HTTP/1.1 without a library: nothing of it logs.
+
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
+
+/// Deadline of every wait.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Reaction of the collector to a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reply {
+    /// Answers with 200.
+    Take,
+    /// Answers with 200, and closes the connection without having said so.
+    TakeAndClose,
+    /// Answers with this status, headers and nothing else.
+    Status(&'static str),
+    /// Never answers anything.
+    Hang,
+    /// Answers 200 with a body that does not end.
+    Endless,
+    /// Answers with headers that do not end.
+    EndlessHead,
+    /// Closes the connection.
+    Close,
+    /// Answers with bytes that are no HTTP.
+    Garbage,
+}
+
+/// A request that the collector has read.
+#[derive(Debug)]
+pub(crate) struct Received {
+    /// Request line and headers, in lower case.
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Collector {
+    pub(crate) address: SocketAddr,
+    received: mpsc::UnboundedReceiver<Received>,
+}
+
+impl Collector {
+    /// Serves; each of `replies` is for one request, and all later ones are taken.
+    pub(crate) async fn start(replies: &[Reply]) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        Self::serve(listener, replies)
+    }
+
+    pub(crate) fn serve(listener: TcpListener, replies: &[Reply]) -> Self {
+        let address = listener.local_addr().unwrap();
+        let (sender, received) = mpsc::unbounded_channel();
+        let replies: VecDeque<Reply> = replies.iter().copied().collect();
+        let replies = Arc::new(Mutex::new(replies));
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(connection(stream, sender.clone(), replies.clone()));
+            }
+        });
+        Self { address, received }
+    }
+
+    /// The next request.
+    pub(crate) async fn next(&mut self) -> Received {
+        let next = tokio::time::timeout(DEADLINE, self.received.recv()).await;
+        next.expect("a request in time").unwrap()
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+async fn connection(
+    mut stream: TcpStream,
+    sender: mpsc::UnboundedSender<Received>,
+    replies: Arc<Mutex<VecDeque<Reply>>>,
+) {
+    let mut bytes = Vec::new();
+    loop {
+        let Some(received) = request(&mut stream, &mut bytes).await else {
+            return;
+        };
+        sender.send(received).ok();
+        let reply = replies.lock().pop_front().unwrap_or(Reply::Take);
+        let take: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        let written = match reply {
+            Reply::Take => stream.write_all(take).await,
+            Reply::Status(head) => {
+                let response = format!("HTTP/1.1 {head}\r\ncontent-length: 0\r\n\r\n");
+                stream.write_all(response.as_bytes()).await
+            }
+            Reply::Hang => std::future::pending().await,
+            Reply::Endless => {
+                let head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n";
+                endless(&mut stream, head, &[0; 1024]).await
+            }
+            Reply::EndlessHead => endless(&mut stream, b"HTTP/1.1 200 OK\r\n", b"a: b\r\n").await,
+            Reply::TakeAndClose => {
+                stream.write_all(take).await.ok();
+                return;
+            }
+            Reply::Close => return,
+            Reply::Garbage => {
+                stream
+                    .write_all(b"\x16\x03\x01 nothing of HTTP\r\n\r\n")
+                    .await
+            }
+        };
+        if written.is_err() {
+            return;
+        }
+    }
+}
+
+async fn endless(stream: &mut TcpStream, head: &[u8], more: &[u8]) -> std::io::Result<()> {
+    stream.write_all(head).await?;
+    loop {
+        stream.write_all(more).await?;
+    }
+}
+
+/// Reads a request with a length.
+async fn request(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> Option<Received> {
+    loop {
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
+        if let Some(end) = end {
+            let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+            let length = head.split_once("content-length: ").unwrap().1;
+            let length: usize = length.lines().next().unwrap().parse().unwrap();
+            let (start, end) = (end + 4, end + 4 + length);
+            if bytes.len() >= end {
+                let body = bytes[start..end].to_vec();
+                bytes.drain(..end);
+                return Some(Received { head, body });
+            }
+        }
+        if stream.read_buf(bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+}

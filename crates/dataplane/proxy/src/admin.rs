@@ -37,6 +37,9 @@ const PORT_RETRY: Duration = Duration::from_millis(50);
 /// Dump of a proxy's own workloads.
 type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
 
+/// Pages of one program: the response to a request, if it is for one of them.
+pub type Pages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
+
 /// State that the admin server reports.
 pub struct Admin {
     /// The program, for people.
@@ -59,6 +62,8 @@ pub struct Admin {
     pub static_config: Value,
     /// Readers of flow events.
     pub flows: Arc<Flows>,
+    /// Pages of the program, which take precedence.
+    pub pages: Option<Pages>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -72,6 +77,9 @@ impl std::fmt::Debug for Admin {
 impl Admin {
     /// Answers a request to the admin port.
     pub async fn respond(&self, request: &Request) -> Response {
+        if let Some(response) = self.pages.as_ref().and_then(|pages| pages(request)) {
+            return response;
+        }
         match (request.uri().path(), request.method()) {
             (EXPLAIN_PATH, &Method::POST) => (self.explain)(request.body().clone()).await,
             (EXPLAIN_PATH, _) => method_not_allowed("POST"),

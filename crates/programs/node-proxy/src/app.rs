@@ -184,6 +184,7 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         logs: Some(logs),
         quit: shutdown.trigger(),
         static_config: mesh.static_config,
+        pages: None,
         flows,
     };
     let ports = Ports {

@@ -30,6 +30,7 @@ use crate::{
     attachment_lookup, calls,
     config::Config,
     destination,
+    envoy_admin::EnvoyAdmin,
     explain::Explainer,
     listeners,
     memory_gauge::MemoryGauge,
@@ -81,15 +82,19 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     result
 }
 
+/// Version that the waypoint reports of itself.
+fn version(env: &Env) -> &str {
+    let version = env.get("ISTIO_META_ISTIO_VERSION");
+    version.unwrap_or(env!("CARGO_PKG_VERSION"))
+}
+
 /// Registers version and metrics of the traffic, and sets the origin of flow events.
 fn register_metrics(
     env: &Env,
     config: &Config,
     registry: &mut Registry,
 ) -> (Arc<Metrics>, Arc<HttpMetrics>) {
-    let version = env.get("ISTIO_META_ISTIO_VERSION");
-    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
-    ambit_rt::metrics::register_build(registry, "proxy", version);
+    ambit_rt::metrics::register_build(registry, "proxy", version(env));
     let metrics = Arc::new(Metrics::register(registry));
     let http_metrics = Arc::new(HttpMetrics::register(registry));
     metrics.flows().set_origin(Origin {
@@ -176,6 +181,11 @@ async fn run_with(env: &Env, config: Config, logs: LogHandle, by: StartedBy) -> 
         quit: shutdown.trigger(),
         static_config: Value::Null,
         flows: waypoint.metrics.flows().clone(),
+        pages: Some({
+            let id = xds_settings(&config).node.id();
+            let envoy_admin = EnvoyAdmin::new(waypoint.clone(), id, version(env).to_owned());
+            Box::new(move |request| envoy_admin.respond(request))
+        }),
     };
     let ports = Ports {
         admin: config.admin_port,

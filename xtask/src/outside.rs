@@ -1,6 +1,6 @@
 //! What the system tests run beside our own programs, made by others or with what others publish: the receiver of an
 //! OpenTelemetry collector, a provider of CUSTOM policies and a rate-limit service by Envoy's messages, a registry of
-//! images, Prometheus' query engine, plugins compiled from Rust and Go, and filters that others have published. What has
+//! images, Prometheus' query engine, a decoder of Envoy's admin messages, plugins compiled from Rust and Go, and filters that others have published. What has
 //! not changed, cargo and Go do not build again.
 
 use std::{
@@ -24,6 +24,7 @@ pub(crate) fn build() -> Result<()> {
     go("registry", "oci-registry", &[])?;
     go("distribution", "oci-distribution", &[])?;
     go("prometheus", "prometheus-queries", &[])?;
+    go("envoy-admin", "envoy-admin-decoder", &[])?;
     target()?;
     rust_plugin()?;
     published_plugins()?;

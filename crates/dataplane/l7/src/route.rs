@@ -26,7 +26,7 @@ use crate::weights;
 pub use filters::{
     Applied, Cors, CorsRequest, Filters, Injected, MatchedPath, Redirect, RedirectError, changed,
 };
-pub use retry::{is_retriable, wait};
+pub use retry::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE, is_retriable, wait};
 
 /// Why requests that a match with a bad expression or header might be meant for are not served.
 const BROKEN: ArcStr =
@@ -86,6 +86,15 @@ pub struct Backend {
     filters: Filters,
 }
 
+/// One match of a table.
+#[derive(Clone, Copy, Debug)]
+pub struct RuleMatch<'a> {
+    /// Rule of the match.
+    pub rule: &'a Arc<Rule>,
+    /// Place of the match in its rule; 0 also of a rule without matches, which has one for all requests.
+    pub index: usize,
+}
+
 /// Choice of a table for a request.
 #[derive(Debug)]
 pub enum Choice<'a> {
@@ -132,8 +141,8 @@ impl RouteTable {
         };
         let whole = self.rules.len();
         self.rules.push(Arc::new(Rule::new(route, index, rule)));
-        for of in matches {
-            let mut entry = Entry::new(of, whole);
+        for (place, of) in matches.iter().enumerate() {
+            let mut entry = Entry::new(of, whole, place);
             if entry.broken {
                 entry.rule = self.rules.len();
                 self.rules.push(Arc::new(Rule {
@@ -158,6 +167,16 @@ impl RouteTable {
         let entry = self.matches.find(request);
         let rule = entry.and_then(|entry| Some((self.rules.get(entry.rule)?, entry.prefix())));
         rule.map_or(Choice::NoMatch, |(rule, prefix)| Choice::Rule(rule, prefix))
+    }
+
+    /// All matches in the order in which they are evaluated.
+    pub fn matches(&self) -> impl Iterator<Item = RuleMatch<'_>> {
+        let entries = self.matches.entries().iter();
+        entries.filter_map(|entry| {
+            let rule = self.rules.get(entry.rule)?;
+            let index = entry.place;
+            Some(RuleMatch { rule, index })
+        })
     }
 
     /// The rules in the order in which their matches are preferred, up to the one that [`Self::choose`] gives a request

@@ -42,6 +42,9 @@ const FLOW_CONNECTIONS: usize = 32;
 /// Dump of a proxy's own workloads.
 type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
 
+/// Pages of one program: the response to a request, if it is for one of them.
+pub type Pages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
+
 /// State that the admin server reports.
 pub struct Admin {
     /// The program, for people.
@@ -66,6 +69,8 @@ pub struct Admin {
     pub flows: Arc<Flows>,
     /// Access of the control plane to them; `None`: it has none.
     pub flow_access: Option<FlowAccess>,
+    /// Pages of the program, which take precedence.
+    pub pages: Option<Pages>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -79,6 +84,9 @@ impl std::fmt::Debug for Admin {
 impl Admin {
     /// Answers a request to the admin port.
     pub async fn respond(&self, request: &Request) -> Response {
+        if let Some(response) = self.pages.as_ref().and_then(|pages| pages(request)) {
+            return response;
+        }
         match (request.uri().path(), request.method()) {
             (EXPLAIN_PATH, &Method::POST) => (self.explain)(request.body().clone()).await,
             (EXPLAIN_PATH, _) => method_not_allowed("POST"),

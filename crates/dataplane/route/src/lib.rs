@@ -27,7 +27,7 @@ pub use outbound::{
 };
 pub use rand::RngCore;
 pub use record::WorkloadRef;
-pub use services::EndpointView;
+pub use services::{EndpointView, PortEndpoint};
 pub use table::{MeshTable, TableConfig, TableSize, WorkloadChange};
 
 #[cfg(test)]

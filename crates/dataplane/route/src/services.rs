@@ -334,6 +334,15 @@ pub struct EndpointView {
     pub status: WorkloadStatus,
 }
 
+/// An endpoint of one port of a service, for dumps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortEndpoint {
+    /// Workload of the endpoint.
+    pub workload: WorkloadRef,
+    /// The port to use on it.
+    pub port: u16,
+}
+
 impl MeshTable {
     /// The endpoints of a service that its health policy allows, for dumps.
     pub fn endpoints(&self, service: &Service) -> Vec<EndpointView> {
@@ -346,6 +355,24 @@ impl MeshTable {
     pub fn endpoint_workloads(&self, service: &Service) -> impl Iterator<Item = &WorkloadRef> {
         self.usable(service, &service.namespaced_hostname())
             .filter_map(|slot| self.workloads.get(slot))
+    }
+
+    /// The endpoints of one port of a service, ready or not, for dumps.
+    pub fn port_endpoints(&self, service: &Service, port: u16) -> Vec<PortEndpoint> {
+        let name = service.namespaced_hostname();
+        let by_service = service.ports.get(&port).copied();
+        let entry = self.services.by_name(&name).into_iter();
+        let slots = entry.flat_map(|(_, endpoints)| endpoints.usable(HealthPolicy::AllowAll));
+        let workloads = slots.filter_map(|slot| self.workloads.get(slot));
+        let of_port = workloads.filter_map(|workload| {
+            let own = workload.membership(&name)?.target(port);
+            let target = own.filter(|port| *port != 0).or(by_service)?;
+            (target != 0).then(|| PortEndpoint {
+                workload: workload.clone(),
+                port: target,
+            })
+        });
+        of_port.collect()
     }
 
     fn usable(

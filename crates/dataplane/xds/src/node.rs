@@ -35,12 +35,26 @@ pub struct NodeMetadataError {
 }
 
 impl NodeInfo {
+    /// Returns the node id, of which the control plane takes namespace and address.
+    pub fn id(&self) -> String {
+        let Self {
+            role,
+            name,
+            namespace,
+            ..
+        } = self;
+        let (role, ip) = (role.as_str(), self.address());
+        // The last label is this literal text, not the cluster's domain.
+        format!("{role}~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local")
+    }
+
+    fn address(&self) -> String {
+        self.ip
+            .map_or_else(|| "1.1.1.1".to_owned(), |ip| ip.to_string())
+    }
+
     /// The wire form, with the `ISTIO_META_*` and `ISTIO_METAJSON_*` variables.
     pub fn to_wire(&self, env: &Env) -> Result<Node, NodeMetadataError> {
-        let role = self.role.as_str();
-        let ip = self
-            .ip
-            .map_or_else(|| "1.1.1.1".to_owned(), |ip| ip.to_string());
         let Self {
             name,
             namespace,
@@ -51,7 +65,7 @@ impl NodeInfo {
         let own = [
             ("NAME", name.clone()),
             ("NAMESPACE", namespace.clone()),
-            ("INSTANCE_IPS", ip.clone()),
+            ("INSTANCE_IPS", self.address()),
             ("NODE_NAME", node_name.clone()),
         ];
         let mut fields: BTreeMap<String, Value> = own
@@ -73,8 +87,7 @@ impl NodeInfo {
             fields.insert(key.to_owned(), json(value));
         }
         Ok(Node {
-            // The last label is this literal text, not the cluster's domain.
-            id: format!("{role}~{ip}~{name}.{namespace}~{namespace}.svc.cluster.local"),
+            id: self.id(),
             metadata: Some(Struct { fields }),
             ..Node::default()
         })

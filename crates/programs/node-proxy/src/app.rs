@@ -196,6 +196,7 @@ async fn run_with(
         quit: shutdown.trigger(),
         static_config: mesh.static_config,
         flow_access: config.flow_access(),
+        pages: None,
         flows,
     };
     let (registry, exporting) = exporter.start_with(registry);

@@ -15,7 +15,7 @@ use ambit_proxy::{
     warm_start::{self, MeshCache, WarmCertificates},
 };
 use ambit_rt::{
-    DrainMode, Env, Readiness, ReadyTask, Shutdown, drain,
+    DrainMode, Env, Readiness, ReadyTask, Shutdown, ShutdownTrigger, drain,
     logging::{self, LogHandle},
     panics::Ends,
 };
@@ -31,6 +31,7 @@ use crate::{
     attachment_lookup, calls,
     config::Config,
     destination,
+    envoy_admin::EnvoyAdmin,
     explain::Explainer,
     listeners,
     memory_gauge::MemoryGauge,
@@ -87,15 +88,19 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     result
 }
 
+/// Version that the waypoint reports of itself.
+fn version(env: &Env) -> &str {
+    let version = env.get("ISTIO_META_ISTIO_VERSION");
+    version.unwrap_or(env!("CARGO_PKG_VERSION"))
+}
+
 /// Registers version and metrics of the traffic, and sets the origin of flow events.
 fn register_metrics(
     env: &Env,
     config: &Config,
     registry: &mut Registry,
 ) -> (Arc<Metrics>, Arc<HttpMetrics>) {
-    let version = env.get("ISTIO_META_ISTIO_VERSION");
-    let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
-    ambit_rt::metrics::register_build(registry, "proxy", version);
+    ambit_rt::metrics::register_build(registry, "proxy", version(env));
     let metrics = Arc::new(Metrics::register(registry));
     let http_metrics = Arc::new(HttpMetrics::register(registry));
     metrics.flows().set_origin(Origin {
@@ -167,28 +172,7 @@ async fn run_with(
     ambit_rt::spawn("telemetry", telemetry_export::run(waypoint.clone()));
     ambit_rt::spawn("own workload", prepare(waypoint.clone(), own, gate_control));
     let (servers, watcher) = drain::channel();
-    let admin = Admin {
-        title: "Ambit waypoint",
-        state: waypoint.state.clone(),
-        certificates: waypoint.dialer.certificates.clone(),
-        config: serde_json::to_value(&*config).context("the configuration cannot be dumped")?,
-        workload_state: Box::new({
-            let published = waypoint.published.clone();
-            move || published.dump()
-        }),
-        explain: {
-            let explainer = Arc::new(Explainer::new(waypoint.clone()));
-            Box::new(move |body| {
-                let explainer = explainer.clone();
-                Box::pin(async move { explainer.answer(&body).await })
-            })
-        },
-        logs: Some(logs),
-        quit: shutdown.trigger(),
-        static_config: Value::Null,
-        flow_access: config.flow_access(),
-        flows: waypoint.metrics.flows().clone(),
-    };
+    let admin = admin(env, &waypoint, logs, shutdown.trigger())?;
     let (registry, exporting) = exporter.start_with(registry);
     let ports = Ports {
         admin: config.admin_port,
@@ -212,6 +196,43 @@ async fn run_with(
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
     exporting.finish(LAST_EXPORT).await;
     Ok(())
+}
+
+/// The admin interface of a waypoint.
+fn admin(
+    env: &Env,
+    waypoint: &Arc<Waypoint>,
+    logs: LogHandle,
+    quit: ShutdownTrigger,
+) -> anyhow::Result<Admin> {
+    let config = &waypoint.config;
+    Ok(Admin {
+        title: "Ambit waypoint",
+        state: waypoint.state.clone(),
+        certificates: waypoint.dialer.certificates.clone(),
+        config: serde_json::to_value(&**config).context("the configuration cannot be dumped")?,
+        workload_state: Box::new({
+            let published = waypoint.published.clone();
+            move || published.dump()
+        }),
+        explain: {
+            let explainer = Arc::new(Explainer::new(waypoint.clone()));
+            Box::new(move |body| {
+                let explainer = explainer.clone();
+                Box::pin(async move { explainer.answer(&body).await })
+            })
+        },
+        logs: Some(logs),
+        quit,
+        static_config: Value::Null,
+        flow_access: config.flow_access(),
+        flows: waypoint.metrics.flows().clone(),
+        pages: Some({
+            let id = xds_settings(config).node.id();
+            let envoy_admin = EnvoyAdmin::new(waypoint.clone(), id, version(env).to_owned());
+            Box::new(move |request| envoy_admin.respond(request))
+        }),
+    })
 }
 
 /// Takes connections until none come any more: clients go on choosing this pod until they have learnt that it ends, or as

@@ -147,6 +147,22 @@ impl Ruled {
         &self.record.service
     }
 
+    /// Record of the rule as the control plane publishes it.
+    pub(crate) fn record(&self) -> &WaypointDestination {
+        &self.record
+    }
+
+    /// State of the endpoints of a port, or of a subset there; empty before its first request.
+    pub(crate) fn endpoint_states(
+        &self,
+        subset: Option<&ArcStr>,
+        number: u16,
+        now: Instant,
+    ) -> Vec<EndpointState> {
+        let port = self.ports.lock().get(&(subset.cloned(), number)).cloned();
+        port.map_or_else(Vec::new, |port| port.destination.endpoints(now))
+    }
+
     /// Record with the state of its ports for `/config_dump`.
     pub(crate) fn dump(&self, now: Instant) -> Value {
         let mut ports: Vec<_> = {

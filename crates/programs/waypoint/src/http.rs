@@ -49,6 +49,7 @@ pub(crate) use authorizer::authorize_connection;
 pub(crate) use destination::Destination;
 pub(crate) use explain::explain;
 pub(crate) use not_http::{NotHttp, refuse_connection};
+pub(crate) use retrying::DEFAULT_RETRIES;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 

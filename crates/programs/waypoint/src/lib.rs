@@ -14,6 +14,7 @@ mod calls;
 pub mod command;
 pub mod config;
 mod destination;
+pub mod envoy_admin;
 pub mod explain;
 mod extensions;
 mod fair_share;

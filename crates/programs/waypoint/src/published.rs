@@ -210,6 +210,13 @@ impl Published {
         self.0.known.read().services.get(name).cloned()
     }
 
+    /// All services that the waypoint serves, in the order of their names.
+    pub(crate) fn services(&self) -> Vec<Arc<Served>> {
+        let mut all: Vec<_> = self.0.known.read().services.values().cloned().collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
     /// Destination rule of a service, if there is one.
     pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<Ruled>> {
         self.0.known.read().destinations.get(name).cloned()

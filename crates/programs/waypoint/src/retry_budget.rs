@@ -13,9 +13,9 @@ use ambit_model::NamespacedHostname;
 use parking_lot::Mutex;
 
 /// Retries, of a hundred requests under way.
-const PERCENT: usize = 20;
+pub(crate) const PERCENT: usize = 20;
 /// So many always may be.
-const LEAST: usize = 3;
+pub(crate) const LEAST: usize = 3;
 /// How many destinations without requests are remembered.
 const MOST_IDLE: usize = 1024;
 

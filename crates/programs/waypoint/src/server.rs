@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 
 use crate::{
     attachment_lookup,
+    attachments::Attachments,
     caller::{Caller, CallerError},
     fair_share::FairShare,
     headers,
@@ -274,8 +275,19 @@ pub(crate) enum Kind {
 
 impl Kind {
     pub(crate) fn of(session: &Session) -> Self {
+        let waypoint = &session.shard.waypoint;
+        let attachments = session.attachments();
         let client = session.caller.namespace();
-        let target = &session.target;
+        Self::for_client(waypoint, &session.target, &attachments, client)
+    }
+
+    /// Returns the kind of the connections of a client of a namespace; of clients without routes of their own if `None`.
+    pub(crate) fn for_client(
+        waypoint: &Waypoint,
+        target: &Target,
+        attachments: &Attachments,
+        client: Option<&str>,
+    ) -> Self {
         let by_routes = || {
             let table = target.stream_routes(client)?;
             Some(if table.has_tls() {
@@ -284,9 +296,7 @@ impl Kind {
                 Self::Tcp
             })
         };
-        let waypoint = &session.shard.waypoint;
-        let attachments = session.attachments();
-        match attachment_lookup::declared_protocol(waypoint, target, &attachments) {
+        match attachment_lookup::declared_protocol(waypoint, target, attachments) {
             AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Self::Http,
             // Without a name there is no host to call.
             _ if target.resolves_hosts() => Self::Tls,
@@ -297,7 +307,7 @@ impl Kind {
             AppProtocol::Tls | AppProtocol::Tcp => by_routes().unwrap_or(Self::Tcp),
             AppProtocol::Unknown if target.has_http_routes(client) => Self::HttpOnly,
             AppProtocol::Unknown => {
-                let needs_http = waypoint.published.need_http(&attachments);
+                let needs_http = waypoint.published.need_http(attachments);
                 match by_routes() {
                     // Routes that a client's namespace has for itself declare nothing of the service.
                     Some(kind) if !needs_http || target.stream_routes(None).is_some() => kind,

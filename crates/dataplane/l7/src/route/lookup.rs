@@ -35,6 +35,8 @@ pub(super) struct Entry {
     query: Vec<(ArcStr, Value)>,
     /// The place of its rule in the table.
     pub(super) rule: usize,
+    /// The place of the match in its rule.
+    pub(super) place: usize,
     /// Of a match that cannot be understood: what it might match is not served.
     pub(super) broken: bool,
 }
@@ -83,6 +85,11 @@ impl Lookup {
         })
     }
 
+    /// All matches, the most specific first.
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
     /// Of matches in the order of the age, names and places of their rules.
     pub(super) fn new(mut entries: Vec<Entry>) -> Self {
         // Stable: what is equally specific stays in the order of age, name and place.
@@ -127,7 +134,7 @@ impl Lookup {
 }
 
 impl Entry {
-    pub(super) fn new(of: &HttpRouteMatch, rule: usize) -> Self {
+    pub(super) fn new(of: &HttpRouteMatch, rule: usize, place: usize) -> Self {
         let mut broken = false;
         let path = match &of.path {
             None => Path::Any,
@@ -162,6 +169,7 @@ impl Entry {
             headers,
             query,
             rule,
+            place,
             broken: broken || unknown,
         }
     }

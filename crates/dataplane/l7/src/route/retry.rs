@@ -7,9 +7,9 @@ use http::{HeaderMap, StatusCode};
 use rand::{Rng as _, RngCore};
 
 /// Longest wait before the first retry of a rule without one.
-const SHORT: Duration = Duration::from_millis(25);
+pub const DEFAULT_BACKOFF: Duration = Duration::from_millis(25);
 /// The longest wait, in multiples of the first.
-const LONGEST: u32 = 10;
+pub const MAX_BACKOFF_MULTIPLE: u32 = 10;
 
 /// The statuses of gRPC that mean that a request was not done: cancelled and unavailable.
 const GRPC: [&[u8]; 2] = [b"1", b"14"];
@@ -25,9 +25,11 @@ pub fn is_retriable(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) 
 /// and each time longer. Never less than the rule's own.
 pub fn wait(retry: &HttpRetry, nth: u32, rng: &mut dyn RngCore) -> Duration {
     let least = retry.backoff.unwrap_or_default();
-    let first = retry.backoff.unwrap_or(SHORT);
-    let times = 1_u32.checked_shl(nth.saturating_add(1)).unwrap_or(LONGEST);
-    let most = first.saturating_mul(times.min(LONGEST));
+    let first = retry.backoff.unwrap_or(DEFAULT_BACKOFF);
+    let times = 1_u32
+        .checked_shl(nth.saturating_add(1))
+        .unwrap_or(MAX_BACKOFF_MULTIPLE);
+    let most = first.saturating_mul(times.min(MAX_BACKOFF_MULTIPLE));
     rng.random_range(least..=most)
 }
 
@@ -72,9 +74,9 @@ mod tests {
             let retry = HttpRetry { backoff, ..HttpRetry::default() };
             let wait = wait(&retry, nth, &mut rand::rng());
             prop_assert!(wait >= backoff.unwrap_or_default());
-            prop_assert!(wait <= backoff.unwrap_or(SHORT) * LONGEST);
+            prop_assert!(wait <= backoff.unwrap_or(DEFAULT_BACKOFF) * MAX_BACKOFF_MULTIPLE);
             if nth == 0 {
-                prop_assert!(wait <= backoff.unwrap_or(SHORT) * 2);
+                prop_assert!(wait <= backoff.unwrap_or(DEFAULT_BACKOFF) * 2);
             }
         }
     }

@@ -390,3 +390,18 @@ fn a_match_of_the_host_sees_the_host_which_http_2_has_no_header_for() {
         assert_eq!(chosen(&table, "/", &[("host", "web")]), expected);
     }
 }
+
+#[test]
+fn all_matches_are_listed_in_the_order_of_evaluation() {
+    let exact = path(HttpPathMatch::Exact("/a".into()));
+    let regex = path(HttpPathMatch::Regex("/.*".into()));
+    let rules = vec![
+        rule(vec![regex]),
+        rule(Vec::new()),
+        rule(vec![prefix("/a"), exact, prefix("/a/b")]),
+    ];
+    let table = RouteTable::new(&[route("r", &[], rules)], 80, None);
+    let listed = table.matches().map(|of| (of.rule.index, of.index));
+    let expected = [(2, 1), (2, 2), (2, 0), (1, 0), (0, 0)];
+    assert_eq!(listed.collect::<Vec<_>>(), expected);
+}

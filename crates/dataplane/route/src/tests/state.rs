@@ -466,3 +466,25 @@ proptest! {
         prop_assert!(table.services.is_clean());
     }
 }
+
+#[test]
+fn endpoints_of_a_port_are_listed_whether_they_are_ready_or_not() {
+    let mut unready = in_service(pod("b", &["10.1.0.2"]), "web", &[(80, 9090), (81, 9091)]);
+    unready.status = WorkloadStatus::Unhealthy;
+    let ready = in_service(pod("a", &["10.1.0.1"]), "web", &[(80, 0)]);
+    let web = service("web", &["/10.0.0.1"], &[(80, 8080), (81, 0)]);
+    let table = table(vec![ready, unready], vec![web]);
+    let service = table.service(&host("ns", "web")).unwrap();
+    let listed = |port| {
+        let all = table.port_endpoints(service, port);
+        let mut all: Vec<_> = all
+            .iter()
+            .map(|endpoint| (endpoint.workload.name().to_owned(), endpoint.port))
+            .collect();
+        all.sort();
+        all
+    };
+    assert_eq!(listed(80), [("a".into(), 8080), ("b".into(), 9090)]);
+    // A named port that one endpoint maps.
+    assert_eq!(listed(81), [("b".into(), 9091)]);
+}

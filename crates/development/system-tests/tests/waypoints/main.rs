@@ -13,6 +13,7 @@ mod circles;
 mod collectors;
 mod dashboards;
 mod departures;
+mod envoy_admin;
 mod explained;
 mod faults;
 mod flows;

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Retries of a request without a retry policy.
-const DEFAULT_RETRIES: u32 = 2;
+pub(crate) const DEFAULT_RETRIES: u32 = 2;
 
 /// When a request is retried.
 #[derive(Clone, Copy, Debug)]

@@ -60,6 +60,21 @@ impl Served {
         self.name.namespace == *pod.namespace() || self.grantors.iter().any(is_granted)
     }
 
+    /// Routes of requests as the control plane publishes them.
+    pub(crate) fn http_routes(&self) -> &[HttpRoute] {
+        &self.routes
+    }
+
+    /// Routes of connections by server name, as the control plane publishes them.
+    pub(crate) fn tls_routes(&self) -> &[StreamRoute] {
+        &self.tls_routes
+    }
+
+    /// Routes of other connections, as the control plane publishes them.
+    pub(crate) fn tcp_routes(&self) -> &[StreamRoute] {
+        &self.tcp_routes
+    }
+
     /// The routes of a port for a client of a namespace: those that the namespace has itself, else those for all
     /// clients.
     pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {

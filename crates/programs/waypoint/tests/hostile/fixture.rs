@@ -11,8 +11,8 @@ use ambit_certificates::{Certificates, CertificatesOptions};
 use ambit_handover::Gate;
 use ambit_hbone::{ClientConnection, Settings, TunnelError, TunnelIo, client, tls};
 use ambit_model::{
-    AppProtocol, ArcStr, NamespacedHostname, WaypointGateway, WaypointRecord, WaypointRecordType,
-    WaypointService,
+    AppProtocol, ArcStr, Identity, NamespacedHostname, WaypointGateway, WaypointRecord,
+    WaypointRecordType, WaypointService,
 };
 use ambit_proxy::{
     SharedState, Workers,
@@ -27,6 +27,7 @@ use ambit_testkit::{FakeCa, Pki, build};
 use ambit_tls::WorkloadCert;
 use ambit_waypoint::{
     config::Config,
+    envoy_admin::EnvoyAdmin,
     explain::Explainer,
     published::Published,
     server, telemetry_export,
@@ -89,6 +90,8 @@ pub(crate) struct World {
     pub(crate) published: Published,
     registry: Registry,
     waypoint: Arc<Waypoint>,
+    certificates: Certificates,
+    own: Identity,
     address: SocketAddr,
     _workers: Workers,
 }
@@ -137,7 +140,7 @@ impl World {
         let surroundings = Surroundings {
             state: state.clone(),
             published: published.clone(),
-            certificates,
+            certificates: certificates.clone(),
             metrics,
             http_metrics,
         };
@@ -155,6 +158,8 @@ impl World {
             published,
             registry,
             waypoint,
+            certificates,
+            own: config.identity(),
             address,
             _workers: workers,
         };
@@ -167,6 +172,20 @@ impl World {
             world.published.complete(*of);
         }
         world
+    }
+
+    /// Envoy's admin interface of the waypoint.
+    pub(crate) fn envoy_admin(&self) -> EnvoyAdmin {
+        let id = "waypoint~10.0.0.9~waypoint.ns~ns.svc.cluster.local";
+        EnvoyAdmin::new(self.waypoint.clone(), id.to_owned(), "0".to_owned())
+    }
+
+    /// Waits until the waypoint has its own certificate.
+    pub(crate) async fn certificate(&self) {
+        self.certificates.prefetch(&self.own);
+        timeout(LONG, self.certificates.obtained(&self.own))
+            .await
+            .unwrap();
     }
 
     /// Publishes a pod or an endpoint, as the control plane does.

@@ -16,6 +16,7 @@ mod client_routes;
 mod counts;
 mod departures;
 mod endings;
+mod envoy_admin;
 mod explained;
 mod fixture;
 mod floods;

@@ -1,0 +1,77 @@
+//! Node, admin port and control plane (`envoy.config.bootstrap.v3.Bootstrap`). Of settings that hold tokens or paths of
+//! tokens, nothing is shown.
+
+use http::Uri;
+use serde_json::{Value, json};
+
+use super::shape::{any, compact, duration, socket_address};
+use crate::config::Config;
+
+/// Cluster of the control plane, as Istio's proxies name it.
+const XDS_CLUSTER: &str = "xds-grpc";
+
+/// Identification of the process.
+#[derive(Clone, Debug)]
+pub(super) struct Node<'a> {
+    /// Id that the control plane knows it by.
+    pub(super) id: &'a str,
+    /// Version of the program.
+    pub(super) version: &'a str,
+}
+
+/// Bootstrap of a waypoint.
+pub(super) fn bootstrap(config: &Config, node: &Node<'_>) -> Value {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let control_plane = config.xds.address.as_deref();
+    let control_plane = control_plane.and_then(|address| address.parse::<Uri>().ok());
+    let clusters = control_plane.as_ref().and_then(control_plane_cluster);
+    compact(json!({
+        "node": {
+            "id": node.id,
+            "cluster": format!("{}.{}", config.gateway.name, config.gateway.namespace),
+            "user_agent_name": "ambit-waypoint",
+            "user_agent_version": env!("CARGO_PKG_VERSION"),
+            "metadata": {
+                "NAME": config.own.name.as_str(),
+                "NAMESPACE": config.own.namespace.as_str(),
+                "SERVICE_ACCOUNT": config.own.service_account.as_str(),
+                "WORKLOAD_NAME": config.gateway.name.as_str(),
+                "GATEWAY_NAME": config.gateway.name.as_str(),
+                "INSTANCE_IPS": config.ip.map(|ip| ip.to_string()),
+                "NODE_NAME": text(&config.node),
+                "CLUSTER_ID": text(&config.cluster_id),
+                "NETWORK": text(&config.network),
+                "ISTIO_VERSION": node.version,
+            },
+        },
+        "admin": {"address": socket_address("127.0.0.1", config.admin_port)},
+        "dynamic_resources": {"ads_config": {
+            "api_type": "DELTA_GRPC",
+            "transport_api_version": "V3",
+            "grpc_services": [{"envoy_grpc": {"cluster_name": XDS_CLUSTER}}],
+        }},
+        "static_resources": {"clusters": clusters},
+    }))
+}
+
+fn control_plane_cluster(address: &Uri) -> Option<Value> {
+    let host = address.host()?.trim_matches(['[', ']']);
+    let port = address.port_u16().unwrap_or(443);
+    Some(json!([{
+        "name": XDS_CLUSTER,
+        "type": "STRICT_DNS",
+        "connect_timeout": duration(ambit_proxy::dial::CONNECT_TIMEOUT),
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": any(
+                "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+                json!({"explicit_http_config": {"http2_protocol_options": {}}}),
+            ),
+        },
+        "load_assignment": {
+            "cluster_name": XDS_CLUSTER,
+            "endpoints": [{"lb_endpoints": [{
+                "endpoint": {"address": socket_address(host, port)},
+            }]}],
+        },
+    }]))
+}

@@ -1,0 +1,67 @@
+//! Responses of JSON whose text is written on a blocking thread while it is read: a dump of any size takes a few chunks of
+//! memory, and holds up neither xDS nor the other pages of the admin port.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use ambit_rt::http::{Response, stream};
+use bytes::Bytes;
+use tokio::{runtime::Handle, sync::mpsc};
+
+/// Bytes of a chunk.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Chunks on their way to the reader.
+const CHUNKS: usize = 2;
+/// How long a reader may take for a chunk.
+const SEND_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Responds with what `write` writes. A reader that is gone or too slow gets no more.
+pub(super) fn respond<F>(write: F) -> Response
+where
+    F: FnOnce(&mut ChunkWriter) -> serde_json::Result<()> + Send + 'static,
+{
+    let (chunks, received) = mpsc::channel(CHUNKS);
+    let mut writer = ChunkWriter {
+        chunks,
+        runtime: Handle::current(),
+        buffered: Vec::with_capacity(CHUNK_BYTES),
+    };
+    ambit_rt::spawn_blocking("dump in Envoy's kind", move || {
+        let written = write(&mut writer).map_err(io::Error::from);
+        if let Err(error) = written.and_then(|()| writer.flush()) {
+            tracing::debug!(%error, "the reader of a dump is gone");
+        }
+    });
+    stream(200, "application/json", received)
+}
+
+/// Writer of chunks.
+#[derive(Debug)]
+pub(super) struct ChunkWriter {
+    chunks: mpsc::Sender<Bytes>,
+    runtime: Handle,
+    buffered: Vec<u8>,
+}
+
+impl Write for ChunkWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.buffered.extend_from_slice(bytes);
+        if self.buffered.len() >= CHUNK_BYTES {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffered.is_empty() {
+            return Ok(());
+        }
+        let next = Vec::with_capacity(CHUNK_BYTES);
+        let chunk = Bytes::from(std::mem::replace(&mut self.buffered, next));
+        let sending = self.chunks.send_timeout(chunk, SEND_TIMEOUT);
+        let sent = self.runtime.block_on(sending);
+        sent.map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}

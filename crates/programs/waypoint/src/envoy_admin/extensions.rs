@@ -1,0 +1,36 @@
+//! Plugins (`envoy.config.core.v3.TypedExtensionConfig` of `envoy.extensions.filters.http.wasm.v3.Wasm`). Configuration
+//! and environment of a plugin may hold secrets, and are not shown.
+
+use ambit_model::WaypointExtension;
+use serde_json::{Value, json};
+
+use super::shape::{any, compact, duration};
+use crate::config::PluginTimes;
+
+/// Filter of a plugin.
+pub(super) fn filter(of: &WaypointExtension, times: PluginTimes) -> Value {
+    let name = format!("{}.{}", of.namespace, of.name);
+    // Envoy has no remote code without a checksum; the id of the machine names its source in any case.
+    let sha256 = Some(of.sha256.as_str()).filter(|sha256| !sha256.is_empty());
+    let code = sha256.map(|sha256| {
+        let uri = json!({"uri": of.url.as_str(), "cluster": "_", "timeout": duration(times.fetch)});
+        json!({"remote": {"http_uri": uri, "sha256": sha256}})
+    });
+    let wasm = any(
+        "envoy.extensions.filters.http.wasm.v3.Wasm",
+        json!({"config": {
+            "name": name,
+            "root_id": of.plugin_name.as_str(),
+            "fail_open": of.fail_open,
+            "vm_config": {
+                "vm_id": of.url.as_str(),
+                "runtime": "envoy.wasm.runtime.wasmtime",
+                "code": code,
+            },
+        }}),
+    );
+    compact(json!({"ecds_filter": any(
+        "envoy.config.core.v3.TypedExtensionConfig",
+        json!({"name": name, "typed_config": wasm}),
+    )}))
+}

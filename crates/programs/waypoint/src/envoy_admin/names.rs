@@ -1,0 +1,113 @@
+//! Names of clusters and route configurations, as Istio's waypoints have them: `inbound-vip|PORT|http|HOST` for a port
+//! of a service that the waypoint serves, `outbound|PORT|SUBSET|HOST` for one that only routes forward to.
+
+use std::collections::HashSet;
+
+use ambit_model::{ArcStr, NamespacedHostname};
+
+/// Cluster without endpoints, for backends that cannot be used.
+pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
+
+/// Listener of what comes in tunnels, and the cluster that leads to it.
+pub(super) const MAIN_INTERNAL: &str = "main_internal";
+
+/// Proxy of a port's connections, as an Envoy filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ProxyKind {
+    /// Requests of HTTP: the HTTP connection manager.
+    Http,
+    /// Bytes of TCP: the TCP proxy.
+    Tcp,
+}
+
+impl ProxyKind {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// One port of a service, or of a subset of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ClusterKey {
+    pub(super) service: NamespacedHostname,
+    pub(super) port: u16,
+    pub(super) subset: Option<ArcStr>,
+    pub(super) kind: ProxyKind,
+}
+
+/// Services that the waypoint serves: their clusters have other names than those of other services.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClusterNames {
+    served: HashSet<NamespacedHostname>,
+}
+
+impl ClusterNames {
+    /// Names of the clusters of a waypoint that serves these.
+    pub(super) fn new(served: impl IntoIterator<Item = NamespacedHostname>) -> Self {
+        let served = served.into_iter().collect();
+        Self { served }
+    }
+
+    /// Returns the name of a cluster.
+    pub(super) fn of(&self, key: &ClusterKey) -> String {
+        let ClusterKey {
+            service,
+            port,
+            subset,
+            kind,
+        } = key;
+        let (host, subset) = (&service.hostname, subset.as_deref());
+        if !self.served.contains(service) {
+            return format!("outbound|{port}|{}|{host}", subset.unwrap_or_default());
+        }
+        let kind = kind.as_str();
+        match subset {
+            None => format!("inbound-vip|{port}|{kind}|{host}"),
+            Some(subset) => format!("inbound-vip|{port}|{kind}/{subset}|{host}"),
+        }
+    }
+}
+
+/// Returns the name of the route configuration of a port: for clients of a namespace with routes of their own, or for
+/// all others.
+pub(super) fn route_configuration(host: &str, port: u16, clients: Option<&str>) -> String {
+    let name = format!("inbound-vip|{port}|http|{host}");
+    match clients {
+        None => name,
+        Some(clients) => format!("{name}/clients/{clients}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn served_services_and_others_have_istios_names() {
+        let service = |name: &str| NamespacedHostname::new("shop", name);
+        let names = ClusterNames::new([service("web")]);
+        for (host, subset, kind, expected) in [
+            ("web", None, ProxyKind::Http, "inbound-vip|80|http|web"),
+            (
+                "web",
+                Some("v1"),
+                ProxyKind::Http,
+                "inbound-vip|80|http/v1|web",
+            ),
+            ("web", None, ProxyKind::Tcp, "inbound-vip|80|tcp|web"),
+            ("db", None, ProxyKind::Tcp, "outbound|80||db"),
+            ("db", Some("v1"), ProxyKind::Http, "outbound|80|v1|db"),
+        ] {
+            let name = names.of(&ClusterKey {
+                service: service(host),
+                port: 80,
+                subset: subset.map(ArcStr::from),
+                kind,
+            });
+            assert_eq!(name, expected);
+        }
+    }
+}

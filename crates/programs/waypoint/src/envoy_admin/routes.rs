@@ -1,0 +1,104 @@
+//! Route configurations (`envoy.config.route.v3.RouteConfiguration`): for each port of a service with HTTP one virtual
+//! host, whose routes are in the order in which the waypoint evaluates them. The called address selects the
+//! configuration, so that it is for all hosts. Clients of a namespace with routes of its own have a further one.
+
+mod action;
+mod filters;
+mod matching;
+
+use ambit_l7::route::{RuleMatch, concerns};
+use ambit_model::{HttpRoute, HttpRouteMatch, HttpRouteRule, RouteName};
+use serde_json::{Map, Value, json};
+
+use super::{
+    names::{ClusterNames, ProxyKind, route_configuration},
+    shape::{any, compact},
+    snapshot::ServedPort,
+};
+
+/// Route configuration of a port, for clients of a namespace or for all others.
+pub(super) fn configuration(
+    names: &ClusterNames,
+    port: &ServedPort,
+    clients: Option<&str>,
+) -> Value {
+    let host = &port.service.hostname;
+    any(
+        "envoy.config.route.v3.RouteConfiguration",
+        json!({
+            "name": route_configuration(host, port.port, clients),
+            "virtual_hosts": [{
+                "name": format!("{host}:{}", port.port),
+                "domains": ["*"],
+                "routes": routes(names, port, clients),
+            }],
+            "validate_clusters": false,
+        }),
+    )
+}
+
+fn routes(names: &ClusterNames, port: &ServedPort, clients: Option<&str>) -> Value {
+    let table = port.served.routes(port.port, clients);
+    if !table.has_routes() {
+        let itself = names.of(&port.itself(ProxyKind::Http));
+        return json!([{
+            "name": "default",
+            "match": {"prefix": "/"},
+            "route": action::to_itself(&itself),
+        }]);
+    }
+    let records = port.served.http_routes();
+    let routes = table
+        .matches()
+        .map(|of| route(names, port.port, clients, records, &of));
+    routes.collect()
+}
+
+/// One match of a rule. A request that no route matches is answered with 404, as by Envoy.
+fn route(
+    names: &ClusterNames,
+    port: u16,
+    clients: Option<&str>,
+    records: &[HttpRoute],
+    of: &RuleMatch<'_>,
+) -> Value {
+    let rule = of.rule;
+    let is_record = |record: &&HttpRoute| {
+        record.name == rule.route && record.clients.as_deref() == clients && concerns(record, port)
+    };
+    let default = HttpRouteRule::default();
+    let record = records.iter().find(is_record);
+    let record = record.and_then(|record| record.rules.get(rule.index));
+    let record = record.unwrap_or(&default);
+    let everything = HttpRouteMatch::default();
+    let matched = record.matches.get(of.index).unwrap_or(&everything);
+    let name = match &rule.name {
+        Some(name) => format!("{}/{name}", rule.route),
+        None => format!("{}/{}", rule.route, rule.index),
+    };
+    let mut fields = Map::new();
+    fields.insert("name".to_owned(), name.into());
+    fields.insert("match".to_owned(), matching::route_match(matched));
+    fields.insert("metadata".to_owned(), metadata(&rule.route, record));
+    fields.extend(filters::of_route(&record.filters));
+    fields.extend(action::action(names, record, rule.unsupported.as_deref()));
+    compact(fields.into())
+}
+
+/// The route object, where Istio names the `VirtualService` that it makes of an `HTTPRoute`: `istioctl` knows no other
+/// kind there. No `VirtualService` can have such a name.
+fn metadata(name: &RouteName, record: &HttpRouteRule) -> Value {
+    let RouteName {
+        kind,
+        namespace,
+        name,
+    } = name;
+    let config = format!(
+        "/apis/networking.istio.io/v1/namespaces/{namespace}/virtual-service/{kind}~{name}"
+    );
+    let session = record.session.as_ref().map(crate::record_store::shown);
+    json!({"filter_metadata": {
+        "istio": {"config": config},
+        "ambit": action::metadata(record, session),
+    }})
+}

@@ -1,0 +1,202 @@
+//! Actions of routes: `envoy.config.route.v3.RouteAction`, `RedirectAction` and `DirectResponseAction`.
+
+use std::time::Duration;
+
+use ambit_l7::route::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE};
+use ambit_model::{
+    ArcStr, HttpBackend, HttpFilter, HttpMirror, HttpRedirect, HttpRetry, HttpRewrite,
+    HttpRouteRule, PathChange,
+};
+use serde_json::{Map, Value, json};
+
+use super::{
+    super::{
+        names::{BLACK_HOLE, ClusterNames},
+        shape::{compact, duration},
+        snapshot::{backend_key, mirror_key},
+    },
+    filters::{fraction, is_beyond_backends, of_backend},
+};
+use crate::{http::DEFAULT_RETRIES, record_store::shown};
+
+/// Retries of requests without a retry policy: what was not processed is sent again. Beyond what Envoy's words say,
+/// idempotent requests without a body are retried also after a reset or a 503.
+const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,reset-before-request";
+/// Reasons for retries by a rule: no response, or one with a status that the rule names.
+const RETRY_ON: &str =
+    "connect-failure,refused-stream,reset,retriable-status-codes,cancelled,unavailable";
+
+/// The action of a port without routes.
+pub(super) fn to_itself(cluster: &str) -> Value {
+    json!({
+        "cluster": cluster,
+        // For ever.
+        "timeout": "0s",
+        "retry_policy": {"retry_on": DEFAULT_RETRY_ON, "num_retries": DEFAULT_RETRIES},
+    })
+}
+
+/// The action of a rule, with the field of a route that it is in.
+pub(super) fn action(
+    names: &ClusterNames,
+    rule: &HttpRouteRule,
+    unsupported: Option<&str>,
+) -> Map<String, Value> {
+    let mut filters = rule.filters.iter();
+    let redirect = filters.find_map(|filter| match filter {
+        HttpFilter::Redirect(redirect) => Some(redirect),
+        _ => None,
+    });
+    let weight: u64 = rule.backends.iter().map(|to| u64::from(to.weight)).sum();
+    let (field, action) = match (unsupported, redirect) {
+        (Some(why), _) => ("direct_response", refused(why)),
+        (None, Some(to)) => ("redirect", redirected(to)),
+        (None, None) if weight == 0 => ("direct_response", refused("no backend")),
+        (None, None) => ("route", forwarded(names, rule)),
+    };
+    [(field.to_owned(), action)].into_iter().collect()
+}
+
+/// Parts of a rule that Envoy's messages have no field for; null without any.
+pub(super) fn metadata(rule: &HttpRouteRule, session: Option<Value>) -> Value {
+    let backend = |backend: &HttpBackend| {
+        let beyond = backend.filters.iter().filter(|one| is_beyond_backends(one));
+        let filters: Vec<_> = beyond.map(shown).collect();
+        let error = backend.service.as_ref().err().map(ArcStr::as_str);
+        if filters.is_empty() && error.is_none() {
+            return None;
+        }
+        Some(json!({"weight": backend.weight, "filters": filters, "error": error}))
+    };
+    let backends: Vec<_> = rule.backends.iter().filter_map(backend).collect();
+    match compact(json!({"session": session, "backends": backends})) {
+        Value::Object(fields) if fields.is_empty() => Value::Null,
+        fields => fields,
+    }
+}
+
+fn refused(why: &str) -> Value {
+    json!({"status": 500, "body": {"inline_string": why}})
+}
+
+fn redirected(to: &HttpRedirect) -> Value {
+    let (path, prefix) = match &to.path {
+        None => (None, None),
+        Some(PathChange::Full(path)) => (Some(path.as_str()), None),
+        Some(PathChange::Prefix(prefix)) => (None, Some(prefix.as_str())),
+    };
+    json!({
+        "scheme_redirect": to.scheme.as_deref(),
+        "host_redirect": to.hostname.as_deref(),
+        "port_redirect": to.port,
+        "path_redirect": path,
+        "prefix_rewrite": prefix,
+        "response_code": match to.status {
+            301 => "MOVED_PERMANENTLY",
+            303 => "SEE_OTHER",
+            307 => "TEMPORARY_REDIRECT",
+            308 => "PERMANENT_REDIRECT",
+            _ => "FOUND",
+        },
+    })
+}
+
+fn forwarded(names: &ClusterNames, rule: &HttpRouteRule) -> Value {
+    let mut fields = destination(names, &rule.backends);
+    let timeout = rule.timeouts.request.unwrap_or(Duration::ZERO);
+    fields.insert("timeout".to_owned(), duration(timeout));
+    let per_attempt = rule.timeouts.backend_request;
+    let retry = retry_policy(rule.retry.as_ref(), per_attempt);
+    fields.insert("retry_policy".to_owned(), retry);
+    let mut mirrors = Vec::new();
+    for filter in &rule.filters {
+        match filter {
+            HttpFilter::Rewrite(to) => fields.extend(rewrite(to)),
+            HttpFilter::Mirror(to) => mirrors.push(mirror(names, to)),
+            _ => {}
+        }
+    }
+    fields.insert("request_mirror_policies".to_owned(), mirrors.into());
+    fields.into()
+}
+
+/// One cluster, or several by weight. A backend that cannot be used has its share of responses with 500.
+fn destination(names: &ClusterNames, backends: &[HttpBackend]) -> Map<String, Value> {
+    let name = |to: &HttpBackend| {
+        let key = backend_key(to);
+        key.map_or_else(|| BLACK_HOLE.to_owned(), |key| names.of(&key))
+    };
+    let mut fields = Map::new();
+    let unusable = backends.iter().any(|backend| backend.service.is_err());
+    if unusable {
+        let status = "INTERNAL_SERVER_ERROR".into();
+        fields.insert("cluster_not_found_response_code".to_owned(), status);
+    }
+    if let [one] = backends
+        && one.filters.is_empty()
+    {
+        fields.insert("cluster".to_owned(), name(one).into());
+        return fields;
+    }
+    let weighted = backends.iter().map(|backend| {
+        let mut fields = of_backend(&backend.filters);
+        fields.insert("name".to_owned(), name(backend).into());
+        fields.insert("weight".to_owned(), backend.weight.into());
+        Value::Object(fields)
+    });
+    let clusters = json!({"clusters": weighted.collect::<Value>()});
+    fields.insert("weighted_clusters".to_owned(), clusters);
+    fields
+}
+
+fn retry_policy(retry: Option<&HttpRetry>, per_attempt: Option<Duration>) -> Value {
+    let per_attempt = per_attempt.map(duration);
+    let Some(retry) = retry else {
+        return json!({
+            "retry_on": DEFAULT_RETRY_ON,
+            "num_retries": DEFAULT_RETRIES,
+            "per_try_timeout": per_attempt,
+        });
+    };
+    let backoff = retry.backoff.filter(|backoff| !backoff.is_zero());
+    let backoff = backoff.unwrap_or(DEFAULT_BACKOFF);
+    json!({
+        "retry_on": RETRY_ON,
+        "num_retries": retry.attempts,
+        "retriable_status_codes": retry.codes,
+        "per_try_timeout": per_attempt,
+        "retry_back_off": {
+            "base_interval": duration(backoff),
+            "max_interval": duration(backoff.saturating_mul(MAX_BACKOFF_MULTIPLE)),
+        },
+    })
+}
+
+fn rewrite(to: &HttpRewrite) -> Map<String, Value> {
+    let mut fields = Map::new();
+    if let Some(host) = &to.hostname {
+        fields.insert("host_rewrite_literal".to_owned(), host.as_str().into());
+    }
+    match &to.path {
+        None => {}
+        Some(PathChange::Prefix(prefix)) => {
+            fields.insert("prefix_rewrite".to_owned(), prefix.as_str().into());
+        }
+        Some(PathChange::Full(path)) => {
+            let rewrite = json!({
+                "pattern": {"regex": "^/.*$"},
+                // A backslash would name a group.
+                "substitution": path.replace('\\', "\\\\"),
+            });
+            fields.insert("regex_rewrite".to_owned(), rewrite);
+        }
+    }
+    fields
+}
+
+fn mirror(names: &ClusterNames, to: &HttpMirror) -> Value {
+    json!({
+        "cluster": names.of(&mirror_key(to)),
+        "runtime_fraction": {"default_value": fraction(to.numerator, to.denominator)},
+    })
+}

@@ -1,0 +1,136 @@
+//! Filters of a rule or a backend, as fields of `envoy.config.route.v3.Route` and
+//! `envoy.config.route.v3.WeightedCluster.ClusterWeight`. The fields of a route's action are in [`super::action`].
+
+use ambit_model::{
+    ArcStr, FaultStatus, HeaderChanges, HttpCors, HttpFault, HttpFilter, HttpRewrite, Share,
+};
+use serde_json::{Map, Value, json};
+
+use super::super::shape::{any, duration, header_value};
+
+/// Denominator of Envoy's fractions that loses least of others.
+const MILLION: u32 = 1_000_000;
+
+/// Fields of a route.
+pub(super) fn of_route(filters: &[HttpFilter]) -> Map<String, Value> {
+    let mut fields = Map::new();
+    let mut by_filter = Map::new();
+    for filter in filters {
+        match filter {
+            HttpFilter::RequestHeaders(changes) => headers(&mut fields, "request", changes),
+            HttpFilter::ResponseHeaders(changes) => headers(&mut fields, "response", changes),
+            HttpFilter::Cors(of) => {
+                by_filter.insert("envoy.filters.http.cors".to_owned(), cors(of));
+            }
+            HttpFilter::Fault(of) => {
+                by_filter.insert("envoy.filters.http.fault".to_owned(), fault(of));
+            }
+            // Part of the action.
+            HttpFilter::Redirect(_) | HttpFilter::Rewrite(_) | HttpFilter::Mirror(_) => {}
+        }
+    }
+    if !by_filter.is_empty() {
+        fields.insert("typed_per_filter_config".to_owned(), by_filter.into());
+    }
+    fields
+}
+
+/// Fields of a backend's share.
+pub(super) fn of_backend(filters: &[HttpFilter]) -> Map<String, Value> {
+    let mut fields = of_route(filters);
+    let hosts = filters.iter().filter_map(|filter| match filter {
+        HttpFilter::Rewrite(HttpRewrite { hostname, .. }) => hostname.as_deref(),
+        _ => None,
+    });
+    let hosts = hosts.map(|host| ("host_rewrite_literal".to_owned(), host.into()));
+    fields.extend(hosts);
+    fields
+}
+
+/// Whether Envoy has no field for a filter of a backend.
+pub(super) fn is_beyond_backends(filter: &HttpFilter) -> bool {
+    match filter {
+        HttpFilter::Rewrite(rewrite) => rewrite.path.is_some(),
+        HttpFilter::Redirect(_) | HttpFilter::Mirror(_) => true,
+        HttpFilter::RequestHeaders(_)
+        | HttpFilter::ResponseHeaders(_)
+        | HttpFilter::Cors(_)
+        | HttpFilter::Fault(_) => false,
+    }
+}
+
+/// Returns a fraction of requests (`envoy.type.v3.FractionalPercent`).
+pub(super) fn fraction(numerator: u32, denominator: u32) -> Value {
+    let parts = u64::from(numerator) * u64::from(MILLION) / u64::from(denominator.max(1));
+    json!({"numerator": parts.min(u64::from(MILLION)), "denominator": "MILLION"})
+}
+
+fn headers(fields: &mut Map<String, Value>, of: &str, changes: &HeaderChanges) {
+    let option = |action: &'static str| {
+        move |(name, value): &(ArcStr, ArcStr)| {
+            json!({
+                "header": {"key": name.as_str(), "value": header_value(name, value)},
+                "append_action": action,
+            })
+        }
+    };
+    let set = changes.set.iter();
+    let set = set.map(option("OVERWRITE_IF_EXISTS_OR_ADD"));
+    let add = changes.add.iter().map(option("APPEND_IF_EXISTS_OR_ADD"));
+    let remove = changes.remove.iter().map(|name| Value::from(name.as_str()));
+    fields.insert(format!("{of}_headers_to_add"), set.chain(add).collect());
+    fields.insert(format!("{of}_headers_to_remove"), remove.collect());
+}
+
+fn cors(of: &HttpCors) -> Value {
+    let joined = |all: &[ArcStr]| {
+        let text = all.iter().map(ArcStr::as_str).collect::<Vec<_>>().join(",");
+        (!text.is_empty()).then_some(text)
+    };
+    let origin = |origin: &ArcStr| match origin.split_once('*') {
+        None => json!({"exact": origin.as_str()}),
+        Some((before, after)) => {
+            let (before, after) = (regex_syntax_escape(before), regex_syntax_escape(after));
+            json!({"safe_regex": {"regex": format!("{before}.+{after}")}})
+        }
+    };
+    any(
+        "envoy.extensions.filters.http.cors.v3.CorsPolicy",
+        json!({
+            "allow_origin_string_match": of.allow_origins.iter().map(origin).collect::<Value>(),
+            "allow_methods": joined(&of.allow_methods),
+            "allow_headers": joined(&of.allow_headers),
+            "expose_headers": joined(&of.expose_headers),
+            "max_age": of.max_age.to_string(),
+            "allow_credentials": of.allow_credentials,
+        }),
+    )
+}
+
+/// Escapes what has a meaning in regular expressions.
+fn regex_syntax_escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for one in text.chars() {
+        if !one.is_alphanumeric() && !"/:-_".contains(one) {
+            escaped.push('\\');
+        }
+        escaped.push(one);
+    }
+    escaped
+}
+
+fn fault(of: &HttpFault) -> Value {
+    let share = |share: &Share| fraction(share.numerator, share.denominator);
+    let delay = of
+        .delay
+        .as_ref()
+        .map(|(delay, of)| json!({"fixed_delay": duration(*delay), "percentage": share(of)}));
+    let abort = of.abort.as_ref().map(|(status, of)| match status {
+        FaultStatus::Http(status) => json!({"http_status": status, "percentage": share(of)}),
+        FaultStatus::Grpc(status) => json!({"grpc_status": status, "percentage": share(of)}),
+    });
+    any(
+        "envoy.extensions.filters.http.fault.v3.HTTPFault",
+        json!({"delay": delay, "abort": abort}),
+    )
+}

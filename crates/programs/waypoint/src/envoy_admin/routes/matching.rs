@@ -1,0 +1,52 @@
+//! Matches of routes (`envoy.config.route.v3.RouteMatch`).
+
+use ambit_model::{ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch};
+use serde_json::{Value, json};
+
+use super::super::shape::{extend, header_value};
+
+/// Match of a route.
+pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
+    let method = of
+        .method
+        .iter()
+        .map(|method| json!({"name": ":method", "string_match": {"exact": method.as_str()}}));
+    let headers = of.headers.iter().map(|(name, value)| header(name, value));
+    let parameters = of.query_params.iter().map(
+        |(name, value)| json!({"name": name.as_str(), "string_match": string_match(name, value)}),
+    );
+    let mut fields = path(of.path.as_ref());
+    let more = json!({
+        "headers": method.chain(headers).collect::<Value>(),
+        "query_parameters": parameters.collect::<Value>(),
+    });
+    extend(&mut fields, more);
+    fields
+}
+
+fn path(of: Option<&HttpPathMatch>) -> Value {
+    match of {
+        None => json!({"prefix": "/"}),
+        Some(HttpPathMatch::Exact(path)) => json!({"path": path.as_str()}),
+        Some(HttpPathMatch::Prefix(prefix)) => match prefix.trim_end_matches('/') {
+            "" => json!({"prefix": "/"}),
+            prefix => json!({"path_separated_prefix": prefix}),
+        },
+        Some(HttpPathMatch::Regex(regex)) => json!({"safe_regex": {"regex": regex.as_str()}}),
+    }
+}
+
+fn header(name: &ArcStr, value: &HttpValueMatch) -> Value {
+    let called = match name.as_str() {
+        "host" => ":authority",
+        name => name,
+    };
+    json!({"name": called, "string_match": string_match(name, value)})
+}
+
+fn string_match(name: &str, of: &HttpValueMatch) -> Value {
+    match of {
+        HttpValueMatch::Exact(text) => json!({"exact": header_value(name, text)}),
+        HttpValueMatch::Regex(regex) => json!({"safe_regex": {"regex": header_value(name, regex)}}),
+    }
+}

@@ -1,0 +1,109 @@
+//! The JSON of protobuf messages (proto3's mapping) as far as several parts of an Envoy dump need it.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+/// Prefix of the type URLs of messages.
+const TYPE_PREFIX: &str = "type.googleapis.com/";
+
+/// Text in place of a credential.
+const REDACTED: &str = "[redacted]";
+/// Headers whose values are credentials.
+const CREDENTIAL_HEADERS: &[&str] = &[
+    "authorization",
+    "cookie",
+    "proxy-authorization",
+    "set-cookie",
+    "x-api-key",
+];
+
+/// Returns the type URL of a message.
+pub(super) fn type_url(message: &str) -> String {
+    format!("{TYPE_PREFIX}{message}")
+}
+
+/// Returns a `google.protobuf.Any` of a message, without the fields that are null or empty lists.
+pub(super) fn any(message: &str, fields: Value) -> Value {
+    let mut all = Map::new();
+    all.insert("@type".to_owned(), type_url(message).into());
+    if let Value::Object(fields) = compact(fields) {
+        all.extend(fields);
+    }
+    Value::Object(all)
+}
+
+/// Removes nulls and empty lists. Empty messages stay: `"ads": {}` is a choice.
+pub(super) fn compact(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields
+                .into_iter()
+                .map(|(name, value)| (name, compact(value)));
+            let is_set = |(_, value): &(String, Value)| {
+                !value.is_null() && value.as_array().is_none_or(|all| !all.is_empty())
+            };
+            fields.filter(is_set).collect::<Map<_, _>>().into()
+        }
+        Value::Array(all) => all.into_iter().map(compact).collect(),
+        other => other,
+    }
+}
+
+/// Adds the fields of a message to another.
+pub(super) fn extend(message: &mut Value, more: Value) {
+    if let (Value::Object(fields), Value::Object(more)) = (message, more) {
+        fields.extend(more);
+    }
+}
+
+/// Returns a `google.protobuf.Duration`.
+pub(super) fn duration(of: Duration) -> Value {
+    match of.subsec_nanos() {
+        0 => format!("{}s", of.as_secs()),
+        nanos => format!("{}.{nanos:09}s", of.as_secs()),
+    }
+    .into()
+}
+
+/// Returns an `envoy.config.core.v3.Address` of an IP address or host name.
+pub(super) fn socket_address(host: &str, port: u16) -> Value {
+    json!({"socket_address": {"address": host, "port_value": port}})
+}
+
+/// Returns an `envoy.config.core.v3.Metadata` of what Envoy's messages have no field for; null without any.
+pub(super) fn ambit_metadata(of: Value) -> Value {
+    match compact(of) {
+        Value::Object(fields) if fields.is_empty() => Value::Null,
+        fields => json!({"filter_metadata": {"ambit": fields}}),
+    }
+}
+
+/// Returns the value of a header, unless it is a credential.
+pub(super) fn header_value<'a>(name: &str, value: &'a str) -> &'a str {
+    let mut credentials = CREDENTIAL_HEADERS.iter();
+    if credentials.any(|one| one.eq_ignore_ascii_case(name)) {
+        return REDACTED;
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_the_form_of_protobuf() {
+        assert_eq!(duration(Duration::ZERO), "0s");
+        assert_eq!(duration(Duration::from_millis(1_500)), "1.500000000s");
+    }
+
+    #[test]
+    fn unset_fields_are_left_out_and_empty_messages_stay() {
+        let message = any("a.B", json!({"a": null, "b": [], "c": {"d": null}}));
+        assert_eq!(
+            message,
+            json!({"@type": "type.googleapis.com/a.B", "c": {}})
+        );
+    }
+}

@@ -1,0 +1,266 @@
+//! Snapshot of what a waypoint serves, as the parts of a dump need it: ports of served services, and clusters, which are
+//! the ports' destinations and the other backends of routes. Records are shared with the waypoint, not copied;
+//! endpoints are read one cluster after the other.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ambit_model::{
+    DestinationPolicy, HttpBackend, HttpFilter, HttpMirror, HttpRoute, NamespacedHostname, Service,
+    Workload,
+};
+
+use super::names::{ClusterKey, ClusterNames, ProxyKind};
+use crate::{
+    attachments::Attachments,
+    destination::Ruled,
+    published::Served,
+    server::Kind,
+    target::{Target, UNKNOWN},
+    waypoint::Waypoint,
+};
+
+/// State of a waypoint for one dump.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) names: ClusterNames,
+    /// By service and port.
+    pub(super) ports: Vec<ServedPort>,
+    /// By service, port and subset.
+    pub(super) clusters: Vec<Cluster>,
+}
+
+/// One port of a service that the waypoint serves.
+#[derive(Clone, Debug)]
+pub(super) struct ServedPort {
+    pub(super) served: Arc<Served>,
+    pub(super) service: Arc<Service>,
+    pub(super) port: u16,
+    /// Proxies for clients without routes of their own: several if the first bytes decide.
+    pub(super) kinds: &'static [ProxyKind],
+}
+
+/// One destination of requests or connections.
+#[derive(Clone, Debug)]
+pub(super) struct Cluster {
+    pub(super) key: ClusterKey,
+    pub(super) service: Arc<Service>,
+    pub(super) rule: Option<Arc<Ruled>>,
+    /// Whether each call names the host that is meant.
+    pub(super) resolves_hosts: bool,
+}
+
+/// One endpoint of a cluster.
+#[derive(Clone, Debug)]
+pub(super) struct Endpoint {
+    pub(super) workload: Workload,
+    pub(super) port: u16,
+    /// Rest of the ejection; `None` if it is not ejected.
+    pub(super) ejected_for: Option<Duration>,
+    /// Requests in flight, where a rule has them counted.
+    pub(super) requests: Option<u32>,
+}
+
+impl Snapshot {
+    /// Reads the state of a waypoint.
+    pub(super) fn of(waypoint: &Waypoint) -> Self {
+        let all = waypoint.published.services();
+        let names = ClusterNames::new(all.iter().map(|served| served.name.clone()));
+        let ports: Vec<_> = all
+            .into_iter()
+            .flat_map(|served| ports_of(waypoint, &served))
+            .collect();
+        let keys = cluster_keys(waypoint, &ports);
+        let clusters = keys.into_iter().filter_map(|key| cluster(waypoint, key));
+        Self {
+            clusters: clusters.collect(),
+            names,
+            ports,
+        }
+    }
+}
+
+impl ServedPort {
+    /// Whether requests of HTTP are served.
+    pub(super) fn is_http(&self) -> bool {
+        self.kinds.contains(&ProxyKind::Http)
+    }
+
+    /// The destination of what no route forwards elsewhere.
+    pub(super) fn itself(&self, kind: ProxyKind) -> ClusterKey {
+        ClusterKey {
+            service: self.served.name.clone(),
+            port: self.port,
+            subset: None,
+            kind,
+        }
+    }
+
+    /// The namespaces of clients with routes of their own for the port.
+    pub(super) fn clients(&self) -> BTreeSet<&str> {
+        let routes = self.served.http_routes().iter();
+        let routes = routes.filter(|route| ambit_l7::route::concerns(route, self.port));
+        routes
+            .filter_map(|route| route.clients.as_deref())
+            .collect()
+    }
+}
+
+impl Cluster {
+    /// The policy of the destination, if it has a rule.
+    pub(super) fn policy(&self) -> Option<&DestinationPolicy> {
+        let record = self.rule.as_ref()?.record();
+        Some(match &self.key.subset {
+            None => record.policy(self.key.port),
+            Some(subset) => record.subsets.get(subset)?.policy(self.key.port),
+        })
+    }
+
+    /// Reads the endpoints, ready or not.
+    pub(super) fn endpoints(&self, waypoint: &Waypoint, now: Instant) -> Vec<Endpoint> {
+        let ClusterKey { port, subset, .. } = &self.key;
+        let states = self.rule.as_ref();
+        let states = states.map(|rule| rule.endpoint_states(subset.as_ref(), *port, now));
+        let states: HashMap<_, _> = states
+            .into_iter()
+            .flatten()
+            .map(|state| (state.uid.clone(), state))
+            .collect();
+        let record = self.rule.as_ref().map(|rule| rule.record());
+        let members = record.zip(subset.as_ref());
+        let members = members.and_then(|(record, subset)| record.subsets.get(subset));
+        let mut all = waypoint.state.table().port_endpoints(&self.service, *port);
+        all.retain(|endpoint| {
+            members.is_none_or(|members| members.workloads.contains(endpoint.workload.uid()))
+        });
+        all.sort_by(|a, b| a.workload.uid().cmp(b.workload.uid()));
+        let view = |endpoint: ambit_route::PortEndpoint| {
+            let state = states.get(endpoint.workload.uid());
+            Endpoint {
+                workload: endpoint.workload.to_model(),
+                port: endpoint.port,
+                ejected_for: state.and_then(|state| state.ejected_for),
+                requests: state.map(|state| state.requests),
+            }
+        };
+        all.into_iter().map(view).collect()
+    }
+}
+
+fn ports_of(waypoint: &Waypoint, served: &Arc<Served>) -> Vec<ServedPort> {
+    let service = waypoint.state.table().service(&served.name).cloned();
+    let Some(service) = service else {
+        return Vec::new();
+    };
+    let ports = service.ports.sorted();
+    let of_port = |port: u16| ServedPort {
+        served: served.clone(),
+        service: service.clone(),
+        port,
+        kinds: kinds(waypoint, served, &service, port),
+    };
+    ports.into_keys().map(of_port).collect()
+}
+
+fn kinds(
+    waypoint: &Waypoint,
+    served: &Arc<Served>,
+    service: &Arc<Service>,
+    port: u16,
+) -> &'static [ProxyKind] {
+    let target = Target::Service {
+        service: service.clone(),
+        served: served.clone(),
+        address: SocketAddr::new(UNKNOWN, port),
+    };
+    let attachments = Attachments::Service {
+        service: served.name.clone(),
+        port,
+    };
+    match Kind::for_client(waypoint, &target, &attachments, None) {
+        Kind::Http | Kind::HttpOnly => &[ProxyKind::Http],
+        Kind::Tcp | Kind::Tls => &[ProxyKind::Tcp],
+        Kind::Unknown => &[ProxyKind::Http, ProxyKind::Tcp],
+    }
+}
+
+/// The clusters of ports with their subsets, and of what their routes forward to.
+fn cluster_keys(waypoint: &Waypoint, ports: &[ServedPort]) -> BTreeSet<ClusterKey> {
+    let mut keys = BTreeSet::new();
+    for port in ports {
+        for kind in port.kinds {
+            keys.insert(port.itself(*kind));
+            let rule = waypoint.published.destination(&port.served.name);
+            let subsets = rule.iter().flat_map(|rule| rule.record().subsets.keys());
+            let subsets = subsets.filter(|_| *kind == ProxyKind::Http);
+            keys.extend(subsets.map(|subset| ClusterKey {
+                subset: Some(subset.clone()),
+                ..port.itself(*kind)
+            }));
+        }
+        let of_requests = port.served.http_routes().iter().flat_map(http_backends);
+        let routes = port.served.tls_routes().iter();
+        let routes = routes.chain(port.served.tcp_routes());
+        let of_connections = routes.flat_map(|route| {
+            let backends = route.backends.iter();
+            backends.filter_map(|backend| {
+                Some(ClusterKey {
+                    service: backend.service.as_ref().ok()?.clone(),
+                    port: backend.port,
+                    subset: None,
+                    kind: ProxyKind::Tcp,
+                })
+            })
+        });
+        keys.extend(of_requests.chain(of_connections));
+    }
+    keys
+}
+
+fn http_backends(route: &HttpRoute) -> impl Iterator<Item = ClusterKey> {
+    let rules = || route.rules.iter();
+    let backends = || rules().flat_map(|rule| &rule.backends);
+    let filters = rules().flat_map(|rule| &rule.filters);
+    let filters = filters.chain(backends().flat_map(|backend| &backend.filters));
+    let mirrors = filters.filter_map(|filter| match filter {
+        HttpFilter::Mirror(mirror) => Some(mirror_key(mirror)),
+        _ => None,
+    });
+    backends().filter_map(backend_key).chain(mirrors)
+}
+
+/// The destination of a backend, if it can be used.
+pub(super) fn backend_key(backend: &HttpBackend) -> Option<ClusterKey> {
+    let service: &NamespacedHostname = backend.service.as_ref().ok()?;
+    Some(ClusterKey {
+        service: service.clone(),
+        port: backend.port,
+        subset: backend.subset.clone(),
+        kind: ProxyKind::Http,
+    })
+}
+
+/// The destination of mirrored requests.
+pub(super) fn mirror_key(mirror: &HttpMirror) -> ClusterKey {
+    ClusterKey {
+        service: mirror.service.clone(),
+        port: mirror.port,
+        subset: None,
+        kind: ProxyKind::Http,
+    }
+}
+
+fn cluster(waypoint: &Waypoint, key: ClusterKey) -> Option<Cluster> {
+    let service = waypoint.state.table().service(&key.service).cloned()?;
+    let served = waypoint.published.service(&key.service);
+    Some(Cluster {
+        rule: waypoint.published.destination(&key.service),
+        resolves_hosts: served.is_some_and(|served| served.resolves_hosts),
+        service,
+        key,
+    })
+}

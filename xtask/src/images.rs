@@ -1,4 +1,4 @@
-//! `cargo xtask images`: Ambit's container images as OCI archives, without a daemon.
+//! `cargo xtask images`: Ambit's container images and chart as OCI archives, without a daemon.
 
 use std::{
     ffi::OsString,
@@ -93,11 +93,14 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     setup::ensure(Purpose::Images)?;
     let directory = if wanted.release { release()? } else { debug()? };
     let archives = write(&directory, &wanted.out, &wanted.hub, &wanted.tag)?;
-    for archive in &archives {
+    let chart = chart(&wanted)?;
+    for archive in archives.iter().chain([&chart]) {
         eprintln!("    {}", archive.display());
     }
     if wanted.push {
-        push(&archives)?;
+        // The chart last: who finds it finds its images.
+        let all: Vec<_> = archives.iter().cloned().chain([chart]).collect();
+        push(&all)?;
     }
     let Some(load) = &wanted.load else {
         return Ok(());
@@ -139,6 +142,16 @@ fn parse(args: &[String]) -> Result<Wanted> {
         }
     }
     Ok(wanted)
+}
+
+/// Writes the chart, whose default values name the images.
+fn chart(wanted: &Wanted) -> Result<PathBuf> {
+    let directory = shell::root().join("charts/ambit");
+    let naming = Naming {
+        hub: &wanted.hub,
+        tag: &wanted.tag,
+    };
+    ambit_images::write_chart(&directory, &naming, &wanted.out).context("cannot write the chart")
 }
 
 /// Pushes archives to the registry that their names begin with.

@@ -72,6 +72,11 @@ impl Tree {
 
     /// The layer that contains exactly these.
     pub fn layer(&self) -> Result<Blob> {
+        self.tar().map(Blob::new)
+    }
+
+    /// The archive that contains exactly these.
+    pub(crate) fn tar(&self) -> Result<Vec<u8>> {
         let mut archive = tar::Builder::new(Vec::new());
         for (path, (mode, entry)) in &self.0 {
             let mut header = header(*mode);
@@ -90,7 +95,7 @@ impl Tree {
                 }
             }
         }
-        Ok(Blob::new(archive.into_inner()?))
+        Ok(archive.into_inner()?)
     }
 }
 
@@ -110,12 +115,12 @@ pub struct Blob {
 }
 
 impl Blob {
-    fn new(bytes: Vec<u8>) -> Self {
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
         let digest = hex_digest(&bytes);
         Self { digest, bytes }
     }
 
-    fn json(value: &Value) -> Self {
+    pub(crate) fn json(value: &Value) -> Self {
         Self::new(value.to_string().into_bytes())
     }
 
@@ -160,15 +165,39 @@ impl Image<'_> {
             },
             "rootfs": {"type": "layers", "diff_ids": diffs},
         }));
-        let layers: Vec<Value> = self
-            .layers
-            .iter()
-            .map(|layer| layer.descriptor(LAYER))
+        let artifact = Artifact {
+            name: self.name,
+            config: (config, CONFIG),
+            layers: &self.layers,
+            layer_type: LAYER,
+        };
+        artifact.write(path)
+    }
+}
+
+/// Artifact that a registry stores under a name: an image, or a chart.
+pub(crate) struct Artifact<'a> {
+    /// Full name, with registry and tag.
+    pub(crate) name: &'a str,
+    /// Configuration with its media type.
+    pub(crate) config: (Blob, &'a str),
+    pub(crate) layers: &'a [Blob],
+    /// Media type of the layers.
+    pub(crate) layer_type: &'a str,
+}
+
+impl Artifact<'_> {
+    /// Writes the archive, unless `path` already has the same artifact.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let (config, config_type) = &self.config;
+        let layers = self.layers.iter();
+        let layers: Vec<Value> = layers
+            .map(|layer| layer.descriptor(self.layer_type))
             .collect();
         let manifest = Blob::json(&json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": config.descriptor(CONFIG),
+            "config": config.descriptor(config_type),
             "layers": layers,
         }));
         let mut described = manifest.descriptor(MANIFEST);
@@ -198,7 +227,7 @@ impl Image<'_> {
         };
         put("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         put("index.json", index.as_bytes())?;
-        for blob in [&manifest, &config].into_iter().chain(&self.layers) {
+        for blob in [&manifest, config].into_iter().chain(self.layers) {
             put(&format!("blobs/sha256/{}", blob.digest), &blob.bytes)?;
         }
         archive.into_inner()?;

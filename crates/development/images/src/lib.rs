@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod chart;
 
 use std::{
     collections::BTreeSet,
@@ -14,6 +15,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 pub use archive::{Blob, Image, Tree, hex_digest};
+pub use chart::write_chart;
 
 /// The file of this machine that the images contain beside the programs.
 pub const BUSYBOX: &str = "/bin/busybox";
@@ -43,7 +45,17 @@ impl Naming<'_> {
     /// The full name of an image, as container runtimes store it: kubelets expand `ambit/agent` to
     /// `docker.io/ambit/agent`, and do not find an image that was imported under the short name.
     fn of(&self, image: &str) -> String {
-        let short = format!("{}/{image}:{}", self.hub, self.tag);
+        self.full(&format!("{image}:{}", self.tag))
+    }
+
+    /// The full name of a chart: `HUB/charts/NAME:VERSION`.
+    fn of_chart(&self, chart: &str, version: &str) -> String {
+        // A tag has no plus sign; Helm reads an underscore as one.
+        self.full(&format!("charts/{chart}:{}", version.replace('+', "_")))
+    }
+
+    fn full(&self, name: &str) -> String {
+        let short = format!("{}/{name}", self.hub);
         let (first, _) = short.split_once('/').unwrap_or_default();
         let is_host = first.contains(['.', ':']) || first == "localhost";
         if is_host {

@@ -3,9 +3,10 @@
 
 use std::{fs, net::SocketAddr, path::Path};
 
-use ambit_images::{Image, Tree};
+use ambit_images::{Image, Naming, Tree};
 use ambit_lab::ExecOutput;
 use ambit_system_tests::{Mesh, PAIR, binary};
+use ambit_testkit::helm;
 use base64::Engine as _;
 use rcgen::{CertificateParams, KeyPair};
 
@@ -146,6 +147,47 @@ fn images_are_pushed_with_the_credentials_of_docker() {
     assert!(pushed.stderr.contains(&agent_digest), "{pushed:?}");
     let again = scene.push(&both, true);
     assert_eq!(again.code, 0, "what is there already: {again:?}");
+}
+
+#[test]
+fn helm_installs_from_the_registry_without_values() {
+    let scene = Scene::new();
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit");
+    let hub = format!("{HOST}/me");
+    let naming = Naming {
+        hub: &hub,
+        tag: "v1",
+    };
+    let chart = ambit_images::write_chart(&directory, &naming, scene.directory.path()).unwrap();
+    scene.login(PASSWORD);
+    let pushed = scene.push(&[&chart], true);
+    assert_eq!(pushed.code, 0, "{pushed:?}");
+
+    let template = |chart: &str, more: &[&str]| {
+        let certificate = format!("--ca-file={}", scene.path("cert.pem").display());
+        let config = format!("--registry-config={}", scene.path("config.json").display());
+        let home = format!("HOME={}", scene.directory.path().display());
+        let helm = helm().get_program().to_str().unwrap().to_owned();
+        let command = ["/usr/bin/env", &home, &helm, "template", "mesh", chart];
+        let flags = [certificate.as_str(), &config, "--kube-version=1.35.0"];
+        let command = [&command[..], &flags, more].concat();
+        let output = scene
+            .mesh
+            .client()
+            .output("legacy/client", &command)
+            .unwrap();
+        assert_eq!(output.code, 0, "{chart}: {output:?}");
+        output.stdout
+    };
+    let version = ["--version", env!("CARGO_PKG_VERSION")];
+    let pulled = template(&format!("oci://{hub}/charts/ambit"), &version);
+    let images = format!("global.hub={hub},global.tag=v1");
+    let local = template(directory.to_str().unwrap(), &["--set-string", &images]);
+    assert_eq!(pulled, local);
+    assert!(
+        pulled.contains(&format!("image: {hub}/control:v1")),
+        "{pulled}"
+    );
 }
 
 #[test]
